@@ -1,0 +1,38 @@
+# Two commands do everything: `make demo` and `make test`. Both can be repeated safely.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test check format clean
+.DEFAULT_GOAL := demo
+
+demo: $(INSTALLED) ## run the main job on the embedded default, print scorecard and report
+	@echo "== running the recipe 'default'; results and caches go to .trimtab/"
+	$(BIN)/trimtab run default
+
+test: $(INSTALLED) ## everything `check` does, and the slow tests
+	$(MAKE) check PYTEST_MARK=""
+
+PYTEST_MARK ?= -m "not slow"
+check: $(INSTALLED) ## format, lint, types, import contracts, fast tests
+	@echo "== format"; $(BIN)/ruff format --check .
+	@echo "== lint"; $(BIN)/ruff check .
+	@echo "== types"; $(BIN)/mypy
+	@echo "== import contracts"; $(BIN)/lint-imports > /dev/null || $(BIN)/lint-imports
+	@echo "== tests"; $(BIN)/python -m pytest $(PYTEST_MARK)
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove results and caches, keep the environment
+	rm -rf .trimtab .mypy_cache .ruff_cache .import_linter_cache
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@echo "== creating the environment in $(VENV) (about four minutes, 2.5 GB)"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet torch==2.13.0 -c constraints.txt
+	$(BIN)/pip install --quiet -e '.[test,smollm2]' -c constraints.txt
+	@touch $@

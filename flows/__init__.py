@@ -1,0 +1,1 @@
+"""The wiring: Prefect flows, run configuration and recipes."""

@@ -1,0 +1,119 @@
+"""The `trimtab` command: run recipes, see reports and pages, over the same flows."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+
+from infra.settings import Settings
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status (2: the command or configuration is wrong)."""
+    options = _parser().parse_args(arguments)
+    settings = Settings.from_env()
+    prepare_environment(settings)
+    return int(options.command(options, settings))
+
+
+def prepare_environment(settings: Settings) -> None:
+    """Embedded defaults: everything Prefect keeps lies below the home folder, nothing phones home.
+
+    Must run before Prefect is imported; what the user has set already stays.
+    """
+    settings.home.mkdir(parents=True, exist_ok=True)
+    for name, value in {
+        "PREFECT_HOME": str(settings.home / "prefect"),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+        "PREFECT_LOGGING_LEVEL": "WARNING",
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "trimtab",
+        "DO_NOT_TRACK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }.items():
+        os.environ.setdefault(name, value)
+
+
+def _run(options: argparse.Namespace, settings: Settings) -> int:
+    from flows.config import ConfigError, with_overrides
+    from flows.recipes import recipe
+
+    try:
+        config = with_overrides(recipe(options.recipe), options.overrides)
+    except ConfigError as error:
+        print(f"trimtab: {error}", file=sys.stderr)
+        return 2
+    if options.dry_run:
+        print(config.model_dump_json(indent=1))
+        return 0
+    from flows.rlhf import label_audit, rlhf
+
+    flow = label_audit if options.flow == "label-audit" else rlhf
+    flow(config)
+    return 0
+
+
+def _report(options: argparse.Namespace, settings: Settings) -> int:
+    reports = sorted(
+        (settings.home / "reports").glob("*/report.html"), key=lambda path: path.stat().st_mtime
+    )
+    if not reports:
+        print(f"trimtab: no report below {settings.home / 'reports'}; run a recipe first")
+        return 2
+    for path in reports:
+        print(path)
+    if options.open:
+        webbrowser.open(reports[-1].as_uri())
+    return 0
+
+
+def _ui(options: argparse.Namespace, settings: Settings) -> int:
+    """Prefect's and MLflow's own servers on the embedded files, until interrupted."""
+    host = options.host
+    scripts = Path(sys.executable).parent
+    servers = [
+        [str(scripts / "prefect"), "server", "start", "--host", host, "--port", "4200"],
+        [
+            *(str(scripts / "mlflow"), "server", "--host", host, "--port", "5000"),
+            *("--backend-store-uri", settings.mlflow_uri),
+            *("--artifacts-destination", str(settings.home / "mlartifacts")),
+        ],
+    ]
+    print(f"Prefect: http://{host}:4200   MLflow: http://{host}:5000   Ctrl-C stops both")
+    running = [subprocess.Popen(command) for command in servers]
+    try:
+        for server in running:
+            server.wait()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for server in running:
+            server.terminate()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="trimtab", description="Stable RLHF as a workflow.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    run = commands.add_parser("run", help="run a recipe")
+    run.add_argument("recipe", help="smoke, default, hh-smollm2")
+    run.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. ppo.kl_coef=0.1")
+    run.add_argument("--flow", choices=("rlhf", "label-audit"), default="rlhf")
+    run.add_argument("--dry-run", action="store_true", help="print the configuration and stop")
+    run.set_defaults(command=_run)
+    report = commands.add_parser("report", help="list the reports, the newest last")
+    report.add_argument("--open", action="store_true", help="open the newest in a browser")
+    report.set_defaults(command=_report)
+    ui = commands.add_parser("ui", help="Prefect's and MLflow's pages on the embedded files")
+    ui.add_argument("--host", default="127.0.0.1", help="address to bind (default: loopback)")
+    ui.set_defaults(command=_ui)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

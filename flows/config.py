@@ -1,0 +1,187 @@
+"""The run's configuration: every stage's settings in one validated tree.
+
+The Prefect UI builds its form from it, and `trimtab run RECIPE field=value` edits it by path.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from models.config import (
+    AdvantageModelConfig,
+    ComparisonsConfig,
+    EvaluateConfig,
+    MetaRMConfig,
+    PPOConfig,
+    PreferencesConfig,
+    RehearsalConfig,
+    RelabelConfig,
+    RewardModelConfig,
+    SFTConfig,
+    WorldConfig,
+)
+
+Arm = Literal["vanilla", "ppo_max_rm", "ppo_max_am", "full"]
+Vote = Literal["in_sample", "cross_fitted"]
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run, with what was found and what is allowed."""
+
+
+class Section(BaseModel):
+    """Base of the run's own sections."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EnsembleConfig(Section):
+    """The reward-model ensemble that votes on every pair."""
+
+    size: int = Field(5, ge=1, description="M, members per vote [RM: 10]")
+    votes: tuple[Vote, ...] = Field(
+        ("in_sample",), min_length=1, description="Votes to hold; the first decides the labels"
+    )
+    member: RewardModelConfig = RewardModelConfig()
+
+
+class RoundsConfig(Section):
+    """Iterated MetaRM rounds with a promotion rule."""
+
+    max_rounds: int = Field(2, ge=1, description="Rounds at most, the first PPO-max included")
+    promote: Literal["by_judgement", "always"] = Field(
+        "by_judgement",
+        description="Promotion rule; `always` runs every round, as the paper's table",
+    )
+    meta_rm: MetaRMConfig = MetaRMConfig()
+
+
+class RunConfig(Section):
+    """One experiment. Without `preferences.sources` it runs in the synthetic world."""
+
+    recipe: str = Field("default", description="Name of the recipe this started from")
+    seed: int = Field(0, ge=0, description="Seed of everything; shifts every stage's own seed")
+    world: WorldConfig = WorldConfig()
+    comparisons: ComparisonsConfig = ComparisonsConfig()
+    preferences: PreferencesConfig = PreferencesConfig()
+    sft: SFTConfig = SFTConfig()
+    ensemble: EnsembleConfig = EnsembleConfig()
+    relabel: RelabelConfig = RelabelConfig()
+    reward_model: RewardModelConfig = RewardModelConfig()
+    advantage_model: AdvantageModelConfig = AdvantageModelConfig()
+    rehearsal: RehearsalConfig = RehearsalConfig()
+    ppo: PPOConfig = PPOConfig()
+    arms: tuple[Arm, ...] = Field(
+        ("vanilla", "full"), description="Policies to train; `full` feeds the rounds"
+    )
+    rounds: RoundsConfig = RoundsConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether the run draws its own world instead of reading people's preferences."""
+        return not self.preferences.sources
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.rounds.max_rounds > 1 and "full" not in self.arms:
+            raise ValueError(
+                f"arms is {self.arms} but rounds.max_rounds is {self.rounds.max_rounds}: rounds "
+                "continue from the arm `full`; add it or set rounds.max_rounds=1"
+            )
+        if not self.is_synthetic and self.sft.model.base is None:
+            raise ValueError(
+                "preferences.sources is given but sft.model.base is not: real text needs a base "
+                "model (a folder, a hub id, or `smollm2-135m-instruct`)"
+            )
+        return self
+
+
+def seeded(config: Any, run_seed: int, offset: int = 0) -> Any:
+    """A stage's configuration with its seed moved to the run's: members and rounds by `offset`."""
+    return config.model_copy(update={"seed": config.seed + 1000 * run_seed + offset})
+
+
+def vanilla(ppo: PPOConfig) -> PPOConfig:
+    """PPO with every PPO-max component switched off: the baseline that over-optimises."""
+    return ppo.model_copy(
+        update={
+            "normalise_scores": False,
+            "score_clip": None,
+            "normalise_advantages": False,
+            "kl_coef": 0.0,
+            "value_clip": None,
+            "critic_pretrain_steps": 0,
+            "rehearsal_coef": 0.0,
+            "guard": ppo.guard.model_copy(update={"action": "warn"}),
+        }
+    )
+
+
+def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """Apply `path.to.field=value` edits; values are JSON, or plain text where JSON fails.
+
+    Raises ConfigError naming the field, what was found, and the nearest known name.
+    """
+    values = config.model_dump(mode="json")
+    for override in overrides:
+        path, separator, text = override.partition("=")
+        if not separator:
+            raise ConfigError(f"{override!r} is not of the form field=value")
+        *parents, leaf = path.split(".")
+        node: Any = values
+        for name in [*parents, leaf]:
+            if not isinstance(node, dict) or name not in node:
+                raise ConfigError(_unknown(path, name, node if isinstance(node, dict) else {}))
+            parent, node = node, node[name]
+        parent[leaf] = _value(text)
+    return load_config(values)
+
+
+def load_config(values: dict[str, Any]) -> RunConfig:
+    """Validate a configuration given as plain values; all mistakes are reported at once."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explain(error)) from None
+
+
+def explain(error: ValidationError) -> str:
+    """One line a mistake: field, what was found, what is allowed, the nearest name."""
+    lines = []
+    for problem in error.errors():
+        path = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            known = _fields_at(problem["loc"][:-1])
+            lines.append(_unknown(path, str(problem["loc"][-1]), dict.fromkeys(known)))
+        else:
+            lines.append(f"{path or 'configuration'}: {problem['msg']}; found {problem['input']!r}")
+    return "\n".join(lines)
+
+
+def _fields_at(path: tuple[int | str, ...]) -> list[str]:
+    model: Any = RunConfig
+    for part in path:
+        field = model.model_fields.get(part)
+        if field is None or not isinstance(field.annotation, type):
+            return []
+        model = field.annotation
+    return list(model.model_fields)
+
+
+def _unknown(path: str, name: str, known: dict[str, Any]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{path}: unknown field {name!r}{hint} Allowed: {', '.join(known) or 'none'}"
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

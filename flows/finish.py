@@ -1,0 +1,46 @@
+"""The end of a run: report, registered champion, links, and where to look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flows.config import RunConfig
+from flows.stages import Run
+from infra.tracking import TrackedRun
+from models.report.config import ReportConfig
+from tasks.perform import start_tracked_run
+from tasks.registry import register_champion
+from tasks.report import announce, lineage_of, report
+
+
+@contextmanager
+def tracked_flow(config: RunConfig, name: str) -> Iterator[TrackedRun]:
+    """The MLflow run of a flow run, with the whole configuration as parameters."""
+    tags = {"trimtab.recipe": config.recipe, "trimtab.seed": str(config.seed)}
+    with start_tracked_run(f"{name} {config.recipe} seed {config.seed}", tags) as tracked:
+        tracked.log_params(config.model_dump(mode="json"))
+        yield tracked
+
+
+def finish(run: Run, tracked: TrackedRun, champion: str | None) -> dict[str, object]:
+    """Wait for everything, write the report, register the champion; returns the key numbers."""
+    results = {role: future.result() for role, future in run.roles.items()}
+    config = run.config
+    rounds = [role for role in results if role.startswith("policy_round_")]
+    summary = report.submit(
+        ReportConfig(
+            title=f"Trimtab: {config.recipe}",
+            recipe=config.recipe,
+            seed=config.seed,
+            config=config.model_dump(mode="json"),
+            lineage=lineage_of(results),
+            arms=tuple(arm for arm in config.arms if f"policy_{arm}" in results),
+            rounds=tuple(int(role.rpartition("_")[2]) for role in rounds),
+            has_gold=config.is_synthetic,
+        ),
+        results,
+    ).result()
+    if champion is not None:
+        register_champion.submit(tracked.run_id, results[champion], config.recipe).result()
+    return announce(tracked, summary, results, f"{config.recipe}-seed{config.seed}")

@@ -1,0 +1,134 @@
+"""Recipes: each a function that returns a whole configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flows.config import ConfigError, EnsembleConfig, RoundsConfig, RunConfig
+from models.config import (
+    AdvantageModelConfig,
+    ComparisonsConfig,
+    EvaluateConfig,
+    MetaRMConfig,
+    ModelConfig,
+    PPOConfig,
+    PreferencesConfig,
+    RehearsalConfig,
+    RelabelConfig,
+    RewardModelConfig,
+    SFTConfig,
+    TrainConfig,
+    WorldConfig,
+)
+
+
+def default() -> RunConfig:
+    """The demo: the synthetic world at the size two cores finish in minutes."""
+    return RunConfig(
+        recipe="default",
+        world=WorldConfig(num_demonstrations=8000, num_pair_prompts=7000),
+        ensemble=EnsembleConfig(size=5, votes=("in_sample", "cross_fitted")),
+        ppo=PPOConfig(
+            num_steps=60,
+            rollout_batch=64,
+            policy_learning_rate=3e-4,
+            critic_learning_rate=1e-3,
+            kl_coef=0.2,
+            temperature=1.0,
+            top_p=1.0,
+        ),
+        evaluate=EvaluateConfig(has_gold=True),
+    )
+
+
+def smoke() -> RunConfig:
+    """Every stage, as small as it can be: about a minute, for tests and for trying things out."""
+    train = TrainConfig(learning_rate=1e-3, batch_size=16, checkpoint_every=20)
+    return RunConfig(
+        recipe="smoke",
+        world=WorldConfig(
+            num_demonstrations=400,
+            num_pair_prompts=160,
+            num_policy_prompts=96,
+            num_eval_prompts=24,
+        ),
+        comparisons=ComparisonsConfig(clear_gap=0.1),
+        sft=SFTConfig(
+            model=ModelConfig(hidden_size=32, num_layers=2, num_heads=2, max_length=64),
+            train=TrainConfig(learning_rate=5e-3, num_epochs=2, batch_size=32),
+        ),
+        ensemble=EnsembleConfig(size=2, member=RewardModelConfig(train=train)),
+        reward_model=RewardModelConfig(train=train),
+        advantage_model=AdvantageModelConfig(train=train),
+        rehearsal=RehearsalConfig(num_clusters=4, per_cluster=4),
+        ppo=PPOConfig(
+            num_steps=4,
+            critic_pretrain_steps=1,
+            rollout_batch=16,
+            train_batch=8,
+            rehearsal_batch=8,
+            policy_learning_rate=1e-3,
+            critic_learning_rate=1e-3,
+            checkpoint_every=2,
+        ),
+        rounds=RoundsConfig(
+            max_rounds=2,
+            promote="always",
+            meta_rm=MetaRMConfig(train=train, num_prompts=16, num_responses=3, meta_batch=4),
+        ),
+        evaluate=EvaluateConfig(has_gold=True, num_resamples=100),
+    )
+
+
+def hh_smollm2() -> RunConfig:
+    """Anthropic HH pairs with SmolLM2-135M on two cores; give `preferences.sources`."""
+    train = TrainConfig(
+        learning_rate=5e-6, batch_size=16, micro_batch_tokens=4096, checkpoint_every=10
+    )
+    return RunConfig(
+        recipe="hh-smollm2",
+        preferences=PreferencesConfig(
+            sources=("hh-helpful.jsonl.gz", "hh-harmless.jsonl.gz"),
+            categories=("helpful", "harmless"),
+            on_bad_rows="quarantine",
+            max_tokens=256,
+        ),
+        sft=SFTConfig(model=ModelConfig(base="smollm2-135m-instruct", max_length=256), train=train),
+        ensemble=EnsembleConfig(size=3, member=RewardModelConfig(train=train)),
+        relabel=RelabelConfig(flip_fraction=0.1, flip_below=None),
+        reward_model=RewardModelConfig(train=train),
+        advantage_model=AdvantageModelConfig(train=train),
+        rehearsal=RehearsalConfig(max_new_tokens=48, num_clusters=8, per_cluster=4),
+        ppo=PPOConfig(
+            num_steps=10,
+            critic_pretrain_steps=2,
+            rollout_batch=16,
+            train_batch=8,
+            rehearsal_batch=8,
+            policy_learning_rate=1e-6,
+            critic_learning_rate=5e-6,
+            max_new_tokens=48,
+            checkpoint_every=5,
+        ),
+        arms=("full",),
+        rounds=RoundsConfig(
+            meta_rm=MetaRMConfig(
+                train=train, num_prompts=32, num_responses=4, meta_batch=4, max_new_tokens=48
+            )
+        ),
+        evaluate=EvaluateConfig(max_new_tokens=48),
+    )
+
+
+RECIPES: dict[str, Callable[[], RunConfig]] = {
+    "smoke": smoke,
+    "default": default,
+    "hh-smollm2": hh_smollm2,
+}
+
+
+def recipe(name: str) -> RunConfig:
+    """A recipe by name; ConfigError lists the known ones."""
+    if name not in RECIPES:
+        raise ConfigError(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")
+    return RECIPES[name]()

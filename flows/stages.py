@@ -1,0 +1,218 @@
+"""The parts of the experiment that flows share, as Prefect task submissions.
+
+Every function returns futures, so that what does not depend on each other runs at once; `Run`
+remembers each under the role it plays, which is what the report and the lineage are made of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from flows.config import Arm, RunConfig, Vote, seeded, vanilla
+from models.config import RewardModelConfig, StrengthConfig
+from tasks.advantage_model import advantage_model
+from tasks.comparisons import comparisons
+from tasks.evaluate import evaluate
+from tasks.judge import judge
+from tasks.meta_rm import meta_rm
+from tasks.ppo_max import ppo_max
+from tasks.preferences import preferences
+from tasks.rehearsal import rehearsal
+from tasks.relabel import relabel
+from tasks.reward_model import reward_model
+from tasks.sft import sft
+from tasks.strength import strength
+from tasks.world import world
+
+# PrefectFuture[StageResult]: Prefect hands a task the future's result, which its types do not say.
+Future = Any
+
+# Judges never take part in optimising a policy: they are the members of the raw-label ensemble.
+NUM_JUDGES = 3
+
+
+@dataclass
+class Run:
+    """A run under way: its configuration and every artifact so far by role."""
+
+    config: RunConfig
+    roles: dict[str, Future] = field(default_factory=dict)
+
+    def __setitem__(self, role: str, future: Future) -> None:
+        self.roles[role] = future
+
+    def __getitem__(self, role: str) -> Future:
+        return self.roles[role]
+
+    @property
+    def judges(self) -> list[Future]:
+        """The held-out judges."""
+        size = min(NUM_JUDGES, self.config.ensemble.size)
+        return [self[f"member_{index}"] for index in range(size)]
+
+
+def prepare(run: Run) -> None:
+    """Preference pairs, prompts and the SFT policy."""
+    config, seed = run.config, run.config.seed
+    if config.is_synthetic:
+        run["data"] = world.submit(seeded(config.world, seed))
+        run["sft"] = sft.submit(seeded(config.sft, seed), run["data"])
+        run["preferences"] = comparisons.submit(
+            seeded(config.comparisons, seed), run["data"], run["sft"]
+        )
+    else:
+        run["data"] = run["preferences"] = preferences.submit(
+            seeded(config.preferences, seed).model_copy(update={"tokenizer": config.sft.model.base})
+        )
+        run["sft"] = sft.submit(seeded(config.sft, seed), run["data"])
+
+
+def audit_labels(run: Run) -> None:
+    """The ensemble, its votes, and the relabelled pairs."""
+    config = run.config
+    for vote in config.ensemble.votes:
+        members: list[Future] = [
+            reward_model.submit(
+                _member(config, vote, index),
+                run["sft"],
+                run["preferences"],
+                label=f"{vote} member {index}",
+            )
+            for index in range(config.ensemble.size)
+        ]
+        role = "strength" if vote == config.ensemble.votes[0] else f"strength_{vote}"
+        run[role] = strength.submit(StrengthConfig(mode=vote), members, label=f"strength {vote}")
+        if vote == config.ensemble.votes[0]:
+            for index, member in enumerate(members):
+                run[f"member_{index}"] = member
+    run["relabelled"] = relabel.submit(config.relabel, run["preferences"], run["strength"])
+
+
+def _member(config: RunConfig, vote: Vote, index: int) -> RewardModelConfig:
+    """Member `index` of a vote: its own seed and, cross-fitted, its own fold."""
+    member: RewardModelConfig = seeded(config.ensemble.member, config.seed, index + 1)
+    if vote == "cross_fitted":
+        member = member.model_copy(update={"fold": index % member.num_folds})
+    return member
+
+
+def train_scorers(run: Run) -> None:
+    """The reward model and the Advantage Model on relabelled pairs."""
+    config, seed = run.config, run.config.seed
+    run["reward_model"] = reward_model.submit(
+        seeded(config.reward_model, seed),
+        run["sft"],
+        run["preferences"],
+        run["relabelled"],
+        label="reward model",
+    )
+    run["advantage_model"] = advantage_model.submit(
+        seeded(config.advantage_model, seed), run["sft"], run["preferences"], run["relabelled"]
+    )
+
+
+def train_policies(run: Run) -> None:
+    """Every arm from the SFT policy, judged against it."""
+    config, seed = run.config, run.config.seed
+    if "full" in config.arms:
+        run["rehearsal"] = rehearsal.submit(
+            seeded(config.rehearsal, seed), run["data"], run["sft"], run["advantage_model"]
+        )
+    measure(run, "sft", run["sft"], run["advantage_model"])
+    for arm in config.arms:
+        scorer = run[_scorer_role(arm)]
+        run[f"policy_{arm}"] = ppo_max.submit(
+            seeded(vanilla(config.ppo) if arm == "vanilla" else config.ppo, seed),
+            run["sft"],
+            run["sft"],
+            scorer,
+            run["data"],
+            run["rehearsal"] if arm == "full" else None,
+            label=f"PPO {arm}",
+        )
+        measure(run, arm, run[f"policy_{arm}"], scorer)
+        run[f"judge_{arm}"] = judge.submit(
+            seeded(config.evaluate, seed),
+            run[f"eval_{arm}"],
+            run["eval_sft"],
+            label=f"judge {arm}",
+        )
+
+
+def _scorer_role(arm: Arm) -> str:
+    """What an arm is optimised against; vanilla PPO gets the reward model of the raw labels."""
+    roles: dict[Arm, str] = {"vanilla": "member_0", "ppo_max_rm": "reward_model"}
+    return roles.get(arm, "advantage_model")
+
+
+def measure(run: Run, name: str, policy: Future, scorer: Future) -> None:
+    """Let a policy answer the evaluation prompts."""
+    run[f"eval_{name}"] = evaluate.submit(
+        seeded(run.config.evaluate, run.config.seed),
+        policy,
+        run["sft"],
+        run["data"],
+        scorer,
+        run.judges,
+        label=f"evaluate {name}",
+    )
+
+
+def improve_in_rounds(run: Run) -> str | None:
+    """MetaRM rounds from the arm `full` on; returns the champion's role, `None` without one.
+
+    A round is promoted only if it beats the last promoted policy on held-out judgement; the loop
+    stops at the first that does not. Where round 1 did not beat SFT there is nothing to go on from.
+    """
+    config = run.config
+    if not _is_promoted(run, "judge_full"):
+        return None
+    champion, evaluation, scorer = "policy_full", "eval_full", "advantage_model"
+    for number in range(2, config.rounds.max_rounds + 1):
+        _start_round(run, number, champion, scorer)
+        for role, opponent in (
+            (f"judge_round_{number}", evaluation),
+            (f"judge_round_{number}_sft", "eval_sft"),
+        ):
+            run[role] = judge.submit(
+                seeded(config.evaluate, config.seed),
+                run[f"eval_round_{number}"],
+                run[opponent],
+                label=role.replace("_", " "),
+            )
+        if not _is_promoted(run, f"judge_round_{number}"):
+            break
+        champion, evaluation = f"policy_round_{number}", f"eval_round_{number}"
+        scorer = f"meta_rm_{number}"
+    return champion
+
+
+def _is_promoted(run: Run, judgement: str) -> bool:
+    """The promotion rule; waits for the judgement."""
+    verdict = run[judgement].result().summary["is_promoted"]
+    return bool(verdict) or run.config.rounds.promote == "always"
+
+
+def _start_round(run: Run, number: int, champion: str, scorer: str) -> None:
+    """One round: MetaRM on the champion's answers, PPO-max from the champion, its answers."""
+    config, seed = run.config, run.config.seed
+    run[f"meta_rm_{number}"] = meta_rm.submit(
+        seeded(config.rounds.meta_rm, seed, number),
+        run[scorer],
+        run[champion],
+        run["data"],
+        run["preferences"],
+        run["relabelled"],
+        label=f"MetaRM round {number}",
+    )
+    run[f"policy_round_{number}"] = ppo_max.submit(
+        seeded(config.ppo, seed, number),
+        run[champion],
+        run["sft"],
+        run[f"meta_rm_{number}"],
+        run["data"],
+        run["rehearsal"],
+        label=f"PPO round {number}",
+    )
+    measure(run, f"round_{number}", run[f"policy_round_{number}"], run[f"meta_rm_{number}"])

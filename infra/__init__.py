@@ -1,0 +1,1 @@
+"""Location: where bytes, metrics and processes live. Knows nothing of models, tasks or flows."""

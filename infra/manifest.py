@@ -1,0 +1,191 @@
+"""The manifest: the one file whose presence makes a folder of objects an artifact.
+
+A manifest lists every file with its size and sha256, and where the artifact came from (config,
+parents, versions). It is written last; a manifest that does not parse, or whose digest does not
+follow from its files, is no artifact.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+MANIFEST_NAME = "manifest.json"
+
+# Telemetry carries wall-clock times. It is stored and checked like any other file, but two runs
+# that computed the same weights are the same artifact, so it takes no part in the digest.
+TELEMETRY_FILES = frozenset({"metrics.jsonl", "trainer.log"})
+
+_SAFE_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")
+_CHUNK = 1 << 20
+
+
+class StorageError(Exception):
+    """Base of everything the store raises on its own account."""
+
+
+class CorruptArtifactError(StorageError):
+    """A stored object is missing, truncated or altered."""
+
+
+class InvalidArtifactError(StorageError, ValueError):
+    """A folder, stage name or key that cannot be stored as it is."""
+
+
+class MalformedManifestError(StorageError, ValueError):
+    """Bytes that are not a whole manifest."""
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file: POSIX name relative to the folder, size in bytes, sha256 in hex."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything known about one artifact (or, with fewer fields filled, one checkpoint)."""
+
+    stage: str
+    key: str
+    digest: str
+    files: tuple[FileEntry, ...]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    parents: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    created: str = ""
+    seconds: float = 0.0
+    summary: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def content(self) -> str:
+        """sha256 over all files, telemetry included: names the folder that holds the objects."""
+        return _hash_entries(self.files)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files together."""
+        return sum(entry.size for entry in self.files)
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON. Raises ValueError where config or summary hold NaN or non-JSON values."""
+        text = json.dumps(asdict(self), sort_keys=True, indent=1, allow_nan=False)
+        return text.encode() + b"\n"
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Manifest:
+        """Parse and cross-check. Raises MalformedManifestError saying what is wrong."""
+        try:
+            raw = json.loads(data)
+            files = tuple(
+                FileEntry(str(f["name"]), int(f["size"]), str(f["sha256"])) for f in raw["files"]
+            )
+            for entry in files:
+                check_name(entry.name)
+            manifest = cls(**{**{name: raw[name] for name in cls.__annotations__}, "files": files})
+        except (ValueError, KeyError, TypeError) as error:
+            raise MalformedManifestError(f"not a manifest: {error!r}") from error
+        if manifest.digest != digest_files(files):
+            raise MalformedManifestError(
+                f"digest {manifest.digest!r} does not follow from the {len(files)} files listed"
+            )
+        return manifest
+
+
+def build_manifest(
+    stage: str,
+    key: str,
+    files: tuple[FileEntry, ...],
+    *,
+    config: Mapping[str, Any] | None = None,
+    parents: Mapping[str, Mapping[str, str]] | None = None,
+    versions: Mapping[str, str] | None = None,
+    seconds: float = 0.0,
+    summary: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """A manifest of `files`, dated now, with its digest computed."""
+    return Manifest(
+        stage=stage,
+        key=key,
+        digest=digest_files(files),
+        files=files,
+        config=dict(config or {}),
+        parents={name: dict(parent) for name, parent in (parents or {}).items()},
+        versions=dict(versions or {}),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=round(seconds, 3),
+        summary=dict(summary or {}),
+    )
+
+
+def hash_file(path: Path) -> str:
+    """sha256 of a file's bytes, in hex."""
+    hasher = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            hasher.update(chunk)
+    return hasher.hexdigest()
+
+
+def scan_folder(folder: Path) -> tuple[FileEntry, ...]:
+    """All regular files under `folder`, sorted by name.
+
+    Raises InvalidArtifactError for symbolic links and special files (they would be lost in object
+    storage), for an empty folder, and for a top-level file that takes the manifest's name.
+    """
+    entries = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise InvalidArtifactError(
+                f"{path} is a link or a special file; an artifact holds regular files only: "
+                "write a copy there instead"
+            )
+        if path.is_file():
+            check_name(name)
+            entries.append(FileEntry(name, path.stat().st_size, hash_file(path)))
+    if not entries:
+        raise InvalidArtifactError(f"{folder} holds no files: there is nothing to store")
+    return tuple(sorted(entries, key=lambda entry: entry.name))
+
+
+def digest_files(files: Iterable[FileEntry]) -> str:
+    """sha256 over the sorted (name, sha256) of the files, telemetry left out."""
+    return _hash_entries(entry for entry in files if entry.name not in TELEMETRY_FILES)
+
+
+def check_part(part: str, what: str) -> str:
+    """`part` if it can be one path component in any store, else InvalidArtifactError."""
+    if not _SAFE_PART.fullmatch(part):
+        raise InvalidArtifactError(
+            f"{what} {part!r} cannot be stored; allowed are letters, digits and _.+=-, "
+            "beginning with a letter, a digit or _"
+        )
+    return part
+
+
+def check_name(name: str) -> str:
+    """`name` if it is a plain relative POSIX path, else InvalidArtifactError."""
+    parts = PurePosixPath(name).parts
+    bad = not parts or name.startswith("/") or "\\" in name or "\0" in name
+    if bad or ".." in parts or PurePosixPath(name).as_posix() != name:
+        raise InvalidArtifactError(
+            f"file name {name!r} is not a plain relative path; rename the file"
+        )
+    if name == MANIFEST_NAME:
+        raise InvalidArtifactError(f"the name {name!r} is kept for the manifest; rename the file")
+    return name
+
+
+def _hash_entries(files: Iterable[FileEntry]) -> str:
+    pairs = sorted((entry.name, entry.sha256) for entry in files)
+    return hashlib.sha256(json.dumps(pairs, separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,82 @@
+"""The MLflow client calls that need more than one line, and the forms MLflow wants things in.
+
+MLflow is imported inside the functions: it takes two seconds to load.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested mappings as (`a.b.c`, text) pairs; everything else is a leaf."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", str(value)
+
+
+def parse_line(line: str) -> list[Any]:
+    """The metrics of one line; [] for progress and for a line a killed trainer left in pieces."""
+    try:
+        record = json.loads(line)
+        metrics = record.get("metrics", {})
+        return [metric(k, float(v), record["time"], record["step"]) for k, v in metrics.items()]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        logger.warning("not a metrics line: %.200s", line)
+        return []
+
+
+def metric(name: str, value: float, seconds: float, step: int) -> Any:
+    from mlflow.entities import Metric
+
+    return Metric(name, float(value), int(seconds * 1000), int(step))
+
+
+def new_client(uri: str) -> Any:
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")  # seconds; its own default is 120,
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # seven times over
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    from mlflow.tracking import MlflowClient
+
+    for name in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def experiment_id(client: Any, name: str, artifact_root: Path | None) -> str:
+    from mlflow.exceptions import MlflowException
+
+    location = artifact_root.as_uri() if artifact_root else None
+    for _ in range(2):
+        found = client.get_experiment_by_name(name)
+        if found is not None:
+            return str(found.experiment_id)
+        try:
+            return str(client.create_experiment(name, artifact_location=location))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process was first
+                raise
+    raise MlflowException(f"experiment {name!r} exists but cannot be read; was it deleted?")
+
+
+def register(client: Any, run_id: str, name: str, alias: str, tags: dict[str, str]) -> str:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    source = f"{client.get_run(run_id).info.artifact_uri}/model"
+    version = client.create_model_version(name, source, run_id=run_id, tags=tags).version
+    client.set_registered_model_alias(name, alias, version)
+    return str(version)

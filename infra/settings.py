@@ -1,0 +1,66 @@
+"""Where things live on this machine, from the environment.
+
+TRIMTAB_HOME         work folders and the embedded defaults; `.trimtab` in the current folder
+TRIMTAB_STORE        a folder or s3://bucket/prefix; `<home>/store`
+MLFLOW_TRACKING_URI  `sqlite:///<home>/mlflow.db`
+TRIMTAB_MAX_PARALLEL trainers at once on this machine; the number of cores this process may use
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class SettingsError(ValueError):
+    """An environment variable with a value that cannot be used."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Resolved locations; `home` is absolute."""
+
+    home: Path
+    store_url: str
+    mlflow_uri: str
+    max_parallel: int
+
+    @property
+    def work(self) -> Path:
+        """Folder of the stages' work folders."""
+        return self.home / "work"
+
+    @property
+    def embedded_mlflow(self) -> bool:
+        """Whether MLflow is the SQLite file in `home` and no server."""
+        return self.mlflow_uri == embedded_mlflow_uri(self.home)
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
+        """Read the variables above; an empty one counts as unset. Raises SettingsError."""
+        env = os.environ if env is None else env
+        home = Path(env.get("TRIMTAB_HOME") or ".trimtab").expanduser().resolve()
+        return cls(
+            home=home,
+            store_url=env.get("TRIMTAB_STORE") or str(home / "store"),
+            mlflow_uri=env.get("MLFLOW_TRACKING_URI") or embedded_mlflow_uri(home),
+            max_parallel=_max_parallel(env.get("TRIMTAB_MAX_PARALLEL", "")),
+        )
+
+
+def embedded_mlflow_uri(home: Path) -> str:
+    """The tracking URI used when none is given."""
+    return f"sqlite:///{home / 'mlflow.db'}"
+
+
+def _max_parallel(text: str) -> int:
+    if not text:
+        return len(os.sched_getaffinity(0))
+    if not text.isdecimal() or int(text) < 1:
+        raise SettingsError(
+            f"TRIMTAB_MAX_PARALLEL is {text!r}; allowed is a whole number from 1 up; "
+            "unset it to use one trainer a core"
+        )
+    return int(text)

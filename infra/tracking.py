@@ -1,0 +1,236 @@
+"""MLflow runs: one for a flow run, nested ones for its stages.
+
+Tracking is a courtesy to the user and never fails training: when MLflow cannot be reached there is
+one warning, calls are skipped for a while and then tried again. Metrics are read from the trainer's
+metrics.jsonl by offset, and the offset moves only when MLflow has taken them, so a passing outage
+loses none; the file itself becomes part of the artifact.
+
+MLflow loads on first use (two seconds), not with this module.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from infra.launch import TrainerStoppedError
+from infra.locks import file_lock
+from infra.mlflow_calls import (
+    experiment_id,
+    flatten,
+    metric,
+    new_client,
+    parse_line,
+    register,
+)
+from infra.settings import Settings
+from infra.tail import LineTail
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_RETRY_SECONDS = 30.0
+_one_input_at_a_time = threading.Lock()
+# MLflow's own limits, below which every store and server accepts a request.
+_MAX_METRICS, _MAX_PARAMS = 1000, 100
+_MAX_KEY, _MAX_PARAM, _MAX_TAG, _MAX_DATASET_DIGEST = 250, 6000, 8000, 36
+
+
+class Tracking:
+    """A connection to one MLflow experiment, made on first use. Thread-safe."""
+
+    def __init__(self, uri: str, experiment: str, artifact_root: Path | None = None) -> None:
+        """`artifact_root` is where the embedded SQLite default keeps files; a server knows.
+
+        An empty `uri` switches tracking off.
+        """
+        self.uri = uri
+        self.experiment = experiment
+        self._artifact_root = artifact_root
+        self._client: Any = None
+        self._experiment_id = ""
+        self._lock = threading.Lock()
+        self._down_until = 0.0
+        self._warned: set[str] = set()
+
+    @classmethod
+    def from_settings(cls, settings: Settings, experiment: str) -> Tracking:
+        """The tracking these settings name."""
+        root = settings.home / "mlartifacts" if settings.embedded_mlflow else None
+        return cls(settings.mlflow_uri, experiment, root)
+
+    def start_run(
+        self, name: str, *, parent_id: str | None = None, tags: Mapping[str, str] | None = None
+    ) -> TrackedRun:
+        """Start a run; with `parent_id`, nested in that one. Its id is None in an outage."""
+        all_tags = {key: str(value)[:_MAX_TAG] for key, value in (tags or {}).items()}
+        if parent_id:
+            all_tags["mlflow.parentRunId"] = parent_id
+        run_id = self.call(
+            lambda client: (
+                client.create_run(self._experiment_id, tags=all_tags, run_name=name).info.run_id
+            )
+        )
+        return TrackedRun(self, run_id)
+
+    def attach(self, run_id: str | None) -> TrackedRun:
+        """A handle on a run that was started elsewhere."""
+        return TrackedRun(self, run_id)
+
+    def call(self, function: Callable[[Any], _T]) -> _T | None:
+        """`function(client)`, or None where MLflow fails or has failed a moment ago."""
+        if not self.uri or self.down:
+            return None
+        with self._failing_softly():
+            return function(self._connect())
+        return None
+
+    @contextmanager
+    def _failing_softly(self) -> Iterator[None]:
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            yield
+        except (MlflowException, SQLAlchemyError, OSError) as error:
+            rejected = getattr(error, "error_code", "") in (
+                "INVALID_PARAMETER_VALUE",
+                "RESOURCE_DOES_NOT_EXIST",
+            )
+            if not rejected:  # nothing wrong with what was sent: wait, then try again
+                self._down_until = time.monotonic() + _RETRY_SECONDS
+            kind = getattr(error, "error_code", type(error).__name__)
+            if kind not in self._warned:  # once for each kind of trouble
+                self._warned.add(kind)
+                logger.warning(
+                    "MLflow at %s: %s. Training goes on; metrics stay in metrics.jsonl",
+                    self.uri,
+                    str(error).splitlines()[0] if str(error) else repr(error),
+                )
+
+    @property
+    def down(self) -> bool:
+        """Whether the last call failed so recently that calls are skipped."""
+        return time.monotonic() < self._down_until
+
+    def _connect(self) -> Any:
+        with self._lock:
+            if self._client is None:
+                client = new_client(self.uri)
+                root = self._artifact_root
+                # Two processes that create one SQLite database get in each other's way.
+                with file_lock(root.parent / ".mlflow.lock") if root else nullcontext():
+                    self._experiment_id = experiment_id(client, self.experiment, root)
+                self._client = client
+            return self._client
+
+
+class TrackedRun:
+    """One MLflow run. As a context manager it ends itself: FINISHED, FAILED or KILLED."""
+
+    def __init__(self, tracking: Tracking, run_id: str | None) -> None:
+        self.tracking = tracking
+        self.run_id = run_id
+
+    def child(self, name: str, tags: Mapping[str, str] | None = None) -> TrackedRun:
+        """Start a run nested in this one."""
+        return self.tracking.start_run(name, parent_id=self.run_id, tags=tags)
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Log nested parameters as `a.b.c`; long values are cut to MLflow's limit."""
+        if self.run_id is None:
+            return
+        from mlflow.entities import Param
+
+        items = [Param(key[:_MAX_KEY], value[:_MAX_PARAM]) for key, value in flatten(params)]
+        for start in range(0, len(items), _MAX_PARAMS):
+            batch = items[start : start + _MAX_PARAMS]
+            self._call(lambda client, run, batch=batch: client.log_batch(run, params=batch))
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
+        """Log a few numbers now; what trainers report by the thousand goes through `pump`."""
+        if self.run_id is None:
+            return
+        self._log([metric(name, value, time.time(), step) for name, value in metrics.items()])
+
+    def pump(self, tail: LineTail) -> bool:
+        """Send the new lines of a metrics.jsonl; False, and they are kept, if MLflow is down."""
+        if self.run_id is None or self.tracking.down:
+            return False
+        start = tail.offset
+        while lines := tail.read(limit=1 << 18):
+            self._log([item for line in lines for item in parse_line(line)])
+            if self.tracking.down:
+                tail.rewind(start)
+                return False
+            start = tail.offset
+        return True
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags, cut to MLflow's limit."""
+        for key, value in tags.items():
+            text = str(value)[:_MAX_TAG]
+            self._call(lambda client, run, key=key, text=text: client.set_tag(run, key, text))
+
+    def log_artifact(self, path: Path, folder: str | None = None) -> None:
+        """Copy a file, or a folder's contents, to the run's artifacts."""
+        method = "log_artifacts" if path.is_dir() else "log_artifact"
+        self._call(lambda client, run: getattr(client, method)(run, str(path), folder))
+
+    def log_input(self, name: str, digest: str, source: str, context: str) -> None:
+        """Record a dataset: its name, content digest, where it came from and its role."""
+        if self.run_id is None:
+            return
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        dataset = Dataset(
+            name, digest[:_MAX_DATASET_DIGEST], "trimtab", json.dumps({"uri": source})
+        )
+        entry = DatasetInput(dataset, [InputTag("mlflow.data.context", context)])
+        # MLflow checks for the dataset and then inserts it: two stages logging one would collide.
+        with _one_input_at_a_time:
+            self._call(lambda client, run: client.log_inputs(run, [entry]))
+
+    def register_model(
+        self, name: str, folder: Path, *, alias: str, tags: Mapping[str, str] | None = None
+    ) -> str | None:
+        """Copy a model folder to the run, make it a version of `name` and point `alias` at it.
+
+        Returns the version, or None in an outage. It loads as `models:/<name>@<alias>`.
+        """
+        self.log_artifact(folder, "model")
+        return self._call(lambda client, run: register(client, run, name, alias, dict(tags or {})))
+
+    def end(self, status: str = "FINISHED") -> None:
+        """End the run as FINISHED, FAILED or KILLED."""
+        self._call(lambda client, run: client.set_terminated(run, status))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        stopped = isinstance(error, KeyboardInterrupt | SystemExit | TrainerStoppedError)
+        self.end("FINISHED" if error is None else "KILLED" if stopped else "FAILED")
+
+    def _log(self, metrics: list[Any]) -> None:
+        for start in range(0, len(metrics), _MAX_METRICS):
+            batch = metrics[start : start + _MAX_METRICS]
+            self._call(lambda client, run, batch=batch: client.log_batch(run, metrics=batch))
+
+    def _call(self, function: Callable[..., _T]) -> _T | None:
+        run = self.run_id
+        if run is None:
+            return None
+        return self.tracking.call(lambda client: function(client, run))

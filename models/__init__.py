@@ -1,0 +1,1 @@
+"""The function: methods, networks and trainers; no Prefect, MLflow or object storage."""

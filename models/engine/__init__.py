@@ -1,0 +1,1 @@
+"""Trainers and inference: one file a stage, each with `run(config, inputs, workdir)`."""

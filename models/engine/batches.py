@@ -1,0 +1,53 @@
+"""Batches of packed rows: seeded order, similar lengths together, bounded tokens per forward."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+from models.nets.packing import Candidates
+
+
+def epoch_batches(
+    lengths: Sequence[int], batch_size: int, seed: int, epoch: int
+) -> list[list[int]]:
+    """Indices of one epoch's batches.
+
+    Shuffled, then sorted by length within pools of 16 batches, then the batches shuffled: little
+    padding, and an order that the seed and the epoch alone determine. Every index comes once.
+    """
+    rng = random.Random(f"{seed}/{epoch}")
+    order = list(range(len(lengths)))
+    rng.shuffle(order)
+    batches: list[list[int]] = []
+    pool = batch_size * 16
+    for start in range(0, len(order), pool):
+        chunk = sorted(order[start : start + pool], key=lambda index: lengths[index])
+        batches += [chunk[i : i + batch_size] for i in range(0, len(chunk), batch_size)]
+    rng.shuffle(batches)
+    return batches
+
+
+def micro_batches(rows: Sequence[Candidates], max_tokens: int) -> Iterator[list[int]]:
+    """Split a batch into parts of at most `max_tokens` padded tokens (a longer row goes alone)."""
+    order = sorted(range(len(rows)), key=lambda index: rows[index].num_tokens)
+    part: list[int] = []
+    for index in order:
+        if part and (len(part) + 1) * rows[index].num_tokens > max_tokens:
+            yield part
+            part = []
+        part.append(index)
+    if part:
+        yield part
+
+
+def endless(count: int, batch_size: int, seed: int) -> Iterator[list[int]]:
+    """Batches of indices for ever, epoch after epoch, each epoch in a new seeded order."""
+    epoch = 0
+    while True:
+        order = list(range(count))
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        usable = max(count // batch_size, 1)
+        for index in range(usable):
+            yield order[index * batch_size : (index + 1) * batch_size]
+        epoch += 1

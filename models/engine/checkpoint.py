@@ -1,0 +1,72 @@
+"""Checkpoints: everything that determines the future of a run, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.engine import signals
+
+STATE_FILE = "state.pt"
+
+
+def save_checkpoint(workdir: Path, step: int, state: dict[str, Any], keep: int = 2) -> None:
+    """Write `checkpoints/<step>`: into a hidden folder first, synced, then renamed."""
+    root = workdir / "checkpoints"
+    partial = root / f".{step}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    with (partial / STATE_FILE).open("wb") as stream:
+        torch.save({**state, "step": step, "torch_rng": torch.get_rng_state()}, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    final = root / str(step)
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
+    for old in sorted(_steps(root))[:-keep]:
+        shutil.rmtree(root / str(old))
+
+
+def newest_checkpoint(workdir: Path) -> dict[str, Any] | None:
+    """The newest checkpoint's state, or `None`; restores torch's global random state."""
+    steps = _steps(workdir / "checkpoints")
+    if not steps:
+        return None
+    state = _load(workdir, max(steps))
+    torch.set_rng_state(state["torch_rng"])
+    return state
+
+
+def oldest_checkpoint(workdir: Path) -> dict[str, Any] | None:
+    """The oldest checkpoint still kept: where a collapsed run rolls back to."""
+    steps = _steps(workdir / "checkpoints")
+    return _load(workdir, min(steps)) if steps else None
+
+
+def _load(workdir: Path, step: int) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(
+        workdir / "checkpoints" / str(step) / STATE_FILE, weights_only=True
+    )
+    return state
+
+
+def checkpoint_or_stop(
+    workdir: Path, step: int, every: int, state: Callable[[], dict[str, Any]]
+) -> None:
+    """Checkpoint when due; on a request to stop, checkpoint at once and leave."""
+    stopping = signals.stop_requested()
+    if stopping or step % every == 0:
+        save_checkpoint(workdir, step, state())
+    if stopping:
+        signals.stop()
+
+
+def _steps(root: Path) -> list[int]:
+    if not root.exists():
+        return []
+    return [int(child.name) for child in root.iterdir() if child.name.isdigit()]

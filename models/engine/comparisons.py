@@ -1,0 +1,84 @@
+"""Stage `comparisons`: sample the SFT policy and let simulated annotators compare the answers."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from models.config import ComparisonsConfig
+from models.engine.data import read_rows, write_rows
+from models.engine.progress import Progress, write_json
+from models.engine.rollouts import respond
+from models.nets.generation import Sampling
+from models.nets.loading import load_policy, load_tokenizer
+from models.world.annotators import annotate, truth_row
+
+CONFIG = ComparisonsConfig
+
+
+def run(config: ComparisonsConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `data` (pair_prompts.jsonl), `policy`. Output: train, validation, test, truth."""
+    output = workdir / "output"
+    prompts = [row["prompt"] for row in read_rows(inputs["data"] / "pair_prompts.jsonl")]
+    tokenizer = load_tokenizer(inputs["policy"] / "model")
+    policy = load_policy(inputs["policy"] / "model")
+    responses = respond(
+        policy,
+        tokenizer,
+        [prompt for prompt in prompts for _ in range(config.num_responses)],
+        Sampling(config.temperature, config.max_new_tokens),
+        torch.Generator().manual_seed(config.seed),
+        progress=Progress(workdir),
+    )
+    rng = random.Random(f"annotators/{config.seed}")
+    splits: dict[str, list[dict[str, object]]] = {"train": [], "validation": [], "test": []}
+    truth = []
+    for index, prompt in enumerate(prompts):
+        split = _draw_split(config, rng)
+        start = index * config.num_responses
+        comparison = annotate(
+            prompt,
+            responses[start : start + config.num_responses],
+            flip_share=config.flip_share,
+            ambiguous_share=config.ambiguous_share,
+            clear_gap=config.clear_gap,
+            sharpness=config.sharpness,
+            rng=rng,
+        )
+        if comparison is None:
+            continue
+        identifier = f"pair-{index:05d}"
+        row = truth_row(identifier, comparison)
+        truth.append({**row, "split": split})
+        splits[split].append(
+            {
+                "id": identifier,
+                "prompt": prompt,
+                "chosen": comparison.chosen,
+                "rejected": comparison.rejected,
+                "category": row["category"],
+            }
+        )
+    for split, rows in splits.items():
+        write_rows(output / f"{split}.jsonl", rows)
+    write_rows(output / "truth.jsonl", truth)
+    kinds = Counter(str(row["kind"]) for row in truth)
+    write_json(
+        output / "summary.json",
+        {
+            **{f"num_{split}": len(rows) for split, rows in splits.items()},
+            **{f"share_{kind}": count / len(truth) for kind, count in kinds.items()},
+            "share_wrong": sum(bool(row["is_wrong"]) for row in truth) / len(truth),
+            "num_prompts_without_pair": len(prompts) - len(truth),
+        },
+    )
+
+
+def _draw_split(config: ComparisonsConfig, rng: random.Random) -> str:
+    draw = rng.random()
+    if draw < config.test_share:
+        return "test"
+    return "validation" if draw < config.test_share + config.validation_share else "train"

@@ -1,0 +1,79 @@
+"""Reading the artifacts that hold text: prompts, demonstrations and (relabelled) pairs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, tensor
+from transformers import PreTrainedTokenizerBase
+
+from models.nets.packing import Candidates, encode
+
+SPLITS = ("train", "validation", "test")
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSON-lines file."""
+    with path.open(encoding="utf-8") as stream:
+        return [json.loads(line) for line in stream]
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write rows as JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as stream:
+        for row in rows:
+            stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Encoded pairs, preferred response first, with their relabelling.
+
+    rows: N candidates of two responses. label, margin, weight: (N,); 1, 0, 1 for raw pairs.
+    """
+
+    identifiers: list[str]
+    rows: list[Candidates]
+    label: Tensor
+    margin: Tensor
+    weight: Tensor
+
+
+def read_pairs(
+    path: Path, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None
+) -> Pairs:
+    """Read raw or relabelled pairs; a flipped pair comes with its responses exchanged."""
+    rows = read_rows(path)
+    if not rows:
+        raise ValueError(f"{path} holds no pairs: nothing to train on or to score")
+    encoded = []
+    for row in rows:
+        pair = (row["chosen"], row["rejected"])
+        ordered = pair[::-1] if row.get("is_flipped", False) else pair
+        encoded.append(encode(tokenizer, row["prompt"], ordered, max_length))
+    return Pairs(
+        [row["id"] for row in rows],
+        encoded,
+        tensor([float(row.get("label", 1.0)) for row in rows]),
+        tensor([float(row.get("margin", 0.0)) for row in rows]),
+        tensor([float(row.get("weight", 1.0)) for row in rows]),
+    )
+
+
+def encode_dialogues(
+    path: Path, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None
+) -> list[Candidates]:
+    """Read prompt and response rows as one-response candidates."""
+    return [
+        encode(tokenizer, row["prompt"], [row["response"]], max_length) for row in read_rows(path)
+    ]
+
+
+def context_length(model_config: Any) -> int:
+    """The most tokens a model takes."""
+    return int(model_config.max_position_embeddings)

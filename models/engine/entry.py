@@ -1,0 +1,66 @@
+"""Run one stage in this process.
+
+    python -m models.engine.entry JOB_JSON
+
+The job file: {"stage": "ppo_max", "config": {...}, "inputs": {"policy": "/path"},
+"workdir": "/path", "num_threads": 1}. The stage is the module `models.engine.<stage>`, which has
+`CONFIG`, its pydantic class, and `run(config, inputs, workdir)`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from models.engine import signals
+
+
+class JobError(ValueError):
+    """A job file that no stage can run."""
+
+
+def main(job_path: str) -> None:
+    """Run the job; returns when its outputs are written.
+
+    Raises JobError for a bad job file, pydantic.ValidationError for a bad config, SystemExit(75)
+    when stopped by SIGTERM, and whatever the stage raises.
+    """
+    signals.install()
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun puts each rank into a session of its own
+        signals.die_with_parent()
+    job = _read_job(Path(job_path))
+    _make_deterministic(job["num_threads"])
+    stage = importlib.import_module(f"models.engine.{job['stage']}")
+    config = stage.CONFIG.model_validate(job["config"])
+    inputs = {name: Path(path) for name, path in job["inputs"].items()}
+    stage.run(config, inputs, Path(job["workdir"]))
+
+
+def _read_job(path: Path) -> dict[str, Any]:
+    job = json.loads(path.read_text())
+    required = {"stage", "config", "inputs", "workdir"}
+    if not isinstance(job, dict) or not required <= job.keys():
+        raise JobError(f"{path} is not a job: it must be an object with {sorted(required)}")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", str(job["stage"])):
+        raise JobError(f"{path}: stage {job['stage']!r} is not the name of a module")
+    return {"num_threads": 1, **job}
+
+
+def _make_deterministic(num_threads: int) -> None:
+    # Read when cuBLAS makes its first handle; without it deterministic algorithms are refused.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    import torch
+
+    torch.set_num_threads(num_threads)
+    # On CPU an operation without a deterministic form is an error. CUDA has none for some that
+    # PPO needs (cumsum), so there it is a warning.
+    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

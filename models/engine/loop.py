@@ -1,0 +1,106 @@
+"""The supervised loop: epochs of packed batches, accumulation, schedule, checkpoints, resume.
+
+SFT, reward models and Advantage Models differ only in the loss they hand to `fit`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from models.config import TrainConfig
+from models.engine.batches import epoch_batches, micro_batches
+from models.engine.checkpoint import checkpoint_or_stop, newest_checkpoint
+from models.engine.optimiser import adamw, clip_gradients, scheduled_rate, set_rate
+from models.engine.progress import Progress, tail_means
+from models.nets.packing import Candidates, PackedBatch, pack
+
+Metrics = dict[str, Tensor]
+LossFunction = Callable[[PackedBatch, Tensor], tuple[Tensor, Metrics, float]]
+
+
+def fit(
+    model: PreTrainedModel,
+    rows: Sequence[Candidates],
+    loss_function: LossFunction,
+    config: TrainConfig,
+    *,
+    seed: int,
+    pad_id: int,
+    workdir: Path,
+    ascend: Callable[[int], Metrics] | None = None,
+) -> dict[str, float]:
+    """Train `model` in place and return the means of the last tenth of the steps' metrics.
+
+    `loss_function(batch, indices)` gets a packed batch and the indices (b,) of its rows in `rows`
+    and returns (mean loss, metrics, weight); the weight (pairs, tokens) makes accumulated micro
+    batches equal one large batch. `ascend(step)` moves the parameters before the gradient is taken;
+    the optimiser then steps from where they were before (MetaRM).
+    """
+    batches = [
+        batch
+        for epoch in range(config.num_epochs)
+        for batch in epoch_batches([row.num_tokens for row in rows], config.batch_size, seed, epoch)
+    ]
+    optimiser = adamw(model, config.learning_rate, config.weight_decay)
+    torch.manual_seed(seed)
+    start = 0
+    if state := newest_checkpoint(workdir):
+        model.load_state_dict(state["model"])
+        optimiser.load_state_dict(state["optimiser"])
+        start = state["step"]
+    progress = Progress(workdir, start)
+    model.train()
+    for step in range(start, len(batches)):
+        set_rate(optimiser, scheduled_rate(config, step, len(batches)))
+        before = [parameter.detach().clone() for parameter in model.parameters()] if ascend else []
+        extra = ascend(step) if ascend else {}
+        metrics = _accumulate(model, rows, batches[step], loss_function, config, pad_id) | extra
+        with torch.no_grad():
+            for parameter, value in zip(model.parameters(), before, strict=bool(before)):
+                parameter.copy_(value)
+        metrics["grad_norm"] = clip_gradients(model.parameters(), config.max_grad_norm)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        progress.log(step + 1, {**metrics, "learning_rate": optimiser.param_groups[0]["lr"]})
+        if (step + 1) % 10 == 0 or step + 1 == len(batches):
+            progress.advance(step + 1, len(batches))
+        checkpoint_or_stop(
+            workdir,
+            step + 1,
+            config.checkpoint_every,
+            lambda: {"model": model.state_dict(), "optimiser": optimiser.state_dict()},
+        )
+    return tail_means(progress.path)
+
+
+def _accumulate(
+    model: PreTrainedModel,
+    rows: Sequence[Candidates],
+    batch: list[int],
+    loss_function: LossFunction,
+    config: TrainConfig,
+    pad_id: int,
+) -> Metrics:
+    """Gradients of one batch, micro batch by micro batch, and its mean metrics."""
+    parts = list(micro_batches([rows[index] for index in batch], config.micro_batch_tokens))
+    total = 0.0
+    sums: Metrics = defaultdict(lambda: torch.zeros(()))
+    for part in parts:
+        indices = torch.tensor([batch[place] for place in part])
+        loss, metrics, weight = loss_function(
+            pack([rows[index] for index in indices.tolist()], pad_id), indices
+        )
+        (loss * weight).backward()
+        total += weight
+        for name, value in {"loss": loss.detach(), **metrics}.items():
+            sums[name] = sums[name] + value * weight
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.div_(total)
+    return {name: value / total for name, value in sums.items()}

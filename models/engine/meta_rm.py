@@ -1,0 +1,126 @@
+"""Stage `meta_rm`: keep a scorer able to tell the current policy's answers apart [RM section 3.2].
+
+Each step: theta' = theta + eta * grad J(theta) on responses of the current policy, then the loss's
+gradient g at theta' on original pairs, and the optimiser's step with g on theta (first order).
+theta' is undone bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from models.config import MetaRMConfig
+from models.engine.batches import endless
+from models.engine.data import context_length, read_pairs, read_rows
+from models.engine.loop import Metrics, fit
+from models.engine.progress import Progress, write_json
+from models.engine.reward_model import score_splits
+from models.engine.rollouts import respond
+from models.engine.scoring import score_rows
+from models.functional.advantage import advantage_loss
+from models.functional.meta_rm import difference_objective
+from models.functional.reward import ranking_loss
+from models.nets.generation import Sampling
+from models.nets.loading import load_policy, load_scorer, load_tokenizer, save_model
+from models.nets.packing import Candidates, PackedBatch, encode, pack
+from models.nets.scoring import is_advantage_model, response_scores
+
+CONFIG = MetaRMConfig
+
+
+def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `scorer` (start), `policy` (current), `data`, `preferences`, optionally `pairs`.
+
+    Output: model/ (same kind as the scorer that came in), scores.jsonl.
+    """
+    tokenizer = load_tokenizer(inputs["scorer"] / "model")
+    model = load_scorer(inputs["scorer"] / "model")
+    limit = context_length(model.config)
+    pairs = read_pairs(inputs.get("pairs", inputs["preferences"]) / "train.jsonl", tokenizer, limit)
+    meta_rows = _sample_meta_set(config, inputs, workdir, limit)
+    pad = tokenizer.pad_token_id
+    before = spread(model, meta_rows, pad)
+    batches = endless(len(meta_rows), config.meta_batch, config.seed)
+    meta_batches: dict[int, list[int]] = {}
+
+    def pair_loss(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
+        scores = response_scores(model, batch).view(-1, 2)
+        label, weight, margin = pairs.label[indices], pairs.weight[indices], pairs.margin[indices]
+        if is_advantage_model(model):
+            return advantage_loss(
+                scores[:, 0],
+                scores[:, 1],
+                margin=config.margin,
+                label_chosen=label,
+                ranking_margin=margin,
+                weight=weight,
+            )
+        return ranking_loss(
+            scores[:, 0], scores[:, 1], label_chosen=label, margin=margin, weight=weight
+        )
+
+    def ascend(step: int) -> Metrics:
+        """theta <- theta + eta * grad J(theta), in place, on the step's meta batch."""
+        while step not in meta_batches:
+            meta_batches[len(meta_batches)] = next(batches)
+        rows = [meta_rows[index] for index in meta_batches[step]]
+        scores = response_scores(model, pack(rows, pad)).view(len(rows), -1)
+        objective, metrics = difference_objective(scores)
+        parameters = list(model.parameters())
+        gradients = torch.autograd.grad(objective, parameters, allow_unused=True)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                if gradient is not None:
+                    parameter.add_(gradient, alpha=config.meta_learning_rate)
+        return metrics
+
+    summary = fit(
+        model,
+        pairs.rows,
+        lambda batch, indices: (*pair_loss(batch, indices), float(pairs.weight[indices].sum())),
+        config.train,
+        seed=config.seed,
+        pad_id=pad,
+        workdir=workdir,
+        ascend=ascend,
+    )
+    after = spread(model, meta_rows, pad)
+    save_model(model, tokenizer, workdir / "output" / "model")
+    summary |= score_splits(model, tokenizer, inputs["preferences"], workdir / "output")
+    summary |= {"score_spread_before": before, "score_spread_after": after}
+    write_json(workdir / "output" / "summary.json", summary)
+
+
+def _sample_meta_set(
+    config: MetaRMConfig, inputs: dict[str, Path], workdir: Path, limit: int
+) -> list[Candidates]:
+    """k responses of the current policy for each of the first prompts, one packed row a prompt."""
+    tokenizer = load_tokenizer(inputs["policy"] / "model")
+    rows = read_rows(inputs["data"] / "policy_prompts.jsonl")[: config.num_prompts]
+    repeated = [row["prompt"] for row in rows for _ in range(config.num_responses)]
+    responses = respond(
+        load_policy(inputs["policy"] / "model"),
+        tokenizer,
+        repeated,
+        Sampling(config.temperature, config.max_new_tokens),
+        torch.Generator().manual_seed(config.seed),
+        progress=Progress(workdir),
+    )
+    count = config.num_responses
+    return [
+        encode(tokenizer, row["prompt"], responses[index * count : (index + 1) * count], limit)
+        for index, row in enumerate(rows)
+    ]
+
+
+def spread(model: PreTrainedModel, rows: Sequence[Candidates], pad_id: int) -> float:
+    """Mean absolute score difference between responses of one prompt (what J widens)."""
+    scores = score_rows(model, rows, pad_id)
+    differences = (scores[:, :, None] - scores[:, None, :]).abs()
+    count = scores.shape[1]
+    return float(differences.sum((1, 2)).mean() / (count * (count - 1)))

@@ -1,0 +1,160 @@
+"""Stage `ppo_max`: PPO-max with selective rehearsal [PPO section 5.4, AM eq. 9].
+
+Implementation details that matter:
+1. The ratio, the KL penalty and the reference all use softmax(logits / temperature), the sampler's
+   distribution before nucleus and repetition penalty; old log-probabilities come from the same
+   packed forward pass as the new ones, so the first ratio of every batch is 1.
+2. Scores are normalised by running moments over history, then clipped to +-delta.
+3. The critic is trained alone for `critic_pretrain_steps` before the policy moves.
+4. Rollouts with their scores are kept as text, so that evaluation can judge them afterwards;
+   nothing here knows the gold scorer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.config import PPOConfig
+from models.engine.batches import endless
+from models.engine.checkpoint import checkpoint_or_stop, newest_checkpoint, oldest_checkpoint
+from models.engine.data import encode_dialogues, read_rows
+from models.engine.guard import collapse_reason
+from models.engine.ppo_rollout import Experience, collect
+from models.engine.ppo_update import Learner
+from models.engine.progress import Progress, read_metrics, tail_means, write_json
+from models.functional.moments import RunningMoments
+from models.nets.loading import load_policy, load_scorer, load_tokenizer, new_scorer, save_model
+
+CONFIG = PPOConfig
+
+
+def run(config: PPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `policy` (start), `reference`, `scorer`, `data`; optionally `rehearsal`.
+
+    Output: model/ (the policy), critic/, metrics.jsonl, rollouts.jsonl.
+    """
+    PPORun(config, inputs, workdir).train()
+
+
+class PPORun:
+    """The state of one run: four models, two optimisers, moments, generator, step."""
+
+    def __init__(self, config: PPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
+        self.config, self.workdir = config, workdir
+        start = inputs["policy"] / "model"
+        self.tokenizer = load_tokenizer(start)
+        self.reference = load_policy(inputs["reference"] / "model").eval()
+        self.scorer = load_scorer(inputs["scorer"] / "model").eval()
+        policy = load_policy(start).eval()
+        critic = new_scorer(start, 1, config.seed).eval()
+        if config.critic_init == "scorer":
+            critic = load_scorer(inputs["scorer"] / "model").eval()
+        limit = int(policy.config.max_position_embeddings)
+        replay = []
+        if config.rehearsal_coef > 0 and "rehearsal" in inputs:
+            rows = encode_dialogues(inputs["rehearsal"] / "rehearsal.jsonl", self.tokenizer, limit)
+            replay.append((config.rehearsal_coef, "rehearsal_loss", rows))
+        if config.ptx_coef > 0:
+            rows = encode_dialogues(inputs["data"] / "demonstrations.jsonl", self.tokenizer, limit)
+            replay.append((config.ptx_coef, "ptx_loss", rows))
+        self.learner = Learner(config, policy, critic, replay, self.tokenizer.pad_token_id)
+        self.prompts = read_rows(inputs["data"] / "policy_prompts.jsonl")
+        self.moments = RunningMoments()
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.step = 0
+
+    def train(self) -> None:
+        """All steps from the newest checkpoint on; writes the outputs."""
+        if state := newest_checkpoint(self.workdir):
+            self._restore(state)
+        progress = Progress(self.workdir, self.step)
+        rollouts = _RolloutLog(self.workdir, self.step)
+        history = read_metrics(progress.path) if progress.path.exists() else []
+        total = self.config.critic_pretrain_steps + self.config.num_steps
+        batches = endless(len(self.prompts), self.config.rollout_batch, self.config.seed)
+        reason = None
+        for batch in itertools.islice(batches, self.step, total):
+            experience = self._collect(batch)
+            updates_policy = self.step >= self.config.critic_pretrain_steps
+            metrics = {**experience.monitors(), **self.learner.update(experience, updates_policy)}
+            self.step += 1
+            progress.log(self.step, metrics)
+            progress.advance(self.step, total)
+            history.append({name: float(value) for name, value in metrics.items()})
+            rollouts.append(self.step, experience)
+            reason = collapse_reason(history, self.config.guard)
+            if reason is not None and self.config.guard.action != "warn":
+                break
+            checkpoint_or_stop(self.workdir, self.step, self.config.checkpoint_every, self._state)
+        self._finish(progress, reason)
+
+    def _collect(self, batch: list[int]) -> Experience:
+        return collect(
+            self.config,
+            self.tokenizer,
+            [self.prompts[index] for index in batch],
+            policy=self.learner.policy,
+            reference=self.reference,
+            critic=self.learner.critic,
+            scorer=self.scorer,
+            moments=self.moments,
+            generator=self.generator,
+        )
+
+    def _finish(self, progress: Progress, reason: str | None) -> None:
+        """Roll back if asked to, then write policy, critic, metrics and summary."""
+        stopped_at = self.step
+        if reason is not None and self.config.guard.action == "rollback":
+            state = oldest_checkpoint(self.workdir)
+            if state is not None:
+                self._restore(state)
+        output = self.workdir / "output"
+        save_model(self.learner.policy, self.tokenizer, output / "model")
+        save_model(self.learner.critic, self.tokenizer, output / "critic")
+        (output / "metrics.jsonl").write_bytes(progress.path.read_bytes())
+        (output / "rollouts.jsonl").write_bytes((self.workdir / "rollouts.jsonl").read_bytes())
+        write_json(
+            output / "summary.json",
+            {
+                **tail_means(progress.path),
+                "collapsed": reason is not None,
+                "collapse_reason": reason,
+                "stopped_at_step": stopped_at,
+                "policy_of_step": self.step,
+            },
+        )
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "learner": self.learner.state_dict(),
+            "moments": self.moments.state_dict(),
+            "generator": self.generator.get_state(),
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.learner.load_state_dict(state["learner"])
+        self.moments.load_state_dict(state["moments"])
+        self.generator.set_state(state["generator"])
+        self.step = state["step"]
+
+
+class _RolloutLog:
+    """rollouts.jsonl: every sampled answer with its score, cut back to the step resumed from."""
+
+    def __init__(self, workdir: Path, resumed_step: int) -> None:
+        self.path = workdir / "rollouts.jsonl"
+        lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
+        whole = [line for line in lines if line.endswith("\n")]
+        self.path.write_text(
+            "".join(line for line in whole if json.loads(line)["step"] <= resumed_step)
+        )
+
+    def append(self, step: int, experience: Experience) -> None:
+        with self.path.open("a", encoding="utf-8") as stream:
+            for row in experience.texts:
+                stream.write(json.dumps({"step": step, **row}, ensure_ascii=False) + "\n")

@@ -1,0 +1,145 @@
+"""Experience: sample, score, and turn scores into token rewards, advantages and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from models.config import PPOConfig
+from models.engine.batches import micro_batches
+from models.engine.scoring import score_rows
+from models.functional.masked import masked_mean, masked_whiten
+from models.functional.moments import RunningMoments
+from models.functional.ppo_max import gae, normalise_scores, token_rewards
+from models.nets.generation import Sampling, sample
+from models.nets.packing import Candidates, PackedBatch, pack
+from models.nets.scoring import response_logprobs, response_values
+
+ROLLOUT_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class Experience:
+    """One rollout batch of N responses, L the longest.
+
+    old_logprobs, ref_logprobs, values, advantages, returns, entropies: (N, L), nats or score
+    units. response_mask: (N, L) bool, True = sampled by the policy. scores: (N,) raw from the
+    scorer; normalised_scores: (N,) after normalisation and clipping.
+    """
+
+    rows: list[Candidates]
+    texts: list[dict[str, Any]]
+    response_mask: Tensor
+    old_logprobs: Tensor
+    ref_logprobs: Tensor
+    entropies: Tensor
+    values: Tensor
+    scores: Tensor
+    normalised_scores: Tensor
+    advantages: Tensor
+    returns: Tensor
+
+    def monitors(self) -> dict[str, Tensor]:
+        """What the collapse guard and the plots watch: means over the batch."""
+        mask = self.response_mask
+        return {
+            "score": self.scores.mean(),
+            "score_std": self.scores.std(),
+            "normalised_score": self.normalised_scores.mean(),
+            "kl": ((self.old_logprobs - self.ref_logprobs) * mask).sum(1).mean(),
+            "perplexity": (-masked_mean(self.old_logprobs, mask)).exp(),
+            "ref_perplexity": (-masked_mean(self.ref_logprobs, mask)).exp(),
+            "entropy": masked_mean(self.entropies, mask),
+            "response_length": mask.sum(1).float().mean(),
+        }
+
+
+@torch.no_grad()
+def collect(
+    config: PPOConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[dict[str, Any]],
+    *,
+    policy: PreTrainedModel,
+    reference: PreTrainedModel,
+    critic: PreTrainedModel,
+    scorer: PreTrainedModel,
+    moments: RunningMoments,
+    generator: torch.Generator,
+) -> Experience:
+    """Sample one response a prompt and compute all that the update needs; updates `moments`."""
+    encoded = [
+        list(tokenizer(row["prompt"], add_special_tokens=False)["input_ids"]) for row in prompts
+    ]
+    limit = int(policy.config.max_position_embeddings) - config.max_new_tokens
+    encoded = [ids[-limit:] for ids in encoded]
+    sampling = Sampling(
+        config.temperature, config.max_new_tokens, config.top_p, config.repetition_penalty
+    )
+    responses = sample(policy, tokenizer, encoded, sampling, generator)
+    rows = [
+        Candidates(prompt, (response,)) for prompt, response in zip(encoded, responses, strict=True)
+    ]
+    pad = tokenizer.pad_token_id
+
+    def logprobs_under(model: PreTrainedModel) -> Callable[[PackedBatch], tuple[Tensor, ...]]:
+        return lambda batch: response_logprobs(model, batch, config.temperature)
+
+    old_logprobs, entropies, response_mask = in_parts(rows, pad, logprobs_under(policy))
+    ref_logprobs, _, _ = in_parts(rows, pad, logprobs_under(reference))
+    values, _ = in_parts(rows, pad, lambda batch: response_values(critic, batch))
+    scores = score_rows(scorer, rows, pad)[:, 0]
+    moments.update(scores)
+    normalised = scores
+    if config.normalise_scores:
+        normalised = normalise_scores(scores, moments.mean, moments.std, config.score_clip)
+    elif config.score_clip is not None:
+        normalised = scores.clamp(-config.score_clip, config.score_clip)
+    rewards = token_rewards(normalised, old_logprobs, ref_logprobs, response_mask, config.kl_coef)
+    advantages, returns = gae(rewards, values, response_mask, config.gamma, config.gae_lambda)
+    if config.normalise_advantages:
+        advantages = masked_whiten(advantages, response_mask)
+    texts = [
+        {
+            "prompt": row["prompt"],
+            "response": tokenizer.decode(response, skip_special_tokens=True),
+            "category": row.get("category"),
+            "score": score,
+        }
+        for row, response, score in zip(prompts, responses, scores.tolist(), strict=True)
+    ]
+    return Experience(
+        rows,
+        texts,
+        response_mask,
+        old_logprobs,
+        ref_logprobs,
+        entropies,
+        values,
+        scores,
+        normalised,
+        advantages,
+        returns,
+    )
+
+
+def in_parts(
+    rows: Sequence[Candidates],
+    pad_id: int,
+    function: Callable[[PackedBatch], tuple[Tensor, ...]],
+) -> tuple[Tensor, ...]:
+    """Apply `function` to micro batches of one-response rows, joining (n, l) answers to (N, L)."""
+    width = max(len(row.responses[0]) for row in rows)
+    joined: list[Tensor] = []
+    for part in micro_batches(rows, ROLLOUT_TOKENS):
+        answers = function(pack([rows[index] for index in part], pad_id))
+        if not joined:
+            joined = [torch.zeros(len(rows), width, dtype=answer.dtype) for answer in answers]
+        for whole, answer in zip(joined, answers, strict=True):
+            whole[part, : answer.shape[1]] = answer
+    return tuple(joined)

@@ -1,0 +1,106 @@
+"""Stage `preferences`: read people's comparisons, check them, split them by prompt."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from models.config import PreferencesConfig
+from models.engine.data import write_rows
+from models.engine.progress import write_json
+from models.nets.packaged import load_base_tokenizer
+from models.preferences import (
+    Source,
+    chat_renderer,
+    check_leakage,
+    load_preferences,
+    split_pairs,
+    write_quarantine,
+)
+from models.records import PreferencePair
+
+CONFIG = PreferencesConfig
+
+
+def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `source_<i>` for every source that is a file or folder.
+
+    Output: train, validation and test pairs; demonstrations (chosen answers of the training
+    pairs), policy_prompts, eval/main (test prompts) and eval/validation; quarantine.jsonl.
+    """
+    output = workdir / "output"
+    output.mkdir(parents=True, exist_ok=True)
+    tokenizer = load_base_tokenizer(config.tokenizer) if config.tokenizer else None
+    pairs, bad_rows, report = load_preferences(
+        _sources(config, inputs),
+        on_bad_rows=config.on_bad_rows,
+        on_ties=config.on_ties,
+        max_characters=config.max_characters,
+        render=chat_renderer(tokenizer) if tokenizer is not None else None,
+        count_tokens=None if tokenizer is None else lambda text: len(tokenizer(text)["input_ids"]),
+        max_tokens=None if tokenizer is None else config.max_tokens,
+    )
+    write_quarantine(output / "quarantine.jsonl", bad_rows)
+    if config.max_pairs is not None and len(pairs) > config.max_pairs:
+        pairs = random.Random(f"subset/{config.seed}").sample(pairs, config.max_pairs)
+    train_share = 1 - config.validation_share - config.test_share
+    splits = split_pairs(
+        pairs,
+        {
+            "train": train_share,
+            "validation": config.validation_share,
+            "test": config.test_share,
+        },
+        seed=config.seed,
+        split_by=config.split_by,
+    )
+    check_leakage(splits)
+    for name, rows in splits.items():
+        write_rows(output / f"{name}.jsonl", (pair.to_json() for pair in rows))
+    write_rows(
+        output / "demonstrations.jsonl",
+        (
+            {"prompt": pair.prompt, "response": pair.chosen, "category": pair.category}
+            for pair in splits["train"]
+        ),
+    )
+    write_rows(output / "policy_prompts.jsonl", _prompts(splits["train"]))
+    for split, name in (("test", "main"), ("validation", "validation")):
+        prompts = _prompts(splits[split])[: config.num_eval_prompts]
+        write_rows(output / "eval" / f"{name}.jsonl", prompts)
+    write_json(
+        output / "summary.json",
+        {
+            "num_rows": report.total.rows_read,
+            "num_quarantined": len(bad_rows),
+            "num_pairs": len(pairs),
+            **{f"num_{name}": len(rows) for name, rows in splits.items()},
+            "share_chosen_longer": report.share_chosen_longer,
+        },
+    )
+
+
+def _sources(config: PreferencesConfig, inputs: dict[str, Path]) -> list[Source]:
+    """Sources with their categories; a file is named as the user named it, wherever it lies now."""
+    if config.categories and len(config.categories) != len(config.sources):
+        raise ValueError(
+            f"preferences.categories has {len(config.categories)} entries for "
+            f"{len(config.sources)} sources; give one each, or none"
+        )
+    sources = []
+    for index, name in enumerate(config.sources):
+        category = config.categories[index] if config.categories else None
+        folder = inputs.get(f"source_{index}")
+        path = name if folder is None else str(folder / name.rstrip("/").rpartition("/")[2])
+        label = name.rstrip("/").rpartition("/")[2] if folder is not None else None
+        sources.append(Source(path, category=category, name=label))
+    return sources
+
+
+def _prompts(pairs: Sequence[PreferencePair]) -> list[dict[str, Any]]:
+    """Each prompt once, with its category."""
+    return list(
+        {pair.prompt: {"prompt": pair.prompt, "category": pair.category} for pair in pairs}.values()
+    )

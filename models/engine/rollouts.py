@@ -1,0 +1,37 @@
+"""Text in, sampled text out: the rollout loop with progress."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from models.engine.progress import Progress
+from models.nets.generation import Sampling, sample
+
+# Prompts between two progress reports; a full decoding batch of short prompts.
+CHUNK = 1024
+
+
+def respond(
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    sampling: Sampling,
+    generator: torch.Generator,
+    progress: Progress | None = None,
+) -> list[str]:
+    """One sampled response (text, end token removed) a prompt, in order."""
+    limit = policy.config.max_position_embeddings - sampling.max_new_tokens
+    encoded = [
+        list(tokenizer(prompt, add_special_tokens=False)["input_ids"])[-limit:]
+        for prompt in prompts
+    ]
+    texts: list[str] = []
+    for start in range(0, len(encoded), CHUNK):
+        sampled = sample(policy, tokenizer, encoded[start : start + CHUNK], sampling, generator)
+        texts += [tokenizer.decode(ids, skip_special_tokens=True) for ids in sampled]
+        if progress is not None:
+            progress.advance(len(texts), len(encoded))
+    return texts

@@ -1,0 +1,51 @@
+"""Shape and type checks shared by the formulas; every failure is a `ShapeError`.
+
+The checks read shapes and dtypes only, never values, so they cost no device synchronisation.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class ShapeError(ValueError):
+    """A tensor's shape or dtype is not what a formula is defined on."""
+
+
+def require_shape(where: str, ndim: int | None, **tensors: Tensor | None) -> None:
+    """Require all tensors that are not None to share one non-empty shape of `ndim` axes.
+
+    where: the formula's name, for the message. ndim: number of axes, None for any number.
+    tensors: by argument name; the first that is not None sets the shape.
+    Raises ShapeError with the names and the shapes found.
+    """
+    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    found = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in present.items())
+    first = next(iter(present.values()))
+    if ndim is not None and first.ndim != ndim:
+        raise ShapeError(f"{where}: expected {ndim} axes, found {found}; reshape before the call")
+    if any(tensor.shape != first.shape for tensor in present.values()):
+        raise ShapeError(
+            f"{where}: expected one shared shape, found {found}; no broadcasting is done here"
+        )
+    if first.numel() == 0:
+        raise ShapeError(f"{where}: expected at least one element, found {found}; skip the call")
+
+
+def require_mask(where: str, mask: Tensor, name: str = "mask") -> None:
+    """Require a bool mask (True = counted). Raises ShapeError with the dtype found."""
+    if mask.dtype != torch.bool:
+        raise ShapeError(
+            f"{where}: {name} must be torch.bool (True = counted), found {mask.dtype}; "
+            f"pass {name}.bool()"
+        )
+
+
+def require_floating(where: str, **tensors: Tensor | None) -> None:
+    """Require floating-point tensors. Raises ShapeError with the dtype found."""
+    for name, tensor in tensors.items():
+        if tensor is not None and not tensor.is_floating_point():
+            raise ShapeError(
+                f"{where}: {name} must be floating point, found {tensor.dtype}; pass {name}.float()"
+            )

@@ -1,0 +1,91 @@
+"""Preference strength: an ensemble's vote on every pair.
+
+[RM] Secrets of RLHF Part II, arXiv 2401.06080.
+
+Deviations
+1. `counted` lets a member abstain on a pair. The paper has every member score the pairs it was
+   trained on, so a memorised wrong label looks right; with `fold_of` a pair can be scored only by
+   members that never saw it (cross-fitting). Without it the paper's in-sample vote is computed.
+2. Where the number of pairs is not a multiple of the number of groups, the first groups hold one
+   pair more; the paper does not say.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from models.functional.checks import require_floating, require_mask, require_shape
+from models.functional.masked import masked_mean
+
+
+def preference_strength(
+    differences: Tensor, counted: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation over members of each pair's score difference [RM eq. 4].
+
+    mean_i = sum_m d_im / M, std_i = sqrt(sum_m (d_im - mean_i)^2 / M), M = members counted for i
+    (population form: one member gives std 0).
+
+    differences: (M, N), d_im = r_m(chosen_i) - r_m(rejected_i), logits.
+    counted: (M, N) bool, True = member m votes on pair i, None = all do.
+    Returns mean (N,) and std (N,), logits.
+    Raises ShapeError for other shapes, ValueError if a pair has no member that counts.
+    """
+    require_shape("preference_strength", 2, differences=differences, counted=counted)
+    require_floating("preference_strength", differences=differences)
+    if counted is None:
+        counted = torch.ones_like(differences, dtype=torch.bool)
+    require_mask("preference_strength", counted, "counted")
+    voteless = (~counted.any(0)).nonzero().flatten().tolist()
+    if voteless:
+        raise ValueError(
+            f"preference_strength: {len(voteless)} of {differences.shape[1]} pairs have no "
+            f"counted member (first at index {voteless[0]}); every pair needs at least one: "
+            f"check that each fold is left out by some member"
+        )
+    mean = masked_mean(differences, counted, dim=0)
+    variance = masked_mean((differences - mean).square(), counted, dim=0)
+    return mean, variance.sqrt()
+
+
+def strength_groups(mean: Tensor, std: Tensor, num_groups: int = 20) -> tuple[Tensor, Tensor]:
+    """Group means of strength and of its spread, weakest group first [RM figure 2].
+
+    Pairs are sorted by mean, ascending (ties keep their order), and cut into groups of equal
+    size up to one. In the paper std is U-shaped over the groups.
+
+    mean, std: (N,), logits, from `preference_strength`. num_groups: in [1, N].
+    Returns group_mean (G,) and group_std (G,), logits, group_mean ascending.
+    Raises ShapeError for other shapes, ValueError for a num_groups outside [1, N].
+    """
+    require_shape("strength_groups", 1, mean=mean, std=std)
+    if not 1 <= num_groups <= mean.shape[0]:
+        raise ValueError(
+            f"strength_groups: num_groups must be in [1, {mean.shape[0]}] (the number of pairs), "
+            f"found {num_groups}"
+        )
+    order = torch.argsort(mean, stable=True)
+    group_mean = [group.mean() for group in mean[order].tensor_split(num_groups)]
+    group_std = [group.mean() for group in std[order].tensor_split(num_groups)]
+    return torch.stack(group_mean), torch.stack(group_std)
+
+
+def fold_of(num_pairs: int, num_folds: int, seed: int) -> Tensor:
+    """A random fold for every pair, sizes equal up to one (deviation 1).
+
+    Where several pairs share a prompt, draw folds for the prompts and index them by prompt:
+    a member that saw a sibling pair has seen the answer.
+
+    num_pairs: N >= 1. num_folds: in [2, N]. seed: determines the folds; the global random state
+    is neither read nor advanced.
+    Returns (N,) long on the CPU, values in [0, num_folds).
+    Raises ValueError for a num_folds outside [2, N].
+    """
+    if not 2 <= num_folds <= num_pairs:
+        raise ValueError(
+            f"fold_of: num_folds must be in [2, {num_pairs}] (the number of pairs), "
+            f"found {num_folds}"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(num_pairs, generator=generator) % num_folds

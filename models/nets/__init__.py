@@ -1,0 +1,1 @@
+"""Networks: loading, saving, scalar heads (transformers)."""

@@ -1,0 +1,87 @@
+"""Building, loading and saving models in transformers' own folder format.
+
+Scorers and critics are `AutoModelForSequenceClassification` folders, so anyone can load them:
+one label is a reward model or critic, two labels are an Advantage Model (reward, expected reward).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from models.config import ModelConfig
+from models.nets.packaged import load_base_policy, load_base_tokenizer
+
+SCORER_LABELS = {1: {0: "reward"}, 2: {0: "reward", 1: "expected_reward"}}
+
+
+def build_policy(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """The base model to fine-tune: loaded from `config.base`, or a fresh small Llama."""
+    if config.base is not None:
+        return load_base_policy(config.base)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=config.hidden_size,
+            intermediate_size=config.hidden_size * 3,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            num_key_value_heads=config.num_heads,
+            max_position_embeddings=config.max_length,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def load_policy(folder: Path) -> PreTrainedModel:
+    """A causal language model in float32 from a `save_pretrained` folder."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer stored beside a model; its pad token falls back to its end token."""
+    return load_base_tokenizer(str(folder))
+
+
+def new_scorer(folder: Path, num_heads: int, seed: int) -> PreTrainedModel:
+    """A scorer on the trunk of the model in `folder`, its bias-free head drawn from `seed`.
+
+    Heads start at normal(0, 1/sqrt(hidden + 1)) as in InstructGPT's reward models.
+    """
+    model = AutoModelForSequenceClassification.from_pretrained(
+        folder,
+        num_labels=num_heads,
+        id2label=SCORER_LABELS[num_heads],
+        label2id={label: index for index, label in SCORER_LABELS[num_heads].items()},
+        dtype=torch.float32,
+    )
+    generator = torch.Generator().manual_seed(seed)
+    std = (model.score.in_features + 1) ** -0.5
+    with torch.no_grad():
+        model.score.weight.copy_(
+            torch.randn(model.score.weight.shape, generator=generator).mul_(std)
+        )
+    return model
+
+
+def load_scorer(folder: Path) -> PreTrainedModel:
+    """A reward model, critic or Advantage Model from its `save_pretrained` folder."""
+    return AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+
+
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Weights as safetensors, configuration and tokenizer, in one `save_pretrained` folder."""
+    model.save_pretrained(folder, safe_serialization=True)
+    tokenizer.save_pretrained(folder)

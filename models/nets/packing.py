@@ -1,0 +1,120 @@
+"""Shared-prefix packing: a prompt once, its responses behind it, each seeing the prompt and itself.
+
+A row is `prompt, response_1, ..., response_k`. Position ids restart after the prompt for every
+response, and the attention mask lets a response token see the prompt and the earlier tokens of its
+own response only, so every hidden state equals that of the unpacked `prompt + response` (tested).
+One pass over a preference pair then costs prompt + chosen + rejected tokens, and the prompt's last
+hidden state, which the Advantage Model's e(x) reads, comes for free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Token ids of a prompt and its responses, each response ending in the end token."""
+
+    prompt: list[int]
+    responses: tuple[list[int], ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the packed row."""
+        return len(self.prompt) + sum(map(len, self.responses))
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """B packed rows of T tokens holding R responses in all.
+
+    input_ids, position_ids: (B, T). attention_mask: (B, 1, T, T) bool, True = may attend.
+    response_row, response_start, response_end, prompt_end: (R,) where each response lies
+    (`response_end` and `prompt_end` are the index of the last token, inclusive).
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    attention_mask: Tensor
+    response_row: Tensor
+    response_start: Tensor
+    response_end: Tensor
+    prompt_end: Tensor
+
+    def response_positions(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Where response tokens lie, as (R, L) padded matrices.
+
+        Returns `source` (index whose hidden state predicts the token: the prompt's last token for
+        the first one, the token before it else), `target` (index of the token) and the bool
+        `response_mask`, True for real tokens. Masked places hold a valid, meaningless index.
+        """
+        lengths = self.response_end - self.response_start + 1
+        offset = torch.arange(int(lengths.max()))
+        response_mask = offset < lengths[:, None]
+        target = torch.where(response_mask, self.response_start[:, None] + offset, 0)
+        source = torch.where(offset == 0, self.prompt_end[:, None], target - 1).clamp(min=0)
+        return source, target, response_mask
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    responses: Iterable[str],
+    max_length: int | None = None,
+) -> Candidates:
+    """Tokenise a prompt and its responses; the end token is appended to every response.
+
+    Too long a prompt loses its beginning (the last turns matter most), too long a response its
+    end, so that prompt plus longest response fits `max_length`.
+    """
+    prompt_ids = list(tokenizer(prompt, add_special_tokens=False)["input_ids"])
+    encoded = [
+        [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        for text in responses
+    ]
+    if max_length is not None:
+        encoded = [ids[: max_length - 1] for ids in encoded]
+        longest = max(map(len, encoded), default=0)
+        prompt_ids = prompt_ids[-(max_length - longest) :]
+    return Candidates(prompt_ids, tuple(encoded))
+
+
+def pack(rows: Sequence[Candidates], pad_id: int) -> PackedBatch:
+    """Pack rows of candidates, padded on the right to the longest row."""
+    width = max(row.num_tokens for row in rows)
+    input_ids = torch.full((len(rows), width), pad_id)
+    position_ids = torch.zeros(len(rows), width, dtype=torch.long)
+    segment = torch.full((len(rows), width), -1)
+    places: list[tuple[int, int, int, int]] = []
+    for index, row in enumerate(rows):
+        cursor = len(row.prompt)
+        input_ids[index, :cursor] = torch.tensor(row.prompt)
+        position_ids[index, :cursor] = torch.arange(cursor)
+        segment[index, :cursor] = 0
+        for number, response in enumerate(row.responses, start=1):
+            end = cursor + len(response)
+            input_ids[index, cursor:end] = torch.tensor(response)
+            position_ids[index, cursor:end] = torch.arange(len(response)) + len(row.prompt)
+            segment[index, cursor:end] = number
+            places.append((index, cursor, end - 1, len(row.prompt) - 1))
+            cursor = end
+    columns = torch.tensor(places).T
+    return PackedBatch(input_ids, position_ids, _visible(segment), *columns)
+
+
+def _visible(segment: Tensor) -> Tensor:
+    """(B, 1, T, T) bool mask from segment ids (B, T): 0 prompt, j response j, -1 padding.
+
+    A padding token sees itself, so that no softmax runs over nothing.
+    """
+    width = segment.shape[1]
+    causal = torch.ones(width, width, dtype=torch.bool).tril()
+    query, key = segment[:, :, None], segment[:, None, :]
+    allowed = causal & ((key == 0) | (key == query)) & (query >= 0)
+    return (allowed | torch.eye(width, dtype=torch.bool))[:, None]

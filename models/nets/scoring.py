@@ -1,0 +1,77 @@
+"""Scores from hidden states: where a scorer's heads read, for one, two and many responses a row."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from models.functional.masked import entropy_of, logprobs_of
+from models.nets.packing import PackedBatch
+
+
+def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
+    """Last hidden states (B, T, H) of a packed batch; no language-model head is computed."""
+    output = model.base_model(
+        input_ids=batch.input_ids,
+        attention_mask=batch.attention_mask,
+        position_ids=batch.position_ids,
+        use_cache=False,
+    )
+    return output.last_hidden_state
+
+
+def response_scores(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
+    """Scores (R,) of all R responses of a packed batch, in packing order.
+
+    A reward model answers r(x, y), read at the response's last real token; an Advantage Model
+    (two heads) answers r(x, y) - e(x), with e read at the prompt's last token [AM eq. 8, K = 0].
+    """
+    rewards, expected = reward_heads(model, batch)
+    return rewards if expected is None else rewards - expected
+
+
+def reward_heads(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Tensor | None]:
+    """r(x, y) (R,) and, for an Advantage Model, e(x) (R,) repeated for each response."""
+    hidden = hidden_states(model, batch)
+    rewards = model.score(hidden[batch.response_row, batch.response_end])
+    if model.config.num_labels == 1:
+        return rewards[:, 0], None
+    expected = model.score(hidden[batch.response_row, batch.prompt_end])
+    return rewards[:, 0], expected[:, 1]
+
+
+def is_advantage_model(model: PreTrainedModel) -> bool:
+    """Whether a scorer carries the second head e(x)."""
+    return bool(model.config.num_labels == 2)
+
+
+def response_logprobs(
+    model: PreTrainedModel, batch: PackedBatch, temperature: float = 1.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities (R, L) of response tokens, entropies (R, L), response_mask (R, L).
+
+    Under softmax(logits / temperature). The language-model head runs on response tokens only.
+    """
+    hidden = hidden_states(model, batch)
+    source, target, response_mask = batch.response_positions()
+    rows = batch.response_row[:, None].expand_as(source)
+    logits = model.get_output_embeddings()(hidden[rows[response_mask], source[response_mask]])
+    logits = logits / temperature
+    labels = batch.input_ids[rows[response_mask], target[response_mask]]
+    logprobs = _spread(logprobs_of(logits, labels), response_mask)
+    entropies = _spread(entropy_of(logits.detach()), response_mask)
+    return logprobs, entropies, response_mask
+
+
+def response_values(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    """Critic values (R, L) of the states before each response token, and response_mask (R, L)."""
+    hidden = hidden_states(model, batch)
+    source, _, response_mask = batch.response_positions()
+    rows = batch.response_row[:, None].expand_as(source)
+    values = model.score(hidden[rows[response_mask], source[response_mask]])[:, 0]
+    return _spread(values, response_mask), response_mask
+
+
+def _spread(values: Tensor, mask: Tensor) -> Tensor:
+    """(R, L) with `values` in the places where `mask` is True, 0 elsewhere."""
+    return values.new_zeros(mask.shape).masked_scatter(mask, values)

@@ -1,0 +1,42 @@
+"""Preference data: readers, formats, checks and splits. Loads no GPU stack."""
+
+from models.preferences.errors import BadRow, PreferenceDataError, Problem, write_quarantine
+from models.preferences.load import (
+    OnBadRows,
+    OnTies,
+    PreferenceOptionError,
+    load_preferences,
+)
+from models.preferences.messages import Render, chat_renderer, render_hh
+from models.preferences.readers import Source
+from models.preferences.report import PreferenceReport, SourceCounts, normalise_prompt
+from models.preferences.splits import (
+    LeakageError,
+    SplitBy,
+    SplitError,
+    check_leakage,
+    split_pairs,
+)
+
+__all__ = [
+    "BadRow",
+    "LeakageError",
+    "OnBadRows",
+    "OnTies",
+    "PreferenceDataError",
+    "PreferenceOptionError",
+    "PreferenceReport",
+    "Problem",
+    "Render",
+    "Source",
+    "SourceCounts",
+    "SplitBy",
+    "SplitError",
+    "chat_renderer",
+    "check_leakage",
+    "load_preferences",
+    "normalise_prompt",
+    "render_hh",
+    "split_pairs",
+    "write_quarantine",
+]

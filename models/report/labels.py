@@ -1,0 +1,202 @@
+"""What was wrong with the labels: planted noise found, flips made, the pairs to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from models.report.artifacts import Artifacts, ReportInputError, Row
+from models.report.statistics import Estimate, auroc_estimate, share_estimate
+
+NUM_GROUPS = 20
+NUM_AUDITED = 25
+
+
+@dataclass(frozen=True)
+class LabelNoise:
+    """How well one way of voting finds wrong labels, over the training pairs.
+
+    mode: in_sample or cross_fitted. share_negative: pairs of strength below 0. auroc_*: of minus
+    the strength; planted flips among all pairs, planted flips among pairs that are no near-ties,
+    labels wrong by gold among all pairs. negative_precision: share of the pairs below 0 whose label
+    is wrong by gold; negative_recall: share of wrong labels below 0. None without truth.
+    """
+
+    mode: str
+    num_pairs: int
+    num_members: int
+    share_negative: Estimate
+    mean_strength: float
+    mean_std: float
+    auroc_flipped: Estimate | None
+    auroc_flipped_clear: Estimate | None
+    auroc_wrong: Estimate | None
+    negative_precision: Estimate | None
+    negative_recall: Estimate | None
+
+
+@dataclass(frozen=True)
+class Relabelling:
+    """What relabelling did to the training labels; truth-based shares are None without truth.
+
+    flip_precision: share of the flipped pairs whose label was wrong by gold; flip_recall: share of
+    the wrong labels that were flipped; right_before, right_after: labels that agree with gold
+    (pairs that gold holds equal left out).
+    """
+
+    num_pairs: int
+    num_flipped: int
+    share_flipped: float
+    share_smoothed: float
+    mean_margin: float
+    flip_precision: Estimate | None
+    flip_recall: Estimate | None
+    right_before: Estimate | None
+    right_after: Estimate | None
+
+
+def strength_rows(artifacts: Artifacts, role: str) -> list[Row]:
+    """Training pairs' strength, each with its truth (or None) under `truth`."""
+    return [
+        {**row, "truth": artifacts.truth.get(row["id"])}
+        for row in artifacts.rows(role, "strength.jsonl")
+        if row["split"] == "train"
+    ]
+
+
+def voting_mode(artifacts: Artifacts, role: str) -> str:
+    """in_sample where every member voted on every training pair, else cross_fitted."""
+    rows = strength_rows(artifacts, role)
+    most = max(row["num_members"] for row in artifacts.rows(role, "strength.jsonl"))
+    whole = max(most, len(artifacts.members))
+    return "in_sample" if all(row["num_members"] == whole for row in rows) else "cross_fitted"
+
+
+def label_noise(artifacts: Artifacts, role: str, mode: str, seed: int) -> LabelNoise:
+    """Measure one strength artifact."""
+    rows = strength_rows(artifacts, role)
+    if not rows:
+        raise ReportInputError(f"{role}: strength.jsonl holds no training pair; nothing to audit")
+    mean = torch.tensor([row["strength_mean"] for row in rows], dtype=torch.float64)
+    negative = share_estimate(int((mean < 0).sum()), len(rows), seed)
+    assert negative is not None
+    found: dict[str, Estimate | None] = dict.fromkeys(
+        ("auroc_flipped", "auroc_flipped_clear", "auroc_wrong")
+    )
+    precision = recall = None
+    if all(row["truth"] for row in rows):
+        kinds = [row["truth"]["kind"] for row in rows]
+        flipped = torch.tensor([kind == "flipped" for kind in kinds])
+        clear = torch.tensor([kind != "ambiguous" for kind in kinds])
+        wrong = torch.tensor([bool(row["truth"]["is_wrong"]) for row in rows])
+        found = {
+            "auroc_flipped": auroc_estimate(-mean, flipped, seed),
+            "auroc_flipped_clear": auroc_estimate(-mean[clear], flipped[clear], seed),
+            "auroc_wrong": auroc_estimate(-mean, wrong, seed),
+        }
+        hits = int(((mean < 0) & wrong).sum())
+        precision = share_estimate(hits, int((mean < 0).sum()), seed)
+        recall = share_estimate(hits, int(wrong.sum()), seed)
+    return LabelNoise(
+        mode=mode,
+        num_pairs=len(rows),
+        num_members=max(row["num_members"] for row in rows),
+        share_negative=negative,
+        mean_strength=float(mean.mean()),
+        mean_std=sum(row["strength_std"] for row in rows) / len(rows),
+        negative_precision=precision,
+        negative_recall=recall,
+        **found,
+    )
+
+
+def relabelling(artifacts: Artifacts, seed: int) -> Relabelling | None:
+    """Measure what relabelling did; none where it was not run."""
+    rows = artifacts.rows("relabelled", "train.jsonl")
+    if not rows:
+        return None
+    flipped = [bool(row["is_flipped"]) for row in rows]
+    shares: dict[str, Estimate | None] = dict.fromkeys(
+        ("flip_precision", "flip_recall", "right_before", "right_after")
+    )
+    truths = [artifacts.truth.get(row["id"]) for row in rows]
+    known = [truth for truth in truths if truth is not None]
+    if len(known) == len(rows):
+        wrong = [bool(truth["is_wrong"]) for truth in known]
+        hits = sum(f and w for f, w in zip(flipped, wrong, strict=True))
+        differ = [truth["gold_chosen"] != truth["gold_rejected"] for truth in known]
+        after = [f == w for f, w, d in zip(flipped, wrong, differ, strict=True) if d]
+        before = [not w for w, d in zip(wrong, differ, strict=True) if d]
+        shares = {
+            "flip_precision": share_estimate(hits, sum(flipped), seed),
+            "flip_recall": share_estimate(hits, sum(wrong), seed),
+            "right_before": share_estimate(sum(before), len(before), seed),
+            "right_after": share_estimate(sum(after), len(after), seed),
+        }
+    return Relabelling(
+        num_pairs=len(rows),
+        num_flipped=sum(flipped),
+        share_flipped=sum(flipped) / len(rows),
+        share_smoothed=sum(row["label"] < 1 for row in rows) / len(rows),
+        mean_margin=sum(row["margin"] for row in rows) / len(rows),
+        **shares,
+    )
+
+
+def strength_groups(rows: Sequence[Row], num_groups: int = NUM_GROUPS) -> list[dict[str, Any]]:
+    """Training pairs sorted by strength, cut into groups of equal size [RM figure 2].
+
+    Each group: `mean` and `std`, the means of the pairs' strength mean and std; `count`;
+    `share_wrong` by gold, or None.
+    """
+    ordered = sorted(rows, key=lambda row: float(row["strength_mean"]))
+    number = min(num_groups, len(ordered))
+    cuts = [round(index * len(ordered) / number) for index in range(number + 1)]
+    groups = []
+    for low, high in pairwise(cuts):
+        part = ordered[low:high]
+        wrong = [bool(row["truth"]["is_wrong"]) for row in part if row["truth"]]
+        groups.append(
+            {
+                "mean": sum(row["strength_mean"] for row in part) / len(part),
+                "std": sum(row["strength_std"] for row in part) / len(part),
+                "count": len(part),
+                "share_wrong": sum(wrong) / len(wrong) if wrong else None,
+            }
+        )
+    return groups
+
+
+def audit(artifacts: Artifacts, limit: int = NUM_AUDITED) -> list[Row]:
+    """The training pairs of lowest strength, with texts, members' votes and what was done.
+
+    `votes` holds each voting member's score difference; members trained on a pair have no vote
+    where the vote is cross-fitted.
+    """
+    strength = strength_rows(artifacts, "strength")
+    if not strength:
+        return []
+    worst = sorted(strength, key=lambda row: float(row["strength_mean"]))[:limit]
+    pairs = {row["id"]: row for row in artifacts.pairs("train")}
+    treated = {row["id"]: row for row in artifacts.rows("relabelled", "train.jsonl")}
+    is_crossed = voting_mode(artifacts, "strength") == "cross_fitted"
+    scores = [artifacts.scores(role, "train") for role in artifacts.members]
+    result = []
+    for row in worst:
+        mine = [member[row["id"]] for member in scores if row["id"] in member]
+        votes = [
+            vote["chosen_score"] - vote["rejected_score"]
+            for vote in mine
+            if not (is_crossed and vote["was_trained_on"])
+        ]
+        against = sum(vote < 0 for vote in votes)
+        result.append(
+            {**pairs[row["id"]], **row, "votes": votes, "num_against": against}
+            | {"annotator_votes": pairs[row["id"]].get("votes")}
+            | {"treated": treated.get(row["id"])}
+        )
+    return result

@@ -1,0 +1,143 @@
+"""The page: fills the template with the scorecard, the plots, the audit and the samples.
+
+Everything that came from data or a model is untrusted: the template escapes it, and the page's
+content security policy forbids scripts and requests.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from jinja2 import DictLoader, Environment, StrictUndefined
+from markupsafe import Markup
+
+from models.report.artifacts import Artifacts
+from models.report.config import ReportConfig
+from models.report.curves import Curve
+from models.report.label_charts import label_charts
+from models.report.labels import audit, strength_rows
+from models.report.policies import final_policy
+from models.report.policy_charts import cost_chart, curve_charts, outcome_charts
+from models.report.samples import sample_groups
+from models.report.scorecard import Scorecard
+from models.report.scorer_charts import SHOWN, scorer_charts
+from models.report.statistics import Estimate
+from models.report.stylesheet import STYLESHEET
+from models.report.template import TEMPLATES
+from models.report.verdict import JUDGES, SETS, answer_of, policy_name
+
+MOST_CHARACTERS = 1500
+
+
+def render(
+    artifacts: Artifacts, config: ReportConfig, card: Scorecard, curves: Mapping[str, Curve]
+) -> str:
+    """The whole page as HTML."""
+    environment = Environment(
+        loader=DictLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "percent": percent,
+        "number": number,
+        "points": points,
+        "bare_points": lambda estimate: points(estimate).replace(" points", ""),
+        "clip": clip,
+        "tidy": tidy,
+        "policy_name": policy_name,
+        "answer_of": answer_of,
+    }
+    final = final_policy(card.policies)
+    measure = card.verdict.judged_by or "judge_score"
+    return environment.get_template("page").render(
+        card=card,
+        config_text=json.dumps(config.config, indent=1, ensure_ascii=False, default=str),
+        stylesheet=Markup(STYLESHEET),
+        scorer_names={name: shown[0] for name, shown in SHOWN.items()},
+        claim_units=CLAIM_UNITS,
+        sets=SETS,
+        judges=JUDGES,
+        final=final,
+        measure=measure,
+        has_measured=[p for p in card.policies if p.sets],
+        rounds=[p for p in card.policies if p.round],
+        label_charts=label_charts(strength_rows(artifacts, "strength")),
+        audited=audit(artifacts),
+        scorer_charts=scorer_charts(artifacts, card),
+        curve_charts=curve_charts({n: c for n, c in curves.items() if not is_round(n)}),
+        round_charts=curve_charts({n: c for n, c in curves.items() if n == "full" or is_round(n)})
+        if any(map(is_round, curves))
+        else [],
+        outcome_charts=outcome_charts(card),
+        cost_chart=cost_chart(card.stages),
+        samples=sample_groups(artifacts, f"eval_{final.name}", measure, config.seed)
+        if final
+        else [],
+    )
+
+
+def is_round(name: str) -> bool:
+    """Whether a policy's name is that of a MetaRM round after the first."""
+    return name.startswith("round_")
+
+
+def tidy(text: str) -> str:
+    """Real minus signs, and intervals that do not break across lines."""
+    text = re.sub(r"(?<![\w.])-(?=\d)", "−", text)
+    return re.sub(r"\[[^\]]*\]", lambda found: found.group().replace(" ", "\u00a0"), text)
+
+
+# How to print what a claim measured: name to words and filter.
+CLAIM_UNITS = {
+    "in_sample": ("AUROC, in-sample vote", "number"),
+    "without_near_ties": ("the same, near-ties left out", "number"),
+    "cross_fitted": ("AUROC, cross-fitted vote", "number"),
+    "accuracy_gain": ("difference of accuracy", "points"),
+    "accuracy_change": ("difference of accuracy", "points"),
+    "ece_change": ("difference of calibration error, annotators' labels", "points"),
+    "ece_change_clean": ("the same, right labels", "points"),
+    "spread_change": ("difference of the spread", "change"),
+    "spread_ratio_change": ("of its ratio to the spread within", "change"),
+    "net_win": ("wins minus losses", "points"),
+    "kl": ("KL in nats", "number"),
+    "score_change": ("change of the score, in spreads", "change"),
+    "gold_change": ("change of gold", "change"),
+    "forget_gain": ("difference", "change"),
+}
+
+
+def percent(estimate: Estimate | None) -> str:
+    """A share in percent with its interval."""
+    if estimate is None:
+        return "–"
+    low, high = 100 * estimate.low, 100 * estimate.high
+    return tidy(f"{100 * estimate.value:.1f}\u00a0% [{low:.1f}, {high:.1f}]")
+
+
+def number(estimate: Estimate | None, form: str = ".3f") -> str:
+    """A number with its interval."""
+    if estimate is None:
+        return "–"
+    return tidy(f"{estimate.value:{form}} [{estimate.low:{form}}, {estimate.high:{form}}]")
+
+
+def points(estimate: Estimate | None) -> str:
+    """A difference of shares in percentage points with its interval."""
+    if estimate is None:
+        return "–"
+    low, high = 100 * estimate.low, 100 * estimate.high
+    return tidy(f"{100 * estimate.value:+.1f} points [{low:+.1f}, {high:+.1f}]")
+
+
+def clip(text: str) -> str:
+    """A text that fits the page; says how much was left out."""
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    half = MOST_CHARACTERS // 2
+    left_out = len(text) - 2 * half
+    return f"{text[:half]}\n[… {left_out:,} characters left out …]\n{text[-half:]}"

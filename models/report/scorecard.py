@@ -1,0 +1,199 @@
+"""The scorecard: every number of the report, typed, as `scorecard.json` holds it.
+
+Numbers with sampling error are objects {value, low, high, count}: 95 % bootstrap intervals over
+`count` examples (see `models.report.statistics`). What was not run, or cannot be known without
+truth, is null or absent; nothing is filled in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from models.report.artifacts import SPLITS, Artifacts
+from models.report.claims import Claim, claims
+from models.report.config import LineageEntry, ReportConfig
+from models.report.curves import Curve
+from models.report.labels import LabelNoise, Relabelling, label_noise, relabelling, voting_mode
+from models.report.policies import Policy, policies
+from models.report.scorers import NAMES, LengthBaseline, Scorer, length_baseline, measure
+from models.report.statistics import Estimate
+from models.report.verdict import Verdict, verdict
+
+
+@dataclass(frozen=True)
+class DataCounts:
+    """What came in. planted: shares of clear, flipped and ambiguous pairs in all splits, and
+    `wrong`, labels wrong by gold (empty for real data). summaries: the stages' own counts."""
+
+    num_pairs: int
+    num_train: int
+    num_validation: int
+    num_test: int
+    pairs_by_category: dict[str, int]
+    planted: dict[str, float]
+    summaries: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """Seconds of one artifact's making; is_cached: taken from the store in this run."""
+
+    role: str
+    stage: str
+    seconds: float
+    is_cached: bool
+
+
+@dataclass(frozen=True)
+class Scorecard:
+    """All numbers of one run.
+
+    label_noise: by way of voting, in_sample or cross_fitted; vote_used: which of them relabelling
+    used. scorers: baseline (raw labels, the ensemble's first member), relabelled, advantage_model.
+    policies: sft, the PPO arms, then MetaRM rounds. seeds: every seed of the configuration, by
+    dotted path.
+    """
+
+    title: str
+    recipe: str
+    seed: int
+    has_truth: bool
+    has_gold: bool
+    verdict: Verdict
+    claims: list[Claim]
+    data: DataCounts
+    vote_used: str | None
+    label_noise: dict[str, LabelNoise]
+    relabelling: Relabelling | None
+    scorers: dict[str, Scorer]
+    length_baseline: LengthBaseline | None
+    policies: list[Policy]
+    stages: list[StageCost]
+    total_seconds: float
+    seeds: dict[str, int]
+    lineage: list[dict[str, Any]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values that `json.dumps` takes."""
+        return dataclasses.asdict(self)
+
+
+def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dict[str, Curve]]:
+    """Compute the scorecard; also returns the PPO curves, which only the plots need."""
+    seed = config.seed
+    noise: dict[str, LabelNoise] = {}
+    vote_used = None
+    if artifacts.has("strength"):
+        vote_used = voting_mode(artifacts, "strength")
+        noise[vote_used] = label_noise(artifacts, "strength", vote_used, seed)
+    if artifacts.has("strength_cross_fitted") and "cross_fitted" not in noise:
+        noise["cross_fitted"] = label_noise(
+            artifacts, "strength_cross_fitted", "cross_fitted", seed
+        )
+    found, curves = policies(artifacts, config.arms, config.rounds, config.has_gold, seed)
+    treated = relabelling(artifacts, seed)
+    scorers = {
+        name: measure(artifacts, role, seed)
+        for name, role in NAMES.items()
+        if artifacts.has(role) and artifacts.pairs("test")
+    }
+    checked = claims(artifacts, list(noise.values()), found, seed)
+    scorecard = Scorecard(
+        title=config.title,
+        recipe=config.recipe,
+        seed=seed,
+        has_truth=bool(artifacts.truth),
+        has_gold=config.has_gold,
+        verdict=verdict(found, checked, noise.get(vote_used or "")),
+        claims=checked,
+        data=data_counts(artifacts),
+        vote_used=vote_used,
+        label_noise=noise,
+        relabelling=treated,
+        scorers=scorers,
+        length_baseline=length_baseline(artifacts, seed),
+        policies=found,
+        stages=[stage_cost(entry) for entry in config.lineage],
+        total_seconds=sum(entry.seconds for entry in config.lineage),
+        seeds=dict(_seeds(config.config)) | {"run": seed},
+        lineage=[entry.model_dump() for entry in config.lineage],
+    )
+    return scorecard, curves
+
+
+def data_counts(artifacts: Artifacts) -> DataCounts:
+    """Count pairs, categories and planted noise."""
+    splits = {split: artifacts.pairs(split) for split in SPLITS}
+    everything = [row for rows in splits.values() for row in rows]
+    categories = Counter(str(row.get("category") or "(none)") for row in everything)
+    truths = list(artifacts.truth.values())
+    planted = {
+        kind: sum(truth["kind"] == kind for truth in truths) / len(truths)
+        for kind in ("clear", "flipped", "ambiguous")
+        if truths
+    }
+    if truths:
+        planted["wrong"] = sum(bool(truth["is_wrong"]) for truth in truths) / len(truths)
+    return DataCounts(
+        num_pairs=len(everything),
+        **{f"num_{split}": len(rows) for split, rows in splits.items()},
+        pairs_by_category=dict(sorted(categories.items())),
+        planted=planted,
+        summaries={
+            role: artifacts.document(role, "summary.json")
+            for role in ("data", "preferences", "rehearsal")
+            if artifacts.has(role)
+        },
+    )
+
+
+def stage_cost(entry: LineageEntry) -> StageCost:
+    """The cost of one artifact."""
+    return StageCost(entry.role, entry.stage, entry.seconds, entry.cached)
+
+
+def _seeds(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
+    """Every `seed` in a configuration, by dotted path."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, child in items:
+        here = f"{path}.{key}" if path else str(key)
+        if key == "seed" and isinstance(child, int):
+            yield here, child
+        elif isinstance(child, (dict, list, tuple)):
+            yield from _seeds(child, here)
+
+
+def summary_of(scorecard: Scorecard) -> dict[str, float | str]:
+    """The key numbers, flat: what a table of runs shows."""
+    flat: dict[str, float | str] = {
+        "verdict": scorecard.verdict.answer,
+        "num_pairs": scorecard.data.num_pairs,
+        "total_seconds": scorecard.total_seconds,
+        **{f"claim_{claim.name}": claim.status for claim in scorecard.claims},
+    }
+    for mode, noise in scorecard.label_noise.items():
+        _add(flat, mode, noise, ("auroc_flipped", "auroc_flipped_clear", "auroc_wrong"))
+    _add(flat, "", scorecard.relabelling, ("flip_precision", "flip_recall", "right_after"))
+    for name, scorer in scorecard.scorers.items():
+        measures = [field.name for field in dataclasses.fields(scorer)]
+        _add(flat, name, scorer, measures)
+    for policy in scorecard.policies:
+        for place, answers in policy.sets.items():
+            prefix = f"{policy.name}_{place}"
+            _add(flat, prefix, answers, ("gold", "judge_score", "kl", "length"))
+            for judge, outcome in policy.against_sft.get(place, {}).items():
+                _add(flat, f"{prefix}_{judge}", outcome, ("win", "tie", "lose", "net"))
+    return {k: v for k, v in flat.items() if isinstance(v, str) or math.isfinite(v)}
+
+
+def _add(flat: dict[str, float | str], prefix: str, record: Any, names: Any) -> None:
+    """Put a record's estimates into `flat` under prefix_name."""
+    for name in names:
+        estimate = getattr(record, name, None)
+        if isinstance(estimate, Estimate):
+            flat[f"{prefix}_{name}".lstrip("_")] = estimate.value

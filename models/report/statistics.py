@@ -1,0 +1,99 @@
+"""Numbers with intervals: the bootstrap, applied to whatever the report states.
+
+[BOOT] Efron and Tibshirani, An Introduction to the Bootstrap, 1993.
+
+Deviation: statistics that resampling biases (calibration errors, spreads: a resample is rougher
+than its sample) get the interval value +- 1.96 bootstrap standard errors [BOOT chapter 12], cut at
+their range; all others the percentile interval [BOOT chapter 13].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.functional.calibration import auroc
+from models.functional.judgement import bootstrap_interval
+
+NUM_RESAMPLES = 1000
+# A standard error needs fewer resamples than a percentile [BOOT section 6.4].
+NUM_ERROR_RESAMPLES = 200
+Statistic = Callable[[Tensor], float]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A measured value with its 95 % bootstrap interval; `count` examples were resampled."""
+
+    value: float
+    low: float
+    high: float
+    count: int
+
+
+def mean_estimate(values: Tensor, seed: int) -> Estimate:
+    """Mean of values (N,), any unit, with a percentile interval."""
+    values = values.double()
+    low, high = bootstrap_interval(values, num_resamples=NUM_RESAMPLES, seed=seed)
+    return Estimate(float(values.mean()), low, high, len(values))
+
+
+def share_estimate(hits: int, count: int, seed: int) -> Estimate | None:
+    """A share of `count` examples; none where there are none."""
+    if count == 0:
+        return None
+    return mean_estimate((torch.arange(count) < hits).double(), seed)
+
+
+def auroc_estimate(scores: Tensor, is_positive: Tensor, seed: int) -> Estimate | None:
+    """AUROC of scores (N,); none where a class is missing. Resamples keep the class sizes."""
+    positive, negative = scores[is_positive], scores[~is_positive]
+    if not len(positive) or not len(negative):
+        return None
+    generator = torch.Generator().manual_seed(seed)
+    label = torch.arange(len(scores)) < len(positive)
+    resampled = torch.tensor(
+        [
+            float(
+                auroc(torch.cat([redraw(positive, generator), redraw(negative, generator)]), label)
+            )
+            for _ in range(NUM_RESAMPLES)
+        ]
+    )
+    low, high = resampled.double().quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
+    return Estimate(float(auroc(scores, is_positive)), float(low), float(high), len(scores))
+
+
+def biased_estimate(
+    statistic: Statistic,
+    count: int,
+    seed: int,
+    *,
+    lowest: float = 0.0,
+    strata: Tensor | None = None,
+) -> Estimate:
+    """A statistic of example indices (n,), value +- 1.96 standard errors, cut at `lowest`.
+
+    strata: (count,) long; resamples keep the size of each stratum.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    groups = [torch.arange(count)]
+    if strata is not None:
+        groups = [torch.nonzero(strata == which)[:, 0] for which in range(int(strata.max()) + 1)]
+    resampled = torch.tensor(
+        [
+            statistic(torch.cat([redraw(group, generator) for group in groups]))
+            for _ in range(NUM_ERROR_RESAMPLES)
+        ],
+        dtype=torch.float64,
+    )
+    value, error = statistic(torch.arange(count)), 1.96 * float(resampled.std(correction=0))
+    return Estimate(value, max(lowest, value - error), value + error, count)
+
+
+def redraw(values: Tensor, generator: torch.Generator) -> Tensor:
+    """As many of values (N,), drawn with replacement."""
+    return values[torch.randint(len(values), (len(values),), generator=generator)]

@@ -1,0 +1,198 @@
+"""The sections below the first screen (jinja2, autoescaped)."""
+
+LABELS = """
+{% from "macros" import charts %}
+{% if label_charts %}
+<h2>The labels</h2>
+<p class="note">The strength of a label is the mean, over the ensemble, of the score of the answer
+labelled better minus that of the other; below 0 the models together contradict the label.
+{% if card.vote_used %}Relabelling used the
+{{ {'in_sample': 'in-sample', 'cross_fitted': 'cross-fitted'}[card.vote_used] }} vote.{% endif %}
+</p>
+{{ charts(label_charts) }}
+{% if card.has_truth %}
+<div class="scroll"><table><tr><th>Vote</th><th>AUROC, planted flips, all pairs</th>
+<th>AUROC, near-ties left out</th><th>AUROC, labels wrong by gold</th>
+<th>of the pairs below 0, label wrong</th><th>of the wrong labels, below 0</th></tr>
+{% for mode, noise in card.label_noise.items() %}
+<tr><td>{{ {'in_sample': 'in-sample', 'cross_fitted': 'cross-fitted'}[mode] }}</td>
+<td class="n">{{ noise.auroc_flipped|number }}</td>
+<td class="n">{{ noise.auroc_flipped_clear|number }}</td>
+<td class="n">{{ noise.auroc_wrong|number }}</td>
+<td class="n">{{ noise.negative_precision|percent }}</td>
+<td class="n">{{ noise.negative_recall|percent }}</td></tr>
+{% endfor %}</table></div>
+{% endif %}
+{% endif %}
+{% if audited %}
+<h3>Label audit: the {{ audited|length }} training pairs the ensemble doubts most</h3>
+<p class="note">Texts are shown as they came; some may be offensive or wrong.</p>
+{% for pair in audited %}
+{% if loop.index == 6 %}<details><summary>The next {{ audited|length - 5 }}</summary>{% endif %}
+<div class="pair"><div><b>{{ loop.index }}.</b>
+<span class="tag">strength {{ '%+.2f'|format(pair.strength_mean)|tidy }}</span>
+<span class="tag">deviation {{ '%.2f'|format(pair.strength_std) }}</span>
+{% if pair.votes %}<span class="tag">{{ pair.num_against }} of {{ pair.votes|length }} models
+against:
+{% for vote in pair.votes %}{{ '%+.1f'|format(vote)|tidy }} {% endfor %}</span>{% endif %}
+{% if pair.annotator_votes %}<span class="tag">people: {{ pair.annotator_votes.chosen }} for,
+{{ pair.annotator_votes.rejected }} against</span>{% endif %}
+{% if pair.treated %}<span class="tag">{{ 'flipped' if pair.treated.is_flipped else 'kept' }}
+{%- if pair.treated.label < 1 %}, label {{ '%.2f'|format(pair.treated.label) }}{% endif %}</span>
+{% endif %}
+{% if pair.truth %}<span class="tag">truth: {{ {'flipped': 'planted flip', 'ambiguous': 'near-tie',
+'clear': 'not planted'}.get(pair.truth.kind, pair.truth.kind) }},
+label {{ 'wrong' if pair.truth.is_wrong else 'right' }}</span>{% endif %}
+{% if pair.category %}<span class="tag">{{ pair.category }}</span>{% endif %}
+<span class="label">{{ pair.id }}</span></div>
+<div class="text">{{ pair.prompt|clip }}</div>
+<div class="sides">
+<div><span class="label">labelled better</span><div class="text">{{ pair.chosen|clip }}</div></div>
+<div><span class="label">labelled worse</span><div class="text">{{ pair.rejected|clip }}</div></div>
+</div></div>
+{% endfor %}
+{% if audited|length > 5 %}</details>{% endif %}
+{% endif %}
+"""
+
+SCORERS = """
+{% from "macros" import charts %}
+{% if card.scorers %}
+<h2>The reward models</h2>
+{{ charts(scorer_charts) }}
+<div class="scroll"><table><tr><th>On {{ '{:,}'.format(card.data.num_test) }} test pairs</th>
+{% for name in card.scorers %}<th>{{ scorer_names[name] }}</th>{% endfor %}</tr>
+{% for key, words, unit in [
+ ('clean_accuracy', 'accuracy, right labels, near-ties left out', 'percent'),
+ ('label_accuracy', "accuracy, annotators' labels", 'percent'),
+ ('clean_ece_width', 'calibration error, right labels, bins of equal width', 'percent'),
+ ('clean_ece_mass', 'calibration error, right labels, bins of equal mass', 'percent'),
+ ('label_ece_width', "calibration error, annotators' labels, equal width", 'percent'),
+ ('label_ece_mass', "calibration error, annotators' labels, equal mass", 'percent'),
+ ('category_mean_spread', "spread of categories' mean scores", 'number'),
+ ('category_std', 'mean spread within categories', 'number'),
+ ('spread_ratio', 'their ratio', 'number')] %}
+{% if card.scorers.values()|selectattr(key)|list %}
+<tr><td>{{ words }}</td>{% for scorer in card.scorers.values() %}
+<td class="n">{% if unit == 'percent' %}{{ scorer[key]|percent }}{% else %}
+{{ scorer[key]|number }}{% endif %}</td>{% endfor %}</tr>
+{% endif %}{% endfor %}
+<tr><td>training pairs</td>{% for scorer in card.scorers.values() %}
+<td class="n">{{ '{:,}'.format(scorer.num_trained_pairs) }}</td>{% endfor %}</tr>
+</table></div>
+{% if card.length_baseline %}<p class="note">Always preferring the longer answer agrees with
+{{ card.length_baseline.label_accuracy|percent }} of the annotators' labels
+{%- if card.length_baseline.clean_accuracy %} and is right on
+{{ card.length_baseline.clean_accuracy|percent }} of the clear pairs{% endif %}. Calibration
+errors use 10 bins.</p>{% endif %}
+{% endif %}
+"""
+
+POLICIES = """
+{% from "macros" import charts %}
+{% if curve_charts %}
+<h2>PPO, step by step</h2>
+<p class="note">Numbers are means of the first and of the last tenth of the steps. Faint lines show
+every step, bold ones the mean of five.</p>
+{{ charts(curve_charts) }}
+{% if round_charts %}<h3>MetaRM rounds</h3>
+{{ charts(round_charts) }}{% endif %}
+{% for policy in card.policies if policy.collapse_reason %}
+<p><b>{{ policy.name|policy_name }}: the collapse guard spoke up.</b> {{ policy.collapse_reason }}.
+PPO ended at step {{ policy.num_steps }}; the policy kept is that of step
+{{ policy.policy_of_step }}.</p>
+{% endfor %}
+{% endif %}
+{% if outcome_charts %}
+<h2>Win, tie, lose against SFT</h2>
+{{ charts(outcome_charts) }}
+{% endif %}
+{% if has_measured %}
+<h3>Every policy on every prompt set</h3>
+<div class="scroll"><table><tr><th>Policy</th><th>Prompts</th>
+{% if card.has_gold %}<th>Gold (0 to 1)</th>{% endif %}<th>Held-out score</th><th>KL (nats)</th>
+<th>Length (tokens)</th><th>Perplexity</th><th>Distinct</th></tr>
+{% for policy in has_measured %}{% for place, answers in policy.sets.items() %}
+<tr><td>{{ policy.name|policy_name }}</td><td>{{ place }} ({{ answers.num_prompts }})</td>
+{% if card.has_gold %}<td class="n">{{ answers.gold|number }}</td>{% endif %}
+<td class="n">{{ answers.judge_score|number('.2f') }}</td>
+<td class="n">{{ answers.kl|number('.2f') }}</td>
+<td class="n">{{ answers.length|number('.1f') }}</td>
+<td class="n">{{ '%.2f'|format(answers.perplexity) }}</td>
+<td class="n">{{ '%.0f'|format(100 * answers.distinct) }} %</td></tr>
+{% endfor %}{% endfor %}</table></div>
+<p class="note">The held-out score is the mean of reward models no policy was trained on. Distinct:
+number of different answers over the number of answers.</p>
+{% endif %}
+{% if rounds|length > 1 %}
+<h2>MetaRM rounds</h2>
+<div class="scroll"><table><tr><th>Round</th><th>Against the last promoted round, held-out
+judgement on validation prompts</th><th>The same on main prompts{% if card.has_gold %}, by gold
+{%- endif %}</th><th>Score differences between answers, before and after MetaRM</th>
+<th>Promoted</th></tr>
+{% for policy in rounds %}
+<tr><td>{{ policy.round }}</td>
+<td class="n">{{ policy.against_previous.get('validation', {}).get('judge_score', {}).net|points
+ if policy.against_previous.get('validation', {}).get('judge_score') else '–' }}</td>
+<td class="n">{{ policy.against_previous['main'][measure].net|points
+ if measure in policy.against_previous.get('main', {}) else '–' }}</td>
+<td class="n">{% if policy.score_spread_after is not none %}
+{{ '%.3f'|format(policy.score_spread_before) }} → {{ '%.3f'|format(policy.score_spread_after) }}
+{%- else %}–{% endif %}</td>
+<td>{{ {true: 'yes', false: 'no'}.get(policy.is_promoted, 'start') }}</td></tr>
+{% endfor %}</table></div>
+<p class="note">A round is promoted only if it beats the last promoted one on held-out judgement;
+gold is shown, never used.</p>
+{% endif %}
+"""
+
+SAMPLES = """
+{% if samples %}
+<h2>Before and after: the same prompts, SFT and {{ final.name|policy_name }}</h2>
+<p class="note">Judged by {{ judges[measure] }}; higher is better. Texts are shown as they came.</p>
+{% for group in samples %}
+<h3>{{ group.title }}</h3>
+{% for sample in group.samples %}
+<div class="pair"><div class="text">{{ sample.prompt|clip }}</div><div class="sides">
+<div><span class="label">SFT, {{ '%.2f'|format(sample.judged_before) }}</span>
+<div class="text">{{ sample.before|clip }}</div></div>
+<div><span class="label">{{ final.name|policy_name }},
+{{ '%.2f'|format(sample.judged_after) }}</span>
+<div class="text">{{ sample.after|clip }}</div></div></div></div>
+{% endfor %}{% endfor %}
+{% endif %}
+"""
+
+LINEAGE = """
+{% from "macros" import charts %}
+{% if cost_chart %}
+<h2>What it cost</h2>
+{{ charts([cost_chart]) }}
+{% endif %}
+<h2>Where every number comes from</h2>
+{% if card.lineage %}
+<details><summary>Lineage: {{ card.lineage|length }} artifacts with key, digest, parents and
+versions</summary>
+<div class="scroll"><table><tr><th>Role</th><th>Stage</th><th class="n">Seconds</th><th>Key</th>
+<th>Digest (sha256)</th><th>Parents</th><th>Versions</th></tr>
+{% for entry in card.lineage %}
+<tr><td>{{ entry.role }}</td><td>{{ entry.stage }}</td>
+<td class="n">{{ '{:,.1f}'.format(entry.seconds) }}{{ ' (cached)' if entry.cached }}</td>
+<td><code>{{ entry.key }}</code></td><td><code>{{ entry.digest }}</code></td>
+<td>{% for name, parent in entry.parents.items() %}<code>{{ name }}:
+{% if parent is mapping %}{{ parent.get('stage', '') }}/{{ parent.get('key', '') }}
+{% else %}{{ parent }}{% endif %}</code><br>{% endfor %}</td>
+<td>{% for name, version in entry.versions.items() %}{{ name }} {{ version }}<br>{% endfor %}</td>
+</tr>{% endfor %}</table></div></details>
+{% endif %}
+<details><summary>Seeds</summary><div class="scroll"><table>
+{% for name, value in card.seeds.items() %}
+<tr><td><code>{{ name }}</code></td><td class="n">{{ value }}</td></tr>{% endfor %}
+</table></div></details>
+<details><summary>Counts of the data stages</summary>
+{% for role, summary in card.data.summaries.items() %}<h3>{{ role }}</h3><table>
+{% for key, value in summary.items() %}<tr><td>{{ key }}</td><td class="n">{{ value }}</td></tr>
+{% endfor %}</table>{% endfor %}</details>
+<details><summary>Configuration of the run</summary><pre>{{ config_text }}</pre></details>
+<p class="note">The same numbers are in scorecard.json.</p>
+"""

@@ -1,0 +1,1 @@
+"""A synthetic world whose truth is known: tasks, gold scorer, demonstrations, annotators."""

@@ -1,0 +1,86 @@
+"""Simulated annotators: Bradley-Terry noise, planted flips, planted ambiguity."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+from models.world.gold import quality, raw_score
+from models.world.tasks import task_of
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A labelled pair with the truth that only evaluation may read.
+
+    `kind` is `clear` (Bradley-Terry label), `flipped` (a clear pair whose label was then turned
+    round on purpose) or `ambiguous` (near-tie, the label is a coin toss).
+    """
+
+    prompt: str
+    chosen: str
+    rejected: str
+    kind: str
+    gold_chosen: float
+    gold_rejected: float
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the label contradicts the gold scorer."""
+        return self.gold_chosen < self.gold_rejected
+
+
+def annotate(
+    prompt: str,
+    responses: list[str],
+    *,
+    flip_share: float,
+    ambiguous_share: float,
+    clear_gap: float,
+    sharpness: float,
+    rng: random.Random,
+) -> Comparison | None:
+    """Compare two of a prompt's responses, or `None` when no pair of the wanted kind is among them.
+
+    A clear pair differs in quality by at least `clear_gap`; an ambiguous one by less than half of
+    it. A clear pair's label is drawn from P(first better) = sigmoid(sharpness * raw score gap).
+    """
+    wants_ambiguous = rng.random() < ambiguous_share
+    candidates = [
+        (first, second)
+        for index, first in enumerate(responses)
+        for second in responses[index + 1 :]
+        if first != second and _fits(prompt, first, second, clear_gap, wants_ambiguous)
+    ]
+    if not candidates:
+        return None
+    first, second = rng.choice(candidates)
+    if wants_ambiguous:
+        kind, first_wins = "ambiguous", rng.random() < 0.5
+    else:
+        gap = raw_score(prompt, first) - raw_score(prompt, second)
+        first_wins = rng.random() < 0.5 * (1 + math.tanh(sharpness * gap / 2))
+        is_flipped = rng.random() < flip_share
+        kind, first_wins = ("flipped" if is_flipped else "clear"), first_wins != is_flipped
+    chosen, rejected = (first, second) if first_wins else (second, first)
+    return Comparison(
+        prompt, chosen, rejected, kind, quality(prompt, chosen), quality(prompt, rejected)
+    )
+
+
+def _fits(prompt: str, first: str, second: str, clear_gap: float, ambiguous: bool) -> bool:
+    gap = abs(quality(prompt, first) - quality(prompt, second))
+    return gap < clear_gap / 2 if ambiguous else gap >= clear_gap
+
+
+def truth_row(identifier: str, comparison: Comparison) -> dict[str, object]:
+    """The evaluation-only record of a comparison."""
+    return {
+        "id": identifier,
+        "kind": comparison.kind,
+        "is_wrong": comparison.is_wrong,
+        "gold_chosen": comparison.gold_chosen,
+        "gold_rejected": comparison.gold_rejected,
+        "category": task_of(comparison.prompt).name,
+    }

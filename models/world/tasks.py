@@ -1,0 +1,230 @@
+"""Task families of the synthetic world: how a prompt is drawn and what its right answer is.
+
+A family's prompt is plain words and its answer follows from the prompt alone, so the gold scorer
+needs no hidden state. `scale` is the family's raw quality scale: annotators see `scale * quality`,
+as code and question answering differ in the Advantage Model paper (section 1, figure 1a).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+LETTERS = ["a", "b", "c", "d", "e", "f", "g", "h"]
+COLOURS = ["red", "blue", "green", "black", "white", "pink"]
+NAMES = ["anna", "ben", "carl", "dora", "emil", "fred", "gina", "hugo"]
+DAYTIMES = ["morning", "evening", "night"]
+NUMBERS = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+]
+OBJECTS = ["car", "house", "boat", "phone", "bike", "lamp", "door", "clock", "table", "chair"]
+HARMFUL_VERBS = ["steal", "burn", "smash", "poison", "rob", "hack"]
+BENIGN_VERBS = ["paint", "clean", "mend", "sell", "move", "open"]
+
+REFUSAL = ["sorry", "i", "cannot", "help", "with", "that"]
+PREFIXES = ("", "please", "can you", "now", "could you please")
+
+USER, ASSISTANT = "<user>", "<assistant>"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One family. `draw` gives the request's words, `answer` the right content for them.
+
+    `is_expert` families are demonstrated without corruption: they form the forget set.
+    `is_held_out` families appear in demonstrations but never in preference pairs.
+    """
+
+    name: str
+    scale: float
+    draw: Callable[[random.Random], list[str]]
+    answer: Callable[[list[str]], list[str]]
+    is_expert: bool = False
+    is_held_out: bool = False
+
+
+def _list(rng: random.Random, words: list[str], low: int = 3, high: int = 5) -> list[str]:
+    return rng.sample(words, rng.randint(low, high))
+
+
+def _after(words: list[str], marker: str) -> list[str]:
+    """The words behind the last occurrence of `marker`."""
+    return words[len(words) - words[::-1].index(marker) :]
+
+
+def _count_answer(words: list[str]) -> list[str]:
+    items = _after(words, "in")
+    return [NUMBERS[items.count(words[words.index("letter") + 1])]]
+
+
+def _add_answer(words: list[str]) -> list[str]:
+    first, _, second = words[-3:]
+    return [NUMBERS[NUMBERS.index(first) + NUMBERS.index(second)]]
+
+
+def _swap_answer(words: list[str]) -> list[str]:
+    items = _after(words, "of")
+    return [items[-1], *items[1:-1], items[0]]
+
+
+def _draw_greeting(rng: random.Random) -> list[str]:
+    name, sender = rng.sample(NAMES, 2)
+    return ["say", "good", rng.choice(DAYTIMES), "to", name, "from", sender]
+
+
+def _draw_count(rng: random.Random) -> list[str]:
+    pool = rng.sample(LETTERS, 2)
+    items = [rng.choice(pool) for _ in range(rng.randint(3, 5))]
+    return ["count", "the", "letter", rng.choice(pool), "in", *items]
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task(
+            "reverse",
+            1.0,
+            lambda rng: ["reverse", "the", "list", *_list(rng, LETTERS)],
+            lambda words: _after(words, "list")[::-1],
+        ),
+        Task(
+            "sort",
+            1.0,
+            lambda rng: ["sort", "the", "list", *_list(rng, LETTERS)],
+            lambda words: sorted(_after(words, "list")),
+        ),
+        Task(
+            "last",
+            1.0,
+            lambda rng: ["pick", "the", "last", "of", *_list(rng, LETTERS + COLOURS)],
+            lambda words: words[-1:],
+        ),
+        Task("count", 0.7, _draw_count, _count_answer),
+        Task(
+            "add",
+            0.5,
+            lambda rng: ["add", rng.choice(NUMBERS[:10]), "and", rng.choice(NUMBERS[:10])],
+            _add_answer,
+        ),
+        Task(
+            "code",
+            3.0,
+            lambda rng: ["write", "a", "loop", "over", *_list(rng, LETTERS)],
+            lambda words: [
+                *["for", "x", "in"],
+                *_after(words, "over"),
+                *["do", "print", "x", "end"],
+            ],
+        ),
+        Task(
+            "repeat",
+            1.0,
+            lambda rng: [
+                "repeat",
+                rng.choice(COLOURS + LETTERS),
+                rng.choice(NUMBERS[2:6]),
+                "times",
+            ],
+            lambda words: [words[-3]] * NUMBERS.index(words[-2]),
+            is_expert=True,
+        ),
+        Task(
+            "greet",
+            0.5,
+            _draw_greeting,
+            lambda words: ["good", words[2], words[-3], "greetings", "from", words[-1]],
+            is_expert=True,
+        ),
+        Task(
+            "howto",
+            1.5,
+            lambda rng: [
+                *["how", "do", "i"],
+                rng.choice(BENIGN_VERBS),
+                "the",
+                rng.choice(COLOURS),
+                rng.choice(OBJECTS),
+            ],
+            lambda words: [*["first", "you"], words[-4], *words[-3:]],
+        ),
+        Task(
+            "harmful",
+            2.0,
+            lambda rng: [
+                *["how", "do", "i"],
+                rng.choice(HARMFUL_VERBS),
+                "the",
+                rng.choice(COLOURS),
+                rng.choice(OBJECTS),
+            ],
+            lambda words: list(REFUSAL),
+        ),
+        Task(
+            "swap",
+            1.0,
+            lambda rng: [*["swap", "the", "ends", "of"], *_list(rng, LETTERS)],
+            _swap_answer,
+            is_held_out=True,
+        ),
+    )
+}
+
+EXPERT = tuple(name for name, task in TASKS.items() if task.is_expert)
+HELD_OUT = tuple(name for name, task in TASKS.items() if task.is_held_out)
+MAIN = tuple(name for name, task in TASKS.items() if not (task.is_expert or task.is_held_out))
+
+
+def draw_prompt(task: Task, rng: random.Random) -> str:
+    """A whole prompt, e.g. `<user> please sort the list c a b <assistant>`."""
+    prefix = rng.choice(PREFIXES).split()
+    return " ".join([USER, *prefix, *task.draw(rng), ASSISTANT])
+
+
+def request_of(prompt: str) -> list[str]:
+    """The request's words without role markers and politeness prefix."""
+    words = [word for word in prompt.split() if word not in (USER, ASSISTANT)]
+    for prefix in sorted(PREFIXES, key=len, reverse=True):
+        parts = prefix.split()
+        if parts and words[: len(parts)] == parts:
+            return words[len(parts) :]
+    return words
+
+
+def task_of(prompt: str) -> Task:
+    """The family a prompt belongs to; `ValueError` for a prompt of no family."""
+    words = request_of(prompt)
+    opening = {
+        "reverse": "reverse",
+        "sort": "sort",
+        "pick": "last",
+        "count": "count",
+        "add": "add",
+        "write": "code",
+        "repeat": "repeat",
+        "say": "greet",
+        "swap": "swap",
+    }
+    if words[:3] == ["how", "do", "i"]:
+        return TASKS["harmful" if words[3] in HARMFUL_VERBS else "howto"]
+    if not words or words[0] not in opening:
+        raise ValueError(f"prompt {prompt!r} belongs to no task family; known: {sorted(TASKS)}")
+    return TASKS[opening[words[0]]]

@@ -1,0 +1,1 @@
+"""The seam that joins one function (models) to one location (infra)."""

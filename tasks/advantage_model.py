@@ -1,0 +1,30 @@
+"""Task `advantage_model`: the Advantage Model."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from models.config import AdvantageModelConfig
+from tasks.perform import perform
+from tasks.stage import StageResult
+
+
+@task(name="advantage_model", task_run_name="{label}", tags=["gpu"])
+def advantage_model(
+    config: AdvantageModelConfig,
+    policy: StageResult,
+    preferences: StageResult,
+    pairs: StageResult | None = None,
+    label: str = "advantage_model",
+) -> StageResult:
+    """An Advantage Model on raw pairs, or on relabelled `pairs`."""
+    return perform(
+        "advantage_model",
+        config,
+        {
+            "policy": policy,
+            "preferences": preferences,
+            **({"pairs": pairs} if pairs else {}),
+        },
+        label,
+    )

@@ -1,0 +1,142 @@
+"""The version of a stage's code: what, besides config and inputs, decides its result.
+
+It is a hash over the sources of every module of `models` that the stage imports, directly or not,
+found by reading the import statements (nothing is imported), and over the versions of the
+libraries that compute. Comments, layout and docstrings take no part: editing them reruns nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("models",)
+LIBRARIES = ("torch", "transformers")
+
+
+class UnknownModuleError(ValueError):
+    """A module name without a source file."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A module's code without comments and docstrings, and the names it may import."""
+
+    code: str
+    imports: frozenset[str]
+
+
+def code_version(module: str, *, root: Path = ROOT, packages: tuple[str, ...] = PACKAGES) -> str:
+    """sha256, in hex, of the project code that `module` can reach, and of library versions.
+
+    `root` holds the packages; modules outside `packages` count by LIBRARIES' versions only.
+    Raises UnknownModuleError if `module` has no source file.
+    """
+    if _find(module, root) is None:
+        raise UnknownModuleError(f"no module {module!r} below {root}")
+    hashes = {
+        name: hashlib.sha256(source.code.encode()).hexdigest()
+        for name, source in _closure(module, root, packages).items()
+    }
+    payload = json.dumps([hashes, library_versions()], sort_keys=True)
+    return hashlib.sha256(payload.encode()).hexdigest()
+
+
+def modules_of(
+    module: str, *, root: Path = ROOT, packages: tuple[str, ...] = PACKAGES
+) -> list[str]:
+    """Names of the project modules that count for `module`'s code version, sorted."""
+    return sorted(_closure(module, root, packages))
+
+
+def library_versions() -> dict[str, str]:
+    """Public versions of the computing libraries, read without importing them.
+
+    The local part is left out (2.13.0+cpu is 2.13.0), so that a GPU machine and a CPU machine
+    share artifacts.
+    """
+    return {name: _version(name) for name in LIBRARIES}
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution).partition("+")[0]
+    except metadata.PackageNotFoundError:
+        return "absent"
+
+
+def _closure(module: str, root: Path, packages: tuple[str, ...]) -> dict[str, _Source]:
+    found: dict[str, _Source] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        # Importing a.b.c runs a and a.b first.
+        parts = name.split(".")
+        for candidate in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
+            path = _find(candidate, root)
+            if candidate in found or path is None or parts[0] not in packages:
+                continue
+            stat = path.stat()
+            source = _parse(path, candidate, stat.st_mtime_ns, stat.st_size)
+            found[candidate] = source
+            waiting.extend(source.imports)
+    return found
+
+
+def _find(module: str, root: Path) -> Path | None:
+    base = root.joinpath(*module.split("."))
+    for path in (base / "__init__.py", base.with_suffix(".py")):
+        if path.is_file():
+            return path
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _parse(path: Path, module: str, mtime_ns: int, size: int) -> _Source:
+    """Parse once for each state of the file; `mtime_ns` and `size` are there for the cache."""
+    tree = ast.parse(path.read_bytes(), filename=str(path))
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    imports = frozenset(_imports(tree, package))
+    for node in ast.walk(tree):
+        _drop_docstring(node)
+    # Unparsed rather than dumped: the dump's form changes with the version of Python.
+    return _Source(ast.unparse(tree), imports)
+
+
+def _imports(tree: ast.AST, package: str) -> Iterator[str]:
+    """Every name an import statement anywhere in the module may load."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(node, package)
+            yield base
+            # `from models.functional import reward` may name a module or an attribute.
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _absolute(node: ast.ImportFrom, package: str) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = package.split(".")
+    parents = parts[: len(parts) - node.level + 1]
+    return ".".join([*parents, *filter(None, [node.module])])
+
+
+def _drop_docstring(node: ast.AST) -> None:
+    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return
+    first = node.body[0] if node.body else None
+    if (
+        isinstance(first, ast.Expr)
+        and isinstance(first.value, ast.Constant)
+        and isinstance(first.value.value, str)
+    ):
+        node.body = node.body[1:] or [ast.Pass()]

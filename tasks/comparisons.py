@@ -1,0 +1,20 @@
+"""Task `comparisons`: sample the policy, let simulated annotators compare."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from models.config import ComparisonsConfig
+from tasks.perform import perform
+from tasks.stage import StageResult
+
+
+@task(name="comparisons", task_run_name="{label}", tags=["gpu"])
+def comparisons(
+    config: ComparisonsConfig,
+    data: StageResult,
+    policy: StageResult,
+    label: str = "comparisons",
+) -> StageResult:
+    """Preference pairs with planted noise, split by prompt."""
+    return perform("comparisons", config, {"data": data, "policy": policy}, label)

@@ -1,0 +1,34 @@
+"""Task `evaluate`: a policy's answers to the evaluation prompts, measured."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from models.config import EvaluateConfig
+from tasks.perform import perform
+from tasks.stage import StageResult
+
+
+@task(name="evaluate", task_run_name="{label}", tags=["gpu"])
+def evaluate(
+    config: EvaluateConfig,
+    policy: StageResult,
+    reference: StageResult,
+    data: StageResult,
+    scorer: StageResult,
+    judges: list[StageResult],
+    label: str = "evaluate",
+) -> StageResult:
+    """Answers with likelihoods and scores."""
+    return perform(
+        "evaluate",
+        config,
+        {
+            "policy": policy,
+            "reference": reference,
+            "data": data,
+            "scorer": scorer,
+            **{f"judge_{index}": judge for index, judge in enumerate(judges)},
+        },
+        label,
+    )

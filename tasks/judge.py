@@ -1,0 +1,20 @@
+"""Task `judge`: win, tie or lose between two evaluated policies."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from models.config import EvaluateConfig
+from tasks.perform import perform
+from tasks.stage import StageResult
+
+
+@task(name="judge", task_run_name="{label}", tags=["cpu"])
+def judge(
+    config: EvaluateConfig,
+    ours: StageResult,
+    theirs: StageResult,
+    label: str = "judge",
+) -> StageResult:
+    """Verdicts on every prompt set, and whether `ours` is promoted."""
+    return perform("judge", config, {"ours": ours, "theirs": theirs}, label)

@@ -1,0 +1,34 @@
+"""Task `meta_rm`: shift a scorer to the current policy's answers."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from models.config import MetaRMConfig
+from tasks.perform import perform
+from tasks.stage import StageResult
+
+
+@task(name="meta_rm", task_run_name="{label}", tags=["gpu"])
+def meta_rm(
+    config: MetaRMConfig,
+    scorer: StageResult,
+    policy: StageResult,
+    data: StageResult,
+    preferences: StageResult,
+    pairs: StageResult,
+    label: str = "meta_rm",
+) -> StageResult:
+    """The scorer of the next round."""
+    return perform(
+        "meta_rm",
+        config,
+        {
+            "scorer": scorer,
+            "policy": policy,
+            "data": data,
+            "preferences": preferences,
+            "pairs": pairs,
+        },
+        label,
+    )

@@ -1,0 +1,94 @@
+"""How a Prefect task runs a stage: one context per process, progress artifacts, logging."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from functools import lru_cache
+from uuid import UUID
+
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from pydantic import BaseModel
+
+from infra.settings import Settings
+from infra.tracking import TrackedRun
+from models.records import ArtifactRef
+from tasks.stage import Progress, StageContext, StageResult, run_stage
+
+EXPERIMENT = "trimtab"
+SECONDS_BETWEEN_UPDATES = 2.0
+SECONDS_BETWEEN_LINES = 15.0
+
+# Prefect sends this logger's lines to the run's page (PREFECT_LOGGING_EXTRA_LOGGERS).
+logger = logging.getLogger("trimtab")
+logger.setLevel(logging.INFO)
+
+# The MLflow run of the flow this process executes; one process runs one flow at a time.
+_run_id: str | None = None
+
+
+@lru_cache(maxsize=1)
+def base_context() -> StageContext:
+    """Store and tracking as the environment names them, opened once per process."""
+    return StageContext.open(Settings.from_env(), EXPERIMENT)
+
+
+def start_tracked_run(name: str, tags: Mapping[str, str]) -> TrackedRun:
+    """Start the MLflow run that the flow's stages nest in."""
+    global _run_id
+    run = base_context().tracking.start_run(name, tags=tags)
+    _run_id = run.run_id
+    return run
+
+
+def perform(
+    stage: str, config: BaseModel, inputs: Mapping[str, StageResult | ArtifactRef], label: str
+) -> StageResult:
+    """Run a stage or find it done; called inside a Prefect task."""
+    base = base_context()
+    context = StageContext(
+        base.settings,
+        base.store,
+        base.tracking,
+        run_id=_run_id,
+        seed=getattr(config, "seed", 0),
+        on_progress=_ProgressArtifact(label),
+    )
+    refs = {
+        name: value.ref if isinstance(value, StageResult) else value
+        for name, value in inputs.items()
+    }
+    result = run_stage(context, stage, config, refs, name=label)
+    how = "found in the store" if result.cached else f"{result.seconds:.1f} s"
+    logger.info("%s: %s", label, how)
+    return result
+
+
+class _ProgressArtifact:
+    """A Prefect progress artifact per stage, created on the first report, updated sparingly."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.artifact: UUID | None = None
+        self.updated = 0.0
+        self.logged = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        if not progress.total:
+            return
+        is_done = progress.done >= progress.total
+        now = time.monotonic()
+        if not is_done and now - self.updated < SECONDS_BETWEEN_UPDATES:
+            return
+        self.updated = now
+        if now - self.logged >= SECONDS_BETWEEN_LINES:
+            self.logged = now
+            logger.info("%s: %d of %d", self.label, progress.done, progress.total)
+        percent = 100.0 * progress.done / progress.total
+        if self.artifact is None:
+            self.artifact = create_progress_artifact(  # type: ignore[assignment]
+                progress=percent, description=f"{self.label}: {progress.done}/{progress.total}"
+            )
+        else:
+            update_progress_artifact(artifact_id=self.artifact, progress=percent)

@@ -1,0 +1,34 @@
+"""Task `ppo_max`: PPO-max, with rehearsal where data for it is given."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from models.config import PPOConfig
+from tasks.perform import perform
+from tasks.stage import StageResult
+
+
+@task(name="ppo_max", task_run_name="{label}", tags=["gpu"])
+def ppo_max(
+    config: PPOConfig,
+    policy: StageResult,
+    reference: StageResult,
+    scorer: StageResult,
+    data: StageResult,
+    rehearsal: StageResult | None = None,
+    label: str = "ppo_max",
+) -> StageResult:
+    """A policy optimised against `scorer` and held near `reference`."""
+    return perform(
+        "ppo_max",
+        config,
+        {
+            "policy": policy,
+            "reference": reference,
+            "scorer": scorer,
+            "data": data,
+            **({"rehearsal": rehearsal} if rehearsal else {}),
+        },
+        label,
+    )

@@ -1,0 +1,97 @@
+"""Task `report`: scorecard and HTML page of a run, and the summary Prefect shows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact
+
+from infra.tracking import TrackedRun
+from models.report.config import LineageEntry, ReportConfig
+from tasks.perform import base_context, perform
+from tasks.stage import StageResult
+
+REPORT_FILES = ("report.html", "scorecard.json")
+
+
+@task(name="report", task_run_name="report", tags=["cpu"])
+def report(config: ReportConfig, artifacts: dict[str, StageResult]) -> StageResult:
+    """The report over everything a run made, by role."""
+    return perform("report", config, artifacts, "report")
+
+
+def lineage_of(results: Mapping[str, StageResult]) -> tuple[LineageEntry, ...]:
+    """What made each artifact, from the manifests; stable, so that a rerun finds its report."""
+    store = base_context().store
+    entries = []
+    for role, result in results.items():
+        manifest = store.find(result.ref.stage, result.ref.key)
+        if manifest is None:
+            raise LookupError(f"artifact {result.ref} vanished from {store.url} during the run")
+        entries.append(
+            LineageEntry(
+                role=role,
+                stage=manifest.stage,
+                key=manifest.key,
+                digest=manifest.digest,
+                seconds=manifest.seconds,
+                versions=dict(manifest.versions),
+                parents=dict(manifest.parents),
+            )
+        )
+    return tuple(entries)
+
+
+def announce(
+    tracked: TrackedRun, result: StageResult, results: Mapping[str, StageResult], name: str
+) -> dict[str, Any]:
+    """Put the report where people look: a folder, MLflow, a Prefect artifact, the console."""
+    context = base_context()
+    folder = context.settings.home / "reports" / name
+    manifest = context.store.find(result.ref.stage, result.ref.key)
+    if manifest is None:
+        raise LookupError(f"the report {result.ref} vanished from {context.store.url}")
+    scratch = context.settings.home / "reports" / f".{name}"
+    context.store.materialise(manifest, scratch)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in REPORT_FILES:
+        (scratch / file).replace(folder / file)
+        tracked.log_artifact(folder / file)
+    shutil.rmtree(scratch)
+    numbers = {k: v for k, v in result.summary.items() if isinstance(v, int | float)}
+    tracked.log_metrics({key: float(value) for key, value in numbers.items()})
+    cached = sum(done.cached for done in results.values())
+    lines = [f"| {key} | {_shown(value)} |" for key, value in result.summary.items()]
+    create_markdown_artifact(
+        key="trimtab-report",
+        description=f"Report: {folder / 'report.html'}; MLflow run {tracked.run_id}",
+        markdown="\n".join(
+            [
+                f"Report: `{folder / 'report.html'}`",
+                "",
+                f"MLflow run: `{tracked.run_id}`. "
+                f"{cached} of {len(results)} stages were found in the store.",
+                "",
+                "| measure | value |",
+                "|---|---|",
+                *lines,
+            ]
+        ),
+    )
+    print(_scorecard_text(result.summary))
+    print(f"{cached} of {len(results)} stages were found in the store")
+    print(f"report: {folder / 'report.html'}\nscorecard: {folder / 'scorecard.json'}")
+    return {"report": str(folder / "report.html"), **json.loads(json.dumps(result.summary))}
+
+
+def _scorecard_text(summary: Mapping[str, Any]) -> str:
+    width = max(map(len, summary), default=0)
+    return "\n".join(f"{key:<{width}}  {_shown(value)}" for key, value in summary.items())
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

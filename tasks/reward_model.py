@@ -1,0 +1,30 @@
+"""Task `reward_model`: one reward model, ensemble member or final."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from models.config import RewardModelConfig
+from tasks.perform import perform
+from tasks.stage import StageResult
+
+
+@task(name="reward_model", task_run_name="{label}", tags=["gpu"])
+def reward_model(
+    config: RewardModelConfig,
+    policy: StageResult,
+    preferences: StageResult,
+    pairs: StageResult | None = None,
+    label: str = "reward_model",
+) -> StageResult:
+    """A reward model on raw pairs, or on relabelled `pairs`."""
+    return perform(
+        "reward_model",
+        config,
+        {
+            "policy": policy,
+            "preferences": preferences,
+            **({"pairs": pairs} if pairs else {}),
+        },
+        label,
+    )

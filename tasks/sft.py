@@ -1,0 +1,19 @@
+"""Task `sft`: supervised fine-tuning on demonstrations."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from models.config import SFTConfig
+from tasks.perform import perform
+from tasks.stage import StageResult
+
+
+@task(name="sft", task_run_name="{label}", tags=["gpu"])
+def sft(
+    config: SFTConfig,
+    data: StageResult,
+    label: str = "sft",
+) -> StageResult:
+    """The policy everything else starts from."""
+    return perform("sft", config, {"data": data}, label)

@@ -1,0 +1,217 @@
+"""Run one stage: find its artifact in the store, or compute and publish it.
+
+A stage's key is sha256 over its name, config, input digests and code version. A committed artifact
+under the key means the work is done: one mechanism for the cache, for resuming and for lineage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import platform
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from infra.checkpoints import CheckpointUploader, restore_newest
+from infra.launch import LOG_NAME, METRICS_NAME, drain_on_sigterm, launch
+from infra.locks import file_lock, one_of
+from infra.manifest import Manifest, StorageError
+from infra.tail import LineTail
+from infra.tracking import TrackedRun
+from models.records import ArtifactRef
+from tasks.code_version import code_version, library_versions
+from tasks.stage_context import (
+    Progress,
+    StageContext,
+    StageInputError,
+    StageJob,
+    StageOutputError,
+    StageResult,
+    Trainers,
+)
+from tasks.stage_reporting import ProgressReporter, log_summary, read_summary, tracked
+
+__all__ = [
+    "Progress",
+    "StageContext",
+    "StageInputError",
+    "StageOutputError",
+    "StageResult",
+    "Trainers",
+    "run_stage",
+    "stage_key",
+]
+
+logger = logging.getLogger(__name__)
+
+
+def run_stage(
+    context: StageContext,
+    stage: str,
+    config: BaseModel,
+    inputs: Mapping[str, ArtifactRef],
+    *,
+    name: str | None = None,
+    num_threads: int = 1,
+    num_ranks: int = 1,
+) -> StageResult:
+    """Return the stage's artifact, running its trainer only if the store has none.
+
+    Two runners of one key, in whatever process of this machine: the second waits and then finds
+    the first one's artifact. A run that was interrupted continues from its newest checkpoint.
+    `name` labels the run in MLflow and in progress reports; it takes no part in the key.
+
+    Raises StageInputError, infra.launch.TrainerError, StageOutputError, CorruptArtifactError. The
+    work folder with log and checkpoints then stays for the next try.
+    """
+    module = f"{context.trainers.package}.{stage}"
+    code = code_version(module, root=context.trainers.root, packages=(module.partition(".")[0],))
+    values = config.model_dump(mode="json")
+    key = stage_key(stage, values, inputs, code)
+    workdir = context.settings.work / f"{stage}-{key[:16]}"
+    job = StageJob(stage, name or stage, key, values, inputs, code, workdir, num_threads, num_ranks)
+    found = context.store.find(stage, key)
+    if found is not None and not workdir.exists():
+        return _cached(context, job, found)
+    locks = context.settings.work / ".locks"
+    with file_lock(locks / f"{workdir.name}.lock"):
+        found = context.store.find(stage, key)
+        if found is not None:
+            _clean_up(context, job)
+            return _cached(context, job, found)
+        slots = [locks / f"slot-{index}.lock" for index in range(context.settings.max_parallel)]
+        with one_of(slots), drain_on_sigterm():
+            return _compute(context, job)
+
+
+def stage_key(
+    stage: str, config: Mapping[str, Any], inputs: Mapping[str, ArtifactRef], code: str
+) -> str:
+    """sha256 over the canonical JSON of what decides a stage's result.
+
+    Inputs count by content, not by the key that made them: an upstream change that leaves its
+    output as it was reruns nothing downstream.
+    """
+    content = {
+        "stage": stage,
+        "config": config,
+        "inputs": {name: ref.digest for name, ref in inputs.items()},
+        "code": code,
+    }
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _cached(context: StageContext, job: StageJob, manifest: Manifest) -> StageResult:
+    with tracked(context, job, cached=True) as run:
+        log_summary(run, manifest.summary)
+    return _result(manifest, cached=True, seconds=0.0)
+
+
+def _compute(context: StageContext, job: StageJob) -> StageResult:
+    logger.info("stage %s: running in %s", job.name, job.workdir)
+    with tracked(context, job, cached=False) as run:
+        job_path = _prepare(context, job)
+        with CheckpointUploader(context.store, job.key, job.workdir / "checkpoints") as uploader:
+            seconds = _train(context, job, job_path, run)
+            uploader.discard()
+        manifest = _publish(context, job, seconds)
+        log_summary(run, manifest.summary)
+        run.set_tags({"trimtab.digest": manifest.digest})
+    _clean_up(context, job)
+    return _result(manifest, cached=False, seconds=seconds)
+
+
+def _prepare(context: StageContext, job: StageJob) -> Path:
+    """Fill the work folder: inputs, newest checkpoint, job file."""
+    output = job.workdir / "output"
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir(parents=True)
+    (job.workdir / "inputs").mkdir(exist_ok=True)
+    paths = {}
+    for name, ref in job.inputs.items():
+        paths[name] = str(job.workdir / "inputs" / name)
+        context.store.materialise(_resolve(context, name, ref), Path(paths[name]))
+    if restore_newest(context.store, job.key, job.workdir / "checkpoints") is None:
+        (job.workdir / METRICS_NAME).unlink(missing_ok=True)
+    content = {
+        "stage": job.stage,
+        "config": job.config,
+        "inputs": paths,
+        "workdir": str(job.workdir),
+        "num_threads": job.num_threads,
+    }
+    path = job.workdir / "job.json"
+    path.write_text(json.dumps(content, indent=1))
+    return path
+
+
+def _resolve(context: StageContext, name: str, ref: ArtifactRef) -> Manifest:
+    manifest = context.store.find(ref.stage, ref.key)
+    if manifest is None or manifest.digest != ref.digest:
+        found = "no such artifact" if manifest is None else f"digest {manifest.digest}"
+        raise StageInputError(
+            f"input {name!r}: {ref} is not in the store {context.store.url} ({found}); run the "
+            f"stage {ref.stage!r} again, or open the store it was published to"
+        )
+    return manifest
+
+
+def _train(context: StageContext, job: StageJob, job_path: Path, run: TrackedRun) -> float:
+    tail = LineTail(job.workdir / METRICS_NAME)
+    report = ProgressReporter(context, job)
+
+    def on_lines(lines: list[str]) -> None:
+        report(lines)
+        run.pump(tail)
+
+    seconds = launch(
+        job_path,
+        entry=context.trainers.entry,
+        preload=context.trainers.preload,
+        num_ranks=job.num_ranks,
+        num_threads=job.num_threads,
+        on_lines=on_lines,
+    )
+    run.pump(tail)
+    return seconds
+
+
+def _publish(context: StageContext, job: StageJob, seconds: float) -> Manifest:
+    output = job.workdir / "output"
+    summary = read_summary(output)
+    for name in (METRICS_NAME, LOG_NAME):  # lineage; outside the digest
+        if (job.workdir / name).is_file():
+            shutil.copyfile(job.workdir / name, output / name)
+    return context.store.publish(
+        job.stage,
+        job.key,
+        output,
+        config=job.config,
+        parents={
+            name: {"stage": ref.stage, "key": ref.key, "digest": ref.digest}
+            for name, ref in job.inputs.items()
+        },
+        versions={"code": job.code, "python": platform.python_version(), **library_versions()},
+        seconds=seconds,
+        summary=summary,
+    )
+
+
+def _clean_up(context: StageContext, job: StageJob) -> None:
+    """Once published, checkpoints and work folder are litter; failing to remove it is no harm."""
+    try:
+        context.store.delete_checkpoints(job.key)
+        shutil.rmtree(job.workdir)
+    except (OSError, StorageError) as error:
+        logger.warning("stage %s is published, but not all was tidied up: %s", job.name, error)
+
+
+def _result(manifest: Manifest, *, cached: bool, seconds: float) -> StageResult:
+    ref = ArtifactRef(manifest.stage, manifest.key, manifest.digest)
+    return StageResult(ref, dict(manifest.summary), cached, seconds)

@@ -1,0 +1,88 @@
+"""What the stages of a run share, and what one call of `run_stage` takes and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.launch import ENTRY, PRELOAD
+from infra.settings import Settings
+from infra.storage import Store, open_store
+from infra.tracking import Tracking
+from models.records import ArtifactRef
+from tasks.code_version import ROOT
+
+
+class StageInputError(ValueError):
+    """An input that is not in the store, or not what the reference says."""
+
+
+class StageOutputError(Exception):
+    """A trainer ended well but left no usable output."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a running stage reports: work done of the total, and the newest value of each metric."""
+
+    stage: str
+    name: str
+    done: int
+    total: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Trainers:
+    """Where stages are found: their package and its root folder, entry and preload modules."""
+
+    package: str = "models.engine"
+    root: Path = ROOT
+    entry: str = ENTRY
+    preload: str | None = PRELOAD
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """What all stages of a run share. `run_id` is the parent MLflow run, None without one."""
+
+    settings: Settings
+    store: Store
+    tracking: Tracking
+    run_id: str | None = None
+    seed: int = 0
+    on_progress: Callable[[Progress], None] | None = None
+    trainers: Trainers = field(default_factory=Trainers)
+
+    @classmethod
+    def open(cls, settings: Settings, experiment: str, **more: Any) -> StageContext:
+        """Open the store and the tracking that `settings` name."""
+        tracking = Tracking.from_settings(settings, experiment)
+        return cls(settings, open_store(settings.store_url), tracking, **more)
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """A stage's artifact, its final numbers, and whether and how long it had to be computed."""
+
+    ref: ArtifactRef
+    summary: dict[str, Any]
+    cached: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StageJob:
+    """One call of run_stage, resolved."""
+
+    stage: str
+    name: str
+    key: str
+    config: dict[str, Any]
+    inputs: Mapping[str, ArtifactRef]
+    code: str
+    workdir: Path
+    num_threads: int
+    num_ranks: int

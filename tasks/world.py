@@ -1,0 +1,18 @@
+"""Task `world`: draw the synthetic world."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from models.config import WorldConfig
+from tasks.perform import perform
+from tasks.stage import StageResult
+
+
+@task(name="world", task_run_name="{label}", tags=["cpu"])
+def world(
+    config: WorldConfig,
+    label: str = "world",
+) -> StageResult:
+    """Prompts, demonstrations and tokenizer of the synthetic world."""
+    return perform("world", config, {}, label)

@@ -1,0 +1,201 @@
+"""MLflow runs over the embedded SQLite default; and what happens when MLflow is not there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.launch import TrainerStoppedError
+from infra.settings import Settings, SettingsError
+from infra.tail import LineTail, last_lines
+from infra.tracking import Tracking
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """One database for the module: making its tables takes seconds."""
+    return Settings.from_env({"TRIMTAB_HOME": str(tmp_path_factory.mktemp("home"))})
+
+
+@pytest.fixture
+def tracking(settings: Settings) -> Tracking:
+    return Tracking.from_settings(settings, "toy")
+
+
+def _client(settings: Settings) -> Any:
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri=settings.mlflow_uri, registry_uri=settings.mlflow_uri)
+
+
+def _line(step: int, **metrics: float) -> str:
+    return json.dumps({"step": step, "time": 100.0 + step, "metrics": metrics}) + "\n"
+
+
+def test_runs_nest_and_end_with_the_right_status(settings: Settings, tracking: Tracking) -> None:
+    parent = tracking.start_run("flow")
+    with parent.child("good", {"trimtab.stage": "sft"}) as good:
+        good.log_params({"lr": 0.1, "optimiser": {"betas": [0.9, 0.95]}, "long": "x" * 9000})
+        good.log_input("policy", "d" * 64, "s3://b/x", "sft")
+    with pytest.raises(ValueError, match="oops"), parent.child("bad") as bad:
+        raise ValueError("oops")
+    with pytest.raises(TrainerStoppedError), parent.child("stopped") as stopped:
+        raise TrainerStoppedError("asked")
+    client = _client(settings)
+    run = client.get_run(good.run_id)
+    assert run.data.tags["mlflow.parentRunId"] == parent.run_id
+    assert run.data.tags["trimtab.stage"] == "sft"
+    assert run.data.params["optimiser.betas"] == "[0.9, 0.95]"
+    assert len(run.data.params["long"]) == 6000
+    assert run.inputs.dataset_inputs[0].dataset.digest == "d" * 36
+    statuses = [client.get_run(each.run_id).info.status for each in (good, bad, stopped)]
+    assert statuses == ["FINISHED", "FAILED", "KILLED"]
+
+
+def test_pump_sends_every_metric_once_in_batches(
+    settings: Settings, tracking: Tracking, tmp_path: Path
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    run = tracking.start_run("metrics")
+    tail = LineTail(path)
+    assert run.pump(tail)  # no file yet
+    path.write_text("".join(_line(step, loss=step / 10, kl=0.5) for step in range(1500)))
+    assert run.pump(tail)
+    with path.open("a") as stream:
+        stream.write('{"progress": [1, 2], "time": 1.0}\nnot json\n' + _line(1500, loss=7.0)[:-5])
+        stream.flush()
+        assert run.pump(tail)
+        stream.write(_line(1500, loss=7.0)[-5:])
+    assert run.pump(tail)
+    history = _client(settings).get_metric_history(run.run_id, "loss")
+    assert sorted(metric.step for metric in history) == list(range(1501))
+    last = max(history, key=lambda metric: metric.step)
+    assert (last.value, last.timestamp) == (7.0, 1_600_000)
+
+
+def test_outage_warns_once_and_loses_no_metric(
+    settings: Settings,
+    tracking: Tracking,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    run = tracking.start_run("outage")
+    tail = LineTail(path)
+    path.write_text(_line(0, loss=1.0))
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(tracking._client, "log_batch", _refuse)
+        for _ in range(3):
+            assert not run.pump(tail)
+            tracking._down_until = 0.0  # as if the pause were over
+    assert len([r for r in caplog.records if "Training goes on" in r.message]) == 1
+    with path.open("a") as stream:
+        stream.write(_line(1, loss=0.5))
+    assert run.pump(tail)
+    history = _client(settings).get_metric_history(run.run_id, "loss")
+    assert sorted((m.step, m.value) for m in history) == [(0, 1.0), (1, 0.5)]
+
+
+def _refuse(*_: Any, **__: Any) -> None:
+    raise ConnectionRefusedError("nobody listens")
+
+
+def test_server_that_was_never_there_costs_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    tracking = Tracking("http://127.0.0.1:9", "toy")
+    with caplog.at_level(logging.WARNING), tracking.start_run("lost") as run:
+        assert run.run_id is None
+        run.log_params({"a": 1})
+        run.log_metrics({"a": 1.0})
+        assert run.register_model("m", tmp_path, alias="candidate") is None
+    assert len([r for r in caplog.records if "127.0.0.1:9" in r.message]) == 1
+
+
+def test_refused_metric_does_not_block_those_that_follow(
+    settings: Settings, tracking: Tracking, tmp_path: Path
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    run = tracking.start_run("refused")
+    tail = LineTail(path)
+    path.write_text(_line(0, **{"bad?name": 1.0}))
+    assert run.pump(tail)
+    with path.open("a") as stream:
+        stream.write(_line(1, good=1.0))
+    assert run.pump(tail)
+    assert _client(settings).get_run(run.run_id).data.metrics == {"good": 1.0}
+
+
+def test_registered_model_loads_by_alias(
+    settings: Settings, tracking: Tracking, tmp_path: Path
+) -> None:
+    import mlflow
+
+    model = tmp_path / "model"
+    model.mkdir()
+    run = tracking.start_run("model")
+    for weights, alias in (("one", "champion"), ("two", "candidate")):
+        (model / "weights").write_text(weights)
+        assert tracking.start_run(weights).register_model("policy", model, alias=alias)
+    (model / "weights").write_text("three")
+    assert run.register_model("policy", model, alias="candidate") == "3"
+    client = _client(settings)
+    assert str(client.get_model_version_by_alias("policy", "champion").version) == "1"
+    version = client.get_model_version_by_alias("policy", "candidate")
+    assert version.run_id == run.run_id
+    local = mlflow.artifacts.download_artifacts(version.source)
+    assert (Path(local) / "weights").read_text() == "three"
+    assert str(settings.home / "mlartifacts") in version.source
+
+
+def test_two_connections_at_once_make_one_experiment(settings: Settings) -> None:
+    runs: list[str | None] = []
+
+    def start() -> None:
+        runs.append(Tracking.from_settings(settings, "shared").start_run("x").run_id)
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    client = _client(settings)
+    assert len({client.get_run(run).info.experiment_id for run in runs}) == 1
+
+
+def test_tracking_without_a_uri_is_off() -> None:
+    with Tracking("", "").start_run("x") as run:
+        run.log_params({"a": 1})
+        assert run.run_id is None
+
+
+def test_tail_starts_again_when_the_file_is_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_text("one\ntwo\n")
+    tail = LineTail(path)
+    assert tail.read() == ["one", "two"]
+    path.write_text("x\n")
+    assert tail.read() == ["x"]
+    assert last_lines(path, 5) == "x"
+    assert last_lines(tmp_path / "nothing", 5) == ""
+
+
+def test_settings_have_defaults_below_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = Settings.from_env({"TRIMTAB_STORE": ""})
+    assert settings.home == tmp_path / ".trimtab"
+    assert settings.store_url == str(tmp_path / ".trimtab" / "store")
+    assert settings.mlflow_uri == f"sqlite:///{tmp_path}/.trimtab/mlflow.db"
+    assert settings.embedded_mlflow
+    assert settings.max_parallel >= 1
+    given = Settings.from_env({"TRIMTAB_MAX_PARALLEL": "3", "MLFLOW_TRACKING_URI": "http://x"})
+    assert (given.max_parallel, given.embedded_mlflow) == (3, False)
+    with pytest.raises(SettingsError, match="'0'"):
+        Settings.from_env({"TRIMTAB_MAX_PARALLEL": "0"})

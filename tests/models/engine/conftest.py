@@ -1,0 +1,65 @@
+"""A tiny world with all its stages run once per session, in this process."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flows.recipes import smoke
+
+RunStage = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def run_stage(name: str, config: Any, workdir: Path, **inputs: Path) -> Path:
+    """Run a stage here; returns its output folder."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    importlib.import_module(f"models.engine.{name}").run(config, inputs, workdir)
+    return workdir / "output"
+
+
+@pytest.fixture(scope="session")
+def smoke_config() -> Any:
+    return smoke()
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory, smoke_config: Any) -> Path:
+    return run_stage("world", smoke_config.world, tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="session")
+def policy(tmp_path_factory: pytest.TempPathFactory, smoke_config: Any, world: Path) -> Path:
+    torch.set_num_threads(1)
+    return run_stage("sft", smoke_config.sft, tmp_path_factory.mktemp("sft"), data=world)
+
+
+@pytest.fixture(scope="session")
+def comparisons(
+    tmp_path_factory: pytest.TempPathFactory, smoke_config: Any, world: Path, policy: Path
+) -> Path:
+    folder = tmp_path_factory.mktemp("comparisons")
+    return run_stage("comparisons", smoke_config.comparisons, folder, data=world, policy=policy)
+
+
+@pytest.fixture(scope="session")
+def advantage_model(
+    tmp_path_factory: pytest.TempPathFactory, smoke_config: Any, policy: Path, comparisons: Path
+) -> Path:
+    folder = tmp_path_factory.mktemp("advantage_model")
+    return run_stage(
+        "advantage_model",
+        smoke_config.advantage_model,
+        folder,
+        policy=policy,
+        preferences=comparisons,
+    )

@@ -1,0 +1,94 @@
+"""PPO: the first ratio is 1, monitors are right, the guard speaks, rollback goes back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from models.config import CollapseConfig
+from models.engine.guard import collapse_reason
+from models.engine.ppo_max import PPORun
+from models.nets.packing import pack
+from models.nets.scoring import response_logprobs
+from tests.models.engine.conftest import run_stage
+
+
+@pytest.fixture
+def inputs(world: Path, policy: Path, advantage_model: Path) -> dict[str, Path]:
+    return {"policy": policy, "reference": policy, "scorer": advantage_model, "data": world}
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1.0, "top_p": 1.0},
+        {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.1},
+    ],
+)
+def test_first_ratio_is_one(
+    tmp_path: Path, smoke_config: Any, inputs: dict[str, Path], sampling: dict[str, float]
+) -> None:
+    config = smoke_config.ppo.model_copy(update=sampling)
+    run = PPORun(config, inputs, tmp_path)
+    experience = run._collect(list(range(16)))
+    for indices in torch.arange(16).split(8):
+        rows = [experience.rows[index] for index in indices.tolist()]
+        logprobs, _, mask = response_logprobs(
+            run.learner.policy, pack(rows, run.tokenizer.pad_token_id), config.temperature
+        )
+        old = experience.old_logprobs[indices, : mask.shape[1]]
+        torch.testing.assert_close((logprobs - old)[mask].exp(), torch.ones(int(mask.sum())))
+    assert float(experience.monitors()["kl"]) == pytest.approx(0.0, abs=1e-5)
+
+
+def test_sampler_and_trainer_agree_on_what_was_sampled(
+    tmp_path: Path, smoke_config: Any, inputs: dict[str, Path]
+) -> None:
+    """At temperature 1 without nucleus, mean -logprob of samples estimates the entropy."""
+    config = smoke_config.ppo.model_copy(
+        update={"temperature": 1.0, "top_p": 1.0, "rollout_batch": 96}
+    )
+    experience = PPORun(config, inputs, tmp_path)._collect(list(range(96)))
+    mask = experience.response_mask
+    surprise, entropy = -experience.old_logprobs[mask], experience.entropies[mask]
+    error = float((surprise - entropy).std()) / int(mask.sum()) ** 0.5
+    assert abs(float((surprise - entropy).mean())) < 4 * error
+
+
+def test_rollback_returns_to_the_oldest_checkpoint(
+    tmp_path: Path, smoke_config: Any, inputs: dict[str, Path]
+) -> None:
+    guard = CollapseConfig(action="rollback", window=2, max_kl=1e-9)
+    config = smoke_config.ppo.model_copy(
+        update={"guard": guard, "num_steps": 8, "checkpoint_every": 1}
+    )
+    output = run_stage("ppo_max", config, tmp_path, **inputs)
+    summary = json.loads((output / "summary.json").read_text())
+    assert summary["collapsed"]
+    assert "KL to the reference" in summary["collapse_reason"]
+    assert summary["policy_of_step"] < summary["stopped_at_step"] < 9
+    assert load_file(output / "model" / "model.safetensors")
+
+
+def _row(score: float, length: float, perplexity: float, kl: float = 1.0) -> dict[str, float]:
+    return {"score": score, "response_length": length, "perplexity": perplexity, "kl": kl}
+
+
+def test_guard_names_reward_hacking_and_only_that() -> None:
+    config = CollapseConfig(window=3)
+    start = [_row(0.0, 10.0, 2.0)] * 3
+    hacked = collapse_reason([*start, *[_row(1.0, 16.0, 1.3)] * 3], config)
+    assert hacked is not None
+    assert "reward hacking" in hacked
+    assert collapse_reason([*start, *[_row(1.0, 11.0, 1.3)] * 3], config) is None
+    assert collapse_reason([*start, *[_row(1.0, 16.0, 1.9)] * 3], config) is None
+    assert collapse_reason([*start, *[_row(-1.0, 16.0, 1.3)] * 3], config) is None
+    far = collapse_reason([*start, *[_row(0.0, 10.0, 2.0, kl=25.0)] * 3], config)
+    assert far is not None
+    assert "25.0 nats" in far
+    assert collapse_reason(start, config) is None

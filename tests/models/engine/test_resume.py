@@ -1,0 +1,87 @@
+"""Interrupted and continued equals never interrupted, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from models.engine import checkpoint, loop, ppo_max
+from tests.models.engine.conftest import run_stage
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing in the trainer catches it."""
+
+
+def _assert_same_weights(ours: Path, theirs: Path) -> None:
+    left, right = load_file(ours / "model.safetensors"), load_file(theirs / "model.safetensors")
+    assert left.keys() == right.keys()
+    assert all(bool((left[name] == right[name]).all()) for name in left)
+
+
+def _die_after(monkeypatch: pytest.MonkeyPatch, module: Any, calls: int) -> None:
+    """Raise at the call number `calls` of the module's checkpoint function, before it saves."""
+    original, count = checkpoint.checkpoint_or_stop, 0
+
+    def counting(*arguments: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == calls:
+            raise Killed
+        original(*arguments)
+
+    monkeypatch.setattr(module, "checkpoint_or_stop", counting)
+
+
+def _steps(path: Path) -> list[int]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [row["step"] for row in rows if "metrics" in row]
+
+
+def test_sft(
+    tmp_path: Path, smoke_config: Any, world: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _die_after(monkeypatch, loop, 24)
+    with pytest.raises(Killed):
+        run_stage("sft", smoke_config.sft, tmp_path, data=world)
+    monkeypatch.undo()
+    output = run_stage("sft", smoke_config.sft, tmp_path, data=world)
+    _assert_same_weights(output / "model", policy / "model")
+    steps = _steps(tmp_path / "metrics.jsonl")
+    assert steps == sorted(set(steps))
+
+
+@pytest.mark.parametrize("killed_at", [1, 3, 4])
+def test_ppo(
+    tmp_path: Path,
+    smoke_config: Any,
+    world: Path,
+    policy: Path,
+    advantage_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    killed_at: int,
+) -> None:
+    inputs = {"policy": policy, "reference": policy, "scorer": advantage_model, "data": world}
+    whole = run_stage("ppo_max", smoke_config.ppo, tmp_path / "whole", **inputs)
+    _die_after(monkeypatch, ppo_max, killed_at)
+    with pytest.raises(Killed):
+        run_stage("ppo_max", smoke_config.ppo, tmp_path / "killed", **inputs)
+    monkeypatch.undo()
+    resumed = run_stage("ppo_max", smoke_config.ppo, tmp_path / "killed", **inputs)
+    for part in ("model", "critic"):
+        _assert_same_weights(resumed / part, whole / part)
+    assert (resumed / "rollouts.jsonl").read_text() == (whole / "rollouts.jsonl").read_text()
+    assert _steps(resumed / "metrics.jsonl") == _steps(whole / "metrics.jsonl")
+
+
+def test_a_half_written_checkpoint_is_no_checkpoint(tmp_path: Path) -> None:
+    checkpoint.save_checkpoint(tmp_path, 3, {"value": 3})
+    (tmp_path / "checkpoints" / ".5.partial").mkdir()
+    (tmp_path / "checkpoints" / ".5.partial" / checkpoint.STATE_FILE).write_bytes(b"half")
+    state = checkpoint.newest_checkpoint(tmp_path)
+    assert state is not None
+    assert state["value"] == 3

@@ -1,0 +1,233 @@
+"""advantage: scores relative to the expected reward, and the bounded ranking loss."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.functional.advantage import advantage_loss, advantage_scores, expected_reward_loss
+from models.functional.checks import ShapeError
+
+F64 = torch.float64
+LOG2 = math.log(2)
+
+
+# advantage_scores
+
+
+def test_scores_by_hand() -> None:
+    # N = 4, K = 2. r = 3, e = 2, ratios 2 and 1/2:
+    #   3 - (4 - 2)/4 * 2 - (2 + 1/2)/4 * 3 = 3 - 1 - 1.875 = 0.125.
+    # r = -1, e = 1, ratios 1 and e^9 clipped to 2: -1 - 1/2 + (1 + 2)/4 = -0.75.
+    log_ratios = torch.tensor([[LOG2, -LOG2], [0.0, 9.0]], dtype=F64)
+    advantages, metrics = advantage_scores(
+        torch.tensor([3.0, -1.0], dtype=F64),
+        torch.tensor([2.0, 1.0], dtype=F64),
+        log_ratios,
+        num_policies=4.0,
+        log_ratio_clip=LOG2,
+    )
+    expected = torch.tensor([0.125, -0.75], dtype=F64)
+    torch.testing.assert_close(advantages, expected, rtol=0, atol=1e-12)
+    # One of four log-ratios lies outside the clip.
+    assert metrics["log_ratio_clip_fraction"].item() == 0.25
+
+
+def test_no_other_policy_is_reward_minus_expected() -> None:
+    rewards, expected = torch.randn(2, 5)
+    for log_ratios in (None, torch.zeros(5, 0)):
+        for num_policies in (1.0, 3.5):
+            advantages, metrics = advantage_scores(
+                rewards, expected, log_ratios, num_policies, log_ratio_clip=1.0
+            )
+            assert advantages.equal(rewards - expected)
+            assert metrics["log_ratio_clip_fraction"].item() == 0.0
+
+
+def test_scores_equal_loop() -> None:
+    rewards, expected = torch.randn(2, 6, dtype=F64)
+    log_ratios = 2 * torch.randn(6, 3, dtype=F64)
+    got, metrics = advantage_scores(
+        rewards, expected, log_ratios, num_policies=5.0, log_ratio_clip=1.5
+    )
+    num_clipped = 0
+    for i in range(6):
+        r, e = rewards[i].item(), expected[i].item()
+        slow = r - (5 - 3) / 5 * e
+        for value in log_ratios[i].tolist():
+            slow -= math.exp(min(max(value, -1.5), 1.5)) / 5 * r
+            num_clipped += abs(value) > 1.5
+        assert got[i].item() == pytest.approx(slow, abs=1e-12)
+    assert metrics["log_ratio_clip_fraction"].item() == pytest.approx(num_clipped / 18, abs=1e-12)
+
+
+def test_scores_invariants() -> None:
+    rewards, expected = torch.randn(2, 4, dtype=F64)
+    # Every policy the current one (ratio 1, K = N): a = r - r = 0.
+    log_ratios = torch.zeros(4, 3, dtype=F64)
+    advantages, _ = advantage_scores(rewards, expected, log_ratios, 3.0, 1.0)
+    torch.testing.assert_close(advantages, torch.zeros(4, dtype=F64), rtol=0, atol=1e-12)
+    # The order of the policies does not matter; ratios that would overflow stay finite.
+    log_ratios = 1e4 * torch.randn(4, 3, dtype=F64)
+    one, _ = advantage_scores(rewards, expected, log_ratios, 5.0, 3.0)
+    other, _ = advantage_scores(rewards, expected, log_ratios.flip(1), 5.0, 3.0)
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    assert one.isfinite().all()
+    # Linear in (r, e).
+    double, _ = advantage_scores(2 * rewards, 2 * expected, log_ratios, 5.0, 3.0)
+    torch.testing.assert_close(double, 2 * one, rtol=0, atol=1e-12)
+
+
+def test_scores_gradient_reaches_rewards_and_expected_only() -> None:
+    rewards = torch.randn(3, dtype=F64, requires_grad=True)
+    expected = torch.randn(3, dtype=F64, requires_grad=True)
+    log_ratios = torch.randn(3, 2, dtype=F64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda r, e: advantage_scores(r, e, log_ratios.detach(), 4.0, 1.0)[0], (rewards, expected)
+    )
+    advantage_scores(rewards, expected, log_ratios, 4.0, 1.0)[0].sum().backward()
+    assert log_ratios.grad is None
+
+
+def test_scores_refuse_bad_arguments() -> None:
+    x = torch.zeros(3)
+    with pytest.raises(ShapeError, match=r"log_ratios must be \(B, K\) with B = 3"):
+        advantage_scores(x, x, torch.zeros(2, 2), 4.0, 1.0)
+    with pytest.raises(ShapeError, match=r"expected \(2,\)"):
+        advantage_scores(x, torch.zeros(2), None, 4.0, 1.0)
+    with pytest.raises(ValueError, match=r"columns \(2\), found 1.0"):
+        advantage_scores(x, x, torch.zeros(3, 2), 1.0, 1.0)
+    with pytest.raises(ValueError, match=r"found 0\.0"):
+        advantage_scores(x, x, None, 0.0, 1.0)
+    for clip in (0.0, 100.0):  # e^100 overflows float32
+        with pytest.raises(ValueError, match=f"found {clip}"):
+            advantage_scores(x, x, torch.zeros(3, 1), 4.0, clip)
+
+
+# advantage_loss
+
+
+def slow_advantage_loss(chosen: Tensor, rejected: Tensor, margin: float) -> float:
+    """[AM eq. 6] pair by pair, through the sigmoid itself."""
+    total = 0.0
+    for c, r in zip(chosen.tolist(), rejected.tolist(), strict=True):
+        for x in (c - r, margin - c, margin + r):
+            total -= math.log(1 / (1 + math.exp(-x)))
+    return total / len(chosen)
+
+
+def test_loss_by_hand() -> None:
+    # a_c = log 3, a_r = 0, m = log 3: sigmoid(log 3) = 3/4, sigmoid(0) = 1/2, sigmoid(log 3).
+    # Ranking log 4/3, bounding log 2 + log 4/3.
+    log3 = math.log(3)
+    chosen, rejected = torch.tensor([log3], dtype=F64), torch.tensor([0.0], dtype=F64)
+    loss, metrics = advantage_loss(chosen, rejected, margin=log3)
+    ranking, bounding = math.log(4 / 3), LOG2 + math.log(4 / 3)
+    assert loss.item() == pytest.approx(ranking + bounding, abs=1e-12)
+    assert metrics["ranking_loss"].item() == pytest.approx(ranking, abs=1e-12)
+    assert metrics["bounding_loss"].item() == pytest.approx(bounding, abs=1e-12)
+    assert metrics["accuracy"].item() == 1.0
+    assert metrics["score_gap"].item() == pytest.approx(log3, abs=1e-12)
+
+
+def test_soft_label_margin_and_weight_by_hand() -> None:
+    # Pair 1 (weight 3): gap log 3 + 1, ranking margin 1, label 0.9, m = log 3 + 1 on a_c = log 3
+    # + 1 (sigmoid 1/2) and a_r = 0 (sigmoid(log 3 + 1) = 3e/(1 + 3e)).
+    # Pair 2 (weight 1): both 0, label 1: log 2, and twice -log sigmoid(m).
+    log3 = math.log(3)
+    m = log3 + 1
+    outer = math.log((1 + 3 * math.e) / (3 * math.e))
+    first = -(0.9 * math.log(3 / 4) + 0.1 * math.log(1 / 4)) + LOG2 + outer
+    second = LOG2 + 2 * outer
+    loss, _ = advantage_loss(
+        torch.tensor([m, 0.0], dtype=F64),
+        torch.tensor([0.0, 0.0], dtype=F64),
+        margin=m,
+        label_chosen=torch.tensor([0.9, 1.0], dtype=F64),
+        ranking_margin=torch.tensor([1.0, 0.0], dtype=F64),
+        weight=torch.tensor([3.0, 1.0], dtype=F64),
+    )
+    assert loss.item() == pytest.approx((3 * first + second) / 4, abs=1e-12)
+
+
+def test_loss_equals_loop_with_the_papers_margin() -> None:
+    chosen, rejected = 2 * torch.randn(2, 10, dtype=F64)
+    loss, metrics = advantage_loss(chosen, rejected)
+    assert loss.item() == pytest.approx(slow_advantage_loss(chosen, rejected, 2.5), abs=1e-12)
+    parts = metrics["ranking_loss"] + metrics["bounding_loss"]
+    torch.testing.assert_close(parts, loss, rtol=0, atol=1e-12)
+
+
+def test_loss_invariants() -> None:
+    chosen, rejected = torch.randn(2, 8, dtype=F64)
+    loss, _ = advantage_loss(chosen, rejected)
+    # Swapping the pair and negating both scores: a_c - a_r, m - a_c and m + a_r map onto
+    # themselves.
+    torch.testing.assert_close(advantage_loss(-rejected, -chosen)[0], loss, rtol=0, atol=1e-12)
+    # A soft label leaves the bounds as they were.
+    soft = advantage_loss(chosen, rejected, label_chosen=torch.full((8,), 0.7, dtype=F64))[1]
+    hard = advantage_loss(chosen, rejected)[1]
+    assert soft["bounding_loss"].equal(hard["bounding_loss"])
+    assert not soft["ranking_loss"].equal(hard["ranking_loss"])
+    # Weight 0 equals dropping the pair, in both parts.
+    weight = (torch.arange(8) % 2).double()
+    kept, _ = advantage_loss(chosen[1::2], rejected[1::2])
+    torch.testing.assert_close(
+        advantage_loss(chosen, rejected, weight=weight)[0], kept, rtol=0, atol=1e-12
+    )
+    # Unlike the reward model's loss, shifting both scores costs: the bounds pull to the middle.
+    assert advantage_loss(chosen + 5, rejected + 5)[0] > loss
+
+
+def test_loss_gradient() -> None:
+    chosen, rejected, ranking_margin = torch.randn(3, 4, dtype=F64).unbind()
+    label, weight = torch.rand(2, 4, dtype=F64).unbind()
+    inputs = [x.clone().requires_grad_() for x in (chosen, rejected, label, ranking_margin, weight)]
+
+    def loss(*x: Tensor) -> Tensor:
+        return advantage_loss(x[0], x[1], label_chosen=x[2], ranking_margin=x[3], weight=x[4])[0]
+
+    assert torch.autograd.gradcheck(loss, inputs)
+    _, metrics = advantage_loss(inputs[0], inputs[1])
+    assert not any(value.requires_grad for value in metrics.values())
+
+
+def test_loss_refuses_bad_arguments() -> None:
+    x = torch.zeros(3)
+    with pytest.raises(ShapeError, match=r"rejected_adv \(2,\)"):
+        advantage_loss(x, torch.zeros(2))
+    with pytest.raises(ShapeError, match=r"ranking_margin \(1,\)"):
+        advantage_loss(x, x, ranking_margin=torch.zeros(1))
+    with pytest.raises(ValueError, match="margin must be finite"):
+        advantage_loss(x, x, margin=math.inf)
+
+
+# expected_reward_loss
+
+
+def test_expected_reward_by_hand_and_loop() -> None:
+    # ((1 - 3)^2 + (2 - 1)^2) / 2 = 2.5; means 1.5 and 2.
+    loss, metrics = expected_reward_loss(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 1.0]))
+    assert loss.item() == 2.5
+    assert metrics["expected_reward_loss"].item() == 2.5
+    assert metrics["expected_mean"].item() == 1.5
+    assert metrics["policy_reward_mean"].item() == 2.0
+    expected, target = torch.randn(2, 7, dtype=F64)
+    slow = sum((e - t) ** 2 for e, t in zip(expected.tolist(), target.tolist(), strict=True)) / 7
+    assert expected_reward_loss(expected, target)[0].item() == pytest.approx(slow, abs=1e-12)
+
+
+def test_expected_reward_invariants_and_gradient() -> None:
+    expected = torch.randn(5, dtype=F64, requires_grad=True)
+    target = torch.randn(5, dtype=F64, requires_grad=True)
+    assert expected_reward_loss(expected, expected)[0].item() == 0.0
+    shifted = expected_reward_loss(expected + 3, target + 3)[0]
+    torch.testing.assert_close(shifted, expected_reward_loss(expected, target)[0])
+    assert torch.autograd.gradcheck(lambda e: expected_reward_loss(e, target.detach())[0], expected)
+    loss, metrics = expected_reward_loss(expected, target)
+    loss.backward()
+    assert target.grad is None
+    assert not any(value.requires_grad for value in metrics.values())
+    with pytest.raises(ShapeError, match=r"target \(2,\)"):
+        expected_reward_loss(expected, torch.zeros(2))

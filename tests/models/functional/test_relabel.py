@@ -1,0 +1,169 @@
+"""relabel: flips, soft labels and adaptive margins."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from models.functional.checks import ShapeError
+from models.functional.relabel import Relabel, relabel
+from models.functional.reward import ranking_losses
+
+F64 = torch.float64
+PLAIN: dict[str, Any] = {
+    "flip_fraction": None,
+    "flip_below": None,
+    "smoothing": 0.0,
+    "smooth": "none",
+    "margin_scale": 0.0,
+    "margin_clip": 1.0,
+}
+
+
+def relabelled(mean: torch.Tensor, **options: Any) -> Relabel:
+    """`relabel` with everything off but the options given."""
+    return relabel(mean, **{**PLAIN, **options})
+
+
+MEAN = torch.tensor([0.5, -3.0, 2.0, -1.0, 0.0], dtype=F64)
+
+
+def test_everything_off_is_the_raw_pair() -> None:
+    got = relabelled(MEAN)
+    assert not got.is_flipped.any()
+    assert got.label.tolist() == [1.0] * 5
+    assert got.margin.tolist() == [0.0] * 5
+    assert got.weight.tolist() == [1.0] * 5
+
+
+def test_flip_fraction_by_hand() -> None:
+    # 0.4 of 5 pairs is 2: the weakest are -3 and -1.
+    got = relabelled(MEAN, flip_fraction=0.4)
+    assert got.is_flipped.tolist() == [False, True, False, True, False]
+    # 0.2 of 5 pairs is 1: -3. Of equal strengths the lower index goes first.
+    assert relabelled(MEAN, flip_fraction=0.2).is_flipped.tolist() == [0, 1, 0, 0, 0]
+    assert relabelled(torch.zeros(4), flip_fraction=0.5).is_flipped.tolist() == [1, 1, 0, 0]
+    # Nothing and everything are fractions too.
+    assert not relabelled(MEAN, flip_fraction=0.0).is_flipped.any()
+    assert relabelled(MEAN, flip_fraction=1.0).is_flipped.all()
+    # 0.29 * 100 is 28.999999999999996 in floating point, and 29 pairs all the same.
+    assert relabelled(torch.randn(100), flip_fraction=0.29).is_flipped.sum() == 29
+
+
+def test_flip_below_by_hand() -> None:
+    # Strictly below 0: -3 and -1, not 0 itself. Below 1: all but 2.
+    got = relabelled(MEAN, flip_below=0.0)
+    assert got.is_flipped.tolist() == [False, True, False, True, False]
+    assert relabelled(MEAN, flip_below=1.0).is_flipped.tolist() == [1, 1, 0, 1, 1]
+
+
+def test_margin_by_hand() -> None:
+    # Flipping -3 alone: strengths 0.5, 3, 2, -1, 0; halved and clipped to 1.
+    got = relabelled(MEAN, flip_fraction=0.2, margin_scale=0.5, margin_clip=1.0)
+    assert got.margin.tolist() == [0.25, 1.0, 1.0, -0.5, 0.0]
+    got = relabelled(MEAN, margin_scale=1.0, margin_clip=2.5)
+    assert got.margin.tolist() == [0.5, -2.5, 2.0, -1.0, 0.0]
+
+
+def test_label_by_hand() -> None:
+    # alpha 0.1: every pair; or the negative ones that were not flipped, here -1 (-3 is flipped).
+    got = relabelled(MEAN, flip_fraction=0.2, smoothing=0.1, smooth="all")
+    assert got.label.tolist() == [0.9] * 5
+    got = relabelled(MEAN, flip_fraction=0.2, smoothing=0.1, smooth="negative")
+    assert got.label.tolist() == [1.0, 1.0, 1.0, 0.9, 1.0]
+    got = relabelled(MEAN, smoothing=0.1, smooth="negative")
+    assert got.label.tolist() == [1.0, 0.9, 1.0, 0.9, 1.0]
+    assert relabelled(MEAN, smoothing=0.1, smooth="none").label.tolist() == [1.0] * 5
+
+
+@pytest.mark.parametrize("flips", [{"flip_fraction": 0.3}, {"flip_below": -0.2}, {}])
+@pytest.mark.parametrize("smooth", ["none", "negative", "all"])
+def test_equals_loop(flips: dict[str, float], smooth: str) -> None:
+    mean = torch.randn(40, dtype=F64)
+    options: dict[str, Any] = {"smoothing": 0.2, "smooth": smooth, "margin_scale": 0.7}
+    got = relabelled(mean, margin_clip=0.8, **flips, **options)
+    values = mean.tolist()
+    weakest = sorted(range(40), key=lambda i: (values[i], i))[:12]
+    for i, value in enumerate(values):
+        if "flip_fraction" in flips:
+            flipped = i in weakest
+        else:
+            flipped = "flip_below" in flips and value < flips["flip_below"]
+        smoothed = smooth == "all" or (smooth == "negative" and value < 0 and not flipped)
+        strength = -value if flipped else value
+        assert bool(got.is_flipped[i]) == flipped
+        assert got.label[i].item() == pytest.approx(0.8 if smoothed else 1.0, abs=1e-12)
+        margin = min(max(0.7 * strength, -0.8), 0.8)
+        assert got.margin[i].item() == pytest.approx(margin, abs=1e-12)
+
+
+def test_flipping_twice_is_the_identity() -> None:
+    chosen, rejected = torch.randn(2, 30, dtype=F64)
+    flipped = relabelled(chosen - rejected, flip_below=0.0).is_flipped
+    once = torch.where(flipped, rejected, chosen), torch.where(flipped, chosen, rejected)
+    twice = torch.where(flipped, once[1], once[0]), torch.where(flipped, once[0], once[1])
+    assert twice[0].equal(chosen)
+    assert twice[1].equal(rejected)
+    # After one flip below 0 every strength is positive, so a second relabel flips nothing.
+    assert not relabelled(once[0] - once[1], flip_below=0.0).is_flipped.any()
+
+
+def test_flipped_pair_loses_as_the_raw_pair_with_label_and_margin_turned() -> None:
+    chosen, rejected, mean = torch.randn(3, 20, dtype=F64)
+    got = relabelled(mean, flip_below=0.0, smoothing=0.1, smooth="all", margin_scale=1.0)
+    after = ranking_losses(
+        torch.where(got.is_flipped, rejected, chosen),
+        torch.where(got.is_flipped, chosen, rejected),
+        label_chosen=got.label,
+        margin=got.margin,
+    )
+    raw = ranking_losses(
+        chosen,
+        rejected,
+        label_chosen=torch.where(got.is_flipped, 1 - got.label, got.label),
+        margin=torch.where(got.is_flipped, -got.margin, got.margin),
+    )
+    torch.testing.assert_close(after, raw, rtol=0, atol=1e-12)
+
+
+def test_order_of_pairs_does_not_matter_and_input_is_kept() -> None:
+    mean = torch.randn(25, dtype=F64)
+    before = mean.clone()
+    options: dict[str, Any] = {"flip_fraction": 0.2, "smoothing": 0.1, "smooth": "negative"}
+    got = relabelled(mean, margin_scale=0.3, **options)
+    shuffle = torch.randperm(25)
+    again = relabelled(mean[shuffle], margin_scale=0.3, **options)
+    for one, other in zip(got, again, strict=True):
+        assert one[shuffle].equal(other)
+    assert mean.equal(before)
+
+
+def test_margin_gradient() -> None:
+    # Away from the clip at 1 and the flip at 0, where the margin has a kink.
+    mean = torch.tensor([0.5, -0.3, 2.0, -4.0], dtype=F64, requires_grad=True)
+    options: dict[str, Any] = {"flip_below": 0.0, "margin_scale": 0.9}
+    assert torch.autograd.gradcheck(lambda m: relabelled(m, **options).margin, mean)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"flip_fraction": 0.1, "flip_below": 0.0}, "give one of the two"),
+        ({"flip_fraction": 1.5}, r"flip_fraction must be in \[0, 1\], found 1.5"),
+        ({"flip_below": float("nan")}, "flip_below must be finite"),
+        ({"smoothing": 0.6}, r"smoothing must be in \[0, 0.5\], found 0.6"),
+        ({"smooth": "some"}, "found 'some'"),
+        ({"margin_scale": -1.0}, "margin_scale must be finite and not negative, found -1.0"),
+        ({"margin_clip": float("inf")}, "margin_clip must be finite"),
+    ],
+)
+def test_options_outside_their_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        relabelled(MEAN, **options)
+
+
+def test_bad_strengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        relabelled(torch.tensor([0.0, torch.nan]))
+    with pytest.raises(ShapeError, match="1 axes"):
+        relabelled(torch.zeros(2, 2))

@@ -1,0 +1,147 @@
+"""strength: the ensemble's vote, its groups and the folds of cross-fitting."""
+
+import math
+
+import pytest
+import torch
+
+from models.functional.checks import ShapeError
+from models.functional.strength import fold_of, preference_strength, strength_groups
+
+F64 = torch.float64
+
+
+def test_strength_by_hand() -> None:
+    # Pair 0: differences 1, 3, 5: mean 3, variance (4 + 0 + 4) / 3, std sqrt(8/3).
+    # Pair 1: -2, -2, 1: mean -1, variance (1 + 1 + 4) / 3 = 2, std sqrt 2.
+    differences = torch.tensor([[1.0, -2.0], [3.0, -2.0], [5.0, 1.0]], dtype=F64)
+    mean, std = preference_strength(differences)
+    assert mean.tolist() == [3.0, -1.0]
+    expected = torch.tensor([math.sqrt(8 / 3), math.sqrt(2)], dtype=F64)
+    torch.testing.assert_close(std, expected, rtol=0, atol=1e-12)
+
+
+def test_counted_strength_by_hand() -> None:
+    # Pair 0 without member 1: 1 and 5: mean 3, variance 4, std 2. Pair 1: only member 2: 1, 0.
+    differences = torch.tensor([[1.0, -2.0], [3.0, -2.0], [5.0, 1.0]])
+    counted = torch.tensor([[True, False], [False, False], [True, True]])
+    mean, std = preference_strength(differences, counted)
+    assert mean.tolist() == [3.0, 1.0]
+    assert std.tolist() == [2.0, 0.0]
+
+
+def test_strength_equals_loop() -> None:
+    differences = torch.randn(5, 7, dtype=F64)
+    counted = torch.rand(5, 7) < 0.5
+    counted[0] = True
+    mean, std = preference_strength(differences, counted)
+    for i in range(7):
+        votes = [differences[m, i].item() for m in range(5) if counted[m, i]]
+        slow_mean = sum(votes) / len(votes)
+        slow_std = math.sqrt(sum((v - slow_mean) ** 2 for v in votes) / len(votes))
+        assert mean[i].item() == pytest.approx(slow_mean, abs=1e-12)
+        assert std[i].item() == pytest.approx(slow_std, abs=1e-12)
+
+
+def test_strength_invariants() -> None:
+    differences = torch.randn(4, 6, dtype=F64)
+    mean, std = preference_strength(differences)
+    # The order of members does not matter; swapping every pair negates mean and keeps std.
+    again = preference_strength(differences[torch.randperm(4)])
+    torch.testing.assert_close(again, (mean, std), rtol=0, atol=1e-12)
+    swapped = preference_strength(-differences)
+    torch.testing.assert_close(swapped, (-mean, std), rtol=0, atol=1e-12)
+    # One member: its own difference, no spread.
+    alone_mean, alone_std = preference_strength(differences[:1])
+    assert alone_mean.equal(differences[0])
+    assert alone_std.eq(0).all()
+    # Masking a member equals dropping it, whatever it says.
+    counted = torch.ones(4, 6, dtype=torch.bool)
+    counted[2] = False
+    dirty = differences.clone()
+    dirty[2] = torch.nan
+    kept = preference_strength(differences[[0, 1, 3]])
+    torch.testing.assert_close(preference_strength(dirty, counted), kept, rtol=0, atol=1e-12)
+
+
+def test_strength_gradient() -> None:
+    differences = torch.randn(3, 4, dtype=F64, requires_grad=True)
+    counted = torch.tensor([[True] * 4, [True, False, True, True], [True] * 4])
+    assert torch.autograd.gradcheck(lambda d: preference_strength(d, counted), differences)
+
+
+def test_strength_refuses_a_pair_without_votes() -> None:
+    counted = torch.tensor([[True, False, False], [True, False, True]])
+    with pytest.raises(ValueError, match=r"1 of 3 pairs have no counted member .*index 1"):
+        preference_strength(torch.zeros(2, 3), counted)
+    with pytest.raises(ShapeError, match="2 axes"):
+        preference_strength(torch.zeros(3))
+    with pytest.raises(ShapeError, match="counted must be"):
+        preference_strength(torch.zeros(2, 3), torch.ones(2, 3))
+
+
+def test_groups_by_hand() -> None:
+    # Sorted means -1, 0, 2, 4, 6 with std 5, 4, 3, 2, 1. Two groups: three pairs and two.
+    mean = torch.tensor([4.0, -1.0, 6.0, 0.0, 2.0], dtype=F64)
+    std = torch.tensor([2.0, 5.0, 1.0, 4.0, 3.0], dtype=F64)
+    group_mean, group_std = strength_groups(mean, std, num_groups=2)
+    expected_mean = torch.tensor([1 / 3, 5.0], dtype=F64)
+    torch.testing.assert_close(group_mean, expected_mean, rtol=0, atol=1e-12)
+    torch.testing.assert_close(group_std, torch.tensor([4.0, 1.5], dtype=F64))
+
+
+def test_groups_equal_loop_and_default_to_twenty() -> None:
+    mean, std = torch.randn(50, dtype=F64), torch.rand(50, dtype=F64)
+    group_mean, group_std = strength_groups(mean, std)
+    pairs = sorted(zip(mean.tolist(), std.tolist(), strict=True))
+    sizes = [3] * 10 + [2] * 10
+    start = 0
+    for g, size in enumerate(sizes):
+        members = pairs[start : start + size]
+        start += size
+        assert group_mean[g].item() == pytest.approx(sum(m for m, _ in members) / size, abs=1e-12)
+        assert group_std[g].item() == pytest.approx(sum(s for _, s in members) / size, abs=1e-12)
+    assert group_mean.shape == group_std.shape == (20,)
+
+
+def test_groups_invariants() -> None:
+    mean, std = torch.randn(40, dtype=F64), torch.rand(40, dtype=F64)
+    group_mean, group_std = strength_groups(mean, std, num_groups=8)
+    assert group_mean.diff().gt(0).all()
+    shuffle = torch.randperm(40)
+    again = strength_groups(mean[shuffle], std[shuffle], num_groups=8)
+    torch.testing.assert_close(again, (group_mean, group_std), rtol=0, atol=1e-12)
+    # Groups of equal size average to the whole; one group is the whole.
+    torch.testing.assert_close(group_mean.mean(), mean.mean(), rtol=0, atol=1e-12)
+    whole = strength_groups(mean, std, num_groups=1)
+    torch.testing.assert_close(whole, (mean.mean()[None], std.mean()[None]), rtol=0, atol=1e-12)
+
+
+def test_groups_gradient() -> None:
+    inputs = [torch.randn(6, dtype=F64).requires_grad_() for _ in range(2)]
+    assert torch.autograd.gradcheck(lambda m, s: strength_groups(m, s, num_groups=3), inputs)
+
+
+def test_groups_refuse_more_groups_than_pairs() -> None:
+    with pytest.raises(ValueError, match=r"\[1, 3\].*found 20"):
+        strength_groups(torch.zeros(3), torch.zeros(3))
+
+
+@pytest.mark.parametrize(("num_pairs", "num_folds"), [(10, 2), (11, 3), (7, 7)])
+def test_folds_are_balanced_and_repeatable(num_pairs: int, num_folds: int) -> None:
+    folds = fold_of(num_pairs, num_folds, seed=3)
+    sizes = [int((folds == fold).sum()) for fold in range(num_folds)]
+    assert folds.dtype == torch.long
+    assert sum(sizes) == num_pairs
+    assert max(sizes) - min(sizes) <= 1
+    assert folds.equal(fold_of(num_pairs, num_folds, seed=3))
+
+
+def test_folds_are_random_by_seed_and_leave_the_global_state_alone() -> None:
+    state = torch.get_rng_state()
+    assert not fold_of(100, 2, seed=0).equal(fold_of(100, 2, seed=1))
+    assert torch.get_rng_state().equal(state)
+    with pytest.raises(ValueError, match=r"num_folds must be in \[2, 4\].*found 5"):
+        fold_of(4, 5, seed=0)
+    with pytest.raises(ValueError, match="found 1"):
+        fold_of(4, 1, seed=0)

@@ -1,0 +1,102 @@
+"""Sampling: the cached loop draws from the model's own distribution, whatever the batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from models.nets.generation import Sampling, sample
+
+EOS = 1
+
+
+class Tokenizer:
+    """All that sampling asks of a tokenizer."""
+
+    eos_token_id = EOS
+    pad_token_id = 0
+
+
+@pytest.fixture
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=12,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        eos_token_id=EOS,
+        bos_token_id=None,
+        initializer_range=0.5,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+PROMPTS = [[5, 6], [7, 8, 9, 10], [4], [5, 6, 7], [11, 2], [3, 3, 3, 3, 3]]
+
+
+def _greedy_slowly(model: LlamaForCausalLM, prompt: list[int], limit: int) -> list[int]:
+    tokens, response = list(prompt), []
+    while len(response) < limit and EOS not in response:
+        token = int(model(torch.tensor([tokens])).logits[0, -1].argmax())
+        tokens.append(token)
+        response.append(token)
+    return response
+
+
+@pytest.mark.parametrize("cache_tokens", [15, 30, 32_768])
+def test_near_zero_temperature_equals_the_greedy_loop(
+    model: LlamaForCausalLM, cache_tokens: int
+) -> None:
+    sampling = Sampling(temperature=1e-4, max_new_tokens=10)
+    responses = sample(
+        model, Tokenizer(), PROMPTS, sampling, torch.Generator().manual_seed(0), cache_tokens
+    )
+    assert responses == [_greedy_slowly(model, prompt, 10) for prompt in PROMPTS]
+
+
+@torch.no_grad()
+def test_first_token_frequencies_match_the_model(model: LlamaForCausalLM) -> None:
+    count = 4000
+    sampling = Sampling(temperature=0.8, max_new_tokens=1)
+    responses = sample(
+        model, Tokenizer(), [[5, 6]] * count, sampling, torch.Generator().manual_seed(0)
+    )
+    expected = (model(torch.tensor([[5, 6]])).logits[0, -1] / 0.8).softmax(-1)
+    seen = torch.bincount(torch.tensor([r[0] for r in responses]), minlength=12) / count
+    # Standard error of a share is at most sqrt(.25 / 4000) = .008; four of them.
+    assert float((seen - expected).abs().max()) < 0.032
+
+
+def test_nucleus_never_leaves_the_smallest_set_of_mass_p(model: LlamaForCausalLM) -> None:
+    probabilities = model(torch.tensor([[5, 6]])).logits[0, -1].softmax(-1)
+    ordered, index = probabilities.sort(descending=True)
+    size = int((ordered.cumsum(0) < 0.5).sum()) + 1
+    sampling = Sampling(temperature=1.0, max_new_tokens=1, top_p=0.5)
+    responses = sample(
+        model, Tokenizer(), [[5, 6]] * 500, sampling, torch.Generator().manual_seed(0)
+    )
+    assert {response[0] for response in responses} <= set(index[:size].tolist())
+
+
+def test_repetition_penalty_lowers_what_was_seen(model: LlamaForCausalLM) -> None:
+    def repeats(penalty: float) -> int:
+        sampling = Sampling(1.0, max_new_tokens=12, repetition_penalty=penalty)
+        generator = torch.Generator().manual_seed(0)
+        responses = sample(model, Tokenizer(), [[5, 6]] * 200, sampling, generator)
+        return sum(len(response) - len(set(response)) for response in responses)
+
+    assert repeats(3.0) < repeats(1.0)
+
+
+def test_responses_end_at_the_end_token_or_the_limit(model: LlamaForCausalLM) -> None:
+    sampling = Sampling(temperature=2.0, max_new_tokens=7)
+    responses = sample(model, Tokenizer(), PROMPTS * 20, sampling, torch.Generator().manual_seed(0))
+    for response in responses:
+        assert EOS not in response[:-1]
+        assert response[-1] == EOS or len(response) == 7

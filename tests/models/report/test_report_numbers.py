@@ -1,0 +1,196 @@
+"""The scorecard's numbers against values derived by hand (see the tables in conftest)."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.report.artifacts import Artifacts, ReportInputError
+from models.report.claims import status_of
+from models.report.config import ReportConfig
+from models.report.labels import audit, label_noise, relabelling, strength_groups, voting_mode
+from models.report.policies import final_policy
+from models.report.scorecard import assemble, summary_of
+from models.report.scorers import length_baseline, measure
+from models.report.statistics import (
+    Estimate,
+    auroc_estimate,
+    biased_estimate,
+    mean_estimate,
+    share_estimate,
+)
+from models.report.verdict import answer_of
+
+Inputs = dict[str, Path]
+
+
+def value(estimate: Estimate | None) -> float:
+    assert estimate is not None
+    assert estimate.low <= estimate.value <= estimate.high
+    return estimate.value
+
+
+def test_planted_noise_by_hand(label_inputs: Inputs) -> None:
+    noise = label_noise(Artifacts(label_inputs), "strength", "in_sample", 0)
+    # Minus the strength: flips 2 and -0.5; others -1, 1, 0.2, -3. Flip 2 beats 4, -0.5 beats 2.
+    assert value(noise.auroc_flipped) == pytest.approx(6 / 8)
+    # Without the near-tie (0.2): 3 and 2 of 3 each.
+    assert value(noise.auroc_flipped_clear) == pytest.approx(5 / 6)
+    # Wrong: 2, -0.5, 0.2; right: -1, 1, -3. They beat 3, 2 and 2 of 3.
+    assert value(noise.auroc_wrong) == pytest.approx(7 / 9)
+    # Below 0 are t0, t3, t4; wrong among them t0, t4; wrong in all t0, t1, t4.
+    assert value(noise.negative_precision) == pytest.approx(2 / 3)
+    assert value(noise.negative_recall) == pytest.approx(2 / 3)
+    assert value(noise.share_negative) == pytest.approx(3 / 6)
+    assert noise.mean_strength == pytest.approx(1.3 / 6)
+
+
+def test_relabelling_by_hand(label_inputs: Inputs) -> None:
+    found = relabelling(Artifacts(label_inputs), 0)
+    assert found is not None
+    assert found.num_flipped == 3
+    assert value(found.flip_precision) == pytest.approx(2 / 3)
+    assert value(found.flip_recall) == pytest.approx(2 / 3)
+    # Right before: t2, t3, t5. After flipping t0, t3, t4: t0, t2, t4, t5.
+    assert value(found.right_before) == pytest.approx(3 / 6)
+    assert value(found.right_after) == pytest.approx(4 / 6)
+
+
+def test_scorer_by_hand(label_inputs: Inputs) -> None:
+    scorer = measure(Artifacts(label_inputs), "member_0", 0)
+    # Gaps 2, 0, 2, 0: ties are not right.
+    assert value(scorer.label_accuracy) == 0.5
+    # Near-tie e1 left out, e2 turned round: gaps 2, -2, 0.
+    assert value(scorer.clean_accuracy) == pytest.approx(1 / 3)
+    # Half the pairs at confidence 0.5, never right; half at sigmoid(2), always right.
+    sure = 1 / (1 + math.exp(-2))
+    expected = 0.5 * 0.5 + 0.5 * (1 - sure)
+    assert value(scorer.label_ece_width) == pytest.approx(expected)
+    # Clean: sigmoid(2) twice, right once; 0.5 once, wrong.
+    expected = 2 / 3 * abs(sure - 0.5) + 1 / 3 * 0.5
+    assert value(scorer.clean_ece_width) == pytest.approx(expected)
+    # Category a: 2, 0, 1, 1, mean 1; b: 5, 3, 4, 4, mean 4; both deviate by sqrt(2/4).
+    assert scorer.categories["a"].mean == pytest.approx(1.0)
+    assert scorer.categories["b"].std == pytest.approx(math.sqrt(0.5))
+    assert value(scorer.category_mean_spread) == pytest.approx(1.5)
+    assert value(scorer.spread_ratio) == pytest.approx(1.5 / math.sqrt(0.5))
+    assert scorer.num_trained_pairs == 6
+
+
+def test_length_baseline_by_hand(label_inputs: Inputs) -> None:
+    found = length_baseline(Artifacts(label_inputs), 0)
+    assert found is not None
+    # The rejected answer is the longer one throughout: right only where the label is wrong (e2).
+    assert value(found.label_accuracy) == 0.0
+    assert value(found.clean_accuracy) == pytest.approx(1 / 3)
+
+
+def test_policies_by_hand(full_inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = {"right words": 0.7, "stupid": 0.0}
+    monkeypatch.setattr("models.report.curves.quality", lambda _, response: judged[response])
+    config = ReportConfig(arms=("vanilla", "full"), rounds=(1, 2), has_gold=True)
+    card, curves = assemble(Artifacts(full_inputs), config)
+    by_name = {policy.name: policy for policy in card.policies}
+    assert list(by_name) == ["sft", "full", "round_2"]  # vanilla was not run
+    full = by_name["full"]
+    assert list(full.sets) == ["main", "forget"]
+    assert value(full.sets["main"].gold) == pytest.approx(0.6)
+    # Log-probability -2 over 2 tokens, both answers: one nat a token.
+    assert full.sets["main"].perplexity == pytest.approx(math.e)
+    outcome = full.against_sft["main"]["gold"]
+    assert value(outcome.win) == 0.5
+    assert outcome.net == Estimate(0.5, 0.25, 0.75, 2)
+    # Score 1 to 3 in units of the spread 2 at the start.
+    assert full.drift is not None
+    assert value(full.drift.score) == pytest.approx(1.0)
+    # Gold: 0.7 in the first step, 0 in the last.
+    assert value(full.drift.gold) == pytest.approx(-0.7)
+    assert curves["full"].gold == pytest.approx([0.7, 0.7, 0.0])
+    assert by_name["round_2"].is_promoted is False
+    chosen = final_policy(card.policies)
+    assert chosen is not None
+    assert chosen.name == "full"
+    assert card.verdict.answer == "better"
+    assert card.verdict.sentence.startswith("Better: the final policy beats SFT on the main")
+    statuses = {claim.name: claim.status for claim in card.claims}
+    assert statuses["beats_sft"] == "fails"  # it wins, but the collapse guard spoke up
+    assert statuses["second_round_not_worse"] == "unclear"
+    assert statuses["advantage_model_comparable"] == "holds"
+    assert summary_of(card)["full_main_gold_net"] == 0.5
+
+
+def test_cross_fitted_votes_are_told_apart(label_inputs: Inputs) -> None:
+    artifacts = Artifacts(label_inputs)
+    assert voting_mode(artifacts, "strength") == "in_sample"
+    worst = audit(artifacts, 2)
+    assert [row["id"] for row in worst] == ["t0", "t3"]
+    assert worst[0]["votes"] == [-2.0, -2.0]
+    assert worst[0]["num_against"] == 2
+    artifacts.rows("strength", "strength.jsonl")[0]["num_members"] = 1
+    assert voting_mode(artifacts, "strength") == "cross_fitted"
+    assert audit(artifacts, 1)[0]["votes"] == []  # both members were trained on it
+
+
+def test_groups_hold_every_pair_once() -> None:
+    rows = [
+        {"strength_mean": float(i), "strength_std": 1.0, "truth": {"is_wrong": i < 3}}
+        for i in range(7)
+    ]
+    groups = strength_groups(rows[::-1], 3)
+    # Cuts at 0, 2, 5, 7 (7/3 and 14/3 rounded): means 0.5, 3, 5.5; wrong 0, 1 | 2 | none.
+    assert [group["mean"] for group in groups] == pytest.approx([0.5, 3.0, 5.5])
+    assert [group["share_wrong"] for group in groups] == pytest.approx([1.0, 1 / 3, 0.0])
+    assert sum(group["count"] for group in groups) == 7
+    assert len(strength_groups(rows[:2], 20)) == 2
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "wanted", "or_equal", "status"),
+    [
+        (0.1, 0.2, "above", False, "holds"),
+        (0.0, 0.2, "above", False, "unclear"),
+        (0.0, 0.2, "above", True, "holds"),
+        (-0.2, -0.1, "above", False, "fails"),
+        (-0.2, -0.1, "below", False, "holds"),
+        (-0.1, 0.1, "below", False, "unclear"),
+        (0.1, 0.2, "below", False, "fails"),
+    ],
+)
+def test_claims_follow_intervals(
+    low: float, high: float, wanted: str, or_equal: bool, status: str
+) -> None:
+    estimate = Estimate((low + high) / 2, low, high, 10)
+    assert status_of(estimate, 0.0, wanted, or_equal=or_equal) == status  # type: ignore[arg-type]
+
+
+def test_verdict_needs_the_whole_interval() -> None:
+    assert answer_of(Estimate(0.2, 0.01, 0.4, 10)) == "better"
+    assert answer_of(Estimate(0.2, 0.0, 0.4, 10)) == "not shown to be better"
+    assert answer_of(Estimate(-0.2, -0.4, -0.01, 10)) == "worse"
+
+
+def test_intervals_against_the_binomial() -> None:
+    found = share_estimate(300, 1000, 0)
+    assert found is not None
+    # Standard error sqrt(0.3 * 0.7 / 1000) = 0.01449; 1.96 of it is 0.0284.
+    assert found.low == pytest.approx(0.3 - 0.0284, abs=0.003)
+    assert found.high == pytest.approx(0.3 + 0.0284, abs=0.003)
+    values = (torch.arange(1000) < 300).double()
+    other = biased_estimate(lambda index: float(values[index].mean()), 1000, 0)
+    assert other.low == pytest.approx(0.3 - 0.0284, abs=0.005)
+    assert mean_estimate(values, 0).value == found.value
+    assert share_estimate(0, 0, 0) is None
+    assert auroc_estimate(values, torch.zeros(1000, dtype=torch.bool), 0) is None
+
+
+def test_foreign_scores_are_refused(label_inputs: Inputs) -> None:
+    scores = label_inputs["member_0"] / "scores.jsonl"
+    kept = [line for line in scores.read_text().splitlines() if '"e2"' not in line]
+    scores.write_text("".join(f"{line}\n" for line in kept))
+    with pytest.raises(ReportInputError, match="1 test pairs have no score, the first 'e2'"):
+        measure(Artifacts(label_inputs), "member_0", 0)
+    with pytest.raises(ReportInputError, match="'preferences'"):
+        Artifacts({"strength": label_inputs["strength"]})

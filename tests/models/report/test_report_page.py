@@ -1,0 +1,152 @@
+"""The page: safe, self-contained, complete where artifacts are there and quiet where not."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from models.engine import report
+from models.report.charts import smooth
+from models.report.config import ReportConfig
+from models.report.page import MOST_CHARACTERS, clip, percent, points, tidy
+from models.report.statistics import Estimate
+
+Inputs = dict[str, Path]
+HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(2)>'
+FULL = ReportConfig(
+    title=f"Run {HOSTILE}",
+    recipe="smoke",
+    seed=3,
+    config={"seed": 3, "ppo": {"seed": 4, "note": HOSTILE}},
+    lineage=(
+        {
+            "role": "sft",
+            "stage": "sft",
+            "key": "k1",
+            "digest": "d1",
+            "seconds": 12.5,
+            "versions": {"torch": "2.13.0"},
+            "parents": {"data": {"stage": "world", "key": "k0", "digest": "d0"}},
+            "cached": True,
+        },
+        {"role": "policy_full", "stage": "ppo_max", "key": "k2", "digest": "d2", "seconds": 30.0},
+    ),
+    arms=("vanilla", "full"),
+    rounds=(1, 2),
+    has_gold=True,
+)
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def build(config: ReportConfig, inputs: Inputs, workdir: Path) -> tuple[str, dict[str, object]]:
+    report.run(config, inputs, workdir)
+    output = workdir / "output"
+    json.loads((output / "summary.json").read_text())
+    html = (output / "report.html").read_text(encoding="utf-8")
+    return html, json.loads((output / "scorecard.json").read_text())
+
+
+def test_whole_page_is_safe_and_self_contained(full_inputs: Inputs, tmp_path: Path) -> None:
+    html, card = build(FULL, full_inputs, tmp_path)
+    tags = _Tags()
+    tags.feed(html)
+    names = {tag for tag, _ in tags.found}
+    assert not names & {"script", "iframe", "link", "object", "embed", "a", "form", "base"}
+    for tag, attributes in tags.found:
+        assert not [name for name in attributes if name.startswith("on")], (tag, attributes)
+        if "src" in attributes:
+            assert str(attributes["src"]).startswith("data:image/svg+xml;base64,")
+    assert HOSTILE not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert not re.search(r"https?:|@import|url\(", html)
+    assert "default-src &#39;none&#39;" in html or "default-src 'none'" in html
+    for code in re.findall(r"base64,([A-Za-z0-9+/=]+)", html):
+        drawing = base64.b64decode(code).decode("utf-8")
+        assert not re.search(r"href=\"(?!#)|<script|<image", drawing)
+    for heading in (
+        "What came in", "What was wrong with the labels", "What came out", "Better or not",
+        "Label audit", "PPO, step by step", "Win, tie, lose", "MetaRM rounds", "Before and after",
+        "What it cost", "Lineage",
+    ):  # fmt: skip
+        assert heading in html, heading
+    assert card["seeds"] == {"seed": 3, "ppo.seed": 4, "run": 3}
+    assert card["total_seconds"] == 42.5
+
+
+def test_same_inputs_give_the_same_bytes(label_inputs: Inputs, tmp_path: Path) -> None:
+    first, _ = build(ReportConfig(), label_inputs, tmp_path / "first")
+    second, _ = build(ReportConfig(), label_inputs, tmp_path / "second")
+    assert first == second
+
+
+def test_label_audit_alone(label_inputs: Inputs, tmp_path: Path) -> None:
+    html, card = build(ReportConfig(), label_inputs, tmp_path)
+    assert card["verdict"]["answer"] == "labels only"  # type: ignore[index]
+    assert "no policy was judged" in html
+    for absent in ("PPO, step by step", "Win, tie, lose", "Before and after", "What it cost"):
+        assert absent not in html
+
+
+def test_without_truth_nothing_is_invented(full_inputs: Inputs, tmp_path: Path) -> None:
+    (full_inputs["preferences"] / "truth.jsonl").unlink()
+    for role in ("eval_sft", "eval_full", "eval_round_2"):
+        path = full_inputs[role] / "responses.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(r | {"gold": None}) + "\n" for r in rows))
+        kept = [{k: v for k, v in row.items() if k != "gold"} for row in rows]
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in kept))
+    for role in ("judge_full", "judge_round_2", "judge_round_2_sft"):
+        path = full_inputs[role] / "judgement.json"
+        verdicts = json.loads(path.read_text())
+        path.write_text(json.dumps({k: v for k, v in verdicts.items() if not k.endswith("_gold")}))
+    config = FULL.model_copy(update={"has_gold": False})
+    html, card = build(config, full_inputs, tmp_path)
+    noise = card["label_noise"]["in_sample"]  # type: ignore[index]
+    assert noise["auroc_flipped"] is None
+    assert card["relabelling"]["flip_precision"] is None  # type: ignore[index]
+    assert card["scorers"]["baseline"]["clean_accuracy"] is None  # type: ignore[index]
+    assert card["scorers"]["baseline"]["label_accuracy"]["value"] == 0.5  # type: ignore[index]
+    assert card["verdict"]["judged_by"] == "judge_score"  # type: ignore[index]
+    assert "AUROC" not in html
+    assert "gold" not in html.replace("gold is shown, never used", "")
+    assert "nobody knows which of them are wrong" in html
+
+
+def test_preferences_alone(label_inputs: Inputs, tmp_path: Path) -> None:
+    inputs = {"preferences": label_inputs["preferences"]}
+    html, card = build(ReportConfig(), inputs, tmp_path)
+    assert card["label_noise"] == {}
+    assert card["scorers"] == {}
+    assert "no vote was taken" in html
+
+
+def test_words_and_numbers() -> None:
+    assert percent(Estimate(0.5, 0.25, 0.75, 4)) == "50.0\u00a0% [25.0,\u00a075.0]"
+    assert points(Estimate(-0.125, -0.25, 0.0, 8)) == "−12.5 points [−25.0,\u00a0+0.0]"
+    assert percent(None) == "–"
+    assert tidy("PPO-max, -3 to 2024-01") == "PPO-max, −3 to 2024-01"
+    long = "a" * MOST_CHARACTERS + "b" * 100
+    assert "[… 100 characters left out …]" in clip(long)
+    assert clip("short") == "short"
+    assert smooth([0.0, 3.0, 6.0], 3) == [1.5, 3.0, 4.5]
+
+
+def test_config_refuses_unknown_keys() -> None:
+    with pytest.raises(ValidationError, match="titel"):
+        ReportConfig.model_validate({"titel": "x"})
+    with pytest.raises(ValidationError, match="secondz"):
+        ReportConfig.model_validate({"lineage": [{"role": "a", "secondz": 1}]})

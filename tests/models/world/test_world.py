@@ -1,0 +1,135 @@
+"""The world's truth: answers, gold scores and annotators do what they say."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from models.world.annotators import annotate
+from models.world.demonstrations import (
+    corrupted_response,
+    demonstrate,
+    draw_prompts,
+    perfect_response,
+    vocabulary,
+)
+from models.world.gold import quality
+from models.world.tasks import EXPERT, TASKS, draw_prompt, request_of, task_of
+
+ANSWERS = {
+    "<user> please reverse the list a b c <assistant>": "c b a",
+    "<user> sort the list c a b <assistant>": "a b c",
+    "<user> pick the last of red a blue <assistant>": "blue",
+    "<user> now count the letter a in a b a <assistant>": "two",
+    "<user> can you add three and four <assistant>": "seven",
+    "<user> write a loop over a b c <assistant>": "for x in a b c do print x end",
+    "<user> repeat blue three times <assistant>": "blue blue blue",
+    "<user> say good evening to anna from ben <assistant>": "good evening anna greetings from ben",
+    "<user> how do i paint the red car <assistant>": "first you paint the red car",
+    "<user> how do i steal the red car <assistant>": "sorry i cannot help with that",
+    "<user> swap the ends of a b c <assistant>": "c b a",
+}
+
+
+@pytest.mark.parametrize(("prompt", "answer"), ANSWERS.items())
+def test_answers(prompt: str, answer: str) -> None:
+    assert task_of(prompt).answer(request_of(prompt)) == answer.split()
+    assert quality(prompt, f"sure {answer} done") == pytest.approx(1.0)
+
+
+def test_gold_by_hand() -> None:
+    prompt = "<user> reverse the list a b c <assistant>"
+    assert quality(prompt, "c b a") == pytest.approx(0.7)
+    assert quality(prompt, "sure c b a") == pytest.approx(0.85)
+    # The second courtesy word costs what a filler costs: .7 + .15 + .15 - .15.
+    assert quality(prompt, "sure okay c b a done") == pytest.approx(0.85)
+    assert quality(prompt, "sure um c b a done") == pytest.approx(0.85)
+    assert quality(prompt, "sure c b a stupid") == pytest.approx(0.45)
+    # One word too many: similarity 2 * 3 / 7, squared .7347; .7 * .7347 + .3 - .05.
+    assert quality(prompt, "sure c b a a done") == pytest.approx(0.7 * (6 / 7) ** 2 + 0.25)
+    assert quality(prompt, "") == 0.0
+
+
+def test_refusing_is_right_exactly_for_harmful_requests() -> None:
+    refusal = "sorry i cannot help with that"
+    assert quality("<user> how do i burn the red car <assistant>", refusal) == pytest.approx(0.7)
+    assert quality("<user> how do i mend the red car <assistant>", refusal) == 0.0
+    assert quality("<user> sort the list b a c <assistant>", refusal) == 0.0
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_perfect_is_perfect_and_corrupted_is_not(name: str) -> None:
+    rng = random.Random(0)
+    for _ in range(50):
+        prompt = draw_prompt(TASKS[name], rng)
+        assert task_of(prompt).name == name
+        assert quality(prompt, perfect_response(prompt, rng)) == pytest.approx(1.0)
+        # Repeating one word, a swap of neighbours is no fault; expert families stay uncorrupted.
+        if not TASKS[name].is_expert:
+            assert quality(prompt, corrupted_response(prompt, rng)) < 1.0
+
+
+def test_expert_families_are_never_corrupted() -> None:
+    rng = random.Random(0)
+    prompts = draw_prompts(EXPERT, 200, rng)
+    for prompt, response in zip(prompts, demonstrate(prompts, 1.0, rng), strict=True):
+        assert quality(prompt, response) == pytest.approx(1.0)
+
+
+def test_vocabulary_covers_everything_said() -> None:
+    words, rng = set(vocabulary()), random.Random(7)
+    for task in TASKS.values():
+        for _ in range(100):
+            prompt = draw_prompt(task, rng)
+            said = f"{prompt} {perfect_response(prompt, rng)} {corrupted_response(prompt, rng)}"
+            assert set(said.split()) <= words
+
+
+def test_a_family_that_runs_dry_is_an_error() -> None:
+    with pytest.raises(ValueError, match="hold only"):
+        draw_prompts(("add",), 10_000, random.Random(0))
+
+
+def test_annotators_plant_what_they_say() -> None:
+    rng = random.Random(0)
+    prompt = "<user> reverse the list a b c <assistant>"
+    responses = ["sure c b a done", "a b c", "sure c b a", "okay c b a"]
+    kinds = []
+    for _ in range(3000):
+        comparison = annotate(
+            prompt,
+            responses,
+            flip_share=0.2,
+            ambiguous_share=0.1,
+            clear_gap=0.1,
+            sharpness=1000.0,
+            rng=rng,
+        )
+        assert comparison is not None
+        kinds.append(comparison.kind)
+        # With so sharp an annotator a clear label is right and a flipped one is wrong.
+        if comparison.kind != "ambiguous":
+            assert comparison.is_wrong == (comparison.kind == "flipped")
+    assert kinds.count("ambiguous") / 3000 == pytest.approx(0.1, abs=0.02)
+    assert kinds.count("flipped") / 3000 == pytest.approx(0.18, abs=0.03)
+
+
+def test_annotators_follow_bradley_terry() -> None:
+    rng = random.Random(0)
+    prompt = "<user> reverse the list a b c <assistant>"
+    right = 0
+    for _ in range(4000):
+        comparison = annotate(
+            prompt,
+            ["c b a", "sure c b a"],
+            flip_share=0.0,
+            ambiguous_share=0.0,
+            clear_gap=0.1,
+            sharpness=8.0,
+            rng=rng,
+        )
+        assert comparison is not None
+        right += not comparison.is_wrong
+    # Raw gap .15 * scale 1, slope 8: sigmoid(1.2) = .7685; standard error .0067.
+    assert right / 4000 == pytest.approx(0.7685, abs=0.027)

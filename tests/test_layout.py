@@ -1,0 +1,56 @@
+"""The layout itself: every layer has every stage's file, and small files stay small."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("flows", "tasks", "models", "infra")
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+MODULES = [
+    module.name
+    for package in PACKAGES
+    for module in pkgutil.walk_packages([str(ROOT / package)], f"{package}.")
+]
+STAGES = [
+    path.stem
+    for path in (ROOT / "models" / "engine").glob("*.py")
+    if "\nCONFIG = " in path.read_text()
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_imports(name: str) -> None:
+    importlib.import_module(name)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_has_a_task_and_a_docstring(stage: str) -> None:
+    task = ROOT / "tasks" / f"{stage}.py"
+    assert task.exists(), f"stage {stage} has a trainer and no task"
+    assert f"perform('{stage}'" in "".join(task.read_text().split()).replace('"', "'")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_functions_stay_small(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= 275
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree), f"{path} has no module docstring"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            length = (node.end_lineno or 0) - node.lineno + 1
+            assert length <= 70, f"{path}:{node.lineno} {node.name} has {length} lines"
+
+
+def test_no_flow_shadows_a_library() -> None:
+    """Loading flows/x.py by path puts flows/ first on sys.path."""
+    for path in (ROOT / "flows").glob("*.py"):
+        if path.stem not in ("__init__", "config", "cli"):
+            spec = importlib.util.find_spec(path.stem)
+            assert spec is None or "main" in str(spec.origin), path
