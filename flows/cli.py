@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -52,9 +53,17 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
         print(config.model_dump_json(indent=1))
         return 0
     from flows.rlhf import label_audit, rlhf
+    from infra.fetch import FetchError
+    from infra.launch import TrainerError
+    from infra.manifest import StorageError
+    from tasks.stage import StageInputError, StageOutputError
 
     flow = label_audit if options.flow == "label-audit" else rlhf
-    flow(config)
+    try:
+        flow(config)
+    except (TrainerError, StageInputError, StageOutputError, StorageError, FetchError) as error:
+        print(f"trimtab: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -69,6 +78,18 @@ def _report(options: argparse.Namespace, settings: Settings) -> int:
         print(path)
     if options.open:
         webbrowser.open(reports[-1].as_uri())
+    return 0
+
+
+def _compare(options: argparse.Namespace, settings: Settings) -> int:
+    from models.report.compare import table
+
+    paths = [settings.home / "reports" / name / "summary.json" for name in options.runs]
+    missing = [path for path in paths if not path.is_file()]
+    if missing:
+        print(f"trimtab: found no {missing[0]}; `trimtab report` lists the runs", file=sys.stderr)
+        return 2
+    print(table(options.runs, [json.loads(path.read_text()) for path in paths]))
     return 0
 
 
@@ -109,6 +130,9 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="list the reports, the newest last")
     report.add_argument("--open", action="store_true", help="open the newest in a browser")
     report.set_defaults(command=_report)
+    compare = commands.add_parser("compare", help="a table of runs: mean and spread over them")
+    compare.add_argument("runs", nargs="+", metavar="run", help="e.g. default-seed0 default-seed1")
+    compare.set_defaults(command=_compare)
     ui = commands.add_parser("ui", help="Prefect's and MLflow's pages on the embedded files")
     ui.add_argument("--host", default="127.0.0.1", help="address to bind (default: loopback)")
     ui.set_defaults(command=_ui)

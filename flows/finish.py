@@ -25,7 +25,7 @@ def tracked_flow(config: RunConfig, name: str) -> Iterator[TrackedRun]:
 
 def finish(run: Run, tracked: TrackedRun, champion: str | None) -> dict[str, object]:
     """Wait for everything, write the report, register the champion; returns the key numbers."""
-    results = {role: future.result() for role, future in run.roles.items()}
+    results = {role: run.result(role) for role in run.roles}
     config = run.config
     rounds = [role for role in results if role.startswith("policy_round_")]
     summary = report.submit(
@@ -39,7 +39,7 @@ def finish(run: Run, tracked: TrackedRun, champion: str | None) -> dict[str, obj
             rounds=tuple(int(role.rpartition("_")[2]) for role in rounds),
             has_gold=config.is_synthetic,
         ),
-        results,
+        {role: done for role, done in results.items() if not role.startswith("cross_fitted_")},
     ).result()
     if champion is not None:
         register_champion.submit(tracked.run_id, results[champion], config.recipe).result()

@@ -26,7 +26,8 @@ def default() -> RunConfig:
     """The demo: the synthetic world at the size two cores finish in minutes."""
     return RunConfig(
         recipe="default",
-        world=WorldConfig(num_demonstrations=8000, num_pair_prompts=7000),
+        world=WorldConfig(num_demonstrations=8000, num_pair_prompts=5500),
+        sft=SFTConfig(train=TrainConfig(learning_rate=3e-3, num_epochs=4, batch_size=64)),
         ensemble=EnsembleConfig(size=5, votes=("in_sample", "cross_fitted")),
         ppo=PPOConfig(
             num_steps=60,

@@ -22,6 +22,7 @@ from tasks.rehearsal import rehearsal
 from tasks.relabel import relabel
 from tasks.reward_model import reward_model
 from tasks.sft import sft
+from tasks.stage import StageResult
 from tasks.strength import strength
 from tasks.world import world
 
@@ -44,6 +45,17 @@ class Run:
 
     def __getitem__(self, role: str) -> Future:
         return self.roles[role]
+
+    def result(self, role: str) -> StageResult:
+        """Wait for a role's artifact; raises the run's first failure, not that of what waited."""
+        future = self.roles[role]
+        future.wait()
+        if not future.state.is_completed():
+            for other in self.roles.values():
+                if other.state.is_failed():
+                    other.result()
+        result: StageResult = future.result()
+        return result
 
     @property
     def judges(self) -> list[Future]:
@@ -83,9 +95,9 @@ def audit_labels(run: Run) -> None:
         ]
         role = "strength" if vote == config.ensemble.votes[0] else f"strength_{vote}"
         run[role] = strength.submit(StrengthConfig(mode=vote), members, label=f"strength {vote}")
-        if vote == config.ensemble.votes[0]:
-            for index, member in enumerate(members):
-                run[f"member_{index}"] = member
+        prefix = "" if vote == config.ensemble.votes[0] else f"{vote}_"
+        for index, member in enumerate(members):
+            run[f"{prefix}member_{index}"] = member
     run["relabelled"] = relabel.submit(config.relabel, run["preferences"], run["strength"])
 
 
@@ -190,7 +202,7 @@ def improve_in_rounds(run: Run) -> str | None:
 
 def _is_promoted(run: Run, judgement: str) -> bool:
     """The promotion rule; waits for the judgement."""
-    verdict = run[judgement].result().summary["is_promoted"]
+    verdict = run.result(judgement).summary["is_promoted"]
     return bool(verdict) or run.config.rounds.promote == "always"
 
 
@@ -214,5 +226,6 @@ def _start_round(run: Run, number: int, champion: str, scorer: str) -> None:
         run["data"],
         run["rehearsal"],
         label=f"PPO round {number}",
+        is_alone=True,
     )
     measure(run, f"round_{number}", run[f"policy_round_{number}"], run[f"meta_rm_{number}"])

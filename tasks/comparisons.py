@@ -17,4 +17,4 @@ def comparisons(
     label: str = "comparisons",
 ) -> StageResult:
     """Preference pairs with planted noise, split by prompt."""
-    return perform("comparisons", config, {"data": data, "policy": policy}, label)
+    return perform("comparisons", config, {"data": data, "policy": policy}, label, is_alone=True)

@@ -18,6 +18,7 @@ def evaluate(
     scorer: StageResult,
     judges: list[StageResult],
     label: str = "evaluate",
+    is_alone: bool = False,
 ) -> StageResult:
     """Answers with likelihoods and scores."""
     return perform(
@@ -31,4 +32,5 @@ def evaluate(
             **{f"judge_{index}": judge for index, judge in enumerate(judges)},
         },
         label,
+        is_alone=is_alone,
     )

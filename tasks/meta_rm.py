@@ -31,4 +31,5 @@ def meta_rm(
             "pairs": pairs,
         },
         label,
+        is_alone=True,
     )

@@ -43,9 +43,18 @@ def start_tracked_run(name: str, tags: Mapping[str, str]) -> TrackedRun:
 
 
 def perform(
-    stage: str, config: BaseModel, inputs: Mapping[str, StageResult | ArtifactRef], label: str
+    stage: str,
+    config: BaseModel,
+    inputs: Mapping[str, StageResult | ArtifactRef],
+    label: str,
+    *,
+    is_alone: bool = False,
 ) -> StageResult:
-    """Run a stage or find it done; called inside a Prefect task."""
+    """Run a stage or find it done; called inside a Prefect task.
+
+    A stage gets one core, because others run beside it; one that `is_alone` in its part of the
+    DAG gets all.
+    """
     base = base_context()
     context = StageContext(
         base.settings,
@@ -59,7 +68,8 @@ def perform(
         name: value.ref if isinstance(value, StageResult) else value
         for name, value in inputs.items()
     }
-    result = run_stage(context, stage, config, refs, name=label)
+    num_threads = base.settings.max_parallel if is_alone else 1
+    result = run_stage(context, stage, config, refs, name=label, num_threads=num_threads)
     how = "found in the store" if result.cached else f"{result.seconds:.1f} s"
     logger.info("%s: %s", label, how)
     return result

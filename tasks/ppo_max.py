@@ -18,6 +18,7 @@ def ppo_max(
     data: StageResult,
     rehearsal: StageResult | None = None,
     label: str = "ppo_max",
+    is_alone: bool = False,
 ) -> StageResult:
     """A policy optimised against `scorer` and held near `reference`."""
     return perform(
@@ -31,4 +32,5 @@ def ppo_max(
             **({"rehearsal": rehearsal} if rehearsal else {}),
         },
         label,
+        is_alone=is_alone,
     )

@@ -15,7 +15,7 @@ from models.report.config import LineageEntry, ReportConfig
 from tasks.perform import base_context, perform
 from tasks.stage import StageResult
 
-REPORT_FILES = ("report.html", "scorecard.json")
+REPORT_FILES = ("report.html", "scorecard.json", "summary.json")
 
 
 @task(name="report", task_run_name="report", tags=["cpu"])

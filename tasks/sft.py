@@ -16,4 +16,4 @@ def sft(
     label: str = "sft",
 ) -> StageResult:
     """The policy everything else starts from."""
-    return perform("sft", config, {"data": data}, label)
+    return perform("sft", config, {"data": data}, label, is_alone=True)

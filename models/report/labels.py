@@ -14,6 +14,7 @@ from models.report.statistics import Estimate, auroc_estimate, share_estimate
 
 NUM_GROUPS = 20
 NUM_AUDITED = 25
+VOTES = ("in_sample", "cross_fitted")
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,8 @@ class Policy:
     """A policy: SFT, a PPO arm or a MetaRM round.
 
     against_sft, against_previous: set name to measure (`gold`, `judge_score`) to outcome;
-    against_previous only for rounds 2 and later (the last promoted round). is_promoted: beat the
-    last promoted round on held-out judgement (None where there was no such contest).
+    against_previous only for rounds 2 and later (the last promoted round). is_promoted: beat that
+    one (round 1: SFT) on held-out judgement; None for what is no round.
     drift: change of score and gold from the first to the last tenth of PPO's steps.
     score_spread_*: MetaRM's mean score difference between answers to one prompt.
     """
@@ -125,7 +125,8 @@ def policies(
 def _policy(artifacts: Artifacts, roles: Roles, curve: Curve | None, seed: int) -> Policy:
     training = artifacts.document(roles.policy, "summary.json") if curve else {}
     meta = artifacts.document(roles.meta_rm, "summary.json") if roles.meta_rm else {}
-    contest = artifacts.document(roles.against_previous, "summary.json")
+    rival = roles.against_previous or (roles.against_sft if roles.round else "")
+    contest = artifacts.document(rival, "summary.json") if rival else {}
     sets = answer_sets(artifacts.rows(roles.evaluation, "responses.jsonl"), seed)
     counts = {name: answers.num_prompts for name, answers in sets.items()}
     return Policy(

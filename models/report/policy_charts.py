@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from models.report.charts import BLUE, GREY, LIGHT, ORANGE, SKY, Chart, Panel, smooth, style
@@ -157,36 +158,44 @@ def _seen(shown: Sequence[Policy], place: str, measure: str) -> str:
 
 
 def cost_chart(stages: Sequence[StageCost]) -> Chart | None:
-    """Seconds by artifact, cached ones apart."""
+    """Seconds by stage, those of artifacts taken from the store apart."""
     if not stages:
         return None
+    names = list(dict.fromkeys(stage.stage for stage in stages))
+    counts = Counter(stage.stage for stage in stages)
     total, fresh = (
         sum(stage.seconds for stage in part)
         for part in (stages, [stage for stage in stages if not stage.is_cached])
     )
-    dearest = max(stages, key=lambda stage: stage.seconds)
-    with Panel(height=1.0 + 0.24 * len(stages)) as panel:
-        places = list(range(len(stages)))[::-1]
+    by_name = {name: sum(s.seconds for s in stages if s.stage == name) for name in names}
+    dearest = max(names, key=by_name.__getitem__)
+    with Panel(height=1.2 + 0.26 * len(names)) as panel:
+        places = list(range(len(names)))[::-1]
+        left = [0.0] * len(names)
         for is_cached, colour, hatch, label in (
             (False, BLUE, "", "made in this run"),
-            (True, SKY, "///", "from the store (seconds when made)"),
+            (True, SKY, "///", "taken from the store (seconds when made)"),
         ):
-            part = [
-                (y, s.seconds)
-                for y, s in zip(places, stages, strict=True)
-                if s.is_cached == is_cached
+            seconds = [
+                sum(s.seconds for s in stages if s.stage == name and s.is_cached == is_cached)
+                for name in names
             ]
-            if part:
+            if any(seconds):
                 panel.axes.barh(
-                    [y for y, _ in part], [seconds for _, seconds in part], color=colour,
-                    hatch=hatch, edgecolor="white", linewidth=0.3, label=label,
+                    places, seconds, left=left, color=colour, hatch=hatch, edgecolor="white",
+                    linewidth=0.3, label=label,
                 )  # fmt: skip
-        panel.axes.set_yticks(places, [stage.role for stage in stages], fontsize=8)
+            left = [start + width for start, width in zip(left, seconds, strict=True)]
+        labels = [name if counts[name] == 1 else f"{name} ×{counts[name]}" for name in names]
+        panel.axes.set_yticks(places, labels, fontsize=9)
         panel.axes.grid(False, axis="y")
         if any(stage.is_cached for stage in stages):
             panel.axes.legend(loc="lower center", bbox_to_anchor=(0.3, 1.0), labelcolor=GREY)
+        # Without word of what came from the store, nothing is said about this run's share.
+        share = f", {fresh:,.0f} s of it in this run" if fresh < total else ""
         title = (
-            f"{total:,.0f} s of work, {fresh:,.0f} s of it in this run; the dearest is "
-            f"{dearest.role} with {dearest.seconds:,.0f} s."
+            f"{total:,.0f} s of work{share}; the dearest stage is {dearest} with "
+            f"{by_name[dearest]:,.0f} s."
         )
-        return panel.chart(title, "", "seconds", "")
+        note = "Seconds each artifact took when it was made."
+        return panel.chart(title, note, "seconds", "")

@@ -18,7 +18,14 @@ from models.report.artifacts import SPLITS, Artifacts
 from models.report.claims import Claim, claims
 from models.report.config import LineageEntry, ReportConfig
 from models.report.curves import Curve
-from models.report.labels import LabelNoise, Relabelling, label_noise, relabelling, voting_mode
+from models.report.labels import (
+    VOTES,
+    LabelNoise,
+    Relabelling,
+    label_noise,
+    relabelling,
+    voting_mode,
+)
 from models.report.policies import Policy, policies
 from models.report.scorers import NAMES, LengthBaseline, Scorer, length_baseline, measure
 from models.report.statistics import Estimate
@@ -74,6 +81,7 @@ class Scorecard:
     length_baseline: LengthBaseline | None
     policies: list[Policy]
     stages: list[StageCost]
+    seconds_per_stage: dict[str, float]
     total_seconds: float
     seeds: dict[str, int]
     lineage: list[dict[str, Any]]
@@ -91,10 +99,9 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
     if artifacts.has("strength"):
         vote_used = voting_mode(artifacts, "strength")
         noise[vote_used] = label_noise(artifacts, "strength", vote_used, seed)
-    if artifacts.has("strength_cross_fitted") and "cross_fitted" not in noise:
-        noise["cross_fitted"] = label_noise(
-            artifacts, "strength_cross_fitted", "cross_fitted", seed
-        )
+    for mode in VOTES:
+        if artifacts.has(f"strength_{mode}") and mode not in noise:
+            noise[mode] = label_noise(artifacts, f"strength_{mode}", mode, seed)
     found, curves = policies(artifacts, config.arms, config.rounds, config.has_gold, seed)
     treated = relabelling(artifacts, seed)
     scorers = {
@@ -119,6 +126,10 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
         length_baseline=length_baseline(artifacts, seed),
         policies=found,
         stages=[stage_cost(entry) for entry in config.lineage],
+        seconds_per_stage={
+            stage: sum(entry.seconds for entry in config.lineage if entry.stage == stage)
+            for stage in dict.fromkeys(entry.stage for entry in config.lineage)
+        },
         total_seconds=sum(entry.seconds for entry in config.lineage),
         seeds=dict(_seeds(config.config)) | {"run": seed},
         lineage=[entry.model_dump() for entry in config.lineage],

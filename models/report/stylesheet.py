@@ -23,7 +23,8 @@ p { margin: .4rem 0; }
 .card ul { margin: 0; padding-left: 1.1rem; } .card li { margin: .15rem 0; font-size: .92rem; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr));
   gap: 1.2rem; margin: .8rem 0; }
-figure { margin: 0; break-inside: avoid; } figure img { width: 100%; height: auto; }
+figure { margin: 0; max-width: 34rem; break-inside: avoid; }
+figure img { width: 100%; height: auto; }
 figcaption b { display: block; font-size: .95rem; margin-bottom: .2rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .88rem; margin: .5rem 0; }

@@ -121,25 +121,26 @@ PPO ended at step {{ policy.num_steps }}; the policy kept is that of step
 <td class="n">{{ '%.2f'|format(answers.perplexity) }}</td>
 <td class="n">{{ '%.0f'|format(100 * answers.distinct) }} %</td></tr>
 {% endfor %}{% endfor %}</table></div>
-<p class="note">The held-out score is the mean of reward models no policy was trained on. Distinct:
-number of different answers over the number of answers.</p>
+<p class="note">The held-out score is the mean of the judges, reward models of the ensemble.
+Distinct: number of different answers over the number of answers.</p>
 {% endif %}
-{% if rounds|length > 1 %}
+{% if rounds %}
 <h2>MetaRM rounds</h2>
 <div class="scroll"><table><tr><th>Round</th><th>Against the last promoted round, held-out
 judgement on validation prompts</th><th>The same on main prompts{% if card.has_gold %}, by gold
 {%- endif %}</th><th>Score differences between answers, before and after MetaRM</th>
 <th>Promoted</th></tr>
 {% for policy in rounds %}
-<tr><td>{{ policy.round }}</td>
-<td class="n">{{ policy.against_previous.get('validation', {}).get('judge_score', {}).net|points
- if policy.against_previous.get('validation', {}).get('judge_score') else '–' }}</td>
-<td class="n">{{ policy.against_previous['main'][measure].net|points
- if measure in policy.against_previous.get('main', {}) else '–' }}</td>
+{% set contest = policy.against_previous or policy.against_sft %}
+<tr><td>{{ policy.round }}{{ ' (against SFT)' if policy.round == 1 }}</td>
+<td class="n">{{ contest.validation.judge_score.net|points
+ if 'judge_score' in contest.get('validation', {}) else '–' }}</td>
+<td class="n">{{ contest.main[measure].net|points
+ if measure in contest.get('main', {}) else '–' }}</td>
 <td class="n">{% if policy.score_spread_after is not none %}
 {{ '%.3f'|format(policy.score_spread_before) }} → {{ '%.3f'|format(policy.score_spread_after) }}
 {%- else %}–{% endif %}</td>
-<td>{{ {true: 'yes', false: 'no'}.get(policy.is_promoted, 'start') }}</td></tr>
+<td>{{ {true: 'yes', false: 'no'}.get(policy.is_promoted, '–') }}</td></tr>
 {% endfor %}</table></div>
 <p class="note">A round is promoted only if it beats the last promoted one on held-out judgement;
 gold is shown, never used.</p>

@@ -68,6 +68,8 @@ def verdict(found: Sequence[Policy], checked: Sequence[Claim], noise: LabelNoise
         for other, outcomes in policy.against_sft.items()
         if other not in (place, "validation") and measure in outcomes
     ]
+    if policy.is_promoted is False:
+        details.append("Held-out judgement did not promote it.")
     if policy.collapsed:
         details.append(f"The collapse guard spoke up: {policy.collapse_reason}.")
     return Verdict(answer, sentence, details, policy.name, measure, net)

@@ -216,7 +216,9 @@ def full_inputs(label_inputs: dict[str, Path], write: Write) -> dict[str, Path]:
         "policy_full": write("policy_full", {**ppo, "summary.json": summary}),
         "eval_sft": write("eval_sft", {"responses.jsonl": answers(0.0)}),
         "eval_full": write("eval_full", {"responses.jsonl": answers(0.2)}),
-        "judge_full": write("judge_full", {"judgement.json": better}),
+        "judge_full": write(
+            "judge_full", {"judgement.json": better, "summary.json": {"is_promoted": True}}
+        ),
         "meta_rm_2": write(
             "meta_rm_2", {"summary.json": {"score_spread_before": 0.5, "score_spread_after": 0.7}}
         ),

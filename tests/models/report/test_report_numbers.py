@@ -109,6 +109,7 @@ def test_policies_by_hand(full_inputs: Inputs, monkeypatch: pytest.MonkeyPatch) 
     # Gold: 0.7 in the first step, 0 in the last.
     assert value(full.drift.gold) == pytest.approx(-0.7)
     assert curves["full"].gold == pytest.approx([0.7, 0.7, 0.0])
+    assert full.is_promoted is True
     assert by_name["round_2"].is_promoted is False
     chosen = final_policy(card.policies)
     assert chosen is not None

@@ -43,6 +43,13 @@ FULL = ReportConfig(
 )
 
 
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page does not depend on how exact its intervals are."""
+    for name in ("statistics.NUM_RESAMPLES", "statistics.NUM_ERROR_RESAMPLES"):
+        monkeypatch.setattr(f"models.report.{name}", 20)
+
+
 class _Tags(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
@@ -85,6 +92,7 @@ def test_whole_page_is_safe_and_self_contained(full_inputs: Inputs, tmp_path: Pa
         assert heading in html, heading
     assert card["seeds"] == {"seed": 3, "ppo.seed": 4, "run": 3}
     assert card["total_seconds"] == 42.5
+    assert card["seconds_per_stage"] == {"sft": 12.5, "ppo_max": 30.0}
 
 
 def test_same_inputs_give_the_same_bytes(label_inputs: Inputs, tmp_path: Path) -> None:

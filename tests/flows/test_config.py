@@ -1,0 +1,77 @@
+"""Configuration: mistakes are named with what was found and what is allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from flows.config import ConfigError, RunConfig, load_config, seeded, vanilla, with_overrides
+from flows.recipes import RECIPES, recipe
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_recipes_survive_a_round_trip_through_json(name: str) -> None:
+    config = recipe(name)
+    assert config.recipe == name
+    assert RunConfig.model_validate_json(config.model_dump_json()) == config
+
+
+def test_overrides_reach_any_depth_and_keep_the_rest() -> None:
+    config = with_overrides(
+        recipe("smoke"),
+        ["ppo.kl_coef=0.3", "seed=7", 'arms=["full"]', "relabel.flip_below=null", "recipe=mine"],
+    )
+    assert (config.ppo.kl_coef, config.seed, config.arms) == (0.3, 7, ("full",))
+    assert config.relabel.flip_below is None
+    assert config.recipe == "mine"
+    assert config.sft == recipe("smoke").sft
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("ppo.kl_coeff=1", "unknown field 'kl_coeff'; did you mean 'kl_coef'?"),
+        ("pppo.kl_coef=1", "unknown field 'pppo'; did you mean 'ppo'?"),
+        ("ppo.kl_coef.x=1", "unknown field 'x'"),
+        ("ppo.kl_coef=-1", "ppo.kl_coef: Input should be greater than or equal to 0; found -1"),
+        ("ppo.critic_init=random", "Input should be 'scorer' or 'policy'; found 'random'"),
+        ("seed=many", "seed: Input should be a valid integer"),
+        ("ppo.kl_coef", "is not of the form field=value"),
+        ("arms=[]", "rounds continue from the arm `full`"),
+    ],
+)
+def test_mistakes_are_explained(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        with_overrides(recipe("smoke"), [override])
+    assert message in str(error.value)
+
+
+def test_all_mistakes_are_reported_at_once() -> None:
+    values = recipe("smoke").model_dump(mode="json")
+    values["ppo"]["kl_coeff"] = 1
+    values["seed"] = -1
+    with pytest.raises(ConfigError) as error:
+        load_config(values)
+    assert "did you mean 'kl_coef'" in str(error.value)
+    assert "seed: Input should be greater than or equal to 0; found -1" in str(error.value)
+
+
+def test_unknown_recipe_lists_the_known() -> None:
+    with pytest.raises(ConfigError, match="known: smoke, default, hh-smollm2"):
+        recipe("defualt")
+
+
+def test_real_data_needs_a_base_model() -> None:
+    with pytest.raises(ConfigError, match=r"sft\.model\.base"):
+        with_overrides(recipe("smoke"), ['preferences.sources=["x.jsonl"]'])
+
+
+def test_seeds_differ_between_runs_and_members_and_vanilla_has_no_trick_left() -> None:
+    config = recipe("default")
+    seeds = {seeded(config.ppo, run, member).seed for run in range(3) for member in range(10)}
+    assert len(seeds) == 30
+    plain = vanilla(config.ppo)
+    assert not plain.normalise_scores
+    assert not plain.normalise_advantages
+    assert plain.score_clip is plain.value_clip is None
+    assert plain.kl_coef == plain.rehearsal_coef == plain.critic_pretrain_steps == 0
+    assert plain.policy_learning_rate == config.ppo.policy_learning_rate

@@ -1,0 +1,110 @@
+"""The whole experiment at smoke size, through the command people use: run, rerun, change, kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+TRIMTAB = [sys.executable, "-m", "flows.cli", "run", "smoke", "ppo.num_steps=12"]
+
+
+def _start(home: Path, *overrides: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*TRIMTAB, *overrides],
+        env={**os.environ, "TRIMTAB_HOME": str(home)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _run(home: Path, *overrides: str) -> str:
+    process = _start(home, *overrides)
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    return output
+
+
+def _digests(home: Path) -> dict[str, str]:
+    """Key -> digest of every artifact but reports, which hold durations."""
+    manifests = [json.loads(p.read_text()) for p in home.rglob("store/artifacts/**/manifest.json")]
+    return {m["key"]: m["digest"] for m in manifests if m["stage"] != "report"}
+
+
+def _from_store(output: str) -> tuple[int, int]:
+    found = re.search(r"(\d+) of (\d+) stages were found in the store", output)
+    assert found, output
+    return int(found[1]), int(found[2])
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("undisturbed")
+    _run(home)
+    return home
+
+
+def test_report_and_scorecard(home: Path) -> None:
+    folder = home / "reports" / "smoke-seed0"
+    assert json.loads((folder / "scorecard.json").read_text())
+    page = (folder / "report.html").read_text()
+    assert "<html" in page
+    assert "http://" not in re.sub(r"http://www\.w3\.org\S*", "", page)
+    stages = {path.parent.parent.name for path in home.rglob("store/artifacts/*/*/manifest.json")}
+    assert stages >= {"sft", "reward_model", "strength", "relabel", "advantage_model", "rehearsal"}
+    assert stages >= {"ppo_max", "meta_rm", "evaluate", "judge", "report"}
+
+
+def test_mlflow_holds_nested_runs_and_the_champion(home: Path) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("trimtab")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id], max_results=200)
+    parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    assert len(parents) == 1
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    ppo = next(run for run in runs if run.info.run_name == "PPO full")
+    assert len(client.get_metric_history(ppo.info.run_id, "kl")) == 13
+    assert client.get_model_version_by_alias("trimtab-policy-smoke", "champion").version == "1"
+
+
+def test_again_everything_is_found_and_one_change_reruns_only_what_follows(home: Path) -> None:
+    found, total = _from_store(_run(home))
+    assert found == total
+    before = _digests(home)
+    _run(home, "ppo.kl_coef=0.15")
+    changed = {
+        json.loads(path.read_text())["stage"]
+        for path in home.rglob("store/artifacts/**/manifest.json")
+        if path.parent.name not in before
+    }
+    assert changed - {"report"} == {"ppo_max", "evaluate", "judge", "meta_rm"}
+
+
+def test_killed_in_ppo_and_started_again_ends_bit_identical(home: Path, tmp_path: Path) -> None:
+    process = _start(tmp_path)
+    deadline = time.monotonic() + 300
+    while not list(tmp_path.glob("work/ppo_max-*/checkpoints/[0-9]*")):
+        assert process.poll() is None, "ended before PPO wrote a checkpoint"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert not list(tmp_path.rglob("store/artifacts/report/*/manifest.json"))
+    _run(tmp_path)
+    ours, undisturbed = _digests(tmp_path), _digests(home)
+    assert ours.items() <= undisturbed.items()
+    assert len(ours) > 20

@@ -1,0 +1,76 @@
+"""Stage `preferences`: people's rows in, disjoint splits, prompts and demonstrations out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from models.config import PreferencesConfig
+from models.engine.data import read_rows
+from models.preferences import PreferenceDataError
+from tests.models.engine.conftest import run_stage
+
+
+def _hh(index: int) -> dict[str, str]:
+    prompt = f"\n\nHuman: question {index}\n\nAssistant:"
+    return {"chosen": f"{prompt} a good answer", "rejected": f"{prompt} bad"}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    lines = [json.dumps(_hh(index)) for index in range(60)] + ['{"chosen": "no end']
+    (folder / "pairs.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+CONFIG = PreferencesConfig(
+    sources=("elsewhere/pairs.jsonl",),
+    categories=("helpful",),
+    on_bad_rows="quarantine",
+    validation_share=0.2,
+    test_share=0.2,
+    num_eval_prompts=5,
+)
+
+
+def test_counts_add_up_and_nothing_leaks(tmp_path: Path, source: Path) -> None:
+    output = run_stage("preferences", CONFIG, tmp_path / "work", source_0=source)
+    splits = {name: read_rows(output / f"{name}.jsonl") for name in ("train", "validation", "test")}
+    assert sum(map(len, splits.values())) == 60
+    prompts = [{row["prompt"] for row in rows} for rows in splits.values()]
+    assert not prompts[0] & prompts[1]
+    assert not prompts[0] & prompts[2]
+    assert not prompts[1] & prompts[2]
+    assert {row["category"] for row in splits["train"]} == {"helpful"}
+    bad = read_rows(output / "quarantine.jsonl")
+    assert [(row["file"], row["line"]) for row in bad] == [("pairs.jsonl", 61)]
+    summary = json.loads((output / "summary.json").read_text())
+    assert (summary["num_rows"], summary["num_quarantined"], summary["num_pairs"]) == (61, 1, 60)
+    policy_prompts = {row["prompt"] for row in read_rows(output / "policy_prompts.jsonl")}
+    assert policy_prompts == prompts[0]
+    assert len(read_rows(output / "eval" / "main.jsonl")) == 5
+    assert {row["prompt"] for row in read_rows(output / "eval" / "main.jsonl")} <= prompts[2]
+
+
+def test_where_a_file_lay_does_not_matter(tmp_path: Path, source: Path) -> None:
+    first = run_stage("preferences", CONFIG, tmp_path / "first", source_0=source)
+    moved = source.rename(tmp_path / "moved")
+    second = run_stage("preferences", CONFIG, tmp_path / "second", source_0=moved)
+    for name in ("train.jsonl", "test.jsonl", "quarantine.jsonl"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+def test_bad_rows_fail_by_default_and_are_named(tmp_path: Path, source: Path) -> None:
+    config = CONFIG.model_copy(update={"on_bad_rows": "fail"})
+    with pytest.raises(PreferenceDataError, match=r"pairs\.jsonl"):
+        run_stage("preferences", config, tmp_path / "work", source_0=source)
+
+
+def test_categories_must_match_sources(tmp_path: Path, source: Path) -> None:
+    config = CONFIG.model_copy(update={"categories": ("a", "b")})
+    with pytest.raises(ValueError, match="2 entries for 1 sources"):
+        run_stage("preferences", config, tmp_path / "work", source_0=source)
