@@ -43,7 +43,9 @@ class Section(BaseModel):
 class EnsembleConfig(Section):
     """The reward-model ensemble that votes on every pair."""
 
-    size: int = Field(5, ge=1, description="M, members per vote [RM: 10]")
+    size: int = Field(
+        5, ge=2, description="M, members per vote; all but the first also judge policies [RM: 10]"
+    )
     votes: tuple[Vote, ...] = Field(
         ("in_sample",), min_length=1, description="Votes to hold; the first decides the labels"
     )

@@ -27,7 +27,7 @@ def default() -> RunConfig:
     return RunConfig(
         recipe="default",
         world=WorldConfig(num_demonstrations=8000, num_pair_prompts=5500),
-        sft=SFTConfig(train=TrainConfig(learning_rate=3e-3, num_epochs=4, batch_size=64)),
+        sft=SFTConfig(train=TrainConfig(learning_rate=2e-3, num_epochs=4, batch_size=32)),
         ensemble=EnsembleConfig(size=5, votes=("in_sample", "cross_fitted")),
         ppo=PPOConfig(
             num_steps=60,

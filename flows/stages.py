@@ -59,9 +59,9 @@ class Run:
 
     @property
     def judges(self) -> list[Future]:
-        """The held-out judges."""
-        size = min(NUM_JUDGES, self.config.ensemble.size)
-        return [self[f"member_{index}"] for index in range(size)]
+        """The held-out judges: not member 0, which vanilla PPO is optimised against."""
+        last = min(NUM_JUDGES, self.config.ensemble.size - 1)
+        return [self[f"member_{index}"] for index in range(1, last + 1)]
 
 
 def prepare(run: Run) -> None:

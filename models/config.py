@@ -230,3 +230,5 @@ class EvaluateConfig(StageConfig):
     tie_margin: float = Field(0.01, ge=0, description="Score differences below this are ties")
     num_resamples: int = Field(1000, gt=0, description="Bootstrap resamples")
     has_gold: bool = Field(False, description="Prompts come from the synthetic world")
+    annotator_sharpness: float = Field(12.0, gt=0, description="Slope of the world's annotators")
+    annotator_flip_share: float = Field(0.2, ge=0, lt=0.5, description="Their wrong verdicts")

@@ -1,11 +1,15 @@
 """Stage `judge`: win, tie or lose between two evaluated policies, with bootstrap intervals.
 
-The gold scorer's verdict is reported only. Promotion is decided on held-out judgement: reward
-models that no policy was ever optimised against, on the validation prompts.
+The gold scorer's verdict is reported only. Promotion is decided on held-out judgement of the
+validation prompts: in the synthetic world by annotators as noisy as those who labelled the pairs
+(what a team would pay people for), elsewhere by reward models that no policy was optimised against.
+Reward models of the same data share its errors, and so the policy's exploits: on the synthetic
+world they promoted policies that the gold scorer finds no better.
 """
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,8 @@ from models.config import EvaluateConfig
 from models.engine.data import read_rows
 from models.engine.progress import write_json
 from models.functional.judgement import bootstrap_interval, win_tie_lose
+from models.world.annotators import annotator_prefers_first
+from models.world.gold import raw_score
 
 CONFIG = EvaluateConfig
 PROMOTION_SET = "validation"
@@ -37,8 +43,11 @@ def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
                 torch.tensor([b[measure] for _, b in pairs], dtype=torch.float64),
                 config,
             )
+    decisive = f"{PROMOTION_SET}_judge_score"
+    if config.has_gold:
+        decisive = f"{PROMOTION_SET}_annotators"
+        verdicts[decisive] = _annotate(config, ours, theirs)
     write_json(workdir / "output" / "judgement.json", verdicts)
-    decisive = verdicts.get(f"{PROMOTION_SET}_judge_score", next(iter(verdicts.values())))
     flat = {
         f"{name}_{outcome}": verdict[outcome]
         for name, verdict in verdicts.items()
@@ -46,8 +55,26 @@ def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
     }
     write_json(
         workdir / "output" / "summary.json",
-        {**flat, "is_promoted": decisive["net_low"] > 0},
+        {**flat, "is_promoted": verdicts[decisive]["net_low"] > 0},
     )
+
+
+def _annotate(
+    config: EvaluateConfig, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Each validation prompt's answers compared by one simulated annotator, blind to the policy."""
+    rng = random.Random(f"judge/{config.seed}")
+    votes = []
+    for a, b in zip(ours, theirs, strict=True):
+        if a["set"] != PROMOTION_SET:
+            continue
+        gap = raw_score(a["prompt"], a["response"]) - raw_score(b["prompt"], b["response"])
+        wins = annotator_prefers_first(
+            gap, config.annotator_sharpness, config.annotator_flip_share, rng
+        )
+        votes.append(0.0 if a["response"] == b["response"] else 1.0 if wins else -1.0)
+    ballots = torch.tensor(votes, dtype=torch.float64)
+    return _verdict(ballots, torch.zeros_like(ballots), config)
 
 
 def _verdict(ours: torch.Tensor, theirs: torch.Tensor, config: EvaluateConfig) -> dict[str, Any]:

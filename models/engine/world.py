@@ -18,10 +18,12 @@ from models.world.tasks import EXPERT, HELD_OUT, MAIN, task_of
 CONFIG = WorldConfig
 NUM_FORGET = 150
 # The expert families hold some 1,100 distinct prompts.
-MAX_EXPERT = 900
+MAX_EXPERT = 850
 # Expert prompts among those that are compared and that PPO trains on: few, as in real use, but
 # enough for rehearsal to find them.
 EXPERT_SHOWN = 100
+# Expert prompts on which promotion is judged, so that forgetting counts against a policy.
+EXPERT_JUDGED = 60
 
 
 def run(config: WorldConfig, inputs: dict[str, Path], workdir: Path) -> None:
@@ -47,7 +49,7 @@ def run(config: WorldConfig, inputs: dict[str, Path], workdir: Path) -> None:
         everything[low:high] for low, high in zip(cuts, cuts[1:], strict=False)
     )
     expert = draw_prompts(
-        EXPERT, NUM_FORGET + min(config.num_demonstrations // 10, MAX_EXPERT), rng
+        EXPERT, NUM_FORGET + EXPERT_JUDGED + min(config.num_demonstrations // 10, MAX_EXPERT), rng
     )
     held_out = draw_prompts(HELD_OUT, config.num_eval_prompts * 4, rng)
     rng.shuffle(expert)
@@ -55,6 +57,7 @@ def run(config: WorldConfig, inputs: dict[str, Path], workdir: Path) -> None:
     forget, expert = expert[:NUM_FORGET], expert[NUM_FORGET:]
     eval_held_out, held_out = held_out[: len(held_out) // 4], held_out[len(held_out) // 4 :]
 
+    expert, judged = expert[:-EXPERT_JUDGED], expert[-EXPERT_JUDGED:]
     shown = demos + expert + held_out
     rng.shuffle(shown)
     responses = demonstrate(shown, config.corrupted_share, rng)
@@ -69,7 +72,7 @@ def run(config: WorldConfig, inputs: dict[str, Path], workdir: Path) -> None:
         "pair_prompts": pairs + expert[:EXPERT_SHOWN],
         "policy_prompts": policy + expert[:EXPERT_SHOWN],
         "eval/main": main,
-        "eval/validation": validation,
+        "eval/validation": validation + judged,
         "eval/forget": forget,
         "eval/held_out": eval_held_out,
     }

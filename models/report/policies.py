@@ -11,7 +11,8 @@ from models.report.artifacts import Artifacts, Row
 from models.report.curves import Curve, Drift, drift, training_curve
 from models.report.statistics import Estimate, mean_estimate, share_estimate
 
-MEASURES = ("gold", "judge_score")
+# `annotators` vote on the validation prompts of the synthetic world, where they decide promotion.
+MEASURES = ("gold", "judge_score", "annotators")
 # The order to show prompt sets in; others follow.
 SET_ORDER = ("main", "forget", "held_out", "validation")
 

@@ -133,8 +133,9 @@ judgement on validation prompts</th><th>The same on main prompts{% if card.has_g
 {% for policy in rounds %}
 {% set contest = policy.against_previous or policy.against_sft %}
 <tr><td>{{ policy.round }}{{ ' (against SFT)' if policy.round == 1 }}</td>
-<td class="n">{{ contest.validation.judge_score.net|points
- if 'judge_score' in contest.get('validation', {}) else '–' }}</td>
+{% set ballots = contest.get('validation', {}) %}
+{% set ballot = ballots.get('annotators') or ballots.get('judge_score') %}
+<td class="n">{{ ballot.net|points if ballot else '–' }}</td>
 <td class="n">{{ contest.main[measure].net|points
  if measure in contest.get('main', {}) else '–' }}</td>
 <td class="n">{% if policy.score_spread_after is not none %}

@@ -60,7 +60,7 @@ def annotate(
         kind, first_wins = "ambiguous", rng.random() < 0.5
     else:
         gap = raw_score(prompt, first) - raw_score(prompt, second)
-        first_wins = rng.random() < 0.5 * (1 + math.tanh(sharpness * gap / 2))
+        first_wins = annotator_prefers_first(gap, sharpness, 0.0, rng)
         is_flipped = rng.random() < flip_share
         kind, first_wins = ("flipped" if is_flipped else "clear"), first_wins != is_flipped
     chosen, rejected = (first, second) if first_wins else (second, first)
@@ -72,6 +72,14 @@ def annotate(
 def _fits(prompt: str, first: str, second: str, clear_gap: float, ambiguous: bool) -> bool:
     gap = abs(quality(prompt, first) - quality(prompt, second))
     return gap < clear_gap / 2 if ambiguous else gap >= clear_gap
+
+
+def annotator_prefers_first(
+    gap: float, sharpness: float, flip_share: float, rng: random.Random
+) -> bool:
+    """One vote: P(first) = sigmoid(sharpness * gap), turned round with probability flip_share."""
+    prefers = rng.random() < 0.5 * (1 + math.tanh(sharpness * gap / 2))
+    return prefers != (rng.random() < flip_share)
 
 
 def truth_row(identifier: str, comparison: Comparison) -> dict[str, object]:
