@@ -34,5 +34,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet torch==2.13.0 -c constraints.txt
-	$(BIN)/pip install --quiet -e '.[test,smollm2]' -c constraints.txt
+	$(BIN)/pip install --quiet -e '.[test]' -c constraints.txt
 	@touch $@
