@@ -26,7 +26,7 @@ def default() -> RunConfig:
     """The demo: the synthetic world at the size two cores finish in minutes."""
     return RunConfig(
         recipe="default",
-        world=WorldConfig(num_demonstrations=8000, num_pair_prompts=5500),
+        world=WorldConfig(num_demonstrations=8000, num_pair_prompts=5500, num_eval_prompts=400),
         sft=SFTConfig(train=TrainConfig(learning_rate=2e-3, num_epochs=4, batch_size=32)),
         ensemble=EnsembleConfig(size=5, votes=("in_sample", "cross_fitted")),
         ppo=PPOConfig(
@@ -38,7 +38,8 @@ def default() -> RunConfig:
             temperature=1.0,
             top_p=1.0,
         ),
-        evaluate=EvaluateConfig(has_gold=True),
+        # Judged at the temperature PPO samples at: the distribution it optimises.
+        evaluate=EvaluateConfig(has_gold=True, temperature=1.0),
     )
 
 
