@@ -68,6 +68,19 @@ def experiment_id(client: Any, name: str, artifact_root: Path | None) -> str:
     raise MlflowException(f"experiment {name!r} exists but cannot be read; was it deleted?")
 
 
+def aliased(client: Any, name: str, alias: str, tags: dict[str, str]) -> str | None:
+    """The version that has the alias, if its tags are these."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        version = client.get_model_version_by_alias(name, alias)
+    except MlflowException as error:
+        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            raise
+        return None
+    return str(version.version) if tags.items() <= version.tags.items() else None
+
+
 def register(client: Any, run_id: str, name: str, alias: str, tags: dict[str, str]) -> str:
     from mlflow.exceptions import MlflowException
 

@@ -23,6 +23,7 @@ from typing import Any, Self, TypeVar
 from infra.launch import TrainerStoppedError
 from infra.locks import file_lock
 from infra.mlflow_calls import (
+    aliased,
     experiment_id,
     flatten,
     metric,
@@ -203,8 +204,13 @@ class TrackedRun:
     ) -> str | None:
         """Copy a model folder to the run, make it a version of `name` and point `alias` at it.
 
-        Returns the version, or None in an outage. It loads as `models:/<name>@<alias>`.
+        Returns the version, or None in an outage. It loads as `models:/<name>@<alias>`. A model
+        with the same tags that has the alias already is left as it is.
         """
+        if tags:
+            current = self._call(lambda client, _: aliased(client, name, alias, dict(tags)))
+            if current is not None:
+                return current
         self.log_artifact(folder, "model")
         return self._call(lambda client, run: register(client, run, name, alias, dict(tags or {})))
 
