@@ -153,7 +153,11 @@ def child_env(extra: Mapping[str, str]) -> dict[str, str]:
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     # PYTHONSAFEPATH: a file called datasets.py in the current folder must shadow nothing.
     safe = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
-    return {**os.environ, **safe, **extra}
+    # Threads that wait for each other by spinning starve when anything else wants a core: measured
+    # on two cores with a busy neighbour, 4 times slower with libgomp's default, 1.5 times without
+    # spinning, for a quarter more time alone on the smallest products.
+    waiting = {"GOMP_SPINCOUNT": "0"}
+    return {**waiting, **os.environ, **safe, **extra}
 
 
 _servers: dict[str | None, WarmServer] = {}
