@@ -29,6 +29,11 @@ class ModelConfig(StageConfig):
     max_length: int = Field(256, gt=1, description="Longest prompt plus response in tokens")
 
 
+TRAINABLE_LAYERS = Field(
+    None, gt=0, description="Train this many upper layers, the rest frozen; none trains all"
+)
+
+
 class TrainConfig(StageConfig):
     """What every gradient-trained stage shares. Schedule: warm-up, then cosine to 10 % [AM 4.2]."""
 
@@ -43,6 +48,7 @@ class TrainConfig(StageConfig):
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay")
     max_grad_norm: float = Field(1.0, gt=0, description="Global gradient clip [PPO: 1.0]")
     checkpoint_every: int = Field(100, gt=0, description="Optimiser steps between checkpoints")
+    trainable_layers: int | None = TRAINABLE_LAYERS
 
 
 class WorldConfig(StageConfig):
@@ -203,6 +209,7 @@ class PPOConfig(StageConfig):
     repetition_penalty: float = Field(1.0, ge=1, description="[PPO: 1.1]")
     max_new_tokens: int = Field(24, gt=0, description="Longest response in tokens")
     checkpoint_every: int = Field(20, gt=0, description="Steps between checkpoints")
+    trainable_layers: int | None = TRAINABLE_LAYERS
     guard: CollapseConfig = CollapseConfig()
 
 

@@ -18,6 +18,12 @@ from models.engine.batches import epoch_batches, micro_batches
 from models.engine.checkpoint import checkpoint_or_stop, newest_checkpoint
 from models.engine.optimiser import adamw, clip_gradients, scheduled_rate, set_rate
 from models.engine.progress import Progress, tail_means
+from models.nets.freezing import (
+    freeze_lower_layers,
+    load_trained_state,
+    trained_parameters,
+    trained_state,
+)
 from models.nets.packing import Candidates, PackedBatch, pack
 
 Metrics = dict[str, Tensor]
@@ -47,22 +53,23 @@ def fit(
         for epoch in range(config.num_epochs)
         for batch in epoch_batches([row.num_tokens for row in rows], config.batch_size, seed, epoch)
     ]
+    freeze_lower_layers(model, config.trainable_layers)
     optimiser = adamw(model, config.learning_rate, config.weight_decay)
     torch.manual_seed(seed)
     start = 0
     if state := newest_checkpoint(workdir):
-        model.load_state_dict(state["model"])
+        load_trained_state(model, state["model"])
         optimiser.load_state_dict(state["optimiser"])
         start = state["step"]
     progress = Progress(workdir, start)
     model.train()
     for step in range(start, len(batches)):
         set_rate(optimiser, scheduled_rate(config, step, len(batches)))
-        before = [parameter.detach().clone() for parameter in model.parameters()] if ascend else []
+        before = [value.detach().clone() for value in trained_parameters(model)] if ascend else []
         extra = ascend(step) if ascend else {}
         metrics = _accumulate(model, rows, batches[step], loss_function, config, pad_id) | extra
         with torch.no_grad():
-            for parameter, value in zip(model.parameters(), before, strict=bool(before)):
+            for parameter, value in zip(trained_parameters(model), before, strict=bool(before)):
                 parameter.copy_(value)
         metrics["grad_norm"] = clip_gradients(model.parameters(), config.max_grad_norm)
         optimiser.step()
@@ -74,7 +81,7 @@ def fit(
             workdir,
             step + 1,
             config.checkpoint_every,
-            lambda: {"model": model.state_dict(), "optimiser": optimiser.state_dict()},
+            lambda: {"model": trained_state(model), "optimiser": optimiser.state_dict()},
         )
     return tail_means(progress.path)
 

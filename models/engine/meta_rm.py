@@ -25,6 +25,7 @@ from models.engine.scoring import score_rows
 from models.functional.advantage import advantage_loss
 from models.functional.meta_rm import difference_objective
 from models.functional.reward import ranking_loss
+from models.nets.freezing import trained_parameters
 from models.nets.generation import Sampling
 from models.nets.loading import load_policy, load_scorer, load_tokenizer, save_model
 from models.nets.packing import Candidates, PackedBatch, encode, pack
@@ -71,7 +72,7 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
         rows = [meta_rows[index] for index in meta_batches[step]]
         scores = response_scores(model, pack(rows, pad)).view(len(rows), -1)
         objective, metrics = difference_objective(scores)
-        parameters = list(model.parameters())
+        parameters = trained_parameters(model)
         gradients = torch.autograd.grad(objective, parameters, allow_unused=True)
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from models.config import TrainConfig
+from models.nets.freezing import trained_parameters
 
 
 def adamw(model: nn.Module, learning_rate: float, weight_decay: float = 0.0) -> torch.optim.AdamW:
-    """Fused AdamW with the betas of [PPO] (0.9, 0.95)."""
+    """Fused AdamW over what is not frozen, with the betas of [PPO] (0.9, 0.95)."""
     return torch.optim.AdamW(
-        model.parameters(),
+        trained_parameters(model),
         lr=learning_rate,
         betas=(0.9, 0.95),
         weight_decay=weight_decay,

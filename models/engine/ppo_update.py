@@ -15,6 +15,7 @@ from models.engine.optimiser import adamw, clip_gradients
 from models.engine.ppo_rollout import ROLLOUT_TOKENS, Experience
 from models.functional.ppo_max import policy_loss, value_loss
 from models.functional.rehearsal import nll_loss
+from models.nets.freezing import freeze_lower_layers, load_trained_state, trained_state
 from models.nets.packing import Candidates, pack
 from models.nets.scoring import response_logprobs, response_values
 
@@ -38,6 +39,8 @@ class Learner:
     ) -> None:
         self.config, self.policy, self.critic = config, policy, critic
         self.replay, self.pad_id = replay, pad_id
+        for model in (policy, critic):
+            freeze_lower_layers(model, config.trainable_layers)
         self.policy_optimiser = adamw(policy, config.policy_learning_rate)
         self.critic_optimiser = adamw(critic, config.critic_learning_rate)
         self.generator = torch.Generator().manual_seed(config.seed + 1)
@@ -141,8 +144,8 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimiser states and the generator."""
         return {
-            "policy": self.policy.state_dict(),
-            "critic": self.critic.state_dict(),
+            "policy": trained_state(self.policy),
+            "critic": trained_state(self.critic),
             "policy_optimiser": self.policy_optimiser.state_dict(),
             "critic_optimiser": self.critic_optimiser.state_dict(),
             "generator": self.generator.get_state(),
@@ -150,8 +153,8 @@ class Learner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
-        self.policy.load_state_dict(state["policy"])
-        self.critic.load_state_dict(state["critic"])
+        load_trained_state(self.policy, state["policy"])
+        load_trained_state(self.critic, state["critic"])
         self.policy_optimiser.load_state_dict(state["policy_optimiser"])
         self.critic_optimiser.load_state_dict(state["critic_optimiser"])
         self.generator.set_state(state["generator"])

@@ -55,7 +55,9 @@ def test_sft(
     assert steps == sorted(set(steps))
 
 
-@pytest.mark.parametrize("killed_at", [1, 3, 4])
+@pytest.mark.parametrize(
+    ("killed_at", "trainable_layers"), [(1, None), (3, None), (4, None), (3, 1)]
+)
 def test_ppo(
     tmp_path: Path,
     smoke_config: Any,
@@ -64,14 +66,16 @@ def test_ppo(
     advantage_model: Path,
     monkeypatch: pytest.MonkeyPatch,
     killed_at: int,
+    trainable_layers: int | None,
 ) -> None:
+    config = smoke_config.ppo.model_copy(update={"trainable_layers": trainable_layers})
     inputs = {"policy": policy, "reference": policy, "scorer": advantage_model, "data": world}
-    whole = run_stage("ppo_max", smoke_config.ppo, tmp_path / "whole", **inputs)
+    whole = run_stage("ppo_max", config, tmp_path / "whole", **inputs)
     _die_after(monkeypatch, ppo_max, killed_at)
     with pytest.raises(Killed):
-        run_stage("ppo_max", smoke_config.ppo, tmp_path / "killed", **inputs)
+        run_stage("ppo_max", config, tmp_path / "killed", **inputs)
     monkeypatch.undo()
-    resumed = run_stage("ppo_max", smoke_config.ppo, tmp_path / "killed", **inputs)
+    resumed = run_stage("ppo_max", config, tmp_path / "killed", **inputs)
     for part in ("model", "critic"):
         _assert_same_weights(resumed / part, whole / part)
     assert (resumed / "rollouts.jsonl").read_text() == (whole / "rollouts.jsonl").read_text()

@@ -1,0 +1,67 @@
+"""Training only the upper layers of a model: what is frozen costs no gradient, state or checkpoint.
+
+With the embeddings and lower layers frozen, the backward pass ends at the first trained layer and
+no activation below it is kept. Tied output embeddings stay frozen with the input embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+
+def freeze_lower_layers(model: PreTrainedModel, trainable_layers: int | None) -> None:
+    """Leave the top `trainable_layers` layers, the final norm and the heads trainable.
+
+    None leaves everything trainable. Raises ValueError for a number the model does not have.
+    """
+    if trainable_layers is None:
+        return
+    layers = _layers(model)
+    if not 1 <= trainable_layers <= len(layers):
+        raise ValueError(
+            f"trainable_layers must be in [1, {len(layers)}] (the model's layers) or none, "
+            f"found {trainable_layers}"
+        )
+    model.get_input_embeddings().requires_grad_(False)
+    for layer in layers[: len(layers) - trainable_layers]:
+        layer.requires_grad_(False)
+
+
+def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are not frozen, each once."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def trained_state(model: nn.Module) -> dict[str, Tensor]:
+    """What training changes, by name: all that a checkpoint needs beside the model's start."""
+    return {
+        name: parameter.detach()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def load_trained_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Restore what `trained_state` gave. Raises ValueError where the trained parts differ."""
+    expected = trained_state(model).keys()
+    if expected != state.keys():
+        odd = sorted(expected ^ state.keys())
+        raise ValueError(
+            f"the checkpoint holds other parameters than are trained now: {len(odd)} differ, "
+            f"the first {odd[0]!r}; was trainable_layers changed?"
+        )
+    model.load_state_dict(state, strict=False)
+
+
+def _layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The trunk's list of layers, found by its length."""
+    for module in model.base_model.children():
+        if isinstance(module, nn.ModuleList) and len(module) == model.config.num_hidden_layers:
+            return module
+    raise ValueError(
+        f"{type(model).__name__} keeps its layers in no list of {model.config.num_hidden_layers}; "
+        "trainable_layers cannot be used with it"
+    )
