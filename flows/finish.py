@@ -37,6 +37,7 @@ def finish(run: Run, tracked: TrackedRun, champion: str | None) -> dict[str, obj
             lineage=lineage_of(results),
             arms=tuple(arm for arm in config.arms if f"policy_{arm}" in results),
             rounds=tuple(int(role.rpartition("_")[2]) for role in rounds),
+            champion=champion.removeprefix("policy_") if champion else None,
             has_gold=config.is_synthetic,
         ),
         {role: done for role, done in results.items() if not role.startswith("cross_fitted_")},

@@ -34,7 +34,7 @@ def rlhf(config: RunConfig | None = None) -> dict[str, object]:
         audit_labels(run)
         train_scorers(run)
         train_policies(run)
-        champion = improve_in_rounds(run) if run.config.rounds.max_rounds > 1 else None
+        champion = improve_in_rounds(run) if "full" in run.config.arms else None
         return finish(run, tracked, champion)
 
 

@@ -32,4 +32,7 @@ class ReportConfig(StageConfig):
     lineage: tuple[LineageEntry, ...] = Field((), description="Artifacts in the order of making")
     arms: tuple[str, ...] = Field((), description="PPO arms, in the order to show them")
     rounds: tuple[int, ...] = Field((), description="MetaRM rounds; round 1 is the arm `full`")
+    champion: str | None = Field(
+        None, description="Policy the run ends with (`full`, `round_2`); none was promoted: null"
+    )
     has_gold: bool = Field(False, description="The gold scorer applies: the synthetic world")

@@ -52,7 +52,7 @@ def render(
         "policy_name": policy_name,
         "answer_of": answer_of,
     }
-    final = final_policy(card.policies)
+    final = final_policy(card.policies, config.champion)
     measure = card.verdict.judged_by or "judge_score"
     return environment.get_template("page").render(
         card=card,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -204,13 +205,11 @@ def _outcome(verdict: dict[str, Any], count: int, seed: int) -> Outcome:
     )
 
 
-def final_policy(found: list[Policy]) -> Policy | None:
-    """The policy the run ends with: the last promoted round, else `full`, else the last arm."""
-    trained = [policy for policy in found if policy.name != "sft"]
-    promoted = [policy for policy in trained if policy.round and policy.is_promoted]
-    full = [policy for policy in trained if policy.name == "full"]
-    candidates = promoted or full or trained
-    return candidates[-1] if candidates else None
+def final_policy(found: Sequence[Policy], champion: str | None) -> Policy | None:
+    """The policy the run ends with: its champion, else the arm `full`, else the last arm."""
+    trained = {policy.name: policy for policy in found if policy.name != "sft"}
+    last = next(reversed(trained.values()), None)
+    return trained.get(champion or "full", trained.get("full", last))
 
 
 def decisive_measure(policy: Policy) -> str:

@@ -116,7 +116,7 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
         seed=seed,
         has_truth=bool(artifacts.truth),
         has_gold=config.has_gold,
-        verdict=verdict(found, checked, noise.get(vote_used or "")),
+        verdict=verdict(found, checked, noise.get(vote_used or ""), config.champion),
         claims=checked,
         data=data_counts(artifacts),
         vote_used=vote_used,

@@ -40,9 +40,14 @@ class Verdict:
     net: Estimate | None
 
 
-def verdict(found: Sequence[Policy], checked: Sequence[Claim], noise: LabelNoise | None) -> Verdict:
+def verdict(
+    found: Sequence[Policy],
+    checked: Sequence[Claim],
+    noise: LabelNoise | None,
+    champion: str | None,
+) -> Verdict:
     """Judge the policy the run ends with against SFT; without one, say what the labels showed."""
-    policy = final_policy(list(found))
+    policy = final_policy(found, champion)
     if policy is None or not policy.against_sft:
         return _without_policy(checked, noise)
     measure = decisive_measure(policy)

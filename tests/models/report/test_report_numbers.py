@@ -111,9 +111,10 @@ def test_policies_by_hand(full_inputs: Inputs, monkeypatch: pytest.MonkeyPatch) 
     assert curves["full"].gold == pytest.approx([0.7, 0.7, 0.0])
     assert full.is_promoted is True
     assert by_name["round_2"].is_promoted is False
-    chosen = final_policy(card.policies)
-    assert chosen is not None
-    assert chosen.name == "full"
+    for champion, expected in ((None, "full"), ("full", "full"), ("round_2", "round_2")):
+        chosen = final_policy(card.policies, champion)
+        assert chosen is not None
+        assert chosen.name == expected
     assert card.verdict.answer == "better"
     assert card.verdict.sentence.startswith("Better: the final policy beats SFT on the main")
     statuses = {claim.name: claim.status for claim in card.claims}
