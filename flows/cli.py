@@ -122,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="trimtab", description="Stable RLHF as a workflow.")
     commands = parser.add_subparsers(required=True, metavar="command")
     run = commands.add_parser("run", help="run a recipe")
-    run.add_argument("recipe", help="smoke, default, hh-smollm2")
+    run.add_argument("recipe", help="smoke, default, hh-smollm2, ukp-smollm2")
     run.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. ppo.kl_coef=0.1")
     run.add_argument("--flow", choices=("rlhf", "label-audit"), default="rlhf")
     run.add_argument("--dry-run", action="store_true", help="print the configuration and stop")

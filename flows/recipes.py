@@ -122,10 +122,37 @@ def hh_smollm2() -> RunConfig:
     )
 
 
+def ukp_smollm2() -> RunConfig:
+    """Label audit on UKP's argument pairs, five human votes each: does strength follow the votes?
+
+    Everything but the data is as in `hh_smollm2`. Whole topics are held out: few arguments make
+    all the pairs, and other splits would test on arguments that were trained on.
+    """
+    like = hh_smollm2()
+    return like.model_copy(
+        update={
+            "recipe": "ukp-smollm2",
+            "preferences": PreferencesConfig(
+                sources=("ukp-arguments.jsonl.gz",),
+                on_bad_rows="quarantine",
+                on_ties="drop",
+                max_tokens=160,
+                max_pairs=2000,
+                split_by="category",
+                test_share=0.25,
+            ),
+            "sft": like.sft.model_copy(
+                update={"model": like.sft.model.model_copy(update={"max_length": 160})}
+            ),
+        }
+    )
+
+
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "smoke": smoke,
     "default": default,
     "hh-smollm2": hh_smollm2,
+    "ukp-smollm2": ukp_smollm2,
 }
 
 

@@ -2,6 +2,7 @@
 
 [AM] Stabilizing RLHF through Advantage Model and Selective Rehearsal, arXiv 2309.10202.
 [ECE] Guo et al., On Calibration of Modern Neural Networks, arXiv 1706.04599.
+[RANK] Kendall and Gibbons, Rank Correlation Methods, 5th edition, 1990.
 
 Deviations
 1. [AM] publishes neither bin count nor binning: 10 bins, equal width over [0, 1] by default, equal
@@ -105,13 +106,57 @@ def auroc(scores: Tensor, is_positive: Tensor) -> Tensor:
             f"auroc: both classes are needed, found {num_positive} positive and "
             f"{num_negative} negative"
         )
-    _, place, tied = torch.unique(scores.detach(), return_inverse=True, return_counts=True)
-    # Ranks run from 1; a run of t equal scores ending at rank e has mean rank e - (t - 1) / 2.
-    rank = (tied.cumsum(0).double() - (tied.double() - 1) / 2)[place]
+    rank = _mean_ranks(scores)
     rank_sum = rank[is_positive].sum()
     smallest = num_positive * (num_positive + 1) / 2
     area: Tensor = (rank_sum - smallest) / (num_positive * num_negative)
     return area
+
+
+def spearman(first: Tensor, second: Tensor) -> Tensor:
+    """Spearman's rank correlation: Pearson's correlation of the ranks [RANK chapter 3].
+
+    rho = sum_i (r_i - m)(s_i - m) / sqrt(sum_i (r_i - m)^2 sum_i (s_i - m)^2), m = (N + 1) / 2,
+    equal values taking their mean rank.
+
+    first, second: (N,), any units.
+    Returns a float64 scalar in [-1, 1], NaN where all values of a side are equal.
+    Raises ShapeError for other shapes, ValueError if a value is NaN.
+    """
+    require_shape("spearman", 1, first=first, second=second)
+    for name, values in (("first", first), ("second", second)):
+        if bool(values.isnan().any()):
+            raise ValueError(f"spearman: {name} holds NaN, which has no rank")
+    middle = (first.shape[0] + 1) / 2
+    one, two = _mean_ranks(first) - middle, _mean_ranks(second) - middle
+    correlation: Tensor = (one * two).sum() / (one.square().sum() * two.square().sum()).sqrt()
+    return correlation
+
+
+def spearman_ceiling(values: Tensor) -> Tensor:
+    """The highest `spearman` that anything without equal values reaches with these [RANK ch. 3].
+
+    sqrt(1 - sum_t (t^3 - t) / (N^3 - N)) over runs of t equal values: their mean ranks vary less
+    than the ranks 1 to N of what orders them perfectly.
+
+    values: (N,), N >= 2, any unit.
+    Returns a float64 scalar in [0, 1]: 1 without equal values, 0 where all are equal.
+    Raises ShapeError for other shapes, ValueError for fewer than two values.
+    """
+    require_shape("spearman_ceiling", 1, values=values)
+    count = float(values.shape[0])
+    if count < 2:
+        raise ValueError(f"spearman_ceiling: at least 2 values are needed, found {count:.0f}")
+    tied = torch.unique(values.detach(), return_counts=True)[1].double()
+    ceiling: Tensor = (1 - (tied**3 - tied).sum() / (count**3 - count)).sqrt()
+    return ceiling
+
+
+def _mean_ranks(values: Tensor) -> Tensor:
+    """(N,) float64 ranks from 1 up; t equal values, the last at rank e, have e - (t - 1) / 2."""
+    _, place, tied = torch.unique(values.detach(), return_inverse=True, return_counts=True)
+    ranks: Tensor = (tied.cumsum(0).double() - (tied.double() - 1) / 2)[place]
+    return ranks
 
 
 def _bin_of(probability: Tensor, num_bins: int, binning: Binning) -> Tensor:

@@ -77,6 +77,17 @@ def voting_mode(artifacts: Artifacts, role: str) -> str:
     return "in_sample" if all(row["num_members"] == whole for row in rows) else "cross_fitted"
 
 
+def strength_roles(artifacts: Artifacts) -> dict[str, str]:
+    """Way of voting to strength artifact; first the one that relabelling used."""
+    roles: dict[str, str] = {}
+    if artifacts.has("strength"):
+        roles[voting_mode(artifacts, "strength")] = "strength"
+    for mode in VOTES:
+        if artifacts.has(f"strength_{mode}"):
+            roles.setdefault(mode, f"strength_{mode}")
+    return roles
+
+
 def label_noise(artifacts: Artifacts, role: str, mode: str, seed: int) -> LabelNoise:
     """Measure one strength artifact."""
     rows = strength_rows(artifacts, role)
@@ -154,12 +165,8 @@ def strength_groups(rows: Sequence[Row], num_groups: int = NUM_GROUPS) -> list[d
     Each group: `mean` and `std`, the means of the pairs' strength mean and std; `count`;
     `share_wrong` by gold, or None.
     """
-    ordered = sorted(rows, key=lambda row: float(row["strength_mean"]))
-    number = min(num_groups, len(ordered))
-    cuts = [round(index * len(ordered) / number) for index in range(number + 1)]
     groups = []
-    for low, high in pairwise(cuts):
-        part = ordered[low:high]
+    for part in equal_groups(rows, num_groups):
         wrong = [bool(row["truth"]["is_wrong"]) for row in part if row["truth"]]
         groups.append(
             {
@@ -170,6 +177,14 @@ def strength_groups(rows: Sequence[Row], num_groups: int = NUM_GROUPS) -> list[d
             }
         )
     return groups
+
+
+def equal_groups(rows: Sequence[Row], num_groups: int) -> list[list[Row]]:
+    """Rows sorted by strength, weakest first, cut into at most num_groups groups of equal size."""
+    ordered = sorted(rows, key=lambda row: float(row["strength_mean"]))
+    number = min(num_groups, len(ordered))
+    cuts = [round(index * len(ordered) / number) for index in range(number + 1)]
+    return [ordered[low:high] for low, high in pairwise(cuts)]
 
 
 def audit(artifacts: Artifacts, limit: int = NUM_AUDITED) -> list[Row]:

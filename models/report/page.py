@@ -27,6 +27,7 @@ from models.report.statistics import Estimate
 from models.report.stylesheet import STYLESHEET
 from models.report.template import TEMPLATES
 from models.report.verdict import JUDGES, SETS, answer_of, policy_name
+from models.report.vote_charts import vote_charts
 
 MOST_CHARACTERS = 1500
 
@@ -67,6 +68,7 @@ def render(
         has_measured=[p for p in card.policies if p.sets],
         rounds=[p for p in card.policies if p.round],
         label_charts=label_charts(strength_rows(artifacts, "strength")),
+        vote_charts=vote_charts(card.human_votes),
         audited=audit(artifacts),
         scorer_charts=scorer_charts(artifacts, card),
         curve_charts=curve_charts({n: c for n, c in curves.items() if not is_round(n)}),

@@ -18,13 +18,13 @@ from models.report.artifacts import SPLITS, Artifacts
 from models.report.claims import Claim, claims
 from models.report.config import LineageEntry, ReportConfig
 from models.report.curves import Curve
+from models.report.human_votes import VoteAgreement, human_votes
 from models.report.labels import (
-    VOTES,
     LabelNoise,
     Relabelling,
     label_noise,
     relabelling,
-    voting_mode,
+    strength_roles,
 )
 from models.report.policies import Policy, policies
 from models.report.scorers import NAMES, LengthBaseline, Scorer, length_baseline, measure
@@ -61,7 +61,8 @@ class Scorecard:
     """All numbers of one run.
 
     label_noise: by way of voting, in_sample or cross_fitted; vote_used: which of them relabelling
-    used. scorers: baseline (raw labels, the ensemble's first member), relabelled, advantage_model.
+    used. human_votes: by way of voting, then by split; empty where no pair carries people's votes.
+    scorers: baseline (raw labels, the ensemble's first member), relabelled, advantage_model.
     policies: sft, the PPO arms, then MetaRM rounds. seeds: every seed of the configuration, by
     dotted path.
     """
@@ -77,6 +78,7 @@ class Scorecard:
     vote_used: str | None
     label_noise: dict[str, LabelNoise]
     relabelling: Relabelling | None
+    human_votes: dict[str, dict[str, VoteAgreement]]
     scorers: dict[str, Scorer]
     length_baseline: LengthBaseline | None
     policies: list[Policy]
@@ -94,14 +96,9 @@ class Scorecard:
 def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dict[str, Curve]]:
     """Compute the scorecard; also returns the PPO curves, which only the plots need."""
     seed = config.seed
-    noise: dict[str, LabelNoise] = {}
-    vote_used = None
-    if artifacts.has("strength"):
-        vote_used = voting_mode(artifacts, "strength")
-        noise[vote_used] = label_noise(artifacts, "strength", vote_used, seed)
-    for mode in VOTES:
-        if artifacts.has(f"strength_{mode}") and mode not in noise:
-            noise[mode] = label_noise(artifacts, f"strength_{mode}", mode, seed)
+    roles = strength_roles(artifacts)
+    vote_used = next(iter(roles)) if artifacts.has("strength") else None
+    noise = {mode: label_noise(artifacts, role, mode, seed) for mode, role in roles.items()}
     found, curves = policies(artifacts, config.arms, config.rounds, config.has_gold, seed)
     treated = relabelling(artifacts, seed)
     scorers = {
@@ -122,6 +119,7 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
         vote_used=vote_used,
         label_noise=noise,
         relabelling=treated,
+        human_votes=human_votes(artifacts, roles, seed),
         scorers=scorers,
         length_baseline=length_baseline(artifacts, seed),
         policies=found,
@@ -190,6 +188,12 @@ def summary_of(scorecard: Scorecard) -> dict[str, float | str]:
     for mode, noise in scorecard.label_noise.items():
         _add(flat, mode, noise, ("auroc_flipped", "auroc_flipped_clear", "auroc_wrong"))
     _add(flat, "", scorecard.relabelling, ("flip_precision", "flip_recall", "right_after"))
+    for mode, by_split in scorecard.human_votes.items():
+        for split, votes in by_split.items():
+            prefix = f"votes_{mode}_{split}"
+            _add(flat, prefix, votes, ("auroc_not_unanimous", "auroc_opposed"))
+            _add(flat, f"{prefix}_in_label_order", votes.in_label_order, ("strength", "length"))
+            _add(flat, f"{prefix}_in_both_orders", votes.in_both_orders, ("strength", "length"))
     for name, scorer in scorecard.scorers.items():
         measures = [field.name for field in dataclasses.fields(scorer)]
         _add(flat, name, scorer, measures)

@@ -9,13 +9,14 @@ their range; all others the percentile interval [BOOT chapter 13].
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from models.functional.calibration import auroc
+from models.functional.calibration import auroc, spearman
 from models.functional.judgement import bootstrap_interval
 
 NUM_RESAMPLES = 1000
@@ -65,6 +66,25 @@ def auroc_estimate(scores: Tensor, is_positive: Tensor, seed: int) -> Estimate |
     )
     low, high = resampled.double().quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
     return Estimate(float(auroc(scores, is_positive)), float(low), float(high), len(scores))
+
+
+def spearman_estimate(first: Tensor, second: Tensor, seed: int) -> Estimate | None:
+    """Rank correlation of (N,) and (N,); none where all values of a side are equal.
+
+    Resamples in which a side has become constant have no correlation and are left out.
+    """
+    value = float(spearman(first, second))
+    if math.isnan(value):
+        return None
+    generator = torch.Generator().manual_seed(seed)
+    resampled = torch.stack(
+        [
+            spearman(first[index], second[index])
+            for index in (redraw(torch.arange(len(first)), generator) for _ in range(NUM_RESAMPLES))
+        ]
+    )
+    low, high = resampled.nanquantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
+    return Estimate(value, float(low), float(high), len(first))
 
 
 def biased_estimate(

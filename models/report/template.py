@@ -1,6 +1,13 @@
 """The page's template (jinja2, autoescaped). Python, not data files: it travels with the code."""
 
-from models.report.template_sections import LABELS, LINEAGE, POLICIES, SAMPLES, SCORERS
+from models.report.template_sections import (
+    HUMAN_VOTES,
+    LABELS,
+    LINEAGE,
+    POLICIES,
+    SAMPLES,
+    SCORERS,
+)
 
 MACROS = """
 {% macro charts(items) %}
@@ -53,6 +60,14 @@ scorer</li>{% endif %}
 {%- if noise.auroc_flipped %}; they find the planted
 flips with AUROC {{ noise.auroc_flipped|number }}{% endif %}</li>
 {% else %}<li>no vote was taken</li>
+{% endfor %}
+{% for mode, by_split in card.human_votes.items() %}
+{% if 'test' in by_split and by_split.test.in_both_orders %}
+{% set ranks = by_split.test.in_both_orders %}
+<li>rank correlation of strength ({{ mode|replace('_', '-') }} ensemble) with people's votes on
+{{ '{:,}'.format(by_split.test.num_pairs) }} test pairs: {{ ranks.strength|number }}
+{%- if ranks.length %}; of the difference in words, {{ ranks.length|number }}{% endif %}</li>
+{% endif %}
 {% endfor %}
 {% if card.relabelling %}
 <li>{{ '{:,}'.format(card.relabelling.num_flipped) }} labels were flipped
@@ -120,6 +135,7 @@ PAGE = """<!DOCTYPE html>
 {% from "macros" import charts %}
 {% include "first_screen" %}
 {% include "labels" %}
+{% include "human_votes" %}
 {% include "scorers" %}
 {% include "policies" %}
 {% include "samples" %}
@@ -132,6 +148,7 @@ TEMPLATES = {
     "macros": MACROS,
     "first_screen": FIRST_SCREEN,
     "labels": LABELS,
+    "human_votes": HUMAN_VOTES,
     "scorers": SCORERS,
     "policies": POLICIES,
     "samples": SAMPLES,

@@ -36,7 +36,8 @@ labelled better minus that of the other; below 0 the models together contradict 
 against:
 {% for vote in pair.votes %}{{ '%+.1f'|format(vote)|tidy }} {% endfor %}</span>{% endif %}
 {% if pair.annotator_votes %}<span class="tag">people: {{ pair.annotator_votes.chosen }} for,
-{{ pair.annotator_votes.rejected }} against</span>{% endif %}
+{{ pair.annotator_votes.rejected }} against, {{ pair.annotator_votes.equal }} undecided</span>
+{% endif %}
 {% if pair.treated %}<span class="tag">{{ 'flipped' if pair.treated.is_flipped else 'kept' }}
 {%- if pair.treated.label < 1 %}, label {{ '%.2f'|format(pair.treated.label) }}{% endif %}</span>
 {% endif %}
@@ -52,6 +53,49 @@ label {{ 'wrong' if pair.truth.is_wrong else 'right' }}</span>{% endif %}
 </div></div>
 {% endfor %}
 {% if audited|length > 5 %}</details>{% endif %}
+{% endif %}
+"""
+
+HUMAN_VOTES = """
+{% from "macros" import charts %}
+{% if vote_charts %}
+<h2>Strength against people's votes</h2>
+<p class="note">Several people voted on each of these pairs. A pair's margin is the share of its
+votes for the text labelled better minus the share for the other; undecided votes count for
+neither. The ensemble never saw a margin: it was told which text won, not by how much.</p>
+{{ charts(vote_charts) }}
+<div class="scroll"><table><tr><th></th>
+{% for mode, by_split in card.human_votes.items() %}{% for split in by_split %}
+<th>{{ split }} pairs, {{ mode|replace('_', '-') }} vote</th>{% endfor %}{% endfor %}</tr>
+{% for key, order in [('in_both_orders', 'both orders'), ('in_label_order', "the label's order")] %}
+{% for part, words in [('strength', 'rank correlation of strength and margin'),
+ ('length', 'the same for the difference in words'), ('ceiling', 'most that is possible')] %}
+<tr><td>{{ words }}, {{ order }}</td>
+{% for by_split in card.human_votes.values() %}{% for votes in by_split.values() %}
+<td class="n">{% if not votes[key] %}–{% elif part == 'ceiling' %}
+{{ '%.3f'|format(votes[key].ceiling) }}{% else %}{{ votes[key][part]|number }}{% endif %}</td>
+{% endfor %}{% endfor %}</tr>
+{% endfor %}{% endfor %}
+{% for key, words in [('auroc_not_unanimous', 'not all votes for the text labelled better'),
+ ('auroc_opposed', 'a vote for the other text')] %}
+<tr><td>AUROC of low strength for contested pairs: {{ words }}</td>
+{% for by_split in card.human_votes.values() %}{% for votes in by_split.values() %}
+<td class="n">{{ votes[key]|number }}</td>{% endfor %}{% endfor %}</tr>
+{% endfor %}
+<tr><td>pairs with votes; different texts in them</td>
+{% for by_split in card.human_votes.values() %}{% for votes in by_split.values() %}
+<td class="n">{{ '{:,}'.format(votes.num_pairs) }}; {{ '{:,}'.format(votes.num_texts) }}</td>
+{% endfor %}{% endfor %}</tr></table></div>
+<p class="note"><b>Both orders</b> (compare this with other work): each pair is first put into an
+order that does not know the label, so the correlation asks who won and how clearly. Left out where
+members voted on pairs they were trained on. Cross-fitted members never saw a training pair they
+vote on, but may have met its texts in others; only test pairs are wholly new.
+<b>The label's order:</b> where the label is the votes' majority every margin is above 0. That cuts
+off half of the range and leaves only how clearly a pair was won: expect less.
+<b>Most that is possible:</b> a few votes give few different margins, and equal ones cannot be
+ranked, so a strength that orders all pairs perfectly reaches this, not 1. A few people's votes also
+vary by chance: knowing exactly what people prefer would still fall short of it. Intervals
+resample pairs; where texts recur in several pairs they are too narrow.</p>
 {% endif %}
 """
 

@@ -21,6 +21,7 @@ from models.report.statistics import (
     biased_estimate,
     mean_estimate,
     share_estimate,
+    spearman_estimate,
 )
 from models.report.verdict import answer_of
 
@@ -186,6 +187,17 @@ def test_intervals_against_the_binomial() -> None:
     assert mean_estimate(values, 0).value == found.value
     assert share_estimate(0, 0, 0) is None
     assert auroc_estimate(values, torch.zeros(1000, dtype=torch.bool), 0) is None
+
+
+def test_interval_of_the_rank_correlation() -> None:
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.randn(2, 500, generator=generator, dtype=torch.float64)
+    found = spearman_estimate(first, second, 0)
+    assert found is not None
+    # Independent values: standard error 1 / sqrt(499) = 0.0448; 1.96 of it is 0.0877.
+    assert found.high - found.low == pytest.approx(2 * 0.0877, abs=0.01)
+    assert found.low < found.value < found.high
+    assert spearman_estimate(first, torch.ones(500), 0) is None
 
 
 def test_foreign_scores_are_refused(label_inputs: Inputs) -> None:
