@@ -76,6 +76,17 @@ class Manifest:
         """Bytes of all files together."""
         return sum(entry.size for entry in self.files)
 
+    def matches(self, folder: Path) -> bool:
+        """Whether `folder` holds exactly these files, unaltered."""
+        if not folder.is_dir():
+            return False
+        present = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if not p.is_dir()}
+        return present.keys() == {entry.name for entry in self.files} and all(
+            present[entry.name].stat().st_size == entry.size
+            and hash_file(present[entry.name]) == entry.sha256
+            for entry in self.files
+        )
+
     def to_bytes(self) -> bytes:
         """Canonical JSON. Raises ValueError where config or summary hold NaN or non-JSON values."""
         text = json.dumps(asdict(self), sort_keys=True, indent=1, allow_nan=False)

@@ -110,15 +110,12 @@ class Store:
         A folder that is already there and whole is kept; otherwise it is replaced in one rename.
         Raises CorruptArtifactError naming the object that is missing, truncated or altered.
         """
-        if _is_whole(folder, manifest):
-            return
-        self._fetch(_artifact(manifest.stage, manifest.key), manifest, folder)
+        if not manifest.matches(folder):
+            self._fetch(_artifact(manifest.stage, manifest.key), manifest, folder)
 
     def delete(self, stage: str, key: str) -> None:
-        """Remove an artifact: the manifest first, so that no reader takes the rest for whole."""
-        root = _artifact(stage, key)
-        self.objects.delete(f"{root}/{MANIFEST_NAME}")
-        self._delete_folder(root)
+        """Remove an artifact."""
+        self._delete_manifest_first(_artifact(stage, key))
 
     # ---- checkpoints
 
@@ -208,6 +205,7 @@ class Store:
             )
 
     def _delete_manifest_first(self, root: str) -> None:
+        """In this order no reader takes what is left for whole."""
         self.objects.delete(f"{root}/{MANIFEST_NAME}")
         self._delete_folder(root)
 
@@ -245,15 +243,3 @@ def _checkpoint(key: str, step: int) -> str:
 
 def _object(root: str, manifest: Manifest, entry: FileEntry) -> str:
     return f"{root}/{manifest.content[:16]}/{entry.name}"
-
-
-def _is_whole(folder: Path, manifest: Manifest) -> bool:
-    """Whether `folder` holds exactly the manifest's files, unaltered."""
-    if not folder.is_dir():
-        return False
-    present = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if not p.is_dir()}
-    return present.keys() == {entry.name for entry in manifest.files} and all(
-        present[entry.name].stat().st_size == entry.size
-        and hash_file(present[entry.name]) == entry.sha256
-        for entry in manifest.files
-    )

@@ -17,25 +17,47 @@ from models.nets.loading import load_policy, load_tokenizer
 from models.world.annotators import annotate, truth_row
 
 CONFIG = ComparisonsConfig
+Row = dict[str, object]
 
 
 def run(config: ComparisonsConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `data` (pair_prompts.jsonl), `policy`. Output: train, validation, test, truth."""
-    output = workdir / "output"
     prompts = [row["prompt"] for row in read_rows(inputs["data"] / "pair_prompts.jsonl")]
-    tokenizer = load_tokenizer(inputs["policy"] / "model")
-    policy = load_policy(inputs["policy"] / "model")
     responses = respond(
-        policy,
-        tokenizer,
+        load_policy(inputs["policy"] / "model"),
+        load_tokenizer(inputs["policy"] / "model"),
         [prompt for prompt in prompts for _ in range(config.num_responses)],
         Sampling(config.temperature, config.max_new_tokens),
         torch.Generator().manual_seed(config.seed),
         progress=Progress(workdir),
     )
+    splits, truth = _compare(config, prompts, responses)
+    output = workdir / "output"
+    for split, rows in splits.items():
+        write_rows(output / f"{split}.jsonl", rows)
+    write_rows(output / "truth.jsonl", truth)
+    kinds = Counter(str(row["kind"]) for row in truth)
+    write_json(
+        output / "summary.json",
+        {
+            **{f"num_{split}": len(rows) for split, rows in splits.items()},
+            **{f"share_{kind}": count / len(truth) for kind, count in kinds.items()},
+            "share_wrong": sum(bool(row["is_wrong"]) for row in truth) / len(truth),
+            "num_prompts_without_pair": len(prompts) - len(truth),
+        },
+    )
+
+
+def _compare(
+    config: ComparisonsConfig, prompts: list[str], responses: list[str]
+) -> tuple[dict[str, list[Row]], list[Row]]:
+    """Let annotators compare each prompt's answers: pairs by split, and the truth about them all.
+
+    responses: `num_responses` for each prompt, prompt after prompt.
+    """
     rng = random.Random(f"annotators/{config.seed}")
-    splits: dict[str, list[dict[str, object]]] = {"train": [], "validation": [], "test": []}
-    truth = []
+    splits: dict[str, list[Row]] = {"train": [], "validation": [], "test": []}
+    truth: list[Row] = []
     for index, prompt in enumerate(prompts):
         split = _draw_split(config, rng)
         start = index * config.num_responses
@@ -50,31 +72,18 @@ def run(config: ComparisonsConfig, inputs: dict[str, Path], workdir: Path) -> No
         )
         if comparison is None:
             continue
-        identifier = f"pair-{index:05d}"
-        row = truth_row(identifier, comparison)
+        row = truth_row(f"pair-{index:05d}", comparison)
         truth.append({**row, "split": split})
         splits[split].append(
             {
-                "id": identifier,
+                "id": row["id"],
                 "prompt": prompt,
                 "chosen": comparison.chosen,
                 "rejected": comparison.rejected,
                 "category": row["category"],
             }
         )
-    for split, rows in splits.items():
-        write_rows(output / f"{split}.jsonl", rows)
-    write_rows(output / "truth.jsonl", truth)
-    kinds = Counter(str(row["kind"]) for row in truth)
-    write_json(
-        output / "summary.json",
-        {
-            **{f"num_{split}": len(rows) for split, rows in splits.items()},
-            **{f"share_{kind}": count / len(truth) for kind, count in kinds.items()},
-            "share_wrong": sum(bool(row["is_wrong"]) for row in truth) / len(truth),
-            "num_prompts_without_pair": len(prompts) - len(truth),
-        },
-    )
+    return splits, truth
 
 
 def _draw_split(config: ComparisonsConfig, rng: random.Random) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -34,14 +35,28 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 class Pairs:
     """Encoded pairs, preferred response first, with their relabelling.
 
-    rows: N candidates of two responses. label, margin, weight: (N,); 1, 0, 1 for raw pairs.
+    prompts: N texts, before any truncation. rows: N candidates of two responses.
+    label, margin, weight: (N,); 1, 0, 1 for raw pairs.
     """
 
     identifiers: list[str]
+    prompts: list[str]
     rows: list[Candidates]
     label: Tensor
     margin: Tensor
     weight: Tensor
+
+    def subset(self, indices: Sequence[int]) -> Pairs:
+        """The pairs at `indices`, in that order."""
+        at = tensor(indices, dtype=torch.long)
+        return Pairs(
+            [self.identifiers[index] for index in indices],
+            [self.prompts[index] for index in indices],
+            [self.rows[index] for index in indices],
+            self.label[at],
+            self.margin[at],
+            self.weight[at],
+        )
 
 
 def read_pairs(
@@ -58,6 +73,7 @@ def read_pairs(
         encoded.append(encode(tokenizer, row["prompt"], ordered, max_length))
     return Pairs(
         [row["id"] for row in rows],
+        [row["prompt"] for row in rows],
         encoded,
         tensor([float(row.get("label", 1.0)) for row in rows]),
         tensor([float(row.get("margin", 0.0)) for row in rows]),

@@ -6,7 +6,8 @@ SFT, reward models and Advantage Models differ only in the loss they hand to `fi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ from models.nets.packing import Candidates, PackedBatch, pack
 
 Metrics = dict[str, Tensor]
 LossFunction = Callable[[PackedBatch, Tensor], tuple[Tensor, Metrics, float]]
+Ascent = Callable[[int], Metrics]
 
 
 def fit(
@@ -39,7 +41,7 @@ def fit(
     seed: int,
     pad_id: int,
     workdir: Path,
-    ascend: Callable[[int], Metrics] | None = None,
+    ascend: Ascent | None = None,
 ) -> dict[str, float]:
     """Train `model` in place and return the means of the last tenth of the steps' metrics.
 
@@ -65,12 +67,8 @@ def fit(
     model.train()
     for step in range(start, len(batches)):
         set_rate(optimiser, scheduled_rate(config, step, len(batches)))
-        before = [value.detach().clone() for value in trained_parameters(model)] if ascend else []
-        extra = ascend(step) if ascend else {}
-        metrics = _accumulate(model, rows, batches[step], loss_function, config, pad_id) | extra
-        with torch.no_grad():
-            for parameter, value in zip(trained_parameters(model), before, strict=bool(before)):
-                parameter.copy_(value)
+        with _ascended(model, ascend, step) as extra:
+            metrics = _accumulate(model, rows, batches[step], loss_function, config, pad_id) | extra
         metrics["grad_norm"] = clip_gradients(model.parameters(), config.max_grad_norm)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
@@ -84,6 +82,22 @@ def fit(
             lambda: {"model": trained_state(model), "optimiser": optimiser.state_dict()},
         )
     return tail_means(progress.path)
+
+
+@contextmanager
+def _ascended(model: PreTrainedModel, ascend: Ascent | None, step: int) -> Iterator[Metrics]:
+    """Inside, the parameters are where `ascend(step)` moved them; after, where they were before.
+
+    Gives the metrics of the ascent. The way back is a copy, not a subtraction: bit for bit.
+    """
+    if ascend is None:
+        yield {}
+        return
+    before = [value.detach().clone() for value in trained_parameters(model)]
+    yield ascend(step)
+    with torch.no_grad():
+        for parameter, value in zip(trained_parameters(model), before, strict=True):
+            parameter.copy_(value)
 
 
 def _accumulate(

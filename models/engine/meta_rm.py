@@ -16,15 +16,14 @@ from transformers import PreTrainedModel
 
 from models.config import MetaRMConfig
 from models.engine.batches import endless
-from models.engine.data import context_length, read_pairs, read_rows
-from models.engine.loop import Metrics, fit
+from models.engine.data import Pairs, context_length, read_pairs, read_rows
+from models.engine.loop import LossFunction, Metrics, fit
 from models.engine.progress import Progress, write_json
-from models.engine.reward_model import score_splits
+from models.engine.reward_model import pair_ranking_loss, score_splits
 from models.engine.rollouts import respond
 from models.engine.scoring import score_rows
 from models.functional.advantage import advantage_loss
 from models.functional.meta_rm import difference_objective
-from models.functional.reward import ranking_loss
 from models.nets.freezing import trained_parameters
 from models.nets.generation import Sampling
 from models.nets.loading import load_policy, load_scorer, load_tokenizer, save_model
@@ -46,55 +45,73 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     meta_rows = _sample_meta_set(config, inputs, workdir, limit)
     pad = tokenizer.pad_token_id
     before = spread(model, meta_rows, pad)
-    batches = endless(len(meta_rows), config.meta_batch, config.seed)
-    meta_batches: dict[int, list[int]] = {}
-
-    def pair_loss(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
-        scores = response_scores(model, batch).view(-1, 2)
-        label, weight, margin = pairs.label[indices], pairs.weight[indices], pairs.margin[indices]
-        if is_advantage_model(model):
-            return advantage_loss(
-                scores[:, 0],
-                scores[:, 1],
-                margin=config.margin,
-                label_chosen=label,
-                ranking_margin=margin,
-                weight=weight,
-            )
-        return ranking_loss(
-            scores[:, 0], scores[:, 1], label_chosen=label, margin=margin, weight=weight
-        )
-
-    def ascend(step: int) -> Metrics:
-        """theta <- theta + eta * grad J(theta), in place, on the step's meta batch."""
-        while step not in meta_batches:
-            meta_batches[len(meta_batches)] = next(batches)
-        rows = [meta_rows[index] for index in meta_batches[step]]
-        scores = response_scores(model, pack(rows, pad)).view(len(rows), -1)
-        objective, metrics = difference_objective(scores)
-        parameters = trained_parameters(model)
-        gradients = torch.autograd.grad(objective, parameters, allow_unused=True)
-        with torch.no_grad():
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                if gradient is not None:
-                    parameter.add_(gradient, alpha=config.meta_learning_rate)
-        return metrics
-
     summary = fit(
         model,
         pairs.rows,
-        lambda batch, indices: (*pair_loss(batch, indices), float(pairs.weight[indices].sum())),
+        _pair_loss(model, pairs, config.margin),
         config.train,
         seed=config.seed,
         pad_id=pad,
         workdir=workdir,
-        ascend=ascend,
+        ascend=MetaAscent(config, model, meta_rows, pad),
     )
     after = spread(model, meta_rows, pad)
     save_model(model, tokenizer, workdir / "output" / "model")
     summary |= score_splits(model, tokenizer, inputs["preferences"], workdir / "output")
     summary |= {"score_spread_before": before, "score_spread_after": after}
     write_json(workdir / "output" / "summary.json", summary)
+
+
+class MetaAscent:
+    """Moves a model's parameters up the gradient of J, on one meta batch a step."""
+
+    def __init__(
+        self,
+        config: MetaRMConfig,
+        model: PreTrainedModel,
+        meta_rows: Sequence[Candidates],
+        pad_id: int,
+    ) -> None:
+        self.model, self.meta_rows, self.pad_id = model, meta_rows, pad_id
+        self.rate = config.meta_learning_rate
+        self._batches = endless(len(meta_rows), config.meta_batch, config.seed)
+        self._drawn: list[list[int]] = []
+
+    def __call__(self, step: int) -> Metrics:
+        """theta <- theta + eta * grad J(theta), in place; the step alone decides the batch."""
+        while len(self._drawn) <= step:  # a resumed run does not begin at step 0
+            self._drawn.append(next(self._batches))
+        rows = [self.meta_rows[index] for index in self._drawn[step]]
+        scores = response_scores(self.model, pack(rows, self.pad_id)).view(len(rows), -1)
+        objective, metrics = difference_objective(scores)
+        parameters = trained_parameters(self.model)
+        gradients = torch.autograd.grad(objective, parameters, allow_unused=True)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                if gradient is not None:
+                    parameter.add_(gradient, alpha=self.rate)
+        return metrics
+
+
+def _pair_loss(model: PreTrainedModel, pairs: Pairs, margin: float) -> LossFunction:
+    """Ranking loss, for an Advantage Model with bounds (`margin`) but without importance ratios."""
+    if not is_advantage_model(model):
+        return pair_ranking_loss(model, pairs)
+
+    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics, float]:
+        scores = response_scores(model, batch).view(-1, 2)
+        weight = pairs.weight[indices]
+        loss, metrics = advantage_loss(
+            scores[:, 0],
+            scores[:, 1],
+            margin=margin,
+            label_chosen=pairs.label[indices],
+            ranking_margin=pairs.margin[indices],
+            weight=weight,
+        )
+        return loss, metrics, float(weight.sum())
+
+    return loss_function
 
 
 def _sample_meta_set(

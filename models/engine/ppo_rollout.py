@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from models.config import PPOConfig
 from models.engine.batches import micro_batches
+from models.engine.rollouts import encode_prompts
 from models.engine.scoring import score_rows
 from models.functional.masked import masked_mean, masked_whiten
 from models.functional.moments import RunningMoments
@@ -73,19 +74,8 @@ def collect(
     generator: torch.Generator,
 ) -> Experience:
     """Sample one response a prompt and compute all that the update needs; updates `moments`."""
-    encoded = [
-        list(tokenizer(row["prompt"], add_special_tokens=False)["input_ids"]) for row in prompts
-    ]
-    limit = int(policy.config.max_position_embeddings) - config.max_new_tokens
-    encoded = [ids[-limit:] for ids in encoded]
-    sampling = Sampling(
-        config.temperature, config.max_new_tokens, config.top_p, config.repetition_penalty
-    )
-    responses = sample(policy, tokenizer, encoded, sampling, generator)
-    rows = [
-        Candidates(prompt, (response,)) for prompt, response in zip(encoded, responses, strict=True)
-    ]
     pad = tokenizer.pad_token_id
+    rows = _sample_rows(config, tokenizer, prompts, policy, generator)
 
     def logprobs_under(model: PreTrainedModel) -> Callable[[PackedBatch], tuple[Tensor, ...]]:
         return lambda batch: response_logprobs(model, batch, config.temperature)
@@ -94,38 +84,72 @@ def collect(
     ref_logprobs, _, _ = in_parts(rows, pad, logprobs_under(reference))
     values, _ = in_parts(rows, pad, lambda batch: response_values(critic, batch))
     scores = score_rows(scorer, rows, pad)[:, 0]
-    moments.update(scores)
-    normalised = scores
-    if config.normalise_scores:
-        normalised = normalise_scores(scores, moments.mean, moments.std, config.score_clip)
-    elif config.score_clip is not None:
-        normalised = scores.clamp(-config.score_clip, config.score_clip)
+    normalised = _normalise(config, scores, moments)
     rewards = token_rewards(normalised, old_logprobs, ref_logprobs, response_mask, config.kl_coef)
     advantages, returns = gae(rewards, values, response_mask, config.gamma, config.gae_lambda)
     if config.normalise_advantages:
         advantages = masked_whiten(advantages, response_mask)
-    texts = [
+    return Experience(
+        rows=rows,
+        texts=_texts(tokenizer, prompts, rows, scores),
+        response_mask=response_mask,
+        old_logprobs=old_logprobs,
+        ref_logprobs=ref_logprobs,
+        entropies=entropies,
+        values=values,
+        scores=scores,
+        normalised_scores=normalised,
+        advantages=advantages,
+        returns=returns,
+    )
+
+
+def _sample_rows(
+    config: PPOConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[dict[str, Any]],
+    policy: PreTrainedModel,
+    generator: torch.Generator,
+) -> list[Candidates]:
+    """Each prompt with one response of the policy."""
+    encoded = encode_prompts(
+        policy, tokenizer, [row["prompt"] for row in prompts], config.max_new_tokens
+    )
+    sampling = Sampling(
+        config.temperature, config.max_new_tokens, config.top_p, config.repetition_penalty
+    )
+    responses = sample(policy, tokenizer, encoded, sampling, generator)
+    return [
+        Candidates(prompt, (response,)) for prompt, response in zip(encoded, responses, strict=True)
+    ]
+
+
+def _normalise(config: PPOConfig, scores: Tensor, moments: RunningMoments) -> Tensor:
+    """Scores (N,) normalised by their history and clipped, as far as asked; updates `moments`."""
+    moments.update(scores)
+    if config.normalise_scores:
+        return normalise_scores(scores, moments.mean, moments.std, config.score_clip)
+    if config.score_clip is not None:
+        return scores.clamp(-config.score_clip, config.score_clip)
+    return scores
+
+
+def _texts(
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[dict[str, Any]],
+    rows: Sequence[Candidates],
+    scores: Tensor,
+) -> list[dict[str, Any]]:
+    """What the rollout log keeps of each response."""
+    return [
         {
-            "prompt": row["prompt"],
-            "response": tokenizer.decode(response, skip_special_tokens=True),
-            "category": row.get("category"),
+            "prompt": prompt["prompt"],
+            "response": tokenizer.decode(row.responses[0], skip_special_tokens=True),
+            "category": prompt.get("category"),
             "score": score,
         }
-        for row, response, score in zip(prompts, responses, scores.tolist(), strict=True)
+        for prompt, row, score in zip(prompts, rows, scores.tolist(), strict=True)
     ]
-    return Experience(
-        rows,
-        texts,
-        response_mask,
-        old_logprobs,
-        ref_logprobs,
-        entropies,
-        values,
-        scores,
-        normalised,
-        advantages,
-        returns,
-    )
 
 
 def in_parts(

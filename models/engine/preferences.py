@@ -12,9 +12,10 @@ from models.engine.data import write_rows
 from models.engine.progress import write_json
 from models.nets.packaged import load_base_tokenizer
 from models.preferences import (
+    BadRow,
+    PreferenceReport,
     Source,
     chat_renderer,
-    check_leakage,
     load_preferences,
     split_pairs,
     write_quarantine,
@@ -32,8 +33,39 @@ def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> No
     """
     output = workdir / "output"
     output.mkdir(parents=True, exist_ok=True)
+    pairs, bad_rows, report = _load(config, inputs)
+    write_quarantine(output / "quarantine.jsonl", bad_rows)
+    if config.max_pairs is not None and len(pairs) > config.max_pairs:
+        pairs = random.Random(f"subset/{config.seed}").sample(pairs, config.max_pairs)
+    splits = split_pairs(
+        pairs,
+        {
+            "train": 1 - config.validation_share - config.test_share,
+            "validation": config.validation_share,
+            "test": config.test_share,
+        },
+        seed=config.seed,
+        split_by=config.split_by,
+    )
+    _write_splits(splits, config.num_eval_prompts, output)
+    write_json(
+        output / "summary.json",
+        {
+            "num_rows": report.total.rows_read,
+            "num_quarantined": len(bad_rows),
+            "num_pairs": len(pairs),
+            **{f"num_{name}": len(rows) for name, rows in splits.items()},
+            "share_chosen_longer": report.share_chosen_longer,
+        },
+    )
+
+
+def _load(
+    config: PreferencesConfig, inputs: dict[str, Path]
+) -> tuple[list[PreferencePair], list[BadRow], PreferenceReport]:
+    """Read all sources, with the tokenizer's chat template and token counts where one is named."""
     tokenizer = load_base_tokenizer(config.tokenizer) if config.tokenizer else None
-    pairs, bad_rows, report = load_preferences(
+    return load_preferences(
         _sources(config, inputs),
         on_bad_rows=config.on_bad_rows,
         on_ties=config.on_ties,
@@ -42,21 +74,12 @@ def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> No
         count_tokens=None if tokenizer is None else lambda text: len(tokenizer(text)["input_ids"]),
         max_tokens=None if tokenizer is None else config.max_tokens,
     )
-    write_quarantine(output / "quarantine.jsonl", bad_rows)
-    if config.max_pairs is not None and len(pairs) > config.max_pairs:
-        pairs = random.Random(f"subset/{config.seed}").sample(pairs, config.max_pairs)
-    train_share = 1 - config.validation_share - config.test_share
-    splits = split_pairs(
-        pairs,
-        {
-            "train": train_share,
-            "validation": config.validation_share,
-            "test": config.test_share,
-        },
-        seed=config.seed,
-        split_by=config.split_by,
-    )
-    check_leakage(splits)
+
+
+def _write_splits(
+    splits: dict[str, list[PreferencePair]], num_eval_prompts: int, output: Path
+) -> None:
+    """Write the pairs, and what the other stages take from them: demonstrations and prompts."""
     for name, rows in splits.items():
         write_rows(output / f"{name}.jsonl", (pair.to_json() for pair in rows))
     write_rows(
@@ -68,18 +91,8 @@ def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> No
     )
     write_rows(output / "policy_prompts.jsonl", _prompts(splits["train"]))
     for split, name in (("test", "main"), ("validation", "validation")):
-        prompts = _prompts(splits[split])[: config.num_eval_prompts]
+        prompts = _prompts(splits[split])[:num_eval_prompts]
         write_rows(output / "eval" / f"{name}.jsonl", prompts)
-    write_json(
-        output / "summary.json",
-        {
-            "num_rows": report.total.rows_read,
-            "num_quarantined": len(bad_rows),
-            "num_pairs": len(pairs),
-            **{f"num_{name}": len(rows) for name, rows in splits.items()},
-            "share_chosen_longer": report.share_chosen_longer,
-        },
-    )
 
 
 def _sources(config: PreferencesConfig, inputs: dict[str, Path]) -> list[Source]:

@@ -6,15 +6,15 @@ the audit and the evaluation need no further pass.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from models.config import RewardModelConfig
 from models.engine.data import SPLITS, Pairs, context_length, read_pairs, write_rows
-from models.engine.loop import Metrics, fit
+from models.engine.loop import LossFunction, Metrics, fit
 from models.engine.progress import write_json
 from models.engine.scoring import score_rows
 from models.functional.reward import ranking_loss
@@ -24,7 +24,7 @@ from models.nets.packing import PackedBatch
 from models.nets.scoring import response_scores
 
 CONFIG = RewardModelConfig
-# The folds are one partition of the data shared by all members, so their seed is a constant.
+# The folds are one partition of the prompts shared by all members, so their seed is a constant.
 FOLD_SEED = 0
 
 
@@ -34,35 +34,52 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
     model = new_scorer(inputs["policy"] / "model", 1, config.seed)
     source = inputs.get("pairs", inputs["preferences"])
     pairs = read_pairs(source / "train.jsonl", tokenizer, context_length(model.config))
-    kept = torch.arange(len(pairs.rows))
+    unseen: set[int] = set()
     if config.fold is not None:
-        kept = kept[fold_of(len(kept), config.num_folds, FOLD_SEED) != config.fold]
-
-    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics, float]:
-        scores = response_scores(model, batch).view(-1, 2)
-        index = kept[indices]
-        loss, metrics = ranking_loss(
-            scores[:, 0],
-            scores[:, 1],
-            label_chosen=pairs.label[index],
-            margin=pairs.margin[index],
-            weight=pairs.weight[index],
-        )
-        return loss, metrics, float(pairs.weight[index].sum())
-
+        folds = prompt_folds(pairs.prompts, config.num_folds).tolist()
+        unseen = {index for index, fold in enumerate(folds) if fold == config.fold}
+    seen = pairs.subset([index for index in range(len(pairs.rows)) if index not in unseen])
     summary = fit(
         model,
-        [pairs.rows[index] for index in kept.tolist()],
-        loss_function,
+        seen.rows,
+        pair_ranking_loss(model, seen),
         config.train,
         seed=config.seed,
         pad_id=tokenizer.pad_token_id,
         workdir=workdir,
     )
     save_model(model, tokenizer, workdir / "output" / "model")
-    unseen = set(range(len(pairs.rows))) - set(kept.tolist())
     summary |= score_splits(model, tokenizer, inputs["preferences"], workdir / "output", unseen)
     write_json(workdir / "output" / "summary.json", summary)
+
+
+def prompt_folds(prompts: Sequence[str], num_folds: int) -> Tensor:
+    """The fold (N,) of each of N pairs, drawn for its prompt.
+
+    Rankings and repeated prompts give several pairs of one prompt; a member trained on one of
+    them would not judge the others unseen. Raises ValueError for fewer prompts than folds.
+    """
+    places = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
+    folds = fold_of(len(places), num_folds, FOLD_SEED)
+    return folds[[places[prompt] for prompt in prompts]]
+
+
+def pair_ranking_loss(model: PreTrainedModel, pairs: Pairs) -> LossFunction:
+    """The ranking loss of `pairs` for `fit`, with their labels, margins and weights."""
+
+    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics, float]:
+        scores = response_scores(model, batch).view(-1, 2)
+        weight = pairs.weight[indices]
+        loss, metrics = ranking_loss(
+            scores[:, 0],
+            scores[:, 1],
+            label_chosen=pairs.label[indices],
+            margin=pairs.margin[indices],
+            weight=weight,
+        )
+        return loss, metrics, float(weight.sum())
+
+    return loss_function
 
 
 def score_splits(

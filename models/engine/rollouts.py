@@ -14,6 +14,20 @@ from models.nets.generation import Sampling, sample
 CHUNK = 1024
 
 
+def encode_prompts(
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    max_new_tokens: int,
+) -> list[list[int]]:
+    """Token ids of each prompt: its end, where it leaves no room for `max_new_tokens` more."""
+    limit = int(policy.config.max_position_embeddings) - max_new_tokens
+    return [
+        list(tokenizer(prompt, add_special_tokens=False)["input_ids"])[-limit:]
+        for prompt in prompts
+    ]
+
+
 def respond(
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -23,11 +37,7 @@ def respond(
     progress: Progress | None = None,
 ) -> list[str]:
     """One sampled response (text, end token removed) a prompt, in order."""
-    limit = policy.config.max_position_embeddings - sampling.max_new_tokens
-    encoded = [
-        list(tokenizer(prompt, add_special_tokens=False)["input_ids"])[-limit:]
-        for prompt in prompts
-    ]
+    encoded = encode_prompts(policy, tokenizer, prompts, sampling.max_new_tokens)
     texts: list[str] = []
     for start in range(0, len(encoded), CHUNK):
         sampled = sample(policy, tokenizer, encoded[start : start + CHUNK], sampling, generator)

@@ -1,4 +1,4 @@
-"""A real S3 server (SeaweedFS, from its wheel), once a session, and a store over each place."""
+"""A real S3 server (SeaweedFS), a store over each place, an artifact for it, toy trainers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from pathlib import Path
 import boto3
 import pytest
 
+from infra.manifest import Manifest
 from infra.storage import Store, open_store
+from infra.warm_client import close_servers
 
-_KEY, _SECRET = "test-key", "test-secret"
+KEY = "k" * 64
+_ACCESS_KEY, _SECRET = "test-key", "test-secret"
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def s3_server() -> Iterator[S3Server]:
     endpoint = f"http://127.0.0.1:{ports[6]}"
     identity = {
         "name": "test",
-        "credentials": [{"accessKey": _KEY, "secretKey": _SECRET}],
+        "credentials": [{"accessKey": _ACCESS_KEY, "secretKey": _SECRET}],
         "actions": ["Admin", "Read", "Write", "List", "Tagging"],
     }
     (folder / "keys.json").write_text(json.dumps({"identities": [identity]}))
@@ -110,7 +113,7 @@ def s3_server() -> Iterator[S3Server]:
             env={**os.environ, "GOMEMLIMIT": "300MiB", "TMPDIR": str(folder)},
         )
     environment = {
-        "AWS_ACCESS_KEY_ID": _KEY,
+        "AWS_ACCESS_KEY_ID": _ACCESS_KEY,
         "AWS_SECRET_ACCESS_KEY": _SECRET,
         "AWS_ENDPOINT_URL_S3": endpoint,
         "AWS_REGION": "us-east-1",
@@ -157,3 +160,22 @@ def folder(tmp_path: Path) -> Path:
     (root / "empty").touch()
     (root / "a name.txt").write_text("x")
     return root
+
+
+def publish(store: Store, folder: Path, key: str = KEY) -> Manifest:
+    """Publish a folder as the stage `toy`, with something in every field."""
+    parents = {"policy": {"stage": "sft", "key": "p", "digest": "d"}}
+    return store.publish(
+        "toy", key, folder, config={"lr": 0.1}, parents=parents, versions={"python": "3"},
+        seconds=1.5, summary={"loss": 0.5},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def toys() -> Iterator[None]:
+    """The toy modules can be imported by the warm servers and their children."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        close_servers()
+        yield
+        close_servers()

@@ -19,8 +19,7 @@ from infra.objects import LocalObjects
 from infra.s3 import S3Objects, StoreLocationError, StoreUnavailableError
 from infra.storage import Store, open_store
 from infra.warm_client import child_env
-
-KEY = "k" * 64
+from tests.infra.conftest import KEY
 
 # Publishes three large files and says so after each, so that the test can kill it in between.
 _PUBLISHER = """

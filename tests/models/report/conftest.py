@@ -170,38 +170,34 @@ def verdict_of(net: float, low: float, high: float) -> Row:
     }
 
 
+def ppo_files() -> dict[str, list[Row]]:
+    """Three steps of PPO: scores 1, 2, 3, KL a tenth of that, and one answer each."""
+    metrics = {"score_std": 2.0, "perplexity": 2.0, "response_length": 7.0}
+    return {
+        "metrics.jsonl": [
+            {
+                "step": step,
+                "time": 0.0,
+                "metrics": {**metrics, "score": float(step), "kl": 0.1 * step},
+            }
+            for step in (1, 2, 3)
+        ],
+        "rollouts.jsonl": [
+            {
+                "step": step,
+                "prompt": "<user> count the letter a in b a b a <assistant>",
+                "response": text,
+                "score": float(step),
+            }
+            for step, text in ((1, "right words"), (2, "right words"), (3, "stupid"))
+        ],
+    }
+
+
 @pytest.fixture
 def full_inputs(label_inputs: dict[str, Path], write: Write) -> dict[str, Path]:
     """A whole run: two scorers, SFT, the arm `full`, and a second round that was not promoted."""
     names = [f"{place}_{m}" for place in ("main", "forget") for m in ("gold", "judge_score")]
-    metrics = [
-        {
-            "step": step,
-            "time": 0.0,
-            "metrics": {
-                "score": float(step),
-                "score_std": 2.0,
-                "kl": 0.1 * step,
-                "perplexity": 2.0,
-                "response_length": 7.0,
-            },
-        }
-        for step in (1, 2, 3)
-    ]
-    rollouts = [
-        {
-            "step": step,
-            "prompt": "<user> count the letter a in b a b a <assistant>",
-            "response": text,
-            "score": s,
-        }
-        for step, text, s in (
-            (1, "right words", 1.0),
-            (2, "right words", 2.0),
-            (3, "stupid", 3.0),
-        )
-    ]
-    ppo = {"metrics.jsonl": metrics, "rollouts.jsonl": rollouts}
     summary = {
         "collapsed": True,
         "collapse_reason": HOSTILE,
@@ -213,7 +209,7 @@ def full_inputs(label_inputs: dict[str, Path], write: Write) -> dict[str, Path]:
     return label_inputs | {
         "reward_model": write("reward_model", {"scores.jsonl": score_rows(2.0)}),
         "advantage_model": write("advantage_model", {"scores.jsonl": score_rows(0.5)}),
-        "policy_full": write("policy_full", {**ppo, "summary.json": summary}),
+        "policy_full": write("policy_full", {**ppo_files(), "summary.json": summary}),
         "eval_sft": write("eval_sft", {"responses.jsonl": answers(0.0)}),
         "eval_full": write("eval_full", {"responses.jsonl": answers(0.2)}),
         "judge_full": write(
@@ -222,7 +218,9 @@ def full_inputs(label_inputs: dict[str, Path], write: Write) -> dict[str, Path]:
         "meta_rm_2": write(
             "meta_rm_2", {"summary.json": {"score_spread_before": 0.5, "score_spread_after": 0.7}}
         ),
-        "policy_round_2": write("policy_round_2", {**ppo, "summary.json": {"collapsed": False}}),
+        "policy_round_2": write(
+            "policy_round_2", {**ppo_files(), "summary.json": {"collapsed": False}}
+        ),
         "eval_round_2": write("eval_round_2", {"responses.jsonl": answers(0.1)}),
         "judge_round_2": write(
             "judge_round_2", {"judgement.json": level, "summary.json": {"is_promoted": False}}

@@ -1,0 +1,40 @@
+"""The toy stage: its config, a context for it, and running it. Its trainer lies in trainers/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from infra.settings import Settings
+from infra.storage import open_store
+from infra.tracking import Tracking
+from tasks.stage import StageContext, StageResult, Trainers, run_stage
+
+
+class CounterConfig(BaseModel):
+    """The toy stage's config."""
+
+    total: int = 3
+    comment: str = ""
+
+
+def make_context(root: Path, tmp_path: Path) -> StageContext:
+    """A context without MLflow, for the trainers below `root`."""
+    settings = Settings.from_env({"TRIMTAB_HOME": str(tmp_path / "home")})
+    trainers = Trainers("toy.engine", root, "toy.entry", None)
+    store = open_store(settings.store_url)
+    return StageContext(settings, store, Tracking("", ""), trainers=trainers)
+
+
+def count(context: StageContext, **options: Any) -> StageResult:
+    """Run the stage, with `inputs` if given and the rest as its config."""
+    inputs = options.pop("inputs", {})
+    return run_stage(context, "counter", CounterConfig(**options), inputs)
+
+
+def started_from(context: StageContext, result: StageResult) -> int:
+    """The step that the trainer of this result continued from."""
+    work = context.settings.work
+    return int((work / f"started-counter-{result.ref.key[:16]}").read_text())
