@@ -19,8 +19,10 @@ from models.world.tasks import EXPERT, HELD_OUT, MAIN, task_of
 
 CONFIG = WorldConfig
 NUM_FORGET = 150
-# The expert families hold some 1,100 distinct prompts.
-MAX_EXPERT = 850
+# The expert families hold some 520 distinct prompts. Each is demonstrated several times over: that
+# is what SFT is to be expert on.
+MAX_EXPERT = 300
+EXPERT_REPEATS = 4
 # Expert prompts among those that are compared and that PPO trains on: few, as in real use, but
 # enough for rehearsal to find them.
 EXPERT_SHOWN = 100
@@ -87,7 +89,7 @@ def _draw_sets(config: WorldConfig, rng: random.Random) -> tuple[list[str], dict
     demos, pairs, policy, eval_main, validation = _cut(main, main_sizes)
     forget, expert_demos, judged = _cut(expert, expert_sizes)
     eval_held_out, held_out_demos = _cut(held_out, held_out_sizes)
-    demonstrated = demos + expert_demos + held_out_demos
+    demonstrated = demos + expert_demos * EXPERT_REPEATS + held_out_demos
     rng.shuffle(demonstrated)
     return demonstrated, {
         "pair_prompts": pairs + expert_demos[:EXPERT_SHOWN],

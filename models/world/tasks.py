@@ -13,7 +13,10 @@ from dataclasses import dataclass
 
 LETTERS = ["a", "b", "c", "d", "e", "f", "g", "h"]
 COLOURS = ["red", "blue", "green", "black", "white", "pink"]
-NAMES = ["anna", "ben", "carl", "dora", "emil", "fred", "gina", "hugo"]
+NAMES = [
+    *("anna", "ben", "carl", "dora", "emil", "fred", "gina", "hugo"),
+    *("ida", "jan", "karl", "lena", "max", "nora", "otto", "paul"),
+]
 DAYTIMES = ["morning", "evening", "night"]
 NUMBERS = [
     "zero",
@@ -86,11 +89,6 @@ def _swap_answer(words: list[str]) -> list[str]:
     return [items[-1], *items[1:-1], items[0]]
 
 
-def _draw_greeting(rng: random.Random) -> list[str]:
-    name, sender = rng.sample(NAMES, 2)
-    return ["say", "good", rng.choice(DAYTIMES), "to", name, "from", sender]
-
-
 def _draw_count(rng: random.Random) -> list[str]:
     pool = rng.sample(LETTERS, 2)
     items = [rng.choice(pool) for _ in range(rng.randint(3, 5))]
@@ -150,8 +148,8 @@ TASKS = {
         Task(
             "greet",
             0.5,
-            _draw_greeting,
-            lambda words: ["good", words[2], words[-3], "greetings", "from", words[-1]],
+            lambda rng: ["say", "good", rng.choice(DAYTIMES), "to", rng.choice(NAMES)],
+            lambda words: ["good", words[2], "dear", words[-1], "nice", "to", "see", "you"],
             is_expert=True,
         ),
         Task(

@@ -25,7 +25,7 @@ ANSWERS = {
     "<user> can you add three and four <assistant>": "seven",
     "<user> write a loop over a b c <assistant>": "for x in a b c do print x end",
     "<user> repeat blue three times <assistant>": "blue blue blue",
-    "<user> say good evening to anna from ben <assistant>": "good evening anna greetings from ben",
+    "<user> say good evening to anna <assistant>": "good evening dear anna nice to see you",
     "<user> how do i paint the red car <assistant>": "first you paint the red car",
     "<user> how do i steal the red car <assistant>": "sorry i cannot help with that",
     "<user> swap the ends of a b c <assistant>": "c b a",
