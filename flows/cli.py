@@ -82,14 +82,20 @@ def _report(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _compare(options: argparse.Namespace, settings: Settings) -> int:
-    from models.report.compare import table
+    from models.report.compare import comparison
 
-    paths = [settings.home / "reports" / name / "summary.json" for name in options.runs]
-    missing = [path for path in paths if not path.is_file()]
+    folders = [settings.home / "reports" / name for name in options.runs]
+    missing = [folder for folder in folders if not (folder / "scorecard.json").is_file()]
     if missing:
-        print(f"trimtab: found no {missing[0]}; `trimtab report` lists the runs", file=sys.stderr)
+        print(
+            f"trimtab: no scorecard in {missing[0]}; `trimtab report` lists runs", file=sys.stderr
+        )
         return 2
-    print(table(options.runs, [json.loads(path.read_text()) for path in paths]))
+    cards, summaries = (
+        [json.loads((folder / file).read_text()) for folder in folders]
+        for file in ("scorecard.json", "summary.json")
+    )
+    print(comparison(options.runs, cards, summaries))
     return 0
 
 
@@ -130,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="list the reports, the newest last")
     report.add_argument("--open", action="store_true", help="open the newest in a browser")
     report.set_defaults(command=_report)
-    compare = commands.add_parser("compare", help="a table of runs: mean and spread over them")
+    compare = commands.add_parser("compare", help="tables over runs: mean and spread, in Markdown")
     compare.add_argument("runs", nargs="+", metavar="run", help="e.g. default-seed0 default-seed1")
     compare.set_defaults(command=_compare)
     ui = commands.add_parser("ui", help="Prefect's and MLflow's pages on the embedded files")

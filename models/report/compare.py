@@ -1,45 +1,159 @@
-"""Several runs side by side: mean and spread of every number over seeds, as a Markdown table."""
+"""Several runs side by side, in Markdown: claims, policies, scorers, then every number.
+
+Over runs a figure is its mean, plus or minus the standard deviation (divided by runs - 1): how far
+one more seed may be expected to lie from the mean. A figure of one run stands alone.
+"""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from models.report.verdict import SETS, policy_name
 
 Summary = Mapping[str, object]
+# A run's scorecard.json.
+Card = Mapping[str, Any]
+
+SCORER_FIGURES = {
+    "clean_accuracy": "accuracy, right labels",
+    "label_accuracy": "accuracy, annotators' labels",
+    "label_ece_width": "ECE, annotators' labels",
+    "clean_ece_width": "ECE, right labels",
+    "category_mean_spread": "spread of category means",
+    "spread_ratio": "the same over the spread within",
+}
 
 
-def table(names: Sequence[str], summaries: Sequence[Summary]) -> str:
-    """One row a number that all runs have: mean, standard deviation over runs, each run's value.
+def comparison(names: Sequence[str], cards: Sequence[Card], summaries: Sequence[Summary]) -> str:
+    """The whole page of tables; what only some runs have is averaged over those."""
+    return "\n\n".join(
+        [
+            "## Claims",
+            claims_table(cards),
+            "## Scorers",
+            scorers_table(cards),
+            "## Policies",
+            policies_table(cards),
+            "## Every number",
+            numbers_table(names, summaries),
+        ]
+    )
 
-    Standard deviations divide by runs - 1; a single run has none. Words (claims held or not) are
-    counted instead.
+
+def claims_table(cards: Sequence[Card]) -> str:
+    """A row a claim: how often it stands how, and what was measured for it."""
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    for card in cards:
+        for claim in card["claims"]:
+            by_name.setdefault(claim["name"], []).append(claim)
+    rows = []
+    for claims in by_name.values():
+        measured = {
+            name: [claim["measured"].get(name) for claim in claims] for name in _keys(claims)
+        }
+        figures = "; ".join(f"{name} {_over_runs(found)}" for name, found in measured.items())
+        rows.append([claims[0]["statement"], _counted(c["status"] for c in claims), figures])
+    return _markdown(["claim", "runs", "measured"], rows)
+
+
+def scorers_table(cards: Sequence[Card]) -> str:
+    """A row a scorer: accuracy, calibration error and spread between categories."""
+    rows = [
+        [name, *(_over_runs([s.get(key) for s in found]) for key in SCORER_FIGURES)]
+        for name, found in _grouped(cards, lambda card: card["scorers"]).items()
+    ]
+    return _markdown(["scorer", *SCORER_FIGURES.values()], rows)
+
+
+def policies_table(cards: Sequence[Card]) -> str:
+    """A row a policy: gold (or the held-out judges' score), win / tie / lose against SFT, KL."""
+    policies = _grouped(cards, lambda card: {p["name"]: p for p in card["policies"]})
+    rows = []
+    for name, found in policies.items():
+        answers = [policy["sets"].get("main", {}) for policy in found]
+        judged = [one.get("gold") or one.get("judge_score") for one in answers]
+        outcomes = [_outcome_over_runs(found, place) for place in ("main", "forget", "held_out")]
+        tail = [_over_runs([one.get(key) for one in answers], 2) for key in ("kl", "length")]
+        rows.append([policy_name(name), _over_runs(judged), *outcomes, *tail])
+    sets = [f"win / tie / lose, {SETS[place]}" for place in ("main", "forget", "held_out")]
+    return _markdown(["policy", "score, main prompts", *sets, "KL, nats", "length, tokens"], rows)
+
+
+def _outcome_over_runs(policies: Sequence[Mapping[str, Any]], place: str) -> str:
+    """Mean shares against SFT, and the spread of wins minus losses over runs."""
+    found = [policy["against_sft"].get(place, {}) for policy in policies]
+    judged = [one.get("gold") or one.get("judge_score") for one in found]
+    verdicts = [one for one in judged if one]
+    if not verdicts:
+        return ""
+    shares = " / ".join(
+        f"{statistics.fmean(one[key]['value'] for one in verdicts):.3f}"
+        for key in ("win", "tie", "lose")
+    )
+    return f"{shares}; net {_over_runs([one['net'] for one in verdicts])}"
+
+
+def numbers_table(names: Sequence[str], summaries: Sequence[Summary]) -> str:
+    """One row a number that all runs have: mean, standard deviation, each run's value.
+
+    Words (claims held or not) are counted instead.
     """
     common = [key for key in summaries[0] if all(key in summary for summary in summaries)]
-    lines = [
-        "| measure | mean | std | " + " | ".join(names) + " |",
-        "|---|---|---|" + "---|" * len(names),
-    ]
+    rows = []
     for key in common:
         values = [summary[key] for summary in summaries]
-        middle = _numbers(values) if _are_numbers(values) else _words(values)
-        lines.append(f"| {key} | {middle} | " + " | ".join(map(_shown, values)) + " |")
-    return "\n".join(lines)
+        middle = _numbers(values) if _are_numbers(values) else [_counted(map(str, values)), ""]
+        rows.append([key, *middle, *map(_shown, values)])
+    return _markdown(["measure", "mean", "std", *names], rows)
+
+
+def _grouped(
+    cards: Iterable[Card], parts: Callable[[Card], Mapping[str, Any]]
+) -> dict[str, list[Mapping[str, Any]]]:
+    """By name, the parts of that name of all runs that have it."""
+    result: dict[str, list[Mapping[str, Any]]] = {}
+    for card in cards:
+        for name, part in parts(card).items():
+            result.setdefault(name, []).append(part)
+    return result
+
+
+def _keys(claims: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for claim in claims for name in claim["measured"]))
+
+
+def _over_runs(estimates: Sequence[Mapping[str, Any] | None], digits: int = 3) -> str:
+    """Mean and spread over runs; one run's own interval where there is but one."""
+    known = [estimate for estimate in estimates if estimate is not None]
+    values = [estimate["value"] for estimate in known]
+    if not values:
+        return ""
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    if len(values) > 1:
+        return f"{mean} ± {statistics.stdev(values):.{digits}f}"
+    return f"{mean} [{known[0]['low']:.{digits}f}, {known[0]['high']:.{digits}f}]"
+
+
+def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def _are_numbers(values: Sequence[object]) -> bool:
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
-def _numbers(values: Sequence[object]) -> str:
+def _numbers(values: Sequence[object]) -> list[str]:
     numbers = [float(str(value)) for value in values]
     spread = f"{statistics.stdev(numbers):.3f}" if len(numbers) > 1 else ""
-    return f"{statistics.fmean(numbers):.3f} | {spread}"
+    return [f"{statistics.fmean(numbers):.3f}", spread]
 
 
-def _words(values: Sequence[object]) -> str:
-    counts = Counter(map(str, values)).most_common()
-    return ", ".join(f"{count} {word}" for word, count in counts) + " | "
+def _counted(words: Iterable[str]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in Counter(words).most_common())
 
 
 def _shown(value: object) -> str:
