@@ -8,10 +8,14 @@ import os
 import subprocess
 import sys
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from infra.settings import Settings
+
+if TYPE_CHECKING:
+    from flows.config import RunConfig
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,15 +56,27 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
     if options.dry_run:
         print(config.model_dump_json(indent=1))
         return 0
+    from infra.prefect_server import PrefectServerError, local_prefect_server
+
+    try:
+        with local_prefect_server() as wait_until_ready:
+            return _run_flow(options.flow, config, wait_until_ready)
+    except PrefectServerError as error:
+        print(f"trimtab: {error}", file=sys.stderr)
+        return 1
+
+
+def _run_flow(name: str, config: RunConfig, wait_until_ready: Callable[[], None]) -> int:
+    """Import the flows while the server starts, then run one; a known failure is one line."""
     from flows.rlhf import label_audit, rlhf
     from infra.fetch import FetchError
     from infra.launch import TrainerError
     from infra.manifest import StorageError
     from tasks.stage import StageInputError, StageOutputError
 
-    flow = label_audit if options.flow == "label-audit" else rlhf
+    wait_until_ready()
     try:
-        flow(config)
+        (label_audit if name == "label-audit" else rlhf)(config)
     except (TrainerError, StageInputError, StageOutputError, StorageError, FetchError) as error:
         print(f"trimtab: {error}", file=sys.stderr)
         return 1

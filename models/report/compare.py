@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from models.report.verdict import SETS, policy_name
+from models.report.names import SETS, policy_name
 
 Summary = Mapping[str, object]
 # A run's scorecard.json.

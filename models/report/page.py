@@ -18,6 +18,7 @@ from models.report.config import ReportConfig
 from models.report.curves import Curve
 from models.report.label_charts import label_charts
 from models.report.labels import audit, strength_rows
+from models.report.names import JUDGES, SETS, policy_name
 from models.report.policies import final_policy
 from models.report.policy_charts import cost_chart, curve_charts, outcome_charts
 from models.report.samples import sample_groups
@@ -26,7 +27,7 @@ from models.report.scorer_charts import SHOWN, scorer_charts
 from models.report.statistics import Estimate
 from models.report.stylesheet import STYLESHEET
 from models.report.template import TEMPLATES
-from models.report.verdict import JUDGES, SETS, answer_of, policy_name
+from models.report.verdict import answer_of
 from models.report.vote_charts import vote_charts
 
 MOST_CHARACTERS = 1500

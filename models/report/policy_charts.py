@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from models.report.charts import BLUE, GREY, LIGHT, ORANGE, SKY, Chart, Panel, smooth, style
 from models.report.curves import Curve
+from models.report.names import JUDGES, SETS, policy_name
 from models.report.policies import Policy
 from models.report.scorecard import Scorecard, StageCost
-from models.report.verdict import JUDGES, SETS, answer_of, policy_name
+from models.report.verdict import answer_of
 
 
 def curve_charts(curves: Mapping[str, Curve]) -> list[Chart]:

@@ -8,24 +8,11 @@ from typing import Literal
 
 from models.report.claims import Claim
 from models.report.labels import LabelNoise
+from models.report.names import JUDGES, SETS, policy_name
 from models.report.policies import Policy, decisive_measure, final_policy
 from models.report.statistics import Estimate
 
 Answer = Literal["better", "not shown to be better", "worse", "labels only"]
-JUDGES = {"gold": "the gold scorer", "judge_score": "held-out reward models"}
-SETS = {
-    "main": "the main test prompts",
-    "forget": "the forget set (what SFT was expert at)",
-    "held_out": "the held-out task family",
-    "validation": "the validation prompts",
-}
-POLICY_NAMES = {
-    "sft": "SFT (start)",
-    "vanilla": "Vanilla PPO",
-    "ppo_max_rm": "PPO-max, reward model",
-    "ppo_max_am": "PPO-max, Advantage Model",
-    "full": "Full method (round 1)",
-}
 
 
 @dataclass(frozen=True)
@@ -85,13 +72,6 @@ def answer_of(net: Estimate) -> Literal["better", "not shown to be better", "wor
     if net.low > 0:
         return "better"
     return "worse" if net.high < 0 else "not shown to be better"
-
-
-def policy_name(name: str) -> str:
-    """A policy's name for people."""
-    if name.startswith("round_"):
-        return f"MetaRM round {name.removeprefix('round_')}"
-    return POLICY_NAMES.get(name, name)
 
 
 def in_points(net: Estimate) -> str:

@@ -1,0 +1,25 @@
+"""What people call the policies, prompt sets and judges. Imports nothing: flows use it too."""
+
+from __future__ import annotations
+
+JUDGES = {"gold": "the gold scorer", "judge_score": "held-out reward models"}
+SETS = {
+    "main": "the main test prompts",
+    "forget": "the forget set (what SFT was expert at)",
+    "held_out": "the held-out task family",
+    "validation": "the validation prompts",
+}
+POLICY_NAMES = {
+    "sft": "SFT (start)",
+    "vanilla": "Vanilla PPO",
+    "ppo_max_rm": "PPO-max, reward model",
+    "ppo_max_am": "PPO-max, Advantage Model",
+    "full": "Full method (round 1)",
+}
+
+
+def policy_name(name: str) -> str:
+    """A policy's name for people."""
+    if name.startswith("round_"):
+        return f"MetaRM round {name.removeprefix('round_')}"
+    return POLICY_NAMES.get(name, name)
