@@ -49,13 +49,16 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
     from flows.recipes import recipe
 
     try:
+        _check_options(options)
         config = with_overrides(recipe(options.recipe), options.overrides)
     except ConfigError as error:
         print(f"trimtab: {error}", file=sys.stderr)
         return 2
-    if options.dry_run:
+    if options.print_config:
         print(config.model_dump_json(indent=1))
         return 0
+    if options.dry_run:
+        return _dry_run(config, options, settings)
     from infra.prefect_server import PrefectServerError, local_prefect_server
 
     try:
@@ -80,6 +83,37 @@ def _run_flow(name: str, config: RunConfig, wait_until_ready: Callable[[], None]
     except (TrainerError, StageInputError, StageOutputError, StorageError, FetchError) as error:
         print(f"trimtab: {error}", file=sys.stderr)
         return 1
+    return 0
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """The GPUs of a plan go together, and with a plan only."""
+    from flows.config import ConfigError
+
+    given = [name for name in ("gpus", "gpu_memory") if getattr(options, name) is not None]
+    if given and not (options.dry_run and len(given) == 2):
+        raise ConfigError(
+            f"--gpus is {options.gpus}, --gpu-memory is {options.gpu_memory}, --dry-run is "
+            f"{options.dry_run}; a dry run takes both of the first two, or none"
+        )
+
+
+def _dry_run(config: RunConfig, options: argparse.Namespace, settings: Settings) -> int:
+    """Print the plan; nothing is run, downloaded or stored."""
+    from flows.plan import make_plan
+    from flows.plan_text import plan_text
+    from flows.recipes import MACHINES
+    from models.planning.machine import Machine
+    from models.planning.shapes import PlanError
+
+    machine = MACHINES.get(options.recipe) or Machine.this_computer(settings.max_parallel)
+    if options.gpus is not None:
+        machine = Machine.of_gpus(options.gpus, options.gpu_memory)
+    try:
+        print(plan_text(make_plan(config, options.flow, machine)))
+    except PlanError as error:
+        print(f"trimtab: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
@@ -140,14 +174,34 @@ def _ui(options: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
+def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+    """An argparse type: numbers of `kind` above 0."""
+
+    def parse(text: str) -> float:
+        value = kind(text)
+        if not value > 0:
+            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        return value
+
+    return parse
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="trimtab", description="Stable RLHF as a workflow.")
     commands = parser.add_subparsers(required=True, metavar="command")
     run = commands.add_parser("run", help="run a recipe")
-    run.add_argument("recipe", help="smoke, default, hh-smollm2, ukp-smollm2")
+    run.add_argument("recipe", help="smoke, default, hh-smollm2, ukp-smollm2, hh-7b")
     run.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. ppo.kl_coef=0.1")
     run.add_argument("--flow", choices=("rlhf", "label-audit"), default="rlhf")
-    run.add_argument("--dry-run", action="store_true", help="print the configuration and stop")
+    instead = run.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--dry-run", action="store_true", help="print stages, tokens, steps and memory, and stop"
+    )
+    instead.add_argument(
+        "--print-config", action="store_true", help="print the configuration as JSON, and stop"
+    )
+    run.add_argument("--gpus", type=_positive(int), metavar="N", help="plan for N GPUs")
+    run.add_argument("--gpu-memory", type=_positive(float), metavar="GIB", help="of each, in GiB")
     run.set_defaults(command=_run)
     report = commands.add_parser("report", help="list the reports, the newest last")
     report.add_argument("--open", action="store_true", help="open the newest in a browser")

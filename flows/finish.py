@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from flows.config import RunConfig
-from flows.stages import Run
+from flows.run import Run
 from infra.tracking import TrackedRun
 from models.report.config import ReportConfig
 from tasks.perform import start_tracked_run

@@ -20,6 +20,7 @@ from models.config import (
     TrainConfig,
     WorldConfig,
 )
+from models.planning.machine import Machine
 
 
 def default() -> RunConfig:
@@ -169,12 +170,71 @@ def ukp_smollm2() -> RunConfig:
     )
 
 
+HH_PARTS = ("helpful-base", "helpful-online", "helpful-rejection-sampled", "harmless-base")
+
+
+def hh_7b() -> RunConfig:
+    """Anthropic HH pairs with Mistral-7B (Apache-2.0), at the papers' constants, for eight GPUs.
+
+    A published constant says from where; the rest is free. Batches are those of the papers in
+    pairs and responses; `micro_batch_tokens` holds two pairs of the greatest length.
+    """
+    # [RM, AM]: 5e-6, 1 epoch, warm-up 10 %, cosine to 10 %; batch 128 [PPO: at most 128 pairs].
+    scorer = TrainConfig(learning_rate=5e-6, batch_size=128, micro_batch_tokens=2052)
+    return RunConfig(
+        recipe="hh-7b",
+        preferences=PreferencesConfig(
+            sources=tuple(f"Anthropic/hh-rlhf/{part}" for part in HH_PARTS),
+            categories=tuple(part.partition("-")[0] for part in HH_PARTS),
+            on_bad_rows="quarantine",
+            max_tokens=512,
+            validation_share=0.02,
+            test_share=0.05,
+            num_eval_prompts=400,
+        ),
+        # [PPO]: 9.5e-6, 2 epochs; its batch of 1,024 was for a million instructions.
+        sft=SFTConfig(
+            model=ModelConfig(base="mistralai/Mistral-7B-v0.1", max_length=513),
+            train=scorer.model_copy(update={"learning_rate": 9.5e-6, "num_epochs": 2}),
+        ),
+        ensemble=EnsembleConfig(size=10, member=RewardModelConfig(train=scorer)),  # [RM: M = 10]
+        relabel=RelabelConfig(flip_fraction=0.1, flip_below=None),  # [RM: 10 % and 20 %]
+        reward_model=RewardModelConfig(train=scorer),
+        # [AM: HH batch 180]
+        advantage_model=AdvantageModelConfig(train=scorer.model_copy(update={"batch_size": 180})),
+        rehearsal=RehearsalConfig(max_new_tokens=128),
+        ppo=PPOConfig(
+            num_steps=100,  # [AM: 100]
+            rollout_batch=128,
+            train_batch=32,
+            policy_learning_rate=5e-7,
+            critic_learning_rate=1.65e-6,
+            repetition_penalty=1.1,  # [PPO: 1.1]
+            max_new_tokens=128,
+        ),
+        arms=("full",),
+        rounds=RoundsConfig(
+            max_rounds=4,  # [META: Harmless is best in round 3 of 4]
+            meta_rm=MetaRMConfig(
+                # [META: 5e-6, both mini-batches 16]
+                train=scorer.model_copy(update={"batch_size": 16}),
+                max_new_tokens=128,
+            ),
+        ),
+        evaluate=EvaluateConfig(max_new_tokens=128, temperature=0.8),
+    )
+
+
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "smoke": smoke,
     "default": default,
     "hh-smollm2": hh_smollm2,
     "ukp-smollm2": ukp_smollm2,
+    "hh-7b": hh_7b,
 }
+# What a recipe's plan is held against where the command line names no GPUs; without an entry it
+# is the computer at hand.
+MACHINES = {"hh-7b": Machine.of_gpus(8, 80)}
 
 
 def recipe(name: str) -> RunConfig:

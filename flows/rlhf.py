@@ -10,8 +10,8 @@ from prefect import flow
 from flows.config import RunConfig
 from flows.finish import finish, tracked_flow
 from flows.recipes import default
+from flows.run import Run
 from flows.stages import (
-    Run,
     audit_labels,
     improve_in_rounds,
     prepare,
@@ -19,7 +19,7 @@ from flows.stages import (
     train_scorers,
 )
 
-__all__ = ["label_audit", "rlhf"]
+__all__ = ["audit", "experiment", "label_audit", "rlhf"]
 
 
 @flow(name="rlhf", flow_run_name="rlhf-{config.recipe}-seed{config.seed}")
@@ -30,12 +30,15 @@ def rlhf(config: RunConfig | None = None) -> dict[str, object]:
     """
     run = Run(config or default())
     with tracked_flow(run.config, "rlhf") as tracked:
-        prepare(run)
-        audit_labels(run)
-        train_scorers(run)
-        train_policies(run)
-        champion = improve_in_rounds(run) if "full" in run.config.arms else None
+        champion = experiment(run)
         return finish(run, tracked, champion)
+
+
+def experiment(run: Run) -> str | None:
+    """All stages but the report; returns the champion's role, `None` without one."""
+    audit(run)
+    train_policies(run)
+    return improve_in_rounds(run) if "full" in run.config.arms else None
 
 
 @flow(name="label-audit", flow_run_name="audit-{config.recipe}-seed{config.seed}")
@@ -43,10 +46,15 @@ def label_audit(config: RunConfig | None = None) -> dict[str, object]:
     """Preferences to strength, relabelled pairs, scorers and report; no policy is trained."""
     run = Run(config or default())
     with tracked_flow(run.config, "label-audit") as tracked:
-        prepare(run)
-        audit_labels(run)
-        train_scorers(run)
+        audit(run)
         return finish(run, tracked, None)
+
+
+def audit(run: Run) -> None:
+    """The stages of the label audit."""
+    prepare(run)
+    audit_labels(run)
+    train_scorers(run)
 
 
 if __name__ == "__main__":

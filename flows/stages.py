@@ -6,10 +6,8 @@ remembers each under the role it plays, which is what the report and the lineage
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
-
 from flows.config import Arm, RunConfig, Vote, seeded, vanilla
+from flows.run import Future, Run
 from models.config import RewardModelConfig, StrengthConfig
 from tasks.advantage_model import advantage_model
 from tasks.comparisons import comparisons
@@ -22,62 +20,27 @@ from tasks.rehearsal import rehearsal
 from tasks.relabel import relabel
 from tasks.reward_model import reward_model
 from tasks.sft import sft
-from tasks.stage import StageResult
 from tasks.strength import strength
 from tasks.world import world
-
-# PrefectFuture[StageResult]: Prefect hands a task the future's result, which its types do not say.
-Future = Any
-
-# Judges never take part in optimising a policy: they are the members of the raw-label ensemble.
-NUM_JUDGES = 3
-
-
-@dataclass
-class Run:
-    """A run under way: its configuration and every artifact so far by role."""
-
-    config: RunConfig
-    roles: dict[str, Future] = field(default_factory=dict)
-
-    def __setitem__(self, role: str, future: Future) -> None:
-        self.roles[role] = future
-
-    def __getitem__(self, role: str) -> Future:
-        return self.roles[role]
-
-    def result(self, role: str) -> StageResult:
-        """Wait for a role's artifact; raises the run's first failure, not that of what waited."""
-        future = self.roles[role]
-        future.wait()
-        if not future.state.is_completed():
-            for other in self.roles.values():
-                if other.state.is_failed():
-                    other.result()
-        result: StageResult = future.result()
-        return result
-
-    @property
-    def judges(self) -> list[Future]:
-        """The held-out judges: not member 0, which vanilla PPO is optimised against."""
-        last = min(NUM_JUDGES, self.config.ensemble.size - 1)
-        return [self[f"member_{index}"] for index in range(1, last + 1)]
 
 
 def prepare(run: Run) -> None:
     """Preference pairs, prompts and the SFT policy."""
     config, seed = run.config, run.config.seed
     if config.is_synthetic:
-        run["data"] = world.submit(seeded(config.world, seed))
-        run["sft"] = sft.submit(seeded(config.sft, seed), run["data"])
-        run["preferences"] = comparisons.submit(
-            seeded(config.comparisons, seed), run["data"], run["sft"]
+        run["data"] = run.submit(world, seeded(config.world, seed))
+        run["sft"] = run.submit(sft, seeded(config.sft, seed), run["data"])
+        run["preferences"] = run.submit(
+            comparisons, seeded(config.comparisons, seed), run["data"], run["sft"]
         )
     else:
-        run["data"] = run["preferences"] = preferences.submit(
-            seeded(config.preferences, seed).model_copy(update={"tokenizer": config.sft.model.base})
+        run["data"] = run["preferences"] = run.submit(
+            preferences,
+            seeded(config.preferences, seed).model_copy(
+                update={"tokenizer": config.sft.model.base}
+            ),
         )
-        run["sft"] = sft.submit(seeded(config.sft, seed), run["data"])
+        run["sft"] = run.submit(sft, seeded(config.sft, seed), run["data"])
 
 
 def audit_labels(run: Run) -> None:
@@ -85,7 +48,8 @@ def audit_labels(run: Run) -> None:
     config = run.config
     for vote in config.ensemble.votes:
         members: list[Future] = [
-            reward_model.submit(
+            run.submit(
+                reward_model,
                 _member(config, vote, index),
                 run["sft"],
                 run["preferences"],
@@ -94,11 +58,13 @@ def audit_labels(run: Run) -> None:
             for index in range(config.ensemble.size)
         ]
         role = "strength" if vote == config.ensemble.votes[0] else f"strength_{vote}"
-        run[role] = strength.submit(StrengthConfig(mode=vote), members, label=f"strength {vote}")
+        run[role] = run.submit(
+            strength, StrengthConfig(mode=vote), members, label=f"strength {vote}"
+        )
         prefix = "" if vote == config.ensemble.votes[0] else f"{vote}_"
         for index, member in enumerate(members):
             run[f"{prefix}member_{index}"] = member
-    run["relabelled"] = relabel.submit(config.relabel, run["preferences"], run["strength"])
+    run["relabelled"] = run.submit(relabel, config.relabel, run["preferences"], run["strength"])
 
 
 def _member(config: RunConfig, vote: Vote, index: int) -> RewardModelConfig:
@@ -112,15 +78,20 @@ def _member(config: RunConfig, vote: Vote, index: int) -> RewardModelConfig:
 def train_scorers(run: Run) -> None:
     """The reward model and the Advantage Model on relabelled pairs."""
     config, seed = run.config, run.config.seed
-    run["reward_model"] = reward_model.submit(
+    run["reward_model"] = run.submit(
+        reward_model,
         seeded(config.reward_model, seed),
         run["sft"],
         run["preferences"],
         run["relabelled"],
         label="reward model",
     )
-    run["advantage_model"] = advantage_model.submit(
-        seeded(config.advantage_model, seed), run["sft"], run["preferences"], run["relabelled"]
+    run["advantage_model"] = run.submit(
+        advantage_model,
+        seeded(config.advantage_model, seed),
+        run["sft"],
+        run["preferences"],
+        run["relabelled"],
     )
 
 
@@ -128,13 +99,18 @@ def train_policies(run: Run) -> None:
     """Every arm from the SFT policy, judged against it."""
     config, seed = run.config, run.config.seed
     if "full" in config.arms:
-        run["rehearsal"] = rehearsal.submit(
-            seeded(config.rehearsal, seed), run["data"], run["sft"], run["advantage_model"]
+        run["rehearsal"] = run.submit(
+            rehearsal,
+            seeded(config.rehearsal, seed),
+            run["data"],
+            run["sft"],
+            run["advantage_model"],
         )
     measure(run, "sft", run["sft"], run["advantage_model"])
     for arm in config.arms:
         scorer = run[_scorer_role(arm)]
-        run[f"policy_{arm}"] = ppo_max.submit(
+        run[f"policy_{arm}"] = run.submit(
+            ppo_max,
             seeded(vanilla(config.ppo) if arm == "vanilla" else config.ppo, seed),
             run["sft"],
             run["sft"],
@@ -144,7 +120,8 @@ def train_policies(run: Run) -> None:
             label=f"PPO {arm}",
         )
         measure(run, arm, run[f"policy_{arm}"], scorer)
-        run[f"judge_{arm}"] = judge.submit(
+        run[f"judge_{arm}"] = run.submit(
+            judge,
             seeded(config.evaluate, seed),
             run[f"eval_{arm}"],
             run["eval_sft"],
@@ -160,7 +137,8 @@ def _scorer_role(arm: Arm) -> str:
 
 def measure(run: Run, name: str, policy: Future, scorer: Future) -> None:
     """Let a policy answer the evaluation prompts."""
-    run[f"eval_{name}"] = evaluate.submit(
+    run[f"eval_{name}"] = run.submit(
+        evaluate,
         seeded(run.config.evaluate, run.config.seed),
         policy,
         run["sft"],
@@ -187,7 +165,8 @@ def improve_in_rounds(run: Run) -> str | None:
             (f"judge_round_{number}", evaluation),
             (f"judge_round_{number}_sft", "eval_sft"),
         ):
-            run[role] = judge.submit(
+            run[role] = run.submit(
+                judge,
                 seeded(config.evaluate, config.seed),
                 run[f"eval_round_{number}"],
                 run[opponent],
@@ -209,7 +188,8 @@ def _is_promoted(run: Run, judgement: str) -> bool:
 def _start_round(run: Run, number: int, champion: str, scorer: str) -> None:
     """One round: MetaRM on the champion's answers, PPO-max from the champion, its answers."""
     config, seed = run.config, run.config.seed
-    run[f"meta_rm_{number}"] = meta_rm.submit(
+    run[f"meta_rm_{number}"] = run.submit(
+        meta_rm,
         seeded(config.rounds.meta_rm, seed, number),
         run[scorer],
         run[champion],
@@ -218,7 +198,8 @@ def _start_round(run: Run, number: int, champion: str, scorer: str) -> None:
         run["relabelled"],
         label=f"MetaRM round {number}",
     )
-    run[f"policy_round_{number}"] = ppo_max.submit(
+    run[f"policy_round_{number}"] = run.submit(
+        ppo_max,
         seeded(config.ppo, seed, number),
         run[champion],
         run["sft"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -9,19 +10,24 @@ class LineTail:
     """Hands out the whole lines that were added since the last call.
 
     A last line without its newline is still being written and is left for later. A file that got
-    shorter was started afresh and is read from its beginning. `rewind` gives lines back.
+    shorter, or that another took the place of, is read from its beginning. `unread` gives lines
+    back.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.offset = 0
+        self._last_read = 0
+        self._inode = 0
 
     def read(self, limit: int = 1 << 22) -> list[str]:
         """New whole lines, at most about `limit` bytes of them; [] if there is nothing new."""
         try:
             with self.path.open("rb") as stream:
-                if stream.seek(0, 2) < self.offset:
-                    self.offset = 0
+                inode = os.fstat(stream.fileno()).st_ino
+                if inode != self._inode or stream.seek(0, 2) < self.offset:
+                    self._inode, self.offset = inode, 0
+                self._last_read = self.offset
                 stream.seek(self.offset)
                 data = stream.read(limit)
         except FileNotFoundError:
@@ -30,9 +36,9 @@ class LineTail:
         self.offset += len(whole)
         return whole.decode(errors="replace").splitlines()
 
-    def rewind(self, offset: int) -> None:
-        """Hand out the lines from `offset` on once more."""
-        self.offset = offset
+    def unread(self) -> None:
+        """Hand out the lines of the last `read` once more."""
+        self.offset = self._last_read
 
 
 def last_lines(path: Path, count: int, start: int = 0) -> str:

@@ -165,13 +165,11 @@ class TrackedRun:
         """Send the new lines of a metrics.jsonl; False, and they are kept, if MLflow is down."""
         if self.run_id is None or self.tracking.down:
             return False
-        start = tail.offset
         while lines := tail.read(limit=1 << 18):
             self._log([item for line in lines for item in parse_line(line)])
             if self.tracking.down:
-                tail.rewind(start)
+                tail.unread()
                 return False
-            start = tail.offset
         return True
 
     def set_tags(self, tags: Mapping[str, str]) -> None:

@@ -29,7 +29,10 @@ class Progress:
                 for line in self.path.read_text().splitlines(keepends=True)
                 if line.endswith("\n") and json.loads(line).get("step", 0) <= resumed_step
             ]
-            self.path.write_text("".join(kept))
+            # A new file takes its place: whoever reads along by offset sees that it is another.
+            shorter = self.path.with_suffix(".partial")
+            shorter.write_text("".join(kept))
+            shorter.replace(self.path)
 
     def log(self, step: int, metrics: Mapping[str, float | Tensor]) -> None:
         """Record metrics of one step; raises `NotFiniteError` naming the first bad one."""

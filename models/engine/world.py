@@ -15,19 +15,16 @@ from models.engine.data import write_rows
 from models.engine.progress import write_json
 from models.world.demonstrations import demonstrate, draw_prompts, vocabulary
 from models.world.gold import quality
+from models.world.sizes import (
+    EXPERT_JUDGED,
+    EXPERT_REPEATS,
+    EXPERT_SHOWN,
+    MAX_EXPERT,
+    NUM_FORGET,
+)
 from models.world.tasks import EXPERT, HELD_OUT, MAIN, task_of
 
 CONFIG = WorldConfig
-NUM_FORGET = 150
-# The expert families hold some 520 distinct prompts. Each is demonstrated several times over: that
-# is what SFT is to be expert on.
-MAX_EXPERT = 300
-EXPERT_REPEATS = 4
-# Expert prompts among those that are compared and that PPO trains on: few, as in real use, but
-# enough for rehearsal to find them.
-EXPERT_SHOWN = 100
-# Expert prompts on which promotion is judged, so that forgetting counts against a policy.
-EXPERT_JUDGED = 60
 
 
 def run(config: WorldConfig, inputs: dict[str, Path], workdir: Path) -> None:

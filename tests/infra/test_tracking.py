@@ -183,7 +183,13 @@ def test_tail_starts_again_when_the_file_is_made_anew(tmp_path: Path) -> None:
     assert tail.read() == ["one", "two"]
     path.write_text("x\n")
     assert tail.read() == ["x"]
-    assert last_lines(path, 5) == "x"
+    longer = tmp_path / "longer"
+    longer.write_text("a longer line\nand another\n")
+    longer.replace(path)
+    assert tail.read() == ["a longer line", "and another"]
+    tail.unread()
+    assert tail.read() == ["a longer line", "and another"]
+    assert last_lines(path, 1) == "and another"
     assert last_lines(tmp_path / "nothing", 5) == ""
 
 

@@ -1,0 +1,144 @@
+"""The plan of a run: the flow's own stages, noted down instead of run, with what each will cost.
+
+The flow's functions are called with a `PlannedRun` in place of their `Run`, so the plan has the
+stages, roles, configurations and inputs that a run would have, whatever becomes of the flow.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from flows.config import RunConfig
+from flows.rlhf import audit, experiment
+from flows.run import Run
+from models.planning.amounts import Amounts, of_preferences, of_world
+from models.planning.machine import Machine
+from models.planning.shapes import ModelShape, shape_of
+from models.planning.stages import work_of
+from models.planning.work import Setting, Work
+from models.records import ArtifactRef
+from tasks.stage import StageResult
+
+FLOWS: dict[str, Callable[[Run], Any]] = {"rlhf": experiment, "label-audit": audit}
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """A stage as the flow submitted it; `step` is 1 + the latest step of what it waits for."""
+
+    stage: str
+    config: Any
+    inputs: dict[str, Any]
+    step: int
+
+
+@dataclass
+class PlannedRun(Run):
+    """A run that notes its stages down. Every judgement is taken to promote."""
+
+    waited_for: int = 0
+
+    def submit(self, task: Any, *arguments: Any, **keywords: Any) -> PlannedStage:
+        """The stage with its inputs by the names of the task's parameters."""
+        bound = inspect.signature(task.fn).bind(*arguments, **keywords).arguments
+        inputs = {name: value for name, value in bound.items() if _stages_in(value)}
+        before = [stage.step for value in inputs.values() for stage in _stages_in(value)]
+        step = 1 + max([self.waited_for, *before])
+        return PlannedStage(task.name, bound["config"], inputs, step)
+
+    def result(self, role: str) -> StageResult:
+        """A promotion; whatever is submitted from here on waits for the role."""
+        self.waited_for = max(self.waited_for, self[role].step)
+        return StageResult(ArtifactRef(self[role].stage, "", ""), {"is_promoted": True}, False, 0.0)
+
+
+def _stages_in(value: Any) -> list[PlannedStage]:
+    values = value if isinstance(value, list) else [value]
+    return [item for item in values if isinstance(item, PlannedStage)]
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """A stage of the plan with every role it plays."""
+
+    roles: tuple[str, ...]
+    stage: PlannedStage
+    work: Work
+
+    @property
+    def name(self) -> str:
+        """The roles as one text."""
+        return ", ".join(self.roles)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of it: rows in the order in which stages can start."""
+
+    config: RunConfig
+    flow: str
+    shape: ModelShape
+    amounts: Amounts
+    machine: Machine
+    rows: list[PlanRow]
+
+    @property
+    def parallel(self) -> Iterator[list[PlanRow]]:
+        """Step by step, the stages with a model that can run at once."""
+        with_model = [row for row in self.rows if row.work.phases]
+        for _, rows in groupby(with_model, key=lambda row: row.stage.step):
+            yield list(rows)
+
+
+def make_plan(config: RunConfig, flow: str, machine: Machine) -> Plan:
+    """The plan of `config` under a flow of FLOWS.
+
+    Raises models.planning.shapes.PlanError where the model's size or the data cannot be told.
+    """
+    run = PlannedRun(config)
+    FLOWS[flow](run)
+    shape = shape_of(config.sft.model)
+    amounts = _amounts(config)
+    roles: dict[int, list[str]] = {}
+    for role, stage in run.roles.items():
+        roles.setdefault(id(stage), []).append(role)
+    stages = {id(stage): stage for stage in run.roles.values()}
+    rows = [
+        PlanRow(
+            tuple(roles[key]),
+            stage,
+            work_of(stage.stage, stage.config, _setting(stage, shape, amounts)),
+        )
+        for key, stage in stages.items()
+    ]
+    rows.sort(key=lambda row: row.stage.step)
+    return Plan(config, flow, shape, amounts, machine, rows)
+
+
+def _amounts(config: RunConfig) -> Amounts:
+    limit = config.sft.model.max_length
+    if config.is_synthetic:
+        return of_world(config.world, config.comparisons, limit)
+    return of_preferences(config.preferences, limit)
+
+
+def _setting(stage: PlannedStage, shape: ModelShape, amounts: Amounts) -> Setting:
+    scorer = stage.inputs.get("scorer")
+    return Setting(
+        shape,
+        amounts,
+        scorer_heads=1 if scorer is None else _num_heads(scorer),
+        num_judges=len(stage.inputs.get("judges", [])),
+        has_rehearsal="rehearsal" in stage.inputs,
+    )
+
+
+def _num_heads(scorer: PlannedStage) -> int:
+    """Heads of a scorer; MetaRM keeps those of the scorer that comes in."""
+    if scorer.stage == "meta_rm":
+        return _num_heads(scorer.inputs["scorer"])
+    return 2 if scorer.stage == "advantage_model" else 1

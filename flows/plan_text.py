@@ -1,0 +1,226 @@
+"""A plan as people read it: work, memory, the machine, warnings, assumptions."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from flows.plan import Plan, PlanRow
+from models.planning.machine import GIB, zero_stage_that_fits
+from models.planning.memory import Memory
+from models.planning.work import CACHE_TOKENS, PASS_TOKENS
+
+WIDTH = 100
+WORK_HEADER = ("step", "role", "stage", "examples", "steps", "sampled", "forward", "trained")
+MEMORY_HEADER = (
+    *("peak in", "parameters", "weights", "gradients", "Adam", "frozen"),
+    *("activations", "cache", "total", "roles"),
+)
+THIS_BUILD = (
+    "This build runs every trainer as one process, in float32, on the CPU: it moves no model to a "
+    "GPU and splits none over several."
+)
+
+
+def plan_text(plan: Plan) -> str:
+    """The whole plan, a text of several tables."""
+    shape, base = plan.shape, plan.config.sft.model.base
+    parts = [
+        f"Plan of {plan.config.recipe}, seed {plan.config.seed}, flow {plan.flow}: "
+        f"{len(plan.rows)} stages, then the report. Nothing was run.",
+        f"Model: {base or 'a small Llama from scratch'}; {shape.policy_parameters:,} parameters "
+        f"as a policy, {shape.scorer_parameters(1):,} as a reward model or critic.",
+        "Work. Stages of one step can run at once; tokens are upper bounds.\n" + _work_table(plan),
+        "Memory of one process at its peak, predicted.\n" + _memory_table(plan),
+        "Machine\n" + _bullets(_machine(plan)),
+        "Warnings\n" + _bullets(_warnings(plan) or ["none: everything fits"]),
+        "Assumptions\n" + _bullets(_assumptions(plan)),
+    ]
+    return "\n\n".join(parts)
+
+
+def _work_table(plan: Plan) -> str:
+    rows = [
+        (
+            str(row.stage.step),
+            row.name,
+            row.stage.stage,
+            f"{row.work.examples:,}",
+            _count(row.work.optimiser_steps),
+            _tokens(row.work.sampled_tokens),
+            _tokens(row.work.forward_tokens),
+            _tokens(row.work.trained_tokens),
+        )
+        for row in plan.rows
+    ]
+    works = [row.work for row in plan.rows]
+    total = (
+        *("", "total", "", ""),
+        _count(sum(work.optimiser_steps for work in works)),
+        _tokens(sum(work.sampled_tokens for work in works)),
+        _tokens(sum(work.forward_tokens for work in works)),
+        _tokens(sum(work.trained_tokens for work in works)),
+    )
+    return _table(WORK_HEADER, [*rows, total], texts=(1, 2))
+
+
+def _memory_table(plan: Plan) -> str:
+    rows = []
+    for same in _by_peak([row for row in plan.rows if row.work.phases]):
+        work = same[0].work
+        phase, memory = work.peak
+        parts = (memory.weights, memory.gradients, memory.optimiser, memory.frozen)
+        cells = [_size(part) for part in (*parts, memory.activations, memory.cache, memory.total)]
+        rows.append((phase, _count(work.parameters), *cells, _names(same)))
+    return _table(MEMORY_HEADER, rows, texts=(0, 9))
+
+
+def _by_peak(rows: Iterable[PlanRow]) -> list[list[PlanRow]]:
+    """Rows that need the same memory for the same thing, in order of first appearance."""
+    groups: dict[Any, list[PlanRow]] = {}
+    for row in rows:
+        groups.setdefault((row.work.peak, row.work.parameters), []).append(row)
+    return list(groups.values())
+
+
+def _machine(plan: Plan) -> list[str]:
+    machine = plan.machine
+    lines = [f"Held against: {machine}.", THIS_BUILD]
+    if not machine.has_gpus:
+        return lines
+    lines[1] += " What follows is how these GPUs would be used with one trainer on each."
+    for rows in plan.parallel:
+        waves = -(-len(rows) // machine.num_devices)
+        if len(rows) > 1:
+            lines.append(
+                f"step {rows[0].stage.step}: {_names(rows)} at once, on "
+                f"{min(len(rows), machine.num_devices)} of {machine.num_devices} GPUs"
+                + (f" in {waves} waves" if waves > 1 else "")
+            )
+    return [*lines, f"every other step: one trainer, on 1 of {machine.num_devices} GPUs"]
+
+
+def _warnings(plan: Plan) -> list[str]:
+    """A line for every stage, or set of stages running at once, that the machine cannot hold."""
+    if plan.machine.has_gpus:
+        return _too_large_for_a_gpu(plan)
+    return [line for rows in plan.parallel for line in _too_large_together(plan, rows)]
+
+
+def _too_large_for_a_gpu(plan: Plan) -> list[str]:
+    lines = []
+    for same in _by_peak(plan.rows):
+        phase, memory = same[0].work.peak
+        if memory.total > plan.machine.memory:
+            lines.append(
+                f"DOES NOT FIT on one GPU: {_names(same)}. {_size(memory.total)} in the phase "
+                f"`{phase}`, a GPU has {_size(plan.machine.memory)}. "
+                f"{_remedy(plan, memory)}"
+            )
+    return lines
+
+
+def _too_large_together(plan: Plan, rows: list[PlanRow]) -> list[str]:
+    by_size = sorted(rows, key=lambda row: row.work.peak[1].total, reverse=True)
+    at_once = by_size[: plan.machine.slots]
+    needed = sum(row.work.peak[1].total for row in at_once)
+    if needed <= plan.machine.memory:
+        return []
+    return [
+        f"DOES NOT FIT: {_names(at_once)}: {_size(needed)} needed at once, there are "
+        f"{_size(plan.machine.memory)}. Run fewer trainers at once (TRIMTAB_MAX_PARALLEL), lower "
+        "micro_batch_tokens, or use a machine with more memory"
+    ]
+
+
+def _remedy(plan: Plan, memory: Memory) -> str:
+    """What would make a stage fit on the plan's GPUs; none of it is in this build."""
+    count = plan.machine.num_devices
+    stage = zero_stage_that_fits(memory, plan.machine)
+    if stage is not None:
+        return (
+            f"It needs ZeRO stage {stage} over {count} GPUs "
+            f"({_size(memory.sharded(stage, count))} each), which this build cannot run yet"
+        )
+    return (
+        f"No ZeRO stage is enough: under stage 3 over {count} GPUs "
+        f"{_size(memory.sharded(3, count))} each remain, of which activations and cache "
+        f"{_size(memory.activations + memory.cache)}. It needs smaller micro batches or activation "
+        "checkpointing besides, which this build cannot run yet"
+    )
+
+
+def _assumptions(plan: Plan) -> list[str]:
+    lines = [
+        *plan.amounts.assumptions,
+        "every judgement is taken to promote, so that all rounds.max_rounds are planned; the "
+        "collapse guard is taken never to stop PPO",
+        "trained tokens count once for each model they train; optimiser steps are those of PPO's "
+        "critic, which takes more than the policy",
+        "bytes a parameter: 4 a weight, 4 a gradient, 8 for Adam's two moments; no bf16, no master "
+        "copies. Frozen: models that only run. Weights under MetaRM hold a saved copy",
+        "activations are kept whole (no checkpointing) and attention is fused (its scores are not "
+        f"kept); PPO and scoring pass up to {PASS_TOKENS:,} tokens at once and generation caches "
+        f"up to {CACHE_TOKENS:,}, which no setting changes; MetaRM passes a whole meta batch",
+        "not counted: Python and its libraries (some 0.4 GiB a process), slack of the allocator "
+        "(up to a fifth, measured on CPU), the sentence encoder of rehearsal",
+    ]
+    if plan.machine.has_gpus:
+        lines.append(
+            "ZeRO over n GPUs: stage 1 keeps 1/n of Adam's state on each, 2 also of the gradients, "
+            "3 also of the weights, frozen ones included; each GPU has a micro batch of its own"
+        )
+    return lines
+
+
+def _names(rows: Sequence[PlanRow]) -> str:
+    """Roles as one text; those numbered one after another as `member_0…9`."""
+    names: list[str] = []
+    last: tuple[str, int] | None = None
+    for role in (role for row in rows for role in row.roles):
+        stem, number = role.rstrip("0123456789"), role[len(role.rstrip("0123456789")) :]
+        if last is not None and number and last == (stem, int(number) - 1):
+            names[-1] = names[-1].partition("…")[0] + f"…{number}"
+        else:
+            names.append(role)
+        last = (stem, int(number)) if number else None
+    return ", ".join(names)
+
+
+def _count(value: int) -> str:
+    return f"{value:,}" if value else "-"
+
+
+def _tokens(value: int) -> str:
+    """Tokens in thousands, millions or billions; `-` for none."""
+    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if value >= size:
+            return f"{value / size:.1f} {unit}"
+    return _count(value)
+
+
+def _size(value: int) -> str:
+    """Bytes in GiB, or in MiB below one; `-` for none."""
+    if not value:
+        return "-"
+    return f"{value / GIB:.1f} GiB" if value >= GIB else f"{value / 2**20:.1f} MiB"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], texts: Collection[int]) -> str:
+    """Columns aligned: those in `texts` to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = []
+    for row in (header, *rows):
+        cells = [
+            cell.ljust(width) if index in texts else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(
+        textwrap.fill(line, WIDTH, initial_indent="- ", subsequent_indent="  ") for line in lines
+    )

@@ -1,0 +1,114 @@
+"""Memory of one trainer process: what its models, optimisers, activations and caches hold.
+
+All of it in bytes, float32, as the trainers have it. Counted are tensors that grow with the model
+or the batch; the interpreter and its libraries (0.4 GiB) are not, nor is the allocator's slack.
+Four stages at 27 million parameters peaked 3 to 13 % below what is said here when every tensor had
+pages of its own, and 9 to 19 % above on the C library's ordinary heap (growth of resident memory).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from models.planning.shapes import ModelShape
+
+FLOAT_BYTES = 4
+# AdamW keeps two moments a parameter (a fused step has no master copy or temporaries).
+ADAM_BYTES = 2 * FLOAT_BYTES
+# Vocabulary-wide rows a response token has at once where log-probabilities and entropies are
+# taken: logits, softmax, masked logits, their product, and a gradient.
+VOCABULARY_ROWS = 5
+# The same where a token is drawn: logits, probabilities, sorted values, their int64 places (two),
+# cumulative sum, masked, scattered.
+SAMPLING_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one process in one phase of its work.
+
+    weights: of trained models, with any saved copy. frozen: weights of models that only run.
+    activations: what a backward pass needs, or the working set of a forward pass. cache: keys and
+    values of generation.
+    """
+
+    weights: int = 0
+    gradients: int = 0
+    optimiser: int = 0
+    frozen: int = 0
+    activations: int = 0
+    cache: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it on one device."""
+        return self.sharded(0, 1)
+
+    def sharded(self, zero_stage: int, num_devices: int) -> int:
+        """Bytes a device under ZeRO [Rajbhandari et al. 2020, figure 1].
+
+        Stage 1 splits the optimiser's state over the devices, 2 the gradients too, 3 the weights
+        too, those of frozen models included. Every device works on a micro batch of its own.
+        """
+        share = [num_devices if zero_stage >= stage else 1 for stage in range(4)]
+        split = (
+            self.optimiser / share[1]
+            + self.gradients / share[2]
+            + (self.weights + self.frozen) / share[3]
+        )
+        return round(split) + self.activations + self.cache
+
+
+def trained(num_parameters: int, activations: int = 0) -> Memory:
+    """A model under AdamW in its backward pass: 16 bytes a parameter and the activations."""
+    return Memory(
+        weights=FLOAT_BYTES * num_parameters,
+        gradients=FLOAT_BYTES * num_parameters,
+        optimiser=ADAM_BYTES * num_parameters,
+        activations=activations,
+    )
+
+
+def kept_activations(shape: ModelShape, tokens: int, width: int) -> int:
+    """Bytes that autograd keeps of the trunk for `tokens` in rows of `width`; no checkpointing.
+
+    Floats a token and layer, h hidden, q heads times head size, f feed-forward:
+    norms: each its input, the normalised input, its output and a scale, 2 (3 h + 1);
+    attention: query, keys and values repeated for every query head, output, log-sum-exp, and the
+    row's mask as floats, 4 q + heads + width;
+    feed-forward: gate, its activation, up, their product, 4 f.
+    Then once a token the last norm's input and normalised input and the rotary cosines and sines.
+    """
+    attention = 4 * shape.num_heads * shape.head_dim + shape.num_heads + width
+    layer = 6 * shape.hidden_size + 2 + attention + 4 * shape.intermediate_size
+    once = 2 * shape.hidden_size + 2 * shape.head_dim
+    return FLOAT_BYTES * tokens * (shape.num_layers * layer + once)
+
+
+def forward_set(shape: ModelShape, tokens: int, width: int) -> int:
+    """Bytes of one layer's working set in a forward pass without gradient.
+
+    The residual stream, its normalised form, attention's output and a sum, gate, its activation
+    and up, and the mask.
+    """
+    return FLOAT_BYTES * tokens * (4 * shape.hidden_size + 3 * shape.intermediate_size + width)
+
+
+def backward_set(shape: ModelShape, tokens: int, width: int) -> int:
+    """Bytes of a pass with gradient: what autograd keeps, and one layer's gradients on the way."""
+    return kept_activations(shape, tokens, width) + forward_set(shape, tokens, width)
+
+
+def vocabulary_set(shape: ModelShape, response_tokens: int) -> int:
+    """Bytes of the logits of response tokens and what is computed from them."""
+    return FLOAT_BYTES * VOCABULARY_ROWS * response_tokens * shape.vocab_size
+
+
+def key_value_cache(shape: ModelShape, tokens: int) -> int:
+    """Bytes of the keys and values of `tokens` in every layer."""
+    return FLOAT_BYTES * tokens * 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+
+
+def sampling_set(shape: ModelShape, num_rows: int) -> int:
+    """Bytes of drawing one token for each of `num_rows`."""
+    return FLOAT_BYTES * SAMPLING_ROWS * num_rows * shape.vocab_size

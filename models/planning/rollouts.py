@@ -1,0 +1,140 @@
+"""The work of stages that sample a policy; a function a stage, mirroring its trainer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+
+from models.config import ComparisonsConfig, EvaluateConfig, PPOConfig, RehearsalConfig
+from models.planning.memory import FLOAT_BYTES, Memory
+from models.planning.work import (
+    PASS_TOKENS,
+    Setting,
+    Work,
+    sampling_phase,
+    scoring_phase,
+    training_phase,
+)
+
+
+def comparisons(config: ComparisonsConfig, setting: Setting) -> Work:
+    """Sampling the answers that simulated annotators compare."""
+    prompts = setting.amounts.pair_prompts
+    answers = prompts * config.num_responses
+    prompt, row = setting.capped(setting.amounts.prompt_tokens, config.max_new_tokens)
+    return Work(
+        examples=prompts,
+        sampled_tokens=answers * config.max_new_tokens,
+        forward_tokens=answers * prompt,
+        phases={"sampling": sampling_phase(setting, setting.policy, answers, prompt, row)},
+    )
+
+
+def rehearsal(config: RehearsalConfig, setting: Setting) -> Work:
+    """An answer of the SFT policy to every prompt, scored; the sentence encoder is not counted."""
+    prompts = setting.amounts.policy_prompts
+    prompt, row = setting.capped(setting.amounts.prompt_tokens, config.max_new_tokens)
+    return Work(
+        examples=prompts,
+        sampled_tokens=prompts * config.max_new_tokens,
+        forward_tokens=prompts * (prompt + row),
+        phases={
+            "sampling": sampling_phase(setting, setting.policy, prompts, prompt, row),
+            "scoring": scoring_phase(setting, setting.scorer, prompts, row),
+        },
+    )
+
+
+def ppo_max(config: PPOConfig, setting: Setting) -> Work:
+    """PPO-max: policy and critic train, reference and scorer run; see `_ppo_phases`."""
+    prompt, row = setting.capped(setting.amounts.prompt_tokens, config.max_new_tokens)
+    rollout = min(config.rollout_batch, setting.amounts.policy_prompts)
+    updates = config.num_epochs * ceil(rollout / config.train_batch)
+    rounds = config.critic_pretrain_steps + config.num_steps
+    answers = rounds * rollout
+    of_critic = rounds * config.num_epochs * rollout * row
+    replayed = sum(config.rehearsal_batch * tokens for tokens in _replay(config, setting, row))
+    of_policy = config.num_steps * (config.num_epochs * rollout * row + updates * replayed)
+    return Work(
+        examples=answers,
+        optimiser_steps=rounds * updates,
+        sampled_tokens=answers * config.max_new_tokens,
+        forward_tokens=answers * (prompt + 4 * row),
+        trained_tokens=of_critic + of_policy,
+        parameters=setting.shape.policy_parameters
+        + _critic_parameters(config, setting)
+        - 2 * setting.shape.frozen_parameters(config.trainable_layers),
+        phases=_ppo_phases(config, setting, rollout, prompt, row),
+    )
+
+
+def _critic_parameters(config: PPOConfig, setting: Setting) -> int:
+    """A critic that starts as the scorer keeps its heads."""
+    heads = setting.scorer_heads if config.critic_init == "scorer" else 1
+    return setting.shape.scorer_parameters(heads)
+
+
+def _replay(config: PPOConfig, setting: Setting, row: int) -> list[int]:
+    """Tokens a row of each source that a policy update draws dialogues from."""
+    rehearsed = [row] if setting.has_rehearsal and config.rehearsal_coef > 0 else []
+    return rehearsed + ([setting.amounts.dialogue_tokens] if config.ptx_coef > 0 else [])
+
+
+def _ppo_phases(
+    config: PPOConfig, setting: Setting, rollout: int, prompt: int, row: int
+) -> dict[str, Memory]:
+    """Both optimisers stay in memory throughout; gradients are of one model at a time."""
+    num_policy, num_critic = setting.shape.policy_parameters, _critic_parameters(config, setting)
+    response = config.max_new_tokens + 1
+    batch = min(config.train_batch, rollout)
+    layers = config.trainable_layers
+    policy = [training_phase(setting, num_policy, layers, PASS_TOKENS, batch, row, response)]
+    for tokens in _replay(config, setting, row):
+        count = config.rehearsal_batch
+        policy.append(
+            training_phase(setting, num_policy, layers, PASS_TOKENS, count, tokens, response)
+        )
+    critic = training_phase(setting, num_critic, layers, PASS_TOKENS, batch, row)
+    resident = Memory(
+        weights=policy[0].weights + critic.weights,
+        optimiser=policy[0].optimiser + critic.optimiser,
+        frozen=setting.policy + setting.scorer + policy[0].frozen + critic.frozen,
+    )
+    phases = {
+        "sampling": sampling_phase(setting, 0, rollout, prompt, row),
+        "scoring": scoring_phase(setting, 0, rollout, row, response),
+        "critic update": critic,
+        "policy update": max(policy, key=lambda phase: phase.total),
+    }
+    return {
+        name: replace(
+            resident,
+            gradients=phase.gradients,
+            activations=phase.activations,
+            cache=phase.cache,
+        )
+        for name, phase in phases.items()
+    }
+
+
+def evaluate(config: EvaluateConfig, setting: Setting) -> Work:
+    """Answers to the evaluation prompts, their likelihoods, and scores of scorer and judges.
+
+    The policy that sampled stays loaded while likelihoods load it again beside the reference.
+    """
+    prompts = setting.amounts.eval_prompts
+    prompt, row = setting.capped(setting.amounts.prompt_tokens, config.max_new_tokens)
+    judge = FLOAT_BYTES * setting.shape.scorer_parameters(1)
+    response = config.max_new_tokens + 1
+    return Work(
+        examples=prompts,
+        sampled_tokens=prompts * config.max_new_tokens,
+        forward_tokens=prompts * (prompt + (3 + setting.num_judges) * row),
+        phases={
+            "sampling": sampling_phase(setting, setting.policy, prompts, prompt, row),
+            "likelihoods": scoring_phase(setting, 3 * setting.policy, prompts, row, response),
+            "judging": scoring_phase(
+                setting, setting.policy + setting.scorer + judge, prompts, row
+            ),
+        },
+    )

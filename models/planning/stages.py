@@ -1,0 +1,36 @@
+"""The work of any stage by its name; every stage of the flow is here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from models.planning.rollouts import comparisons, evaluate, ppo_max, rehearsal
+from models.planning.supervised import advantage_model, meta_rm, reward_model, sft
+from models.planning.work import Setting, Work
+
+_MODEL_STAGES: dict[str, Callable[[Any, Setting], Work]] = {
+    "sft": sft,
+    "comparisons": comparisons,
+    "reward_model": reward_model,
+    "advantage_model": advantage_model,
+    "rehearsal": rehearsal,
+    "ppo_max": ppo_max,
+    "meta_rm": meta_rm,
+    "evaluate": evaluate,
+}
+# Stages without a model, and which count of Amounts they take in.
+_PLAIN_STAGES = {
+    "world": "demonstrations",
+    "preferences": "pairs",
+    "strength": "pairs",
+    "relabel": "train_pairs",
+    "judge": "eval_prompts",
+}
+
+
+def work_of(stage: str, config: Any, setting: Setting) -> Work:
+    """The work of a stage under its configuration."""
+    if stage in _PLAIN_STAGES:
+        return Work(examples=getattr(setting.amounts, _PLAIN_STAGES[stage]))
+    return _MODEL_STAGES[stage](config, setting)

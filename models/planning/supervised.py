@@ -1,0 +1,112 @@
+"""The work of stages that run the supervised loop; a function a stage, mirroring its trainer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+
+from models.config import (
+    AdvantageModelConfig,
+    MetaRMConfig,
+    RewardModelConfig,
+    SFTConfig,
+    TrainConfig,
+)
+from models.planning.memory import FLOAT_BYTES, backward_set
+from models.planning.work import Setting, Work, sampling_phase, scoring_phase, training_phase
+
+
+def _num_steps(train: TrainConfig, examples: int) -> int:
+    return train.num_epochs * ceil(examples / train.batch_size)
+
+
+def sft(config: SFTConfig, setting: Setting) -> Work:
+    """Supervised fine-tuning; the loss is on response tokens, of which a row may consist."""
+    count, row = setting.amounts.demonstrations, setting.amounts.dialogue_tokens
+    train, parameters = config.train, setting.shape.policy_parameters
+    batch = min(train.batch_size, count)
+    return Work(
+        examples=count,
+        optimiser_steps=_num_steps(train, count),
+        trained_tokens=train.num_epochs * count * row,
+        parameters=parameters - setting.shape.frozen_parameters(train.trainable_layers),
+        phases={
+            "training": training_phase(
+                setting,
+                parameters,
+                train.trainable_layers,
+                train.micro_batch_tokens,
+                batch,
+                row,
+                row,
+            )
+        },
+    )
+
+
+def _pair_row(setting: Setting) -> int:
+    """Tokens of a packed pair; prompt and longer answer are cut to the context."""
+    return min(setting.amounts.pair_tokens, 2 * setting.shape.context)
+
+
+def _scorer_work(train: TrainConfig, setting: Setting, num_heads: int, num_pairs: int) -> Work:
+    """Training a scorer on `num_pairs`, then scoring the pairs of every split."""
+    row, parameters = _pair_row(setting), setting.shape.scorer_parameters(num_heads)
+    batch = min(train.batch_size, num_pairs)
+    return Work(
+        examples=num_pairs,
+        optimiser_steps=_num_steps(train, num_pairs),
+        forward_tokens=setting.amounts.pairs * row,
+        trained_tokens=train.num_epochs * num_pairs * row,
+        parameters=parameters - setting.shape.frozen_parameters(train.trainable_layers),
+        phases={
+            "training": training_phase(
+                setting, parameters, train.trainable_layers, train.micro_batch_tokens, batch, row
+            ),
+            "scoring": scoring_phase(setting, FLOAT_BYTES * parameters, setting.amounts.pairs, row),
+        },
+    )
+
+
+def reward_model(config: RewardModelConfig, setting: Setting) -> Work:
+    """One reward model; cross-fitted, its own fold is left out of training."""
+    pairs = setting.amounts.train_pairs
+    if config.fold is not None:
+        pairs -= pairs // config.num_folds
+    return _scorer_work(config.train, setting, 1, pairs)
+
+
+def advantage_model(config: AdvantageModelConfig, setting: Setting) -> Work:
+    """The Advantage Model: two heads in one pass."""
+    return _scorer_work(config.train, setting, 2, setting.amounts.train_pairs)
+
+
+def meta_rm(config: MetaRMConfig, setting: Setting) -> Work:
+    """MetaRM: samples of the current policy, then an ascent before each descent.
+
+    The ascent passes its whole meta batch at once, and a copy of the weights is kept meanwhile.
+    """
+    shape, train, amounts = setting.shape, config.train, setting.amounts
+    prompts = min(config.num_prompts, amounts.policy_prompts)
+    answers = prompts * config.num_responses
+    prompt, row = setting.capped(amounts.prompt_tokens, config.max_new_tokens)
+    meta_row = prompt + config.num_responses * (config.max_new_tokens + 1)
+    base = _scorer_work(train, setting, setting.scorer_heads, amounts.train_pairs)
+    descent = base.phases["training"]
+    meta_tokens = min(config.meta_batch, prompts) * meta_row
+    with_copy = replace(descent, weights=2 * descent.weights)
+    ascent = backward_set(shape.upper(train.trainable_layers), meta_tokens, meta_row)
+    return replace(
+        base,
+        sampled_tokens=answers * config.max_new_tokens,
+        forward_tokens=base.forward_tokens + answers * prompt + 2 * prompts * meta_row,
+        trained_tokens=base.trained_tokens + base.optimiser_steps * meta_tokens,
+        phases={
+            **base.phases,
+            "sampling": sampling_phase(
+                setting, setting.policy + setting.scorer, answers, prompt, row
+            ),
+            "ascent": replace(with_copy, activations=ascent),
+            "training": with_copy,
+        },
+    )

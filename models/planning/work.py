@@ -1,0 +1,120 @@
+"""A stage's work, and the memory of the three things a process does: sample, score, train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from models.planning.amounts import Amounts
+from models.planning.memory import (
+    FLOAT_BYTES,
+    Memory,
+    backward_set,
+    forward_set,
+    key_value_cache,
+    sampling_set,
+    trained,
+    vocabulary_set,
+)
+from models.planning.shapes import ModelShape
+
+# Most tokens in one pass where the configuration has no say: scoring, PPO's passes and updates.
+PASS_TOKENS = 8192
+# Most tokens of key-value cache in generation.
+CACHE_TOKENS = 32_768
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a stage's cost depends on beside its own configuration.
+
+    scorer_heads: 1 for a reward model, 2 for an Advantage Model, of the scorer that comes in.
+    """
+
+    shape: ModelShape
+    amounts: Amounts
+    scorer_heads: int = 1
+    num_judges: int = 0
+    has_rehearsal: bool = False
+
+    def capped(self, prompt_tokens: int, new_tokens: int) -> tuple[int, int]:
+        """A prompt cut to the context, and the row it makes with one answer and its end token."""
+        prompt = min(prompt_tokens, self.shape.context - new_tokens)
+        return prompt, min(prompt + new_tokens + 1, self.shape.context)
+
+    @property
+    def policy(self) -> int:
+        """Bytes of a policy's weights."""
+        return FLOAT_BYTES * self.shape.policy_parameters
+
+    @property
+    def scorer(self) -> int:
+        """Bytes of the incoming scorer's weights."""
+        return FLOAT_BYTES * self.shape.scorer_parameters(self.scorer_heads)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A stage's work.
+
+    examples: rows it takes in (pairs, dialogues, prompts). optimiser_steps: of the model that
+    takes most. sampled_tokens: drawn one by one; forward_tokens: passed once without gradient,
+    prompts of generation included; trained_tokens: passed forward and backward, a token counting
+    for each model it trains. parameters: trained. phases: memory by name.
+    """
+
+    examples: int
+    optimiser_steps: int = 0
+    sampled_tokens: int = 0
+    forward_tokens: int = 0
+    trained_tokens: int = 0
+    parameters: int = 0
+    phases: Mapping[str, Memory] = field(default_factory=dict)
+
+    @property
+    def peak(self) -> tuple[str, Memory]:
+        """The phase that needs most, by name; an empty one where no model runs."""
+        return max(self.phases.items(), key=lambda item: item[1].total, default=("", Memory()))
+
+
+def _pass_tokens(limit: int, num_rows: int, row: int) -> int:
+    """Tokens of the largest micro batch: as many rows as `limit` holds, at least one."""
+    return min(num_rows, max(1, limit // row)) * row
+
+
+def sampling_phase(setting: Setting, frozen: int, num_rows: int, prompt: int, row: int) -> Memory:
+    """Generation with a key-value cache beside `frozen` bytes of weights."""
+    shape = setting.shape
+    at_once = min(num_rows, max(1, CACHE_TOKENS // row))
+    return Memory(
+        frozen=frozen,
+        activations=forward_set(shape, at_once * prompt, prompt) + sampling_set(shape, at_once),
+        cache=key_value_cache(shape, at_once * row),
+    )
+
+
+def scoring_phase(
+    setting: Setting, frozen: int, num_rows: int, row: int, responses: int = 0
+) -> Memory:
+    """Passes over rows of `row` tokens; `responses` of them need log-probabilities."""
+    tokens = _pass_tokens(PASS_TOKENS, num_rows, row)
+    logits = vocabulary_set(setting.shape, tokens // row * responses)
+    return Memory(frozen=frozen, activations=forward_set(setting.shape, tokens, row) + logits)
+
+
+def training_phase(
+    setting: Setting,
+    num_parameters: int,
+    trainable_layers: int | None,
+    limit: int,
+    num_rows: int,
+    row: int,
+    responses: int = 0,
+) -> Memory:
+    """One micro batch of an optimiser step; `responses` tokens a row need log-probabilities."""
+    shape = setting.shape
+    tokens = _pass_tokens(limit, num_rows, row)
+    logits = vocabulary_set(shape, tokens // row * responses)
+    frozen = shape.frozen_parameters(trainable_layers)
+    kept = backward_set(shape.upper(trainable_layers), tokens, row)
+    return replace(trained(num_parameters - frozen, kept + logits), frozen=FLOAT_BYTES * frozen)

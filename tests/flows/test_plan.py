@@ -1,0 +1,197 @@
+"""The dry run: the flow's own stages, what is too large, and the command that prints it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from flows.cli import main
+from flows.config import RunConfig, with_overrides
+from flows.plan import Plan, make_plan
+from flows.plan_text import plan_text
+from flows.recipes import MACHINES, recipe
+from models.planning.machine import GIB, Machine
+
+ROOT = Path(__file__).parents[2]
+LARGE = Machine(1, 10**15, 2, False)
+
+
+def _plan(name: str, *overrides: str, flow: str = "rlhf", machine: Machine = LARGE) -> Plan:
+    return make_plan(with_overrides(recipe(name), overrides), flow, machine)
+
+
+def _steps(plan: Plan) -> dict[str, int]:
+    return {role: row.stage.step for row in plan.rows for role in row.roles}
+
+
+def test_smoke_has_every_stage_once_after_what_it_needs() -> None:
+    """The order by hand; tests/flows/test_smoke.py compares the roles with a real run's."""
+    steps = _steps(_plan("smoke"))
+    assert list(steps)[:3] == ["data", "sft", "preferences"]
+    chain = [
+        *("data", "sft", "preferences", "member_1", "strength", "relabelled", "advantage_model"),
+        *("rehearsal", "policy_full", "eval_full", "judge_full", "meta_rm_2", "policy_round_2"),
+        *("eval_round_2", "judge_round_2"),
+    ]
+    assert [steps[role] for role in chain] == list(range(1, 16))
+    # Vanilla PPO needs the first member only, and so starts beside the vote.
+    assert steps["policy_vanilla"] == steps["strength"]
+    assert steps["reward_model"] == steps["advantage_model"]
+    assert len(steps) == 22
+
+
+def test_the_plan_follows_the_configuration() -> None:
+    roles = set(
+        _steps(
+            _plan(
+                "default",
+                'ensemble.votes=["in_sample","cross_fitted"]',
+                "ensemble.size=3",
+                'arms=["full"]',
+                "rounds.max_rounds=4",
+            )
+        )
+    )
+    members = {f"{vote}member_{index}" for vote in ("", "cross_fitted_") for index in range(3)}
+    assert members <= roles
+    assert "strength_cross_fitted" in roles
+    assert {"meta_rm_2", "meta_rm_3", "meta_rm_4", "judge_round_4_sft"} <= roles
+    assert not {"policy_vanilla", "meta_rm_5", "member_3"} & roles
+    no_rounds = _steps(_plan("default", "rounds.max_rounds=1"))
+    assert not any(role.startswith("meta_rm") for role in no_rounds)
+    label_audit = _steps(_plan("default", flow="label-audit"))
+    assert "relabelled" in label_audit
+    assert not any(role.startswith(("policy", "eval", "rehearsal")) for role in label_audit)
+
+
+def test_work_reaches_the_rows_with_the_stage_s_own_settings() -> None:
+    plan = _plan("default", 'ensemble.votes=["in_sample","cross_fitted"]')
+    work = {role: row.work for row in plan.rows for role in row.roles}
+    train = plan.amounts.train_pairs
+    assert work["member_0"].examples == train
+    assert work["cross_fitted_member_1"].examples == train - train // 2
+    # Rehearsal data and the Advantage Model's second head belong to `full`; vanilla has neither.
+    assert work["policy_full"].trained_tokens > work["policy_vanilla"].trained_tokens
+    hidden = plan.shape.hidden_size
+    assert work["policy_full"].parameters - work["policy_vanilla"].parameters == hidden
+    assert work["meta_rm_2"].parameters == plan.shape.scorer_parameters(2)
+
+
+def test_real_data_has_one_stage_in_two_roles(tmp_path: Path) -> None:
+    row = {"prompt": "a question", "chosen": "yes", "rejected": "no"}
+    (tmp_path / "pairs.jsonl").write_text(f"{json.dumps(row)}\n" * 100)
+    plan = _plan("hh-7b", f'preferences.sources=["{tmp_path}"]', 'preferences.categories=["x"]')
+    assert plan.rows[0].roles == ("data", "preferences")
+    assert plan.amounts.pairs == 100
+
+
+def test_a_small_computer_is_warned_of_what_runs_at_once() -> None:
+    one = max(row.work.peak[1].total for row in _plan("smoke").rows)
+    enough = plan_text(_plan("smoke", machine=Machine(1, one, 1, False)))
+    assert "none: everything fits" in enough
+    short = plan_text(_plan("smoke", machine=Machine(1, one - 1, 1, False)))
+    assert "DOES NOT FIT: preferences" in short
+    # Two members run at once, and the largest two stages of a step share the memory.
+    member = next(row for row in _plan("smoke").rows if row.name == "member_0").work.peak[1]
+    for spare, is_warned in ((0, False), (-1, True)):
+        machine = Machine(1, 2 * member.total + spare, 2, False)
+        text = plan_text(_plan("smoke", machine=machine))
+        assert ("DOES NOT FIT: member_0…1:" in text) == is_warned
+
+
+def test_gpus_are_given_one_trainer_each_and_what_is_too_large_is_named() -> None:
+    text = plan_text(_plan("hh-7b", machine=Machine.of_gpus(4, 80)))
+    assert "step 3: member_0…9 at once, on 4 of 4 GPUs in 3 waves" in text
+    plan = _plan("hh-7b", machine=MACHINES["hh-7b"])
+    text = " ".join(plan_text(plan).split())
+    sft = next(row for row in plan.rows if row.name == "sft").work.peak[1]
+    assert sft.optimiser + sft.gradients + sft.weights == 16 * 7_241_732_096
+    needed, shared = sft.total / GIB, sft.sharded(2, 8) / GIB
+    assert f"one GPU: sft. {needed:.1f} GiB in the phase `training`, a GPU has 80.0 GiB" in text
+    assert f"ZeRO stage 2 over 8 GPUs ({shared:.1f} GiB each), which this build cannot run" in text
+    assert "policy_full, policy_round_2…4" in text
+    # A model of 135 million parameters fits on one such GPU.
+    small = plan_text(_plan("hh-7b", "sft.model.base=smollm2-135m-instruct", machine=plan.machine))
+    assert "none: everything fits" in small
+
+
+def test_what_the_plan_says_of_this_build_is_true() -> None:
+    """No trainer places a model on a GPU, and no stage is started with several ranks.
+
+    Where this fails the trainers have learnt it: correct `flows.plan_text.THIS_BUILD`.
+    """
+    trainers = [*(ROOT / "models/engine").glob("*.py"), *(ROOT / "models/nets").glob("*.py")]
+    placing = re.compile(r"\.cuda\(|\.to\(|set_default_device|device_map|device=\"cuda|bfloat16")
+    assert not [path.name for path in trainers if placing.search(path.read_text())]
+    assert "num_ranks" not in (ROOT / "tasks/perform.py").read_text()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path))
+    monkeypatch.setenv("TRIMTAB_MAX_PARALLEL", "3")
+    return tmp_path
+
+
+def test_dry_run_prints_the_plan_and_runs_nothing(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "smoke", "ppo.num_steps=7", "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert "Plan of smoke, seed 0, flow rlhf: 22 stages" in text
+    # 1 round of critic pre-training and 7 more, 2 updates each.
+    assert re.search(r"policy_full +ppo_max +128 +16 ", text)
+    assert "shared by at most 3 trainers at once" in text
+    assert not (home / "store").exists()
+    assert not (home / "work").exists()
+
+
+def test_the_configuration_is_printed_as_json(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "smoke", "ppo.num_steps=7", "--print-config"]) == 0
+    config = RunConfig.model_validate_json(capsys.readouterr().out)
+    assert config == with_overrides(recipe("smoke"), ["ppo.num_steps=7"])
+
+
+def test_gpus_of_the_command_line_replace_the_recipe_s(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "hh-7b", "--dry-run", "--gpus", "16", "--gpu-memory", "141"]) == 0
+    assert "Held against: 16 GPUs of 141.0 GiB each" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpus", "8"], "--gpus is 8, --gpu-memory is None"),
+        (["--gpus", "8", "--gpu-memory", "80"], "--dry-run is False"),
+        (["--dry-run", "--gpu-memory", "80"], "a dry run takes both"),
+        (["sft.model.base=some/model", "--dry-run"], "'some/model', whose size is not known"),
+    ],
+)
+def test_mistakes_are_explained(
+    home: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["run", "hh-7b", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--gpus", "0"], ["--gpu-memory", "-1"], ["--gpus", "x"]])
+def test_numbers_of_gpus_are_above_zero(home: Path, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["run", "hh-7b", "--dry-run", *arguments])
+    assert error.value.code == 2
+
+
+def test_the_readme_quotes_the_plan_as_it_is_printed() -> None:
+    """Every line of the README's excerpt is a line of the plan."""
+    section = (ROOT / "README.md").read_text().partition("trimtab run hh-7b --dry-run")[2]
+    quoted = section.partition("```\n")[2].partition("```text\n")[2].partition("```")[0]
+    lines = [line for line in quoted.splitlines() if line.strip() not in ("", "...")]
+    assert len(lines) > 10
+    printed = plan_text(_plan("hh-7b", machine=MACHINES["hh-7b"])).splitlines()
+    assert not [line for line in lines if line not in printed]

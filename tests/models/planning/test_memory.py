@@ -1,0 +1,136 @@
+"""Memory by hand, and against what autograd and the cache really keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+from models.nets.packing import Candidates, pack
+from models.nets.scoring import hidden_states
+from models.planning.machine import GIB, Machine, zero_stage_that_fits
+from models.planning.memory import (
+    Memory,
+    backward_set,
+    kept_activations,
+    key_value_cache,
+    trained,
+    vocabulary_set,
+)
+from models.planning.shapes import KNOWN_SHAPES, ModelShape
+
+MISTRAL = KNOWN_SHAPES["mistralai/Mistral-7B-v0.1"]
+# Unequal everywhere, so that no two dimensions can be confused; grouped heads of their own size.
+SHAPE = ModelShape(
+    vocab_size=50,
+    hidden_size=24,
+    intermediate_size=80,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=10,
+    context=128,
+    is_tied=False,
+)
+
+
+@pytest.fixture
+def model() -> LlamaForCausalLM:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=SHAPE.vocab_size,
+            hidden_size=SHAPE.hidden_size,
+            intermediate_size=SHAPE.intermediate_size,
+            num_hidden_layers=SHAPE.num_layers,
+            num_attention_heads=SHAPE.num_heads,
+            num_key_value_heads=SHAPE.num_kv_heads,
+            head_dim=SHAPE.head_dim,
+            max_position_embeddings=SHAPE.context,
+            pad_token_id=0,
+        )
+    ).train()
+
+
+def test_a_7b_model_under_adam_by_hand() -> None:
+    # 7,241,732,096 parameters of 4 (weight) + 4 (gradient) + 8 (Adam) = 16 bytes each.
+    memory = trained(MISTRAL.policy_parameters)
+    assert memory.total == 115_867_713_536
+    assert memory.total / GIB == pytest.approx(107.91, abs=0.005)
+
+
+def test_zero_by_hand() -> None:
+    # 100 parameters, 8 devices; frozen bytes split under stage 3, activations and cache never.
+    memory = Memory(400, 400, 800, frozen=96, activations=30, cache=7)
+    assert memory.total == 1733
+    assert memory.sharded(1, 8) == 400 + 400 + 800 / 8 + 96 + 37
+    assert memory.sharded(2, 8) == 400 + 400 / 8 + 800 / 8 + 96 + 37
+    assert memory.sharded(3, 8) == 400 / 8 + 400 / 8 + 800 / 8 + 96 / 8 + 37
+
+
+@pytest.mark.parametrize(
+    ("bytes_each", "stage"),
+    [(1033, 1), (1032, 2), (683, 2), (682, 3), (249, 3), (248, None)],
+)
+def test_the_lowest_zero_stage_that_fits(bytes_each: int, stage: int | None) -> None:
+    memory = Memory(400, 400, 800, frozen=96, activations=30, cache=7)
+    machine = Machine(8, bytes_each, 1, True)
+    assert zero_stage_that_fits(memory, machine) == stage
+
+
+def _kept(model: LlamaForCausalLM, function: Callable[[], Tensor]) -> int:
+    """Bytes of every distinct storage that autograd keeps, parameters apart."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        pointer = tensor.untyped_storage().data_ptr()
+        if pointer not in own:
+            kept[pointer] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        function()
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.parametrize(("num_rows", "prompt", "response"), [(3, 10, 20), (5, 30, 4)])
+def test_kept_activations_are_those_that_autograd_keeps(
+    model: LlamaForCausalLM, num_rows: int, prompt: int, response: int
+) -> None:
+    batch = pack([Candidates([1] * prompt, ([2] * response,))] * num_rows, 0)
+    width = prompt + response
+    really = _kept(model, lambda: hidden_states(model, batch))
+    assert kept_activations(SHAPE, num_rows * width, width) == pytest.approx(really, rel=2e-3)
+
+
+def test_kept_activations_of_mistral_by_hand() -> None:
+    # A layer, floats a token at width 1,024: 6 x 4,096 + 2 of the norms, 4 x 4,096 + 32 + 1,024 of
+    # attention, 4 x 14,336 of the feed-forward: 99,362. 32 layers, and 2 x 4,096 + 2 x 128 once:
+    # 3,188,032 floats, so 12.2 MiB a token.
+    assert kept_activations(MISTRAL, 1, 1024) == 4 * 3_188_032
+    assert backward_set(MISTRAL, 1, 1024) > kept_activations(MISTRAL, 1, 1024)
+
+
+def test_the_cache_is_as_large_as_a_real_one(model: LlamaForCausalLM) -> None:
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(input_ids=torch.ones(2, 9, dtype=torch.long), past_key_values=cache, use_cache=True)
+    really = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    assert key_value_cache(SHAPE, 2 * 9) == really
+    # Mistral: 2 x 32 layers x 8 heads x 128 x 4 bytes = 256 KiB a token.
+    assert key_value_cache(MISTRAL, 1) == 262_144
+
+
+def test_logits_by_hand() -> None:
+    # Five rows of 32,000 floats a response token.
+    assert vocabulary_set(MISTRAL, 10) == 10 * 5 * 32_000 * 4
+
+
+def test_a_machine_says_what_it_is() -> None:
+    assert "8 GPUs of 80.0 GiB" in str(Machine.of_gpus(8, 80))
+    here = Machine.this_computer(2)
+    assert here.memory > GIB / 4
+    assert "at most 2 trainers" in str(here)

@@ -1,0 +1,174 @@
+"""Steps, tokens and phases of each stage, by hand on small numbers."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from models.config import (
+    AdvantageModelConfig,
+    ComparisonsConfig,
+    EvaluateConfig,
+    MetaRMConfig,
+    PPOConfig,
+    RehearsalConfig,
+    RewardModelConfig,
+    SFTConfig,
+    TrainConfig,
+)
+from models.engine.ppo_rollout import ROLLOUT_TOKENS
+from models.engine.scoring import SCORING_TOKENS
+from models.nets.generation import sample
+from models.planning.amounts import Amounts
+from models.planning.memory import FLOAT_BYTES, key_value_cache
+from models.planning.shapes import KNOWN_SHAPES
+from models.planning.stages import work_of
+from models.planning.work import CACHE_TOKENS, PASS_TOKENS, Setting, Work
+
+SHAPE = KNOWN_SHAPES["smollm2-135m-instruct"]
+POLICY, TRUNK, HIDDEN = SHAPE.policy_parameters, SHAPE.trunk_parameters, SHAPE.hidden_size
+AMOUNTS = Amounts(
+    demonstrations=100,
+    pair_prompts=50,
+    pairs=50,
+    train_pairs=37,
+    policy_prompts=40,
+    eval_prompts=12,
+    prompt_tokens=10,
+    dialogue_tokens=25,
+    pair_tokens=42,
+    assumptions=(),
+)
+TRAIN = TrainConfig(batch_size=16, num_epochs=2, micro_batch_tokens=100)
+
+
+def _work(stage: str, config: Any, **more: Any) -> Work:
+    return work_of(stage, config, Setting(SHAPE, AMOUNTS, **more))
+
+
+def test_limits_are_those_of_the_trainers() -> None:
+    assert PASS_TOKENS == ROLLOUT_TOKENS == SCORING_TOKENS
+    assert inspect.signature(sample).parameters["cache_tokens"].default == CACHE_TOKENS
+
+
+def test_sft() -> None:
+    work = _work("sft", SFTConfig(train=TRAIN))
+    assert work.optimiser_steps == 14  # 2 epochs of 7 batches, the last of 4
+    assert work.trained_tokens == 2 * 100 * 25
+    assert work.parameters == POLICY
+    assert work.peak[1].optimiser == 8 * POLICY
+
+
+def test_reward_models_and_folds() -> None:
+    work = _work("reward_model", RewardModelConfig(train=TRAIN))
+    assert work.optimiser_steps == 6  # 37 pairs: 3 batches an epoch
+    assert (work.trained_tokens, work.forward_tokens) == (2 * 37 * 42, 50 * 42)
+    assert work.parameters == TRUNK + HIDDEN
+    # Folds of 37 over 2 hold 19 and 18: a member trains on at most 19.
+    crossed = _work("reward_model", RewardModelConfig(train=TRAIN, fold=1, num_folds=2))
+    assert (crossed.examples, crossed.optimiser_steps) == (19, 4)
+    advantage = _work("advantage_model", AdvantageModelConfig(train=TRAIN))
+    assert advantage.parameters == TRUNK + 2 * HIDDEN
+
+
+def test_micro_batches_bound_activations() -> None:
+    """100 tokens hold two pairs of 42; one pair is taken where even one is too long."""
+    two = _work("reward_model", RewardModelConfig(train=TRAIN)).phases["training"]
+    short = TRAIN.model_copy(update={"micro_batch_tokens": 20})
+    one = _work("reward_model", RewardModelConfig(train=short)).phases["training"]
+    assert two.activations == 2 * one.activations
+
+
+def test_sampling_stages() -> None:
+    work = _work("comparisons", ComparisonsConfig(num_responses=3, max_new_tokens=20))
+    assert (work.sampled_tokens, work.forward_tokens) == (50 * 3 * 20, 50 * 3 * 10)
+    # All 150 answers fit into the cache at once: prompt 10, answer 20, end token 1.
+    assert work.phases["sampling"].cache == key_value_cache(SHAPE, 150 * 31)
+    work = _work("rehearsal", RehearsalConfig(max_new_tokens=20), scorer_heads=2)
+    assert (work.sampled_tokens, work.forward_tokens) == (40 * 20, 40 * (10 + 31))
+    assert work.phases["scoring"].frozen == FLOAT_BYTES * (TRUNK + 2 * HIDDEN)
+
+
+def test_long_prompts_are_cut_to_the_context_and_the_cache() -> None:
+    long = Setting(SHAPE, Amounts(0, 500, 500, 0, 500, 500, 9000, 9000, 18000, ()))
+    work = work_of("comparisons", ComparisonsConfig(num_responses=2, max_new_tokens=192), long)
+    assert work.forward_tokens == 1000 * (SHAPE.context - 192)
+    # 32,768 tokens of cache hold four rows of 8,192.
+    assert work.phases["sampling"].cache == key_value_cache(SHAPE, 4 * 8192)
+
+
+def test_evaluation_passes_every_answer_under_all_models() -> None:
+    work = _work("evaluate", EvaluateConfig(max_new_tokens=20), num_judges=3)
+    # Prompt once to sample; policy, reference, scorer and three judges on 31 tokens.
+    assert work.forward_tokens == 12 * (10 + 6 * 31)
+    assert work.phases["likelihoods"].frozen == 3 * FLOAT_BYTES * POLICY
+
+
+def _ppo(**changes: Any) -> PPOConfig:
+    config = PPOConfig(
+        num_steps=5,
+        critic_pretrain_steps=2,
+        rollout_batch=32,
+        train_batch=12,
+        num_epochs=2,
+        max_new_tokens=20,
+        rehearsal_batch=4,
+        rehearsal_coef=0.0,
+    )
+    return config.model_copy(update=changes)
+
+
+def test_ppo_steps_and_tokens() -> None:
+    work = _work("ppo_max", _ppo(), scorer_heads=2)
+    # 7 rounds of 32 answers; an epoch is 3 train batches (12, 12, 8); the critic takes all.
+    assert work.optimiser_steps == 7 * 2 * 3
+    assert work.sampled_tokens == 7 * 32 * 20
+    assert work.forward_tokens == 7 * 32 * (10 + 4 * 31)
+    assert work.trained_tokens == (7 + 5) * 2 * 32 * 31
+    # 40 prompts bound a larger rollout batch.
+    assert _work("ppo_max", _ppo(rollout_batch=64)).examples == 7 * 40
+
+
+def test_ppo_replay_adds_to_policy_updates() -> None:
+    plain = _work("ppo_max", _ppo()).trained_tokens
+    rehearsed = _work("ppo_max", _ppo(rehearsal_coef=0.01), has_rehearsal=True).trained_tokens
+    assert rehearsed - plain == 5 * 6 * 4 * 31  # 5 policy rounds of 6 updates, 4 answers each
+    with_ptx = _work("ppo_max", _ppo(ptx_coef=0.1)).trained_tokens
+    assert with_ptx - plain == 5 * 6 * 4 * 25  # demonstrations of 25 tokens
+    assert _work("ppo_max", _ppo(rehearsal_coef=0.01)).trained_tokens == plain
+
+
+def test_ppo_holds_four_models_and_two_optimisers() -> None:
+    work = _work("ppo_max", _ppo(), scorer_heads=2)
+    critic = TRUNK + 2 * HIDDEN  # a copy of the Advantage Model
+    name, memory = work.peak
+    assert name == "policy update"
+    assert memory.weights == 4 * (POLICY + critic)
+    assert memory.optimiser == 8 * (POLICY + critic)
+    assert memory.frozen == 4 * (POLICY + critic)  # reference and scorer
+    assert memory.gradients == 4 * POLICY  # never of both at once
+    own_critic = _work("ppo_max", _ppo(critic_init="policy"), scorer_heads=2)
+    assert work.parameters - own_critic.parameters == HIDDEN
+
+
+def test_meta_rm() -> None:
+    config = MetaRMConfig(
+        train=TRAIN, num_prompts=64, num_responses=5, meta_batch=8, max_new_tokens=20
+    )
+    work = _work("meta_rm", config, scorer_heads=2)
+    meta_row = 10 + 5 * 21
+    assert work.sampled_tokens == 40 * 5 * 20  # there are only 40 prompts
+    assert work.forward_tokens == 50 * 42 + 40 * 5 * 10 + 2 * 40 * meta_row
+    assert work.trained_tokens == 2 * 37 * 42 + 6 * 8 * meta_row
+    name, memory = work.peak
+    assert name == "ascent"  # 8 rows of 115 tokens at once, against two pairs of 42
+    assert memory.weights == 2 * 4 * (TRUNK + 2 * HIDDEN)
+
+
+@pytest.mark.parametrize(("stage", "examples"), [("strength", 50), ("relabel", 37), ("judge", 12)])
+def test_stages_without_a_model(stage: str, examples: int) -> None:
+    work = _work(stage, None)
+    assert work.examples == examples
+    assert work.peak[1].total == 0
