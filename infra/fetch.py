@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +40,34 @@ def fetch(source: str, folder: Path) -> Path:
 def _download(source: str, target: Path) -> None:
     """One object to `target`, or all objects below a prefix into the folder `target`."""
     import boto3
+    from botocore.exceptions import BotoCoreError, ClientError
 
     bucket, _, key = source.removeprefix("s3://").partition("/")
     client: Any = boto3.client("s3")
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key)
-    keys = [item["Key"] for page in pages for item in page.get("Contents", [])]
+    try:
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key)
+        keys = [item["Key"] for page in pages for item in page.get("Contents", [])]
+        for name, path in _targets(source, key, keys, target):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            client.download_file(bucket, name, str(path))
+    except (BotoCoreError, ClientError) as error:
+        raise FetchError(f"{source}: {error}") from error
+
+
+def _targets(
+    source: str, key: str, keys: Sequence[str], target: Path
+) -> Iterator[tuple[str, Path]]:
+    """Each object to download and where to. Raises FetchError for none, or one that leads out."""
     if key in keys:
-        client.download_file(bucket, key, str(target))
+        yield key, target
         return
-    below = [name for name in keys if name.startswith(key.rstrip("/") + "/")]
+    prefix = key.rstrip("/") + "/" if key else ""
+    # Some tools keep empty objects named like folders.
+    below = [name for name in keys if name.startswith(prefix) and not name.endswith("/")]
     if not below:
         raise FetchError(f"{source}: found no object and no prefix of that name")
     for name in below:
-        path = target / name[len(key.rstrip("/")) + 1 :]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        client.download_file(bucket, name, str(path))
+        parts = name.removeprefix(prefix).split("/")
+        if ".." in parts:
+            raise FetchError(f"{source}: the object {name!r} would leave the folder it belongs in")
+        yield name, target.joinpath(*parts)
