@@ -47,6 +47,7 @@ def default() -> RunConfig:
             policy_learning_rate=3e-4,
             critic_learning_rate=1e-3,
             kl_coef=0.2,
+            rehearsal_coef=0.5,
             temperature=1.0,
             top_p=1.0,
         ),
