@@ -20,10 +20,22 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status (2: the command or configuration is wrong)."""
-    options = _parser().parse_args(arguments)
+    options = _parse(arguments)
     settings = Settings.from_env()
     prepare_environment(settings)
     return int(options.command(options, settings))
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line; a run's overrides may stand before or after its options."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    is_override = [hasattr(options, "overrides") and not item.startswith("-") for item in rest]
+    if not all(is_override):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.overrides += rest
+    return options
 
 
 def prepare_environment(settings: Settings) -> None:

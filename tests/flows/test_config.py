@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from flows.cli import main
 from flows.config import ConfigError, RunConfig, load_config, seeded, vanilla, with_overrides
 from flows.recipes import RECIPES, recipe
 
@@ -75,3 +78,15 @@ def test_seeds_differ_between_runs_and_members_and_vanilla_has_no_trick_left() -
     assert plain.score_clip is plain.value_clip is None
     assert plain.kl_coef == plain.rehearsal_coef == plain.critic_pretrain_steps == 0
     assert plain.policy_learning_rate == config.ppo.policy_learning_rate
+
+
+def test_overrides_may_stand_on_either_side_of_the_options(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path))
+    assert main(["run", "smoke", "seed=3", "--print-config", "ppo.kl_coef=0.3"]) == 0
+    printed = RunConfig.model_validate_json(capsys.readouterr().out)
+    assert (printed.seed, printed.ppo.kl_coef) == (3, 0.3)
+    for wrong in (["run", "smoke", "--print-config", "--gpu=1"], ["report", "seed=3"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(wrong)
