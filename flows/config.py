@@ -73,6 +73,11 @@ class RunConfig(Section):
     preferences: PreferencesConfig = PreferencesConfig()
     sft: SFTConfig = SFTConfig()
     ensemble: EnsembleConfig = EnsembleConfig()
+    keep_lower_states: bool = Field(
+        True,
+        description="Where trainable_layers is set: store the frozen layers' output for all pairs "
+        "(4 bytes a token and hidden unit), so that scorers do not each compute it",
+    )
     relabel: RelabelConfig = RelabelConfig()
     reward_model: RewardModelConfig = RewardModelConfig()
     advantage_model: AdvantageModelConfig = AdvantageModelConfig()

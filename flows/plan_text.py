@@ -8,7 +8,7 @@ from typing import Any
 
 from flows.plan import Plan, PlanRow
 from models.planning.machine import GIB, zero_stage_that_fits
-from models.planning.memory import Memory
+from models.planning.memory import FLOAT_BYTES, Memory
 from models.planning.work import CACHE_TOKENS, PASS_TOKENS
 
 WIDTH = 100
@@ -166,12 +166,24 @@ def _assumptions(plan: Plan) -> list[str]:
         "not counted: Python and its libraries (some 0.4 GiB a process), slack of the allocator "
         "(up to a fifth, measured on CPU), the sentence encoder of rehearsal",
     ]
+    if any(row.stage.stage == "lower_states" for row in plan.rows):
+        lines.append(
+            "lower_states runs the frozen layers over all pairs and stores their output, up to "
+            f"{_size(_stored(plan))}; scorers then pass their upper layers only, and so do PPO and "
+            "evaluation for all of their models but one. Tokens are counted as before"
+        )
     if plan.machine.has_gpus:
         lines.append(
             "ZeRO over n GPUs: stage 1 keeps 1/n of Adam's state on each, 2 also of the gradients, "
             "3 also of the weights, frozen ones included; each GPU has a micro batch of its own"
         )
     return lines
+
+
+def _stored(plan: Plan) -> int:
+    """Bytes on disk of the kept output of frozen layers."""
+    tokens = sum(row.work.forward_tokens for row in plan.rows if row.stage.stage == "lower_states")
+    return FLOAT_BYTES * tokens * plan.shape.hidden_size
 
 
 def _names(rows: Sequence[PlanRow]) -> str:

@@ -14,6 +14,7 @@ from flows.run import Run
 from flows.stages import (
     audit_labels,
     improve_in_rounds,
+    keep_lower_states,
     prepare,
     train_policies,
     train_scorers,
@@ -53,6 +54,7 @@ def label_audit(config: RunConfig | None = None) -> dict[str, object]:
 def audit(run: Run) -> None:
     """The stages of the label audit."""
     prepare(run)
+    keep_lower_states(run)
     audit_labels(run)
     train_scorers(run)
 

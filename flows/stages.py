@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from flows.config import Arm, RunConfig, Vote, seeded, vanilla
 from flows.run import Future, Run
-from models.config import RewardModelConfig, StrengthConfig
+from models.config import LowerStatesConfig, RewardModelConfig, StrengthConfig, TrainConfig
 from tasks.advantage_model import advantage_model
 from tasks.comparisons import comparisons
 from tasks.evaluate import evaluate
 from tasks.judge import judge
+from tasks.lower_states import lower_states
 from tasks.meta_rm import meta_rm
 from tasks.ppo_max import ppo_max
 from tasks.preferences import preferences
@@ -43,9 +44,37 @@ def prepare(run: Run) -> None:
         run["sft"] = run.submit(sft, seeded(config.sft, seed), run["data"])
 
 
+def keep_lower_states(run: Run) -> None:
+    """The output of the layers that scorers leave frozen, once for all of them."""
+    config = run.config
+    scorers = (
+        config.ensemble.member,
+        config.reward_model,
+        config.advantage_model,
+        config.rounds.meta_rm,
+    )
+    trained = [scorer.train.trainable_layers for scorer in scorers]
+    upper = max((number for number in trained if number is not None), default=None)
+    if upper is not None and config.keep_lower_states:
+        run["lower_states"] = run.submit(
+            lower_states,
+            LowerStatesConfig(trainable_layers=upper),
+            run["sft"],
+            run["preferences"],
+        )
+
+
+def _states(run: Run, *trained: TrainConfig) -> Future | None:
+    """What was kept of the lower layers, where `trained` leave them frozen one after another."""
+    if any(train.trainable_layers is None for train in trained):
+        return None
+    return run.roles.get("lower_states")
+
+
 def audit_labels(run: Run) -> None:
     """The ensemble, its votes, and the relabelled pairs."""
     config = run.config
+    states = _states(run, config.ensemble.member.train)
     for vote in config.ensemble.votes:
         members: list[Future] = [
             run.submit(
@@ -53,6 +82,7 @@ def audit_labels(run: Run) -> None:
                 _member(config, vote, index),
                 run["sft"],
                 run["preferences"],
+                states=states,
                 label=f"{vote} member {index}",
             )
             for index in range(config.ensemble.size)
@@ -84,6 +114,7 @@ def train_scorers(run: Run) -> None:
         run["sft"],
         run["preferences"],
         run["relabelled"],
+        _states(run, config.reward_model.train),
         label="reward model",
     )
     run["advantage_model"] = run.submit(
@@ -92,6 +123,7 @@ def train_scorers(run: Run) -> None:
         run["sft"],
         run["preferences"],
         run["relabelled"],
+        _states(run, config.advantage_model.train),
     )
 
 
@@ -196,6 +228,7 @@ def _start_round(run: Run, number: int, champion: str, scorer: str) -> None:
         run["data"],
         run["preferences"],
         run["relabelled"],
+        _states(run, config.advantage_model.train, config.rounds.meta_rm.train),
         label=f"MetaRM round {number}",
     )
     run[f"policy_round_{number}"] = run.submit(

@@ -118,6 +118,12 @@ class RewardModelConfig(StageConfig):
     num_folds: int = Field(2, ge=2, description="Folds of the cross-fitted vote")
 
 
+class LowerStatesConfig(StageConfig):
+    """Keeping the frozen lower layers' output for all preference pairs."""
+
+    trainable_layers: int = Field(gt=0, description="Upper layers that are not kept")
+
+
 class StrengthConfig(StageConfig):
     """Voting of the ensemble [RM eq. 4]."""
 

@@ -15,6 +15,7 @@ def advantage_model(
     policy: StageResult,
     preferences: StageResult,
     pairs: StageResult | None = None,
+    states: StageResult | None = None,
     label: str = "advantage_model",
 ) -> StageResult:
     """An Advantage Model on raw pairs, or on relabelled `pairs`."""
@@ -25,6 +26,7 @@ def advantage_model(
             "policy": policy,
             "preferences": preferences,
             **({"pairs": pairs} if pairs else {}),
+            **({"states": states} if states else {}),
         },
         label,
     )

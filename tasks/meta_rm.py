@@ -17,6 +17,7 @@ def meta_rm(
     data: StageResult,
     preferences: StageResult,
     pairs: StageResult,
+    states: StageResult | None = None,
     label: str = "meta_rm",
 ) -> StageResult:
     """The scorer of the next round."""
@@ -29,6 +30,7 @@ def meta_rm(
             "data": data,
             "preferences": preferences,
             "pairs": pairs,
+            **({"states": states} if states else {}),
         },
         label,
         is_alone=True,

@@ -15,6 +15,7 @@ def reward_model(
     policy: StageResult,
     preferences: StageResult,
     pairs: StageResult | None = None,
+    states: StageResult | None = None,
     label: str = "reward_model",
 ) -> StageResult:
     """A reward model on raw pairs, or on relabelled `pairs`."""
@@ -25,6 +26,7 @@ def reward_model(
             "policy": policy,
             "preferences": preferences,
             **({"pairs": pairs} if pairs else {}),
+            **({"states": states} if states else {}),
         },
         label,
     )

@@ -22,6 +22,7 @@ from models.engine.loop import Metrics, fit
 from models.engine.progress import write_json
 from models.engine.reward_model import score_splits
 from models.engine.scoring import SCORING_TOKENS
+from models.engine.stored_states import stored_states
 from models.functional.advantage import advantage_loss, advantage_scores
 from models.functional.masked import masked_mean
 from models.nets.loading import load_policy, load_tokenizer, new_scorer, save_model
@@ -32,14 +33,15 @@ CONFIG = AdvantageModelConfig
 
 
 def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `policy` (trunk, pi_phi), `preferences`, optionally `pairs` and `behaviour` (pi').
+    """Inputs: `policy` (trunk, pi_phi), `preferences`; `pairs`, `behaviour` (pi'), `states`.
 
-    Output: model/ (two heads), scores.jsonl.
+    The last three are optional. Output: model/ (two heads), scores.jsonl.
     """
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     model = new_scorer(inputs["policy"] / "model", 2, config.seed)
     source = inputs.get("pairs", inputs["preferences"])
-    pairs = read_pairs(source / "train.jsonl", tokenizer, context_length(model.config))
+    limit, states = context_length(model.config), stored_states(inputs, model)
+    pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
     log_ratios = None
     if config.use_importance_weights:
         log_ratios = _log_ratios(inputs, pairs, tokenizer)
@@ -75,7 +77,7 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
         workdir=workdir,
     )
     save_model(model, tokenizer, workdir / "output" / "model")
-    summary |= score_splits(model, tokenizer, inputs["preferences"], workdir / "output")
+    summary |= score_splits(model, tokenizer, inputs, workdir / "output")
     write_json(workdir / "output" / "summary.json", summary)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, tensor
 from transformers import PreTrainedTokenizerBase
 
+from models.engine.stored_states import StoredStates
 from models.nets.packing import Candidates, encode
 
 SPLITS = ("train", "validation", "test")
@@ -60,21 +61,31 @@ class Pairs:
 
 
 def read_pairs(
-    path: Path, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None
+    path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int | None = None,
+    states: StoredStates | None = None,
 ) -> Pairs:
-    """Read raw or relabelled pairs; a flipped pair comes with its responses exchanged."""
+    """Read raw or relabelled pairs; a flipped pair comes with its responses exchanged.
+
+    `states` holds lower layers' states of the raw pairs of every split; the file's name says which.
+    """
     rows = read_rows(path)
     if not rows:
         raise ValueError(f"{path} holds no pairs: nothing to train on or to score")
-    encoded = []
-    for row in rows:
-        pair = (row["chosen"], row["rejected"])
-        ordered = pair[::-1] if row.get("is_flipped", False) else pair
-        encoded.append(encode(tokenizer, row["prompt"], ordered, max_length))
+    raw = [
+        encode(tokenizer, row["prompt"], (row["chosen"], row["rejected"]), max_length)
+        for row in rows
+    ]
+    if states is not None:
+        raw = states.attach(path.stem, raw)
     return Pairs(
         [row["id"] for row in rows],
         [row["prompt"] for row in rows],
-        encoded,
+        [
+            pair.exchanged() if row.get("is_flipped", False) else pair
+            for pair, row in zip(raw, rows, strict=True)
+        ],
         tensor([float(row.get("label", 1.0)) for row in rows]),
         tensor([float(row.get("margin", 0.0)) for row in rows]),
         tensor([float(row.get("weight", 1.0)) for row in rows]),

@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from models.config import EvaluateConfig
-from models.engine.data import read_rows, write_rows
+from models.engine.data import context_length, read_rows, write_rows
 from models.engine.ppo_rollout import in_parts
 from models.engine.progress import Progress, write_json
 from models.engine.rollouts import respond
-from models.engine.scoring import score_texts
+from models.engine.scoring import score_rows, with_lower_states
 from models.nets.generation import Sampling
 from models.nets.loading import load_policy, load_scorer, load_tokenizer
+from models.nets.lower_layers import tie_lower_layers
 from models.nets.packing import encode
 from models.nets.scoring import response_logprobs
 from models.world.gold import quality
@@ -50,15 +52,7 @@ def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
         torch.Generator().manual_seed(config.seed),
         progress=Progress(workdir),
     )
-    columns = _likelihoods(inputs, tokenizer, prompts, responses)
-    scorer = load_scorer(inputs["scorer"] / "model")
-    columns["score"] = score_texts(scorer, tokenizer, prompts, responses).tolist()
-    judges = sorted(name for name in inputs if name.startswith("judge_"))
-    votes = [
-        score_texts(load_scorer(inputs[name] / "model"), tokenizer, prompts, responses)
-        for name in judges
-    ]
-    columns["judge_score"] = torch.stack(votes).mean(0).tolist()
+    columns = _measures(inputs, policy, tokenizer, prompts, responses)
     if config.has_gold:
         columns["gold"] = [quality(p, r) for p, r in zip(prompts, responses, strict=True)]
     answers = [
@@ -70,27 +64,49 @@ def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
 
 
 @torch.no_grad()
-def _likelihoods(
+def _measures(
     inputs: dict[str, Path],
+    policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: list[str],
     responses: list[str],
 ) -> dict[str, list[float]]:
-    """Per response: length in tokens, log-probability under the policy, and KL to the reference."""
-    policy = load_policy(inputs["policy"] / "model").eval()
-    reference = load_policy(inputs["reference"] / "model").eval()
-    limit = int(policy.config.max_position_embeddings)
+    """Of each response: length, log-probability under the policy, KL to the reference, scores.
+
+    Lower layers that all these models have in common run once; beside the policy one other model
+    is loaded at a time.
+    """
+    limit, pad = context_length(policy.config), tokenizer.pad_token_id
     rows = [
         encode(tokenizer, prompt, [response], limit)
         for prompt, response in zip(prompts, responses, strict=True)
     ]
-    pad = tokenizer.pad_token_id
-    ours, _, mask = in_parts(rows, pad, lambda batch: response_logprobs(policy, batch))
-    theirs, _, _ = in_parts(rows, pad, lambda batch: response_logprobs(reference, batch))
+    scorer = load_scorer(inputs["scorer"] / "model")
+    depth = tie_lower_layers(policy, scorer, policy.config.num_hidden_layers - 1)
+    rows = with_lower_states(policy, rows, depth, pad)
+    scores = score_rows(scorer, rows, pad)[:, 0]
+    del scorer
+
+    def tied(model: PreTrainedModel) -> PreTrainedModel:
+        tie_lower_layers(policy, model, depth)
+        return model.eval()
+
+    def likelihoods(model: PreTrainedModel) -> tuple[Tensor, ...]:
+        return in_parts(rows, pad, lambda batch: response_logprobs(model, batch))
+
+    ours, _, mask = likelihoods(policy)
+    theirs, _, _ = likelihoods(tied(load_policy(inputs["reference"] / "model")))
+    votes = [
+        score_rows(tied(load_scorer(inputs[name] / "model")), rows, pad)[:, 0]
+        for name in sorted(inputs)
+        if name.startswith("judge_")
+    ]
     return {
         "length": mask.sum(1).tolist(),
         "logprob": ours.sum(1).tolist(),
         "kl": (ours - theirs).sum(1).tolist(),
+        "score": scores.tolist(),
+        "judge_score": torch.stack(votes).mean(0).tolist(),
     }
 
 

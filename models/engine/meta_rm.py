@@ -21,10 +21,11 @@ from models.engine.loop import LossFunction, Metrics, fit
 from models.engine.progress import Progress, write_json
 from models.engine.reward_model import pair_ranking_loss, score_splits
 from models.engine.rollouts import respond
-from models.engine.scoring import score_rows
+from models.engine.scoring import score_rows, with_lower_states
+from models.engine.stored_states import stored_states
 from models.functional.advantage import advantage_loss
 from models.functional.meta_rm import difference_objective
-from models.nets.freezing import trained_parameters
+from models.nets.freezing import num_frozen_layers, trained_parameters
 from models.nets.generation import Sampling
 from models.nets.loading import load_policy, load_scorer, load_tokenizer, save_model
 from models.nets.packing import Candidates, PackedBatch, encode, pack
@@ -34,16 +35,18 @@ CONFIG = MetaRMConfig
 
 
 def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `scorer` (start), `policy` (current), `data`, `preferences`, optionally `pairs`.
+    """Inputs: `scorer` (start), `policy` (current), `data`, `preferences`; `pairs`, `states`.
 
-    Output: model/ (same kind as the scorer that came in), scores.jsonl.
+    The last two are optional. Output: model/ (same kind as the scorer that came in), scores.jsonl.
     """
     tokenizer = load_tokenizer(inputs["scorer"] / "model")
     model = load_scorer(inputs["scorer"] / "model")
-    limit = context_length(model.config)
-    pairs = read_pairs(inputs.get("pairs", inputs["preferences"]) / "train.jsonl", tokenizer, limit)
-    meta_rows = _sample_meta_set(config, inputs, workdir, limit)
-    pad = tokenizer.pad_token_id
+    limit, pad = context_length(model.config), tokenizer.pad_token_id
+    source = inputs.get("pairs", inputs["preferences"])
+    pairs = read_pairs(source / "train.jsonl", tokenizer, limit, stored_states(inputs, model))
+    depth = num_frozen_layers(model, config.train.trainable_layers)
+    sampled = _sample_meta_set(config, inputs, workdir, limit)
+    meta_rows = with_lower_states(model, sampled, depth, pad)
     before = spread(model, meta_rows, pad)
     summary = fit(
         model,
@@ -57,7 +60,7 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     )
     after = spread(model, meta_rows, pad)
     save_model(model, tokenizer, workdir / "output" / "model")
-    summary |= score_splits(model, tokenizer, inputs["preferences"], workdir / "output")
+    summary |= score_splits(model, tokenizer, inputs, workdir / "output")
     summary |= {"score_spread_before": before, "score_spread_after": after}
     write_json(workdir / "output" / "summary.json", summary)
 

@@ -27,8 +27,11 @@ from models.engine.guard import collapse_reason
 from models.engine.ppo_rollout import Experience, collect
 from models.engine.ppo_update import Learner
 from models.engine.progress import Progress, read_metrics, tail_means, write_json
+from models.engine.scoring import with_lower_states
 from models.functional.moments import RunningMoments
+from models.nets.freezing import num_frozen_layers
 from models.nets.loading import load_policy, load_scorer, load_tokenizer, new_scorer, save_model
+from models.nets.lower_layers import tie_lower_layers
 
 CONFIG = PPOConfig
 
@@ -54,15 +57,20 @@ class PPORun:
         critic = new_scorer(start, 1, config.seed).eval()
         if config.critic_init == "scorer":
             critic = load_scorer(inputs["scorer"] / "model").eval()
-        limit = int(policy.config.max_position_embeddings)
+        # Layers frozen in all four models run once a response.
+        self.depth = num_frozen_layers(policy, config.trainable_layers)
+        for other in (self.reference, self.scorer, critic):
+            self.depth = tie_lower_layers(policy, other, self.depth)
+        limit, pad = int(policy.config.max_position_embeddings), self.tokenizer.pad_token_id
         replay = []
         if config.rehearsal_coef > 0 and "rehearsal" in inputs:
             rows = encode_dialogues(inputs["rehearsal"] / "rehearsal.jsonl", self.tokenizer, limit)
+            rows = with_lower_states(policy, rows, self.depth, pad)
             replay.append((config.rehearsal_coef, "rehearsal_loss", rows))
         if config.ptx_coef > 0:
             rows = encode_dialogues(inputs["data"] / "demonstrations.jsonl", self.tokenizer, limit)
             replay.append((config.ptx_coef, "ptx_loss", rows))
-        self.learner = Learner(config, policy, critic, replay, self.tokenizer.pad_token_id)
+        self.learner = Learner(config, policy, critic, replay, pad)
         self.prompts = read_rows(inputs["data"] / "policy_prompts.jsonl")
         self.moments = RunningMoments()
         self.generator = torch.Generator().manual_seed(config.seed)
@@ -104,6 +112,7 @@ class PPORun:
             scorer=self.scorer,
             moments=self.moments,
             generator=self.generator,
+            shared_layers=self.depth,
         )
 
     def _finish(self, progress: Progress, reason: str | None) -> None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from models.config import PPOConfig
 from models.engine.batches import micro_batches
 from models.engine.rollouts import encode_prompts
-from models.engine.scoring import score_rows
+from models.engine.scoring import score_rows, with_lower_states
 from models.functional.masked import masked_mean, masked_whiten
 from models.functional.moments import RunningMoments
 from models.functional.ppo_max import gae, normalise_scores, token_rewards
@@ -72,10 +72,15 @@ def collect(
     scorer: PreTrainedModel,
     moments: RunningMoments,
     generator: torch.Generator,
+    shared_layers: int = 0,
 ) -> Experience:
-    """Sample one response a prompt and compute all that the update needs; updates `moments`."""
+    """Sample one response a prompt and compute all that the update needs; updates `moments`.
+
+    The lower `shared_layers` of all four models are the same modules and frozen.
+    """
     pad = tokenizer.pad_token_id
     rows = _sample_rows(config, tokenizer, prompts, policy, generator)
+    rows = with_lower_states(policy, rows, shared_layers, pad)
 
     def logprobs_under(model: PreTrainedModel) -> Callable[[PackedBatch], tuple[Tensor, ...]]:
         return lambda batch: response_logprobs(model, batch, config.temperature)

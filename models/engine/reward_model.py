@@ -17,6 +17,7 @@ from models.engine.data import SPLITS, Pairs, context_length, read_pairs, write_
 from models.engine.loop import LossFunction, Metrics, fit
 from models.engine.progress import write_json
 from models.engine.scoring import score_rows
+from models.engine.stored_states import stored_states
 from models.functional.reward import ranking_loss
 from models.functional.strength import fold_of
 from models.nets.loading import load_tokenizer, new_scorer, save_model
@@ -29,11 +30,15 @@ FOLD_SEED = 0
 
 
 def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `policy` (trunk), `preferences`, optionally `pairs`. Output: model/, scores.jsonl."""
+    """Inputs: `policy` (trunk), `preferences`, optionally `pairs` and `states` (lower_states).
+
+    Output: model/, scores.jsonl.
+    """
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     model = new_scorer(inputs["policy"] / "model", 1, config.seed)
     source = inputs.get("pairs", inputs["preferences"])
-    pairs = read_pairs(source / "train.jsonl", tokenizer, context_length(model.config))
+    limit, states = context_length(model.config), stored_states(inputs, model)
+    pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
     unseen: set[int] = set()
     if config.fold is not None:
         folds = prompt_folds(pairs.prompts, config.num_folds).tolist()
@@ -49,7 +54,7 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
         workdir=workdir,
     )
     save_model(model, tokenizer, workdir / "output" / "model")
-    summary |= score_splits(model, tokenizer, inputs["preferences"], workdir / "output", unseen)
+    summary |= score_splits(model, tokenizer, inputs, workdir / "output", unseen)
     write_json(workdir / "output" / "summary.json", summary)
 
 
@@ -85,20 +90,20 @@ def pair_ranking_loss(model: PreTrainedModel, pairs: Pairs) -> LossFunction:
 def score_splits(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    preferences: Path,
+    inputs: dict[str, Path],
     output: Path,
     unseen: set[int] | None = None,
 ) -> dict[str, float]:
     """Score all raw pairs into scores.jsonl; returns the accuracy on each split's labels.
 
-    `unseen` holds the training pairs that the model was not trained on.
+    Inputs: `preferences`, optionally `states`. `unseen` holds the training pairs that the model was
+    not trained on.
     """
     rows: list[dict[str, object]] = []
     accuracy = {}
+    limit, states = context_length(model.config), stored_states(inputs, model)
     for split in SPLITS:
-        pairs: Pairs = read_pairs(
-            preferences / f"{split}.jsonl", tokenizer, context_length(model.config)
-        )
+        pairs = read_pairs(inputs["preferences"] / f"{split}.jsonl", tokenizer, limit, states)
         scores = score_rows(model, pairs.rows, tokenizer.pad_token_id)
         accuracy[f"{split}_accuracy"] = float((scores[:, 0] > scores[:, 1]).float().mean())
         rows += [

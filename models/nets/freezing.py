@@ -19,15 +19,25 @@ def freeze_lower_layers(model: PreTrainedModel, trainable_layers: int | None) ->
     """
     if trainable_layers is None:
         return
-    layers = _layers(model)
-    if not 1 <= trainable_layers <= len(layers):
+    count = num_frozen_layers(model, trainable_layers)
+    for module in (*embeddings_of(model), *layers_of(model)[:count]):
+        module.requires_grad_(False)
+
+
+def num_frozen_layers(model: PreTrainedModel, trainable_layers: int | None) -> int:
+    """How many lower layers are frozen: none where all are trained.
+
+    Raises ValueError for a number of trained layers that the model does not have.
+    """
+    if trainable_layers is None:
+        return 0
+    count = len(layers_of(model))
+    if not 1 <= trainable_layers <= count:
         raise ValueError(
-            f"trainable_layers must be in [1, {len(layers)}] (the model's layers) or none, "
+            f"trainable_layers must be in [1, {count}] (the model's layers) or none, "
             f"found {trainable_layers}"
         )
-    model.get_input_embeddings().requires_grad_(False)
-    for layer in layers[: len(layers) - trainable_layers]:
-        layer.requires_grad_(False)
+    return count - trainable_layers
 
 
 def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -56,12 +66,27 @@ def load_trained_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     model.load_state_dict(state, strict=False)
 
 
-def _layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The trunk's list of layers, found by its length."""
+def embeddings_of(model: PreTrainedModel) -> list[nn.Module]:
+    """What comes before the layers in the trunk: embeddings of tokens, maybe of positions."""
+    layers = layers_of(model)
+    children = list(model.base_model.children())
+    return children[: next(place for place, child in enumerate(children) if child is layers)]
+
+
+def layers_of(model: PreTrainedModel) -> nn.ModuleList:
+    """The trunk's list of layers. Raises ValueError for an architecture that keeps no such list."""
+    layers = find_layers(model)
+    if layers is None:
+        raise ValueError(
+            f"{type(model).__name__} keeps its layers in no list of "
+            f"{model.config.num_hidden_layers}; trainable_layers cannot be used with it"
+        )
+    return layers
+
+
+def find_layers(model: PreTrainedModel) -> nn.ModuleList | None:
+    """The trunk's list of layers, known by its length."""
     for module in model.base_model.children():
         if isinstance(module, nn.ModuleList) and len(module) == model.config.num_hidden_layers:
             return module
-    raise ValueError(
-        f"{type(model).__name__} keeps its layers in no list of {model.config.num_hidden_layers}; "
-        "trainable_layers cannot be used with it"
-    )
+    return None

@@ -10,24 +10,49 @@ hidden state, which the Advantage Model's e(x) reads, comes for free.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
+class LowerStates:
+    """What the first `depth` layers of a model make of a row (T, H) or of a batch (B, T, H).
+
+    owner: the last of those layers. A model may use the values only if it holds this very module.
+    """
+
+    values: Tensor
+    owner: nn.Module
+    depth: int
+
+
+@dataclass(frozen=True)
 class Candidates:
-    """Token ids of a prompt and its responses, each response ending in the end token."""
+    """Token ids of a prompt and its responses, each response ending in the end token.
+
+    lower: states of the packed row, where frozen lower layers have run already.
+    """
 
     prompt: list[int]
     responses: tuple[list[int], ...]
+    lower: LowerStates | None = field(default=None, compare=False, repr=False)
 
     @property
     def num_tokens(self) -> int:
         """Length of the packed row."""
         return len(self.prompt) + sum(map(len, self.responses))
+
+    def exchanged(self) -> Candidates:
+        """A pair with its two responses, and their states, in the other order."""
+        first, second = self.responses
+        lower = self.lower
+        if lower is not None:
+            parts = lower.values.split([len(self.prompt), len(first), len(second)])
+            lower = replace(lower, values=torch.cat([parts[0], parts[2], parts[1]]))
+        return Candidates(self.prompt, (second, first), lower)
 
 
 @dataclass(frozen=True)
@@ -37,6 +62,7 @@ class PackedBatch:
     input_ids, position_ids: (B, T). attention_mask: (B, 1, T, T) bool, True = may attend.
     response_row, response_start, response_end, prompt_end: (R,) where each response lies
     (`response_end` and `prompt_end` are the index of the last token, inclusive).
+    lower: states (B, T, H) of all rows, or none where any row lacks them.
     """
 
     input_ids: Tensor
@@ -46,6 +72,7 @@ class PackedBatch:
     response_start: Tensor
     response_end: Tensor
     prompt_end: Tensor
+    lower: LowerStates | None = None
 
     def response_positions(self) -> tuple[Tensor, Tensor, Tensor]:
         """Where response tokens lie, as (R, L) padded matrices.
@@ -104,8 +131,28 @@ def pack(rows: Sequence[Candidates], pad_id: int) -> PackedBatch:
             segment[index, cursor:end] = number
             places.append((index, cursor, end - 1, len(row.prompt) - 1))
             cursor = end
-    columns = torch.tensor(places).T
-    return PackedBatch(input_ids, position_ids, _visible(segment), *columns)
+    row_of, start, end_of, prompt_end = torch.tensor(places).T
+    return PackedBatch(
+        input_ids,
+        position_ids,
+        _visible(segment),
+        row_of,
+        start,
+        end_of,
+        prompt_end,
+        _lower(rows, width),
+    )
+
+
+def _lower(rows: Sequence[Candidates], width: int) -> LowerStates | None:
+    """The rows' states padded with zeros; rows of a batch have the same owner."""
+    found = [row.lower for row in rows if row.lower is not None]
+    if len(found) < len(rows):
+        return None
+    values = found[0].values.new_zeros(len(rows), width, found[0].values.shape[-1])
+    for index, lower in enumerate(found):
+        values[index, : len(lower.values)] = lower.values
+    return LowerStates(values, found[0].owner, found[0].depth)
 
 
 def _visible(segment: Tensor) -> Tensor:

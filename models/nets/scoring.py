@@ -6,18 +6,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from models.functional.masked import entropy_of, logprobs_of
+from models.nets.lower_layers import hidden_states
 from models.nets.packing import PackedBatch
-
-
-def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
-    """Last hidden states (B, T, H) of a packed batch; no language-model head is computed."""
-    output = model.base_model(
-        input_ids=batch.input_ids,
-        attention_mask=batch.attention_mask,
-        position_ids=batch.position_ids,
-        use_cache=False,
-    )
-    return output.last_hidden_state
 
 
 def response_scores(model: PreTrainedModel, batch: PackedBatch) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import ceil
 
 from models.config import ComparisonsConfig, EvaluateConfig, PPOConfig, RehearsalConfig
-from models.planning.memory import FLOAT_BYTES, Memory
+from models.planning.memory import Memory
 from models.planning.work import (
     PASS_TOKENS,
     Setting,
@@ -120,11 +120,10 @@ def _ppo_phases(
 def evaluate(config: EvaluateConfig, setting: Setting) -> Work:
     """Answers to the evaluation prompts, their likelihoods, and scores of scorer and judges.
 
-    The policy that sampled stays loaded while likelihoods load it again beside the reference.
+    One after another, scorer, reference and judges are loaded beside the policy.
     """
     prompts = setting.amounts.eval_prompts
     prompt, row = setting.capped(setting.amounts.prompt_tokens, config.max_new_tokens)
-    judge = FLOAT_BYTES * setting.shape.scorer_parameters(1)
     response = config.max_new_tokens + 1
     return Work(
         examples=prompts,
@@ -132,9 +131,6 @@ def evaluate(config: EvaluateConfig, setting: Setting) -> Work:
         forward_tokens=prompts * (prompt + (3 + setting.num_judges) * row),
         phases={
             "sampling": sampling_phase(setting, setting.policy, prompts, prompt, row),
-            "likelihoods": scoring_phase(setting, 3 * setting.policy, prompts, row, response),
-            "judging": scoring_phase(
-                setting, setting.policy + setting.scorer + judge, prompts, row
-            ),
+            "likelihoods": scoring_phase(setting, 2 * setting.policy, prompts, row, response),
         },
     )

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from models.planning.rollouts import comparisons, evaluate, ppo_max, rehearsal
-from models.planning.supervised import advantage_model, meta_rm, reward_model, sft
+from models.planning.supervised import advantage_model, lower_states, meta_rm, reward_model, sft
 from models.planning.work import Setting, Work
 
 _MODEL_STAGES: dict[str, Callable[[Any, Setting], Work]] = {
     "sft": sft,
     "comparisons": comparisons,
+    "lower_states": lower_states,
     "reward_model": reward_model,
     "advantage_model": advantage_model,
     "rehearsal": rehearsal,

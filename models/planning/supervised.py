@@ -7,6 +7,7 @@ from math import ceil
 
 from models.config import (
     AdvantageModelConfig,
+    LowerStatesConfig,
     MetaRMConfig,
     RewardModelConfig,
     SFTConfig,
@@ -65,6 +66,18 @@ def _scorer_work(train: TrainConfig, setting: Setting, num_heads: int, num_pairs
             ),
             "scoring": scoring_phase(setting, FLOAT_BYTES * parameters, setting.amounts.pairs, row),
         },
+    )
+
+
+def lower_states(config: LowerStatesConfig, setting: Setting) -> Work:
+    """One pass of the lower layers over all pairs; the head's parameters are loaded too."""
+    row, pairs = _pair_row(setting), setting.amounts.pairs
+    kept = FLOAT_BYTES * pairs * row * setting.shape.hidden_size
+    scoring = scoring_phase(setting, setting.policy, pairs, row)
+    return Work(
+        examples=pairs,
+        forward_tokens=pairs * row,
+        phases={"lower layers": replace(scoring, activations=scoring.activations + kept)},
     )
 
 

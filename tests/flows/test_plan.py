@@ -67,6 +67,23 @@ def test_the_plan_follows_the_configuration() -> None:
     assert not any(role.startswith(("policy", "eval", "rehearsal")) for role in label_audit)
 
 
+def test_frozen_layers_run_once_for_all_that_leave_them_frozen() -> None:
+    plan = _plan("hh-smollm2")
+    readers = {row.name for row in plan.rows if "states" in row.stage.inputs}
+    scorers = {"member_0", "member_1", "member_2", "reward_model", "advantage_model", "meta_rm_2"}
+    assert readers == scorers
+    # A fully trained Advantage Model, and MetaRM after it, have lower layers of their own.
+    plan = _plan("hh-smollm2", "advantage_model.train.trainable_layers=null")
+    readers = {row.name for row in plan.rows if "states" in row.stage.inputs}
+    assert readers == scorers - {"advantage_model", "meta_rm_2"}
+    # What is kept lies below all that anyone trains.
+    plan = _plan("hh-smollm2", "reward_model.train.trainable_layers=9")
+    kept = next(row.stage for row in plan.rows if row.stage.stage == "lower_states")
+    assert kept.config.trainable_layers == 9
+    for others in (_plan("hh-smollm2", "keep_lower_states=false"), _plan("default")):
+        assert not any(row.stage.stage == "lower_states" for row in others.rows)
+
+
 def test_work_reaches_the_rows_with_the_stage_s_own_settings() -> None:
     plan = _plan("default", 'ensemble.votes=["in_sample","cross_fitted"]')
     work = {role: row.work for row in plan.rows for role in row.roles}

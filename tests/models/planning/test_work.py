@@ -11,6 +11,7 @@ from models.config import (
     AdvantageModelConfig,
     ComparisonsConfig,
     EvaluateConfig,
+    LowerStatesConfig,
     MetaRMConfig,
     PPOConfig,
     RehearsalConfig,
@@ -73,6 +74,15 @@ def test_reward_models_and_folds() -> None:
     assert advantage.parameters == TRUNK + 2 * HIDDEN
 
 
+def test_lower_states_pass_all_pairs_once_and_keep_what_comes_out() -> None:
+    work = _work("lower_states", LowerStatesConfig(trainable_layers=6))
+    assert (work.examples, work.forward_tokens, work.trained_tokens) == (50, 50 * 42, 0)
+    assert work.phases["lower layers"].frozen == FLOAT_BYTES * POLICY
+    scoring = _work("reward_model", RewardModelConfig(train=TRAIN)).phases["scoring"]
+    kept = work.phases["lower layers"].activations - scoring.activations
+    assert kept == FLOAT_BYTES * 50 * 42 * HIDDEN
+
+
 def test_micro_batches_bound_activations() -> None:
     """100 tokens hold two pairs of 42; one pair is taken where even one is too long."""
     two = _work("reward_model", RewardModelConfig(train=TRAIN)).phases["training"]
@@ -103,7 +113,7 @@ def test_evaluation_passes_every_answer_under_all_models() -> None:
     work = _work("evaluate", EvaluateConfig(max_new_tokens=20), num_judges=3)
     # Prompt once to sample; policy, reference, scorer and three judges on 31 tokens.
     assert work.forward_tokens == 12 * (10 + 6 * 31)
-    assert work.phases["likelihoods"].frozen == 3 * FLOAT_BYTES * POLICY
+    assert work.phases["likelihoods"].frozen == 2 * FLOAT_BYTES * POLICY
 
 
 def _ppo(**changes: Any) -> PPOConfig:

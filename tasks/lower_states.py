@@ -1,0 +1,23 @@
+"""Task `lower_states`: the frozen lower layers' output for all preference pairs."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from models.config import LowerStatesConfig
+from tasks.perform import perform
+from tasks.stage import StageResult
+
+
+@task(name="lower_states", task_run_name="lower states", tags=["gpu"])
+def lower_states(
+    config: LowerStatesConfig, policy: StageResult, preferences: StageResult
+) -> StageResult:
+    """What every scorer that trains its upper layers only reads instead of computing it."""
+    return perform(
+        "lower_states",
+        config,
+        {"policy": policy, "preferences": preferences},
+        "lower states",
+        is_alone=True,
+    )
