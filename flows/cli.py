@@ -83,7 +83,7 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
 
 def _run_flow(name: str, config: RunConfig, wait_until_ready: Callable[[], None]) -> int:
     """Import the flows while the server starts, then run one; a known failure is one line."""
-    from flows.rlhf import label_audit, rlhf
+    from flows.rlhf import label_audit, reward, rlhf
     from infra.fetch import FetchError
     from infra.launch import TrainerError
     from infra.manifest import StorageError
@@ -91,7 +91,7 @@ def _run_flow(name: str, config: RunConfig, wait_until_ready: Callable[[], None]
 
     wait_until_ready()
     try:
-        (label_audit if name == "label-audit" else rlhf)(config)
+        {"rlhf": rlhf, "reward": reward, "label-audit": label_audit}[name](config)
     except (TrainerError, StageInputError, StageOutputError, StorageError, FetchError) as error:
         print(f"trimtab: {error}", file=sys.stderr)
         return 1
@@ -204,7 +204,7 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run a recipe")
     run.add_argument("recipe", help="smoke, default, hh-smollm2, ukp-smollm2, hh-7b")
     run.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. ppo.kl_coef=0.1")
-    run.add_argument("--flow", choices=("rlhf", "label-audit"), default="rlhf")
+    run.add_argument("--flow", choices=("rlhf", "reward", "label-audit"), default="rlhf")
     instead = run.add_mutually_exclusive_group()
     instead.add_argument(
         "--dry-run", action="store_true", help="print stages, tokens, steps and memory, and stop"

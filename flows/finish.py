@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from flows.config import RunConfig
 from flows.run import Run
+from infra.launch import drain_on_sigterm
 from infra.tracking import TrackedRun
 from models.report.config import ReportConfig
 from tasks.perform import start_tracked_run
@@ -16,15 +17,24 @@ from tasks.report import announce, lineage_of, report
 
 @contextmanager
 def tracked_flow(config: RunConfig, name: str) -> Iterator[TrackedRun]:
-    """The MLflow run of a flow run, with the whole configuration as parameters."""
+    """The MLflow run of a flow run, with the whole configuration as parameters.
+
+    Inside, SIGTERM makes the trainers write a checkpoint and stop, and with them the flow.
+    """
     tags = {"trimtab.recipe": config.recipe, "trimtab.seed": str(config.seed)}
-    with start_tracked_run(f"{name} {config.recipe} seed {config.seed}", tags) as tracked:
+    title = f"{name} {config.recipe} seed {config.seed}"
+    with drain_on_sigterm(), start_tracked_run(title, tags) as tracked:
         tracked.log_params(config.model_dump(mode="json"))
         yield tracked
 
 
-def finish(run: Run, tracked: TrackedRun, champion: str | None) -> dict[str, object]:
-    """Wait for everything, write the report, register the champion; returns the key numbers."""
+def finish(
+    run: Run, tracked: TrackedRun, champion: str | None, suffix: str = ""
+) -> dict[str, object]:
+    """Wait for everything, write the report, register the champion; returns the key numbers.
+
+    `suffix` keeps the report of a part of the experiment beside that of the whole.
+    """
     results = {role: run.result(role) for role in run.roles}
     config = run.config
     rounds = [role for role in results if role.startswith("policy_round_")]
@@ -44,4 +54,4 @@ def finish(run: Run, tracked: TrackedRun, champion: str | None) -> dict[str, obj
     ).result()
     if champion is not None:
         register_champion.submit(tracked.run_id, results[champion], config.recipe).result()
-    return announce(tracked, summary, results, f"{config.recipe}-seed{config.seed}")
+    return announce(tracked, summary, results, f"{config.recipe}-seed{config.seed}{suffix}")

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from flows.config import RunConfig
-from flows.rlhf import audit, experiment
+from flows.rlhf import audit, experiment, scorers
 from flows.run import Run
 from models.planning.amounts import Amounts, of_preferences, of_world
 from models.planning.machine import Machine
@@ -23,7 +23,11 @@ from models.planning.work import Setting, Work
 from models.records import ArtifactRef
 from tasks.stage import StageResult
 
-FLOWS: dict[str, Callable[[Run], Any]] = {"rlhf": experiment, "label-audit": audit}
+FLOWS: dict[str, Callable[[Run], Any]] = {
+    "rlhf": experiment,
+    "reward": scorers,
+    "label-audit": audit,
+}
 
 
 @dataclass(frozen=True)

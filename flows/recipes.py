@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flows.config import ConfigError, EnsembleConfig, RoundsConfig, RunConfig
+from flows.recipes_real import hh_7b, hh_smollm2, ukp_smollm2
 from models.config import (
     AdvantageModelConfig,
     ComparisonsConfig,
@@ -12,7 +13,6 @@ from models.config import (
     MetaRMConfig,
     ModelConfig,
     PPOConfig,
-    PreferencesConfig,
     RehearsalConfig,
     RelabelConfig,
     RewardModelConfig,
@@ -92,143 +92,6 @@ def smoke() -> RunConfig:
             meta_rm=MetaRMConfig(train=train, num_prompts=16, num_responses=3, meta_batch=4),
         ),
         evaluate=EvaluateConfig(has_gold=True, num_resamples=100),
-    )
-
-
-def hh_smollm2() -> RunConfig:
-    """Anthropic HH pairs with SmolLM2-135M on two cores; give `preferences.sources`.
-
-    Only the upper six of thirty layers are trained, on dialogues of at most 160 tokens: that is
-    what two cores finish in an hour and a half. The scorers' rate and epochs were chosen on
-    validation pairs: at 5e-5 and one epoch a member does not leave chance.
-    """
-    train = TrainConfig(
-        learning_rate=5e-5,
-        batch_size=16,
-        micro_batch_tokens=4096,
-        checkpoint_every=25,
-        trainable_layers=6,
-    )
-    scorer = train.model_copy(update={"learning_rate": 3e-4, "num_epochs": 2})
-    return RunConfig(
-        recipe="hh-smollm2",
-        preferences=PreferencesConfig(
-            sources=("hh-helpful.jsonl.gz", "hh-harmless.jsonl.gz"),
-            categories=("helpful", "harmless"),
-            on_bad_rows="quarantine",
-            max_tokens=160,
-            max_pairs=1600,
-        ),
-        sft=SFTConfig(model=ModelConfig(base="smollm2-135m-instruct", max_length=256), train=train),
-        ensemble=EnsembleConfig(size=3, member=RewardModelConfig(train=scorer)),
-        relabel=RelabelConfig(flip_fraction=0.1, flip_below=None),
-        reward_model=RewardModelConfig(train=scorer),
-        advantage_model=AdvantageModelConfig(train=scorer),
-        rehearsal=RehearsalConfig(max_new_tokens=48, num_clusters=8, per_cluster=4),
-        ppo=PPOConfig(
-            num_steps=16,
-            critic_pretrain_steps=2,
-            rollout_batch=16,
-            train_batch=8,
-            rehearsal_batch=8,
-            policy_learning_rate=5e-5,
-            critic_learning_rate=1e-4,
-            max_new_tokens=48,
-            checkpoint_every=4,
-            trainable_layers=6,
-        ),
-        arms=("full",),
-        rounds=RoundsConfig(
-            meta_rm=MetaRMConfig(
-                train=train.model_copy(update={"learning_rate": 1e-4}),
-                num_prompts=32,
-                num_responses=4,
-                meta_batch=4,
-                max_new_tokens=48,
-            )
-        ),
-        evaluate=EvaluateConfig(max_new_tokens=48),
-    )
-
-
-def ukp_smollm2() -> RunConfig:
-    """Label audit on UKP's argument pairs, five human votes each: does strength follow the votes?
-
-    Everything but the data is as in `hh_smollm2`. Whole topics are held out: few arguments make
-    all the pairs, and other splits would test on arguments that were trained on.
-    """
-    like = hh_smollm2()
-    return like.model_copy(
-        update={
-            "recipe": "ukp-smollm2",
-            "preferences": PreferencesConfig(
-                sources=("ukp-arguments.jsonl.gz",),
-                on_bad_rows="quarantine",
-                on_ties="drop",
-                max_tokens=160,
-                max_pairs=2000,
-                split_by="category",
-                test_share=0.25,
-            ),
-            "sft": like.sft.model_copy(
-                update={"model": like.sft.model.model_copy(update={"max_length": 160})}
-            ),
-        }
-    )
-
-
-HH_PARTS = ("helpful-base", "helpful-online", "helpful-rejection-sampled", "harmless-base")
-
-
-def hh_7b() -> RunConfig:
-    """Anthropic HH pairs with Mistral-7B (Apache-2.0), at the papers' constants, for eight GPUs.
-
-    A published constant says from where; the rest is free. Batches are those of the papers in
-    pairs and responses; `micro_batch_tokens` holds two pairs of the greatest length.
-    """
-    # [RM, AM]: 5e-6, 1 epoch, warm-up 10 %, cosine to 10 %; batch 128 [PPO: at most 128 pairs].
-    scorer = TrainConfig(learning_rate=5e-6, batch_size=128, micro_batch_tokens=2052)
-    return RunConfig(
-        recipe="hh-7b",
-        preferences=PreferencesConfig(
-            sources=tuple(f"Anthropic/hh-rlhf/{part}" for part in HH_PARTS),
-            categories=tuple(part.partition("-")[0] for part in HH_PARTS),
-            on_bad_rows="quarantine",
-            max_tokens=512,
-            validation_share=0.02,
-            test_share=0.05,
-            num_eval_prompts=400,
-        ),
-        # [PPO]: 9.5e-6, 2 epochs; its batch of 1,024 was for a million instructions.
-        sft=SFTConfig(
-            model=ModelConfig(base="mistralai/Mistral-7B-v0.1", max_length=513),
-            train=scorer.model_copy(update={"learning_rate": 9.5e-6, "num_epochs": 2}),
-        ),
-        ensemble=EnsembleConfig(size=10, member=RewardModelConfig(train=scorer)),  # [RM: M = 10]
-        relabel=RelabelConfig(flip_fraction=0.1, flip_below=None),  # [RM: 10 % and 20 %]
-        reward_model=RewardModelConfig(train=scorer),
-        # [AM: HH batch 180]
-        advantage_model=AdvantageModelConfig(train=scorer.model_copy(update={"batch_size": 180})),
-        rehearsal=RehearsalConfig(max_new_tokens=128),
-        ppo=PPOConfig(
-            num_steps=100,  # [AM: 100]
-            rollout_batch=128,
-            train_batch=32,
-            policy_learning_rate=5e-7,
-            critic_learning_rate=1.65e-6,
-            repetition_penalty=1.1,  # [PPO: 1.1]
-            max_new_tokens=128,
-        ),
-        arms=("full",),
-        rounds=RoundsConfig(
-            max_rounds=4,  # [META: Harmless is best in round 3 of 4]
-            meta_rm=MetaRMConfig(
-                # [META: 5e-6, both mini-batches 16]
-                train=scorer.model_copy(update={"batch_size": 16}),
-                max_new_tokens=128,
-            ),
-        ),
-        evaluate=EvaluateConfig(max_new_tokens=128, temperature=0.8),
     )
 
 

@@ -5,6 +5,8 @@ python -m flows.rlhf
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prefect import flow
 
 from flows.config import RunConfig
@@ -20,7 +22,7 @@ from flows.stages import (
     train_scorers,
 )
 
-__all__ = ["audit", "experiment", "label_audit", "rlhf"]
+__all__ = ["audit", "experiment", "label_audit", "reward", "rlhf", "scorers"]
 
 
 @flow(name="rlhf", flow_run_name="rlhf-{config.recipe}-seed{config.seed}")
@@ -35,20 +37,38 @@ def rlhf(config: RunConfig | None = None) -> dict[str, object]:
         return finish(run, tracked, champion)
 
 
-def experiment(run: Run) -> str | None:
-    """All stages but the report; returns the champion's role, `None` without one."""
-    audit(run)
-    train_policies(run)
-    return improve_in_rounds(run) if "full" in run.config.arms else None
+@flow(name="reward", flow_run_name="reward-{config.recipe}-seed{config.seed}")
+def reward(config: RunConfig | None = None) -> dict[str, object]:
+    """Preferences to strength, relabelled pairs, reward model, Advantage Model and report."""
+    return _without_policy("reward", scorers, config)
 
 
 @flow(name="label-audit", flow_run_name="audit-{config.recipe}-seed{config.seed}")
 def label_audit(config: RunConfig | None = None) -> dict[str, object]:
-    """Preferences to strength, relabelled pairs, scorers and report; no policy is trained."""
+    """Preferences to strength, relabelled pairs and report."""
+    return _without_policy("label-audit", audit, config)
+
+
+def _without_policy(
+    name: str, stages: Callable[[Run], None], config: RunConfig | None
+) -> dict[str, object]:
     run = Run(config or default())
-    with tracked_flow(run.config, "label-audit") as tracked:
-        audit(run)
-        return finish(run, tracked, None)
+    with tracked_flow(run.config, name) as tracked:
+        stages(run)
+        return finish(run, tracked, None, suffix=f"-{name}")
+
+
+def experiment(run: Run) -> str | None:
+    """All stages but the report; returns the champion's role, `None` without one."""
+    scorers(run)
+    train_policies(run)
+    return improve_in_rounds(run) if "full" in run.config.arms else None
+
+
+def scorers(run: Run) -> None:
+    """Everything before the first policy."""
+    audit(run)
+    train_scorers(run)
 
 
 def audit(run: Run) -> None:
@@ -56,7 +76,6 @@ def audit(run: Run) -> None:
     prepare(run)
     keep_lower_states(run)
     audit_labels(run)
-    train_scorers(run)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from models.functional.strength import fold_of
 from models.nets.loading import load_tokenizer, new_scorer, save_model
 from models.nets.packing import PackedBatch
 from models.nets.scoring import response_scores
+from models.prompts import opening_of
 
 CONFIG = RewardModelConfig
 # The folds are one partition of the prompts shared by all members, so their seed is a constant.
@@ -59,14 +60,16 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
 
 
 def prompt_folds(prompts: Sequence[str], num_folds: int) -> Tensor:
-    """The fold (N,) of each of N pairs, drawn for its prompt.
+    """The fold (N,) of each of N pairs, drawn for what splits keep together as well.
 
-    Rankings and repeated prompts give several pairs of one prompt; a member trained on one of
-    them would not judge the others unseen. Raises ValueError for fewer prompts than folds.
+    Rankings, repeated prompts and dialogues cut at several turns give several pairs of one opening;
+    a member trained on one of them would not judge the others unseen. Raises ValueError for fewer
+    openings than folds.
     """
-    places = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
+    openings = [opening_of(prompt) for prompt in prompts]
+    places = {opening: place for place, opening in enumerate(dict.fromkeys(openings))}
     folds = fold_of(len(places), num_folds, FOLD_SEED)
-    return folds[[places[prompt] for prompt in prompts]]
+    return folds[[places[opening] for opening in openings]]
 
 
 def pair_ranking_loss(model: PreTrainedModel, pairs: Pairs) -> LossFunction:

@@ -9,7 +9,7 @@ from models.preferences.load import (
 )
 from models.preferences.messages import Render, chat_renderer, render_hh
 from models.preferences.readers import Source
-from models.preferences.report import PreferenceReport, SourceCounts, normalise_prompt
+from models.preferences.report import PreferenceReport, SourceCounts
 from models.preferences.splits import (
     LeakageError,
     SplitBy,
@@ -35,7 +35,6 @@ __all__ = [
     "chat_renderer",
     "check_leakage",
     "load_preferences",
-    "normalise_prompt",
     "render_hh",
     "split_pairs",
     "write_quarantine",

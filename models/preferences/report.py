@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from models.preferences.messages import ASSISTANT_MARK, HUMAN_MARK
+from models.prompts import normalise_prompt
 from models.records import PreferencePair
 
 NO_CATEGORY: Final = "(none)"
@@ -127,8 +128,3 @@ def content_digest(*texts: str) -> bytes:
     """Return a sha256 over texts that tells apart where one ends and the next begins."""
     parts = b"".join(hashlib.sha256(text.encode("utf-8")).digest() for text in texts)
     return hashlib.sha256(parts).digest()
-
-
-def normalise_prompt(prompt: str) -> str:
-    """Return what two prompts that only differ in case and white space have in common."""
-    return " ".join(prompt.casefold().split())

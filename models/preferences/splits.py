@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, get_args
 
-from models.preferences.report import normalise_prompt
+from models.prompts import normalise_prompt, opening_of
 from models.records import PreferencePair
 
 SplitBy = Literal["prompt", "category"]
@@ -45,7 +45,7 @@ def split_pairs(
     """
     _check_fractions(fractions)
     if split_by == "prompt":
-        keys = [_opening(pair.prompt) for pair in pairs]
+        keys = [opening_of(pair.prompt) for pair in pairs]
         sides = {key: _side_of(key, fractions, seed) for key in set(keys)}
     elif split_by == "category":
         without = [pair.id for pair in pairs if pair.category is None]
@@ -102,14 +102,6 @@ def _hash_to_unit(key: str, seed: int) -> float:
     """Return a number in [0, 1) that depends on key and seed only, on any machine."""
     digest = hashlib.sha256(f"{seed}:{key}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
-
-
-def _opening(prompt: str) -> str:
-    """Return a dialogue up to its first answer (HH-RLHF text), else the whole prompt.
-
-    Taken from the normalised prompt, so that equal prompts have equal openings.
-    """
-    return normalise_prompt(prompt).partition(" assistant:")[0]
 
 
 def _side_of(key: str, fractions: Mapping[str, float], seed: int) -> str:

@@ -64,7 +64,9 @@ def test_the_plan_follows_the_configuration() -> None:
     assert not any(role.startswith("meta_rm") for role in no_rounds)
     label_audit = _steps(_plan("default", flow="label-audit"))
     assert "relabelled" in label_audit
-    assert not any(role.startswith(("policy", "eval", "rehearsal")) for role in label_audit)
+    reward = _steps(_plan("default", flow="reward"))
+    assert set(reward) - set(label_audit) == {"reward_model", "advantage_model"}
+    assert not any(role.startswith(("policy", "eval", "rehearsal")) for role in reward)
 
 
 def test_frozen_layers_run_once_for_all_that_leave_them_frozen() -> None:

@@ -135,16 +135,33 @@ def test_again_everything_is_found_and_one_change_reruns_only_what_follows(home:
     assert changed - {"report"} == {"ppo_max", "evaluate", "judge", "meta_rm"}
 
 
-def test_killed_in_ppo_and_started_again_ends_bit_identical(home: Path, tmp_path: Path) -> None:
-    process = _start(tmp_path)
+def _wait_for(process: subprocess.Popen[str], home: Path, pattern: str) -> None:
     deadline = time.monotonic() + 300
-    while not list(tmp_path.glob("work/ppo_max-*/checkpoints/[0-9]*")):
-        assert process.poll() is None, "ended before PPO wrote a checkpoint"
+    while not list(home.glob(pattern)):
+        assert process.poll() is None, f"ended before there was {pattern}"
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_stopped_and_killed_and_started_again_ends_bit_identical(
+    home: Path, tmp_path: Path
+) -> None:
+    """SIGTERM while members train, then kill -9 in PPO: every time it goes on where it was."""
+    process = _start(tmp_path)
+    _wait_for(process, tmp_path, "work/reward_model-*/metrics.jsonl")
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode != 0, output
+    stopped = list(tmp_path.glob("work/reward_model-*/checkpoints/[0-9]*"))
+    assert stopped, f"no trainer wrote a checkpoint before it stopped:\n{output}"
+    assert not list(tmp_path.rglob("store/artifacts/ppo_max/*/manifest.json"))
+
+    process = _start(tmp_path)
+    _wait_for(process, tmp_path, "work/ppo_max-*/checkpoints/[0-9]*")
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert not list(tmp_path.rglob("store/artifacts/report/*/manifest.json"))
+
     _run(tmp_path)
     ours, undisturbed = _digests(tmp_path), _digests(home)
     assert ours.items() <= undisturbed.items()

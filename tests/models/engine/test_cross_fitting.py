@@ -76,6 +76,15 @@ def test_folds_follow_prompts_in_order_of_first_appearance() -> None:
     ]
 
 
+def test_dialogues_of_one_opening_share_a_fold() -> None:
+    """HH-RLHF cuts a dialogue at several turns: the longer prompt quotes the shorter's answer."""
+    openings = [f"\n\nHuman: question {index}\n\nAssistant:" for index in range(12)]
+    longer = [f"{opening} an answer\n\nHuman: more?\n\nAssistant:" for opening in openings]
+    folds = prompt_folds([*openings, *longer], NUM_FOLDS)
+    assert folds[:12].equal(folds[12:])
+    assert len(set(folds.tolist())) == NUM_FOLDS
+
+
 def test_fewer_prompts_than_folds_are_refused() -> None:
     with pytest.raises(ValueError, match="found 3"):
         prompt_folds(["a", "b", "a", "b"], NUM_FOLDS)

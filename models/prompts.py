@@ -1,0 +1,16 @@
+"""When two prompts belong together: what splits and folds must not put on two sides."""
+
+from __future__ import annotations
+
+
+def normalise_prompt(prompt: str) -> str:
+    """Return what two prompts that only differ in case and white space have in common."""
+    return " ".join(prompt.casefold().split())
+
+
+def opening_of(prompt: str) -> str:
+    """Return a dialogue up to its first answer (HH-RLHF text), else the whole prompt.
+
+    Taken from the normalised prompt, so that equal prompts have equal openings.
+    """
+    return normalise_prompt(prompt).partition(" assistant:")[0]
