@@ -21,9 +21,8 @@ from models.config import (
 def hh_smollm2() -> RunConfig:
     """Anthropic HH pairs with SmolLM2-135M on two cores; give `preferences.sources`.
 
-    Only the upper six of thirty layers are trained, on dialogues of at most 160 tokens: two cores
-    finish that in an hour and a half. Scorers' rate and epochs were chosen on validation pairs: at
-    5e-5 and one epoch a member does not leave chance.
+    Six of thirty layers are trained, on dialogues of at most 160 tokens: 90 minutes on two cores.
+    Scorers' rate and epochs are from validation pairs: 5e-5 for one epoch does not leave chance.
     """
     train = TrainConfig(
         learning_rate=5e-5,
