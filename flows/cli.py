@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -90,6 +91,8 @@ def _run_flow(name: str, config: RunConfig, wait_until_ready: Callable[[], None]
     from tasks.stage import StageInputError, StageOutputError
 
     wait_until_ready()
+    for noise in ("prefect.flow_runs", "prefect.task_runs"):  # a failure of one stage fails many
+        logging.getLogger(noise).propagate = False  # all of it is on the run's page
     try:
         {"rlhf": rlhf, "reward": reward, "label-audit": label_audit}[name](config)
     except (TrainerError, StageInputError, StageOutputError, StorageError, FetchError) as error:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from infra.tail import LineTail, last_lines
+from infra.tail import LineTail, last_lines, raised
 from infra.warm_client import Job, ServerGoneError, child_env, warm_server
 
 ENTRY = "models.engine.entry"
@@ -26,11 +26,11 @@ LOG_NAME = "trainer.log"
 METRICS_NAME = "metrics.jsonl"
 
 _POLL_SECONDS = 0.1
-_LOG_LINES = 30
+_LOG_LINES = 60
 
 
 class TrainerError(Exception):
-    """A trainer failed; the message has how, where its log is, and the log's last lines."""
+    """A trainer failed; the message has its exception, or else how it ended and its last lines."""
 
 
 class TrainerStoppedError(TrainerError):
@@ -78,7 +78,7 @@ def launch(
             _wait(job, LineTail(workdir / METRICS_NAME), on_lines, drain_seconds)
         finally:
             _kill(job)
-        _check(job, log, log_start)
+        _check(job, log, log_start, num_ranks)
     return time.monotonic() - started
 
 
@@ -153,10 +153,13 @@ def _kill(job: Job) -> None:
         job.wait(1.0)
 
 
-def _check(job: Job, log: Path, log_start: int) -> None:
+def _check(job: Job, log: Path, log_start: int, num_ranks: int) -> None:
     if job.code == 0:
         return
     tail = last_lines(log, _LOG_LINES, log_start)
+    # Several ranks end in their launcher's traceback, which says nothing.
+    if num_ranks == 1 and job.code == 1 and not _drain.requested and (error := raised(tail)):
+        raise TrainerError(f"{error}\ntraceback: {log}")
     report = f"\nlog: {log}" + (f", its last lines:\n{tail}" if tail else ", empty")
     if job.error is not None:
         raise TrainerError(job.error + report)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+_TRACEBACK = "Traceback (most recent call last):"
+
 
 class LineTail:
     """Hands out the whole lines that were added since the last call.
@@ -51,3 +53,20 @@ def last_lines(path: Path, count: int, start: int = 0) -> str:
     except FileNotFoundError:
         return ""
     return "\n".join(lines[-count:])
+
+
+def raised(log: str) -> str | None:
+    """What a Python process that wrote this log died of: `Error: message`, all its lines.
+
+    None where the log does not end in a traceback. The class comes without its module.
+    """
+    lines = log.splitlines()
+    starts = [place for place, line in enumerate(lines) if line == _TRACEBACK]
+    if not starts:
+        return None
+    after = lines[starts[-1] + 1 :]
+    message = next((p for p, line in enumerate(after) if line and not line[0].isspace()), None)
+    if message is None:
+        return None
+    kind, colon, rest = after[message].partition(":")
+    return "\n".join([kind.rpartition(".")[2] + colon + rest, *after[message + 1 :]])

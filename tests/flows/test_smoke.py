@@ -135,6 +135,28 @@ def test_again_everything_is_found_and_one_change_reruns_only_what_follows(home:
     assert changed - {"report"} == {"ppo_max", "evaluate", "judge", "meta_rm"}
 
 
+def test_a_run_that_cannot_start_says_why_and_nothing_else(tmp_path: Path) -> None:
+    missing = tmp_path / "pairs.jsonl"
+    process = _start(
+        tmp_path, f'preferences.sources=["{missing}"]', "sft.model.base=smollm2-135m-instruct"
+    )
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert f"missing_source: found '{missing}', allowed: an existing file or folder" in output
+    assert len(output.splitlines()) < 8, output
+
+
+def test_a_label_audit_finds_its_stages_and_leaves_the_whole_report_alone(home: Path) -> None:
+    whole = home / "reports/smoke-seed0/scorecard.json"
+    before = whole.read_bytes()
+    found, total = _from_store(_run(home, "--flow", "label-audit"))
+    assert found == total
+    assert whole.read_bytes() == before
+    scorecard = json.loads((home / "reports/smoke-seed0-label-audit/scorecard.json").read_text())
+    roles = {stage["role"] for stage in scorecard["stages"]}
+    assert roles == {"data", "sft", "preferences", "member_0", "member_1", "strength", "relabelled"}
+
+
 def _wait_for(process: subprocess.Popen[str], home: Path, pattern: str) -> None:
     deadline = time.monotonic() + 300
     while not list(home.glob(pattern)):

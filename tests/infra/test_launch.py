@@ -40,7 +40,7 @@ def test_second_job_uses_the_same_server_and_costs_little(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("do", "message"),
     [
-        ("fail", "exit code 1"),
+        ("fail", "ValueError: learning rate is negative"),
         ("leave", "exit code 3"),
         ("crash", "killed by SIGSEGV"),
         ("killed", "killed by SIGKILL.*out-of-memory.*batch size"),
@@ -52,19 +52,21 @@ def test_failures_say_how_and_the_next_job_runs(tmp_path: Path, do: str, message
     launch_toy(tmp_path / "next", "report")
 
 
-def test_failure_shows_the_last_thirty_lines_of_this_attempt(tmp_path: Path) -> None:
+def test_failure_shows_the_exception_of_this_attempt_or_its_last_lines(tmp_path: Path) -> None:
     (tmp_path / "trainer.log").write_text("an older attempt\n")
     with pytest.raises(TrainerError) as caught:
         launch_toy(tmp_path, "fail")
-    message = str(caught.value)
-    assert "ValueError: learning rate is negative" in message
-    assert str(tmp_path / "trainer.log") in message
-    assert "line 39\n" in message
-    assert "line 1\n" not in message
+    log = tmp_path / "trainer.log"
+    assert str(caught.value) == f"ValueError: learning rate is negative\ntraceback: {log}"
+    assert "line 39\nTraceback" in log.read_text()
     with pytest.raises(TrainerError) as caught:
         launch_toy(tmp_path, "leave")
-    assert "older attempt" not in str(caught.value)
-    assert "negative" not in str(caught.value)
+    message = str(caught.value)
+    assert "exit code 3" in message
+    assert message.endswith("line 39")
+    assert "line -59\n" not in message
+    assert "older attempt" not in message
+    assert "negative" not in message
 
 
 def test_jobs_run_side_by_side(tmp_path: Path) -> None:

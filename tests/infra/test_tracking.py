@@ -12,7 +12,7 @@ import pytest
 
 from infra.launch import TrainerStoppedError
 from infra.settings import Settings, SettingsError
-from infra.tail import LineTail, last_lines
+from infra.tail import LineTail, last_lines, raised
 from infra.tracking import Tracking
 
 
@@ -191,6 +191,18 @@ def test_tail_starts_again_when_the_file_is_made_anew(tmp_path: Path) -> None:
     assert tail.read() == ["a longer line", "and another"]
     assert last_lines(path, 1) == "and another"
     assert last_lines(tmp_path / "nothing", 5) == ""
+
+
+def test_what_a_process_died_of_is_found_below_its_traceback() -> None:
+    traceback = 'Traceback (most recent call last):\n  File "a.py", line 1\n    f()\n    ^^^\n'
+    assert raised(f"some output\n{traceback}package.errors.BadRow: row 3\n  found 1\nfix it\n") == (
+        "BadRow: row 3\n  found 1\nfix it"
+    )
+    both = f"{traceback}KeyError: 'a'\n\nDuring handling ...:\n\n{traceback}ValueError: b"
+    assert raised(both) == "ValueError: b"
+    assert raised(f"{traceback}AssertionError\n") == "AssertionError"
+    assert raised(traceback) is None
+    assert raised("no trouble\n") is None
 
 
 def test_settings_have_defaults_below_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

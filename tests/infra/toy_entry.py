@@ -49,7 +49,9 @@ def fail(workdir: Path) -> None:
 
 
 def leave(workdir: Path) -> None:
-    """Exit with a code."""
+    """Exit with a code after a hundred lines of output."""
+    for number in range(100):
+        print("line", number - 60)
     raise SystemExit(3)
 
 

@@ -98,7 +98,7 @@ def test_fork_has_torch_loaded_and_computes(tmp_path: Path) -> None:
 
 
 def test_unknown_config_key_is_in_the_error(tmp_path: Path) -> None:
-    with pytest.raises(TrainerError, match=r"(?s)exit code 1.*sise"):
+    with pytest.raises(TrainerError, match=r"(?s)ValidationError: 1 .*sise"):
         launch(_job(tmp_path, size=2, sise=3), entry="toy_torch_entry")
 
 
