@@ -6,11 +6,13 @@ import argparse
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from infra.settings import Settings
@@ -74,12 +76,19 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
         return _dry_run(config, options, settings)
     from infra.prefect_server import PrefectServerError, local_prefect_server
 
+    signal.signal(signal.SIGTERM, _stopped)
     try:
         with local_prefect_server() as wait_until_ready:
             return _run_flow(options.flow, config, wait_until_ready)
     except PrefectServerError as error:
         print(f"trimtab: {error}", file=sys.stderr)
         return 1
+
+
+def _stopped(_number: int, _frame: FrameType | None) -> None:
+    """SIGTERM, once its trainers have stopped and Prefect has noted the end of the flow run."""
+    print("trimtab: stopped by SIGTERM; the same command goes on where it was", file=sys.stderr)
+    sys.exit(128 + signal.SIGTERM)
 
 
 def _run_flow(name: str, config: RunConfig, wait_until_ready: Callable[[], None]) -> int:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from flows.config import RunConfig
 from flows.run import Run
+from infra.launch import drain_on_sigterm
 from infra.tracking import TrackedRun
 from models.report.config import ReportConfig
 from tasks.perform import start_tracked_run
@@ -16,10 +17,13 @@ from tasks.report import announce, lineage_of, report
 
 @contextmanager
 def tracked_flow(config: RunConfig, name: str) -> Iterator[TrackedRun]:
-    """The MLflow run of a flow run, with the whole configuration as parameters."""
+    """The MLflow run of a flow run, with the whole configuration as parameters.
+
+    Meanwhile a SIGTERM stops the running trainers at a checkpoint, and then the flow.
+    """
     tags = {"trimtab.recipe": config.recipe, "trimtab.seed": str(config.seed)}
     title = f"{name} {config.recipe} seed {config.seed}"
-    with start_tracked_run(title, tags) as tracked:
+    with drain_on_sigterm(), start_tracked_run(title, tags) as tracked:
         tracked.log_params(config.model_dump(mode="json"))
         yield tracked
 

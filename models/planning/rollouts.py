@@ -31,8 +31,10 @@ def comparisons(config: ComparisonsConfig, setting: Setting) -> Work:
 
 
 def rehearsal(config: RehearsalConfig, setting: Setting) -> Work:
-    """An answer of the SFT policy to every prompt, scored; the sentence encoder is not counted."""
+    """Answers of the SFT policy, scored; the sentence encoder is not counted."""
     prompts = setting.amounts.policy_prompts
+    if config.max_prompts is not None:
+        prompts = min(prompts, config.max_prompts)
     prompt, row = setting.capped(setting.amounts.prompt_tokens, config.max_new_tokens)
     return Work(
         examples=prompts,

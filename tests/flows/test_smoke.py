@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,16 +136,61 @@ def test_again_everything_is_found_and_one_change_reruns_only_what_follows(home:
     assert changed - {"report"} == {"ppo_max", "evaluate", "judge", "meta_rm"}
 
 
-def test_killed_in_ppo_and_started_again_ends_bit_identical(home: Path, tmp_path: Path) -> None:
-    process = _start(tmp_path)
+def test_a_run_that_cannot_start_says_why_and_nothing_else(tmp_path: Path) -> None:
+    missing = tmp_path / "pairs.jsonl"
+    process = _start(
+        tmp_path, f'preferences.sources=["{missing}"]', "sft.model.base=smollm2-135m-instruct"
+    )
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert f"missing_source: found '{missing}', allowed: an existing file or folder" in output
+    assert len(output.splitlines()) < 8, output
+
+
+def test_a_label_audit_finds_its_stages_and_leaves_the_whole_report_alone(home: Path) -> None:
+    whole = home / "reports/smoke-seed0/scorecard.json"
+    before = whole.read_bytes()
+    found, total = _from_store(_run(home, "--flow", "label-audit"))
+    assert found == total
+    assert whole.read_bytes() == before
+    scorecard = json.loads((home / "reports/smoke-seed0-label-audit/scorecard.json").read_text())
+    roles = {stage["role"] for stage in scorecard["stages"]}
+    assert roles == {"data", "sft", "preferences", "member_0", "member_1", "strength", "relabelled"}
+
+
+def _newest_step(home: Path) -> int:
+    """The newest checkpoint of PPO so far; 0 without one."""
+    folders = home.glob("work/ppo_max-*/checkpoints/[0-9]*")
+    return max((int(folder.name) for folder in folders), default=0)
+
+
+def _wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 300
-    while not list(tmp_path.glob("work/ppo_max-*/checkpoints/[0-9]*")):
-        assert process.poll() is None, "ended before PPO wrote a checkpoint"
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_stopped_and_killed_and_started_again_ends_bit_identical(
+    home: Path, tmp_path: Path
+) -> None:
+    """SIGTERM in PPO, then kill -9 in PPO: every time it goes on where it was."""
+    process = _start(tmp_path)
+    _wait_until(lambda: any(tmp_path.glob("work/ppo_max-*/metrics.jsonl")), process)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM, output
+    assert output.splitlines()[-1].startswith("trimtab: stopped by SIGTERM"), output
+    stopped_at = _newest_step(tmp_path)
+    assert 0 < stopped_at < 12, "the trainer was not stopped at a checkpoint"
+
+    process = _start(tmp_path)
+    _wait_until(lambda: _newest_step(tmp_path) > stopped_at, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert not list(tmp_path.rglob("store/artifacts/report/*/manifest.json"))
+
     _run(tmp_path)
     ours, undisturbed = _digests(tmp_path), _digests(home)
     assert ours.items() <= undisturbed.items()

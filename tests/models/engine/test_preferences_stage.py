@@ -56,6 +56,26 @@ def test_counts_add_up_and_nothing_leaks(tmp_path: Path, source: Path) -> None:
     assert {row["prompt"] for row in read_rows(output / "eval" / "main.jsonl")} <= prompts[2]
 
 
+def test_the_first_prompts_are_of_every_source(tmp_path: Path, source: Path) -> None:
+    """Evaluation and MetaRM take the first prompts of a split: sources may not stand in a row."""
+    rows = [json.loads(line) for line in (source / "pairs.jsonl").read_text().splitlines()[:60]]
+    other = tmp_path / "other"
+    other.mkdir()
+    harmless = json.dumps(rows).replace("question", "insult")
+    (other / "insults.jsonl").write_text("\n".join(map(json.dumps, json.loads(harmless))))
+    config = CONFIG.model_copy(
+        update={
+            "sources": ("pairs.jsonl", "insults.jsonl"),
+            "categories": ("helpful", "harmless"),
+            "num_eval_prompts": 12,
+        }
+    )
+    output = run_stage("preferences", config, tmp_path / "work", source_0=source, source_1=other)
+    for name in ("policy_prompts.jsonl", "eval/main.jsonl"):
+        first = [row["category"] for row in read_rows(output / name)[:12]]
+        assert set(first) == {"helpful", "harmless"}, name
+
+
 def test_where_a_file_lay_does_not_matter(tmp_path: Path, source: Path) -> None:
     first = run_stage("preferences", CONFIG, tmp_path / "first", source_0=source)
     moved = source.rename(tmp_path / "moved")
