@@ -61,7 +61,7 @@ def prepare_environment(settings: Settings) -> None:
 
 def _run(options: argparse.Namespace, settings: Settings) -> int:
     from flows.config import ConfigError, with_overrides
-    from flows.recipes import recipe
+    from flows.recipes import MACHINES, recipe
 
     try:
         _check_options(options)
@@ -74,6 +74,13 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
         return 0
     if options.dry_run:
         return _dry_run(config, options, settings)
+    if options.recipe in MACHINES:
+        print(
+            f"trimtab: {options.recipe} is for GPUs, and this build trains on the CPU: only "
+            "--dry-run and --print-config take it. hh-smollm2 is the recipe for a CPU",
+            file=sys.stderr,
+        )
+        return 2
     from infra.prefect_server import PrefectServerError, local_prefect_server
 
     signal.signal(signal.SIGTERM, _stopped)

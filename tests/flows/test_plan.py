@@ -186,6 +186,7 @@ def test_gpus_of_the_command_line_replace_the_recipe_s(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ([], "hh-7b is for GPUs, and this build trains on the CPU"),
         (["--gpus", "8"], "--gpus is 8, --gpu-memory is None"),
         (["--gpus", "8", "--gpu-memory", "80"], "--dry-run is False"),
         (["--dry-run", "--gpu-memory", "80"], "a dry run takes both"),
