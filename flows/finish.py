@@ -1,8 +1,8 @@
-"""The end of a run: report, registered champion, links, and where to look."""
+"""The end of a run: report, registered policies, links, and where to look."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from flows.config import RunConfig
@@ -11,7 +11,7 @@ from infra.launch import drain_on_sigterm
 from infra.tracking import TrackedRun
 from models.report.config import ReportConfig
 from tasks.perform import start_tracked_run
-from tasks.registry import register_champion
+from tasks.registry import register_policy
 from tasks.report import announce, lineage_of, report
 
 
@@ -31,7 +31,7 @@ def tracked_flow(config: RunConfig, name: str) -> Iterator[TrackedRun]:
 def finish(
     run: Run, tracked: TrackedRun, champion: str | None, suffix: str = ""
 ) -> dict[str, object]:
-    """Wait for everything, write the report, register the champion; returns the key numbers.
+    """Wait for everything, write the report, register its policies; returns the key numbers.
 
     `suffix` keeps the report of a part of the experiment beside that of the whole.
     """
@@ -52,6 +52,18 @@ def finish(
         ),
         {role: done for role, done in results.items() if not role.startswith("cross_fitted_")},
     ).result()
-    if champion is not None:
-        register_champion.submit(tracked.run_id, results[champion], config.recipe).result()
+    for role, aliases in _registered(champion, results).items():
+        register_policy.submit(tracked.run_id, results[role], config.recipe, aliases).result()
     return announce(tracked, summary, results, f"{config.recipe}-seed{config.seed}{suffix}")
+
+
+def _registered(champion: str | None, roles: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Aliases by role: the last policy of the rounds is the candidate, the promoted one champion.
+
+    `roles` are in the order of making. Arms that the rounds do not continue are not registered.
+    """
+    chain = [r for r in roles if r == "policy_full" or r.startswith("policy_round_")]
+    aliases: dict[str, tuple[str, ...]] = dict.fromkeys(chain[-1:], ("candidate",))
+    if champion is not None:
+        aliases[champion] = (*aliases.get(champion, ()), "champion")
+    return aliases

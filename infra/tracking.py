@@ -14,7 +14,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -23,13 +23,13 @@ from typing import Any, Self, TypeVar
 from infra.launch import TrainerStoppedError
 from infra.locks import file_lock
 from infra.mlflow_calls import (
-    aliased,
     experiment_id,
     flatten,
     metric,
     new_client,
     parse_line,
     register,
+    version_tagged,
 )
 from infra.settings import Settings
 from infra.tail import LineTail
@@ -198,19 +198,23 @@ class TrackedRun:
             self._call(lambda client, run: client.log_inputs(run, [entry]))
 
     def register_model(
-        self, name: str, folder: Path, *, alias: str, tags: Mapping[str, str] | None = None
+        self,
+        name: str,
+        folder: Path,
+        *,
+        aliases: Sequence[str],
+        tags: Mapping[str, str] | None = None,
     ) -> str | None:
-        """Copy a model folder to the run, make it a version of `name` and point `alias` at it.
+        """Copy a model folder to the run, make it a version of `name` and point aliases at it.
 
-        Returns the version, or None in an outage. It loads as `models:/<name>@<alias>`. A model
-        with the same tags that has the alias already is left as it is.
+        Returns the version, or None in an outage. It loads as `models:/<name>@<alias>`. `tags`
+        identify a model: one that is a version already is not copied again, and gets only aliases
+        it never had, so that a run repeated later takes none from a newer version.
         """
-        if tags:
-            current = self._call(lambda client, _: aliased(client, name, alias, dict(tags)))
-            if current is not None:
-                return current
-        self.log_artifact(folder, "model")
-        return self._call(lambda client, run: register(client, run, name, alias, dict(tags or {})))
+        labels = dict(tags or {})
+        if not (labels and self._call(lambda client, _: version_tagged(client, name, labels))):
+            self.log_artifact(folder, "model")
+        return self._call(lambda client, run: register(client, run, name, aliases, labels))
 
     def end(self, status: str = "FINISHED") -> None:
         """End the run as FINISHED, FAILED or KILLED."""

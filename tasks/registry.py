@@ -1,4 +1,4 @@
-"""Registering models: what a run recommends gets the alias `champion` in MLflow's registry."""
+"""Registering models: aliases `candidate` and `champion` in MLflow's registry."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from tasks.stage import StageResult
 MODEL_NAME = "trimtab-policy"
 
 
-@task(name="register", task_run_name="register {recipe} champion", tags=["cpu"])
-def register_champion(run_id: str | None, policy: StageResult, recipe: str) -> str | None:
-    """Register the promoted policy under the alias `champion`; returns the version.
+@task(name="register", task_run_name="register {recipe} {aliases}", tags=["cpu"])
+def register_policy(
+    run_id: str | None, policy: StageResult, recipe: str, aliases: tuple[str, ...]
+) -> str | None:
+    """Register a policy under `aliases`; returns the version.
 
-    A policy that is champion already is not registered again.
+    A policy that is registered already is not copied again.
     """
     context = base_context()
     tracked: TrackedRun = context.tracking.attach(run_id)
@@ -30,7 +32,7 @@ def register_champion(run_id: str | None, policy: StageResult, recipe: str) -> s
         return tracked.register_model(
             f"{MODEL_NAME}-{recipe}",
             folder / "model",
-            alias="champion",
+            aliases=aliases,
             tags={"trimtab.digest": policy.ref.digest, "trimtab.key": policy.ref.key},
         )
     finally:

@@ -61,6 +61,10 @@ def announce(
     for file in REPORT_FILES:
         (scratch / file).replace(folder / file)
         tracked.log_artifact(folder / file)
+    shutil.rmtree(folder / "plots", ignore_errors=True)
+    if (scratch / "plots").is_dir():
+        (scratch / "plots").replace(folder / "plots")
+        tracked.log_artifact(folder / "plots", "plots")
     shutil.rmtree(scratch)
     numbers = {k: v for k, v in result.summary.items() if isinstance(v, int | float)}
     tracked.log_metrics({key: float(value) for key, value in numbers.items()})

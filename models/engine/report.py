@@ -7,7 +7,7 @@ from pathlib import Path
 from models.engine.progress import write_json
 from models.report.artifacts import Artifacts
 from models.report.config import ReportConfig
-from models.report.page import render
+from models.report.page import charts_of, render
 from models.report.scorecard import assemble, summary_of
 
 CONFIG = ReportConfig
@@ -16,13 +16,18 @@ CONFIG = ReportConfig
 def run(config: ReportConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `preferences`, and by role whatever else the run made (see `models.report`).
 
-    Output: report.html (self-contained), scorecard.json.
+    Output: report.html (self-contained), scorecard.json, plots/ (every plot of the page as SVG).
     """
     artifacts = Artifacts(inputs)
     scorecard, curves = assemble(artifacts, config)
+    charts = charts_of(artifacts, scorecard, curves)
     output = workdir / "output"
     write_json(output / "scorecard.json", scorecard.to_json())
     (output / "report.html").write_text(
-        render(artifacts, config, scorecard, curves), encoding="utf-8"
+        render(artifacts, config, scorecard, charts), encoding="utf-8"
     )
+    (output / "plots").mkdir()
+    for section, drawn in charts.items():
+        for number, chart in enumerate(drawn, start=1):
+            (output / "plots" / f"{section}_{number}.svg").write_bytes(chart.svg)
     write_json(output / "summary.json", summary_of(scorecard))

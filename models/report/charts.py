@@ -52,12 +52,17 @@ WIDTH, HEIGHT = 4.8, 3.3
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawn plot: title says what is seen, note how to read it; `source` is a data: address."""
+    """A drawn plot: title says what is seen, note how to read it."""
 
     title: str
     note: str
-    source: str
+    svg: bytes
     alt: str
+
+    @property
+    def source(self) -> str:
+        """The plot as a data: address."""
+        return f"data:image/svg+xml;base64,{base64.b64encode(self.svg).decode('ascii')}"
 
 
 class Panel:
@@ -83,9 +88,8 @@ class Panel:
         stream = io.BytesIO()
         # No date and no creator: the same numbers give the same bytes.
         self.figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
-        code = base64.b64encode(stream.getvalue()).decode("ascii")
         alt = f"{title} Axes: {x} against {y}." if x and y else title
-        return Chart(title, note, f"data:image/svg+xml;base64,{code}", alt)
+        return Chart(title, note, stream.getvalue(), alt)
 
 
 def style(index: int) -> tuple[str, str, str]:

@@ -14,6 +14,7 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from models.report.artifacts import Artifacts
+from models.report.charts import Chart
 from models.report.config import ReportConfig
 from models.report.curves import Curve
 from models.report.label_charts import label_charts
@@ -33,8 +34,28 @@ from models.report.vote_charts import vote_charts
 MOST_CHARACTERS = 1500
 
 
+def charts_of(
+    artifacts: Artifacts, card: Scorecard, curves: Mapping[str, Curve]
+) -> dict[str, list[Chart]]:
+    """Every plot of the report, by the section it stands in."""
+    rounds = {n: c for n, c in curves.items() if n == "full" or is_round(n)}
+    cost = cost_chart(card.stages)
+    return {
+        "labels": label_charts(strength_rows(artifacts, "strength")),
+        "votes": vote_charts(card.human_votes),
+        "scorers": scorer_charts(artifacts, card),
+        "policies": curve_charts({n: c for n, c in curves.items() if not is_round(n)}),
+        "rounds": curve_charts(rounds) if any(map(is_round, curves)) else [],
+        "outcomes": outcome_charts(card),
+        "cost": [cost] if cost else [],
+    }
+
+
 def render(
-    artifacts: Artifacts, config: ReportConfig, card: Scorecard, curves: Mapping[str, Curve]
+    artifacts: Artifacts,
+    config: ReportConfig,
+    card: Scorecard,
+    charts: Mapping[str, list[Chart]],
 ) -> str:
     """The whole page as HTML."""
     environment = Environment(
@@ -68,16 +89,8 @@ def render(
         measure=measure,
         has_measured=[p for p in card.policies if p.sets],
         rounds=[p for p in card.policies if p.round],
-        label_charts=label_charts(strength_rows(artifacts, "strength")),
-        vote_charts=vote_charts(card.human_votes),
+        drawn=charts,
         audited=audit(artifacts),
-        scorer_charts=scorer_charts(artifacts, card),
-        curve_charts=curve_charts({n: c for n, c in curves.items() if not is_round(n)}),
-        round_charts=curve_charts({n: c for n, c in curves.items() if n == "full" or is_round(n)})
-        if any(map(is_round, curves))
-        else [],
-        outcome_charts=outcome_charts(card),
-        cost_chart=cost_chart(card.stages),
         samples=sample_groups(artifacts, f"eval_{final.name}", measure, config.seed)
         if final
         else [],

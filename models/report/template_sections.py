@@ -2,14 +2,14 @@
 
 LABELS = """
 {% from "macros" import charts %}
-{% if label_charts %}
+{% if drawn.labels %}
 <h2>The labels</h2>
 <p class="note">The strength of a label is the mean, over the ensemble, of the score of the answer
 labelled better minus that of the other; below 0 the models together contradict the label.
 {% if card.vote_used %}Relabelling used the
 {{ {'in_sample': 'in-sample', 'cross_fitted': 'cross-fitted'}[card.vote_used] }} vote.{% endif %}
 </p>
-{{ charts(label_charts) }}
+{{ charts(drawn.labels) }}
 {% if card.has_truth %}
 <div class="scroll"><table><tr><th>Vote</th><th>AUROC, planted flips, all pairs</th>
 <th>AUROC, near-ties left out</th><th>AUROC, labels wrong by gold</th>
@@ -58,12 +58,12 @@ label {{ 'wrong' if pair.truth.is_wrong else 'right' }}</span>{% endif %}
 
 HUMAN_VOTES = """
 {% from "macros" import charts %}
-{% if vote_charts %}
+{% if drawn.votes %}
 <h2>Strength against people's votes</h2>
 <p class="note">Several people voted on each of these pairs. A pair's margin is the share of its
 votes for the text labelled better minus the share for the other; undecided votes count for
 neither. The ensemble never saw a margin: it was told which text won, not by how much.</p>
-{{ charts(vote_charts) }}
+{{ charts(drawn.votes) }}
 <div class="scroll"><table><tr><th></th>
 {% for mode, by_split in card.human_votes.items() %}{% for split in by_split %}
 <th>{{ split }} pairs, {{ mode|replace('_', '-') }} vote</th>{% endfor %}{% endfor %}</tr>
@@ -103,7 +103,7 @@ SCORERS = """
 {% from "macros" import charts %}
 {% if card.scorers %}
 <h2>The reward models</h2>
-{{ charts(scorer_charts) }}
+{{ charts(drawn.scorers) }}
 <div class="scroll"><table><tr><th>On {{ '{:,}'.format(card.data.num_test) }} test pairs</th>
 {% for name in card.scorers %}<th>{{ scorer_names[name] }}</th>{% endfor %}</tr>
 {% for key, words, unit in [
@@ -134,22 +134,22 @@ errors use 10 bins.</p>{% endif %}
 
 POLICIES = """
 {% from "macros" import charts %}
-{% if curve_charts %}
+{% if drawn.policies %}
 <h2>PPO, step by step</h2>
 <p class="note">Numbers are means of the first and of the last tenth of the steps. Faint lines show
 every step, bold ones the mean of five.</p>
-{{ charts(curve_charts) }}
-{% if round_charts %}<h3>MetaRM rounds</h3>
-{{ charts(round_charts) }}{% endif %}
+{{ charts(drawn.policies) }}
+{% if drawn.rounds %}<h3>MetaRM rounds</h3>
+{{ charts(drawn.rounds) }}{% endif %}
 {% for policy in card.policies if policy.collapse_reason %}
 <p><b>{{ policy.name|policy_name }}: the collapse guard spoke up.</b> {{ policy.collapse_reason }}.
 PPO ended at step {{ policy.num_steps }}; the policy kept is that of step
 {{ policy.policy_of_step }}.</p>
 {% endfor %}
 {% endif %}
-{% if outcome_charts %}
+{% if drawn.outcomes %}
 <h2>Win, tie, lose against SFT</h2>
-{{ charts(outcome_charts) }}
+{{ charts(drawn.outcomes) }}
 {% endif %}
 {% if has_measured %}
 <h3>Every policy on every prompt set</h3>
@@ -211,9 +211,9 @@ SAMPLES = """
 
 LINEAGE = """
 {% from "macros" import charts %}
-{% if cost_chart %}
+{% if drawn.cost %}
 <h2>What it cost</h2>
-{{ charts([cost_chart]) }}
+{{ charts(drawn.cost) }}
 {% endif %}
 <h2>Where every number comes from</h2>
 {% if card.lineage %}

@@ -57,11 +57,11 @@ def _from_store(output: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _champion_version(home: Path) -> int:
+def _version(home: Path, alias: str) -> int:
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
-    return int(client.get_model_version_by_alias("trimtab-policy-smoke", "champion").version)
+    return int(client.get_model_version_by_alias("trimtab-policy-smoke", alias).version)
 
 
 @pytest.fixture(scope="module")
@@ -119,13 +119,15 @@ def test_mlflow_holds_nested_runs_and_the_champion(home: Path) -> None:
     assert {run.info.status for run in runs} == {"FINISHED"}
     ppo = next(run for run in runs if run.info.run_name == "PPO full")
     assert len(client.get_metric_history(ppo.info.run_id, "kl")) == 13
-    assert _champion_version(home) == 1
+    plots = {file.path for file in client.list_artifacts(parents[0].info.run_id, "plots")}
+    assert plots >= {"plots/labels_1.svg", "plots/scorers_1.svg", "plots/policies_1.svg"}
+    assert _version(home, "champion") == _version(home, "candidate") == 1
 
 
 def test_again_everything_is_found_and_one_change_reruns_only_what_follows(home: Path) -> None:
     found, total = _from_store(_run(home))
     assert found == total
-    assert _champion_version(home) == 1, "the same champion was registered again"
+    assert _version(home, "champion") == 1, "the same champion was registered again"
     before = _digests(home)
     _run(home, "ppo.kl_coef=0.15")
     changed = {

@@ -84,6 +84,9 @@ def test_whole_page_is_safe_and_self_contained(full_inputs: Inputs, tmp_path: Pa
     for code in re.findall(r"base64,([A-Za-z0-9+/=]+)", html):
         drawing = base64.b64decode(code).decode("utf-8")
         assert not re.search(r"href=\"(?!#)|<script|<image", drawing)
+    plots = [path.read_bytes() for path in (tmp_path / "output" / "plots").glob("*.svg")]
+    shown = re.findall(r"base64,([A-Za-z0-9+/=]+)", html)
+    assert sorted(plots) == sorted(map(base64.b64decode, shown))
     for heading in (
         "What came in", "What was wrong with the labels", "What came out", "Better or not",
         "Label audit", "PPO, step by step", "Win, tie, lose", "MetaRM rounds", "Before and after",
