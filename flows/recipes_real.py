@@ -51,18 +51,7 @@ def hh_smollm2() -> RunConfig:
         rehearsal=RehearsalConfig(
             max_prompts=256, max_new_tokens=48, num_clusters=8, per_cluster=4
         ),
-        ppo=PPOConfig(
-            num_steps=16,
-            critic_pretrain_steps=2,
-            rollout_batch=16,
-            train_batch=8,
-            rehearsal_batch=8,
-            policy_learning_rate=2e-5,
-            critic_learning_rate=1e-4,
-            max_new_tokens=48,
-            checkpoint_every=4,
-            trainable_layers=6,
-        ),
+        ppo=_ppo_on_two_cores(),
         arms=("full",),
         rounds=RoundsConfig(
             promote="always",
@@ -71,6 +60,21 @@ def hh_smollm2() -> RunConfig:
             ),
         ),
         evaluate=EvaluateConfig(max_new_tokens=48),
+    )
+
+
+def _ppo_on_two_cores() -> PPOConfig:
+    return PPOConfig(
+        num_steps=16,
+        critic_pretrain_steps=2,
+        rollout_batch=16,
+        train_batch=8,
+        rehearsal_batch=8,
+        policy_learning_rate=2e-5,
+        critic_learning_rate=1e-4,
+        max_new_tokens=48,
+        checkpoint_every=4,
+        trainable_layers=6,
     )
 
 
