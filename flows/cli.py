@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
-import signal
 import subprocess
 import sys
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING
 
+from flows.commands import next_round, roll_back, run_recipe
 from infra.settings import Settings
-
-if TYPE_CHECKING:
-    from flows.config import RunConfig
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,95 +51,6 @@ def prepare_environment(settings: Settings) -> None:
         "TOKENIZERS_PARALLELISM": "false",
     }.items():
         os.environ.setdefault(name, value)
-
-
-def _run(options: argparse.Namespace, settings: Settings) -> int:
-    from flows.config import ConfigError, with_overrides
-    from flows.recipes import MACHINES, recipe
-
-    try:
-        _check_options(options)
-        config = with_overrides(recipe(options.recipe), options.overrides)
-    except ConfigError as error:
-        print(f"trimtab: {error}", file=sys.stderr)
-        return 2
-    if options.print_config:
-        print(config.model_dump_json(indent=1))
-        return 0
-    if options.dry_run:
-        return _dry_run(config, options, settings)
-    if options.recipe in MACHINES:
-        print(
-            f"trimtab: {options.recipe} is for GPUs, and this build trains on the CPU: only "
-            "--dry-run and --print-config take it. hh-smollm2 is the recipe for a CPU",
-            file=sys.stderr,
-        )
-        return 2
-    from infra.prefect_server import PrefectServerError, local_prefect_server
-
-    signal.signal(signal.SIGTERM, _stopped)
-    try:
-        with local_prefect_server() as wait_until_ready:
-            return _run_flow(options.flow, config, wait_until_ready)
-    except PrefectServerError as error:
-        print(f"trimtab: {error}", file=sys.stderr)
-        return 1
-
-
-def _stopped(_number: int, _frame: FrameType | None) -> None:
-    """SIGTERM, once its trainers have stopped and Prefect has noted the end of the flow run."""
-    print("trimtab: stopped by SIGTERM; the same command goes on where it was", file=sys.stderr)
-    sys.exit(128 + signal.SIGTERM)
-
-
-def _run_flow(name: str, config: RunConfig, wait_until_ready: Callable[[], None]) -> int:
-    """Import the flows while the server starts, then run one; a known failure is one line."""
-    from flows.rlhf import label_audit, reward, rlhf
-    from infra.fetch import FetchError
-    from infra.launch import TrainerError
-    from infra.manifest import StorageError
-    from tasks.stage import StageInputError, StageOutputError
-
-    wait_until_ready()
-    for noise in ("prefect.flow_runs", "prefect.task_runs"):  # a failure of one stage fails many
-        logging.getLogger(noise).propagate = False  # all of it is on the run's page
-    try:
-        {"rlhf": rlhf, "reward": reward, "label-audit": label_audit}[name](config)
-    except (TrainerError, StageInputError, StageOutputError, StorageError, FetchError) as error:
-        print(f"trimtab: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def _check_options(options: argparse.Namespace) -> None:
-    """The GPUs of a plan go together, and with a plan only."""
-    from flows.config import ConfigError
-
-    given = [name for name in ("gpus", "gpu_memory") if getattr(options, name) is not None]
-    if given and not (options.dry_run and len(given) == 2):
-        raise ConfigError(
-            f"--gpus is {options.gpus}, --gpu-memory is {options.gpu_memory}, --dry-run is "
-            f"{options.dry_run}; a dry run takes both of the first two, or none"
-        )
-
-
-def _dry_run(config: RunConfig, options: argparse.Namespace, settings: Settings) -> int:
-    """Print the plan; nothing is run, downloaded or stored."""
-    from flows.plan import make_plan
-    from flows.plan_text import plan_text
-    from flows.recipes import MACHINES
-    from models.planning.machine import Machine
-    from models.planning.shapes import PlanError
-
-    machine = MACHINES.get(options.recipe) or Machine.this_computer(settings.max_parallel)
-    if options.gpus is not None:
-        machine = Machine.of_gpus(options.gpus, options.gpu_memory)
-    try:
-        print(plan_text(make_plan(config, options.flow, machine)))
-    except PlanError as error:
-        print(f"trimtab: {error}", file=sys.stderr)
-        return 2
-    return 0
 
 
 def _report(options: argparse.Namespace, settings: Settings) -> int:
@@ -223,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run a recipe")
     run.add_argument("recipe", help="smoke, default, hh-smollm2, ukp-smollm2, hh-7b")
     run.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. ppo.kl_coef=0.1")
-    run.add_argument("--flow", choices=("rlhf", "reward", "label-audit"), default="rlhf")
+    run.add_argument("--flow", choices=("rlhf", "policy", "reward", "label-audit"), default="rlhf")
     instead = run.add_mutually_exclusive_group()
     instead.add_argument(
         "--dry-run", action="store_true", help="print stages, tokens, steps and memory, and stop"
@@ -233,7 +138,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--gpus", type=_positive(int), metavar="N", help="plan for N GPUs")
     run.add_argument("--gpu-memory", type=_positive(float), metavar="GIB", help="of each, in GiB")
-    run.set_defaults(command=_run)
+    run.set_defaults(command=run_recipe)
+    rounds = commands.add_parser("rounds", help="one more MetaRM round from a recipe's champion")
+    rounds.add_argument("recipe", help="the recipe whose champion to go on from")
+    rounds.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. ppo.num_steps=40")
+    rounds.set_defaults(command=next_round)
+    rollback = commands.add_parser("rollback", help="make an earlier version champion again")
+    rollback.add_argument("recipe", help="the recipe whose champion to take back")
+    rollback.add_argument("version", nargs="?", help="default: the one it replaced")
+    rollback.set_defaults(command=roll_back)
     report = commands.add_parser("report", help="list the reports, the newest last")
     report.add_argument("--open", action="store_true", help="open the newest in a browser")
     report.set_defaults(command=_report)

@@ -6,6 +6,7 @@ The Prefect UI builds its form from it, and `trimtab run RECIPE field=value` edi
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 from collections.abc import Sequence
 from typing import Any, Literal, Self
@@ -94,6 +95,11 @@ class RunConfig(Section):
         """Whether the run draws its own world instead of reading people's preferences."""
         return not self.preferences.sources
 
+    @property
+    def fingerprint(self) -> str:
+        """sha256 over all of it."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.rounds.max_rounds > 1 and "full" not in self.arms:
@@ -107,6 +113,33 @@ class RunConfig(Section):
                 "model (a folder, a hub id, or `smollm2-135m-instruct`)"
             )
         return self
+
+
+class RoundChange(Section):
+    """What the next round does otherwise than the champion's run; what is null stays as it was."""
+
+    ppo: PPOConfig | None = Field(None, description="PPO-max of the round")
+    meta_rm: MetaRMConfig | None = Field(None, description="MetaRM of the round")
+    promote: Literal["by_judgement", "always"] | None = Field(None, description="Promotion rule")
+
+    def applied_to(self, config: RunConfig) -> RunConfig:
+        """The configuration of the next round."""
+        given = {name: value for name, value in self if value is not None}
+        ppo = given.pop("ppo", config.ppo)
+        rounds = config.rounds.model_copy(update=given)
+        return config.model_copy(update={"ppo": ppo, "rounds": rounds})
+
+    @classmethod
+    def between(cls, old: RunConfig, new: RunConfig) -> RoundChange:
+        """What leads from `old` to `new`; ConfigError where a round cannot."""
+        change = cls(ppo=new.ppo, meta_rm=new.rounds.meta_rm, promote=new.rounds.promote)
+        if change.applied_to(old) != new:
+            raise ConfigError(
+                "a further round goes on with the data, scorers and judges of its champion: only "
+                "ppo, rounds.meta_rm and rounds.promote can be changed; for anything else run the "
+                "recipe again"
+            )
+        return change
 
 
 def seeded(config: Any, run_seed: int, offset: int = 0) -> Any:

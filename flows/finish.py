@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from flows.config import RunConfig
-from flows.run import Run
+from flows.run import Run, roles_of_round
 from infra.launch import drain_on_sigterm
 from infra.tracking import TrackedRun
 from models.report.config import ReportConfig
 from tasks.perform import start_tracked_run
-from tasks.registry import register_policy
+from tasks.registry import mark_tried, register_policy
 from tasks.report import announce, lineage_of, report
+from tasks.stage import StageResult
 
 
 @contextmanager
@@ -29,15 +30,17 @@ def tracked_flow(config: RunConfig, name: str) -> Iterator[TrackedRun]:
 
 
 def finish(
-    run: Run, tracked: TrackedRun, champion: str | None, suffix: str = ""
+    run: Run, tracked: TrackedRun, champion: int | None, suffix: str = ""
 ) -> dict[str, object]:
-    """Wait for everything, write the report, register its policies; returns the key numbers.
+    """Wait for everything, write the report, register the policies; returns the key numbers.
 
-    `suffix` keeps the report of a part of the experiment beside that of the whole.
+    `champion` is the last round that was promoted. `suffix` keeps the report of a part of the
+    experiment beside that of the whole.
     """
     results = {role: run.result(role) for role in run.roles}
     config = run.config
-    rounds = [role for role in results if role.startswith("policy_round_")]
+    rounds = range(2, (run.last_round or 1) + 1)
+    promoted = roles_of_round(champion).policy if champion else None
     summary = report.submit(
         ReportConfig(
             title=f"Trimtab: {config.recipe}",
@@ -46,24 +49,36 @@ def finish(
             config=config.model_dump(mode="json"),
             lineage=lineage_of(results),
             arms=tuple(arm for arm in config.arms if f"policy_{arm}" in results),
-            rounds=tuple(int(role.rpartition("_")[2]) for role in rounds),
-            champion=champion.removeprefix("policy_") if champion else None,
+            rounds=tuple(rounds),
+            champion=promoted.removeprefix("policy_") if promoted else None,
             has_gold=config.is_synthetic,
         ),
         {role: done for role, done in results.items() if not role.startswith("cross_fitted_")},
     ).result()
-    for role, aliases in _registered(champion, results).items():
-        register_policy.submit(tracked.run_id, results[role], config.recipe, aliases).result()
+    _register(run, tracked, champion, summary)
     return announce(tracked, summary, results, f"{config.recipe}-seed{config.seed}{suffix}")
 
 
-def _registered(champion: str | None, roles: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Aliases by role: the last policy of the rounds is the candidate, the promoted one champion.
+def _register(run: Run, tracked: TrackedRun, champion: int | None, summary: StageResult) -> None:
+    """The last round's policy is the candidate, the promoted one the champion.
 
-    `roles` are in the order of making. Arms that the rounds do not continue are not registered.
+    Arms that the rounds do not continue are not registered.
     """
-    chain = [r for r in roles if r == "policy_full" or r.startswith("policy_round_")]
-    aliases: dict[str, tuple[str, ...]] = dict.fromkeys(chain[-1:], ("candidate",))
+    last = run.last_round
+    if last is None:
+        return
+    aliases: dict[int, tuple[str, ...]] = {last: ("candidate",)}
     if champion is not None:
         aliases[champion] = (*aliases.get(champion, ()), "champion")
-    return aliases
+    versions = {
+        number: register_policy.submit(
+            tracked.run_id,
+            run.config.recipe,
+            number,
+            run.result(roles_of_round(number).policy),
+            summary,
+            names,
+        ).result()
+        for number, names in aliases.items()
+    }
+    mark_tried(run.config.recipe, versions[last], run.config.fingerprint)

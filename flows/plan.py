@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from flows.config import RunConfig
-from flows.rlhf import audit, experiment, scorers
+from flows.rlhf import audit, experiment, first_round, scorers
 from flows.run import Run
 from models.planning.amounts import Amounts, of_preferences, of_world
 from models.planning.machine import Machine
@@ -25,6 +25,7 @@ from tasks.stage import StageResult
 
 FLOWS: dict[str, Callable[[Run], Any]] = {
     "rlhf": experiment,
+    "policy": first_round,
     "reward": scorers,
     "label-audit": audit,
 }
@@ -138,6 +139,7 @@ def _setting(stage: PlannedStage, shape: ModelShape, amounts: Amounts) -> Settin
         scorer_heads=1 if scorer is None else _num_heads(scorer),
         num_judges=len(stage.inputs.get("judges", [])),
         has_rehearsal="rehearsal" in stage.inputs,
+        is_relabelled="pairs" in stage.inputs,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from flows.config import EnsembleConfig, RoundsConfig, RunConfig
 from models.config import (
     AdvantageModelConfig,
+    CollapseConfig,
     EvaluateConfig,
     MetaRMConfig,
     ModelConfig,
@@ -49,7 +50,7 @@ def hh_smollm2() -> RunConfig:
         reward_model=RewardModelConfig(train=scorer),
         advantage_model=AdvantageModelConfig(train=scorer),
         rehearsal=RehearsalConfig(
-            max_prompts=256, max_new_tokens=48, num_clusters=8, per_cluster=4
+            max_prompts=192, max_new_tokens=48, num_clusters=8, per_cluster=4
         ),
         ppo=_ppo_on_two_cores(),
         arms=("full",),
@@ -64,17 +65,20 @@ def hh_smollm2() -> RunConfig:
 
 
 def _ppo_on_two_cores() -> PPOConfig:
+    """Gentle, by its rollouts on training prompts: at 2e-5 and 0.05 answers dwindle to nothing."""
     return PPOConfig(
-        num_steps=16,
+        num_steps=12,
         critic_pretrain_steps=2,
         rollout_batch=16,
         train_batch=8,
         rehearsal_batch=8,
-        policy_learning_rate=2e-5,
+        policy_learning_rate=1e-5,
         critic_learning_rate=1e-4,
+        kl_coef=0.2,
         max_new_tokens=48,
         checkpoint_every=4,
         trainable_layers=6,
+        guard=CollapseConfig(window=4),
     )
 
 

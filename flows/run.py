@@ -8,11 +8,28 @@ from typing import Any
 from flows.config import RunConfig
 from tasks.stage import StageResult
 
-# PrefectFuture[StageResult]: Prefect hands a task the future's result, which its types do not say.
+# PrefectFuture[StageResult], which Prefect hands to a task as its result (its types do not say so),
+# or the StageResult of an earlier run.
 Future = Any
 
 # Judges never take part in optimising a policy: they are the members of the raw-label ensemble.
 NUM_JUDGES = 3
+
+
+@dataclass(frozen=True)
+class RoundRoles:
+    """The roles that a round's policy, its answers and what it was optimised against play."""
+
+    policy: str
+    evaluation: str
+    scorer: str
+
+
+def roles_of_round(number: int) -> RoundRoles:
+    """Round 1 is PPO-max on the Advantage Model, with rehearsal: the arm `full`."""
+    if number == 1:
+        return RoundRoles("policy_full", "eval_full", "advantage_model")
+    return RoundRoles(f"policy_round_{number}", f"eval_round_{number}", f"meta_rm_{number}")
 
 
 @dataclass
@@ -35,13 +52,22 @@ class Run:
     def result(self, role: str) -> StageResult:
         """Wait for a role's artifact; raises the run's first failure, not that of what waited."""
         future = self.roles[role]
+        if isinstance(future, StageResult):
+            return future
         future.wait()
         if not future.state.is_completed():
             for other in self.roles.values():
-                if other.state.is_failed():
+                if not isinstance(other, StageResult) and other.state.is_failed():
                     other.result()
         result: StageResult = future.result()
         return result
+
+    @property
+    def last_round(self) -> int | None:
+        """The last round with a policy so far, whether promoted or not; `None` without one."""
+        found = [1] if "policy_full" in self.roles else []
+        found += [int(r.rpartition("_")[2]) for r in self.roles if r.startswith("policy_round_")]
+        return max(found, default=None)
 
     @property
     def judges(self) -> list[Future]:

@@ -14,7 +14,7 @@ from tasks.comparisons import comparisons
 from tasks.evaluate import evaluate
 from tasks.judge import judge
 from tasks.lower_states import lower_states
-from tasks.meta_rm import meta_rm
+from tasks.perform import Place
 from tasks.ppo_max import ppo_max
 from tasks.preferences import preferences
 from tasks.rehearsal import rehearsal
@@ -64,7 +64,7 @@ def keep_lower_states(run: Run) -> None:
         )
 
 
-def _states(run: Run, *trained: TrainConfig) -> Future | None:
+def states_for(run: Run, *trained: TrainConfig) -> Future | None:
     """What was kept of the lower layers, where `trained` leave them frozen one after another."""
     if any(train.trainable_layers is None for train in trained):
         return None
@@ -74,7 +74,7 @@ def _states(run: Run, *trained: TrainConfig) -> Future | None:
 def audit_labels(run: Run) -> None:
     """The ensemble, its votes, and the relabelled pairs."""
     config = run.config
-    states = _states(run, config.ensemble.member.train)
+    states = states_for(run, config.ensemble.member.train)
     for vote in config.ensemble.votes:
         members: list[Future] = [
             run.submit(
@@ -84,6 +84,7 @@ def audit_labels(run: Run) -> None:
                 run["preferences"],
                 states=states,
                 label=f"{vote} member {index}",
+                place=(index, config.ensemble.size),
             )
             for index in range(config.ensemble.size)
         ]
@@ -114,8 +115,9 @@ def train_scorers(run: Run) -> None:
         run["sft"],
         run["preferences"],
         run["relabelled"],
-        _states(run, config.reward_model.train),
+        states_for(run, config.reward_model.train),
         label="reward model",
+        place=(0, 2),
     )
     run["advantage_model"] = run.submit(
         advantage_model,
@@ -123,7 +125,8 @@ def train_scorers(run: Run) -> None:
         run["sft"],
         run["preferences"],
         run["relabelled"],
-        _states(run, config.advantage_model.train),
+        states_for(run, config.advantage_model.train),
+        place=(1, 2),
     )
 
 
@@ -139,7 +142,8 @@ def train_policies(run: Run) -> None:
             run["advantage_model"],
         )
     measure(run, "sft", run["sft"], run["advantage_model"])
-    for arm in config.arms:
+    for index, arm in enumerate(config.arms):
+        place = (index, len(config.arms))
         scorer = run[_scorer_role(arm)]
         run[f"policy_{arm}"] = run.submit(
             ppo_max,
@@ -150,9 +154,9 @@ def train_policies(run: Run) -> None:
             run["data"],
             run["rehearsal"] if arm == "full" else None,
             label=f"PPO {arm}",
-            is_alone=len(config.arms) == 1,
+            place=place,
         )
-        measure(run, arm, run[f"policy_{arm}"], scorer, is_alone=len(config.arms) == 1)
+        measure(run, arm, run[f"policy_{arm}"], scorer, place=place)
         run[f"judge_{arm}"] = run.submit(
             judge,
             seeded(config.evaluate, seed),
@@ -168,7 +172,9 @@ def _scorer_role(arm: Arm) -> str:
     return roles.get(arm, "advantage_model")
 
 
-def measure(run: Run, name: str, policy: Future, scorer: Future, *, is_alone: bool = False) -> None:
+def measure(
+    run: Run, name: str, policy: Future, scorer: Future, *, place: Place | None = None
+) -> None:
     """Let a policy answer the evaluation prompts."""
     run[f"eval_{name}"] = run.submit(
         evaluate,
@@ -179,70 +185,5 @@ def measure(run: Run, name: str, policy: Future, scorer: Future, *, is_alone: bo
         scorer,
         run.judges,
         label=f"evaluate {name}",
-        is_alone=is_alone,
+        place=place,
     )
-
-
-def improve_in_rounds(run: Run) -> str | None:
-    """MetaRM rounds from the arm `full` on; returns the champion's role, `None` without one.
-
-    A round is promoted only if it beats the last promoted policy on held-out judgement; the loop
-    stops at the first that does not. Where round 1 did not beat SFT there is nothing to go on from.
-    """
-    config = run.config
-    if not _is_promoted(run, "judge_full"):
-        return None
-    champion, evaluation, scorer = "policy_full", "eval_full", "advantage_model"
-    for number in range(2, config.rounds.max_rounds + 1):
-        _start_round(run, number, champion, scorer)
-        for role, opponent in (
-            (f"judge_round_{number}", evaluation),
-            (f"judge_round_{number}_sft", "eval_sft"),
-        ):
-            run[role] = run.submit(
-                judge,
-                seeded(config.evaluate, config.seed),
-                run[f"eval_round_{number}"],
-                run[opponent],
-                label=role.replace("_", " "),
-            )
-        if not _is_promoted(run, f"judge_round_{number}"):
-            break
-        champion, evaluation = f"policy_round_{number}", f"eval_round_{number}"
-        scorer = f"meta_rm_{number}"
-    return champion
-
-
-def _is_promoted(run: Run, judgement: str) -> bool:
-    """The promotion rule; waits for the judgement."""
-    verdict = run.result(judgement).summary["is_promoted"]
-    return bool(verdict) or run.config.rounds.promote == "always"
-
-
-def _start_round(run: Run, number: int, champion: str, scorer: str) -> None:
-    """One round: MetaRM on the champion's answers, PPO-max from the champion, its answers."""
-    config, seed = run.config, run.config.seed
-    run[f"meta_rm_{number}"] = run.submit(
-        meta_rm,
-        seeded(config.rounds.meta_rm, seed, number),
-        run[scorer],
-        run[champion],
-        run["data"],
-        run["preferences"],
-        run["relabelled"],
-        _states(run, config.advantage_model.train, config.rounds.meta_rm.train),
-        label=f"MetaRM round {number}",
-    )
-    run[f"policy_round_{number}"] = run.submit(
-        ppo_max,
-        seeded(config.ppo, seed, number),
-        run[champion],
-        run["sft"],
-        run[f"meta_rm_{number}"],
-        run["data"],
-        run["rehearsal"],
-        label=f"PPO round {number}",
-        is_alone=True,
-    )
-    policy, scorer_now = run[f"policy_round_{number}"], run[f"meta_rm_{number}"]
-    measure(run, f"round_{number}", policy, scorer_now, is_alone=True)

@@ -19,28 +19,38 @@ def file_lock(path: Path) -> Iterator[None]:
     It polls rather than blocks, so that a thread that is cancelled meanwhile notices. The file
     stays: removing it would let two holders in.
     """
-    with one_of([path]):
+    with some_of([path], 1):
         yield
 
 
 @contextmanager
-def one_of(paths: list[Path]) -> Iterator[Path]:
-    """Hold whichever of several locks is free first: one of `len(paths)` slots."""
+def some_of(paths: list[Path], count: int) -> Iterator[None]:
+    """Hold `count` of several locks, whichever are free first: slots.
+
+    It takes all of them at once or none, so that nobody waits for the rest with some in hand.
+    """
     with ExitStack() as stack:
         streams = []
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
             streams.append(stack.enter_context(path.open("a")))
-        while (taken := _first_free(streams)) is None:
+        while not _take(streams, count):
             time.sleep(_POLL_SECONDS)
-        yield paths[taken]
+        yield
 
 
-def _first_free(streams: Sequence[IO[str]]) -> int | None:
-    for index, stream in enumerate(streams):
+def _take(streams: Sequence[IO[str]], count: int) -> bool:
+    taken: list[IO[str]] = []
+    for stream in streams:
+        if len(taken) == count:
+            break
         try:
             fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             continue
-        return index
-    return None
+        taken.append(stream)
+    if len(taken) == count:
+        return True
+    for stream in taken:
+        fcntl.flock(stream.fileno(), fcntl.LOCK_UN)
+    return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,34 +66,3 @@ def experiment_id(client: Any, name: str, artifact_root: Path | None) -> str:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process was first
                 raise
     raise MlflowException(f"experiment {name!r} exists but cannot be read; was it deleted?")
-
-
-def version_tagged(client: Any, name: str, tags: dict[str, str]) -> Any:
-    """The version of a registered model that has these tags; None without one."""
-    versions = client.search_model_versions(f"name = '{name}'")
-    return next((found for found in versions if tags.items() <= found.tags.items()), None)
-
-
-def register(
-    client: Any, run_id: str, name: str, aliases: Sequence[str], tags: dict[str, str]
-) -> str:
-    """Make the run's artifact `model` a version, and give it the aliases it never had.
-
-    A version that has had an alias, and lost it to a later one, does not take it back.
-    """
-    from mlflow.exceptions import MlflowException
-
-    try:
-        client.create_registered_model(name)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
-    version = version_tagged(client, name, tags) if tags else None
-    if version is None:
-        source = f"{client.get_run(run_id).info.artifact_uri}/model"
-        version = client.create_model_version(name, source, run_id=run_id, tags=tags)
-    for alias in aliases:
-        if f"was.{alias}" not in version.tags:
-            client.set_registered_model_alias(name, alias, version.version)
-            client.set_model_version_tag(name, version.version, f"was.{alias}", "yes")
-    return str(version.version)

@@ -49,6 +49,8 @@ def local_prefect_server() -> Iterator[Callable[[], None]]:
         server = subprocess.Popen(
             [sys.executable, "-m", "infra.prefect_server", str(listener.fileno())],
             stdin=subprocess.PIPE,
+            # Block types are for the pages of `trimtab ui`, whose server registers them itself.
+            env={**os.environ, "PREFECT_API_BLOCKS_REGISTER_ON_START": "false"},
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )

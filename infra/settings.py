@@ -3,7 +3,7 @@
 TRIMTAB_HOME         work folders and the embedded defaults; `.trimtab` in the current folder
 TRIMTAB_STORE        a folder or s3://bucket/prefix; `<home>/store`
 MLFLOW_TRACKING_URI  `sqlite:///<home>/mlflow.db`
-TRIMTAB_MAX_PARALLEL trainers at once on this machine; the number of cores this process may use
+TRIMTAB_MAX_PARALLEL cores that trainers share, each taking one or more; those this process may use
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -28,8 +28,6 @@ from infra.mlflow_calls import (
     metric,
     new_client,
     parse_line,
-    register,
-    version_tagged,
 )
 from infra.settings import Settings
 from infra.tail import LineTail
@@ -90,7 +88,7 @@ class Tracking:
         if not self.uri or self.down:
             return None
         with self._failing_softly():
-            return function(self._connect())
+            return function(self.connect())
         return None
 
     @contextmanager
@@ -121,7 +119,8 @@ class Tracking:
         """Whether the last call failed so recently that calls are skipped."""
         return time.monotonic() < self._down_until
 
-    def _connect(self) -> Any:
+    def connect(self) -> Any:
+        """The MLflow client; raises what MLflow raises."""
         with self._lock:
             if self._client is None:
                 client = new_client(self.uri)
@@ -196,25 +195,6 @@ class TrackedRun:
         # MLflow checks for the dataset and then inserts it: two stages logging one would collide.
         with _one_input_at_a_time:
             self._call(lambda client, run: client.log_inputs(run, [entry]))
-
-    def register_model(
-        self,
-        name: str,
-        folder: Path,
-        *,
-        aliases: Sequence[str],
-        tags: Mapping[str, str] | None = None,
-    ) -> str | None:
-        """Copy a model folder to the run, make it a version of `name` and point aliases at it.
-
-        Returns the version, or None in an outage. It loads as `models:/<name>@<alias>`. `tags`
-        identify a model: one that is a version already is not copied again, and gets only aliases
-        it never had, so that a run repeated later takes none from a newer version.
-        """
-        labels = dict(tags or {})
-        if not (labels and self._call(lambda client, _: version_tagged(client, name, labels))):
-            self.log_artifact(folder, "model")
-        return self._call(lambda client, run: register(client, run, name, aliases, labels))
 
     def end(self, status: str = "FINISHED") -> None:
         """End the run as FINISHED, FAILED or KILLED."""

@@ -184,6 +184,7 @@ class CollapseConfig(StageConfig):
     window: int = Field(10, gt=1, description="Steps averaged before comparing")
     max_kl: float = Field(20.0, gt=0, description="Most nats per response away from reference")
     length_growth: float = Field(1.5, gt=1, description="Length over its start that is suspicious")
+    length_drop: float = Field(0.6, gt=0, lt=1, description="The same where answers get shorter")
     perplexity_drop: float = Field(0.6, gt=0, lt=1, description="Perplexity over its start")
 
 

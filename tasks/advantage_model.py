@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import task
 
 from models.config import AdvantageModelConfig
-from tasks.perform import perform
+from tasks.perform import Place, perform
 from tasks.stage import StageResult
 
 
@@ -17,6 +17,7 @@ def advantage_model(
     pairs: StageResult | None = None,
     states: StageResult | None = None,
     label: str = "advantage_model",
+    place: Place | None = None,
 ) -> StageResult:
     """An Advantage Model on raw pairs, or on relabelled `pairs`."""
     return perform(
@@ -29,4 +30,5 @@ def advantage_model(
             **({"states": states} if states else {}),
         },
         label,
+        place=place,
     )

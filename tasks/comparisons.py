@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import task
 
 from models.config import ComparisonsConfig
-from tasks.perform import perform
+from tasks.perform import ALONE, perform
 from tasks.stage import StageResult
 
 
@@ -17,4 +17,4 @@ def comparisons(
     label: str = "comparisons",
 ) -> StageResult:
     """Preference pairs with planted noise, split by prompt."""
-    return perform("comparisons", config, {"data": data, "policy": policy}, label, is_alone=True)
+    return perform("comparisons", config, {"data": data, "policy": policy}, label, place=ALONE)

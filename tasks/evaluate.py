@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import task
 
 from models.config import EvaluateConfig
-from tasks.perform import perform
+from tasks.perform import Place, perform
 from tasks.stage import StageResult
 
 
@@ -18,7 +18,7 @@ def evaluate(
     scorer: StageResult,
     judges: list[StageResult],
     label: str = "evaluate",
-    is_alone: bool = False,
+    place: Place | None = None,
 ) -> StageResult:
     """Answers with likelihoods and scores."""
     return perform(
@@ -32,5 +32,5 @@ def evaluate(
             **{f"judge_{index}": judge for index, judge in enumerate(judges)},
         },
         label,
-        is_alone=is_alone,
+        place=place,
     )

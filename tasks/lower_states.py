@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import task
 
 from models.config import LowerStatesConfig
-from tasks.perform import perform
+from tasks.perform import ALONE, perform
 from tasks.stage import StageResult
 
 
@@ -19,5 +19,5 @@ def lower_states(
         config,
         {"policy": policy, "preferences": preferences},
         "lower states",
-        is_alone=True,
+        place=ALONE,
     )

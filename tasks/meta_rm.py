@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import task
 
 from models.config import MetaRMConfig
-from tasks.perform import perform
+from tasks.perform import ALONE, perform
 from tasks.stage import StageResult
 
 
@@ -33,5 +33,5 @@ def meta_rm(
             **({"states": states} if states else {}),
         },
         label,
-        is_alone=True,
+        place=ALONE,
     )

@@ -17,6 +17,8 @@ from models.records import ArtifactRef
 from tasks.stage import Progress, StageContext, StageResult, run_stage
 
 EXPERIMENT = "trimtab"
+Place = tuple[int, int]
+ALONE: Place = (0, 1)
 SECONDS_BETWEEN_UPDATES = 2.0
 SECONDS_BETWEEN_LINES = 15.0
 
@@ -34,6 +36,11 @@ def base_context() -> StageContext:
     return StageContext.open(Settings.from_env(), EXPERIMENT)
 
 
+def connect() -> None:
+    """Load MLflow (some seconds) while there is something else to wait for; an outage comes later."""
+    base_context().tracking.call(lambda _: None)
+
+
 def start_tracked_run(name: str, tags: Mapping[str, str]) -> TrackedRun:
     """Start the MLflow run that the flow's stages nest in."""
     global _run_id
@@ -48,12 +55,12 @@ def perform(
     inputs: Mapping[str, StageResult | ArtifactRef],
     label: str,
     *,
-    is_alone: bool = False,
+    place: Place | None = None,
 ) -> StageResult:
     """Run a stage or find it done; called inside a Prefect task.
 
-    A stage gets one core, because others run beside it; one that `is_alone` in its part of the
-    DAG gets all.
+    `place` says which of how many like stages that run at once this one is; without it others run
+    beside it, and it gets one core.
     """
     base = base_context()
     context = StageContext(
@@ -68,11 +75,23 @@ def perform(
         name: value.ref if isinstance(value, StageResult) else value
         for name, value in inputs.items()
     }
-    num_threads = base.settings.max_parallel if is_alone else 1
-    result = run_stage(context, stage, config, refs, name=label, num_threads=num_threads)
+    threads = num_threads(place, base.settings.max_parallel)
+    result = run_stage(context, stage, config, refs, name=label, num_threads=threads)
     how = "found in the store" if result.cached else f"{result.seconds:.1f} s"
     logger.info("%s: %s", label, how)
     return result
+
+
+def num_threads(place: Place | None, cores: int) -> int:
+    """One core for each of like stages, as often as they fill the machine; the rest share it out.
+
+    Five on two cores: 1, 1, 1, 1 and 2 threads. Three on eight cores: 2 each.
+    """
+    if place is None:
+        return 1
+    index, number = place
+    rest = number % cores
+    return cores // rest if index >= number - rest else 1
 
 
 class _ProgressArtifact:

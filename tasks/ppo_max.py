@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import task
 
 from models.config import PPOConfig
-from tasks.perform import perform
+from tasks.perform import Place, perform
 from tasks.stage import StageResult
 
 
@@ -18,7 +18,7 @@ def ppo_max(
     data: StageResult,
     rehearsal: StageResult | None = None,
     label: str = "ppo_max",
-    is_alone: bool = False,
+    place: Place | None = None,
 ) -> StageResult:
     """A policy optimised against `scorer` and held near `reference`."""
     return perform(
@@ -32,5 +32,5 @@ def ppo_max(
             **({"rehearsal": rehearsal} if rehearsal else {}),
         },
         label,
-        is_alone=is_alone,
+        place=place,
     )

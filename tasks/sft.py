@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import task
 
 from models.config import SFTConfig
-from tasks.perform import perform
+from tasks.perform import ALONE, perform
 from tasks.stage import StageResult
 
 
@@ -16,4 +16,4 @@ def sft(
     label: str = "sft",
 ) -> StageResult:
     """The policy everything else starts from."""
-    return perform("sft", config, {"data": data}, label, is_alone=True)
+    return perform("sft", config, {"data": data}, label, place=ALONE)

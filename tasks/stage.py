@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from infra.checkpoints import CheckpointUploader, restore_newest
 from infra.launch import LOG_NAME, METRICS_NAME, drain_on_sigterm, launch
-from infra.locks import file_lock, one_of
+from infra.locks import file_lock, some_of
 from infra.manifest import Manifest, StorageError
 from infra.tail import LineTail
 from infra.tracking import TrackedRun
@@ -43,6 +43,7 @@ __all__ = [
     "StageOutputError",
     "StageResult",
     "Trainers",
+    "result_of",
     "run_stage",
     "stage_key",
 ]
@@ -85,7 +86,7 @@ def run_stage(
             _clean_up(context, job)
             return _cached(context, job, found)
         slots = [locks / f"slot-{index}.lock" for index in range(context.settings.max_parallel)]
-        with one_of(slots), drain_on_sigterm():
+        with some_of(slots, min(num_threads, len(slots))), drain_on_sigterm():
             return _compute(context, job)
 
 
@@ -110,7 +111,7 @@ def stage_key(
 def _cached(context: StageContext, job: StageJob, manifest: Manifest) -> StageResult:
     with tracked(context, job, cached=True) as run:
         log_summary(run, manifest.summary)
-    return _result(manifest, cached=True, seconds=0.0)
+    return result_of(manifest)
 
 
 def _compute(context: StageContext, job: StageJob) -> StageResult:
@@ -124,7 +125,7 @@ def _compute(context: StageContext, job: StageJob) -> StageResult:
         log_summary(run, manifest.summary)
         run.set_tags({"trimtab.digest": manifest.digest})
     _clean_up(context, job)
-    return _result(manifest, cached=False, seconds=seconds)
+    return result_of(manifest, cached=False, seconds=seconds)
 
 
 def _prepare(context: StageContext, job: StageJob) -> Path:
@@ -212,6 +213,7 @@ def _clean_up(context: StageContext, job: StageJob) -> None:
         logger.warning("stage %s is published, but not all was tidied up: %s", job.name, error)
 
 
-def _result(manifest: Manifest, *, cached: bool, seconds: float) -> StageResult:
+def result_of(manifest: Manifest, *, cached: bool = True, seconds: float = 0.0) -> StageResult:
+    """What a stage returns for an artifact; by default one that was found in the store."""
     ref = ArtifactRef(manifest.stage, manifest.key, manifest.digest)
     return StageResult(ref, dict(manifest.summary), cached, seconds)

@@ -78,6 +78,7 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
     )
     save_model(model, tokenizer, workdir / "output" / "model")
     summary |= score_splits(model, tokenizer, inputs, workdir / "output")
+    summary["num_trained_pairs"] = len(pairs.rows)
     write_json(workdir / "output" / "summary.json", summary)
 
 

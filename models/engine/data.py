@@ -16,6 +16,7 @@ from models.engine.stored_states import StoredStates
 from models.nets.packing import Candidates, encode
 
 SPLITS = ("train", "validation", "test")
+HELD_OUT = ("validation", "test")
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,10 @@
 
 Collapse shows as rising reward with longer responses and falling perplexity [PPO section 5.2], or
 as a policy far from its reference.
+
+Deviations:
+1. Rising reward with responses that dwindle is a collapse too: a scorer that dislikes a small
+   model's rambling is highest where nothing is said, and there perplexity does not fall.
 """
 
 from __future__ import annotations
@@ -23,8 +27,9 @@ def collapse_reason(history: Sequence[dict[str, float]], config: CollapseConfig)
             f"{config.window} steps, limit {config.max_kl}"
         )
     longer = now["response_length"] > config.length_growth * start["response_length"]
+    shorter = now["response_length"] < config.length_drop * start["response_length"]
     narrower = now["perplexity"] < 1 + config.perplexity_drop * (start["perplexity"] - 1)
-    if now["score"] > start["score"] and longer and narrower:
+    if now["score"] > start["score"] and ((longer and narrower) or shorter):
         return (
             f"score rose from {start['score']:.2f} to {now['score']:.2f} while length went from "
             f"{start['response_length']:.1f} to {now['response_length']:.1f} and perplexity from "

@@ -61,6 +61,7 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     after = spread(model, meta_rows, pad)
     save_model(model, tokenizer, workdir / "output" / "model")
     summary |= score_splits(model, tokenizer, inputs, workdir / "output")
+    summary["num_trained_pairs"] = len(pairs.rows)
     summary |= {"score_spread_before": before, "score_spread_after": after}
     write_json(workdir / "output" / "summary.json", summary)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from models.config import RewardModelConfig
-from models.engine.data import SPLITS, Pairs, context_length, read_pairs, write_rows
+from models.engine.data import HELD_OUT, SPLITS, Pairs, context_length, read_pairs, write_rows
 from models.engine.loop import LossFunction, Metrics, fit
 from models.engine.progress import write_json
 from models.engine.scoring import score_rows
@@ -55,7 +55,10 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
         workdir=workdir,
     )
     save_model(model, tokenizer, workdir / "output" / "model")
-    summary |= score_splits(model, tokenizer, inputs, workdir / "output", unseen)
+    # Training pairs need the score of a member only: it votes on their labels.
+    splits = HELD_OUT if "pairs" in inputs else SPLITS
+    summary |= score_splits(model, tokenizer, inputs, workdir / "output", splits, unseen)
+    summary["num_trained_pairs"] = len(seen.rows)
     write_json(workdir / "output" / "summary.json", summary)
 
 
@@ -95,9 +98,10 @@ def score_splits(
     tokenizer: PreTrainedTokenizerBase,
     inputs: dict[str, Path],
     output: Path,
+    splits: Sequence[str] = HELD_OUT,
     unseen: set[int] | None = None,
 ) -> dict[str, float]:
-    """Score all raw pairs into scores.jsonl; returns the accuracy on each split's labels.
+    """Score the raw pairs of splits into scores.jsonl; returns the accuracy on each one's labels.
 
     Inputs: `preferences`, optionally `states`. `unseen` holds the training pairs that the model was
     not trained on.
@@ -105,7 +109,7 @@ def score_splits(
     rows: list[dict[str, object]] = []
     accuracy = {}
     limit, states = context_length(model.config), stored_states(inputs, model)
-    for split in SPLITS:
+    for split in splits:
         pairs = read_pairs(inputs["preferences"] / f"{split}.jsonl", tokenizer, limit, states)
         scores = score_rows(model, pairs.rows, tokenizer.pad_token_id)
         accuracy[f"{split}_accuracy"] = float((scores[:, 0] > scores[:, 1]).float().mean())

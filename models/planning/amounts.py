@@ -49,6 +49,11 @@ class Amounts:
     pair_tokens: int
     assumptions: tuple[str, ...]
 
+    @property
+    def held_out_pairs(self) -> int:
+        """Pairs of validation and test."""
+        return self.pairs - self.train_pairs
+
 
 def of_world(world: WorldConfig, comparisons: ComparisonsConfig, max_length: int) -> Amounts:
     """What the synthetic world draws; max_length: tokens at which SFT cuts a dialogue."""

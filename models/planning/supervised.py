@@ -50,21 +50,23 @@ def _pair_row(setting: Setting) -> int:
     return min(setting.amounts.pair_tokens, 2 * setting.shape.context)
 
 
-def _scorer_work(train: TrainConfig, setting: Setting, num_heads: int, num_pairs: int) -> Work:
-    """Training a scorer on `num_pairs`, then scoring the pairs of every split."""
+def _scorer_work(
+    train: TrainConfig, setting: Setting, num_heads: int, num_pairs: int, num_scored: int
+) -> Work:
+    """Training a scorer on `num_pairs`, then scoring `num_scored`."""
     row, parameters = _pair_row(setting), setting.shape.scorer_parameters(num_heads)
     batch = min(train.batch_size, num_pairs)
     return Work(
         examples=num_pairs,
         optimiser_steps=_num_steps(train, num_pairs),
-        forward_tokens=setting.amounts.pairs * row,
+        forward_tokens=num_scored * row,
         trained_tokens=train.num_epochs * num_pairs * row,
         parameters=parameters - setting.shape.frozen_parameters(train.trainable_layers),
         phases={
             "training": training_phase(
                 setting, parameters, train.trainable_layers, train.micro_batch_tokens, batch, row
             ),
-            "scoring": scoring_phase(setting, FLOAT_BYTES * parameters, setting.amounts.pairs, row),
+            "scoring": scoring_phase(setting, FLOAT_BYTES * parameters, num_scored, row),
         },
     )
 
@@ -82,16 +84,21 @@ def lower_states(config: LowerStatesConfig, setting: Setting) -> Work:
 
 
 def reward_model(config: RewardModelConfig, setting: Setting) -> Work:
-    """One reward model; cross-fitted, its own fold is left out of training."""
+    """One reward model; cross-fitted, its own fold is left out of training.
+
+    On raw pairs it is a member, which scores those it was trained on as well.
+    """
     pairs = setting.amounts.train_pairs
     if config.fold is not None:
         pairs -= pairs // config.num_folds
-    return _scorer_work(config.train, setting, 1, pairs)
+    scored = setting.amounts.held_out_pairs if setting.is_relabelled else setting.amounts.pairs
+    return _scorer_work(config.train, setting, 1, pairs, scored)
 
 
 def advantage_model(config: AdvantageModelConfig, setting: Setting) -> Work:
     """The Advantage Model: two heads in one pass."""
-    return _scorer_work(config.train, setting, 2, setting.amounts.train_pairs)
+    amounts = setting.amounts
+    return _scorer_work(config.train, setting, 2, amounts.train_pairs, amounts.held_out_pairs)
 
 
 def meta_rm(config: MetaRMConfig, setting: Setting) -> Work:
@@ -104,7 +111,9 @@ def meta_rm(config: MetaRMConfig, setting: Setting) -> Work:
     answers = prompts * config.num_responses
     prompt, row = setting.capped(amounts.prompt_tokens, config.max_new_tokens)
     meta_row = prompt + config.num_responses * (config.max_new_tokens + 1)
-    base = _scorer_work(train, setting, setting.scorer_heads, amounts.train_pairs)
+    base = _scorer_work(
+        train, setting, setting.scorer_heads, amounts.train_pairs, amounts.held_out_pairs
+    )
     descent = base.phases["training"]
     meta_tokens = min(config.meta_batch, prompts) * meta_row
     with_copy = replace(descent, weights=2 * descent.weights)

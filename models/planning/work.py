@@ -36,6 +36,7 @@ class Setting:
     scorer_heads: int = 1
     num_judges: int = 0
     has_rehearsal: bool = False
+    is_relabelled: bool = False
 
     def capped(self, prompt_tokens: int, new_tokens: int) -> tuple[int, int]:
         """A prompt cut to the context, and the row it makes with one answer and its end token."""

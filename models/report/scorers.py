@@ -83,10 +83,9 @@ def measure(artifacts: Artifacts, role: str, seed: int) -> Scorer:
             found[f"{prefix}_ece_{binning}"] = (
                 biased_estimate(partial(_ece_of, gap, binning), len(gap), seed) if has_any else None
             )
-    trained = artifacts.scores(role, "train").values()
     return Scorer(
         role=role,
-        num_trained_pairs=sum(bool(row["was_trained_on"]) for row in trained),
+        num_trained_pairs=artifacts.document(role, "summary.json")["num_trained_pairs"],
         **found,
         **_spreads(artifacts, role, seed),
         categories=_categories(artifacts, role),

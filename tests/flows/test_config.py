@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
-from flows.config import ConfigError, RunConfig, load_config, seeded, vanilla, with_overrides
+from flows.config import (
+    ConfigError,
+    RoundChange,
+    RunConfig,
+    load_config,
+    seeded,
+    vanilla,
+    with_overrides,
+)
 from flows.recipes import RECIPES, recipe
 
 
@@ -46,6 +54,17 @@ def test_mistakes_are_explained(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         with_overrides(recipe("smoke"), [override])
     assert message in str(error.value)
+
+
+def test_a_round_changes_what_comes_after_its_champion_and_nothing_else() -> None:
+    old = recipe("smoke")
+    new = with_overrides(old, ["ppo.kl_coef=0.3", "rounds.meta_rm.seed=5"])
+    change = RoundChange.between(old, new)
+    assert change.applied_to(old) == new
+    assert RoundChange().applied_to(old) == old
+    for override in ("sft.seed=1", "rounds.max_rounds=7", "evaluate.seed=1"):
+        with pytest.raises(ConfigError, match="goes on with the data"):
+            RoundChange.between(old, with_overrides(old, [override]))
 
 
 def test_all_mistakes_are_reported_at_once() -> None:

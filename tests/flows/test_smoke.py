@@ -24,12 +24,12 @@ from models.planning.work import Setting
 
 pytestmark = pytest.mark.slow
 
-TRIMTAB = [sys.executable, "-m", "flows.cli", "run", "smoke", "ppo.num_steps=12"]
+RUN = ["run", "smoke", "ppo.num_steps=12"]
 
 
-def _start(home: Path, *overrides: str) -> subprocess.Popen[str]:
+def _start(home: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*TRIMTAB, *overrides],
+        [sys.executable, "-m", "flows.cli", *arguments],
         env={**os.environ, "TRIMTAB_HOME": str(home)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -38,11 +38,15 @@ def _start(home: Path, *overrides: str) -> subprocess.Popen[str]:
     )
 
 
-def _run(home: Path, *overrides: str) -> str:
-    process = _start(home, *overrides)
+def _trimtab(home: Path, *arguments: str) -> str:
+    process = _start(home, *arguments)
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     return output
+
+
+def _run(home: Path, *overrides: str) -> str:
+    return _trimtab(home, *RUN, *overrides)
 
 
 def _digests(home: Path) -> dict[str, str]:
@@ -138,10 +142,27 @@ def test_again_everything_is_found_and_one_change_reruns_only_what_follows(home:
     assert changed - {"report"} == {"ppo_max", "evaluate", "judge", "meta_rm"}
 
 
+def test_one_more_round_and_back_and_then_nothing_new(home: Path) -> None:
+    before = _version(home, "champion")
+    _trimtab(home, "rounds", "smoke")
+    card = json.loads((home / "reports/smoke-seed0-rounds/scorecard.json").read_text())
+    assert [policy["round"] for policy in card["policies"] if policy["round"]] == [1, 2, 3]
+    assert _version(home, "champion") == _version(home, "candidate") == before + 1
+    assert f"version {before}\n" in _trimtab(home, "rollback", "smoke")
+    # The same round again: it was champion, and was taken back.
+    found, total = _from_store(_trimtab(home, "rounds", "smoke"))
+    assert found == total
+    assert _version(home, "champion") == before
+    digests = _digests(home)
+    output = _trimtab(home, "rounds", "smoke")
+    assert f"Nothing new: round 3 from version {before}" in output
+    assert _digests(home) == digests
+
+
 def test_a_run_that_cannot_start_says_why_and_nothing_else(tmp_path: Path) -> None:
     missing = tmp_path / "pairs.jsonl"
     process = _start(
-        tmp_path, f'preferences.sources=["{missing}"]', "sft.model.base=smollm2-135m-instruct"
+        tmp_path, *RUN, f'preferences.sources=["{missing}"]', "sft.model.base=smollm2-135m-instruct"
     )
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 1
@@ -178,7 +199,7 @@ def test_stopped_and_killed_and_started_again_ends_bit_identical(
     home: Path, tmp_path: Path
 ) -> None:
     """SIGTERM in PPO, then kill -9 in PPO: every time it goes on where it was."""
-    process = _start(tmp_path)
+    process = _start(tmp_path, *RUN)
     _wait_until(lambda: any(tmp_path.glob("work/ppo_max-*/metrics.jsonl")), process)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=120)
@@ -187,7 +208,7 @@ def test_stopped_and_killed_and_started_again_ends_bit_identical(
     stopped_at = _newest_step(tmp_path)
     assert 0 < stopped_at < 12, "the trainer was not stopped at a checkpoint"
 
-    process = _start(tmp_path)
+    process = _start(tmp_path, *RUN)
     _wait_until(lambda: _newest_step(tmp_path) > stopped_at, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()

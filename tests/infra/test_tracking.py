@@ -115,7 +115,6 @@ def test_server_that_was_never_there_costs_a_warning(
         assert run.run_id is None
         run.log_params({"a": 1})
         run.log_metrics({"a": 1.0})
-        assert run.register_model("m", tmp_path, aliases=["candidate"]) is None
     assert len([r for r in caplog.records if "127.0.0.1:9" in r.message]) == 1
 
 
@@ -131,48 +130,6 @@ def test_refused_metric_does_not_block_those_that_follow(
         stream.write(_line(1, good=1.0))
     assert run.pump(tail)
     assert _client(settings).get_run(run.run_id).data.metrics == {"good": 1.0}
-
-
-def test_registered_model_loads_by_alias(
-    settings: Settings, tracking: Tracking, tmp_path: Path
-) -> None:
-    import mlflow
-
-    model = tmp_path / "model"
-    model.mkdir()
-    run = tracking.start_run("model")
-    for weights, alias in (("one", "champion"), ("two", "candidate")):
-        (model / "weights").write_text(weights)
-        assert tracking.start_run(weights).register_model("policy", model, aliases=[alias])
-    (model / "weights").write_text("three")
-    assert run.register_model("policy", model, aliases=["candidate"]) == "3"
-    client = _client(settings)
-    assert str(client.get_model_version_by_alias("policy", "champion").version) == "1"
-    version = client.get_model_version_by_alias("policy", "candidate")
-    assert version.run_id == run.run_id
-    local = mlflow.artifacts.download_artifacts(version.source)
-    assert (Path(local) / "weights").read_text() == "three"
-    assert str(settings.home / "mlartifacts") in version.source
-
-
-def test_a_model_is_one_version_and_takes_no_alias_back(
-    settings: Settings, tracking: Tracking, tmp_path: Path
-) -> None:
-    (tmp_path / "weights").write_text("x")
-
-    def register(digest: str, *aliases: str) -> str | None:
-        run = tracking.start_run(digest)
-        return run.register_model("answerer", tmp_path, aliases=aliases, tags={"digest": digest})
-
-    def holder(alias: str) -> str:
-        return str(_client(settings).get_model_version_by_alias("answerer", alias).version)
-
-    assert register("a", "candidate") == "1"
-    assert register("a", "candidate", "champion") == "1"
-    assert (holder("candidate"), holder("champion")) == ("1", "1")
-    assert register("b", "candidate", "champion") == "2"
-    assert register("a", "candidate", "champion") == "1"
-    assert (holder("candidate"), holder("champion")) == ("2", "2")
 
 
 def test_two_connections_at_once_make_one_experiment(settings: Settings) -> None:

@@ -88,6 +88,11 @@ def test_guard_names_reward_hacking_and_only_that() -> None:
     assert collapse_reason([*start, *[_row(1.0, 11.0, 1.3)] * 3], config) is None
     assert collapse_reason([*start, *[_row(1.0, 16.0, 1.9)] * 3], config) is None
     assert collapse_reason([*start, *[_row(-1.0, 16.0, 1.3)] * 3], config) is None
+    assert collapse_reason([*start, *[_row(1.0, 6.5, 1.9)] * 3], config) is None
+    assert collapse_reason([*start, *[_row(-1.0, 5.5, 1.9)] * 3], config) is None
+    dwindled = collapse_reason([*start, *[_row(1.0, 5.5, 1.9)] * 3], config)
+    assert dwindled is not None
+    assert "length went from 10.0 to 5.5" in dwindled
     far = collapse_reason([*start, *[_row(0.0, 10.0, 2.0, kl=25.0)] * 3], config)
     assert far is not None
     assert "25.0 nats" in far

@@ -72,6 +72,9 @@ def test_reward_models_and_folds() -> None:
     assert (crossed.examples, crossed.optimiser_steps) == (19, 4)
     advantage = _work("advantage_model", AdvantageModelConfig(train=TRAIN))
     assert advantage.parameters == TRUNK + 2 * HIDDEN
+    # Only a member, which is trained on raw pairs, scores them after training: it votes on them.
+    final = _work("reward_model", RewardModelConfig(train=TRAIN), is_relabelled=True)
+    assert final.forward_tokens == advantage.forward_tokens == (50 - 37) * 42
 
 
 def test_lower_states_pass_all_pairs_once_and_keep_what_comes_out() -> None:
@@ -170,7 +173,7 @@ def test_meta_rm() -> None:
     work = _work("meta_rm", config, scorer_heads=2)
     meta_row = 10 + 5 * 21
     assert work.sampled_tokens == 40 * 5 * 20  # there are only 40 prompts
-    assert work.forward_tokens == 50 * 42 + 40 * 5 * 10 + 2 * 40 * meta_row
+    assert work.forward_tokens == (50 - 37) * 42 + 40 * 5 * 10 + 2 * 40 * meta_row
     assert work.trained_tokens == 2 * 37 * 42 + 6 * 8 * meta_row
     name, memory = work.peak
     assert name == "ascent"  # 8 rows of 115 tokens at once, against two pairs of 42

@@ -98,6 +98,14 @@ def score_rows(scale: float = 1.0) -> list[Row]:
     ]
 
 
+def scorer_files(scale: float = 1.0) -> dict[str, Any]:
+    """What a scorer leaves for the report."""
+    return {
+        "scores.jsonl": score_rows(scale),
+        "summary.json": {"num_trained_pairs": len(TRAIN)},
+    }
+
+
 @pytest.fixture
 def label_inputs(write: Write) -> dict[str, Path]:
     """A label audit with truth: preferences, two members, strength, relabelled."""
@@ -129,8 +137,8 @@ def label_inputs(write: Write) -> dict[str, Path]:
                 "summary.json": {"num_train": len(raw)},
             },
         ),
-        "member_0": write("member_0", {"scores.jsonl": score_rows()}),
-        "member_1": write("member_1", {"scores.jsonl": score_rows()}),
+        "member_0": write("member_0", scorer_files()),
+        "member_1": write("member_1", scorer_files()),
         "strength": write("strength", {"strength.jsonl": strength}),
         "relabelled": write("relabelled", {"train.jsonl": treated}),
     }
@@ -207,8 +215,8 @@ def full_inputs(label_inputs: dict[str, Path], write: Write) -> dict[str, Path]:
     better = {name: verdict_of(0.5, 0.25, 0.75) for name in names}
     level = {name: verdict_of(0.0, -0.25, 0.25) for name in names}
     return label_inputs | {
-        "reward_model": write("reward_model", {"scores.jsonl": score_rows(2.0)}),
-        "advantage_model": write("advantage_model", {"scores.jsonl": score_rows(0.5)}),
+        "reward_model": write("reward_model", scorer_files(2.0)),
+        "advantage_model": write("advantage_model", scorer_files(0.5)),
         "policy_full": write("policy_full", {**ppo_files(), "summary.json": summary}),
         "eval_sft": write("eval_sft", {"responses.jsonl": answers(0.0)}),
         "eval_full": write("eval_full", {"responses.jsonl": answers(0.2)}),

@@ -1,0 +1,152 @@
+"""What `trimtab run`, `rounds` and `rollback` do: flows in an embedded Prefect, or a plan."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from infra.settings import Settings
+
+if TYPE_CHECKING:
+    from flows.config import RunConfig
+
+
+def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
+    """Run a recipe, or print its plan or configuration."""
+    from flows.config import ConfigError, with_overrides
+    from flows.recipes import MACHINES, recipe
+
+    try:
+        _check_options(options)
+        config = with_overrides(recipe(options.recipe), options.overrides)
+    except ConfigError as error:
+        print(f"trimtab: {error}", file=sys.stderr)
+        return 2
+    if options.print_config:
+        print(config.model_dump_json(indent=1))
+        return 0
+    if options.dry_run:
+        return _dry_run(config, options, settings)
+    if options.recipe in MACHINES:
+        print(
+            f"trimtab: {options.recipe} is for GPUs, and this build trains on the CPU: only "
+            "--dry-run and --print-config take it. hh-smollm2 is the recipe for a CPU",
+            file=sys.stderr,
+        )
+        return 2
+    return _in_prefect(lambda: _flow(options.flow)(config))
+
+
+def _flow(name: str) -> Callable[..., object]:
+    from flows.rlhf import label_audit, policy, reward, rlhf
+
+    flows = {"rlhf": rlhf, "policy": policy, "reward": reward, "label-audit": label_audit}
+    return flows[name]
+
+
+def next_round(options: argparse.Namespace, settings: Settings) -> int:
+    """One more round from the champion, with changes to its run's configuration."""
+
+    def run() -> None:
+        from flows.config import RoundChange, load_config, with_overrides
+        from flows.rounds import champion_of, rounds
+
+        config = load_config(champion_of(options.recipe).config)
+        change = RoundChange.between(config, with_overrides(config, options.overrides))
+        found = rounds(options.recipe, change)
+        if "idle" in found:
+            print(found["idle"])
+
+    return _in_prefect(run)
+
+
+def roll_back(options: argparse.Namespace, settings: Settings) -> int:
+    """Make the version before, or the one named, champion again."""
+    from infra.registry import RegistryError
+    from tasks.registry import model_name, registry
+
+    try:
+        now = registry().roll_back(model_name(options.recipe), "champion", options.version)
+    except RegistryError as error:
+        print(f"trimtab: {error}", file=sys.stderr)
+        return 1
+    print(f"champion of {now.name}: version {now.number}")
+    return 0
+
+
+def _stopped(_number: int, _frame: FrameType | None) -> None:
+    """SIGTERM, once its trainers have stopped and Prefect has noted the end of the flow run."""
+    print("trimtab: stopped by SIGTERM; the same command goes on where it was", file=sys.stderr)
+    sys.exit(128 + signal.SIGTERM)
+
+
+def _in_prefect(run: Callable[[], object]) -> int:
+    """Import the flows while Prefect's server starts, then run; a known failure is one line."""
+    from infra.prefect_server import PrefectServerError, local_prefect_server
+
+    signal.signal(signal.SIGTERM, _stopped)
+    try:
+        with local_prefect_server() as wait_until_ready:
+            return _reported(run, wait_until_ready)
+    except PrefectServerError as error:
+        print(f"trimtab: {error}", file=sys.stderr)
+        return 1
+
+
+def _reported(run: Callable[[], object], wait_until_ready: Callable[[], None]) -> int:
+    from flows.config import ConfigError
+    from flows.rounds import LineageError
+    from infra.fetch import FetchError
+    from infra.launch import TrainerError
+    from infra.manifest import StorageError
+    from infra.registry import RegistryError
+    from tasks.perform import connect
+    from tasks.stage import StageInputError, StageOutputError
+
+    connect()
+    wait_until_ready()
+    for noise in ("prefect.flow_runs", "prefect.task_runs"):  # a failure of one stage fails many
+        logging.getLogger(noise).propagate = False  # all of it is on the run's page
+    known = (TrainerError, StageInputError, StageOutputError, StorageError, FetchError)
+    try:
+        run()
+    except (ConfigError, LineageError, RegistryError, *known) as error:
+        print(f"trimtab: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    return 0
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """The GPUs of a plan go together, and with a plan only."""
+    from flows.config import ConfigError
+
+    given = [name for name in ("gpus", "gpu_memory") if getattr(options, name) is not None]
+    if given and not (options.dry_run and len(given) == 2):
+        raise ConfigError(
+            f"--gpus is {options.gpus}, --gpu-memory is {options.gpu_memory}, --dry-run is "
+            f"{options.dry_run}; a dry run takes both of the first two, or none"
+        )
+
+
+def _dry_run(config: RunConfig, options: argparse.Namespace, settings: Settings) -> int:
+    """Print the plan; nothing is run, downloaded or stored."""
+    from flows.plan import make_plan
+    from flows.plan_text import plan_text
+    from flows.recipes import MACHINES
+    from models.planning.machine import Machine
+    from models.planning.shapes import PlanError
+
+    machine = MACHINES.get(options.recipe) or Machine.this_computer(settings.max_parallel)
+    if options.gpus is not None:
+        machine = Machine.of_gpus(options.gpus, options.gpu_memory)
+    try:
+        print(plan_text(make_plan(config, options.flow, machine)))
+    except PlanError as error:
+        print(f"trimtab: {error}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,129 @@
+"""MetaRM rounds: those of the experiment, and one more from the registry's champion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+from prefect.states import Completed
+
+from flows.config import ConfigError, RoundChange, load_config, seeded
+from flows.finish import finish, tracked_flow
+from flows.run import RoundRoles, Run, roles_of_round
+from flows.stages import measure, states_for
+from tasks.judge import judge
+from tasks.meta_rm import meta_rm
+from tasks.perform import ALONE
+from tasks.ppo_max import ppo_max
+from tasks.registry import TRIED, LineageError, Registered, registered
+
+__all__ = ["LineageError", "champion_of", "first_champion", "improve_in_rounds", "rounds"]
+
+
+@flow(name="rounds", flow_run_name="rounds-{recipe}")
+def rounds(recipe: str = "default", change: RoundChange | None = None) -> dict[str, Any]:
+    """MetaRM and PPO-max from the champion of a recipe, judged against it; promoted or not.
+
+    Data, scorers and judges are those of the champion's run, so that all rounds so far compare.
+    Where the champion's next round was tried already, and lost, the run ends as `Idle`. Returns the
+    report's key numbers and where the report lies.
+    """
+    champion = champion_of(recipe)
+    config = (change or RoundChange()).applied_to(load_config(champion.config))
+    number = champion.round + 1
+    if champion.version.tags.get(TRIED) == config.fingerprint:
+        message = (
+            f"Nothing new: round {number} from version {champion.version.number} of "
+            f"{champion.version.name} was judged no better, and the settings are the same"
+        )
+        # Prefect makes a returned state the run's own, and gives its data to the caller.
+        idle: Any = Completed(name="Idle", message=message, data={"idle": message})
+        return idle
+    run = Run(config, dict(champion.artifacts))
+    with tracked_flow(config, "rounds") as tracked:
+        is_promoted = play_round(run, number)
+        return finish(run, tracked, number if is_promoted else champion.round, suffix="-rounds")
+
+
+def champion_of(recipe: str) -> Registered:
+    """The champion of a recipe with its run; ConfigError where there is none."""
+    champion = registered(recipe, "champion")
+    if champion is None:
+        raise ConfigError(
+            f"recipe {recipe!r} has no champion to go on from: run it first; its policy becomes "
+            "champion if held-out judgement promotes it"
+        )
+    return champion
+
+
+def first_champion(run: Run) -> int | None:
+    """Round 1 is the arm `full`: 1 if it is promoted, `None` where it did not beat SFT."""
+    if "full" not in run.config.arms or not _is_promoted(run, "judge_full"):
+        return None
+    return 1
+
+
+def improve_in_rounds(run: Run) -> int | None:
+    """MetaRM rounds from the arm `full` on; returns the champion's round, `None` without one.
+
+    A round is promoted only if it beats the last promoted policy on held-out judgement; the loop
+    stops at the first that does not. Where round 1 did not beat SFT there is nothing to go on from.
+    """
+    champion = first_champion(run)
+    while champion is not None and champion < run.config.rounds.max_rounds:
+        if not play_round(run, champion + 1):
+            break
+        champion += 1
+    return champion
+
+
+def play_round(run: Run, number: int) -> bool:
+    """MetaRM and PPO-max from the round before, judged; whether the round is promoted."""
+    config, before, role = run.config, roles_of_round(number - 1), roles_of_round(number)
+    _start_round(run, number, before, role)
+    for judgement, opponent in (
+        (f"judge_round_{number}", before.evaluation),
+        (f"judge_round_{number}_sft", "eval_sft"),
+    ):
+        run[judgement] = run.submit(
+            judge,
+            seeded(config.evaluate, config.seed),
+            run[role.evaluation],
+            run[opponent],
+            label=judgement.replace("_", " "),
+        )
+    return _is_promoted(run, f"judge_round_{number}")
+
+
+def _is_promoted(run: Run, judgement: str) -> bool:
+    """The promotion rule; waits for the judgement."""
+    verdict = run.result(judgement).summary["is_promoted"]
+    return bool(verdict) or run.config.rounds.promote == "always"
+
+
+def _start_round(run: Run, number: int, before: RoundRoles, role: RoundRoles) -> None:
+    """MetaRM on the last policy's answers, PPO-max from that policy, its own answers."""
+    config, seed = run.config, run.config.seed
+    run[role.scorer] = run.submit(
+        meta_rm,
+        seeded(config.rounds.meta_rm, seed, number),
+        run[before.scorer],
+        run[before.policy],
+        run["data"],
+        run["preferences"],
+        run["relabelled"],
+        states_for(run, config.advantage_model.train, config.rounds.meta_rm.train),
+        label=f"MetaRM round {number}",
+    )
+    run[role.policy] = run.submit(
+        ppo_max,
+        seeded(config.ppo, seed, number),
+        run[before.policy],
+        run["sft"],
+        run[role.scorer],
+        run["data"],
+        run["rehearsal"],
+        label=f"PPO round {number}",
+        place=ALONE,
+    )
+    measure(run, f"round_{number}", run[role.policy], run[role.scorer], place=ALONE)

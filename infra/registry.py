@@ -1,0 +1,162 @@
+"""MLflow's model registry: the versions of a policy, and which of them holds an alias.
+
+Tracking never fails a run; the registry decides which policy people get, so here an outage is an
+error. Nothing is lost by it: stages are in the store, and the same command registers again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.tracking import TrackedRun, Tracking
+
+
+class RegistryError(RuntimeError):
+    """MLflow's registry cannot be reached, or has no such version."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of a registered model; it loads as `models:/<name>/<number>`."""
+
+    name: str
+    number: str
+    tags: Mapping[str, str]
+
+
+class Registry:
+    """The registered models of one MLflow."""
+
+    def __init__(self, tracking: Tracking) -> None:
+        self.tracking = tracking
+
+    def register(
+        self,
+        run: TrackedRun,
+        name: str,
+        folder: Path,
+        *,
+        identity: Mapping[str, str],
+        aliases: Sequence[str] = (),
+        tags: Mapping[str, str] | None = None,
+    ) -> Version | None:
+        """Make a model folder a version of `name` and give it `aliases`; None with tracking off.
+
+        The tags of `identity` say which model it is: one that is a version already is not copied
+        again, and gets only aliases it never had, so that a run repeated later takes none back
+        from a newer version. Whoever held an alias before is noted, for `roll_back`.
+        """
+        if not self.tracking.uri:
+            return None
+        with self._client() as client:
+            _create_model(client, name)
+            found = _version_tagged(client, name, identity)
+            if found is None:
+                found = self._new_version(client, run, name, folder, dict(identity))
+            for alias in aliases:
+                if f"was.{alias}" not in found.tags:
+                    _give_alias(client, found, alias, tags or {})
+            return _version(client.get_model_version(name, found.version))
+
+    def holder(self, name: str, alias: str) -> Version | None:
+        """The version that holds an alias; None without one."""
+        with self._client() as client:
+            return _holder(client, name, alias)
+
+    def tag(self, version: Version, tags: Mapping[str, str]) -> None:
+        """Set tags of a version."""
+        with self._client() as client:
+            for key, value in tags.items():
+                client.set_model_version_tag(version.name, version.number, key, value)
+
+    def roll_back(self, name: str, alias: str, to: str | None = None) -> Version:
+        """Give an alias back to the version that held it before, or to version `to`."""
+        with self._client() as client:
+            current = _holder(client, name, alias)
+            if current is None:
+                raise RegistryError(
+                    f"no version of {name} is {alias}: there is nothing to go back from"
+                )
+            to = to or current.tags.get(f"replaces.{alias}")
+            if to is None:
+                raise RegistryError(f"version {current.number} of {name} is its first {alias}")
+            versions = client.search_model_versions(f"name = '{name}'")
+            known = [str(number) for number in sorted(int(found.version) for found in versions)]
+            if to not in known:
+                raise RegistryError(f"{name} has no version {to!r}; it has {', '.join(known)}")
+            client.set_registered_model_alias(name, alias, to)
+            return _version(client.get_model_version(name, to))
+
+    def _new_version(
+        self, client: Any, run: TrackedRun, name: str, folder: Path, identity: dict[str, str]
+    ) -> Any:
+        """Copy the folder to the run, and only then make a version of it."""
+        if run.run_id is None:
+            raise RegistryError(
+                f"MLflow at {self.tracking.uri} could not be reached when this run began, so that "
+                f"there is no MLflow run to keep {name} in; the same command registers it"
+            )
+        client.log_artifacts(run.run_id, str(folder), "model")
+        source = f"{client.get_run(run.run_id).info.artifact_uri}/model"
+        return client.create_model_version(name, source, run_id=run.run_id, tags=identity)
+
+    @contextmanager
+    def _client(self) -> Iterator[Any]:
+        if not self.tracking.uri:
+            raise RegistryError("MLflow is switched off (its tracking URI is empty): no registry")
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            yield self.tracking.connect()
+        except (MlflowException, SQLAlchemyError, OSError) as error:
+            first = (str(error).splitlines() or [repr(error)])[0]
+            raise RegistryError(
+                f"MLflow's registry at {self.tracking.uri}: {first}. What was trained is in the "
+                "store: run the same command again when MLflow answers"
+            ) from error
+
+
+def _create_model(client: Any, name: str) -> None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def _version_tagged(client: Any, name: str, tags: Mapping[str, str]) -> Any:
+    versions = client.search_model_versions(f"name = '{name}'")
+    return next((found for found in versions if tags.items() <= found.tags.items()), None)
+
+
+def _give_alias(client: Any, version: Any, alias: str, tags: Mapping[str, str]) -> None:
+    """The tag that it had the alias comes last: after a kill, all of this is done again."""
+    before = _holder(client, version.name, alias)
+    if before is not None and before.number != str(version.version):
+        tags = {**tags, f"replaces.{alias}": before.number}
+    for key, value in tags.items():
+        client.set_model_version_tag(version.name, version.version, key, value)
+    client.set_registered_model_alias(version.name, alias, version.version)
+    client.set_model_version_tag(version.name, version.version, f"was.{alias}", "yes")
+
+
+def _holder(client: Any, name: str, alias: str) -> Version | None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return _version(client.get_model_version_by_alias(name, alias))
+    except MlflowException as error:
+        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            raise
+        return None
+
+
+def _version(found: Any) -> Version:
+    return Version(str(found.name), str(found.version), dict(found.tags))

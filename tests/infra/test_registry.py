@@ -1,0 +1,127 @@
+"""The model registry: one version a model, aliases that are not taken back, the way back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.registry import Registry, RegistryError, Version
+from infra.settings import Settings
+from infra.tracking import Tracking
+
+
+@pytest.fixture(scope="module")
+def tracking(tmp_path_factory: pytest.TempPathFactory) -> Tracking:
+    """One database for the module: making its tables takes seconds."""
+    home = tmp_path_factory.mktemp("home")
+    return Tracking.from_settings(Settings.from_env({"TRIMTAB_HOME": str(home)}), "toy")
+
+
+class _Models:
+    """Registers toy models under one name."""
+
+    def __init__(self, tracking: Tracking, name: str, folder: Path) -> None:
+        self.tracking, self.name, self.folder = tracking, name, folder
+        self.registry = Registry(tracking)
+
+    def register(self, weights: str, *aliases: str, **tags: str) -> str:
+        (self.folder / "weights").write_text(weights)
+        version = self.registry.register(
+            self.tracking.start_run(weights),
+            self.name,
+            self.folder,
+            identity={"digest": weights},
+            aliases=aliases,
+            tags=tags,
+        )
+        assert version is not None
+        return version.number
+
+    def holder(self, alias: str) -> Version:
+        found = self.registry.holder(self.name, alias)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def models(tracking: Tracking, tmp_path: Path, request: pytest.FixtureRequest) -> _Models:
+    return _Models(tracking, request.node.name, tmp_path)
+
+
+def test_a_model_loads_by_alias(models: _Models) -> None:
+    import mlflow
+
+    assert models.register("one", "champion", round="1") == "1"
+    assert models.register("two", "candidate") == "2"
+    assert models.holder("champion").number == "1"
+    assert models.holder("champion").tags["round"] == "1"
+    client = models.tracking.connect()
+    source = client.get_model_version_by_alias(models.name, "candidate").source
+    assert (Path(mlflow.artifacts.download_artifacts(source)) / "weights").read_text() == "two"
+
+
+def test_a_model_is_one_version_and_takes_no_alias_back(models: _Models) -> None:
+    assert models.register("a", "candidate") == "1"
+    assert models.register("a", "candidate", "champion") == "1"
+    assert models.register("b", "candidate", "champion") == "2"
+    assert models.register("a", "candidate", "champion") == "1"
+    assert models.holder("candidate").number == models.holder("champion").number == "2"
+
+
+def test_a_registration_cut_short_is_completed(
+    models: _Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kill -9 between the version and its alias: the next try makes no second version."""
+    models.register("a", "champion")
+    client = models.tracking.connect()
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "set_registered_model_alias", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            models.register("b", "champion")
+    assert models.holder("champion").number == "1"
+    assert models.register("b", "champion") == "2"
+    assert models.holder("champion").number == "2"
+
+
+def _killed(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_going_back(models: _Models) -> None:
+    for weights in "abc":
+        models.register(weights, "champion")
+    assert models.registry.roll_back(models.name, "champion").number == "2"
+    assert models.registry.roll_back(models.name, "champion").number == "1"
+    with pytest.raises(RegistryError, match="version 1 of .* is its first champion"):
+        models.registry.roll_back(models.name, "champion")
+    assert models.registry.roll_back(models.name, "champion", "3").number == "3"
+    assert models.holder("champion").number == "3"
+    with pytest.raises(RegistryError, match="has no version '7'; it has 1, 2, 3"):
+        models.registry.roll_back(models.name, "champion", "7")
+    with pytest.raises(RegistryError, match="no version of .* is champion"):
+        models.registry.roll_back("nobody", "champion")
+
+
+def test_an_outage_is_an_error_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    tracking = Tracking("http://127.0.0.1:9", "toy")
+    with pytest.raises(RegistryError, match=r"127\.0\.0\.1:9.*run the same command again"):
+        Registry(tracking).register(tracking.attach("x"), "m", tmp_path, identity={"a": "b"})
+
+
+def test_a_run_that_began_in_an_outage_cannot_keep_a_model(models: _Models) -> None:
+    with pytest.raises(RegistryError, match="could not be reached when this run began"):
+        models.registry.register(
+            models.tracking.attach(None), models.name, models.folder, identity={"digest": "x"}
+        )
+
+
+def test_with_tracking_off_nothing_is_registered(tmp_path: Path) -> None:
+    off = Tracking("", "")
+    assert Registry(off).register(off.attach(None), "m", tmp_path, identity={}) is None
+    with pytest.raises(RegistryError, match="switched off"):
+        Registry(off).holder("m", "champion")
