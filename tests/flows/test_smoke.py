@@ -159,11 +159,10 @@ def test_one_more_round_and_back_and_then_nothing_new(home: Path) -> None:
     assert _digests(home) == digests
 
 
-def test_a_run_that_cannot_start_says_why_and_nothing_else(tmp_path: Path) -> None:
+def test_a_run_that_cannot_start_says_why_and_nothing_else(home: Path, tmp_path: Path) -> None:
     missing = tmp_path / "pairs.jsonl"
-    process = _start(
-        tmp_path, *RUN, f'preferences.sources=["{missing}"]', "sft.model.base=smollm2-135m-instruct"
-    )
+    base = next(home.glob("store/artifacts/sft/*/*/model"))
+    process = _start(tmp_path, *RUN, f'preferences.sources=["{missing}"]', f"sft.model.base={base}")
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 1
     assert f"missing_source: found '{missing}', allowed: an existing file or folder" in output
