@@ -55,8 +55,9 @@ def finish(
         ),
         {role: done for role, done in results.items() if not role.startswith("cross_fitted_")},
     ).result()
-    _register(run, tracked, champion, summary)
-    return announce(tracked, summary, results, f"{config.recipe}-seed{config.seed}{suffix}")
+    numbers = announce(tracked, summary, results, f"{config.recipe}-seed{config.seed}{suffix}")
+    _register(run, tracked, champion, summary)  # last: without a registry it is an error
+    return numbers
 
 
 def _register(run: Run, tracked: TrackedRun, champion: int | None, summary: StageResult) -> None:
