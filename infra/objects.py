@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +22,14 @@ from infra.manifest import CorruptArtifactError, hash_file
 
 _TEMP = ".tmp"
 _STALE_SECONDS = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a listing says of an object: bytes, and when it was written (seconds of the epoch)."""
+
+    size: int
+    modified: float
 
 
 class Objects(Protocol):
@@ -50,11 +59,14 @@ class Objects(Protocol):
     def exists(self, name: str) -> bool:
         """Whether there is an object of that name."""
 
-    def list(self, prefix: str) -> dict[str, int]:
-        """Name -> size of every object whose name begins with the folder `prefix`."""
+    def list(self, prefix: str) -> dict[str, Found]:
+        """Name -> size and age of every object whose name begins with the folder `prefix`."""
 
     def delete(self, name: str) -> None:
         """Remove one object; not an error if it is absent."""
+
+    def drop_unfinished(self, before: float) -> int:
+        """Remove writes begun before a time (in seconds of the epoch) and never ended; how many."""
 
 
 class LocalObjects:
@@ -65,10 +77,7 @@ class LocalObjects:
         self.root = root.resolve()
         self._temp = self.root / _TEMP
         self._temp.mkdir(parents=True, exist_ok=True)
-        limit = time.time() - _STALE_SECONDS
-        for path in self._temp.iterdir():
-            if path.name != "lock" and path.stat().st_mtime < limit:
-                path.unlink(missing_ok=True)
+        self.drop_unfinished(time.time() - _STALE_SECONDS)
 
     def put_file(self, name: str, path: Path, sha256: str, *, link: bool = False) -> None:
         with self._temporary(name) as temp:
@@ -109,15 +118,18 @@ class LocalObjects:
     def exists(self, name: str) -> bool:
         return (self.root / name).is_file()
 
-    def list(self, prefix: str) -> dict[str, int]:
-        found: dict[str, int] = {}
+    def list(self, prefix: str) -> dict[str, Found]:
+        found: dict[str, Found] = {}
         for folder, _, names in os.walk(self.root / prefix):
             for name in names:
                 path = Path(folder, name)
                 try:
-                    found[path.relative_to(self.root).as_posix()] = path.stat().st_size
+                    status = path.stat()
                 except FileNotFoundError:  # deleted by someone else between the two calls
                     continue
+                # The change of the inode, not of the content: a file that was linked here is new.
+                relative = path.relative_to(self.root).as_posix()
+                found[relative] = Found(status.st_size, status.st_ctime)
         return found
 
     def delete(self, name: str) -> None:
@@ -130,6 +142,14 @@ class LocalObjects:
                 parent.rmdir()
             except OSError:  # not empty, or already gone
                 break
+
+    def drop_unfinished(self, before: float) -> int:
+        count = 0
+        for path in self._temp.iterdir():
+            if path.name != "lock" and path.stat().st_ctime < before:
+                path.unlink(missing_ok=True)
+                count += 1
+        return count
 
     @contextmanager
     def _temporary(self, name: str) -> Iterator[Path]:

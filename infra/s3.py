@@ -19,6 +19,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.manifest import CorruptArtifactError, StorageError
+from infra.objects import Found
 
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
 _LOST = {"412", "PreconditionFailed", "409", "ConditionalRequestConflict"}
@@ -132,14 +133,16 @@ class S3Objects:
             return False
         return True
 
-    def list(self, prefix: str) -> dict[str, int]:
+    def list(self, prefix: str) -> dict[str, Found]:
         root = self._key(f"{prefix.rstrip('/')}/")
         with self._failing(prefix):
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self.bucket, Prefix=root
             )
             return {
-                item["Key"][len(self.prefix) :]: item["Size"]
+                item["Key"][len(self.prefix) :]: Found(
+                    item["Size"], item["LastModified"].timestamp()
+                )
                 for page in pages
                 for item in page.get("Contents", [])
             }
@@ -147,6 +150,24 @@ class S3Objects:
     def delete(self, name: str) -> None:
         with self._failing(name):
             self._client.delete_object(Bucket=self.bucket, Key=self._key(name))
+
+    def drop_unfinished(self, before: float) -> int:
+        """Multipart uploads whose writer died: they cost space and are in no listing."""
+        with self._failing(self.prefix):
+            pages = self._client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=self.bucket, Prefix=self.prefix
+            )
+            left = [
+                upload
+                for page in pages
+                for upload in page.get("Uploads", [])
+                if upload["Initiated"].timestamp() < before
+            ]
+            for upload in left:
+                self._client.abort_multipart_upload(
+                    Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+                )
+        return len(left)
 
     def _key(self, name: str) -> str:
         return self.prefix + name

@@ -167,8 +167,9 @@ class Store:
             sizes = self.objects.list(f"{root}/{manifest.content[:16]}")
             for entry in manifest.files:
                 found = sizes.get(_object(root, manifest, entry))
-                if found != entry.size:
-                    raise MalformedManifestError(f"{entry.name} is {found}, not {entry.size} bytes")
+                if found is None or found.size != entry.size:
+                    size = found.size if found else None
+                    raise MalformedManifestError(f"{entry.name} is {size}, not {entry.size} bytes")
         except MalformedManifestError as error:
             logger.warning("%s/%s is not a whole artifact: %s", self.url, name, error)
             return None

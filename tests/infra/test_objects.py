@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,9 @@ def test_objects_by_name(store: Store, tmp_path: Path) -> None:
     objects.put_bytes("f/one", b"1")
     objects.put_bytes("f/g/two", b"22")
     objects.put_bytes("fg", b"not in the folder")
-    assert objects.list("f") == {"f/one": 1, "f/g/two": 2}
+    listed = objects.list("f")
+    assert {name: found.size for name, found in listed.items()} == {"f/one": 1, "f/g/two": 2}
+    assert all(abs(found.modified - time.time()) < 60 for found in listed.values())
     assert objects.exists("f/one")
     assert not objects.exists("f")
     assert objects.get_bytes("nothing") is None
@@ -47,4 +50,4 @@ def test_objects_by_name(store: Store, tmp_path: Path) -> None:
         objects.get_file("nothing", tmp_path / "x")
     objects.delete("f/one")
     objects.delete("f/one")
-    assert objects.list("f") == {"f/g/two": 2}
+    assert set(objects.list("f")) == {"f/g/two"}

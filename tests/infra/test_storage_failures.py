@@ -122,14 +122,18 @@ def test_copies_where_hard_links_are_not_possible(
     assert (tmp_path / "copy" / "summary.json").stat().st_nlink == 1
 
 
-def test_old_temporary_files_are_swept_and_young_ones_kept(tmp_path: Path) -> None:
-    temp = tmp_path / "store" / ".tmp"
-    temp.mkdir(parents=True)
-    for name, age in (("old", 2 * 24 * 3600), ("young", 60)):
-        (temp / name).touch()
-        os.utime(temp / name, (time.time() - age,) * 2)
-    LocalObjects(tmp_path / "store")
-    assert [path.name for path in temp.iterdir()] == ["young"]
+def test_what_writers_that_died_left_is_swept_once_it_is_old(store: Store) -> None:
+    """A temporary file of a folder; in S3 an upload in parts, which no listing shows."""
+    objects = store.objects
+    objects.put_bytes("whole", b"1")
+    if isinstance(objects, LocalObjects):
+        (objects.root / ".tmp" / "left").touch()
+    else:
+        objects._client.create_multipart_upload(Bucket=objects.bucket, Key=objects._key("left"))
+    assert objects.drop_unfinished(time.time() - 60) == 0
+    assert objects.drop_unfinished(time.time() + 60) == 1
+    assert objects.drop_unfinished(time.time() + 60) == 0
+    assert objects.get_bytes("whole") == b"1"
 
 
 def test_file_that_changes_while_it_is_published_is_noticed(

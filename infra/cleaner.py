@@ -1,0 +1,126 @@
+"""What of a store nothing needs any more, and its removal.
+
+Needed is what a report was made of, the report itself included, if the report is young enough or
+pinned (a registered policy names it). Besides that: whatever was written lately, as a run may be
+at it, and the newest checkpoints of a stage that has not finished.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from infra.manifest import MANIFEST_NAME, Manifest
+from infra.objects import Found
+from infra.storage import Store
+
+_ARTIFACT = re.compile(r"artifacts/([^/]+)/([^/]+)/(.+)")
+_CHECKPOINT = re.compile(r"checkpoints/([^/]+)/(.+)")
+_Artifact = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Unneeded:
+    """Objects below one root that can go, and why; sizes in bytes."""
+
+    root: str
+    why: str
+    names: tuple[str, ...]
+    size: int
+
+
+def unneeded(
+    store: Store, *, reports_since: float, written_before: float, pinned: Collection[str] = ()
+) -> list[Unneeded]:
+    """What can go; nothing is removed.
+
+    Times are in seconds of the epoch: reports made since the first keep what they were made of,
+    only objects written before the second can go. `pinned` are keys of reports that are kept
+    whatever their age.
+    """
+    artifacts = _grouped(store, "artifacts", _ARTIFACT)
+    manifests = {at: store.find(*at) for at in artifacts}
+    needed = _reachable(manifests, reports_since, pinned)
+    found = [
+        *_of_artifacts(artifacts, manifests, needed, written_before),
+        *_of_checkpoints(store, {key for (_, key), m in manifests.items() if m}, written_before),
+    ]
+    return sorted(found, key=lambda each: each.root)
+
+
+def remove(store: Store, found: Unneeded) -> None:
+    """Remove it, the manifest first, so that no reader takes what is left for whole."""
+    for name in sorted(found.names, key=lambda name: not name.endswith(f"/{MANIFEST_NAME}")):
+        store.objects.delete(name)
+
+
+def _grouped(
+    store: Store, prefix: str, pattern: re.Pattern[str]
+) -> dict[_Artifact, dict[str, Found]]:
+    groups: dict[_Artifact, dict[str, Found]] = defaultdict(dict)
+    for name, found in store.objects.list(prefix).items():
+        if match := pattern.fullmatch(name):
+            groups[match[1], match[2]][name] = found
+    return groups
+
+
+def _reachable(
+    manifests: Mapping[_Artifact, Manifest | None], since: float, pinned: Collection[str]
+) -> set[_Artifact]:
+    waiting = [
+        (stage, key)
+        for (stage, key), manifest in manifests.items()
+        if stage == "report" and manifest and (key in pinned or _made(manifest) >= since)
+    ]
+    needed: set[_Artifact] = set()
+    while waiting:
+        at = waiting.pop()
+        manifest = manifests.get(at)
+        if at in needed or manifest is None:
+            continue
+        needed.add(at)
+        waiting += [(parent["stage"], parent["key"]) for parent in manifest.parents.values()]
+    return needed
+
+
+def _made(manifest: Manifest) -> float:
+    return datetime.fromisoformat(manifest.created).timestamp()
+
+
+def _of_artifacts(
+    artifacts: Mapping[_Artifact, Mapping[str, Found]],
+    manifests: Mapping[_Artifact, Manifest | None],
+    needed: Collection[_Artifact],
+    before: float,
+) -> Iterator[Unneeded]:
+    for (stage, key), objects in artifacts.items():
+        root, manifest = f"artifacts/{stage}/{key}", manifests[stage, key]
+        if any(found.modified >= before for found in objects.values()):
+            continue
+        if manifest is None:
+            yield _unneeded(root, "never finished", objects)
+        elif (stage, key) not in needed:
+            yield _unneeded(root, "no report that is kept was made of it", objects)
+        else:
+            own = (f"{root}/{MANIFEST_NAME}", f"{root}/{manifest.content[:16]}/")
+            strays = {name: each for name, each in objects.items() if not name.startswith(own)}
+            if strays:
+                yield _unneeded(root, "of a publisher that came second", strays)
+
+
+def _of_checkpoints(store: Store, finished: Collection[str], before: float) -> Iterator[Unneeded]:
+    groups: dict[str, dict[str, Found]] = defaultdict(dict)
+    for name, found in store.objects.list("checkpoints").items():
+        if match := _CHECKPOINT.fullmatch(name):
+            groups[match[1]][name] = found
+    for key, objects in groups.items():
+        if all(found.modified < before for found in objects.values()):
+            why = "its stage has finished" if key in finished else "its stage was not gone on with"
+            yield _unneeded(f"checkpoints/{key}", why, objects)
+
+
+def _unneeded(root: str, why: str, objects: Mapping[str, Found]) -> Unneeded:
+    return Unneeded(root, why, tuple(objects), sum(found.size for found in objects.values()))
