@@ -1,4 +1,4 @@
-"""The `trimtab` command: run recipes, see reports and pages, over the same flows."""
+"""The `trimtab` command: run recipes, deploy them, see reports and pages, over the same flows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import sys
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from flows.commands import next_round, roll_back, run_recipe
+from flows.clean import clean
+from flows.commands import deploy_flows, next_round, roll_back, run_recipe
 from infra.settings import Settings
 
 
@@ -125,6 +127,13 @@ def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="trimtab", description="Stable RLHF as a workflow.")
     commands = parser.add_subparsers(required=True, metavar="command")
+    _add_runs(commands)
+    _add_views(commands)
+    _add_upkeep(commands)
+    return parser
+
+
+def _add_runs(commands: Any) -> None:
     run = commands.add_parser("run", help="run a recipe")
     run.add_argument("recipe", help="smoke, default, hh-smollm2, ukp-smollm2, hh-7b")
     run.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. ppo.kl_coef=0.1")
@@ -147,6 +156,9 @@ def _parser() -> argparse.ArgumentParser:
     rollback.add_argument("recipe", help="the recipe whose champion to take back")
     rollback.add_argument("version", nargs="?", help="default: the one it replaced")
     rollback.set_defaults(command=roll_back)
+
+
+def _add_views(commands: Any) -> None:
     report = commands.add_parser("report", help="list the reports, the newest last")
     report.add_argument("--open", action="store_true", help="open the newest in a browser")
     report.set_defaults(command=_report)
@@ -156,7 +168,28 @@ def _parser() -> argparse.ArgumentParser:
     ui = commands.add_parser("ui", help="Prefect's and MLflow's pages on the embedded files")
     ui.add_argument("--host", default="127.0.0.1", help="address to bind (default: loopback)")
     ui.set_defaults(command=_ui)
-    return parser
+
+
+def _add_upkeep(commands: Any) -> None:
+    deploy = commands.add_parser("deploy", help="deployments, GPU slots, automations on a server")
+    deploy.add_argument(
+        "--gpus", type=_positive(int), default=1, metavar="N", help="GPU slots (default: 1)"
+    )
+    deploy.add_argument("--pool-type", choices=("process", "kubernetes"), default="process")
+    deploy.add_argument(
+        "--notify",
+        metavar="TYPE/NAME",
+        help="block that is told of failures, collapses and promotions, e.g. slack-webhook/alerts",
+    )
+    deploy.set_defaults(command=deploy_flows)
+    cleaner = commands.add_parser("clean", help="list what no report needs any more; remove it")
+    cleaner.add_argument("--delete", action="store_true", help="remove it (default: only list)")
+    for option, days, what in (
+        ("--reports-days", 90.0, "keep what younger reports were made of (default: 90)"),
+        ("--idle-days", 7.0, "keep what was written since, as a run may be at it (default: 7)"),
+    ):
+        cleaner.add_argument(option, type=_positive(float), default=days, metavar="DAYS", help=what)
+    cleaner.set_defaults(command=clean)
 
 
 if __name__ == "__main__":

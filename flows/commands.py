@@ -1,14 +1,16 @@
-"""What `trimtab run`, `rounds` and `rollback` do: flows in an embedded Prefect, or a plan."""
+"""What `trimtab run`, `rounds`, `rollback` and `deploy` do."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from infra.settings import Settings
 
@@ -18,12 +20,14 @@ if TYPE_CHECKING:
 
 def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
     """Run a recipe, or print its plan or configuration."""
-    from flows.config import ConfigError, with_overrides
-    from flows.recipes import MACHINES, recipe
+    from flows.changes import changed, parsed
+    from flows.config import ConfigError
+    from flows.recipes import MACHINES, recipe_named
 
     try:
         _check_options(options)
-        config = with_overrides(recipe(options.recipe), options.overrides)
+        changes = parsed(options.overrides)
+        config = changed(recipe_named(options.recipe), changes)
     except ConfigError as error:
         print(f"trimtab: {error}", file=sys.stderr)
         return 2
@@ -39,7 +43,7 @@ def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
             file=sys.stderr,
         )
         return 2
-    return _in_prefect(lambda: _flow(options.flow)(config))
+    return _in_prefect(lambda: _flow(options.flow)(options.recipe, changes))
 
 
 def _flow(name: str) -> Callable[..., object]:
@@ -50,15 +54,20 @@ def _flow(name: str) -> Callable[..., object]:
 
 
 def next_round(options: argparse.Namespace, settings: Settings) -> int:
-    """One more round from the champion, with changes to its run's configuration."""
+    """One more round from the champion, with changes to its run's configuration.
+
+    They are checked here as well: Prefect's own refusal of a flow's parameters is not a line.
+    """
 
     def run() -> None:
-        from flows.config import RoundChange, load_config, with_overrides
+        from flows.changes import RoundChanges, changed, parsed
+        from flows.config import load_config
         from flows.rounds import champion_of, rounds
 
-        config = load_config(champion_of(options.recipe).config)
-        change = RoundChange.between(config, with_overrides(config, options.overrides))
-        found = rounds(options.recipe, change)
+        flow: Callable[..., dict[str, Any]] = rounds
+        changes = parsed(options.overrides)
+        changed(load_config(champion_of(options.recipe).config), changes, RoundChanges)
+        found = flow(options.recipe, changes)
         if "idle" in found:
             print(found["idle"])
 
@@ -76,6 +85,34 @@ def roll_back(options: argparse.Namespace, settings: Settings) -> int:
         print(f"trimtab: {error}", file=sys.stderr)
         return 1
     print(f"champion of {now.name}: version {now.number}")
+    return 0
+
+
+def deploy_flows(options: argparse.Namespace, settings: Settings) -> int:
+    """Make everything a Prefect server needs to run the flows."""
+    if not os.environ.get("PREFECT_API_URL"):
+        print(
+            "trimtab: PREFECT_API_URL is not set: deployments live on a Prefect server "
+            "(docs/deploy.md)",
+            file=sys.stderr,
+        )
+        return 2
+    from httpx import HTTPError
+
+    from flows.config import ConfigError
+    from flows.deploy import POOL, deploy
+
+    try:
+        deploy(options.gpus, options.pool_type, options.notify, Path("prefect.yaml"))
+    except ConfigError as error:
+        print(f"trimtab: {error}", file=sys.stderr)
+        return 2
+    except HTTPError as error:
+        first = (str(error).splitlines() or [repr(error)])[0]
+        address = os.environ["PREFECT_API_URL"]
+        print(f"trimtab: Prefect's server at {address}: {first}", file=sys.stderr)
+        return 1
+    print(f"deployed; workers: prefect worker start --pool {POOL}")
     return 0
 
 

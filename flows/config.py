@@ -1,14 +1,13 @@
 """The run's configuration: every stage's settings in one validated tree.
 
-The Prefect UI builds its form from it, and `trimtab run RECIPE field=value` edits it by path.
+Recipes (`flows.recipes`) are whole configurations; a run changes some fields of one
+(`flows.changes`).
 """
 
 from __future__ import annotations
 
 import difflib
 import hashlib
-import json
-from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -85,7 +84,9 @@ class RunConfig(Section):
     rehearsal: RehearsalConfig = RehearsalConfig()
     ppo: PPOConfig = PPOConfig()
     arms: tuple[Arm, ...] = Field(
-        ("vanilla", "full"), description="Policies to train; `full` feeds the rounds"
+        ("vanilla", "full"),
+        min_length=1,
+        description="Policies to train; rounds go on from `full`, without it there are none",
     )
     rounds: RoundsConfig = RoundsConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
@@ -102,44 +103,12 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.rounds.max_rounds > 1 and "full" not in self.arms:
-            raise ValueError(
-                f"arms is {self.arms} but rounds.max_rounds is {self.rounds.max_rounds}: rounds "
-                "continue from the arm `full`; add it or set rounds.max_rounds=1"
-            )
         if not self.is_synthetic and self.sft.model.base is None:
             raise ValueError(
                 "preferences.sources is given but sft.model.base is not: real text needs a base "
                 "model (a folder, a hub id, or `smollm2-135m-instruct`)"
             )
         return self
-
-
-class RoundChange(Section):
-    """What the next round does otherwise than the champion's run; what is null stays as it was."""
-
-    ppo: PPOConfig | None = Field(None, description="PPO-max of the round")
-    meta_rm: MetaRMConfig | None = Field(None, description="MetaRM of the round")
-    promote: Literal["by_judgement", "always"] | None = Field(None, description="Promotion rule")
-
-    def applied_to(self, config: RunConfig) -> RunConfig:
-        """The configuration of the next round."""
-        given = {name: value for name, value in self if value is not None}
-        ppo = given.pop("ppo", config.ppo)
-        rounds = config.rounds.model_copy(update=given)
-        return config.model_copy(update={"ppo": ppo, "rounds": rounds})
-
-    @classmethod
-    def between(cls, old: RunConfig, new: RunConfig) -> RoundChange:
-        """What leads from `old` to `new`; ConfigError where a round cannot."""
-        change = cls(ppo=new.ppo, meta_rm=new.rounds.meta_rm, promote=new.rounds.promote)
-        if change.applied_to(old) != new:
-            raise ConfigError(
-                "a further round goes on with the data, scorers and judges of its champion: only "
-                "ppo, rounds.meta_rm and rounds.promote can be changed; for anything else run the "
-                "recipe again"
-            )
-        return change
 
 
 def seeded(config: Any, run_seed: int, offset: int = 0) -> Any:
@@ -163,26 +132,6 @@ def vanilla(ppo: PPOConfig) -> PPOConfig:
     )
 
 
-def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-    """Apply `path.to.field=value` edits; values are JSON, or plain text where JSON fails.
-
-    Raises ConfigError naming the field, what was found, and the nearest known name.
-    """
-    values = config.model_dump(mode="json")
-    for override in overrides:
-        path, separator, text = override.partition("=")
-        if not separator:
-            raise ConfigError(f"{override!r} is not of the form field=value")
-        *parents, leaf = path.split(".")
-        node: Any = values
-        for name in [*parents, leaf]:
-            if not isinstance(node, dict) or name not in node:
-                raise ConfigError(_unknown(path, name, node if isinstance(node, dict) else {}))
-            parent, node = node, node[name]
-        parent[leaf] = _value(text)
-    return load_config(values)
-
-
 def load_config(values: dict[str, Any]) -> RunConfig:
     """Validate a configuration given as plain values; all mistakes are reported at once."""
     try:
@@ -191,21 +140,19 @@ def load_config(values: dict[str, Any]) -> RunConfig:
         raise ConfigError(explain(error)) from None
 
 
-def explain(error: ValidationError) -> str:
+def explain(error: ValidationError, model: type[BaseModel] = RunConfig) -> str:
     """One line a mistake: field, what was found, what is allowed, the nearest name."""
     lines = []
     for problem in error.errors():
         path = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
-            known = _fields_at(problem["loc"][:-1])
-            lines.append(_unknown(path, str(problem["loc"][-1]), dict.fromkeys(known)))
+            lines.append(_unknown(path, _fields_at(model, problem["loc"][:-1])))
         else:
             lines.append(f"{path or 'configuration'}: {problem['msg']}; found {problem['input']!r}")
     return "\n".join(lines)
 
 
-def _fields_at(path: tuple[int | str, ...]) -> list[str]:
-    model: Any = RunConfig
+def _fields_at(model: Any, path: tuple[int | str, ...]) -> list[str]:
     for part in path:
         field = model.model_fields.get(part)
         if field is None or not isinstance(field.annotation, type):
@@ -214,14 +161,8 @@ def _fields_at(path: tuple[int | str, ...]) -> list[str]:
     return list(model.model_fields)
 
 
-def _unknown(path: str, name: str, known: dict[str, Any]) -> str:
+def _unknown(path: str, known: list[str]) -> str:
+    name = path.rpartition(".")[2]
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     return f"{path}: unknown field {name!r}{hint} Allowed: {', '.join(known) or 'none'}"
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

@@ -5,15 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from prefect.runtime import flow_run
+
 from flows.config import RunConfig
 from flows.run import Run, roles_of_round
 from infra.launch import drain_on_sigterm
 from infra.tracking import TrackedRun
 from models.report.config import ReportConfig
 from tasks.perform import start_tracked_run
-from tasks.registry import mark_tried, register_policy
+from tasks.registry import register_policies
 from tasks.report import announce, lineage_of, report
-from tasks.stage import StageResult
+from tasks.restarts import take_over
+
+
+def run_name() -> str:
+    """The name of the flow run under way: flow, recipe and, where it is changed, seed."""
+    parameters = flow_run.parameters
+    changes = parameters.get("changes") or {}
+    given = changes if isinstance(changes, dict) else changes.model_dump(exclude_unset=True)
+    seed = f"-seed{given['seed']}" if "seed" in given else ""
+    return f"{flow_run.flow_name}-{parameters['recipe']}{seed}"
 
 
 @contextmanager
@@ -22,6 +33,7 @@ def tracked_flow(config: RunConfig, name: str) -> Iterator[TrackedRun]:
 
     Meanwhile a SIGTERM stops the running trainers at a checkpoint, and then the flow.
     """
+    take_over()
     tags = {"trimtab.recipe": config.recipe, "trimtab.seed": str(config.seed)}
     title = f"{name} {config.recipe} seed {config.seed}"
     with drain_on_sigterm(), start_tracked_run(title, tags) as tracked:
@@ -56,30 +68,10 @@ def finish(
         {role: done for role, done in results.items() if not role.startswith("cross_fitted_")},
     ).result()
     numbers = announce(tracked, summary, results, f"{config.recipe}-seed{config.seed}{suffix}")
-    _register(run, tracked, champion, summary)  # last: without a registry it is an error
+    rounds_to_keep = sorted(number for number in {champion, run.last_round} if number is not None)
+    policies = {number: run.result(roles_of_round(number).policy) for number in rounds_to_keep}
+    # Last: without a registry it is an error. Arms that rounds do not go on from are left out.
+    register_policies.submit(
+        tracked.run_id, config.recipe, policies, champion, summary, config.fingerprint
+    ).result()
     return numbers
-
-
-def _register(run: Run, tracked: TrackedRun, champion: int | None, summary: StageResult) -> None:
-    """The last round's policy is the candidate, the promoted one the champion.
-
-    Arms that the rounds do not continue are not registered.
-    """
-    last = run.last_round
-    if last is None:
-        return
-    aliases: dict[int, tuple[str, ...]] = {last: ("candidate",)}
-    if champion is not None:
-        aliases[champion] = (*aliases.get(champion, ()), "champion")
-    versions = {
-        number: register_policy.submit(
-            tracked.run_id,
-            run.config.recipe,
-            number,
-            run.result(roles_of_round(number).policy),
-            summary,
-            names,
-        ).result()
-        for number, names in aliases.items()
-    }
-    mark_tried(run.config.recipe, versions[last], run.config.fingerprint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from flows.config import ConfigError, EnsembleConfig, RoundsConfig, RunConfig
 from flows.recipes_real import hh_7b, hh_smollm2, ukp_smollm2
@@ -95,6 +96,8 @@ def smoke() -> RunConfig:
     )
 
 
+# Those that a flow runs; `hh-7b` is for a plan only, as this build trains on the CPU.
+RecipeName = Literal["smoke", "default", "hh-smollm2", "ukp-smollm2"]
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "smoke": smoke,
     "default": default,
@@ -107,7 +110,7 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
 MACHINES = {"hh-7b": Machine.of_gpus(8, 80)}
 
 
-def recipe(name: str) -> RunConfig:
+def recipe_named(name: str) -> RunConfig:
     """A recipe by name; ConfigError lists the known ones."""
     if name not in RECIPES:
         raise ConfigError(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")

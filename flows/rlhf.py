@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from prefect import flow
 
-from flows.config import RunConfig
-from flows.finish import finish, tracked_flow
-from flows.recipes import default
+from flows.changes import RunChanges, changed
+from flows.finish import finish, run_name, tracked_flow
+from flows.recipes import RecipeName, recipe_named
 from flows.rounds import first_champion, improve_in_rounds
 from flows.run import Run
 from flows.stages import (
@@ -28,38 +28,59 @@ __all__ = [
 ]
 
 
-@flow(name="rlhf", flow_run_name="rlhf-{config.recipe}-seed{config.seed}")
-def rlhf(config: RunConfig | None = None) -> dict[str, object]:
+@flow(name="rlhf", flow_run_name=run_name)
+def rlhf(recipe: RecipeName = "default", changes: RunChanges | None = None) -> dict[str, object]:
     """Preferences, label audit, scorers, policies, MetaRM rounds, report.
 
     Returns the report's key numbers and where the report lies.
+
+    Args:
+        recipe: The configuration to start from
+        changes: What to do otherwise; what is left empty stays as the recipe has it
     """
-    return _run("rlhf", experiment, config)
+    return _run("rlhf", experiment, recipe, changes)
 
 
-@flow(name="policy", flow_run_name="policy-{config.recipe}-seed{config.seed}")
-def policy(config: RunConfig | None = None) -> dict[str, object]:
-    """Everything up to the policies of all arms, judged and reported; no MetaRM rounds."""
-    return _run("policy", first_round, config)
+@flow(name="policy", flow_run_name=run_name)
+def policy(recipe: RecipeName = "default", changes: RunChanges | None = None) -> dict[str, object]:
+    """Everything up to the policies of all arms, judged and reported; no MetaRM rounds.
+
+    Args:
+        recipe: The configuration to start from
+        changes: What to do otherwise; what is left empty stays as the recipe has it
+    """
+    return _run("policy", first_round, recipe, changes)
 
 
-@flow(name="reward", flow_run_name="reward-{config.recipe}-seed{config.seed}")
-def reward(config: RunConfig | None = None) -> dict[str, object]:
-    """Preferences to strength, relabelled pairs, reward model, Advantage Model and report."""
-    return _run("reward", scorers, config)
+@flow(name="reward", flow_run_name=run_name)
+def reward(recipe: RecipeName = "default", changes: RunChanges | None = None) -> dict[str, object]:
+    """Preferences to strength, relabelled pairs, reward model, Advantage Model and report.
+
+    Args:
+        recipe: The configuration to start from
+        changes: What to do otherwise; what is left empty stays as the recipe has it
+    """
+    return _run("reward", scorers, recipe, changes)
 
 
-@flow(name="label-audit", flow_run_name="audit-{config.recipe}-seed{config.seed}")
-def label_audit(config: RunConfig | None = None) -> dict[str, object]:
-    """Preferences to strength, relabelled pairs and report."""
-    return _run("label-audit", audit, config)
+@flow(name="label-audit", flow_run_name=run_name)
+def label_audit(
+    recipe: RecipeName = "default", changes: RunChanges | None = None
+) -> dict[str, object]:
+    """Preferences to strength, relabelled pairs and report.
+
+    Args:
+        recipe: The configuration to start from
+        changes: What to do otherwise; what is left empty stays as the recipe has it
+    """
+    return _run("label-audit", audit, recipe, changes)
 
 
 def _run(
-    name: str, stages: Callable[[Run], int | None], config: RunConfig | None
+    name: str, stages: Callable[[Run], int | None], recipe: RecipeName, changes: RunChanges | None
 ) -> dict[str, object]:
     """Run stages to a report; that of a part of the experiment lies beside that of the whole."""
-    run = Run(config or default())
+    run = Run(changed(recipe_named(recipe), changes))
     with tracked_flow(run.config, name) as tracked:
         champion = stages(run)
         return finish(run, tracked, champion, suffix="" if name == "rlhf" else f"-{name}")

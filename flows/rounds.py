@@ -7,8 +7,9 @@ from typing import Any
 from prefect import flow
 from prefect.states import Completed
 
-from flows.config import ConfigError, RoundChange, load_config, seeded
-from flows.finish import finish, tracked_flow
+from flows.changes import RoundChanges, changed
+from flows.config import ConfigError, load_config, seeded
+from flows.finish import finish, run_name, tracked_flow
 from flows.run import RoundRoles, Run, roles_of_round
 from flows.stages import measure, states_for
 from tasks.judge import judge
@@ -20,16 +21,20 @@ from tasks.registry import TRIED, LineageError, Registered, registered
 __all__ = ["LineageError", "champion_of", "first_champion", "improve_in_rounds", "rounds"]
 
 
-@flow(name="rounds", flow_run_name="rounds-{recipe}")
-def rounds(recipe: str = "default", change: RoundChange | None = None) -> dict[str, Any]:
+@flow(name="rounds", flow_run_name=run_name)
+def rounds(recipe: str = "default", changes: RoundChanges | None = None) -> dict[str, Any]:
     """MetaRM and PPO-max from the champion of a recipe, judged against it; promoted or not.
 
     Data, scorers and judges are those of the champion's run, so that all rounds so far compare.
     Where the champion's next round was tried already, and lost, the run ends as `Idle`. Returns the
     report's key numbers and where the report lies.
+
+    Args:
+        recipe: The recipe whose champion to go on from
+        changes: What to do otherwise than the champion's run; what is left empty stays
     """
     champion = champion_of(recipe)
-    config = (change or RoundChange()).applied_to(load_config(champion.config))
+    config = changed(load_config(champion.config), changes, RoundChanges)
     number = champion.round + 1
     if champion.version.tags.get(TRIED) == config.fingerprint:
         message = (

@@ -173,12 +173,18 @@ def _scorer_role(arm: Arm) -> str:
 
 
 def measure(
-    run: Run, name: str, policy: Future, scorer: Future, *, place: Place | None = None
+    run: Run,
+    name: str,
+    policy: Future,
+    scorer: Future,
+    *,
+    place: Place | None = None,
+    offset: int = 0,
 ) -> None:
-    """Let a policy answer the evaluation prompts."""
+    """Let a policy answer the evaluation prompts; another `offset` gives other answers."""
     run[f"eval_{name}"] = run.submit(
         evaluate,
-        seeded(run.config.evaluate, run.config.seed),
+        seeded(run.config.evaluate, run.config.seed, offset),
         policy,
         run["sft"],
         run["data"],

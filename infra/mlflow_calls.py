@@ -9,10 +9,13 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 logger = logging.getLogger(__name__)
+
+_MAX_DATASET_DIGEST = 36  # MLflow's own limit
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -35,6 +38,24 @@ def parse_line(line: str) -> list[Any]:
         return []
 
 
+@dataclass(frozen=True)
+class Input:
+    """A dataset that a run reads: its content digest, where it is from, and its role there."""
+
+    name: str
+    digest: str
+    source: str
+    context: str
+
+
+def dataset_input(given: Input) -> Any:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    source = json.dumps({"uri": given.source})
+    dataset = Dataset(given.name, given.digest[:_MAX_DATASET_DIGEST], "trimtab", source)
+    return DatasetInput(dataset, [InputTag("mlflow.data.context", given.context)])
+
+
 def metric(name: str, value: float, seconds: float, step: int) -> Any:
     from mlflow.entities import Metric
 
@@ -45,6 +66,7 @@ def new_client(uri: str) -> Any:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")  # seconds; its own default is 120,
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # seven times over
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     from mlflow.tracking import MlflowClient
 
     for name in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):

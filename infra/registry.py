@@ -43,15 +43,13 @@ class Registry:
         identity: Mapping[str, str],
         aliases: Sequence[str] = (),
         tags: Mapping[str, str] | None = None,
-    ) -> Version | None:
-        """Make a model folder a version of `name` and give it `aliases`; None with tracking off.
+    ) -> Version:
+        """Make a model folder a version of `name` and give it `aliases`.
 
         The tags of `identity` say which model it is: one that is a version already is not copied
         again, and gets only aliases it never had, so that a run repeated later takes none back
         from a newer version. Whoever held an alias before is noted, for `roll_back`.
         """
-        if not self.tracking.uri:
-            return None
         with self._client() as client:
             _create_model(client, name)
             found = _version_tagged(client, name, identity)
@@ -62,10 +60,25 @@ class Registry:
                     _give_alias(client, found, alias, tags or {})
             return _version(client.get_model_version(name, found.version))
 
-    def holder(self, name: str, alias: str) -> Version | None:
-        """The version that holds an alias; None without one."""
+    def find(self, name: str, which: str) -> Version | None:
+        """A version by number or by alias; None without one."""
         with self._client() as client:
-            return _holder(client, name, alias)
+            if not which.isdecimal():
+                return _holder(client, name, which)
+            with _unless_missing():
+                return _version(client.get_model_version(name, which))
+        return None
+
+    def tag_values(self, prefix: str, key: str) -> set[str]:
+        """The values that a tag has at any version of the models whose names begin so."""
+        with self._client() as client:
+            models = client.search_registered_models(f"name LIKE '{prefix}%'", max_results=1000)
+            versions = [
+                version
+                for model in models
+                for version in client.search_model_versions(f"name = '{model.name}'")
+            ]
+        return {version.tags[key] for version in versions if key in version.tags}
 
     def tag(self, version: Version, tags: Mapping[str, str]) -> None:
         """Set tags of a version."""
@@ -148,14 +161,21 @@ def _give_alias(client: Any, version: Any, alias: str, tags: Mapping[str, str]) 
 
 
 def _holder(client: Any, name: str, alias: str) -> Version | None:
+    with _unless_missing():
+        return _version(client.get_model_version_by_alias(name, alias))
+    return None
+
+
+@contextmanager
+def _unless_missing() -> Iterator[None]:
+    """Goes on after the block where MLflow has no such model, version or alias."""
     from mlflow.exceptions import MlflowException
 
     try:
-        return _version(client.get_model_version_by_alias(name, alias))
+        yield
     except MlflowException as error:
         if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             raise
-        return None
 
 
 def _version(found: Any) -> Version:

@@ -10,11 +10,10 @@ MLflow loads on first use (two seconds), not with this module.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +22,8 @@ from typing import Any, Self, TypeVar
 from infra.launch import TrainerStoppedError
 from infra.locks import file_lock
 from infra.mlflow_calls import (
+    Input,
+    dataset_input,
     experiment_id,
     flatten,
     metric,
@@ -32,6 +33,8 @@ from infra.mlflow_calls import (
 from infra.settings import Settings
 from infra.tail import LineTail
 
+__all__ = ["Input", "TrackedRun", "Tracking"]
+
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
@@ -39,7 +42,7 @@ _RETRY_SECONDS = 30.0
 _one_input_at_a_time = threading.Lock()
 # MLflow's own limits, below which every store and server accepts a request.
 _MAX_METRICS, _MAX_PARAMS = 1000, 100
-_MAX_KEY, _MAX_PARAM, _MAX_TAG, _MAX_DATASET_DIGEST = 250, 6000, 8000, 36
+_MAX_KEY, _MAX_PARAM, _MAX_TAG = 250, 6000, 8000
 
 
 class Tracking:
@@ -82,6 +85,16 @@ class Tracking:
     def attach(self, run_id: str | None) -> TrackedRun:
         """A handle on a run that was started elsewhere."""
         return TrackedRun(self, run_id)
+
+    def running(self, tags: Mapping[str, str]) -> list[str]:
+        """The ids of the runs with these tags that have not ended, the newest first."""
+        wanted = [f"tags.`{key}` = '{value}'" for key, value in tags.items()]
+        found = self.call(
+            lambda client: client.search_runs(
+                [self._experiment_id], " and ".join([*wanted, "attributes.status = 'RUNNING'"])
+            )
+        )
+        return [run.info.run_id for run in found or []]
 
     def call(self, function: Callable[[Any], _T]) -> _T | None:
         """`function(client)`, or None where MLflow fails or has failed a moment ago."""
@@ -139,6 +152,15 @@ class TrackedRun:
         self.tracking = tracking
         self.run_id = run_id
 
+    @property
+    def link(self) -> str:
+        """The run in Markdown: its page where MLflow is a server, else its id."""
+        if not self.tracking.uri.startswith("http"):
+            return f"`{self.run_id}`"
+        experiment = self._call(lambda client, run: client.get_run(run).info.experiment_id)
+        page = f"{self.tracking.uri}/#/experiments/{experiment}/runs/{self.run_id}"
+        return f"[{self.run_id}]({page})"
+
     def child(self, name: str, tags: Mapping[str, str] | None = None) -> TrackedRun:
         """Start a run nested in this one."""
         return self.tracking.start_run(name, parent_id=self.run_id, tags=tags)
@@ -182,19 +204,14 @@ class TrackedRun:
         method = "log_artifacts" if path.is_dir() else "log_artifact"
         self._call(lambda client, run: getattr(client, method)(run, str(path), folder))
 
-    def log_input(self, name: str, digest: str, source: str, context: str) -> None:
-        """Record a dataset: its name, content digest, where it came from and its role."""
-        if self.run_id is None:
+    def log_inputs(self, inputs: Sequence[Input]) -> None:
+        """Record the datasets that a run reads."""
+        if self.run_id is None or not inputs:
             return
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-
-        dataset = Dataset(
-            name, digest[:_MAX_DATASET_DIGEST], "trimtab", json.dumps({"uri": source})
-        )
-        entry = DatasetInput(dataset, [InputTag("mlflow.data.context", context)])
+        entries = [dataset_input(each) for each in inputs]
         # MLflow checks for the dataset and then inserts it: two stages logging one would collide.
         with _one_input_at_a_time:
-            self._call(lambda client, run: client.log_inputs(run, [entry]))
+            self._call(lambda client, run: client.log_inputs(run, entries))
 
     def end(self, status: str = "FINISHED") -> None:
         """End the run as FINISHED, FAILED or KILLED."""

@@ -9,12 +9,15 @@ from functools import lru_cache
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.runtime import flow_run, task_run
 from pydantic import BaseModel
 
 from infra.settings import Settings
 from infra.tracking import TrackedRun
 from models.records import ArtifactRef
+from tasks.gpu_slots import gpu_slots
 from tasks.stage import Progress, StageContext, StageResult, run_stage
+from tasks.stage_context import no_slots
 
 EXPERIMENT = "trimtab"
 Place = tuple[int, int]
@@ -26,8 +29,9 @@ SECONDS_BETWEEN_LINES = 15.0
 logger = logging.getLogger("trimtab")
 logger.setLevel(logging.INFO)
 
-# The MLflow run of the flow this process executes; one process runs one flow at a time.
-_run_id: str | None = None
+# The tag of an MLflow run that names its flow run, and the MLflow run of each flow run so far.
+FLOW_RUN = "prefect.flow_run_id"
+_runs: dict[str, str | None] = {}
 
 
 @lru_cache(maxsize=1)
@@ -43,10 +47,22 @@ def connect() -> None:
 
 def start_tracked_run(name: str, tags: Mapping[str, str]) -> TrackedRun:
     """Start the MLflow run that the flow's stages nest in."""
-    global _run_id
-    run = base_context().tracking.start_run(name, tags=tags)
-    _run_id = run.run_id
+    run = base_context().tracking.start_run(name, tags={**tags, **flow_run_tags()})
+    _runs[str(flow_run.id)] = run.run_id
     return run
+
+
+def flow_run_tags() -> dict[str, str]:
+    """What leads from MLflow to the flow run under way."""
+    return {FLOW_RUN: str(flow_run.id), "prefect.flow_run_url": str(flow_run.ui_url)}
+
+
+def _parent_run() -> str | None:
+    """The MLflow run that stages nest in; a task on another host finds it by its tag."""
+    key = str(flow_run.id)
+    if key not in _runs:
+        _runs[key] = next(iter(base_context().tracking.running({FLOW_RUN: key})), None)
+    return _runs[key]
 
 
 def perform(
@@ -67,9 +83,10 @@ def perform(
         base.settings,
         base.store,
         base.tracking,
-        run_id=_run_id,
+        run_id=_parent_run(),
         seed=getattr(config, "seed", 0),
         on_progress=_ProgressArtifact(label),
+        device_slots=gpu_slots if "gpu" in task_run.tags else no_slots,
     )
     refs = {
         name: value.ref if isinstance(value, StageResult) else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect import task
 
 from models.config import PPOConfig
+from tasks.notices import COLLAPSED, tell
 from tasks.perform import Place, perform
 from tasks.stage import StageResult
 
@@ -20,8 +21,11 @@ def ppo_max(
     label: str = "ppo_max",
     place: Place | None = None,
 ) -> StageResult:
-    """A policy optimised against `scorer` and held near `reference`."""
-    return perform(
+    """A policy optimised against `scorer` and held near `reference`.
+
+    A collapse that the guard acted on is an event, for those who asked to be told.
+    """
+    result = perform(
         "ppo_max",
         config,
         {
@@ -34,3 +38,6 @@ def ppo_max(
         label,
         place=place,
     )
+    if result.summary["collapsed"] and config.guard.action != "warn" and not result.cached:
+        tell(COLLAPSED, label, reason=result.summary["collapse_reason"])
+    return result

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from prefect import task
+from prefect.artifacts import create_link_artifact
 
 from infra.registry import Registry, Version
-from tasks.perform import base_context
+from tasks.notices import PROMOTED, tell
+from tasks.perform import base_context, flow_run_tags
 from tasks.stage import StageResult, result_of
 
 ROUND, REPORT, TRIED = "trimtab.round", "trimtab.report", "trimtab.tried"
@@ -43,45 +45,114 @@ def registry() -> Registry:
     return Registry(base_context().tracking)
 
 
-@task(name="register", task_run_name="register round {number}", tags=["cpu"])
-def register_policy(
+@task(
+    name="register",
+    task_run_name="register",
+    tags=["cpu"],
+    retries=5,
+    retry_delay_seconds=[5, 10, 20, 40, 60],  # a server that is restarted is back by then
+)
+def register_policies(
     run_id: str | None,
     recipe: str,
+    policies: dict[int, StageResult],
+    champion: int | None,
+    report: StageResult,
+    settings: str,
+) -> None:
+    """Register policies by round: the last is the candidate, that of round `champion` the champion.
+
+    What is registered already is not copied again. Where another version stays champion it is noted
+    there that a round under these `settings` did not take its place. Nothing is done with tracking
+    off.
+    """
+    if not base_context().tracking.uri or not policies:
+        return
+    last, name = max(policies), model_name(recipe)
+    before = registry().find(name, "champion")
+    numbers = {}
+    for number, policy in policies.items():
+        aliases = ("candidate",) * (number == last) + ("champion",) * (number == champion)
+        numbers[number] = _register(run_id, name, number, policy, report, aliases)
+    now = registry().find(name, "champion")
+    if now is not None and now.number != numbers[last]:
+        registry().tag(now, {TRIED: settings})
+    if now is not None and now.number != (before and before.number):
+        tell(PROMOTED, name, version=now.number, report=report.ref.key)
+    _link(name, numbers[last])
+
+
+def _register(
+    run_id: str | None,
+    name: str,
     number: int,
     policy: StageResult,
     report: StageResult,
     aliases: tuple[str, ...],
-) -> str | None:
-    """Register a round's policy under `aliases`; returns the version, None with tracking off.
-
-    A policy that is registered already is not copied again.
-    """
+) -> str:
+    """Make a policy a version; where MLflow was down when the run began, in a run of its own."""
     context = base_context()
     manifest = context.store.find(policy.ref.stage, policy.ref.key)
     if manifest is None:
         raise LookupError(f"policy {policy.ref} vanished from {context.store.url}")
     folder = context.settings.work / f"register-{policy.ref.key[:16]}"
+    tracking = context.tracking
+    run = (
+        tracking.attach(run_id) if run_id else tracking.start_run("register", tags=flow_run_tags())
+    )
     try:
         context.store.materialise(manifest, folder)
         version = registry().register(
-            context.tracking.attach(run_id),
-            model_name(recipe),
+            run,
+            name,
             folder / "model",
             identity={"trimtab.digest": policy.ref.digest, "trimtab.key": policy.ref.key},
             aliases=aliases,
-            tags={ROUND: str(number), REPORT: report.ref.key},
+            tags={ROUND: str(number), REPORT: report.ref.key, **flow_run_tags()},
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return version.number if version else None
+        if run_id is None:
+            run.end()
+    return version.number
 
 
-def registered(recipe: str, alias: str) -> Registered | None:
-    """The policy that holds an alias, with its run; None where no policy does.
+def _link(name: str, number: str) -> None:
+    """A link to a version on the flow run's page, where MLflow is a server."""
+    address = base_context().tracking.uri
+    if address.startswith("http"):
+        create_link_artifact(
+            key="trimtab-policy",
+            link=f"{address}/#/models/{name}/versions/{number}",
+            link_text=f"{name}, version {number}",
+        )
+
+
+def reports_of_registered() -> set[str]:
+    """Keys of the reports that registered policies name."""
+    if not base_context().tracking.uri:
+        return set()
+    return registry().tag_values(model_name(""), REPORT)
+
+
+def link_version(recipe: str, number: str | None) -> None:
+    """Put a link to a version on the flow run's page, where MLflow is a server."""
+    address = base_context().tracking.uri
+    if number is not None and address.startswith("http"):
+        name = model_name(recipe)
+        create_link_artifact(
+            key="trimtab-policy",
+            link=f"{address}/#/models/{name}/versions/{number}",
+            link_text=f"{name}, version {number}",
+        )
+
+
+def registered(recipe: str, which: str) -> Registered | None:
+    """A policy by alias or version number, with its run; None where there is none.
 
     Raises LineageError where the store no longer has its run.
     """
-    version = registry().holder(model_name(recipe), alias)
+    version = registry().find(model_name(recipe), which)
     if version is None:
         return None
     store = base_context().store
@@ -108,15 +179,3 @@ def registered(recipe: str, alias: str) -> Registered | None:
         dict(manifest.config["config"]),
         {name: result_of(made[name]) for name in in_order},
     )
-
-
-def mark_tried(recipe: str, candidate: str | None, settings: str) -> None:
-    """Note at the champion that a round under these settings did not take its place.
-
-    `candidate` is the round's version, None with tracking off.
-    """
-    if candidate is None:
-        return
-    champion = registry().holder(model_name(recipe), "champion")
-    if champion is not None and champion.number != candidate:
-        registry().tag(champion, {TRIED: settings})

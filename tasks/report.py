@@ -77,7 +77,7 @@ def announce(
             [
                 f"Report: `{folder / 'report.html'}`",
                 "",
-                f"MLflow run: `{tracked.run_id}`. "
+                f"MLflow run: {tracked.link}. "
                 f"{cached} of {len(results)} stages were found in the store.",
                 "",
                 "| measure | value |",

@@ -86,7 +86,11 @@ def run_stage(
             _clean_up(context, job)
             return _cached(context, job, found)
         slots = [locks / f"slot-{index}.lock" for index in range(context.settings.max_parallel)]
-        with some_of(slots, min(num_threads, len(slots))), drain_on_sigterm():
+        with (
+            some_of(slots, min(num_threads, len(slots))),
+            context.device_slots(num_ranks),
+            drain_on_sigterm(),
+        ):
             return _compute(context, job)
 
 

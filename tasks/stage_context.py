@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,18 @@ class Trainers:
     preload: str | None = PRELOAD
 
 
+def no_slots(count: int) -> AbstractContextManager[None]:
+    """The slots of a stage that takes no device."""
+    return nullcontext()
+
+
 @dataclass(frozen=True)
 class StageContext:
-    """What all stages of a run share. `run_id` is the parent MLflow run, None without one."""
+    """What all stages of a run share.
+
+    `run_id` is the parent MLflow run, None without one. `device_slots` is held around a trainer,
+    for as many devices as it takes; those of this machine's cores are the engine's own.
+    """
 
     settings: Settings
     store: Store
@@ -55,6 +65,7 @@ class StageContext:
     seed: int = 0
     on_progress: Callable[[Progress], None] | None = None
     trainers: Trainers = field(default_factory=Trainers)
+    device_slots: Callable[[int], AbstractContextManager[None]] = no_slots
 
     @classmethod
     def open(cls, settings: Settings, experiment: str, **more: Any) -> StageContext:

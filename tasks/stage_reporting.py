@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from infra.tracking import TrackedRun
+from infra.tracking import Input, TrackedRun
 from tasks.stage_context import Progress, StageContext, StageJob, StageOutputError
 
 SUMMARY_NAME = "summary.json"
@@ -73,9 +73,13 @@ def tracked(context: StageContext, job: StageJob, *, cached: bool) -> Iterator[T
     }
     with context.tracking.start_run(job.name, parent_id=context.run_id, tags=tags) as run:
         run.log_params(job.config)
-        for name, ref in job.inputs.items():
-            source = f"{context.store.url}/artifacts/{ref.stage}/{ref.key}"
-            run.log_input(name, ref.digest, source, ref.stage)
+        place = f"{context.store.url}/artifacts"
+        run.log_inputs(
+            [
+                Input(name, ref.digest, f"{place}/{ref.stage}/{ref.key}", ref.stage)
+                for name, ref in job.inputs.items()
+            ]
+        )
         yield run
 
 

@@ -6,35 +6,31 @@ from pathlib import Path
 
 import pytest
 
+from flows.changes import RoundChanges, RunChanges, changed, parsed
 from flows.cli import main
-from flows.config import (
-    ConfigError,
-    RoundChange,
-    RunConfig,
-    load_config,
-    seeded,
-    vanilla,
-    with_overrides,
-)
-from flows.recipes import RECIPES, recipe
+from flows.config import ConfigError, RunConfig, load_config, seeded, vanilla
+from flows.recipes import RECIPES, recipe_named
+
+
+def _smoke(*overrides: str) -> RunConfig:
+    return changed(recipe_named("smoke"), parsed(overrides))
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_recipes_survive_a_round_trip_through_json(name: str) -> None:
-    config = recipe(name)
+    config = recipe_named(name)
     assert config.recipe == name
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
 
 
 def test_overrides_reach_any_depth_and_keep_the_rest() -> None:
-    config = with_overrides(
-        recipe("smoke"),
-        ["ppo.kl_coef=0.3", "seed=7", 'arms=["full"]', "relabel.flip_below=null", "recipe=mine"],
+    config = _smoke(
+        "ppo.kl_coef=0.3", "seed=7", 'arms=["full"]', "relabel.flip_below=null", "recipe=mine"
     )
     assert (config.ppo.kl_coef, config.seed, config.arms) == (0.3, 7, ("full",))
     assert config.relabel.flip_below is None
     assert config.recipe == "mine"
-    assert config.sft == recipe("smoke").sft
+    assert config.sft == recipe_named("smoke").sft
 
 
 @pytest.mark.parametrize(
@@ -42,33 +38,62 @@ def test_overrides_reach_any_depth_and_keep_the_rest() -> None:
     [
         ("ppo.kl_coeff=1", "unknown field 'kl_coeff'; did you mean 'kl_coef'?"),
         ("pppo.kl_coef=1", "unknown field 'pppo'; did you mean 'ppo'?"),
-        ("ppo.kl_coef.x=1", "unknown field 'x'"),
+        ("ppo.kl_coef.x=1", "ppo.kl_coef: Input should be a valid number; found {'x': 1}"),
+        ("ppo=1", "ppo: Input should be a valid dictionary or instance of PPOConfig; found 1"),
         ("ppo.kl_coef=-1", "ppo.kl_coef: Input should be greater than or equal to 0; found -1"),
         ("ppo.critic_init=random", "Input should be 'scorer' or 'policy'; found 'random'"),
         ("seed=many", "seed: Input should be a valid integer"),
         ("ppo.kl_coef", "is not of the form field=value"),
-        ("arms=[]", "rounds continue from the arm `full`"),
+        ("arms=[]", "arms: Tuple should have at least 1 item after validation, not 0; found []"),
     ],
 )
 def test_mistakes_are_explained(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        with_overrides(recipe("smoke"), [override])
+        _smoke(override)
     assert message in str(error.value)
 
 
+def test_changes_have_every_field_of_a_run_and_presuppose_none() -> None:
+    schema = RunChanges.model_json_schema()
+    whole = RunConfig.model_json_schema()
+    assert set(schema["properties"]) == set(whole["properties"])
+    assert schema["properties"]["seed"] == {
+        "description": whole["properties"]["seed"]["description"],
+        "minimum": 0,
+        "title": "Seed",
+        "type": "integer",
+    }
+    for name, section in schema["$defs"].items():
+        assert set(section["properties"]) == set(whole["$defs"][name]["properties"])
+        assert "required" not in section
+        assert not any("default" in field for field in section["properties"].values()), name
+    assert changed(recipe_named("smoke"), RunChanges()) == recipe_named("smoke")
+    assert changed(recipe_named("smoke"), None) == recipe_named("smoke")
+
+
+def test_null_is_a_value_only_where_it_is_allowed() -> None:
+    assert _smoke("ppo.num_steps=null", "seed=null", "ppo=null") == recipe_named("smoke")
+    assert _smoke("ppo.score_clip=null").ppo.score_clip is None
+
+
 def test_a_round_changes_what_comes_after_its_champion_and_nothing_else() -> None:
-    old = recipe("smoke")
-    new = with_overrides(old, ["ppo.kl_coef=0.3", "rounds.meta_rm.seed=5"])
-    change = RoundChange.between(old, new)
-    assert change.applied_to(old) == new
-    assert RoundChange().applied_to(old) == old
-    for override in ("sft.seed=1", "rounds.max_rounds=7", "evaluate.seed=1"):
-        with pytest.raises(ConfigError, match="goes on with the data"):
-            RoundChange.between(old, with_overrides(old, [override]))
+    old = recipe_named("smoke")
+    changes = parsed(["ppo.kl_coef=0.3", "rounds.meta_rm.seed=5", "rounds.promote=always"])
+    new = changed(old, changes, RoundChanges)
+    assert new == changed(old, changes)
+    assert new.ppo.num_steps == old.ppo.num_steps
+    for override, allowed in (
+        ("sft.seed=1", "Allowed: ppo, rounds"),
+        ("rounds.max_rounds=7", "unknown field 'max_rounds'. Allowed: promote, meta_rm"),
+        ("ppo.kl_cof=1", "did you mean 'kl_coef'?"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            changed(old, parsed([override]), RoundChanges)
+        assert allowed in str(error.value)
 
 
 def test_all_mistakes_are_reported_at_once() -> None:
-    values = recipe("smoke").model_dump(mode="json")
+    values = recipe_named("smoke").model_dump(mode="json")
     values["ppo"]["kl_coeff"] = 1
     values["seed"] = -1
     with pytest.raises(ConfigError) as error:
@@ -79,16 +104,16 @@ def test_all_mistakes_are_reported_at_once() -> None:
 
 def test_unknown_recipe_lists_the_known() -> None:
     with pytest.raises(ConfigError, match="known: smoke, default, hh-smollm2, ukp-smollm2"):
-        recipe("defualt")
+        recipe_named("defualt")
 
 
 def test_real_data_needs_a_base_model() -> None:
     with pytest.raises(ConfigError, match=r"sft\.model\.base"):
-        with_overrides(recipe("smoke"), ['preferences.sources=["x.jsonl"]'])
+        _smoke('preferences.sources=["x.jsonl"]')
 
 
 def test_seeds_differ_between_runs_and_members_and_vanilla_has_no_trick_left() -> None:
-    config = recipe("default")
+    config = recipe_named("default")
     seeds = {seeded(config.ppo, run, member).seed for run in range(3) for member in range(10)}
     assert len(seeds) == 30
     plain = vanilla(config.ppo)

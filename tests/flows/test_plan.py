@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from flows.changes import changed, parsed
 from flows.cli import main
-from flows.config import RunConfig, with_overrides
+from flows.config import RunConfig
 from flows.plan import Plan, make_plan
 from flows.plan_text import plan_text
-from flows.recipes import MACHINES, recipe
+from flows.recipes import MACHINES, recipe_named
 from models.planning.machine import GIB, Machine
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +21,7 @@ LARGE = Machine(1, 10**15, 2, False)
 
 
 def _plan(name: str, *overrides: str, flow: str = "rlhf", machine: Machine = LARGE) -> Plan:
-    return make_plan(with_overrides(recipe(name), overrides), flow, machine)
+    return make_plan(changed(recipe_named(name), parsed(overrides)), flow, machine)
 
 
 def _steps(plan: Plan) -> dict[str, int]:
@@ -173,7 +174,7 @@ def test_the_configuration_is_printed_as_json(
 ) -> None:
     assert main(["run", "smoke", "ppo.num_steps=7", "--print-config"]) == 0
     config = RunConfig.model_validate_json(capsys.readouterr().out)
-    assert config == with_overrides(recipe("smoke"), ["ppo.num_steps=7"])
+    assert config == changed(recipe_named("smoke"), parsed(["ppo.num_steps=7"]))
 
 
 def test_gpus_of_the_command_line_replace_the_recipe_s(

@@ -9,15 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from flows.config import with_overrides
+from flows.changes import changed, parsed
 from flows.plan import make_plan
-from flows.recipes import recipe
+from flows.recipes import recipe_named
+from infra.prefect_server import local_prefect_server
 from models.planning.machine import Machine
 from models.planning.stages import work_of
 from models.planning.work import Setting
@@ -69,10 +70,16 @@ def _version(home: Path, alias: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run that was left alone; later commands share a Prefect server, which saves time."""
     home = tmp_path_factory.mktemp("undisturbed")
-    _run(home)
-    return home
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PREFECT_API_URL", raising=False)
+        _run(home)
+        patch.setenv("PREFECT_HOME", str(home / "prefect"))
+        with local_prefect_server() as wait_until_ready:
+            wait_until_ready()
+            yield home
 
 
 def test_report_and_scorecard(home: Path) -> None:
@@ -88,7 +95,7 @@ def test_report_and_scorecard(home: Path) -> None:
 
 def test_the_run_is_the_one_that_was_planned(home: Path) -> None:
     """The same roles; the same steps, given how many prompts yielded a pair."""
-    config = with_overrides(recipe("smoke"), ["ppo.num_steps=12"])
+    config = changed(recipe_named("smoke"), parsed(["ppo.num_steps=12"]))
     plan = make_plan(config, "rlhf", Machine.this_computer(2))
     planned = {role: row for row in plan.rows for role in row.roles}
     scorecard = json.loads((home / "reports/smoke-seed0/scorecard.json").read_text())

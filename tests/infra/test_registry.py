@@ -36,11 +36,10 @@ class _Models:
             aliases=aliases,
             tags=tags,
         )
-        assert version is not None
         return version.number
 
     def holder(self, alias: str) -> Version:
-        found = self.registry.holder(self.name, alias)
+        found = self.registry.find(self.name, alias)
         assert found is not None
         return found
 
@@ -104,6 +103,25 @@ def test_going_back(models: _Models) -> None:
         models.registry.roll_back("nobody", "champion")
 
 
+def test_found_by_alias_or_number(models: _Models) -> None:
+    models.register("a", "champion")
+    models.register("b")
+    for which, number in (("champion", "1"), ("1", "1"), ("2", "2")):
+        found = models.registry.find(models.name, which)
+        assert found is not None and found.number == number
+    for nobody in ("candidate", "3"):
+        assert models.registry.find(models.name, nobody) is None
+    assert models.registry.find("nobody", "1") is None
+
+
+def test_tag_values_of_all_models_of_a_family(models: _Models) -> None:
+    models.register("a", "champion", report="one")
+    models.register("b", "champion", report="two")
+    models.register("c")
+    assert models.registry.tag_values(models.name[:-3], "report") == {"one", "two"}
+    assert models.registry.tag_values("nobody", "report") == set()
+
+
 def test_an_outage_is_an_error_that_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +140,7 @@ def test_a_run_that_began_in_an_outage_cannot_keep_a_model(models: _Models) -> N
 
 def test_with_tracking_off_nothing_is_registered(tmp_path: Path) -> None:
     off = Tracking("", "")
-    assert Registry(off).register(off.attach(None), "m", tmp_path, identity={}) is None
     with pytest.raises(RegistryError, match="switched off"):
-        Registry(off).holder("m", "champion")
+        Registry(off).register(off.attach(None), "m", tmp_path, identity={})
+    with pytest.raises(RegistryError, match="switched off"):
+        Registry(off).find("m", "champion")

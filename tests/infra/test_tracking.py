@@ -13,7 +13,7 @@ import pytest
 from infra.launch import TrainerStoppedError
 from infra.settings import Settings, SettingsError
 from infra.tail import LineTail, last_lines, raised
-from infra.tracking import Tracking
+from infra.tracking import Input, Tracking
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_runs_nest_and_end_with_the_right_status(settings: Settings, tracking: T
     parent = tracking.start_run("flow")
     with parent.child("good", {"trimtab.stage": "sft"}) as good:
         good.log_params({"lr": 0.1, "optimiser": {"betas": [0.9, 0.95]}, "long": "x" * 9000})
-        good.log_input("policy", "d" * 64, "s3://b/x", "sft")
+        good.log_inputs([Input("policy", "d" * 64, "s3://b/x", "sft")])
     with pytest.raises(ValueError, match="oops"), parent.child("bad") as bad:
         raise ValueError("oops")
     with pytest.raises(TrainerStoppedError), parent.child("stopped") as stopped:

@@ -1,0 +1,117 @@
+"""Changes to a recipe: its configuration once more, with every field optional and none preset.
+
+A flow takes a recipe's name and changes to it. The UI makes a form of both, the REST API validates
+them, the command line writes them as `path.to.field=value`; what is left out stays as it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+
+from flows.config import ConfigError, RunConfig, explain, load_config
+
+
+class _Changes(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_not_given(cls, values: Any) -> Any:
+        """Prefect's API lets null stand for any number or text that is not required."""
+        if not isinstance(values, dict):
+            return values
+        return {k: v for k, v in values.items() if v is not None or not cls._is_never_null(k)}
+
+    @classmethod
+    def _is_never_null(cls, name: str) -> bool:
+        field = cls.model_fields.get(name)
+        return field is not None and type(None) not in get_args(field.annotation)
+
+
+def changes_to(model: type[BaseModel], only: Sequence[str] = ()) -> Any:
+    """A model with the fields of `model`, or `only` some by path, all of them optional.
+
+    A field has no default, and null means the same as not giving it, except where null is one of
+    its values. Sections are such models again.
+    """
+    fields: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        inside = [path.removeprefix(f"{name}.") for path in only if path.startswith(f"{name}.")]
+        if only and name not in only and not inside:
+            continue
+        kind: Any = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            kind = changes_to(kind, inside)
+        for constraint in field.metadata:
+            kind = Annotated[kind, constraint]
+        fields[name] = (kind, Field(default_factory=_not_given, description=field.description))
+    return create_model(model.__name__, __base__=_Changes, __doc__=model.__doc__, **fields)
+
+
+def _not_given() -> None:
+    return None
+
+
+class RunChanges(changes_to(RunConfig)):  # type: ignore[misc]
+    """What a run does otherwise than its recipe."""
+
+
+OF_A_ROUND = ("ppo", "rounds.meta_rm", "rounds.promote")
+
+
+class RoundChanges(changes_to(RunConfig, OF_A_ROUND)):  # type: ignore[misc]
+    """What a further round does otherwise than its champion's run; the rest stays comparable."""
+
+
+def changed(
+    config: RunConfig,
+    changes: BaseModel | Mapping[str, Any] | None,
+    kind: type[BaseModel] = RunChanges,
+) -> RunConfig:
+    """The configuration with changes of a kind; ConfigError names all mistakes at once."""
+    if changes is None:
+        return config
+    if not isinstance(changes, BaseModel):
+        try:
+            changes = kind.model_validate(changes)
+        except ValidationError as error:
+            raise ConfigError(explain(error, kind)) from None
+    given = changes.model_dump(mode="json", exclude_unset=True)
+    return load_config(_merged(config.model_dump(mode="json"), given))
+
+
+def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(values)
+    for name, new in changes.items():
+        old = result.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            result[name] = _merged(old, new)
+        else:
+            result[name] = new
+    return result
+
+
+def parsed(overrides: Sequence[str]) -> dict[str, Any]:
+    """`path.to.field=value` edits as nested values: JSON, or plain text where that fails."""
+    changes: dict[str, Any] = {}
+    for override in overrides:
+        path, separator, text = override.partition("=")
+        if not separator:
+            raise ConfigError(f"{override!r} is not of the form field=value")
+        first, *rest = path.split(".")
+        value = _value(text)
+        for name in reversed(rest):
+            value = {name: value}
+        changes = _merged(changes, {first: value})
+    return changes
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

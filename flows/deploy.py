@@ -1,0 +1,193 @@
+"""Everything a Prefect server needs to run Trimtab: `trimtab deploy`. Safe to repeat.
+
+A work pool, the GPU slots (a global concurrency limit that every GPU stage takes one of), the
+deployments of prefect.yaml, and the automations that take a run up again whose worker died and
+that tell people what happened.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import DeploymentFilter
+from prefect.client.schemas.objects import StateType
+from prefect.events.actions import ActionTypes, CallWebhook, ChangeFlowRunState, SendNotification
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.exceptions import ObjectNotFound
+
+import infra
+from flows.config import ConfigError
+from tasks.gpu_slots import GPU_SLOTS
+from tasks.notices import COLLAPSED, PROMOTED
+
+POOL = "trimtab"
+JOB_TEMPLATE = Path(infra.__file__).parent / "kubernetes" / "job-template.json"
+TAG = "trimtab"
+# Three heartbeats of the 30 s that workers are asked for (PREFECT_FLOWS_HEARTBEAT_FREQUENCY).
+SILENCE = timedelta(seconds=90)
+# A worker reports a crash of its own a moment after the first report: wait that out.
+SETTLED = timedelta(seconds=12)
+ENDS = {"Completed", "Failed", "Cancelled", "Crashed"}
+
+
+def deploy(gpus: int, pool_type: str, notify: str | None, prefect_file: Path) -> None:
+    """Make or update all of it; ConfigError for what cannot be, e.g. an unknown block."""
+    if not prefect_file.is_file():
+        raise ConfigError(f"no {prefect_file} here: run this where Trimtab's prefect.yaml is")
+    with get_client(sync_client=True) as client:
+        channel = _channel(client, notify) if notify else None
+        _work_pool(client, pool_type)
+        client.upsert_global_concurrency_limit_by_name(GPU_SLOTS, gpus)
+        _prefect("--no-prompt", "deploy", "--all", "--prefect-file", str(prefect_file))
+        _refuse_unknown_parameters(client)
+        for automation in [*recovery(), *notices(channel)]:
+            _replace(client, automation)
+
+
+def recovery() -> list[AutomationCore]:
+    """What finds a run whose worker is dead, and what runs it again from its last checkpoint."""
+    return [
+        AutomationCore(
+            name="trimtab: a run without heartbeats has crashed",
+            trigger=_of_our_runs(
+                after={"prefect.flow-run.heartbeat"},
+                expect={"prefect.flow-run.heartbeat", *(f"prefect.flow-run.{e}" for e in ENDS)},
+                within=SILENCE,
+            ),
+            actions=[
+                ChangeFlowRunState(
+                    state=StateType.CRASHED,
+                    message=f"No heartbeat for {SILENCE.seconds} s: its worker is dead",
+                )
+            ],
+        ),
+        AutomationCore(
+            name="trimtab: a crashed run goes on where it was",
+            # Waits for something to follow the crash, as workers report one crash twice.
+            trigger=_of_our_runs(
+                after={"prefect.flow-run.Crashed"},
+                expect={
+                    f"prefect.flow-run.{state}"
+                    for state in ("AwaitingRetry", "Scheduled", "Pending", "Running")
+                },
+                within=SETTLED,
+            ),
+            actions=[
+                ChangeFlowRunState(
+                    state=StateType.SCHEDULED,
+                    name="AwaitingRetry",
+                    message="It goes on from its last checkpoint",
+                )
+            ],
+        ),
+    ]
+
+
+def notices(channel: ActionTypes | None) -> list[AutomationCore]:
+    """What tells people of failures, collapses and promotions; none without a channel."""
+    if channel is None:
+        return []
+    failed = EventTrigger(
+        expect={"prefect.flow-run.Failed"},
+        match_related={"prefect.resource.role": "tag", "prefect.resource.id": _tag()},
+        posture=Posture.Reactive,
+    )
+    events = {
+        "trimtab: tell of failed runs": failed,
+        "trimtab: tell of collapses": EventTrigger(expect={COLLAPSED}, posture=Posture.Reactive),
+        "trimtab: tell of promotions": EventTrigger(expect={PROMOTED}, posture=Posture.Reactive),
+    }
+    return [
+        AutomationCore(name=name, trigger=trigger, actions=[channel])
+        for name, trigger in events.items()
+    ]
+
+
+def _tag() -> str:
+    return f"prefect.tag.{TAG}"
+
+
+def _of_our_runs(after: set[str], expect: set[str], within: timedelta) -> EventTrigger:
+    """Fires for each run of our deployments that has one of `after` and then none of `expect`."""
+    return EventTrigger(
+        after=after,
+        expect=expect,
+        match={"prefect.resource.id": "prefect.flow-run.*"},
+        match_related={"prefect.resource.role": "tag", "prefect.resource.id": _tag()},
+        for_each={"prefect.resource.id"},
+        posture=Posture.Proactive,
+        threshold=1,
+        within=within,
+    )
+
+
+def _work_pool(client: SyncPrefectClient, pool_type: str) -> None:
+    try:
+        found = client.read_work_pool(POOL)
+    except ObjectNotFound:
+        template = ["--base-job-template", str(JOB_TEMPLATE)] if pool_type == "kubernetes" else []
+        _prefect("work-pool", "create", POOL, "--type", pool_type, *template)
+        return
+    if found.type != pool_type:
+        raise ConfigError(
+            f"work pool {POOL!r} is of type {found.type!r}, not {pool_type!r}: delete it first "
+            f"(prefect work-pool delete {POOL})"
+        )
+
+
+def _refuse_unknown_parameters(client: SyncPrefectClient) -> None:
+    """Prefect's schema lets a misspelt parameter pass, which would then fail the run."""
+    filter_ = DeploymentFilter.model_validate({"tags": {"all_": [TAG]}})
+    for deployment in client.read_deployments(deployment_filter=filter_):
+        schema = {**(deployment.parameter_openapi_schema or {}), "additionalProperties": False}
+        client.request(
+            "PATCH",
+            "/deployments/{id}",
+            path_params={"id": deployment.id},
+            json={"parameter_openapi_schema": schema},
+        )
+
+
+def _channel(client: SyncPrefectClient, block: str) -> ActionTypes:
+    """What a block, named as `type/name`, does with a notice."""
+    kind, _, name = block.partition("/")
+    try:
+        found = client.read_block_document_by_name(name, kind)
+    except ObjectNotFound:
+        raise ConfigError(
+            f"no block {block!r} on this Prefect server: make one on its page Blocks, and name it "
+            "as type/name, e.g. slack-webhook/alerts or webhook/alerts"
+        ) from None
+    if kind == "webhook":
+        return CallWebhook(block_document_id=found.id, payload=NOTICE)
+    return SendNotification(
+        block_document_id=found.id, subject="Trimtab: {{ event.event }}", body=NOTICE
+    )
+
+
+NOTICE = """{
+ "event": "{{ event.event }}",
+ "resource": "{{ event.resource.name }}",
+ "occurred": "{{ event.occurred }}",
+ "payload": {{ event.payload | tojson }},
+ "run": "{{ flow_run | ui_url if flow_run else '' }}"
+}"""
+
+
+def _replace(client: SyncPrefectClient, automation: AutomationCore) -> None:
+    """An automation of this name is made anew."""
+    for old in client.read_automations_by_name(automation.name):
+        client.delete_automation(old.id)
+    client.create_automation(automation)
+
+
+def _prefect(*arguments: str) -> None:
+    command = [sys.executable, "-m", "prefect", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip()
+        raise ConfigError(f"prefect {' '.join(arguments)} failed: {said}")

@@ -1,0 +1,86 @@
+"""A registered policy against another on held-out prompts; nothing is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+from prefect.artifacts import create_table_artifact
+
+from flows.config import ConfigError, load_config, seeded
+from flows.finish import run_name, tracked_flow
+from flows.run import Future, Run, roles_of_round
+from flows.stages import measure
+from tasks.judge import judge
+from tasks.registry import Registered, model_name, registered
+
+SFT = "sft"
+
+
+@flow(name="evaluate", flow_run_name=run_name)
+def evaluate(
+    recipe: str = "default", policy: str = "candidate", against: str = SFT, seed: int = 0
+) -> dict[str, Any]:
+    """Win, tie and lose of one policy against another, by set of prompts, with intervals.
+
+    Both answer the evaluation prompts of the run that made `policy`; its judges, which took no part
+    in training it, score them. Returns the key numbers; the page of the flow run has the table.
+
+    Args:
+        recipe: The recipe whose registered policies to compare
+        policy: An alias (candidate, champion) or a version number
+        against: The same, or `sft` for the policy both started from
+        seed: Seed of the answers; another one gives other answers
+    """
+    if policy == against:
+        raise ConfigError(f"policy and against are both {policy!r}: nothing to compare")
+    ours = _registered(recipe, policy)
+    run = Run(load_config(ours.config), dict(ours.artifacts))
+    contenders = {policy: _contender(ours), against: _opponent(run, recipe, against)}
+    with tracked_flow(run.config, "evaluate") as tracked:
+        for name, (weights, scorer) in contenders.items():
+            measure(run, name, weights, scorer, offset=seed)
+        run["verdict"] = run.submit(
+            judge,
+            seeded(run.config.evaluate, run.config.seed, seed),
+            run[f"eval_{policy}"],
+            run[f"eval_{against}"],
+            label="judge",
+        )
+        numbers = run.result("verdict").summary
+        tracked.log_metrics({name: float(value) for name, value in numbers.items()})
+        create_table_artifact(
+            key="trimtab-evaluation",
+            table=_table(numbers),
+            description=f"{model_name(recipe)}: {policy} against {against}",
+        )
+    return numbers
+
+
+def _registered(recipe: str, which: str) -> Registered:
+    found = registered(recipe, which)
+    if found is None:
+        raise ConfigError(f"{model_name(recipe)} has no version {which!r}, by number or by alias")
+    return found
+
+
+def _contender(found: Registered) -> tuple[Future, Future]:
+    """A registered policy and what it was optimised against."""
+    role = roles_of_round(found.round)
+    return found.artifacts[role.policy], found.artifacts[role.scorer]
+
+
+def _opponent(run: Run, recipe: str, against: str) -> tuple[Future, Future]:
+    if against == SFT:
+        return run["sft"], run["advantage_model"]
+    return _contender(_registered(recipe, against))
+
+
+def _table(numbers: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each set of prompts and who judged it."""
+    judged = [name.removesuffix("_win") for name in numbers if name.endswith("_win")]
+    outcomes = ("win", "tie", "lose", "net", "net_low", "net_high")
+    return [
+        {"judged": name, **{each: round(numbers[f"{name}_{each}"], 3) for each in outcomes}}
+        for name in judged
+    ]

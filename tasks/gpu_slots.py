@@ -1,0 +1,42 @@
+"""GPU slots: a global concurrency limit of the Prefect server that trainers take a slot of.
+
+`trimtab deploy --gpus N` makes it; without it nothing is limited. It is taken around the trainer,
+not around the task: a stage that is found in the store, or waits for another, holds no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from prefect.concurrency.sync import concurrency
+
+GPU_SLOTS = "trimtab-gpu"
+# The shortest lease Prefect grants; that of a holder that died runs out by itself.
+LEASE_SECONDS = 60.0
+TURN_SECONDS = 5.0
+
+
+@contextmanager
+def gpu_slots(count: int) -> Iterator[None]:
+    """Hold slots, waiting for them as long as it takes.
+
+    It waits in short turns, so that a flow that is stopped meanwhile gets a word in. A renewal that
+    fails in an outage does not stop training: the host's own slots still hold.
+    """
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(
+                    concurrency(
+                        GPU_SLOTS,
+                        occupy=count,
+                        timeout_seconds=TURN_SECONDS,
+                        lease_duration=LEASE_SECONDS,
+                        raise_on_lease_renewal_failure=False,
+                    )
+                )
+                break
+            except TimeoutError:
+                continue
+        yield

@@ -1,0 +1,53 @@
+"""A flow run that died and is run again: what its earlier starts left as running is over."""
+
+from __future__ import annotations
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+from prefect.runtime import flow_run
+from prefect.states import Crashed
+
+from infra.tracking import Tracking
+from tasks.perform import FLOW_RUN, base_context
+
+# Automations resume a crashed run; one that crashes every time must not go on for ever.
+MAX_STARTS = 20
+
+
+class TooManyStartsError(RuntimeError):
+    """A flow run that crashed every time it was started."""
+
+
+def take_over() -> None:
+    """Close task runs and MLflow runs of earlier starts; raises TooManyStartsError."""
+    if flow_run.run_count <= 1:
+        return
+    _end_task_runs()
+    _end_mlflow_runs(base_context().tracking)
+    if flow_run.run_count > MAX_STARTS:
+        raise TooManyStartsError(
+            f"this flow run was started {MAX_STARTS} times and crashed every time; the log of the "
+            "stage that was running is in its work folder. Start a new run to try again: finished "
+            "stages are found in the store"
+        )
+
+
+def _end_task_runs() -> None:
+    with get_client(sync_client=True) as client:
+        left = client.read_task_runs(
+            flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [flow_run.id]}}),
+            task_run_filter=TaskRunFilter.model_validate(
+                {"state": {"type": {"any_": ["RUNNING", "PENDING"]}}}
+            ),
+        )
+        for each in left:
+            client.set_task_run_state(
+                each.id, Crashed(message="Its flow run died and was started again"), force=True
+            )
+
+
+def _end_mlflow_runs(tracking: Tracking) -> None:
+    for run in tracking.running({FLOW_RUN: str(flow_run.id)}):
+        for child in tracking.running({"mlflow.parentRunId": run}):
+            tracking.attach(child).end("KILLED")
+        tracking.attach(run).end("KILLED")

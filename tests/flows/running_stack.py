@@ -1,0 +1,189 @@
+"""A one-server stack of the test's own, with the flows deployed, and calls to it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from infra.stack import secrets
+from infra.stack.seaweedfs import NUM_INNER_PORTS
+from infra.stack.services import Ports, Stack
+from infra.storage import open_store
+
+ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+
+@dataclass(frozen=True)
+class Running:
+    """A stack that is up, with the environment of its clients."""
+
+    stack: Stack
+    environment: Mapping[str, str]
+    pid: int
+
+    def trimtab(self, *arguments: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-m", "flows.cli", *arguments],
+            env=dict(self.environment),
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        ).stdout
+
+    def prefect(self, method: str, path: str, body: Any = None, login: bool = True) -> Any:
+        user, _, password = self.environment["PREFECT_API_AUTH_STRING"].partition(":")
+        return requests.request(
+            method,
+            f"{self.environment['PREFECT_API_URL']}/{path}",
+            json=body,
+            auth=(user, password) if login else None,
+            timeout=60,
+        )
+
+    def deployment(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.prefect("GET", f"deployments/name/{name}/{name}").json()
+        return found
+
+    def start(self, name: str, parameters: dict[str, Any]) -> Any:
+        path = f"deployments/{self.deployment(name)['id']}/create_flow_run"
+        return self.prefect("POST", path, {"parameters": parameters})
+
+    def state_of(self, run: dict[str, Any]) -> dict[str, Any]:
+        return dict(self.prefect("GET", f"flow_runs/{run['id']}").json()["state"])
+
+    def end_of(self, run: dict[str, Any], seconds: float = 400.0) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            state = self.state_of(run)
+            if state["type"] in ENDS:
+                return state
+            time.sleep(1)
+        raise TimeoutError(state)
+
+    def left_running(self, run: dict[str, Any]) -> list[str]:
+        """What is still said to run of a run that has ended: tasks, MLflow runs, GPU slots."""
+        of_run = {"flow_runs": {"id": {"any_": [run["id"]]}}}
+        tasks = self.prefect("POST", "task_runs/filter", {**of_run, "limit": 200}).json()
+        ended = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+        left = [
+            f"task {t['name']}: {t['state_name']}" for t in tasks if t["state_type"] not in ended
+        ]
+        user = self.environment["MLFLOW_TRACKING_USERNAME"]
+        found = requests.post(
+            f"{self.environment['MLFLOW_TRACKING_URI']}/api/2.0/mlflow/runs/search",
+            json={"experiment_ids": ["1"], "filter": "attributes.status = 'RUNNING'"},
+            auth=(user, self.environment["MLFLOW_TRACKING_PASSWORD"]),
+            timeout=60,
+        ).json()
+        left += [f"MLflow run {each['info']['run_name']}" for each in found.get("runs", [])]
+        slots = self.prefect("GET", "v2/concurrency_limits/trimtab-gpu").json()["active_slots"]
+        return left + [f"{slots} GPU slots"] * bool(slots)
+
+    def processes(self, words: str) -> list[int]:
+        """Processes of the stack whose command line has these words."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                ours = str(self.stack.folder).encode() in (folder / "environ").read_bytes()
+            except OSError:
+                continue
+            if words in command and ours and int(folder.name) != self.pid:
+                found.append(int(folder.name))
+        return found
+
+    def digests(self) -> dict[str, str | None]:
+        """Key -> digest of every artifact in the store; None where its manifest is broken."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in self.environment.items():
+                if name.startswith("AWS_"):
+                    patch.setenv(name, value)
+            store = open_store(self.environment["TRIMTAB_STORE"])
+            names = [name for name in store.objects.list("artifacts") if name.count("/") == 3]
+            found = {}
+            for name in names:
+                _, stage, key, _ = name.split("/")
+                manifest = store.find(stage, key)
+                found[key] = manifest.digest if manifest else None
+        return found
+
+
+def _free_ports(count: int) -> int:
+    """The first of so many free ports in a row."""
+    for first in range(20000, 30000, 50):
+        probes = [socket.socket() for _ in range(count)]
+        try:
+            for offset, probe in enumerate(probes):
+                probe.bind(("127.0.0.1", first + offset))
+        except OSError:
+            continue
+        finally:
+            for probe in probes:
+                probe.close()
+        return first
+    raise RuntimeError("no free ports")
+
+
+@contextmanager
+def running_stack() -> Iterator[Running]:
+    """Bring up a stack and deploy; at the end none of its processes may be left."""
+    folder = Path(tempfile.mkdtemp(prefix="stack-"))
+    folder.chmod(0o755)  # PostgreSQL runs as another user where the tests run as root
+    first = _free_ports(4 + NUM_INNER_PORTS)
+    numbers = {"prefect": first, "mlflow": first + 1, "postgres": first + 2, "s3": first + 3}
+    stack = Stack(folder, Ports(**numbers, weed=first + 4))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (*secrets.SECRETS, *stack.client_environment):
+            patch.delenv(name, raising=False)
+        environment = {
+            **os.environ,
+            **secrets.fresh(),
+            **stack.client_environment,
+            "TRIMTAB_HOME": str(folder / "client"),
+        }
+    ports = [f"--port={name}={number}" for name, number in {**numbers, "weed": first + 4}.items()]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "infra.stack", "up", "--folder", str(folder), *ports],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        assert "Ctrl-C stops all" in process.stdout.readline()
+        running = Running(stack, environment, process.pid)
+        running.trimtab("deploy", "--gpus", "2")
+        yield running
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=120)
+        shutil.rmtree(folder, ignore_errors=True)
+    assert process.returncode == 0
+    assert not processes_of(folder), "a server outlived the stack"
+
+
+def processes_of(folder: Path) -> list[str]:
+    """The command lines that name a folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(folder) in command:
+            found.append(command)
+    return found

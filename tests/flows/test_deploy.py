@@ -1,0 +1,73 @@
+"""Deployments: what prefect.yaml names can be run, and what a server accepts as parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prefect.flows import load_flow_from_entrypoint
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools.validation import preprocess_schema, validate
+
+from flows.changes import changed, parsed
+from flows.recipes import MACHINES, RECIPES, RecipeName, recipe_named
+from flows.rlhf import rlhf
+from tests.flows.malformed import malformed
+
+FILE = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text())
+DEPLOYMENTS = {each["name"]: each for each in FILE["deployments"]}
+
+
+def _schema(name: str) -> dict[str, Any]:
+    flow = load_flow_from_entrypoint(DEPLOYMENTS[name]["entrypoint"], use_placeholder_flow=False)
+    assert flow.name == name
+    return parameter_schema(flow).model_dump_for_openapi()
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_every_deployment_names_its_flow_and_describes_every_parameter(name: str) -> None:
+    schema = _schema(name)
+    assert schema["properties"]
+    for parameter in schema["properties"].values():
+        assert parameter["description"]
+    for section in schema.get("definitions", {}).values():
+        for field, described in section["properties"].items():
+            assert "$ref" in str(described) or described.get("description"), field
+
+
+def test_what_is_deployed() -> None:
+    assert set(DEPLOYMENTS) == {"rlhf", "policy", "reward", "label-audit", "rounds", "evaluate"}
+    limit = DEPLOYMENTS["rounds"]["concurrency_limit"]
+    assert limit == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
+    assert {each["work_pool"]["name"] for each in DEPLOYMENTS.values()} == {"trimtab"}
+    assert all("trimtab" in each["tags"] for each in DEPLOYMENTS.values())
+    assert "/" not in "".join(each["entrypoint"] for each in DEPLOYMENTS.values())
+
+
+def test_the_recipes_of_the_form_are_those_that_run_here() -> None:
+    assert set(RecipeName.__args__) == set(RECIPES) - set(MACHINES)
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_malformed_parameters_are_refused_before_a_run_exists(name: str) -> None:
+    """By the check that Prefect's API makes; what it lets pass is what a run takes."""
+    schema = {**_schema(name), "additionalProperties": False}  # as `trimtab deploy` leaves it
+    cases = list(malformed(schema))
+    assert len(cases) > (200 if name in ("rlhf", "policy", "reward", "label-audit") else 5)
+    prepared = preprocess_schema(schema)
+    for path, parameters in cases:
+        errors = validate(parameters, prepared, preprocess=False)
+        assert errors, (path, parameters)
+        assert any(error.json_path.removeprefix("$.") in path for error in errors), path
+
+
+def test_well_formed_parameters_are_accepted_and_run() -> None:
+    parameters = {"recipe": "smoke", "changes": {"ppo": {"num_steps": 6, "score_clip": None}}}
+    validate(parameters, _schema("rlhf"), raise_on_error=True)
+    taken = rlhf.validate_parameters(parameters)
+    config = changed(recipe_named(taken["recipe"]), taken["changes"])
+    assert config == changed(
+        recipe_named("smoke"), parsed(["ppo.num_steps=6", "ppo.score_clip=null"])
+    )

@@ -1,0 +1,168 @@
+"""The one-server stack with flows deployed on it: what is refused, and a run by one API call."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from infra.stack import secrets
+from infra.stack.bucket import BUCKET
+from infra.stack.programs import program
+from infra.stack.seaweedfs import NUM_INNER_PORTS
+from tests.flows.malformed import malformed
+from tests.flows.running_stack import Running, processes_of, running_stack
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    with running_stack() as running:
+        yield running
+
+
+def test_no_server_answers_strangers(running: Running) -> None:
+    client = running.stack.client_environment
+    mlflow = f"{client['MLFLOW_TRACKING_URI']}/api/2.0/mlflow/experiments/search?max_results=1"
+    assert running.prefect("POST", "flows/count", {}, login=False).status_code == 401
+    assert requests.get(mlflow, timeout=30).status_code == 401
+    assert requests.get(f"{client['AWS_ENDPOINT_URL_S3']}/{BUCKET}", timeout=30).status_code == 403
+    port = str(running.stack.ports.postgres)
+    refused = subprocess.run(
+        [program("psql"), "-h", "127.0.0.1", "-p", port, "-U", "trimtab", "-d", "prefect"],
+        env={**running.environment, "PGPASSWORD": "wrong"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "password authentication failed" in refused.stderr
+    assert running.prefect("POST", "flows/count", {}).status_code == 200
+
+
+def test_every_server_listens_on_loopback_only(running: Running) -> None:
+    ports = {getattr(running.stack.ports, name) for name in ("prefect", "mlflow", "postgres", "s3")}
+    ports |= {running.stack.ports.weed + inner for inner in range(NUM_INNER_PORTS)}
+    listening = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            local, state = line.split()[1], line.split()[3]
+            address, _, port = local.rpartition(":")
+            if state == "0A":
+                listening.setdefault(int(port, 16), set()).add(address)
+    assert {port: listening[port] for port in ports} == {port: {"0100007F"} for port in ports}
+
+
+def test_deploying_again_changes_nothing(running: Running) -> None:
+    def automations() -> set[str]:
+        found = running.prefect("POST", "automations/filter", {}).json()
+        assert len(found) == len({each["name"] for each in found})
+        return {each["name"] for each in found if each["name"].startswith("trimtab")}
+
+    before = automations()
+    assert len(before) == 2
+    running.trimtab("deploy", "--gpus", "3")
+    assert automations() == before
+    limit = running.prefect("GET", "v2/concurrency_limits/trimtab-gpu").json()
+    assert limit["limit"] == 3
+    assert running.prefect("POST", "deployments/count", {}).json() == 6
+
+
+def test_malformed_parameters_are_refused_by_the_api(running: Running) -> None:
+    schema = running.deployment("rlhf")["parameter_openapi_schema"]
+    cases = list(malformed(schema))
+    for path, parameters in cases[:: len(cases) // 40]:
+        answer = running.start("rlhf", parameters)
+        assert 400 <= answer.status_code < 500, (path, answer.text)
+        assert "Validation failed" in answer.text
+    of_flow = {"flows": {"name": {"any_": ["rlhf"]}}}
+    assert running.prefect("POST", "flow_runs/count", of_flow).json() == 0
+    assert running.prefect("GET", "health").json() is True
+
+
+def test_a_run_by_one_api_call(running: Running) -> None:
+    answer = running.start("rlhf", {"recipe": "smoke", "changes": {"ppo": {"num_steps": 3}}})
+    assert answer.status_code == 201
+    run = answer.json()
+    assert running.end_of(run)["name"] == "Completed"
+    assert running.left_running(run) == []
+    _report_is_linked(running, run)
+    _promotion_is_an_event(running, run)
+    assert len(running.digests()) > 20
+    assert None not in running.digests().values()
+    again = running.start("rlhf", {"recipe": "smoke", "changes": {"ppo": {"num_steps": 3}}})
+    assert running.end_of(again.json())["name"] == "Completed"
+    evaluation = running.start("evaluate", {"recipe": "smoke", "policy": "1", "against": "sft"})
+    assert running.end_of(evaluation.json())["name"] == "Completed"
+
+
+def test_a_killed_flow_run_goes_on_without_anybody(running: Running) -> None:
+    run = running.start("label-audit", {"recipe": "smoke", "changes": {"seed": 1}}).json()
+    work = running.stack.folder / "worker-1" / "work"
+    deadline = time.monotonic() + 120
+    while not list(work.glob("reward_model-*/metrics.jsonl")):
+        assert time.monotonic() < deadline, running.state_of(run)
+        time.sleep(0.05)
+    for process in running.processes("prefect.engine"):
+        os.kill(process, signal.SIGKILL)
+    deadline = time.monotonic() + 240
+    while running.state_of(run)["type"] != "COMPLETED":
+        assert time.monotonic() < deadline, running.state_of(run)
+        time.sleep(0.5)
+    assert running.prefect("GET", f"flow_runs/{run['id']}").json()["run_count"] == 2
+    while left := running.left_running(run):  # the dead trainers' slots, for up to a minute
+        assert time.monotonic() < deadline, left
+        time.sleep(1)
+
+
+def _report_is_linked(running: Running, run: dict[str, Any]) -> None:
+    """From the flow run's page to MLflow's, and back."""
+    artifacts = running.prefect(
+        "POST", "artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}}
+    ).json()
+    texts = {each["key"]: each["data"] for each in artifacts if each["key"]}
+    mlflow = running.environment["MLFLOW_TRACKING_URI"]
+    assert f"]({mlflow}/#/experiments/" in texts["trimtab-report"]
+    assert f"{mlflow}/#/models/trimtab-policy-smoke/versions/1" in texts["trimtab-policy"]
+    user = running.environment["MLFLOW_TRACKING_USERNAME"]
+    found = requests.get(
+        f"{mlflow}/api/2.0/mlflow/registered-models/alias",
+        params={"name": "trimtab-policy-smoke", "alias": "champion"},
+        auth=(user, running.environment["MLFLOW_TRACKING_PASSWORD"]),
+        timeout=30,
+    ).json()["model_version"]
+    tags = {tag["key"]: tag["value"] for tag in found["tags"]}
+    assert tags["prefect.flow_run_id"] == run["id"]
+    assert tags["prefect.flow_run_url"].endswith(run["id"])
+
+
+def _promotion_is_an_event(running: Running, run: dict[str, Any]) -> None:
+    wanted = {"filter": {"event": {"name": ["trimtab.policy.promoted"]}}}
+    deadline = time.monotonic() + 20
+    while not (found := running.prefect("POST", "events/filter", wanted).json()["events"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    (event,) = found
+    assert event["resource"]["prefect.resource.name"] == "trimtab-policy-smoke"
+    assert event["payload"]["version"] == "1"
+    assert f"prefect.flow-run.{run['id']}" in str(event["related"])
+
+
+def test_secrets_are_in_no_file_and_no_command_line(running: Running) -> None:
+    """After all of the above, logs, databases and artifacts included."""
+    names = set(secrets.SECRETS) - {"AWS_ACCESS_KEY_ID", "MLFLOW_TRACKING_USERNAME"}  # as it says
+    values = [running.environment[name].rpartition(":")[2].encode() for name in names]
+    for path in running.stack.folder.rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            assert not [value for value in values if value in content], path
+    commands = " ".join(processes_of(running.stack.folder)).encode()
+    assert not [value for value in values if value in commands]
