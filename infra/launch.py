@@ -33,6 +33,10 @@ class TrainerError(Exception):
     """A trainer failed; the message has its exception, or else how it ended and its last lines."""
 
 
+class TrainerKilledError(TrainerError):
+    """A trainer, or the warm server it was a child of, was killed; it may go well another time."""
+
+
 class TrainerStoppedError(TrainerError):
     """A trainer was asked to stop (SIGTERM) and did; the same stage run again continues."""
 
@@ -55,7 +59,8 @@ def launch(
     the child. While `drain_on_sigterm` has a SIGTERM in hand the child gets it too, and has
     `drain_seconds` to save its state.
 
-    Raises TrainerError, or TrainerStoppedError after a SIGTERM.
+    Raises TrainerError: as TrainerKilledError where it was killed, as TrainerStoppedError after a
+    SIGTERM.
     """
     workdir = job_path.resolve().parent
     log = workdir / LOG_NAME
@@ -73,7 +78,7 @@ def launch(
                 argv = _torchrun(num_ranks, entry, job_path.resolve(), drain_seconds)
                 job = server.execute(argv, log, child)
         except ServerGoneError as error:
-            raise TrainerError(str(error)) from error
+            raise TrainerKilledError(str(error)) from error
         try:
             _wait(job, LineTail(workdir / METRICS_NAME), on_lines, drain_seconds)
         finally:
@@ -162,17 +167,16 @@ def _check(job: Job, log: Path, log_start: int, num_ranks: int) -> None:
         raise TrainerError(f"{error}\ntraceback: {log}")
     report = f"\nlog: {log}" + (f", its last lines:\n{tail}" if tail else ", empty")
     if job.error is not None:
-        raise TrainerError(job.error + report)
+        raise TrainerKilledError(job.error + report)
     if job.code == EXIT_STOPPED or _drain.requested:
         raise TrainerStoppedError(f"the trainer was asked to stop; {_outcome(job)}" + report)
-    hint = ""
     if job.signal == signal.SIGKILL:
-        hint = (
-            ". Nobody here sent it: most likely the kernel's out-of-memory killer did. Lower the "
-            "batch size or the sequence length, run fewer trainers at once "
-            "(TRIMTAB_MAX_PARALLEL), or use a machine with more memory"
+        raise TrainerKilledError(
+            f"the trainer failed: {_outcome(job)}. Nobody here sent it: most likely the kernel's "
+            "out-of-memory killer did. Lower the batch size or the sequence length, run fewer "
+            "trainers at once (TRIMTAB_MAX_PARALLEL), or use a machine with more memory" + report
         )
-    raise TrainerError(f"the trainer failed: {_outcome(job)}{hint}" + report)
+    raise TrainerError(f"the trainer failed: {_outcome(job)}" + report)
 
 
 def _outcome(job: Job) -> str:

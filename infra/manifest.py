@@ -34,6 +34,10 @@ class CorruptArtifactError(StorageError):
     """A stored object is missing, truncated or altered."""
 
 
+class StoreUnavailableError(StorageError):
+    """The object store failed a request in spite of all retries."""
+
+
 class InvalidArtifactError(StorageError, ValueError):
     """A folder, stage name or key that cannot be stored as it is."""
 

@@ -18,16 +18,12 @@ from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.manifest import CorruptArtifactError, StorageError
+from infra.manifest import CorruptArtifactError, StorageError, StoreUnavailableError
 from infra.objects import Found
 
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
 _LOST = {"412", "PreconditionFailed", "409", "ConditionalRequestConflict"}
 _PART_BYTES = 16 << 20
-
-
-class StoreUnavailableError(StorageError):
-    """The object store failed a request in spite of all retries."""
 
 
 class StoreLocationError(StorageError, ValueError):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from prefect import task
 
 from models.config import AdvantageModelConfig
+from tasks.kinds import GPU
 from tasks.perform import Place, perform
 from tasks.stage import StageResult
 
 
-@task(name="advantage_model", task_run_name="{label}", tags=["gpu"])
+@task(name="advantage_model", task_run_name="{label}", **GPU)
 def advantage_model(
     config: AdvantageModelConfig,
     policy: StageResult,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from prefect import task
 
 from models.config import EvaluateConfig
+from tasks.kinds import GPU
 from tasks.perform import Place, perform
 from tasks.stage import StageResult
 
 
-@task(name="evaluate", task_run_name="{label}", tags=["gpu"])
+@task(name="evaluate", task_run_name="{label}", **GPU)
 def evaluate(
     config: EvaluateConfig,
     policy: StageResult,

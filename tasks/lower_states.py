@@ -5,11 +5,12 @@ from __future__ import annotations
 from prefect import task
 
 from models.config import LowerStatesConfig
+from tasks.kinds import GPU
 from tasks.perform import ALONE, perform
 from tasks.stage import StageResult
 
 
-@task(name="lower_states", task_run_name="lower states", tags=["gpu"])
+@task(name="lower_states", task_run_name="lower states", **GPU)
 def lower_states(
     config: LowerStatesConfig, policy: StageResult, preferences: StageResult
 ) -> StageResult:

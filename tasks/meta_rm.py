@@ -5,11 +5,12 @@ from __future__ import annotations
 from prefect import task
 
 from models.config import MetaRMConfig
+from tasks.kinds import GPU
 from tasks.perform import ALONE, perform
 from tasks.stage import StageResult
 
 
-@task(name="meta_rm", task_run_name="{label}", tags=["gpu"])
+@task(name="meta_rm", task_run_name="{label}", **GPU)
 def meta_rm(
     config: MetaRMConfig,
     scorer: StageResult,

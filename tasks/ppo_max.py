@@ -5,12 +5,13 @@ from __future__ import annotations
 from prefect import task
 
 from models.config import PPOConfig
+from tasks.kinds import GPU
 from tasks.notices import COLLAPSED, tell
 from tasks.perform import Place, perform
 from tasks.stage import StageResult
 
 
-@task(name="ppo_max", task_run_name="{label}", tags=["gpu"])
+@task(name="ppo_max", task_run_name="{label}", **GPU)
 def ppo_max(
     config: PPOConfig,
     policy: StageResult,

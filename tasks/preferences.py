@@ -11,11 +11,12 @@ from prefect import task
 from infra.fetch import fetch, is_remote
 from models.config import PreferencesConfig
 from models.records import ArtifactRef
+from tasks.kinds import CPU
 from tasks.perform import base_context, perform
 from tasks.stage import StageResult
 
 
-@task(name="preferences", task_run_name="{label}", tags=["cpu"])
+@task(name="preferences", task_run_name="{label}", **CPU)
 def preferences(config: PreferencesConfig, label: str = "preferences") -> StageResult:
     """Pairs, prompts and demonstrations from files; hub data sets are read by the stage itself.
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from prefect import task
 
 from models.config import RehearsalConfig
+from tasks.kinds import GPU
 from tasks.perform import perform
 from tasks.stage import StageResult
 
 
-@task(name="rehearsal", task_run_name="{label}", tags=["gpu"])
+@task(name="rehearsal", task_run_name="{label}", **GPU)
 def rehearsal(
     config: RehearsalConfig,
     data: StageResult,

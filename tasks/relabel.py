@@ -5,11 +5,12 @@ from __future__ import annotations
 from prefect import task
 
 from models.config import RelabelConfig
+from tasks.kinds import CPU
 from tasks.perform import perform
 from tasks.stage import StageResult
 
 
-@task(name="relabel", task_run_name="{label}", tags=["cpu"])
+@task(name="relabel", task_run_name="{label}", **CPU)
 def relabel(
     config: RelabelConfig,
     preferences: StageResult,

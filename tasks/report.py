@@ -12,13 +12,14 @@ from prefect.artifacts import create_markdown_artifact
 
 from infra.tracking import TrackedRun
 from models.report.config import LineageEntry, ReportConfig
+from tasks.kinds import CPU
 from tasks.perform import base_context, perform
 from tasks.stage import StageResult
 
 REPORT_FILES = ("report.html", "scorecard.json", "summary.json")
 
 
-@task(name="report", task_run_name="report", tags=["cpu"])
+@task(name="report", task_run_name="report", **CPU)
 def report(config: ReportConfig, artifacts: dict[str, StageResult]) -> StageResult:
     """The report over everything a run made, by role."""
     return perform("report", config, artifacts, "report")

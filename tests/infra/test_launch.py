@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.launch import TrainerError, launch
+from infra.launch import TrainerError, TrainerKilledError, launch
 from infra.warm_client import warm_server
 from tests.infra.toy_launch import launch_toy, write_job
 
@@ -47,8 +47,9 @@ def test_second_job_uses_the_same_server_and_costs_little(tmp_path: Path) -> Non
     ],
 )
 def test_failures_say_how_and_the_next_job_runs(tmp_path: Path, do: str, message: str) -> None:
-    with pytest.raises(TrainerError, match=message):
+    with pytest.raises(TrainerError, match=message) as caught:
         launch_toy(tmp_path / do, do)
+    assert isinstance(caught.value, TrainerKilledError) == (do == "killed")
     launch_toy(tmp_path / "next", "report")
 
 

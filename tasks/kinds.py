@@ -1,0 +1,25 @@
+"""Kinds of tasks: which take a GPU slot, and which failures are worth another try."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infra.launch import TrainerKilledError
+from infra.manifest import StoreUnavailableError
+
+
+def may_pass(_task: Any, _task_run: Any, state: Any) -> bool:
+    """Whether a task failed of something that is often over a moment later: a kill, an outage.
+
+    A trainer goes on from its newest checkpoint.
+    """
+    return isinstance(state.data, TrainerKilledError | StoreUnavailableError)
+
+
+_AGAIN: dict[str, Any] = {
+    "retries": 3,
+    "retry_delay_seconds": [2, 10, 30],
+    "retry_condition_fn": may_pass,
+}
+CPU: dict[str, Any] = {"tags": ["cpu"], **_AGAIN}
+GPU: dict[str, Any] = {"tags": ["gpu"], **_AGAIN}
