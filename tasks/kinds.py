@@ -6,6 +6,7 @@ from typing import Any
 
 from infra.launch import TrainerKilledError
 from infra.manifest import StoreUnavailableError
+from infra.registry import RegistryError
 
 
 def may_pass(_task: Any, _task_run: Any, state: Any) -> bool:
@@ -13,7 +14,7 @@ def may_pass(_task: Any, _task_run: Any, state: Any) -> bool:
 
     A trainer goes on from its newest checkpoint.
     """
-    return isinstance(state.data, TrainerKilledError | StoreUnavailableError)
+    return isinstance(state.data, TrainerKilledError | StoreUnavailableError | RegistryError)
 
 
 _AGAIN: dict[str, Any] = {

@@ -14,6 +14,7 @@ from prefect import task
 from prefect.artifacts import create_link_artifact
 
 from infra.registry import Registry, Version
+from tasks.kinds import may_pass
 from tasks.notices import PROMOTED, tell
 from tasks.perform import base_context, flow_run_tags
 from tasks.stage import StageResult, result_of
@@ -51,6 +52,7 @@ def registry() -> Registry:
     tags=["cpu"],
     retries=5,
     retry_delay_seconds=[5, 10, 20, 40, 60],  # a server that is restarted is back by then
+    retry_condition_fn=may_pass,
 )
 def register_policies(
     run_id: str | None,
@@ -133,18 +135,6 @@ def reports_of_registered() -> set[str]:
     if not base_context().tracking.uri:
         return set()
     return registry().tag_values(model_name(""), REPORT)
-
-
-def link_version(recipe: str, number: str | None) -> None:
-    """Put a link to a version on the flow run's page, where MLflow is a server."""
-    address = base_context().tracking.uri
-    if number is not None and address.startswith("http"):
-        name = model_name(recipe)
-        create_link_artifact(
-            key="trimtab-policy",
-            link=f"{address}/#/models/{name}/versions/{number}",
-            link_text=f"{name}, version {number}",
-        )
 
 
 def registered(recipe: str, which: str) -> Registered | None:

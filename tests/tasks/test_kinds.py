@@ -10,6 +10,7 @@ from prefect.states import Failed
 
 from infra.launch import TrainerError, TrainerKilledError, TrainerStoppedError
 from infra.manifest import CorruptArtifactError, StoreUnavailableError
+from infra.registry import RegistryError
 from tasks.kinds import may_pass
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +34,7 @@ def test_a_stage_names_its_kind_and_is_tried_again(stage: str) -> None:
     [
         (TrainerKilledError("by SIGKILL"), True),
         (StoreUnavailableError("503"), True),
+        (RegistryError("connection refused"), True),
         (TrainerError("ValueError: learning rate is negative"), False),
         (TrainerStoppedError("SIGTERM"), False),
         (CorruptArtifactError("truncated"), False),
