@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("models",)
 LIBRARIES = ("torch", "transformers")
+_parsing = threading.Lock()
 
 
 class UnknownModuleError(ValueError):
@@ -84,7 +86,9 @@ def _closure(module: str, root: Path, packages: tuple[str, ...]) -> dict[str, _S
             if candidate in found or path is None or parts[0] not in packages:
                 continue
             stat = path.stat()
-            source = _parse(path, candidate, stat.st_mtime_ns, stat.st_size)
+            # One thread at a time: in Python 3.11 two that parse at once may raise SystemError.
+            with _parsing:
+                source = _parse(path, candidate, stat.st_mtime_ns, stat.st_size)
             found[candidate] = source
             waiting.extend(source.imports)
     return found
