@@ -29,14 +29,15 @@ class _Changes(BaseModel):
     @classmethod
     def _is_never_null(cls, name: str) -> bool:
         field = cls.model_fields.get(name)
-        return field is not None and type(None) not in get_args(field.annotation)
+        kinds = get_args(field.annotation) if field else ()
+        return field is not None and (type(None) not in kinds or bool in kinds)
 
 
 def changes_to(model: type[BaseModel], only: Sequence[str] = ()) -> Any:
     """A model with the fields of `model`, or `only` some by path, all of them optional.
 
-    A field has no default, and null means the same as not giving it, except where null is one of
-    its values. Sections are such models again.
+    Null means the same as not giving a field, except where null is one of its values; nothing else
+    is a default. Sections are such models again.
     """
     fields: dict[str, Any] = {}
     for name, field in model.model_fields.items():
@@ -48,7 +49,10 @@ def changes_to(model: type[BaseModel], only: Sequence[str] = ()) -> Any:
             kind = changes_to(kind, inside)
         for constraint in field.metadata:
             kind = Annotated[kind, constraint]
-        fields[name] = (kind, Field(default_factory=_not_given, description=field.description))
+        given = Field(default_factory=_not_given, description=field.description)
+        if kind is bool:  # the UI's form has no third state, and would send false
+            kind, given = bool | None, Field(None, description=field.description)
+        fields[name] = (kind, given)
     return create_model(model.__name__, __base__=_Changes, __doc__=model.__doc__, **fields)
 
 
