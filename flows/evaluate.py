@@ -10,6 +10,7 @@ from prefect.artifacts import create_table_artifact
 from flows.config import ConfigError, load_config, seeded
 from flows.finish import run_name, tracked_flow
 from flows.run import Future, Run, roles_of_round
+from flows.runner import task_runner
 from flows.stages import measure
 from tasks.judge import judge
 from tasks.registry import Registered, model_name, registered
@@ -17,7 +18,7 @@ from tasks.registry import Registered, model_name, registered
 SFT = "sft"
 
 
-@flow(name="evaluate", flow_run_name=run_name)
+@flow(name="evaluate", flow_run_name=run_name, task_runner=task_runner())
 def evaluate(
     recipe: str = "default", policy: str = "candidate", against: str = SFT, seed: int = 0
 ) -> dict[str, Any]:

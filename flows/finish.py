@@ -53,7 +53,8 @@ def finish(
     config = run.config
     rounds = range(2, (run.last_round or 1) + 1)
     promoted = roles_of_round(champion).policy if champion else None
-    summary = report.submit(
+    summary = run.submit(
+        report,
         ReportConfig(
             title=f"Trimtab: {config.recipe}",
             recipe=config.recipe,
@@ -71,7 +72,8 @@ def finish(
     rounds_to_keep = sorted(number for number in {champion, run.last_round} if number is not None)
     policies = {number: run.result(roles_of_round(number).policy) for number in rounds_to_keep}
     # Last: without a registry it is an error. Arms that rounds do not go on from are left out.
-    register_policies.submit(
-        tracked.run_id, config.recipe, policies, champion, summary, config.fingerprint
+    run.submit(
+        register_policies,
+        *(tracked.run_id, config.recipe, policies, champion, summary, config.fingerprint),
     ).result()
     return numbers

@@ -14,6 +14,7 @@ from flows.finish import finish, run_name, tracked_flow
 from flows.recipes import RecipeName, recipe_named
 from flows.rounds import first_champion, improve_in_rounds
 from flows.run import Run
+from flows.runner import task_runner
 from flows.stages import (
     audit_labels,
     keep_lower_states,
@@ -28,7 +29,7 @@ __all__ = [
 ]
 
 
-@flow(name="rlhf", flow_run_name=run_name)
+@flow(name="rlhf", flow_run_name=run_name, task_runner=task_runner())
 def rlhf(recipe: RecipeName = "default", changes: RunChanges | None = None) -> dict[str, object]:
     """Preferences, label audit, scorers, policies, MetaRM rounds, report.
 
@@ -41,7 +42,7 @@ def rlhf(recipe: RecipeName = "default", changes: RunChanges | None = None) -> d
     return _run("rlhf", experiment, recipe, changes)
 
 
-@flow(name="policy", flow_run_name=run_name)
+@flow(name="policy", flow_run_name=run_name, task_runner=task_runner())
 def policy(recipe: RecipeName = "default", changes: RunChanges | None = None) -> dict[str, object]:
     """Everything up to the policies of all arms, judged and reported; no MetaRM rounds.
 
@@ -52,7 +53,7 @@ def policy(recipe: RecipeName = "default", changes: RunChanges | None = None) ->
     return _run("policy", first_round, recipe, changes)
 
 
-@flow(name="reward", flow_run_name=run_name)
+@flow(name="reward", flow_run_name=run_name, task_runner=task_runner())
 def reward(recipe: RecipeName = "default", changes: RunChanges | None = None) -> dict[str, object]:
     """Preferences to strength, relabelled pairs, reward model, Advantage Model and report.
 
@@ -63,7 +64,7 @@ def reward(recipe: RecipeName = "default", changes: RunChanges | None = None) ->
     return _run("reward", scorers, recipe, changes)
 
 
-@flow(name="label-audit", flow_run_name=run_name)
+@flow(name="label-audit", flow_run_name=run_name, task_runner=task_runner())
 def label_audit(
     recipe: RecipeName = "default", changes: RunChanges | None = None
 ) -> dict[str, object]:

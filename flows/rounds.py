@@ -11,6 +11,7 @@ from flows.changes import RoundChanges, changed
 from flows.config import ConfigError, load_config, seeded
 from flows.finish import finish, run_name, tracked_flow
 from flows.run import RoundRoles, Run, roles_of_round
+from flows.runner import task_runner
 from flows.stages import measure, states_for
 from tasks.judge import judge
 from tasks.meta_rm import meta_rm
@@ -21,7 +22,7 @@ from tasks.registry import TRIED, LineageError, Registered, registered
 __all__ = ["LineageError", "champion_of", "first_champion", "improve_in_rounds", "rounds"]
 
 
-@flow(name="rounds", flow_run_name=run_name)
+@flow(name="rounds", flow_run_name=run_name, task_runner=task_runner())
 def rounds(recipe: str = "default", changes: RoundChanges | None = None) -> dict[str, Any]:
     """MetaRM and PPO-max from the champion of a recipe, judged against it; promoted or not.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flows.config import RunConfig
+from flows.runner import resources_of
 from tasks.stage import StageResult
 
 # PrefectFuture[StageResult], which Prefect hands to a task as its result (its types do not say so),
@@ -47,7 +48,8 @@ class Run:
 
     def submit(self, task: Any, *arguments: Any, **keywords: Any) -> Future:
         """Hand a stage's task to Prefect; a dry run (flows.plan) notes it down instead."""
-        return task.submit(*arguments, **keywords)
+        with resources_of(task):
+            return task.submit(*arguments, **keywords)
 
     def result(self, role: str) -> StageResult:
         """Wait for a role's artifact; raises the run's first failure, not that of what waited."""

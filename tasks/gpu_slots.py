@@ -6,6 +6,7 @@ not around the task: a stage that is found in the store, or waits for another, h
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -15,6 +16,14 @@ GPU_SLOTS = "trimtab-gpu"
 # The shortest lease Prefect grants; that of a holder that died runs out by itself.
 LEASE_SECONDS = 60.0
 TURN_SECONDS = 5.0
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a line of Prefect's is more than that a turn was over before a slot was free."""
+    return "raised TimeoutError" not in record.getMessage()
+
+
+logging.getLogger("prefect._internal.concurrency").addFilter(_is_news)
 
 
 @contextmanager

@@ -30,8 +30,8 @@ VICTIMS = {
     "worker": "prefect worker start",
     "flow run": "prefect.engine",
     "trainer": "infra.warm_server",
-    "MLflow": "mlflow",
-    "S3": "weed",
+    "MLflow": "mlflow server",
+    "S3": "weed ",
 }
 # A run may be started 20 times; each kill of a flow run costs one.
 KILLS_A_RUN = 8

@@ -14,7 +14,7 @@ import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
-from infra.stack import secrets
+from infra.stack import flow_runs, secrets
 from infra.stack.programs import StackError
 from infra.stack.services import Ports, Stack
 from infra.stack.supervisor import Supervisor
@@ -41,6 +41,7 @@ def main() -> int:
 
 def _up(stack: Stack) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    flow_runs.adopt()
     try:
         with Supervisor(stack.services(), stack.folder / "logs") as supervisor:
             prefect, mlflow = stack.ports.prefect, stack.ports.mlflow

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from infra.stack import flow_runs
 from infra.stack.programs import StackError, as_user
 
 logger = logging.getLogger(__name__)
@@ -33,8 +34,8 @@ class Service:
     """One server: how to start it, when it is ready, and how it wants to be stopped.
 
     It starts in `folder`, which is made; `ports` of loopback must be free by then. `prepare` runs
-    before every start, `once_ready` after the first. `user` is who it runs as where this process is
-    root. `env` adds to this process's environment.
+    before every start, `once_ready` after the first, `once_told` after `stop_signal` was sent.
+    `user` is who it runs as where this process is root. `env` adds to this process's environment.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Service:
     folder: Path | None = None
     prepare: Callable[[], None] = lambda: None
     once_ready: Callable[[], None] = lambda: None
+    once_told: Callable[[], None] = lambda: None
     stop_signal: signal.Signals = signal.SIGTERM
     stop_seconds: float = 10.0
     user: str | None = None
@@ -95,6 +97,7 @@ class Supervisor:
         """Start again what ends, until interrupted."""
         while True:
             time.sleep(_POLL_SECONDS)
+            flow_runs.reap(but={child.process.pid for child in self._children.values()})
             for service in self.services:
                 self._revive(service, self._children[service.name])
 
@@ -166,6 +169,7 @@ def _wait_until_free(port: int, name: str) -> None:
 def _stop(process: subprocess.Popen[bytes], service: Service) -> None:
     if process.poll() is None:
         process.send_signal(service.stop_signal)
+        service.once_told()
         try:
             process.wait(service.stop_seconds)
         except subprocess.TimeoutExpired:

@@ -33,7 +33,11 @@ def save_checkpoint(workdir: Path, step: int, state: dict[str, Any], keep: int =
 
 
 def newest_checkpoint(workdir: Path) -> dict[str, Any] | None:
-    """The newest checkpoint's state, or `None`; restores torch's global random state."""
+    """The newest checkpoint's state, or `None`; restores torch's global random state.
+
+    From now on a request to stop waits for `checkpoint_or_stop`.
+    """
+    signals.defer()
     steps = _steps(workdir / "checkpoints")
     if not steps:
         return None

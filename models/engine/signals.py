@@ -1,8 +1,10 @@
-"""Asked to stop: SIGTERM sets a flag that trainers poll between steps.
+"""Asked to stop (SIGTERM): a stage leaves at once, unless it has said that it saves first.
 
-if stop_requested():
-    save_checkpoint(...)
-    stop()
+defer()
+while training:
+    if stop_requested():
+        save_checkpoint(...)
+        stop()
 """
 
 from __future__ import annotations
@@ -21,18 +23,26 @@ _PR_SET_PDEATHSIG = 1
 
 class _Flag:
     raised = False
+    deferred = False
 
     def handle(self, _number: int, _frame: FrameType | None) -> None:
         self.raised = True
+        if not self.deferred:
+            stop()
 
 
 _flag = _Flag()
 
 
 def install() -> None:
-    """Make SIGTERM raise the flag instead of ending the process. Call it in the main thread."""
-    _flag.raised = False
+    """Make SIGTERM end the stage with EXIT_STOPPED. Call it in the main thread."""
+    _flag.raised = _flag.deferred = False
     signal.signal(signal.SIGTERM, _flag.handle)
+
+
+def defer() -> None:
+    """From now on SIGTERM only raises the flag: the caller polls it and saves before it stops."""
+    _flag.deferred = True
 
 
 def stop_requested() -> bool:
@@ -41,7 +51,7 @@ def stop_requested() -> bool:
 
 
 def stop() -> NoReturn:
-    """Leave with the exit code that says: state is saved, the same job run again continues."""
+    """Leave with the exit code that says: the same job run again continues."""
     print("stopped on request; the same stage run again continues", file=sys.stderr, flush=True)
     raise SystemExit(EXIT_STOPPED)
 

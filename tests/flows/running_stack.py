@@ -44,6 +44,13 @@ class Running:
             text=True,
         ).stdout
 
+    def trimtab_started(self, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+        """A command under way, with variables of its own."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "flows.cli", *arguments],
+            env={**self.environment, **environment},
+        )
+
     def prefect(self, method: str, path: str, body: Any = None, login: bool = True) -> Any:
         user, _, password = self.environment["PREFECT_API_AUTH_STRING"].partition(":")
         return requests.request(
@@ -82,16 +89,27 @@ class Running:
         left = [
             f"task {t['name']}: {t['state_name']}" for t in tasks if t["state_type"] not in ended
         ]
+        found = self.mlflow_runs("attributes.status = 'RUNNING'")
+        left += [f"MLflow run {each['info']['run_name']}" for each in found]
+        slots = self.prefect("GET", "v2/concurrency_limits/trimtab-gpu").json()["active_slots"]
+        return left + [f"{slots} GPU slots"] * bool(slots)
+
+    def mlflow_runs(self, condition: str) -> list[dict[str, Any]]:
         user = self.environment["MLFLOW_TRACKING_USERNAME"]
         found = requests.post(
             f"{self.environment['MLFLOW_TRACKING_URI']}/api/2.0/mlflow/runs/search",
-            json={"experiment_ids": ["1"], "filter": "attributes.status = 'RUNNING'"},
+            json={"experiment_ids": ["1"], "filter": condition, "max_results": 200},
             auth=(user, self.environment["MLFLOW_TRACKING_PASSWORD"]),
             timeout=60,
         ).json()
-        left += [f"MLflow run {each['info']['run_name']}" for each in found.get("runs", [])]
-        slots = self.prefect("GET", "v2/concurrency_limits/trimtab-gpu").json()["active_slots"]
-        return left + [f"{slots} GPU slots"] * bool(slots)
+        return list(found.get("runs", []))
+
+    def timeline(self, run: str) -> dict[str, tuple[int, int]]:
+        """When each stage of an MLflow run was computed: start and end in ms by its name."""
+        (parent,) = self.mlflow_runs(f"attributes.run_name = '{run}'")
+        stages = self.mlflow_runs(f"tags.`mlflow.parentRunId` = '{parent['info']['run_id']}'")
+        spans = [each["info"] for each in stages]
+        return {each["run_name"]: (each["start_time"], each["end_time"]) for each in spans}
 
     def processes(self, words: str) -> list[int]:
         """Processes of the stack whose command line has these words."""

@@ -17,6 +17,7 @@ from infra.stack import secrets
 from infra.stack.bucket import BUCKET
 from infra.stack.programs import program
 from infra.stack.seaweedfs import NUM_INNER_PORTS
+from tests.flows.dask_cluster import dask_cluster
 from tests.flows.malformed import malformed
 from tests.flows.running_stack import Running, processes_of, running_stack
 
@@ -121,6 +122,40 @@ def test_a_killed_flow_run_goes_on_without_anybody(running: Running) -> None:
     while left := running.left_running(run):  # the dead trainers' slots, for up to a minute
         assert time.monotonic() < deadline, left
         time.sleep(1)
+
+
+def test_ten_members_take_two_slots(running: Running) -> None:
+    running.trimtab("deploy", "--gpus", "2")
+    run = ("run", "smoke", "seed=2", *members(10), "--flow", "label-audit")
+    assert running.trimtab_started(*run, TRIMTAB_MAX_PARALLEL="4").wait() == 0
+    spans = [
+        span
+        for name, span in running.timeline("label-audit smoke seed 2").items()
+        if "member" in name
+    ]
+    assert len(spans) == 10
+    at_once = [sum(start <= each < end for start, end in spans) for each, _ in spans]
+    assert max(at_once) == 2
+
+
+def members(number: int) -> list[str]:
+    return ['ensemble.votes=["in_sample"]', f"ensemble.size={number}"]
+
+
+def test_a_dask_cluster_that_loses_a_node_completes(running: Running) -> None:
+    with dask_cluster(running, 2) as (address, nodes):
+        run = running.trimtab_started(
+            *("run", "smoke", "seed=3", *members(6), "--flow", "label-audit"),
+            TRIMTAB_DASK=address,
+        )
+        deadline = time.monotonic() + 240
+        while not all("reward_model" in node.stages for node in nodes):
+            assert time.monotonic() < deadline and run.poll() is None
+            time.sleep(0.05)
+        nodes[0].kill()
+        assert run.wait(timeout=240) == 0
+        assert {"strength", "relabel", "report"} <= nodes[1].stages
+    assert None not in running.digests().values()
 
 
 def _report_is_linked(running: Running, run: dict[str, Any]) -> None:

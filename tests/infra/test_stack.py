@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from infra.stack import secrets
+from infra.stack import flow_runs, secrets
 from infra.stack.programs import StackError
 from infra.stack.services import Stack
 from infra.stack.supervisor import Service, Supervisor
@@ -24,13 +25,33 @@ os.rename(sys.argv[1] + ".new", sys.argv[1])
 time.sleep(600)
 """
 
+FLOW_RUN = """
+import pathlib, signal, sys, time
+def save(*_):
+    pathlib.Path(sys.argv[1] + ".saved").touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, save)
+time.sleep(600)
+"""
+
+WORKER = f"""
+import subprocess, sys
+run = [sys.executable, "-c", {FLOW_RUN!r}, sys.argv[1], "prefect.engine"]
+process = subprocess.Popen(run, start_new_session=True)
+open(sys.argv[1] + ".run", "w").write(str(process.pid))
+{TOY}
+"""
+
 WATCH = """
 import sys
 from pathlib import Path
-from tests.infra.test_stack import toy
+from tests.infra.test_stack import toy, toy_worker
+from infra.stack import flow_runs
 from infra.stack.supervisor import Supervisor
 folder = Path(sys.argv[1])
-with Supervisor([toy(folder, "a"), toy(folder, "b")], folder / "logs") as supervisor:
+flow_runs.adopt()
+services = [toy(folder, "a"), toy(folder, "b"), toy_worker(folder)]
+with Supervisor(services, folder / "logs") as supervisor:
     print("up", flush=True)
     supervisor.watch()
 """
@@ -44,6 +65,17 @@ def toy(folder: Path, name: str) -> Service:
         [sys.executable, "-c", TOY, str(mark)],
         is_ready=mark.exists,
         folder=folder,
+    )
+
+
+def toy_worker(folder: Path) -> Service:
+    """A worker with one flow run, which saves its state at SIGTERM."""
+    mark = folder / "worker"
+    return Service(
+        "worker",
+        [sys.executable, "-c", WORKER, str(mark)],
+        is_ready=mark.exists,
+        once_told=flow_runs.stop,
     )
 
 
@@ -66,13 +98,15 @@ def _pid(path: Path) -> int:
 
 
 @pytest.fixture
-def watching(tmp_path: Path) -> subprocess.Popen[str]:
+def watching(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-c", WATCH, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
-    return process
+    yield process
+    with suppress(ProcessLookupError):  # nothing ends flow runs with a killed stack
+        os.kill(_pid(tmp_path / "worker.run"), signal.SIGKILL)
 
 
 def test_a_server_that_dies_is_started_again(
@@ -96,6 +130,22 @@ def test_no_server_outlives_a_killed_supervisor(
     watching.kill()
     watching.wait()
     _until(lambda: not any(map(_is_alive, pids)))
+
+
+def test_a_flow_run_outlives_its_worker_but_not_the_stack(
+    watching: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    worker, run = _pid(tmp_path / "worker"), _pid(tmp_path / "worker.run")
+    os.kill(worker, signal.SIGKILL)
+    _until(lambda: _pid(tmp_path / "worker") != worker)
+    assert _is_alive(run)
+    second = _pid(tmp_path / "worker.run")
+    os.kill(run, signal.SIGKILL)
+    _until(lambda: not Path(f"/proc/{run}").exists())  # nor is it left as a zombie
+    watching.send_signal(signal.SIGINT)
+    watching.wait(timeout=20)
+    assert (tmp_path / "worker.saved").exists()
+    assert not _is_alive(second)
 
 
 def test_a_server_that_cannot_start_says_why_and_stops_the_others(tmp_path: Path) -> None:

@@ -41,7 +41,11 @@ def run(config, inputs, workdir):
     }
     rank = os.environ.get("RANK", "")
     (workdir / f"pid{rank}").write_text(str(os.getpid()))
+    if config.size == 1:
+        signals.defer()
     (workdir / "seen.json").write_text(json.dumps(seen))
+    while config.size == 3:
+        time.sleep(0.01)
     while config.size == 1:
         if signals.stop_requested():
             (workdir / "saved").touch()
@@ -102,7 +106,10 @@ def test_unknown_config_key_is_in_the_error(tmp_path: Path) -> None:
         launch(_job(tmp_path, size=2, sise=3), entry="toy_torch_entry")
 
 
-def test_sigterm_saves_and_leaves_with_75(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("size", "saves"), [(1, True), (3, False)])
+def test_sigterm_saves_what_there_is_and_leaves_with_75(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, saves: bool
+) -> None:
     monkeypatch.setattr(launch_module._drain, "depth", 1)
     monkeypatch.setattr(launch_module._drain, "requested", False)
 
@@ -113,8 +120,8 @@ def test_sigterm_saves_and_leaves_with_75(tmp_path: Path, monkeypatch: pytest.Mo
 
     threading.Thread(target=terminate).start()
     with pytest.raises(TrainerStoppedError, match="exit code 75"):
-        launch(_job(tmp_path, size=1), entry="toy_torch_entry")
-    assert (tmp_path / "saved").exists()
+        launch(_job(tmp_path, size=size), entry="toy_torch_entry", drain_seconds=20)
+    assert (tmp_path / "saved").exists() == saves
 
 
 def _wait_for_ranks(workdir: Path) -> list[int]:
@@ -164,6 +171,7 @@ def test_flag_is_raised_by_sigterm_and_lowered_by_install() -> None:
     previous = signal.getsignal(signal.SIGTERM)
     try:
         signals.install()
+        signals.defer()
         assert not signals.stop_requested()
         os.kill(os.getpid(), signal.SIGTERM)
         assert signals.stop_requested()
@@ -172,5 +180,8 @@ def test_flag_is_raised_by_sigterm_and_lowered_by_install() -> None:
         assert caught.value.code == signals.EXIT_STOPPED == launch_module.EXIT_STOPPED
         signals.install()
         assert not signals.stop_requested()
+        with pytest.raises(SystemExit):
+            os.kill(os.getpid(), signal.SIGTERM)
     finally:
+        signals.install()
         signal.signal(signal.SIGTERM, previous)

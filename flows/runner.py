@@ -1,0 +1,37 @@
+"""Where a flow's tasks run: threads of its own process, or the workers of a Dask cluster.
+
+TRIMTAB_DASK  address of the cluster's scheduler, such as tls://10.0.0.5:8786; unset, threads
+
+There a task takes one of its worker's resource "GPU", or "CPU" if it needs no GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
+
+DASK = "TRIMTAB_DASK"
+
+
+def task_runner() -> TaskRunner[Any]:
+    """The runner that the environment asks for; ModuleNotFoundError says what to install."""
+    address = os.environ.get(DASK)
+    if not address:
+        return ThreadPoolTaskRunner()
+    try:
+        from prefect_dask import DaskTaskRunner
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{DASK} is set: pip install 'trimtab[dask]'") from error
+    return DaskTaskRunner(address=address)
+
+
+def resources_of(task: Any) -> AbstractContextManager[Any]:
+    """What to submit a task in, so that a cluster runs it where a GPU is free if it needs one."""
+    if not os.environ.get(DASK):
+        return nullcontext()
+    import dask
+
+    return dask.annotate(resources={"GPU" if "gpu" in task.tags else "CPU": 1})

@@ -1,0 +1,49 @@
+"""Flow runs are processes of their own: each outlives the worker that started it, not the stack."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+import psutil
+
+_PR_SET_CHILD_SUBREAPER = 36
+_DRAIN_SECONDS = 60.0
+# Prefect prepares a flow run's workspace as the first of these, which becomes the second.
+_MODULES = {"prefect.runner._workspace_supervisor", "prefect.engine"}
+
+
+def adopt() -> None:
+    """Become the parent of flow runs whose worker dies (Linux)."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def reap(but: set[int]) -> None:
+    """Collect the adopted that have ended; `but` are the children that somebody else waits for."""
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None or ended.si_pid in but:
+            return
+        os.waitpid(ended.si_pid, 0)
+
+
+def stop() -> None:
+    """Have all flow runs stop at a checkpoint; they are resumed when the stack is up again."""
+    found = [each for each in psutil.Process().children(recursive=True) if _is_flow_run(each)]
+    for each in found:
+        each.terminate()
+    _, left = psutil.wait_procs(found, timeout=_DRAIN_SECONDS)
+    for each in left:
+        each.kill()
+
+
+def _is_flow_run(process: psutil.Process) -> bool:
+    try:
+        return not _MODULES.isdisjoint(process.cmdline())
+    except psutil.Error:
+        return False

@@ -1,0 +1,84 @@
+"""A Dask cluster on loopback whose nodes share nothing but the stack."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.stack.programs import program
+from tests.flows.running_stack import Running
+from tests.ports import free_ports
+
+
+@dataclass(frozen=True)
+class Node:
+    """A host of the cluster: a worker for each kind of task, their nannies and trainers."""
+
+    home: Path
+    processes: Sequence[subprocess.Popen[bytes]]
+
+    def kill(self) -> None:
+        for process in self.processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    @property
+    def stages(self) -> set[str]:
+        """The stages that have begun here."""
+        return {path.stem.rpartition("-")[0] for path in self.home.glob("work/.locks/*-*.lock")}
+
+
+@contextmanager
+def dask_cluster(running: Running, number: int) -> Iterator[tuple[str, list[Node]]]:
+    """The scheduler's address and nodes with a GPU each."""
+    port = free_ports(1)
+    address = f"tcp://127.0.0.1:{port}"
+    folder = running.stack.folder / "dask"
+    folder.mkdir()
+    local = ("--host", "127.0.0.1", "--no-dashboard")
+
+    def start(name: str, *command: str) -> subprocess.Popen[bytes]:
+        with (folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [program("dask"), *command, *local],
+                env={
+                    **running.environment,
+                    "TRIMTAB_HOME": str(folder / name),
+                    "DASK_DISTRIBUTED__SCHEDULER__UNKNOWN_TASK_DURATION": "1h",
+                },
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    scheduler = start("scheduler", "scheduler", "--port", str(port), "--no-show")
+    nodes = []
+    try:
+        for index in range(number):
+            name = f"node-{index}"
+            kinds = [
+                start(name, "worker", address, "--nthreads", "1", "--resources", f"{kind}=1")
+                for kind in ("GPU", "CPU")
+            ]
+            nodes.append(Node(folder / name, kinds))
+        _wait_for(folder / "scheduler.log", "Register worker", 2 * number)
+        yield address, nodes
+    finally:
+        for node in nodes:
+            node.kill()
+        scheduler.kill()
+        scheduler.wait()
+
+
+def _wait_for(log: Path, words: str, times: int) -> None:
+    deadline = time.monotonic() + 60
+    while log.read_text().count(words) < times:
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
