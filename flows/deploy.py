@@ -31,6 +31,8 @@ TAG = "trimtab"
 SILENCE = timedelta(seconds=90)
 # A worker reports a crash of its own a moment after the first report: wait that out.
 SETTLED = timedelta(seconds=12)
+# From a worker's taking a run to its running: a process needs seconds. A pod may wait for a GPU.
+STARTED = timedelta(minutes=5)
 ENDS = {"Completed", "Failed", "Cancelled", "Crashed"}
 
 
@@ -44,47 +46,56 @@ def deploy(gpus: int, pool_type: str, notify: str | None, prefect_file: Path) ->
         client.upsert_global_concurrency_limit_by_name(GPU_SLOTS, gpus)
         _prefect("--no-prompt", "deploy", "--all", "--prefect-file", str(prefect_file))
         _refuse_unknown_parameters(client)
-        for automation in [*recovery(), *notices(channel)]:
+        for automation in [*recovery(pool_type), *notices(channel)]:
             _replace(client, automation)
 
 
-def recovery() -> list[AutomationCore]:
+def recovery(pool_type: str) -> list[AutomationCore]:
     """What finds a run whose worker is dead, and what runs it again from its last checkpoint."""
-    return [
+    ended = {f"prefect.flow-run.{state}" for state in ENDS}
+    silent = _of_our_runs(
+        after={"prefect.flow-run.heartbeat"},
+        expect={"prefect.flow-run.heartbeat", *ended},
+        within=SILENCE,
+    )
+    never_started = _of_our_runs(
+        after={"prefect.flow-run.Pending"},
+        expect={"prefect.flow-run.Running", *ended},
+        within=STARTED,
+    )
+    # Waits for something to follow the crash, as workers report one crash twice.
+    crashed = _of_our_runs(
+        after={"prefect.flow-run.Crashed"},
+        expect={
+            f"prefect.flow-run.{state}"
+            for state in ("AwaitingRetry", "Scheduled", "Pending", "Running")
+        },
+        within=SETTLED,
+    )
+    go_on = ChangeFlowRunState(
+        state=StateType.SCHEDULED,
+        name="AwaitingRetry",
+        message="It goes on from its last checkpoint",
+    )
+    found = [
         AutomationCore(
             name="trimtab: a run without heartbeats has crashed",
-            trigger=_of_our_runs(
-                after={"prefect.flow-run.heartbeat"},
-                expect={"prefect.flow-run.heartbeat", *(f"prefect.flow-run.{e}" for e in ENDS)},
-                within=SILENCE,
-            ),
-            actions=[
-                ChangeFlowRunState(
-                    state=StateType.CRASHED,
-                    message=f"No heartbeat for {SILENCE.seconds} s: its worker is dead",
-                )
-            ],
+            trigger=silent,
+            actions=[_crash(f"No heartbeat for {SILENCE.seconds} s: its worker is dead")],
         ),
         AutomationCore(
-            name="trimtab: a crashed run goes on where it was",
-            # Waits for something to follow the crash, as workers report one crash twice.
-            trigger=_of_our_runs(
-                after={"prefect.flow-run.Crashed"},
-                expect={
-                    f"prefect.flow-run.{state}"
-                    for state in ("AwaitingRetry", "Scheduled", "Pending", "Running")
-                },
-                within=SETTLED,
-            ),
-            actions=[
-                ChangeFlowRunState(
-                    state=StateType.SCHEDULED,
-                    name="AwaitingRetry",
-                    message="It goes on from its last checkpoint",
-                )
-            ],
+            name="trimtab: a crashed run goes on where it was", trigger=crashed, actions=[go_on]
         ),
     ]
+    if pool_type == "process":
+        said = f"Not running {STARTED.seconds} s after a worker took it: its worker is dead"
+        name = "trimtab: a run that does not start has crashed"
+        found.append(AutomationCore(name=name, trigger=never_started, actions=[_crash(said)]))
+    return found
+
+
+def _crash(message: str) -> ChangeFlowRunState:
+    return ChangeFlowRunState(state=StateType.CRASHED, message=message)
 
 
 def notices(channel: ActionTypes | None) -> list[AutomationCore]:

@@ -44,6 +44,10 @@ class Running:
             text=True,
         ).stdout
 
+    def python(self, code: str) -> None:
+        """Run some lines of a client's."""
+        subprocess.run([sys.executable, "-c", code], env=dict(self.environment), check=True)
+
     def trimtab_started(self, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
         """A command under way, with variables of its own."""
         return subprocess.Popen(

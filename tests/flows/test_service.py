@@ -18,6 +18,7 @@ from infra.stack.bucket import BUCKET
 from infra.stack.programs import program
 from infra.stack.seaweedfs import NUM_INNER_PORTS
 from tests.flows.dask_cluster import dask_cluster
+from tests.flows.listener import Listener, listening
 from tests.flows.malformed import malformed
 from tests.flows.running_stack import Running, processes_of, running_stack
 
@@ -28,6 +29,12 @@ pytestmark = pytest.mark.slow
 def running() -> Iterator[Running]:
     with running_stack() as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def listener() -> Iterator[Listener]:
+    with listening() as listener:
+        yield listener
 
 
 def test_no_server_answers_strangers(running: Running) -> None:
@@ -69,12 +76,27 @@ def test_deploying_again_changes_nothing(running: Running) -> None:
         return {each["name"] for each in found if each["name"].startswith("trimtab")}
 
     before = automations()
-    assert len(before) == 2
+    assert len(before) == 3
     running.trimtab("deploy", "--gpus", "3")
     assert automations() == before
     limit = running.prefect("GET", "v2/concurrency_limits/trimtab-gpu").json()
     assert limit["limit"] == 3
     assert running.prefect("POST", "deployments/count", {}).json() == 6
+
+
+def test_notices_go_to_a_block(running: Running, listener: Listener) -> None:
+    running.python(
+        "from prefect.blocks.webhook import Webhook\n"
+        f"Webhook(url={listener.address!r}).save('alerts')"
+    )
+    running.trimtab("deploy", "--gpus", "2", "--notify", "webhook/alerts")
+    running.python("from tasks.notices import COLLAPSED, tell; tell(COLLAPSED, 'p', step=3)")
+    assert listener.wait_for("trimtab.policy.collapsed")["payload"] == {"step": 3}
+    run = running.start("evaluate", {"recipe": "smoke", "policy": "99"}).json()
+    assert running.end_of(run)["name"] == "Failed"
+    notice = listener.wait_for("prefect.flow-run.Failed")
+    assert notice["run"].endswith(run["id"])
+    assert "99" in notice["payload"]["validated_state"]["message"]
 
 
 def test_malformed_parameters_are_refused_by_the_api(running: Running) -> None:
@@ -89,7 +111,7 @@ def test_malformed_parameters_are_refused_by_the_api(running: Running) -> None:
     assert running.prefect("GET", "health").json() is True
 
 
-def test_a_run_by_one_api_call(running: Running) -> None:
+def test_a_run_by_one_api_call(running: Running, listener: Listener) -> None:
     answer = running.start("rlhf", {"recipe": "smoke", "changes": {"ppo": {"num_steps": 3}}})
     assert answer.status_code == 201
     run = answer.json()
@@ -97,6 +119,7 @@ def test_a_run_by_one_api_call(running: Running) -> None:
     assert running.left_running(run) == []
     _report_is_linked(running, run)
     _promotion_is_an_event(running, run)
+    assert listener.wait_for("trimtab.policy.promoted")["resource"] == "trimtab-policy-smoke"
     assert len(running.digests()) > 20
     assert None not in running.digests().values()
     again = running.start("rlhf", {"recipe": "smoke", "changes": {"ppo": {"num_steps": 3}}})
@@ -105,14 +128,21 @@ def test_a_run_by_one_api_call(running: Running) -> None:
     assert running.end_of(evaluation.json())["name"] == "Completed"
 
 
-def test_a_killed_flow_run_goes_on_without_anybody(running: Running) -> None:
-    run = running.start("label-audit", {"recipe": "smoke", "changes": {"seed": 1}}).json()
+@pytest.mark.parametrize(
+    ("seed", "victims"),
+    [(1, ["prefect.engine"]), (4, ["prefect worker start", "prefect.engine"])],
+    ids=["flow run", "worker and flow run"],
+)
+def test_a_killed_flow_run_goes_on_without_anybody(
+    running: Running, seed: int, victims: list[str]
+) -> None:
+    run = running.start("label-audit", {"recipe": "smoke", "changes": {"seed": seed}}).json()
     work = running.stack.folder / "worker-1" / "work"
     deadline = time.monotonic() + 120
     while not list(work.glob("reward_model-*/metrics.jsonl")):
         assert time.monotonic() < deadline, running.state_of(run)
         time.sleep(0.05)
-    for process in running.processes("prefect.engine"):
+    for process in [each for victim in victims for each in running.processes(victim)]:
         os.kill(process, signal.SIGKILL)
     deadline = time.monotonic() + 240
     while running.state_of(run)["type"] != "COMPLETED":
