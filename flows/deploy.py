@@ -29,8 +29,8 @@ JOB_TEMPLATE = Path(infra.__file__).parent / "kubernetes" / "job-template.json"
 TAG = "trimtab"
 # Three heartbeats of the 30 s that workers are asked for (PREFECT_FLOWS_HEARTBEAT_FREQUENCY).
 SILENCE = timedelta(seconds=90)
-# A worker reports a crash of its own a moment after the first report: wait that out.
-SETTLED = timedelta(seconds=12)
+# A crash may not be the end of it: the worker reports it once more, or that it was a cancellation.
+SETTLED = timedelta(seconds=20)
 # From a worker's taking a run to its running: a process needs seconds. A pod may wait for a GPU.
 STARTED = timedelta(minutes=5)
 ENDS = {"Completed", "Failed", "Cancelled", "Crashed"}
@@ -63,13 +63,11 @@ def recovery(pool_type: str) -> list[AutomationCore]:
         expect={"prefect.flow-run.Running", *ended},
         within=STARTED,
     )
-    # Waits for something to follow the crash, as workers report one crash twice.
-    crashed = _of_our_runs(
+    on_its_way = ("AwaitingRetry", "Scheduled", "Pending", "Running")
+    again = {f"prefect.flow-run.{state}" for state in on_its_way}
+    crashed_only = _of_our_runs(
         after={"prefect.flow-run.Crashed"},
-        expect={
-            f"prefect.flow-run.{state}"
-            for state in ("AwaitingRetry", "Scheduled", "Pending", "Running")
-        },
+        expect=again | ended - {"prefect.flow-run.Crashed"},
         within=SETTLED,
     )
     go_on = ChangeFlowRunState(
@@ -84,7 +82,9 @@ def recovery(pool_type: str) -> list[AutomationCore]:
             actions=[_crash(f"No heartbeat for {SILENCE.seconds} s: its worker is dead")],
         ),
         AutomationCore(
-            name="trimtab: a crashed run goes on where it was", trigger=crashed, actions=[go_on]
+            name="trimtab: a crashed run goes on where it was",
+            trigger=crashed_only,
+            actions=[go_on],
         ),
     ]
     if pool_type == "process":

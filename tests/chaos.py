@@ -117,10 +117,11 @@ def _disturb(stack: Running, run: Disturbed, chance: random.Random) -> None:
 
 
 def _differences(stack: Running, wanted: dict[str, str]) -> list[str]:
-    found = stack.digests()
-    broken = [f"{key} has a broken manifest" for key, digest in found.items() if digest is None]
+    manifests = stack.manifests()
+    found = {key: manifest.digest for key, manifest in manifests.items() if manifest}
+    broken = [f"{key} has a broken manifest" for key in manifests.keys() - found.keys()]
     lacking = [f"{key} is missing" for key in wanted if key not in found]
-    other = [f"{k} is not bit-identical" for k in wanted if found.get(k) not in (None, wanted[k])]
+    other = [f"{k} is not bit-identical" for k in wanted if found.get(k, wanted[k]) != wanted[k]]
     return [*broken, *lacking, *other]
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import requests
 
+from infra.manifest import Manifest
 from infra.stack import secrets
 from infra.stack.seaweedfs import NUM_INNER_PORTS
 from infra.stack.services import Ports, Stack
@@ -25,6 +26,15 @@ from infra.storage import open_store
 from tests.ports import free_ports
 
 ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stage of a run: from when to when in seconds, and its key."""
+
+    start: float
+    end: float
+    key: str
 
 
 @dataclass(frozen=True)
@@ -108,12 +118,12 @@ class Running:
         ).json()
         return list(found.get("runs", []))
 
-    def timeline(self, run: str) -> dict[str, tuple[int, int]]:
-        """When each stage of an MLflow run was computed: start and end in ms by its name."""
-        (parent,) = self.mlflow_runs(f"attributes.run_name = '{run}'")
-        stages = self.mlflow_runs(f"tags.`mlflow.parentRunId` = '{parent['info']['run_id']}'")
-        spans = [each["info"] for each in stages]
-        return {each["run_name"]: (each["start_time"], each["end_time"]) for each in spans}
+    def timeline(self, run: str) -> dict[str, Span]:
+        """When each stage that an MLflow run did not find in the store was computed, by name."""
+        parent = self.mlflow_runs(f"attributes.run_name = '{run}'")[-1]["info"]["run_id"]
+        computed = "tags.`trimtab.cached` = 'false'"
+        stages = self.mlflow_runs(f"tags.`mlflow.parentRunId` = '{parent}' AND {computed}")
+        return {each["info"]["run_name"]: _span(each) for each in stages}
 
     def processes(self, words: str) -> list[int]:
         """Processes of the stack whose command line has these words."""
@@ -128,20 +138,22 @@ class Running:
                 found.append(int(folder.name))
         return found
 
-    def digests(self) -> dict[str, str | None]:
-        """Key -> digest of every artifact in the store; None where its manifest is broken."""
+    def manifests(self) -> dict[str, Manifest | None]:
+        """Every artifact of the store by its key; None where its manifest is broken."""
         with pytest.MonkeyPatch.context() as patch:
             for name, value in self.environment.items():
                 if name.startswith("AWS_"):
                     patch.setenv(name, value)
             store = open_store(self.environment["TRIMTAB_STORE"])
-            names = [name for name in store.objects.list("artifacts") if name.count("/") == 3]
-            found = {}
-            for name in names:
-                _, stage, key, _ = name.split("/")
-                manifest = store.find(stage, key)
-                found[key] = manifest.digest if manifest else None
-        return found
+            names = [name.split("/") for name in store.objects.list("artifacts")]
+            found = [name for name in names if len(name) == 4]
+            return {key: store.find(stage, key) for _, stage, key, _ in found}
+
+
+def _span(run: dict[str, Any]) -> Span:
+    tags = {tag["key"]: tag["value"] for tag in run["data"]["tags"]}
+    info = run["info"]
+    return Span(info["start_time"] / 1000, info["end_time"] / 1000, tags["trimtab.key"])
 
 
 @contextmanager

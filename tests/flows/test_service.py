@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,7 +15,6 @@ from infra.stack import secrets
 from infra.stack.bucket import BUCKET
 from infra.stack.programs import program
 from infra.stack.seaweedfs import NUM_INNER_PORTS
-from tests.flows.dask_cluster import dask_cluster
 from tests.flows.listener import Listener, listening
 from tests.flows.malformed import malformed
 from tests.flows.running_stack import Running, processes_of, running_stack
@@ -120,72 +117,13 @@ def test_a_run_by_one_api_call(running: Running, listener: Listener) -> None:
     _report_is_linked(running, run)
     _promotion_is_an_event(running, run)
     assert listener.wait_for("trimtab.policy.promoted")["resource"] == "trimtab-policy-smoke"
-    assert len(running.digests()) > 20
-    assert None not in running.digests().values()
+    manifests = running.manifests()
+    assert len(manifests) > 20
+    assert None not in manifests.values()
     again = running.start("rlhf", {"recipe": "smoke", "changes": {"ppo": {"num_steps": 3}}})
     assert running.end_of(again.json())["name"] == "Completed"
     evaluation = running.start("evaluate", {"recipe": "smoke", "policy": "1", "against": "sft"})
     assert running.end_of(evaluation.json())["name"] == "Completed"
-
-
-@pytest.mark.parametrize(
-    ("seed", "victims"),
-    [(1, ["prefect.engine"]), (4, ["prefect worker start", "prefect.engine"])],
-    ids=["flow run", "worker and flow run"],
-)
-def test_a_killed_flow_run_goes_on_without_anybody(
-    running: Running, seed: int, victims: list[str]
-) -> None:
-    run = running.start("label-audit", {"recipe": "smoke", "changes": {"seed": seed}}).json()
-    work = running.stack.folder / "worker-1" / "work"
-    deadline = time.monotonic() + 120
-    while not list(work.glob("reward_model-*/metrics.jsonl")):
-        assert time.monotonic() < deadline, running.state_of(run)
-        time.sleep(0.05)
-    for process in [each for victim in victims for each in running.processes(victim)]:
-        os.kill(process, signal.SIGKILL)
-    deadline = time.monotonic() + 240
-    while running.state_of(run)["type"] != "COMPLETED":
-        assert time.monotonic() < deadline, running.state_of(run)
-        time.sleep(0.5)
-    assert running.prefect("GET", f"flow_runs/{run['id']}").json()["run_count"] == 2
-    while left := running.left_running(run):  # the dead trainers' slots, for up to a minute
-        assert time.monotonic() < deadline, left
-        time.sleep(1)
-
-
-def test_ten_members_take_two_slots(running: Running) -> None:
-    running.trimtab("deploy", "--gpus", "2")
-    run = ("run", "smoke", "seed=2", *members(10), "--flow", "label-audit")
-    assert running.trimtab_started(*run, TRIMTAB_MAX_PARALLEL="4").wait() == 0
-    spans = [
-        span
-        for name, span in running.timeline("label-audit smoke seed 2").items()
-        if "member" in name
-    ]
-    assert len(spans) == 10
-    at_once = [sum(start <= each < end for start, end in spans) for each, _ in spans]
-    assert max(at_once) == 2
-
-
-def members(number: int) -> list[str]:
-    return ['ensemble.votes=["in_sample"]', f"ensemble.size={number}"]
-
-
-def test_a_dask_cluster_that_loses_a_node_completes(running: Running) -> None:
-    with dask_cluster(running, 2) as (address, nodes):
-        run = running.trimtab_started(
-            *("run", "smoke", "seed=3", *members(6), "--flow", "label-audit"),
-            TRIMTAB_DASK=address,
-        )
-        deadline = time.monotonic() + 240
-        while not all("reward_model" in node.stages for node in nodes):
-            assert time.monotonic() < deadline and run.poll() is None
-            time.sleep(0.05)
-        nodes[0].kill()
-        assert run.wait(timeout=240) == 0
-        assert {"strength", "relabel", "report"} <= nodes[1].stages
-    assert None not in running.digests().values()
 
 
 def _report_is_linked(running: Running, run: dict[str, Any]) -> None:

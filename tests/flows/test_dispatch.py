@@ -1,0 +1,101 @@
+"""Runs on the one-server stack that are killed, cancelled, held back by GPU slots or spread out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from flows.deploy import SETTLED
+from tests.flows.dask_cluster import dask_cluster
+from tests.flows.running_stack import Running, running_stack
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    with running_stack() as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("seed", "victims"),
+    [(1, ["prefect.engine"]), (4, ["prefect worker start", "prefect.engine"])],
+    ids=["flow run", "worker and flow run"],
+)
+def test_a_killed_flow_run_goes_on_without_anybody(
+    running: Running, seed: int, victims: list[str]
+) -> None:
+    run = _start_and_train(running, seed)
+    for process in [each for victim in victims for each in running.processes(victim)]:
+        os.kill(process, signal.SIGKILL)
+    deadline = time.monotonic() + 240
+    while running.state_of(run)["type"] != "COMPLETED":
+        assert time.monotonic() < deadline, running.state_of(run)
+        time.sleep(0.5)
+    assert running.prefect("GET", f"flow_runs/{run['id']}").json()["run_count"] == 2
+    while left := running.left_running(run):  # the dead trainers' slots, for up to a minute
+        assert time.monotonic() < deadline, left
+        time.sleep(1)
+
+
+def test_a_cancelled_run_stays_cancelled(running: Running) -> None:
+    run = _start_and_train(running, seed=5)
+    cancelling = {"type": "CANCELLING", "name": "Cancelling"}
+    running.prefect("POST", f"flow_runs/{run['id']}/set_state", {"state": cancelling})
+    deadline = time.monotonic() + 120
+    while running.state_of(run)["type"] != "CANCELLED":
+        assert time.monotonic() < deadline, running.state_of(run)
+        time.sleep(0.5)
+    time.sleep(SETTLED.seconds + 5)
+    assert running.state_of(run)["type"] == "CANCELLED"
+    assert not running.processes("prefect.engine")
+
+
+def _start_and_train(running: Running, seed: int) -> dict[str, Any]:
+    """A run whose first reward model is being trained."""
+    pattern = "worker-1/work/reward_model-*/metrics.jsonl"
+    before = set(running.stack.folder.glob(pattern))
+    answer = running.start("label-audit", {"recipe": "smoke", "changes": {"seed": seed}})
+    run: dict[str, Any] = answer.json()
+    deadline = time.monotonic() + 120
+    while set(running.stack.folder.glob(pattern)) <= before:
+        assert time.monotonic() < deadline, running.state_of(run)
+        time.sleep(0.05)
+    return run
+
+
+def test_ten_members_take_two_slots(running: Running) -> None:
+    running.trimtab("deploy", "--gpus", "2")
+    run = ("run", "smoke", "seed=2", *members(10), "--flow", "label-audit")
+    assert running.trimtab_started(*run, TRIMTAB_MAX_PARALLEL="4").wait() == 0
+    timeline = running.timeline("label-audit smoke seed 2")
+    spans = [span for name, span in timeline.items() if "member" in name]
+    assert len(spans) == 10
+    at_once = [sum(s.start <= each.start < s.end for s in spans) for each in spans]
+    assert max(at_once) == 2
+
+
+def members(number: int) -> list[str]:
+    return ['ensemble.votes=["in_sample"]', f"ensemble.size={number}"]
+
+
+def test_a_dask_cluster_that_loses_a_node_completes(running: Running) -> None:
+    with dask_cluster(running, 2) as (address, nodes):
+        run = running.trimtab_started(
+            *("run", "smoke", "seed=3", *members(6), "--flow", "label-audit"),
+            TRIMTAB_DASK=address,
+        )
+        deadline = time.monotonic() + 240
+        while not all("reward_model" in node.stages for node in nodes):
+            assert time.monotonic() < deadline and run.poll() is None
+            time.sleep(0.05)
+        nodes[0].kill()
+        assert run.wait(timeout=240) == 0
+        assert {"strength", "relabel", "report"} <= nodes[1].stages
+    assert None not in running.manifests().values()
