@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
 
+from infra.locks import file_lock
+from infra.manifest import Manifest
+from infra.storage import Store
 from infra.tracking import TrackedRun
 from models.report.config import LineageEntry, ReportConfig
 from tasks.kinds import CPU
@@ -56,17 +60,12 @@ def announce(
     manifest = context.store.find(result.ref.stage, result.ref.key)
     if manifest is None:
         raise LookupError(f"the report {result.ref} vanished from {context.store.url}")
-    scratch = context.settings.home / "reports" / f".{name}"
-    context.store.materialise(manifest, scratch)
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in REPORT_FILES:
-        (scratch / file).replace(folder / file)
-        tracked.log_artifact(folder / file)
-    shutil.rmtree(folder / "plots", ignore_errors=True)
-    if (scratch / "plots").is_dir():
-        (scratch / "plots").replace(folder / "plots")
-        tracked.log_artifact(folder / "plots", "plots")
-    shutil.rmtree(scratch)
+    with file_lock(folder.with_name(f".{name}.lock")):  # another run may write the same report
+        _lay_out(context.store, manifest, folder)
+        for file in REPORT_FILES:
+            tracked.log_artifact(folder / file)
+        if (folder / "plots").is_dir():
+            tracked.log_artifact(folder / "plots", "plots")
     numbers = {k: v for k, v in result.summary.items() if isinstance(v, int | float)}
     tracked.log_metrics({key: float(value) for key, value in numbers.items()})
     cached = sum(done.cached for done in results.values())
@@ -91,6 +90,19 @@ def announce(
     print(f"{cached} of {len(results)} stages were found in the store")
     print(f"report: {folder / 'report.html'}\nscorecard: {folder / 'scorecard.json'}")
     return {"report": str(folder / "report.html"), **json.loads(json.dumps(result.summary))}
+
+
+def _lay_out(store: Store, manifest: Manifest, folder: Path) -> None:
+    """Replace the report in `folder`, file by file: a page that is open there can be reloaded."""
+    scratch = folder.with_name(f".{folder.name}")
+    store.materialise(manifest, scratch)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in REPORT_FILES:
+        (scratch / file).replace(folder / file)
+    shutil.rmtree(folder / "plots", ignore_errors=True)
+    if (scratch / "plots").is_dir():
+        (scratch / "plots").replace(folder / "plots")
+    shutil.rmtree(scratch)
 
 
 def _scorecard_text(summary: Mapping[str, Any]) -> str:

@@ -1,0 +1,60 @@
+"""Where a run's report is put."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from infra.storage import open_store
+from models.records import ArtifactRef
+from tasks import report as report_module
+from tasks.report import REPORT_FILES, announce
+from tasks.stage import StageResult
+
+
+class _Tracked:
+    """An MLflow run that reads what it is given."""
+
+    run_id, link = "1", ""
+
+    def log_artifact(self, path: Path, _folder: str = "") -> None:
+        for file in [path] if path.is_file() else list(path.iterdir()):
+            assert file.read_text() == "text"
+
+    def log_metrics(self, _: object) -> None:
+        pass
+
+
+def test_runs_that_end_at_once_may_write_the_same_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(str(tmp_path / "store"))
+    output = tmp_path / "output"
+    (output / "plots").mkdir(parents=True)
+    for name in (*REPORT_FILES, "plots/a.png", "plots/b.png"):
+        (output / name).write_text("text")
+    manifest = store.publish(
+        *("report", "k", output), config={}, parents={}, versions={}, seconds=1.0, summary={}
+    )
+    context = SimpleNamespace(store=store, settings=SimpleNamespace(home=tmp_path))
+    monkeypatch.setattr(report_module, "base_context", lambda: context)
+    monkeypatch.setattr(report_module, "create_markdown_artifact", lambda **_: None)
+    result = StageResult(ArtifactRef("report", "k", manifest.digest), {"score": 1.0}, False, 1.0)
+    told: list[dict[str, object]] = []
+
+    def tell() -> None:
+        for _ in range(20):
+            told.append(announce(_Tracked(), result, {}, "smoke-seed0"))  # type: ignore[arg-type]
+
+    threads = [threading.Thread(target=tell) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    folder = tmp_path / "reports" / "smoke-seed0"
+    assert told == [{"report": str(folder / "report.html"), "score": 1.0}] * 60
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*REPORT_FILES, "plots"])
+    assert len(list((folder / "plots").iterdir())) == 2
