@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 
 from infra.settings import Settings
 
@@ -22,10 +21,10 @@ def clean(options: argparse.Namespace, settings: Settings) -> int:
     from tasks.perform import base_context
     from tasks.registry import reports_of_registered
 
-    now = time.time()
-    before = now - options.idle_days * DAY
     try:
         store = base_context().store
+        now = store.objects.now()
+        before = now - options.idle_days * DAY
         found = unneeded(
             store,
             reports_since=now - options.reports_days * DAY,

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 
 from infra.manifest import MANIFEST_NAME, Manifest
 from infra.objects import Found
@@ -34,13 +33,18 @@ def unneeded(
 ) -> list[Unneeded]:
     """What can go; nothing is removed.
 
-    Times are in seconds of the epoch: reports made since the first keep what they were made of,
-    only objects written before the second can go. `pinned` are keys of reports that are kept
-    whatever their age.
+    Times are in seconds of the epoch by the store's clock: reports written since the first keep
+    what they were made of, only objects written before the second can go. `pinned` are keys of
+    reports that are kept whatever their age.
     """
     artifacts, checkpoints = _by_root(store, "artifacts", 3), _by_root(store, "checkpoints", 2)
     manifests = {at: store.find(*at) for at in map(_stage_and_key, artifacts)}
-    needed = _reachable(manifests, reports_since, pinned)
+    reports = {
+        at
+        for at, objects in zip(manifests, artifacts.values(), strict=True)
+        if at[0] == "report" and (at[1] in pinned or _is_young(objects, reports_since))
+    }
+    needed = _reachable(manifests, reports)
     finished = {key for (_, key), manifest in manifests.items() if manifest}
     found = [
         *_of_artifacts(artifacts, manifests, needed, written_before),
@@ -69,13 +73,10 @@ def _stage_and_key(root: str) -> _Artifact:
 
 
 def _reachable(
-    manifests: Mapping[_Artifact, Manifest | None], since: float, pinned: Collection[str]
+    manifests: Mapping[_Artifact, Manifest | None], reports: Collection[_Artifact]
 ) -> set[_Artifact]:
-    waiting = [
-        (stage, key)
-        for (stage, key), manifest in manifests.items()
-        if stage == "report" and manifest and (key in pinned or _made(manifest) >= since)
-    ]
+    """Reports and all that they were made of."""
+    waiting = list(reports)
     needed: set[_Artifact] = set()
     while waiting:
         at = waiting.pop()
@@ -85,10 +86,6 @@ def _reachable(
         needed.add(at)
         waiting += [(parent["stage"], parent["key"]) for parent in manifest.parents.values()]
     return needed
-
-
-def _made(manifest: Manifest) -> float:
-    return datetime.fromisoformat(manifest.created).timestamp()
 
 
 def _of_artifacts(

@@ -9,12 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Protocol
 
 from infra.locks import file_lock
@@ -65,6 +65,9 @@ class Objects(Protocol):
     def delete(self, name: str) -> None:
         """Remove one object; not an error if it is absent."""
 
+    def now(self) -> float:
+        """Seconds of the epoch by the store's own clock, which ages are told by."""
+
     def drop_unfinished(self, before: float) -> int:
         """Remove writes begun before a time (in seconds of the epoch) and never ended; how many."""
 
@@ -77,7 +80,7 @@ class LocalObjects:
         self.root = root.resolve()
         self._temp = self.root / _TEMP
         self._temp.mkdir(parents=True, exist_ok=True)
-        self.drop_unfinished(time.time() - _STALE_SECONDS)
+        self.drop_unfinished(self.now() - _STALE_SECONDS)
 
     def put_file(self, name: str, path: Path, sha256: str, *, link: bool = False) -> None:
         with self._temporary(name) as temp:
@@ -142,6 +145,10 @@ class LocalObjects:
                 parent.rmdir()
             except OSError:  # not empty, or already gone
                 break
+
+    def now(self) -> float:
+        with TemporaryFile(dir=self._temp) as probe:
+            return os.fstat(probe.fileno()).st_ctime
 
     def drop_unfinished(self, before: float) -> int:
         count = 0

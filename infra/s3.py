@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
 import boto3
 from boto3.exceptions import Boto3Error
 from boto3.s3.transfer import TransferConfig
+from botocore.compat import get_current_datetime
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -24,6 +26,7 @@ from infra.objects import Found
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
 _LOST = {"412", "PreconditionFailed", "409", "ConditionalRequestConflict"}
 _PART_BYTES = 16 << 20
+_MAX_SKEW = 15 * 60.0
 
 
 class StoreLocationError(StorageError, ValueError):
@@ -59,9 +62,7 @@ class S3Objects:
             self._client.head_bucket(Bucket=bucket)
         except (ClientError, BotoCoreError) as error:
             raise StoreLocationError(
-                f"cannot use s3://{bucket} at {endpoint or 'AWS'}: {error}. Check that the bucket "
-                "exists and that AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and "
-                "AWS_ENDPOINT_URL_S3 are right"
+                f"cannot use s3://{bucket} at {endpoint or 'AWS'}: {error}. {_advice(error)}"
             ) from error
 
     def put_file(
@@ -147,6 +148,10 @@ class S3Objects:
         with self._failing(name):
             self._client.delete_object(Bucket=self.bucket, Key=self._key(name))
 
+    def now(self) -> float:
+        with self._failing(self.prefix):
+            return _date(self._client.head_bucket(Bucket=self.bucket))
+
     def drop_unfinished(self, before: float) -> int:
         """Multipart uploads whose writer died: they cost space and are in no listing."""
         with self._failing(self.prefix):
@@ -190,3 +195,24 @@ class S3Objects:
 
 def _code(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _advice(error: Exception) -> str:
+    answer = error.response if isinstance(error, ClientError) else {}
+    if "date" in answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}):
+        ahead = get_current_datetime().timestamp() - _date(answer)
+        if abs(ahead) > _MAX_SKEW:
+            way = "ahead of" if ahead > 0 else "behind"
+            return (
+                f"This machine's clock is {abs(ahead) / 60:.0f} minutes {way} the server's, and S3 "
+                "refuses requests that are more than 15 minutes off: set the clock (NTP)"
+            )
+    return (
+        "Check that the bucket exists and that AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and "
+        "AWS_ENDPOINT_URL_S3 are right"
+    )
+
+
+def _date(answer: Any) -> float:
+    """When the server answered, by its clock."""
+    return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
