@@ -33,7 +33,6 @@ SILENCE = timedelta(seconds=90)
 SETTLED = timedelta(seconds=20)
 # From a worker's taking a run to its running: a process needs seconds. A pod may wait for a GPU.
 STARTED = timedelta(minutes=5)
-ENDS = {"Completed", "Failed", "Cancelled", "Crashed"}
 
 
 def deploy(gpus: int, pool_type: str, notify: str | None, prefect_file: Path) -> None:
@@ -52,23 +51,19 @@ def deploy(gpus: int, pool_type: str, notify: str | None, prefect_file: Path) ->
 
 def recovery(pool_type: str) -> list[AutomationCore]:
     """What finds a run whose worker is dead, and what runs it again from its last checkpoint."""
-    ended = {f"prefect.flow-run.{state}" for state in ENDS}
+    ended = _events("Completed", "Failed", "Cancelled")
+    crashed, running = _events("Crashed"), _events("Running")
+    waits = _events("Scheduled", "AwaitingRetry", "AwaitingConcurrencySlot")
     silent = _of_our_runs(
         after={"prefect.flow-run.heartbeat"},
-        expect={"prefect.flow-run.heartbeat", *ended},
+        expect={"prefect.flow-run.heartbeat"} | ended | crashed,
         within=SILENCE,
     )
     never_started = _of_our_runs(
-        after={"prefect.flow-run.Pending"},
-        expect={"prefect.flow-run.Running", *ended},
-        within=STARTED,
+        after=_events("Pending"), expect=running | waits | ended | crashed, within=STARTED
     )
-    on_its_way = ("AwaitingRetry", "Scheduled", "Pending", "Running")
-    again = {f"prefect.flow-run.{state}" for state in on_its_way}
-    crashed_only = _of_our_runs(
-        after={"prefect.flow-run.Crashed"},
-        expect=again | ended - {"prefect.flow-run.Crashed"},
-        within=SETTLED,
+    only_crashed = _of_our_runs(
+        after=crashed, expect=_events("Pending") | running | waits | ended, within=SETTLED
     )
     go_on = ChangeFlowRunState(
         state=StateType.SCHEDULED,
@@ -83,7 +78,7 @@ def recovery(pool_type: str) -> list[AutomationCore]:
         ),
         AutomationCore(
             name="trimtab: a crashed run goes on where it was",
-            trigger=crashed_only,
+            trigger=only_crashed,
             actions=[go_on],
         ),
     ]
@@ -92,6 +87,10 @@ def recovery(pool_type: str) -> list[AutomationCore]:
         name = "trimtab: a run that does not start has crashed"
         found.append(AutomationCore(name=name, trigger=never_started, actions=[_crash(said)]))
     return found
+
+
+def _events(*states: str) -> set[str]:
+    return {f"prefect.flow-run.{state}" for state in states}
 
 
 def _crash(message: str) -> ChangeFlowRunState:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from contextlib import suppress
 
 import psutil
 
@@ -36,10 +37,12 @@ def stop() -> None:
     """Have all flow runs stop at a checkpoint; they are resumed when the stack is up again."""
     found = [each for each in psutil.Process().children(recursive=True) if _is_flow_run(each)]
     for each in found:
-        each.terminate()
+        with suppress(psutil.NoSuchProcess):
+            each.terminate()
     _, left = psutil.wait_procs(found, timeout=_DRAIN_SECONDS)
     for each in left:
-        each.kill()
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
 
 
 def _is_flow_run(process: psutil.Process) -> bool:
