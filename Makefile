@@ -20,7 +20,7 @@ check: $(INSTALLED) ## format, lint, types, import contracts, fast tests
 	@echo "== lint"; $(BIN)/ruff check .
 	@echo "== types"; $(BIN)/mypy
 	@echo "== import contracts"; $(BIN)/lint-imports > /dev/null || $(BIN)/lint-imports
-	@echo "== tests"; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_MARK)
+	@echo "== tests"; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile $(PYTEST_MARK)
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .
