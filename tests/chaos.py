@@ -34,7 +34,7 @@ VICTIMS = {
     "S3": "weed ",
 }
 # A run may be started 20 times; each kill of a flow run costs one.
-KILLS_A_RUN = 8
+KILLS_A_RUN = 10
 PAUSE = (1.0, 12.0)
 PATIENCE = 1800.0
 SETTLING = 120.0  # leases of dead trainers run out within a minute
