@@ -7,7 +7,7 @@ stages, roles, configurations and inputs that a run would have, whatever becomes
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -47,11 +47,14 @@ class PlannedRun(Run):
 
     waited_for: int = 0
 
-    def submit(self, task: Any, *arguments: Any, **keywords: Any) -> PlannedStage:
+    def submit(
+        self, task: Any, *arguments: Any, wait_for: Sequence[Any] = (), **keywords: Any
+    ) -> PlannedStage:
         """The stage with its inputs by the names of the task's parameters."""
         bound = inspect.signature(task.fn).bind(*arguments, **keywords).arguments
         inputs = {name: value for name, value in bound.items() if _stages_in(value)}
         before = [stage.step for value in inputs.values() for stage in _stages_in(value)]
+        before += [stage.step for stage in wait_for]
         step = 1 + max([self.waited_for, *before])
         return PlannedStage(task.name, bound["config"], inputs, step)
 

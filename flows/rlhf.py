@@ -17,6 +17,7 @@ from flows.run import Run
 from flows.runner import task_runner
 from flows.stages import (
     audit_labels,
+    compare_votes,
     keep_lower_states,
     prepare,
     train_policies,
@@ -89,26 +90,39 @@ def _run(
 
 def experiment(run: Run) -> int | None:
     """All stages but the report; returns the champion's round, `None` without one."""
-    scorers(run)
-    train_policies(run)
+    policies(run)
     return improve_in_rounds(run)
 
 
 def first_round(run: Run) -> int | None:
     """All stages before the MetaRM rounds; returns 1 if the arm `full` is promoted."""
-    scorers(run)
-    train_policies(run)
+    policies(run)
     return first_champion(run)
+
+
+def policies(run: Run) -> None:
+    """Everything before the first champion."""
+    prepare_labels(run)
+    train_scorers(run)
+    train_policies(run)
+    compare_votes(run)
 
 
 def scorers(run: Run) -> None:
     """Everything before the first policy."""
-    audit(run)
+    prepare_labels(run)
     train_scorers(run)
+    compare_votes(run)
 
 
 def audit(run: Run) -> None:
     """The stages of the label audit."""
+    prepare_labels(run)
+    compare_votes(run)
+
+
+def prepare_labels(run: Run) -> None:
+    """Preference pairs, the SFT policy, the ensemble's vote on the labels, relabelled pairs."""
     prepare(run)
     keep_lower_states(run)
     audit_labels(run)

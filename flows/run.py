@@ -47,7 +47,10 @@ class Run:
         return self.roles[role]
 
     def submit(self, task: Any, *arguments: Any, **keywords: Any) -> Future:
-        """Hand a stage's task to Prefect; a dry run (flows.plan) notes it down instead."""
+        """Hand a stage's task to Prefect; a dry run (flows.plan) notes it down instead.
+
+        It starts when its inputs are there, and what it is to `wait_for` besides.
+        """
         with resources_of(task):
             return task.submit(*arguments, **keywords)
 

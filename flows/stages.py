@@ -6,6 +6,8 @@ remembers each under the role it plays, which is what the report and the lineage
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from flows.config import Arm, RunConfig, Vote, seeded, vanilla
 from flows.run import Future, Run
 from models.config import LowerStatesConfig, RewardModelConfig, StrengthConfig, TrainConfig
@@ -73,29 +75,37 @@ def states_for(run: Run, *trained: TrainConfig) -> Future | None:
 
 def audit_labels(run: Run) -> None:
     """The ensemble, its votes, and the relabelled pairs."""
+    run["strength"] = _vote(run, run.config.ensemble.votes[0])
+    run["relabelled"] = run.submit(relabel, run.config.relabel, run["preferences"], run["strength"])
+
+
+def compare_votes(run: Run) -> None:
+    """The ensemble's other votes: only the report needs them, so they wait for all that trains."""
+    first = ("reward_model", "advantage_model", "policy_")
+    waits = [future for role, future in run.roles.items() if role.startswith(first)]
+    for vote in run.config.ensemble.votes[1:]:
+        run[f"strength_{vote}"] = _vote(run, vote, prefix=f"{vote}_", wait_for=waits)
+
+
+def _vote(run: Run, vote: Vote, prefix: str = "", wait_for: Sequence[Future] = ()) -> Future:
+    """An ensemble, whose members play the roles `<prefix>member_<index>`, and its vote."""
     config = run.config
-    states = states_for(run, config.ensemble.member.train)
-    for vote in config.ensemble.votes:
-        members: list[Future] = [
-            run.submit(
-                reward_model,
-                _member(config, vote, index),
-                run["sft"],
-                run["preferences"],
-                states=states,
-                label=f"{vote} member {index}",
-                place=(index, config.ensemble.size),
-            )
-            for index in range(config.ensemble.size)
-        ]
-        role = "strength" if vote == config.ensemble.votes[0] else f"strength_{vote}"
-        run[role] = run.submit(
-            strength, StrengthConfig(mode=vote), members, label=f"strength {vote}"
+    members = [
+        run.submit(
+            reward_model,
+            _member(config, vote, index),
+            run["sft"],
+            run["preferences"],
+            states=states_for(run, config.ensemble.member.train),
+            label=f"{vote} member {index}",
+            place=(index, config.ensemble.size),
+            wait_for=wait_for,
         )
-        prefix = "" if vote == config.ensemble.votes[0] else f"{vote}_"
-        for index, member in enumerate(members):
-            run[f"{prefix}member_{index}"] = member
-    run["relabelled"] = run.submit(relabel, config.relabel, run["preferences"], run["strength"])
+        for index in range(config.ensemble.size)
+    ]
+    for index, member in enumerate(members):
+        run[f"{prefix}member_{index}"] = member
+    return run.submit(strength, StrengthConfig(mode=vote), members, label=f"strength {vote}")
 
 
 def _member(config: RunConfig, vote: Vote, index: int) -> RewardModelConfig:
@@ -142,6 +152,8 @@ def train_policies(run: Run) -> None:
             run["advantage_model"],
         )
     measure(run, "sft", run["sft"], run["advantage_model"])
+    # An arm that could start earlier would hold up what the last one needs.
+    wait_for = [run["rehearsal" if "full" in config.arms else "advantage_model"]]
     for index, arm in enumerate(config.arms):
         place = (index, len(config.arms))
         scorer = run[_scorer_role(arm)]
@@ -155,6 +167,7 @@ def train_policies(run: Run) -> None:
             run["rehearsal"] if arm == "full" else None,
             label=f"PPO {arm}",
             place=place,
+            wait_for=wait_for,
         )
         measure(run, arm, run[f"policy_{arm}"], scorer, place=place)
         run[f"judge_{arm}"] = run.submit(

@@ -38,8 +38,8 @@ def test_smoke_has_every_stage_once_after_what_it_needs() -> None:
         *("eval_round_2", "judge_round_2"),
     ]
     assert [steps[role] for role in chain] == list(range(1, 16))
-    # Vanilla PPO needs the first member only, and so starts beside the vote.
-    assert steps["policy_vanilla"] == steps["strength"]
+    # Vanilla PPO needs the first member only, but must not hold up what the full method needs.
+    assert steps["policy_vanilla"] == steps["policy_full"]
     assert steps["reward_model"] == steps["advantage_model"]
     assert len(steps) == 22
 
@@ -59,6 +59,8 @@ def test_the_plan_follows_the_configuration() -> None:
     members = {f"{vote}member_{index}" for vote in ("", "cross_fitted_") for index in range(3)}
     assert members <= roles
     assert "strength_cross_fitted" in roles
+    steps = _steps(_plan("default"))
+    assert steps["cross_fitted_member_0"] > max(steps["policy_full"], steps["policy_vanilla"])
     assert {"meta_rm_2", "meta_rm_3", "meta_rm_4", "judge_round_4_sft"} <= roles
     assert not {"policy_vanilla", "meta_rm_5", "member_3"} & roles
     no_rounds = _steps(_plan("default", "rounds.max_rounds=1"))
