@@ -80,8 +80,8 @@ def audit_labels(run: Run) -> None:
 
 
 def compare_votes(run: Run) -> None:
-    """The ensemble's other votes: only the report needs them, so they wait for all that trains."""
-    first = ("reward_model", "advantage_model", "policy_")
+    """The ensemble's other votes: only the report needs them, so they wait for all others."""
+    first = ("reward_model", "advantage_model", "policy_", "eval_")
     waits = [future for role, future in run.roles.items() if role.startswith(first)]
     for vote in run.config.ensemble.votes[1:]:
         run[f"strength_{vote}"] = _vote(run, vote, prefix=f"{vote}_", wait_for=waits)
