@@ -60,11 +60,14 @@ def test_a_cancelled_run_stays_cancelled(running: Running) -> None:
 
 def _start_and_train(running: Running, seed: int) -> dict[str, Any]:
     """A run whose first reward model is being trained."""
-    pattern = "worker-1/work/reward_model-*/metrics.jsonl"
-    before = set(running.stack.folder.glob(pattern))
     answer = running.start("label-audit", {"recipe": "smoke", "changes": {"seed": seed}})
     run: dict[str, Any] = answer.json()
     deadline = time.monotonic() + 120
+    while running.state_of(run)["type"] != "RUNNING":
+        assert time.monotonic() < deadline, running.state_of(run)
+        time.sleep(0.05)
+    pattern = "worker-1/work/reward_model-*/metrics.jsonl"
+    before = set(running.stack.folder.glob(pattern))  # of runs before this one
     while set(running.stack.folder.glob(pattern)) <= before:
         assert time.monotonic() < deadline, running.state_of(run)
         time.sleep(0.05)

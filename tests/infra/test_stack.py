@@ -31,14 +31,20 @@ def save(*_):
     pathlib.Path(sys.argv[1] + ".saved").touch()
     sys.exit()
 signal.signal(signal.SIGTERM, save)
+pathlib.Path(sys.argv[1] + ".began").touch()
 time.sleep(600)
 """
 
 WORKER = f"""
-import subprocess, sys
+import os, subprocess, sys, time
+began = sys.argv[1] + ".began"
+if os.path.exists(began):
+    os.remove(began)
 run = [sys.executable, "-c", {FLOW_RUN!r}, sys.argv[1], "prefect.engine"]
 process = subprocess.Popen(run, start_new_session=True)
 open(sys.argv[1] + ".run", "w").write(str(process.pid))
+while not os.path.exists(began):
+    time.sleep(0.01)
 {TOY}
 """
 
