@@ -55,15 +55,14 @@ def recovery(pool_type: str) -> list[AutomationCore]:
     crashed, running = _events("Crashed"), _events("Running")
     waits = _events("Scheduled", "AwaitingRetry", "AwaitingConcurrencySlot")
     silent = _of_our_runs(
-        after={"prefect.flow-run.heartbeat"},
-        expect={"prefect.flow-run.heartbeat"} | ended | crashed,
-        within=SILENCE,
+        after={"prefect.flow-run.heartbeat"}, expect=ended | crashed, within=SILENCE
     )
+    pending = _events("Pending")
     never_started = _of_our_runs(
-        after=_events("Pending"), expect=running | waits | ended | crashed, within=STARTED
+        after=pending, expect=running | waits | ended | crashed, within=STARTED
     )
     only_crashed = _of_our_runs(
-        after=crashed, expect=_events("Pending") | running | waits | ended, within=SETTLED
+        after=crashed, expect=pending | running | waits | ended, within=SETTLED
     )
     go_on = ChangeFlowRunState(
         state=StateType.SCHEDULED,
@@ -122,10 +121,14 @@ def _tag() -> str:
 
 
 def _of_our_runs(after: set[str], expect: set[str], within: timedelta) -> EventTrigger:
-    """Fires for each run of our deployments that has one of `after` and then none of `expect`."""
+    """Fires for each run of our deployments that has one of `after` and then none of `expect`.
+
+    One more of `after` starts the time anew: only what is in both sets does so for Prefect, which
+    would otherwise not watch a second one that comes `within` the time of the first.
+    """
     return EventTrigger(
         after=after,
-        expect=expect,
+        expect=expect | after,
         match={"prefect.resource.id": "prefect.flow-run.*"},
         match_related={"prefect.resource.role": "tag", "prefect.resource.id": _tag()},
         for_each={"prefect.resource.id"},

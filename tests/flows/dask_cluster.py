@@ -36,12 +36,13 @@ class Node:
 
 
 @contextmanager
-def dask_cluster(running: Running, number: int) -> Iterator[tuple[str, list[Node]]]:
-    """The scheduler's address and nodes with a GPU each."""
+def dask_cluster(running: Running, number: int) -> Iterator[tuple[dict[str, str], list[Node]]]:
+    """The environment that has a flow use it, and nodes with a GPU each. All of it speaks TLS."""
     port = free_ports(1)
-    address = f"tcp://127.0.0.1:{port}"
+    address = f"tls://127.0.0.1:{port}"
     folder = running.stack.folder / "dask"
     folder.mkdir()
+    encrypted = _encrypted(folder)
     local = ("--host", "127.0.0.1", "--no-dashboard")
 
     def start(name: str, *command: str) -> subprocess.Popen[bytes]:
@@ -50,6 +51,7 @@ def dask_cluster(running: Running, number: int) -> Iterator[tuple[str, list[Node
                 [program("dask"), *command, *local],
                 env={
                     **running.environment,
+                    **encrypted,
                     "TRIMTAB_HOME": str(folder / name),
                     "DASK_DISTRIBUTED__SCHEDULER__UNKNOWN_TASK_DURATION": "1h",
                 },
@@ -58,7 +60,9 @@ def dask_cluster(running: Running, number: int) -> Iterator[tuple[str, list[Node
                 start_new_session=True,
             )
 
-    scheduler = start("scheduler", "scheduler", "--port", str(port), "--no-show")
+    scheduler = start(
+        "scheduler", "scheduler", "--protocol", "tls", "--port", str(port), "--no-show"
+    )
     nodes = []
     try:
         for index in range(number):
@@ -69,12 +73,28 @@ def dask_cluster(running: Running, number: int) -> Iterator[tuple[str, list[Node
             ]
             nodes.append(Node(folder / name, kinds))
         _wait_for(folder / "scheduler.log", "Register worker", 2 * number)
-        yield address, nodes
+        yield {**encrypted, "TRIMTAB_DASK": address}, nodes
     finally:
         for node in nodes:
             node.kill()
         scheduler.kill()
         scheduler.wait()
+
+
+def _encrypted(folder: Path) -> dict[str, str]:
+    """Dask's settings for a certificate of the cluster's own, as docs/deploy.md makes it."""
+    key, certificate = str(folder / "dask.key"), str(folder / "dask.crt")
+    subject = ("-x509", "-newkey", "rsa:2048", "-nodes", "-days", "365", "-subj", "/CN=trimtab")
+    command = ["openssl", "req", *subject, "-keyout", key, "-out", certificate]
+    subprocess.run(command, check=True, capture_output=True)
+    tls = "DASK_DISTRIBUTED__COMM__TLS__"
+    parts = [f"{tls}{part}__" for part in ("SCHEDULER", "WORKER", "CLIENT")]
+    return {
+        "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "true",
+        f"{tls}CA_FILE": certificate,
+        **{f"{part}CERT": certificate for part in parts},
+        **{f"{part}KEY": key for part in parts},
+    }
 
 
 def _wait_for(log: Path, words: str, times: int) -> None:

@@ -79,9 +79,9 @@ class Running:
         found: dict[str, Any] = self.prefect("GET", f"deployments/name/{name}/{name}").json()
         return found
 
-    def start(self, name: str, parameters: dict[str, Any]) -> Any:
+    def start(self, name: str, parameters: dict[str, Any], state: Any = None) -> Any:
         path = f"deployments/{self.deployment(name)['id']}/create_flow_run"
-        return self.prefect("POST", path, {"parameters": parameters})
+        return self.prefect("POST", path, {"parameters": parameters, "state": state})
 
     def state_of(self, run: dict[str, Any]) -> dict[str, Any]:
         return dict(self.prefect("GET", f"flow_runs/{run['id']}").json()["state"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flows.deploy import SETTLED
+from flows.deploy import SETTLED, STARTED
 from tests.flows.dask_cluster import dask_cluster
 from tests.flows.running_stack import Running, running_stack
 
@@ -58,6 +58,32 @@ def test_a_cancelled_run_stays_cancelled(running: Running) -> None:
     assert not running.processes("prefect.engine")
 
 
+def test_a_run_that_is_taken_twice_and_does_not_start_has_crashed(running: Running) -> None:
+    """Its first Pending is answered, its second is not: a worker died while submitting it again."""
+    asked = {"automations": {"name": {"any_": ["trimtab: a run that does not start has crashed"]}}}
+    (automation,) = running.prefect("POST", "automations/filter", asked).json()
+    assert automation["trigger"]["within"] == STARTED.seconds
+    automation["trigger"] |= {"within": 10.0}  # so that nobody waits for minutes here
+    del automation["trigger"]["id"]
+    changed = {name: automation[name] for name in ("name", "trigger", "actions", "enabled")}
+    path = f"automations/{automation['id']}"
+    answer = running.prefect("PUT", path, changed)
+    assert answer.ok, answer.text
+    time.sleep(1)  # the server's evaluation hears of it
+    try:
+        run = running.start("label-audit", {"recipe": "smoke"}, {"type": "PENDING"}).json()
+        for state in ("RUNNING", "PENDING"):
+            body = {"state": {"type": state}, "force": True}
+            running.prefect("POST", f"flow_runs/{run['id']}/set_state", body)
+        ended = running.end_of(run, seconds=60)
+    finally:
+        changed["trigger"]["within"] = float(STARTED.seconds)
+        running.prefect("PUT", path, changed)
+        cancelled = {"state": {"type": "CANCELLED"}, "force": True}
+        running.prefect("POST", f"flow_runs/{run['id']}/set_state", cancelled)
+    assert ended["type"] == "CRASHED" and ended["message"].startswith("Not running ")
+
+
 def _start_and_train(running: Running, seed: int) -> dict[str, Any]:
     """A run whose first reward model is being trained."""
     answer = running.start("label-audit", {"recipe": "smoke", "changes": {"seed": seed}})
@@ -90,10 +116,10 @@ def members(number: int) -> list[str]:
 
 
 def test_a_dask_cluster_that_loses_a_node_completes(running: Running) -> None:
-    with dask_cluster(running, 2) as (address, nodes):
+    with dask_cluster(running, 2) as (environment, nodes):
         run = running.trimtab_started(
             *("run", "smoke", "seed=3", *members(6), "--flow", "label-audit"),
-            TRIMTAB_DASK=address,
+            **environment,
         )
         deadline = time.monotonic() + 240
         while not all("reward_model" in node.stages for node in nodes):

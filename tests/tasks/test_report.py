@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -44,10 +45,11 @@ def test_runs_that_end_at_once_may_write_the_same_report(
     monkeypatch.setattr(report_module, "create_markdown_artifact", lambda **_: None)
     result = StageResult(ArtifactRef("report", "k", manifest.digest), {"score": 1.0}, False, 1.0)
     told: list[dict[str, object]] = []
+    tracked: Any = _Tracked()
 
     def tell() -> None:
         for _ in range(20):
-            told.append(announce(_Tracked(), result, {}, "smoke-seed0"))  # type: ignore[arg-type]
+            told.append(announce(tracked, result, {}, "smoke-seed0"))
 
     threads = [threading.Thread(target=tell) for _ in range(3)]
     for thread in threads:
