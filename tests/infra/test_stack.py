@@ -111,6 +111,8 @@ def watching(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
     yield process
+    process.kill()
+    process.wait()
     with suppress(ProcessLookupError):  # nothing ends flow runs with a killed stack
         os.kill(_pid(tmp_path / "worker.run"), signal.SIGKILL)
 
