@@ -80,14 +80,23 @@ def audit_labels(run: Run) -> None:
 
 
 def compare_votes(run: Run) -> None:
-    """The ensemble's other votes: only the report needs them, so they wait for all others."""
-    first = ("reward_model", "advantage_model", "policy_", "eval_")
-    waits = [future for role, future in run.roles.items() if role.startswith(first)]
+    """The ensemble's other votes: only the report needs them, so they take cores left idle.
+
+    Until the scorers are there no core is idle for long.
+    """
+    scorers = ("reward_model", "advantage_model")
+    wait_for = [run[role] for role in scorers if role in run.roles]
     for vote in run.config.ensemble.votes[1:]:
-        run[f"strength_{vote}"] = _vote(run, vote, prefix=f"{vote}_", wait_for=waits)
+        run[f"strength_{vote}"] = _vote(run, vote, f"{vote}_", wait_for, is_patient=True)
 
 
-def _vote(run: Run, vote: Vote, prefix: str = "", wait_for: Sequence[Future] = ()) -> Future:
+def _vote(
+    run: Run,
+    vote: Vote,
+    prefix: str = "",
+    wait_for: Sequence[Future] = (),
+    is_patient: bool = False,
+) -> Future:
     """An ensemble, whose members play the roles `<prefix>member_<index>`, and its vote."""
     config = run.config
     members = [
@@ -98,7 +107,8 @@ def _vote(run: Run, vote: Vote, prefix: str = "", wait_for: Sequence[Future] = (
             run["preferences"],
             states=states_for(run, config.ensemble.member.train),
             label=f"{vote} member {index}",
-            place=(index, config.ensemble.size),
+            place=None if is_patient else (index, config.ensemble.size),
+            is_patient=is_patient,
             wait_for=wait_for,
         )
         for index in range(config.ensemble.size)

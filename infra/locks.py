@@ -24,19 +24,43 @@ def file_lock(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def some_of(paths: list[Path], count: int) -> Iterator[None]:
-    """Hold `count` of several locks, whichever are free first: slots.
+def some_of(paths: list[Path], count: int, *, is_patient: bool = False) -> Iterator[None]:
+    """Hold `count` of several locks, or all where there are fewer, whichever are free first: slots.
 
-    It takes all of them at once or none, so that nobody waits for the rest with some in hand.
+    It takes all of them at once or none, so that nobody waits for the rest with some in hand. The
+    patient take theirs only while nobody else waits, and leave the first for whoever comes next.
     """
+    if is_patient:
+        paths = paths[1:] or paths
+    count = min(count, len(paths))
     with ExitStack() as stack:
-        streams = []
-        for path in paths:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            streams.append(stack.enter_context(path.open("a")))
-        while not _take(streams, count):
-            time.sleep(_POLL_SECONDS)
+        streams = [stack.enter_context(_opened(path)) for path in paths]
+        queue = stack.enter_context(_opened(paths[0].with_name("waiting.lock")))
+        if is_patient:
+            while not _take_behind(queue, streams, count):
+                time.sleep(_POLL_SECONDS)
+        else:
+            fcntl.flock(queue.fileno(), fcntl.LOCK_SH)  # held by all that wait
+            while not _take(streams, count):
+                time.sleep(_POLL_SECONDS)
+            fcntl.flock(queue.fileno(), fcntl.LOCK_UN)
         yield
+
+
+def _opened(path: Path) -> IO[str]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("a")
+
+
+def _take_behind(queue: IO[str], streams: Sequence[IO[str]], count: int) -> bool:
+    try:
+        fcntl.flock(queue.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    try:
+        return _take(streams, count)
+    finally:
+        fcntl.flock(queue.fileno(), fcntl.LOCK_UN)
 
 
 def _take(streams: Sequence[IO[str]], count: int) -> bool:

@@ -72,11 +72,12 @@ def perform(
     label: str,
     *,
     place: Place | None = None,
+    is_patient: bool = False,
 ) -> StageResult:
     """Run a stage or find it done; called inside a Prefect task.
 
     `place` says which of how many like stages that run at once this one is; without it others run
-    beside it, and it gets one core.
+    beside it, and it gets one core. One that `is_patient` lets all others go first.
     """
     base = base_context()
     context = StageContext(
@@ -93,7 +94,12 @@ def perform(
         for name, value in inputs.items()
     }
     threads = num_threads(place, base.settings.max_parallel)
-    result = run_stage(context, stage, config, refs, name=label, num_threads=threads)
+    result = run_stage(
+        *(context, stage, config, refs),
+        name=label,
+        num_threads=threads,
+        is_patient=is_patient,
+    )
     how = "found in the store" if result.cached else f"{result.seconds:.1f} s"
     logger.info("%s: %s", label, how)
     return result

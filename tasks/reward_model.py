@@ -19,8 +19,9 @@ def reward_model(
     states: StageResult | None = None,
     label: str = "reward_model",
     place: Place | None = None,
+    is_patient: bool = False,
 ) -> StageResult:
-    """A reward model on raw pairs, or on relabelled `pairs`."""
+    """A reward model on raw pairs, or on relabelled `pairs`; `is_patient` as in `perform`."""
     return perform(
         "reward_model",
         config,
@@ -32,4 +33,5 @@ def reward_model(
         },
         label,
         place=place,
+        is_patient=is_patient,
     )

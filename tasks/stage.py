@@ -60,12 +60,14 @@ def run_stage(
     name: str | None = None,
     num_threads: int = 1,
     num_ranks: int = 1,
+    is_patient: bool = False,
 ) -> StageResult:
     """Return the stage's artifact, running its trainer only if the store has none.
 
     Two runners of one key, in whatever process of this machine: the second waits and then finds
     the first one's artifact. A run that was interrupted continues from its newest checkpoint.
-    `name` labels the run in MLflow and in progress reports; it takes no part in the key.
+    `name` labels the run in MLflow and in progress reports; it takes no part in the key. One that
+    `is_patient` starts only while no other waits for a core of this machine.
 
     Raises StageInputError, infra.launch.TrainerError, StageOutputError, CorruptArtifactError. The
     work folder with log and checkpoints then stays for the next try.
@@ -87,7 +89,7 @@ def run_stage(
             return _cached(context, job, found)
         slots = [locks / f"slot-{index}.lock" for index in range(context.settings.max_parallel)]
         with (
-            some_of(slots, min(num_threads, len(slots))),
+            some_of(slots, num_threads, is_patient=is_patient),
             context.device_slots(num_ranks),
             drain_on_sigterm(),
         ):

@@ -9,6 +9,29 @@ from pathlib import Path
 from infra.locks import some_of
 
 
+def test_the_patient_wait_until_nobody_else_does(tmp_path: Path) -> None:
+    slots = [tmp_path / f"slot-{index}" for index in range(2)]
+    order: list[str] = []
+
+    def hold(name: str, count: int, is_patient: bool) -> None:
+        with some_of(slots, count, is_patient=is_patient):
+            order.append(name)
+            time.sleep(0.2)
+
+    with some_of(slots, 1):  # one slot is free, but two are asked for
+        waiting = [("patient", 1, True), ("wide", 2, False), ("patient too", 1, True)]
+        threads = [threading.Thread(target=hold, args=each) for each in waiting]
+        threads[1].start()
+        time.sleep(0.2)
+        threads[0].start()
+        threads[2].start()
+        time.sleep(0.3)
+        assert order == []
+    for thread in threads:
+        thread.join(timeout=60)
+    assert order[0] == "wide" and sorted(order[1:]) == ["patient", "patient too"]
+
+
 def test_holders_of_one_and_of_many_never_exceed_the_slots(tmp_path: Path) -> None:
     slots = [tmp_path / f"slot-{index}" for index in range(3)]
     taken, most, ended = 0, 0, []
