@@ -18,8 +18,8 @@ MEMORY_HEADER = (
     *("activations", "cache", "total", "roles"),
 )
 THIS_BUILD = (
-    "This build runs every trainer as one process, in float32, on the CPU: it moves no model to a "
-    "GPU and splits none over several."
+    "This build trains in float32 on the CPU: it moves no model to a GPU and splits none. Ranks "
+    "that share batches out (train.num_ranks) hold the whole model each."
 )
 
 
@@ -122,9 +122,9 @@ def _too_large_for_a_gpu(plan: Plan) -> list[str]:
 
 
 def _too_large_together(plan: Plan, rows: list[PlanRow]) -> list[str]:
-    by_size = sorted(rows, key=lambda row: row.work.peak[1].total, reverse=True)
+    by_size = sorted(rows, key=lambda row: row.work.needed, reverse=True)
     at_once = by_size[: plan.machine.slots]
-    needed = sum(row.work.peak[1].total for row in at_once)
+    needed = sum(row.work.needed for row in at_once)
     if needed <= plan.machine.memory:
         return []
     return [

@@ -33,7 +33,9 @@ def default() -> RunConfig:
     return RunConfig(
         recipe="default",
         world=WorldConfig(num_demonstrations=8000, num_pair_prompts=5500, num_eval_prompts=400),
-        sft=SFTConfig(train=TrainConfig(learning_rate=2e-3, num_epochs=6, batch_size=32)),
+        sft=SFTConfig(
+            train=TrainConfig(learning_rate=2e-3, num_epochs=6, batch_size=32, num_ranks=2)
+        ),
         ensemble=EnsembleConfig(
             size=5,
             votes=("in_sample", "cross_fitted"),

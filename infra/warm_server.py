@@ -132,7 +132,8 @@ def _run_child(request: dict[str, Any], server: int, descriptors: tuple[int, ...
             print(stop.code, file=sys.stderr)
     except BaseException:
         # The last frame of a process: whatever it was belongs in the log, and the code says so.
-        traceback.print_exc()
+        # In one write, as it may have forked others that say theirs.
+        sys.stderr.write(traceback.format_exc())
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

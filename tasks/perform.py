@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from infra.settings import Settings
 from infra.tracking import TrackedRun
+from models.config import TrainConfig
 from models.records import ArtifactRef
 from tasks.gpu_slots import gpu_slots
 from tasks.stage import Progress, StageContext, StageResult, run_stage
@@ -93,11 +94,14 @@ def perform(
         name: value.ref if isinstance(value, StageResult) else value
         for name, value in inputs.items()
     }
-    threads = num_threads(place, base.settings.max_parallel)
+    train = getattr(config, "train", None)
+    ranks = train.num_ranks if isinstance(train, TrainConfig) else 1
+    threads = max(1, num_threads(place, base.settings.max_parallel) // ranks)
     result = run_stage(
         *(context, stage, config, refs),
         name=label,
         num_threads=threads,
+        num_ranks=ranks,
         is_patient=is_patient,
     )
     how = "found in the store" if result.cached else f"{result.seconds:.1f} s"

@@ -89,8 +89,8 @@ def run_stage(
             return _cached(context, job, found)
         slots = [locks / f"slot-{index}.lock" for index in range(context.settings.max_parallel)]
         with (
-            some_of(slots, num_threads, is_patient=is_patient),
-            context.device_slots(num_ranks),
+            some_of(slots, num_threads * num_ranks, is_patient=is_patient),
+            context.device_slots(1),  # ranks share out the CPU: this build uses no GPU
             drain_on_sigterm(),
         ):
             return _compute(context, job)
@@ -152,6 +152,7 @@ def _prepare(context: StageContext, job: StageJob) -> Path:
         "inputs": paths,
         "workdir": str(job.workdir),
         "num_threads": job.num_threads,
+        "num_ranks": job.num_ranks,
     }
     path = job.workdir / "job.json"
     path.write_text(json.dumps(content, indent=1))
@@ -181,7 +182,6 @@ def _train(context: StageContext, job: StageJob, job_path: Path, run: TrackedRun
         job_path,
         entry=context.trainers.entry,
         preload=context.trainers.preload,
-        num_ranks=job.num_ranks,
         num_threads=job.num_threads,
         on_lines=on_lines,
     )

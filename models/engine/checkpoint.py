@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from models.engine import signals
+from models.engine import ranks, signals
 
 STATE_FILE = "state.pt"
 
@@ -63,10 +63,11 @@ def checkpoint_or_stop(
     workdir: Path, step: int, every: int, state: Callable[[], dict[str, Any]]
 ) -> None:
     """Checkpoint when due; on a request to stop, checkpoint at once and leave."""
-    stopping = signals.stop_requested()
-    if stopping or step % every == 0:
+    stopping = ranks.any_of(signals.stop_requested())
+    if ranks.is_first() and (stopping or step % every == 0):
         save_checkpoint(workdir, step, state())
     if stopping:
+        ranks.any_of(stopping)  # until the first has saved
         signals.stop()
 
 

@@ -3,8 +3,8 @@
     python -m models.engine.entry JOB_JSON
 
 The job file: {"stage": "ppo_max", "config": {...}, "inputs": {"policy": "/path"},
-"workdir": "/path", "num_threads": 1}. The stage is the module `models.engine.<stage>`, which has
-`CONFIG`, its pydantic class, and `run(config, inputs, workdir)`.
+"workdir": "/path", "num_threads": 1, "num_ranks": 1}. The stage is the module
+`models.engine.<stage>`, which has `CONFIG`, its pydantic class, and `run(config, inputs, workdir)`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from models.engine import signals
+from models.engine import ranks, signals
 
 
 class JobError(ValueError):
@@ -34,6 +34,7 @@ def main(job_path: str) -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun puts each rank into a session of its own
         signals.die_with_parent()
     job = _read_job(Path(job_path))
+    ranks.start(job["num_ranks"])
     _make_deterministic(job["num_threads"])
     stage = importlib.import_module(f"models.engine.{job['stage']}")
     config = stage.CONFIG.model_validate(job["config"])
@@ -48,7 +49,7 @@ def _read_job(path: Path) -> dict[str, Any]:
         raise JobError(f"{path} is not a job: it must be an object with {sorted(required)}")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", str(job["stage"])):
         raise JobError(f"{path}: stage {job['stage']!r} is not the name of a module")
-    return {"num_threads": 1, **job}
+    return {"num_threads": 1, "num_ranks": 1, **job}
 
 
 def _make_deterministic(num_threads: int) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from models.config import TrainConfig
+from models.engine import ranks
 from models.engine.batches import epoch_batches, micro_batches
 from models.engine.checkpoint import checkpoint_or_stop, newest_checkpoint
 from models.engine.optimiser import adamw, clip_gradients, scheduled_rate, set_rate
@@ -49,6 +50,8 @@ def fit(
     and returns (mean loss, metrics, weight); the weight (pairs, tokens) makes accumulated micro
     batches equal one large batch. `ascend(step)` moves the parameters before the gradient is taken;
     the optimiser then steps from where they were before (MetaRM).
+
+    Of several ranks, which share out every batch, only the first returns.
     """
     batches = [
         batch
@@ -81,6 +84,7 @@ def fit(
             config.checkpoint_every,
             lambda: {"model": trained_state(model), "optimiser": optimiser.state_dict()},
         )
+    ranks.leave()
     return tail_means(progress.path)
 
 
@@ -109,11 +113,11 @@ def _accumulate(
     pad_id: int,
 ) -> Metrics:
     """Gradients of one batch, micro batch by micro batch, and its mean metrics."""
-    parts = list(micro_batches([rows[index] for index in batch], config.micro_batch_tokens))
+    mine = ranks.share(sorted(batch, key=lambda index: rows[index].num_tokens))
     total = 0.0
     sums: Metrics = defaultdict(lambda: torch.zeros(()))
-    for part in parts:
-        indices = torch.tensor([batch[place] for place in part])
+    for part in micro_batches([rows[index] for index in mine], config.micro_batch_tokens):
+        indices = torch.tensor([mine[place] for place in part])
         loss, metrics, weight = loss_function(
             pack([rows[index] for index in indices.tolist()], pad_id), indices
         )
@@ -121,7 +125,11 @@ def _accumulate(
         total += weight
         for name, value in {"loss": loss.detach(), **metrics}.items():
             sums[name] = sums[name] + value * weight
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            parameter.grad.div_(total)
+    gradients = [value.grad for value in model.parameters() if value.grad is not None]
+    if ranks.count() > 1:
+        of_all = torch.tensor(total)
+        ranks.add_up([of_all, *sums.values(), *gradients])
+        total = float(of_all)
+    for gradient in gradients:
+        gradient.div_(total)
     return {name: value / total for name, value in sums.items()}

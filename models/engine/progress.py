@@ -10,20 +10,22 @@ from pathlib import Path
 
 from torch import Tensor
 
+from models.engine import ranks
+
 
 class NotFiniteError(ValueError):
     """A metric became NaN or infinite: training stops rather than learn from it."""
 
 
 class Progress:
-    """Appends to `metrics.jsonl` in the work directory.
+    """Appends to `metrics.jsonl` in the work directory, from the first rank.
 
     On resume, lines past the checkpoint are cut away, so that no step is ever reported twice.
     """
 
     def __init__(self, workdir: Path, resumed_step: int = 0) -> None:
         self.path = workdir / "metrics.jsonl"
-        if self.path.exists():
+        if ranks.is_first() and self.path.exists():
             kept = [
                 line
                 for line in self.path.read_text().splitlines(keepends=True)
@@ -50,8 +52,9 @@ class Progress:
         self._append({"step": done, "progress": [done, total], "time": time.time()})
 
     def _append(self, row: dict[str, object]) -> None:
-        with self.path.open("a") as stream:
-            stream.write(json.dumps(row) + "\n")
+        if ranks.is_first():
+            with self.path.open("a") as stream:
+                stream.write(json.dumps(row) + "\n")
 
 
 def write_json(path: Path, value: object) -> None:

@@ -21,13 +21,18 @@ def _num_steps(train: TrainConfig, examples: int) -> int:
     return train.num_epochs * ceil(examples / train.batch_size)
 
 
+def _rows_of_a_rank(train: TrainConfig, examples: int) -> int:
+    return ceil(min(train.batch_size, examples) / train.num_ranks)
+
+
 def sft(config: SFTConfig, setting: Setting) -> Work:
     """Supervised fine-tuning; the loss is on response tokens, of which a row may consist."""
     count, row = setting.amounts.demonstrations, setting.amounts.dialogue_tokens
     train, parameters = config.train, setting.shape.policy_parameters
-    batch = min(train.batch_size, count)
+    batch = _rows_of_a_rank(train, count)
     return Work(
         examples=count,
+        num_ranks=train.num_ranks,
         optimiser_steps=_num_steps(train, count),
         trained_tokens=train.num_epochs * count * row,
         parameters=parameters - setting.shape.frozen_parameters(train.trainable_layers),
@@ -55,9 +60,10 @@ def _scorer_work(
 ) -> Work:
     """Training a scorer on `num_pairs`, then scoring `num_scored`."""
     row, parameters = _pair_row(setting), setting.shape.scorer_parameters(num_heads)
-    batch = min(train.batch_size, num_pairs)
+    batch = _rows_of_a_rank(train, num_pairs)
     return Work(
         examples=num_pairs,
+        num_ranks=train.num_ranks,
         optimiser_steps=_num_steps(train, num_pairs),
         forward_tokens=num_scored * row,
         trained_tokens=train.num_epochs * num_pairs * row,

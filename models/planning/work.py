@@ -61,7 +61,7 @@ class Work:
     examples: rows it takes in (pairs, dialogues, prompts). optimiser_steps: of the model that
     takes most. sampled_tokens: drawn one by one; forward_tokens: passed once without gradient,
     prompts of generation included; trained_tokens: passed forward and backward, a token counting
-    for each model it trains. parameters: trained. phases: memory by name.
+    for each model it trains. parameters: trained. phases: memory of one rank by name.
     """
 
     examples: int
@@ -70,12 +70,18 @@ class Work:
     forward_tokens: int = 0
     trained_tokens: int = 0
     parameters: int = 0
+    num_ranks: int = 1
     phases: Mapping[str, Memory] = field(default_factory=dict)
 
     @property
     def peak(self) -> tuple[str, Memory]:
         """The phase that needs most, by name; an empty one where no model runs."""
         return max(self.phases.items(), key=lambda item: item[1].total, default=("", Memory()))
+
+    @property
+    def needed(self) -> int:
+        """Bytes at the peak of all ranks together, each of which holds all of the model."""
+        return self.num_ranks * self.peak[1].total
 
 
 def _pass_tokens(limit: int, num_rows: int, row: int) -> int:

@@ -1,0 +1,145 @@
+"""Data parallelism: ranks with the same parameters share out each batch and add up what they find.
+
+Ranks are processes of one host. They add up in memory that all of them map: for a small model on a
+CPU the loopback network would cost as much as is gained. Alone, a trainer is the first of one rank,
+and nothing here does anything.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from models.engine import signals
+
+_WINDOW = 1 << 22  # floats that are added up at a time
+_REAP_SECONDS = 5.0
+
+
+@dataclass
+class _Ranks:
+    """windows: (2, ranks, _WINDOW), used in turns. links: to the first rank, or from it to all."""
+
+    count: int = 1
+    number: int = 0
+    windows: Tensor | None = None
+    links: Sequence[socket.socket] = ()
+    turn: int = 0
+
+
+_ranks = _Ranks()
+
+
+def start(count: int) -> None:
+    """Become `count` ranks: this process forks the others, which die with it.
+
+    To be called before torch has started any thread.
+    """
+    global _ranks
+    if count == 1:
+        return
+    shared = mmap.mmap(-1, 2 * count * _WINDOW * torch.float32.itemsize)
+    windows = torch.frombuffer(shared, dtype=torch.float32).view(2, count, _WINDOW)
+    links: list[socket.socket] = []
+    for number in range(1, count):
+        ours, theirs = socket.socketpair()
+        if os.fork() == 0:
+            signals.die_with_parent()
+            for link in (ours, *links):
+                link.close()
+            _ranks = _Ranks(count, number, windows, [theirs])
+            return
+        theirs.close()
+        links.append(ours)
+    _ranks = _Ranks(count, 0, windows, links)
+
+
+def count() -> int:
+    """How many ranks there are."""
+    return _ranks.count
+
+
+def is_first() -> bool:
+    """Whether this is the rank that writes metrics, checkpoints and outputs."""
+    return _ranks.number == 0
+
+
+def share(batch: Sequence[int]) -> list[int]:
+    """This rank's part of a batch in order of length: every so many, from its own number on.
+
+    A batch with fewer rows than ranks is everybody's; means over all ranks come out the same.
+    """
+    if len(batch) < _ranks.count:
+        return list(batch)
+    return list(batch[_ranks.number :: _ranks.count])
+
+
+def add_up(tensors: Sequence[Tensor]) -> None:
+    """Replace every tensor (float32) by its sum over ranks, the same to the bit on each of them."""
+    if _ranks.windows is None:
+        return
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    for part in flat.split(_WINDOW):
+        # A rank is never more than one turn ahead: two windows are enough.
+        windows = _ranks.windows[_ranks.turn % 2, :, : len(part)]
+        windows[_ranks.number] = part
+        _meet()
+        part.copy_(windows.sum(0))
+        _ranks.turn += 1
+    sums = flat.split([tensor.numel() for tensor in tensors])
+    for tensor, total in zip(tensors, sums, strict=True):
+        tensor.copy_(total.view_as(tensor))
+
+
+def any_of(flag: bool) -> bool:
+    """Whether any rank says so; all ranks have come this far once it returns."""
+    found = torch.tensor(float(flag))
+    add_up([found])
+    return bool(found)
+
+
+def leave() -> None:
+    """End all ranks but the first, which goes on alone: only training is shared out."""
+    global _ranks
+    any_of(False)
+    if not is_first():
+        raise SystemExit(0)
+    _ranks = _Ranks()
+
+
+def _meet() -> None:
+    """Go on once all ranks have come here."""
+    try:
+        if is_first():
+            arrived = [link.recv(1) for link in _ranks.links]
+            if not all(arrived):
+                _end_as_the_lost_one()
+        for link in _ranks.links:
+            link.send(b".")
+        if not is_first() and not _ranks.links[0].recv(1):
+            raise SystemExit(1)
+    except OSError:
+        _end_as_the_lost_one()
+
+
+def _end_as_the_lost_one() -> NoReturn:
+    """Another rank is gone: it was killed, and so is this; or it raised, and the log has why."""
+    deadline = time.monotonic() + _REAP_SECONDS
+    with suppress(ChildProcessError):  # those who are not the first have no children
+        while time.monotonic() < deadline:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid and os.WIFSIGNALED(status):
+                os.kill(os.getpid(), os.WTERMSIG(status))
+            if pid:
+                break
+            time.sleep(0.01)
+    raise SystemExit(1)

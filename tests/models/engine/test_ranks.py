@@ -1,0 +1,148 @@
+"""Ranks that share out batches learn what one learns, stop together and go on in any number."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+
+from infra import launch as launch_module
+from infra.launch import TrainerError, TrainerKilledError, TrainerStoppedError, launch
+from infra.warm_client import close_servers, warm_server
+from models.engine import ranks
+from models.engine.progress import read_metrics
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _servers() -> Iterator[None]:
+    yield
+    close_servers()
+
+
+def _job(workdir: Path, config: Any, data: Path, num_ranks: int = 2, **train: Any) -> Path:
+    changed = config.model_copy(update={"train": config.train.model_copy(update=train)})
+    workdir.mkdir(exist_ok=True)
+    job = {
+        "stage": "sft",
+        "config": changed.model_dump(mode="json"),
+        "inputs": {"data": str(data)},
+        "workdir": str(workdir),
+        "num_ranks": num_ranks,
+    }
+    path = workdir / "job.json"
+    path.write_text(json.dumps(job))
+    return path
+
+
+def _stop_at(workdir: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> threading.Thread:
+    """Have the trainers of this process told to stop once one has done so many steps."""
+    monkeypatch.setattr(launch_module._drain, "depth", 1)
+    monkeypatch.setattr(launch_module._drain, "requested", False)
+
+    def terminate() -> None:
+        path = workdir / "metrics.jsonl"
+        while not path.exists() or f'"step": {step},' not in path.read_text():
+            time.sleep(0.01)
+        launch_module._drain.requested = True
+
+    thread = threading.Thread(target=terminate)
+    thread.start()
+    return thread
+
+
+@pytest.mark.slow
+def test_two_ranks_equal_one_and_go_on_where_they_stopped(
+    tmp_path: Path, smoke_config: Any, world: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = read_metrics(policy.parent / "metrics.jsonl")
+    launch(_job(tmp_path / "two", smoke_config.sft, world))
+    both = read_metrics(tmp_path / "two" / "metrics.jsonl")
+    assert [row["step"] for row in both] == [row["step"] for row in alone]
+    for ours, theirs in zip(both[:5], alone, strict=False):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+    assert both[-1] == pytest.approx(alone[-1], rel=0.05)
+
+    stopped, config = tmp_path / "stopped", smoke_config.sft
+    thread = _stop_at(stopped, 7, monkeypatch)
+    with pytest.raises(TrainerStoppedError):
+        launch(_job(stopped, config, world))
+    thread.join()
+    launch_module._drain.requested = False
+    launch(_job(stopped, config, world))
+    ours = load_file(stopped / "output/model/model.safetensors")
+    theirs = load_file(tmp_path / "two/output/model/model.safetensors")
+    assert all(bool((ours[name] == theirs[name]).all()) for name in theirs)
+
+    fewer = tmp_path / "fewer"
+    thread = _stop_at(fewer, 7, monkeypatch)
+    with pytest.raises(TrainerStoppedError):
+        launch(_job(fewer, config, world))
+    thread.join()
+    launch_module._drain.requested = False
+    launch(_job(fewer, config, world, num_ranks=1))
+    rows = read_metrics(fewer / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [row["step"] for row in alone]
+    assert rows[-1] == pytest.approx(alone[-1], rel=0.05)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_the_others(
+    tmp_path: Path, smoke_config: Any, world: Path
+) -> None:
+    def kill() -> None:
+        while not (tmp_path / "metrics.jsonl").exists():
+            time.sleep(0.01)
+        server = warm_server(launch_module.PRELOAD).pid
+        below = psutil.Process(server).children(recursive=True)
+        (second,) = [process for process in below if process.ppid() != server]
+        second.kill()
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(TrainerKilledError, match="out-of-memory killer"):
+        launch(_job(tmp_path, smoke_config.sft, world, num_epochs=100))
+    thread.join()
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite_is_named(tmp_path: Path, smoke_config: Any, world: Path) -> None:
+    job = _job(tmp_path, smoke_config.sft, world, learning_rate=1e30, max_grad_norm=1e30)
+    with pytest.raises(TrainerError, match="NotFiniteError: .* became nan at step"):
+        launch(job)
+
+
+def test_shares_are_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = {}
+    for number in range(3):
+        monkeypatch.setattr(ranks, "_ranks", ranks._Ranks(3, number))
+        shares[number] = ranks.share([5, 3, 8, 1, 9])
+        assert ranks.share([4, 2]) == [4, 2]  # too few for all: everybody's
+    assert shares == {0: [5, 1], 1: [3, 9], 2: [8]}
+
+
+def test_three_ranks_add_up_more_than_a_window_holds() -> None:
+    code = (
+        "import torch\n"
+        "from models.engine import ranks\n"
+        "ranks._WINDOW = 5\n"
+        "ranks.start(3)\n"
+        "number = ranks._ranks.number\n"
+        "a, b = torch.full((3, 4), 1.0 + number), torch.tensor(10.0 ** number)\n"
+        "for _ in range(3):\n"
+        "    ranks.add_up([a, b])\n"
+        "assert ranks.any_of(number == 2) and not ranks.any_of(False)\n"
+        "ranks.leave()\n"
+        "assert (a == 54).all() and b == 999, (a, b)\n"
+        "print(ranks.count())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
