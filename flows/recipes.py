@@ -54,6 +54,9 @@ def default() -> RunConfig:
             temperature=1.0,
             top_p=1.0,
         ),
+        rounds=RoundsConfig(
+            meta_rm=MetaRMConfig(train=TrainConfig(learning_rate=1e-4, batch_size=16, num_ranks=2))
+        ),
         # Judged at the temperature PPO samples at: the distribution it optimises.
         evaluate=EvaluateConfig(has_gold=True, temperature=1.0),
     )

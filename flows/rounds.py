@@ -15,7 +15,6 @@ from flows.runner import task_runner
 from flows.stages import measure, states_for
 from tasks.judge import judge
 from tasks.meta_rm import meta_rm
-from tasks.perform import ALONE
 from tasks.ppo_max import ppo_max
 from tasks.registry import TRIED, LineageError, Registered, registered
 
@@ -130,6 +129,6 @@ def _start_round(run: Run, number: int, before: RoundRoles, role: RoundRoles) ->
         run["data"],
         run["rehearsal"],
         label=f"PPO round {number}",
-        place=ALONE,
+        place=run.alone,
     )
-    measure(run, f"round_{number}", run[role.policy], run[role.scorer], place=ALONE)
+    measure(run, f"round_{number}", run[role.policy], run[role.scorer], place=run.alone)

@@ -7,6 +7,7 @@ from typing import Any
 
 from flows.config import RunConfig
 from flows.runner import resources_of
+from tasks.perform import ALONE, Place
 from tasks.stage import StageResult
 
 # PrefectFuture[StageResult], which Prefect hands to a task as its result (its types do not say so),
@@ -66,6 +67,14 @@ class Run:
                     other.result()
         result: StageResult = future.result()
         return result
+
+    @property
+    def alone(self) -> Place | None:
+        """The place of a stage that no other waits for a core beside.
+
+        The matrices of a model from scratch are too small to gain by a second core.
+        """
+        return ALONE if self.config.sft.model.base else None
 
     @property
     def last_round(self) -> int | None:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import IO
 
 _POLL_SECONDS = 0.05
+# A stage that ends makes others ready: the patient give them so long to come for its slot.
+_PATIENCE_SECONDS = 5.0
 
 
 @contextmanager
@@ -28,7 +30,7 @@ def some_of(paths: list[Path], count: int, *, is_patient: bool = False) -> Itera
     """Hold `count` of several locks, or all where there are fewer, whichever are free first: slots.
 
     It takes all of them at once or none, so that nobody waits for the rest with some in hand. The
-    patient take theirs only while nobody else waits, and leave the first for whoever comes next.
+    patient take theirs once they were free for a while and nobody waits, and never the first.
     """
     if is_patient:
         paths = paths[1:] or paths
@@ -37,8 +39,7 @@ def some_of(paths: list[Path], count: int, *, is_patient: bool = False) -> Itera
         streams = [stack.enter_context(_opened(path)) for path in paths]
         queue = stack.enter_context(_opened(paths[0].with_name("waiting.lock")))
         if is_patient:
-            while not _take_behind(queue, streams, count):
-                time.sleep(_POLL_SECONDS)
+            _wait_behind(queue, streams, count)
         else:
             fcntl.flock(queue.fileno(), fcntl.LOCK_SH)  # held by all that wait
             while not _take(streams, count):
@@ -50,6 +51,19 @@ def some_of(paths: list[Path], count: int, *, is_patient: bool = False) -> Itera
 def _opened(path: Path) -> IO[str]:
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.open("a")
+
+
+def _wait_behind(queue: IO[str], streams: Sequence[IO[str]], count: int) -> None:
+    """Take slots that have been free for a while, with nobody waiting."""
+    free_since = time.monotonic()
+    while True:
+        if not _take_behind(queue, streams, count):
+            free_since = time.monotonic()
+        elif time.monotonic() - free_since >= _PATIENCE_SECONDS:
+            return
+        else:
+            _give_back(streams)
+        time.sleep(_POLL_SECONDS)
 
 
 def _take_behind(queue: IO[str], streams: Sequence[IO[str]], count: int) -> bool:
@@ -75,6 +89,10 @@ def _take(streams: Sequence[IO[str]], count: int) -> bool:
         taken.append(stream)
     if len(taken) == count:
         return True
-    for stream in taken:
-        fcntl.flock(stream.fileno(), fcntl.LOCK_UN)
+    _give_back(taken)
     return False
+
+
+def _give_back(streams: Sequence[IO[str]]) -> None:
+    for stream in streams:
+        fcntl.flock(stream.fileno(), fcntl.LOCK_UN)

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from models.config import MetaRMConfig
+from models.engine import ranks
 from models.engine.batches import endless
 from models.engine.data import Pairs, context_length, read_pairs, read_rows
 from models.engine.loop import LossFunction, Metrics, fit
@@ -85,11 +86,13 @@ class MetaAscent:
         """theta <- theta + eta * grad J(theta), in place; the step alone decides the batch."""
         while len(self._drawn) <= step:  # a resumed run does not begin at step 0
             self._drawn.append(next(self._batches))
-        rows = [self.meta_rows[index] for index in self._drawn[step]]
+        rows = [self.meta_rows[index] for index in ranks.share(self._drawn[step])]
         scores = response_scores(self.model, pack(rows, self.pad_id)).view(len(rows), -1)
         objective, metrics = difference_objective(scores)
         parameters = trained_parameters(self.model)
         gradients = torch.autograd.grad(objective, parameters, allow_unused=True)
+        found = [gradient for gradient in gradients if gradient is not None]
+        ranks.average([*found, *metrics.values()], weight=float(len(rows)))
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:

@@ -100,6 +100,18 @@ def add_up(tensors: Sequence[Tensor]) -> None:
         tensor.copy_(total.view_as(tensor))
 
 
+def average(tensors: Sequence[Tensor], weight: float) -> None:
+    """Replace every tensor by its mean over ranks, in which this one's has `weight`."""
+    if _ranks.count == 1:
+        return
+    total = torch.tensor(weight)
+    for tensor in tensors:
+        tensor.mul_(weight)
+    add_up([total, *tensors])
+    for tensor in tensors:
+        tensor.div_(total)
+
+
 def any_of(flag: bool) -> bool:
     """Whether any rank says so; all ranks have come this far once it returns."""
     found = torch.tensor(float(flag))
