@@ -2,7 +2,7 @@
 
     python -m tests.overhead --runs 3
 
-Prints the table of docs/deploy.md, in seconds. `stages` is the time in which at least one
+Prints a table, in seconds. `stages` is the time in which at least one
 stage was being computed (inputs fetched, trained, published), from the run's MLflow timeline;
 `around a trainer` is what a stage takes beyond its trainer, on average. The second run finds every
 stage in the store.

@@ -6,10 +6,15 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from infra.locks import some_of
 
 
-def test_the_patient_wait_until_nobody_else_does(tmp_path: Path) -> None:
+def test_the_patient_wait_until_nobody_else_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infra.locks._PATIENCE_SECONDS", 0.1)
     slots = [tmp_path / f"slot-{index}" for index in range(2)]
     order: list[str] = []
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,21 @@ def _servers() -> Iterator[None]:
     close_servers()
 
 
-def _job(workdir: Path, config: Any, data: Path, num_ranks: int = 2, **train: Any) -> Path:
+def _job(
+    workdir: Path,
+    config: Any,
+    data: Path,
+    num_ranks: int = 2,
+    stage: str = "sft",
+    inputs: Mapping[str, Path] = {},
+    **train: Any,
+) -> Path:
     changed = config.model_copy(update={"train": config.train.model_copy(update=train)})
     workdir.mkdir(exist_ok=True)
     job = {
-        "stage": "sft",
+        "stage": stage,
         "config": changed.model_dump(mode="json"),
-        "inputs": {"data": str(data)},
+        "inputs": {"data": str(data), **{name: str(path) for name, path in inputs.items()}},
         "workdir": str(workdir),
         "num_ranks": num_ranks,
     }
@@ -92,6 +100,27 @@ def test_two_ranks_equal_one_and_go_on_where_they_stopped(
     rows = read_metrics(fewer / "metrics.jsonl")
     assert [row["step"] for row in rows] == [row["step"] for row in alone]
     assert rows[-1] == pytest.approx(alone[-1], rel=0.05)
+
+
+@pytest.mark.slow
+def test_meta_rm_on_two_ranks_equals_that_on_one(
+    tmp_path: Path,
+    smoke_config: Any,
+    world: Path,
+    policy: Path,
+    comparisons: Path,
+    advantage_model: Path,
+) -> None:
+    """Descent and ascent are shared out both."""
+    config = smoke_config.rounds.meta_rm.model_copy(update={"meta_batch": 5})
+    inputs = {"scorer": advantage_model, "policy": policy, "preferences": comparisons}
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        launch(_job(folder, config, world, number, stage="meta_rm", inputs=inputs))
+    alone, both = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("1", "2"))
+    assert len(alone) == len(both) > 4
+    for ours, theirs in zip(both[:5], alone, strict=False):
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.slow
