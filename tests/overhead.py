@@ -2,10 +2,9 @@
 
     python -m tests.overhead --runs 3
 
-Prints a table, in seconds. `stages` is the time in which at least one
-stage was being computed (inputs fetched, trained, published), from the run's MLflow timeline;
-`around a trainer` is what a stage takes beyond its trainer, on average. The second run finds every
-stage in the store.
+Prints a table, in seconds. `stages` is the time in which at least one stage was being computed
+(inputs fetched, trained, published), from the run's MLflow timeline; `around a trainer` is what a
+stage takes beyond its trainer, on average. The second run finds every stage in the store.
 """
 
 from __future__ import annotations
