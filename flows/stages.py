@@ -82,10 +82,10 @@ def audit_labels(run: Run) -> None:
 def compare_votes(run: Run) -> None:
     """The ensemble's other votes: only the report needs them, so they take cores left idle.
 
-    Until the scorers are there no core is idle for long.
+    Until policies train no core is idle for long.
     """
-    scorers = ("reward_model", "advantage_model")
-    wait_for = [run[role] for role in scorers if role in run.roles]
+    before = ("reward_model", "advantage_model", "rehearsal")
+    wait_for = [run[role] for role in before if role in run.roles]
     for vote in run.config.ensemble.votes[1:]:
         run[f"strength_{vote}"] = _vote(run, vote, f"{vote}_", wait_for, is_patient=True)
 

@@ -60,7 +60,7 @@ def test_the_plan_follows_the_configuration() -> None:
     assert members <= roles
     assert "strength_cross_fitted" in roles
     steps = _steps(_plan("default"))
-    assert steps["cross_fitted_member_0"] > max(steps["reward_model"], steps["advantage_model"])
+    assert steps["cross_fitted_member_0"] > max(steps["reward_model"], steps["rehearsal"])
     assert {"meta_rm_2", "meta_rm_3", "meta_rm_4", "judge_round_4_sft"} <= roles
     assert not {"policy_vanilla", "meta_rm_5", "member_3"} & roles
     no_rounds = _steps(_plan("default", "rounds.max_rounds=1"))
