@@ -49,9 +49,7 @@ class TrainConfig(StageConfig):
     max_grad_norm: float = Field(1.0, gt=0, description="Global gradient clip [PPO: 1.0]")
     checkpoint_every: int = Field(100, gt=0, description="Optimiser steps between checkpoints")
     trainable_layers: int | None = TRAINABLE_LAYERS
-    num_ranks: int = Field(
-        1, gt=0, description="Processes that share out each batch (data parallel)"
-    )
+    num_ranks: int = Field(1, gt=0, description="Processes that share out each batch")
 
 
 class WorldConfig(StageConfig):

@@ -74,15 +74,14 @@ def read_pairs(
     rows = read_rows(path)
     if not rows:
         raise ValueError(f"{path} holds no pairs: nothing to train on or to score")
-    raw = [
-        encode(tokenizer, row["prompt"], (row["chosen"], row["rejected"]), max_length)
-        for row in rows
-    ]
+    prompts = [row["prompt"] for row in rows]
+    responses = [(row["chosen"], row["rejected"]) for row in rows]
+    raw = encode(tokenizer, prompts, responses, max_length)
     if states is not None:
         raw = states.attach(path.stem, raw)
     return Pairs(
         [row["id"] for row in rows],
-        [row["prompt"] for row in rows],
+        prompts,
         [
             pair.exchanged() if row.get("is_flipped", False) else pair
             for pair, row in zip(raw, rows, strict=True)
@@ -97,9 +96,9 @@ def encode_dialogues(
     path: Path, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None
 ) -> list[Candidates]:
     """Read prompt and response rows as one-response candidates."""
-    return [
-        encode(tokenizer, row["prompt"], [row["response"]], max_length) for row in read_rows(path)
-    ]
+    rows = read_rows(path)
+    prompts = [row["prompt"] for row in rows]
+    return encode(tokenizer, prompts, [[row["response"]] for row in rows], max_length)
 
 
 def context_length(model_config: Any) -> int:

@@ -77,10 +77,7 @@ def _measures(
     is loaded at a time.
     """
     limit, pad = context_length(policy.config), tokenizer.pad_token_id
-    rows = [
-        encode(tokenizer, prompt, [response], limit)
-        for prompt, response in zip(prompts, responses, strict=True)
-    ]
+    rows = encode(tokenizer, prompts, [[response] for response in responses], limit)
     scorer = load_scorer(inputs["scorer"] / "model")
     depth = tie_lower_layers(policy, scorer, policy.config.num_hidden_layers - 1)
     rows = with_lower_states(policy, rows, depth, pad)

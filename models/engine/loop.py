@@ -46,12 +46,9 @@ def fit(
 ) -> dict[str, float]:
     """Train `model` in place and return the means of the last tenth of the steps' metrics.
 
-    `loss_function(batch, indices)` gets a packed batch and the indices (b,) of its rows in `rows`
-    and returns (mean loss, metrics, weight); the weight (pairs, tokens) makes accumulated micro
-    batches equal one large batch. `ascend(step)` moves the parameters before the gradient is taken;
-    the optimiser then steps from where they were before (MetaRM).
-
-    Of several ranks, which share out every batch, only the first returns.
+    `loss_function(batch, indices)` gets a packed batch and its rows' indices (b,) and returns (mean
+    loss, metrics, weight); by the weight (pairs, tokens) micro batches and ranks equal one large
+    batch. `ascend(step)` moves the parameters for the gradient only. Of ranks the first returns.
     """
     batches = [
         batch

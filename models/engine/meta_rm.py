@@ -137,10 +137,8 @@ def _sample_meta_set(
         progress=Progress(workdir),
     )
     count = config.num_responses
-    return [
-        encode(tokenizer, row["prompt"], responses[index * count : (index + 1) * count], limit)
-        for index, row in enumerate(rows)
-    ]
+    answers = [responses[index : index + count] for index in range(0, len(responses), count)]
+    return encode(tokenizer, [row["prompt"] for row in rows], answers, limit)
 
 
 def spread(model: PreTrainedModel, rows: Sequence[Candidates], pad_id: int) -> float:

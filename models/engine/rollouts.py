@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from models.engine.progress import Progress
 from models.nets.generation import Sampling, sample
+from models.nets.packing import token_ids
 
 # Prompts between two progress reports; a full decoding batch of short prompts.
 CHUNK = 1024
@@ -22,10 +23,7 @@ def encode_prompts(
 ) -> list[list[int]]:
     """Token ids of each prompt: its end, where it leaves no room for `max_new_tokens` more."""
     limit = int(policy.config.max_position_embeddings) - max_new_tokens
-    return [
-        list(tokenizer(prompt, add_special_tokens=False)["input_ids"])[-limit:]
-        for prompt in prompts
-    ]
+    return [ids[-limit:] for ids in token_ids(tokenizer, prompts)]
 
 
 def respond(

@@ -40,10 +40,7 @@ def score_texts(
 ) -> Tensor:
     """Scores (N,) of N prompt and response texts."""
     limit = context_length(model.config)
-    rows = [
-        encode(tokenizer, prompt, [response], limit)
-        for prompt, response in zip(prompts, responses, strict=True)
-    ]
+    rows = encode(tokenizer, prompts, [[response] for response in responses], limit)
     return score_rows(model, rows, tokenizer.pad_token_id)[:, 0]
 
 

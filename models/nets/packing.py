@@ -9,7 +9,7 @@ hidden state, which the Advantage Model's e(x) reads, comes for free.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -91,25 +91,38 @@ class PackedBatch:
 
 def encode(
     tokenizer: PreTrainedTokenizerBase,
-    prompt: str,
-    responses: Iterable[str],
+    prompts: Sequence[str],
+    responses: Sequence[Sequence[str]],
     max_length: int | None = None,
-) -> Candidates:
-    """Tokenise a prompt and its responses; the end token is appended to every response.
+) -> list[Candidates]:
+    """Tokenise prompts and the responses to each; the end token is appended to every response.
 
     Too long a prompt loses its beginning (the last turns matter most), too long a response its
     end, so that prompt plus longest response fits `max_length`.
     """
-    prompt_ids = list(tokenizer(prompt, add_special_tokens=False)["input_ids"])
-    encoded = [
-        [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-        for text in responses
-    ]
-    if max_length is not None:
-        encoded = [ids[: max_length - 1] for ids in encoded]
-        longest = max(map(len, encoded), default=0)
-        prompt_ids = prompt_ids[-(max_length - longest) :]
-    return Candidates(prompt_ids, tuple(encoded))
+    encoded = iter(token_ids(tokenizer, [text for texts in responses for text in texts]))
+    rows = []
+    for prompt, texts in zip(token_ids(tokenizer, prompts), responses, strict=True):
+        answers = [[*next(encoded), tokenizer.eos_token_id] for _ in texts]
+        if max_length is not None:
+            answers = [ids[: max_length - 1] for ids in answers]
+            longest = max(map(len, answers), default=0)
+            prompt = prompt[-(max_length - longest) :]
+        rows.append(Candidates(prompt, tuple(answers)))
+    return rows
+
+
+def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of texts without special tokens; many in one call cost little more than one."""
+    if not texts:
+        return []
+    ids: list[list[int]] = tokenizer(
+        list(texts),
+        add_special_tokens=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+    )["input_ids"]
+    return ids
 
 
 def pack(rows: Sequence[Candidates], pad_id: int) -> PackedBatch:

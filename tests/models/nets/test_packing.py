@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
-from models.nets.packing import Candidates, pack
+from models.nets.packing import Candidates, encode, pack
 from models.nets.scoring import response_logprobs, response_scores, response_values, reward_heads
 
 PAD = 0
@@ -127,3 +133,22 @@ def test_values_are_of_the_state_before_each_token(scorer: LlamaForSequenceClass
                 values[place, : len(response)], heads[start : start + len(response)]
             )
             place += 1
+
+
+def test_what_is_too_long_loses_the_prompts_beginning_and_the_responses_end() -> None:
+    words = {word: number for number, word in enumerate(["<end>", "a", "b", "c", "d", "e"])}
+    inner = Tokenizer(models.WordLevel(words, unk_token="a"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>")
+    prompts, responses = ["a b c", "", "e"], [["d", "e e"], [""], []]
+    assert encode(tokenizer, prompts, responses) == [
+        Candidates([1, 2, 3], ([4, 0], [5, 5, 0])),
+        Candidates([], ([0],)),
+        Candidates([5], ()),
+    ]
+    assert encode(tokenizer, prompts[:1], responses[:1], max_length=4) == [
+        Candidates([3], ([4, 0], [5, 5, 0]))
+    ]
+    assert encode(tokenizer, ["a b"], [["c d e e"]], max_length=4) == [
+        Candidates([2], ([3, 4, 5],))
+    ]
