@@ -72,7 +72,7 @@ class Run:
     def alone(self) -> Place | None:
         """The place of a stage that no other waits for a core beside.
 
-        The matrices of a model from scratch are too small to gain by a second core.
+        The matrices of a model from scratch are too small to gain by a second thread.
         """
         return ALONE if self.config.sft.model.base else None
 
