@@ -1,14 +1,13 @@
 """Run a trainer as a child process, so that no crash of it takes the orchestrator along.
 
-One rank runs in a fork of the warm server, which has torch loaded; several ranks run under
-`python -m torch.distributed.run`. Either way the child leads its own process group, dies with the
-orchestrator, logs to `<workdir>/trainer.log` and reports through `<workdir>/metrics.jsonl`.
+It is a fork of the warm server, which has torch loaded; it leads its own process group, in which it
+may fork ranks, dies with the orchestrator, logs to `<workdir>/trainer.log` and reports through
+`<workdir>/metrics.jsonl`.
 """
 
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -46,7 +45,6 @@ def launch(
     *,
     entry: str = ENTRY,
     preload: str | None = PRELOAD,
-    num_ranks: int = 1,
     num_threads: int = 1,
     on_lines: Callable[[list[str]], None] | None = None,
     env: Mapping[str, str] | None = None,
@@ -71,19 +69,14 @@ def launch(
         if _drain.requested:
             raise TrainerStoppedError(f"not started, as a SIGTERM is in hand: {workdir}")
         try:
-            server = warm_server(preload)
-            if num_ranks == 1:
-                job = server.run(entry, job_path.resolve(), log, child)
-            else:
-                argv = _torchrun(num_ranks, entry, job_path.resolve(), drain_seconds)
-                job = server.execute(argv, log, child)
+            job = warm_server(preload).run(entry, job_path.resolve(), log, child)
         except ServerGoneError as error:
             raise TrainerKilledError(str(error)) from error
         try:
             _wait(job, LineTail(workdir / METRICS_NAME), on_lines, drain_seconds)
         finally:
             _kill(job)
-        _check(job, log, log_start, num_ranks)
+        _check(job, log, log_start)
     return time.monotonic() - started
 
 
@@ -158,12 +151,11 @@ def _kill(job: Job) -> None:
         job.wait(1.0)
 
 
-def _check(job: Job, log: Path, log_start: int, num_ranks: int) -> None:
+def _check(job: Job, log: Path, log_start: int) -> None:
     if job.code == 0:
         return
     tail = last_lines(log, _LOG_LINES, log_start)
-    # Several ranks end in their launcher's traceback, which says nothing.
-    if num_ranks == 1 and job.code == 1 and not _drain.requested and (error := raised(tail)):
+    if job.code == 1 and not _drain.requested and (error := raised(tail)):
         raise TrainerError(f"{error}\ntraceback: {log}")
     report = f"\nlog: {log}" + (f", its last lines:\n{tail}" if tail else ", empty")
     if job.error is not None:
@@ -188,11 +180,3 @@ def _outcome(job: Job) -> str:
 def _thread_env(num_threads: int) -> dict[str, str]:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     return {**dict.fromkeys(names, str(num_threads)), "TOKENIZERS_PARALLELISM": "false"}
-
-
-def _torchrun(num_ranks: int, entry: str, job_path: Path, drain_seconds: float) -> list[str]:
-    options = ["--standalone", "--nproc_per_node", str(num_ranks)]
-    # How long it waits for the ranks after it has passed a SIGTERM on.
-    options += ["--shutdown_timeout", str(int(drain_seconds))]
-    run = [sys.executable, "-m", "torch.distributed.run", *options]
-    return [*run, "-m", entry, str(job_path)]

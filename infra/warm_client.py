@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +84,6 @@ class WarmServer:
     def run(self, entry: str, job_path: Path, log: Path, env: Mapping[str, str]) -> Job:
         """Fork, import `entry`, call its `main(job_path)`."""
         return self._start({"op": "run", "entry": entry, "job": str(job_path)}, log, env)
-
-    def execute(self, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> Job:
-        """Fork and execute another program."""
-        return self._start({"op": "exec", "argv": list(argv)}, log, env)
 
     def request(self, message: dict[str, Any]) -> None:
         """Send one line; a server that is gone has failed its jobs already."""

@@ -4,7 +4,6 @@
 
 One JSON object a line, on stdin:
     {"op": "run", "id", "entry", "job", "log", "env"}    fork, import `entry`, call main(job)
-    {"op": "exec", "id", "argv", "log", "env"}           fork and execute another program
     {"op": "signal", "id", "signal"}                     signal the child and its process group
 and on stdout:
     {"event": "ready"} | {"event": "failed", "error"}    once, after the preload
@@ -122,8 +121,6 @@ def _run_child(request: dict[str, Any], server: int, descriptors: tuple[int, ...
         _detach(request["log"], server, descriptors)
         os.environ.clear()
         os.environ.update(request["env"])
-        if request["op"] == "exec":
-            os.execvp(request["argv"][0], request["argv"])
         importlib.import_module(request["entry"]).main(request["job"])
         code = 0
     except SystemExit as stop:

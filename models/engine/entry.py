@@ -31,8 +31,6 @@ def main(job_path: str) -> None:
     when stopped by SIGTERM, and whatever the stage raises.
     """
     signals.install()
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun puts each rank into a session of its own
-        signals.die_with_parent()
     job = _read_job(Path(job_path))
     ranks.start(job["num_ranks"])
     _make_deterministic(job["num_threads"])

@@ -5,7 +5,7 @@ a CUDA context), which do not survive a fork. The project's own modules are left
 fork reads them as they are on disk.
 """
 
-import torch.distributed  # noqa: F401
+import torch  # noqa: F401
 from safetensors import torch as _safetensors  # noqa: F401
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast  # noqa: F401
 from transformers.models.auto import modeling_auto as _auto  # noqa: F401

@@ -90,10 +90,3 @@ def test_preload_that_fails_says_why(tmp_path: Path) -> None:
 def test_entry_that_does_not_exist_says_why(tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match="No module named 'no_such_entry'"):
         launch(write_job(tmp_path, "report"), entry="no_such_entry", preload="toy_preload")
-
-
-def test_two_ranks_run_under_torchrun(tmp_path: Path) -> None:
-    launch_toy(tmp_path, "report", num_ranks=2, num_threads=2)
-    ranks = [json.loads((tmp_path / f"seen{rank}.json").read_text()) for rank in (0, 1)]
-    assert [rank["rank"] for rank in ranks] == ["0", "1"]
-    assert [rank["threads"] for rank in ranks] == ["2", "2"]

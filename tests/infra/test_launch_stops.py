@@ -125,20 +125,6 @@ def test_trainer_that_does_not_stop_is_killed_in_the_end(
     assert_gone((tmp_path / "pids").read_text())
 
 
-def test_two_ranks_are_drained(tmp_path: Path, drain: launch_module._Drain) -> None:
-    def terminate() -> None:
-        for rank in (0, 1):
-            wait_for(tmp_path / f"pids{rank}", 60)
-        drain.requested = True
-
-    threading.Thread(target=terminate).start()
-    with pytest.raises(TrainerStoppedError):
-        launch_toy(tmp_path, "drain", num_ranks=2)
-    for rank in (0, 1):
-        assert (tmp_path / f"saved{rank}").exists()
-        assert_gone((tmp_path / f"pids{rank}").read_text())
-
-
 def test_killed_server_is_reported_and_replaced(tmp_path: Path) -> None:
     def kill_server() -> None:
         wait_for(tmp_path / "pids")

@@ -24,7 +24,7 @@ import json, os, sys, time, types
 from pathlib import Path
 from pydantic import BaseModel
 loaded_before = "torch" in sys.modules and "transformers.models.llama.modeling_llama" in sys.modules
-from models.engine import entry, signals
+from models.engine import entry, ranks, signals
 
 class Config(BaseModel):
     model_config = {"extra": "forbid"}
@@ -39,8 +39,7 @@ def run(config, inputs, workdir):
         "sum": (torch.ones(config.size, config.size) @ torch.ones(config.size, 2)).sum().item(),
         "inputs": {name: str(path) for name, path in inputs.items()},
     }
-    rank = os.environ.get("RANK", "")
-    (workdir / f"pid{rank}").write_text(str(os.getpid()))
+    (workdir / f"pid{int(not ranks.is_first())}").write_text(str(os.getpid()))
     if config.size == 1:
         signals.defer()
     (workdir / "seen.json").write_text(json.dumps(seen))
@@ -75,13 +74,14 @@ def wrapper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         close_servers()
 
 
-def _job(workdir: Path, **config: Any) -> Path:
+def _job(workdir: Path, num_ranks: int = 1, **config: Any) -> Path:
     content = {
         "stage": "toy",
         "config": config,
         "inputs": {"policy": "/p"},
         "workdir": str(workdir),
         "num_threads": 2,
+        "num_ranks": num_ranks,
     }
     path = workdir / "job.json"
     path.write_text(json.dumps(content))
@@ -133,7 +133,7 @@ def _wait_for_ranks(workdir: Path) -> list[int]:
     return [int(path.read_text()) for path in paths]
 
 
-def test_ranks_die_with_their_launcher(tmp_path: Path) -> None:
+def test_ranks_die_with_the_trainer(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     ranks: list[int] = []
 
@@ -142,7 +142,7 @@ def test_ranks_die_with_their_launcher(tmp_path: Path) -> None:
         raise RuntimeError("cancelled")
 
     with pytest.raises(RuntimeError, match="cancelled"):
-        launch(_job(tmp_path, size=1), entry="toy_torch_entry", num_ranks=2, on_lines=cancel)
+        launch(_job(tmp_path, 2, size=1), entry="toy_torch_entry", on_lines=cancel)
     deadline = time.monotonic() + 5
     while any(Path(f"/proc/{pid}").exists() for pid in ranks):
         assert time.monotonic() < deadline, "a rank was left behind"
