@@ -6,9 +6,13 @@ one label is a reward model or critic, two labels are an Advantage Model (reward
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from accelerate.utils import other as accelerate_models
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -83,5 +87,23 @@ def load_scorer(folder: Path) -> PreTrainedModel:
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Weights as safetensors, configuration and tokenizer, in one `save_pretrained` folder."""
-    model.save_pretrained(folder, safe_serialization=True)
+    with _without_deepspeed():
+        model.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def _without_deepspeed() -> Iterator[None]:
+    """Inside, accelerate does not load DeepSpeed (four seconds) to see if a model is its engine.
+
+    Where DeepSpeed is not loaded, no model is.
+    """
+    if sys.modules.get("deepspeed") is not None:
+        yield
+        return
+    is_available = accelerate_models.is_deepspeed_available
+    accelerate_models.is_deepspeed_available = lambda: False
+    try:
+        yield
+    finally:
+        accelerate_models.is_deepspeed_available = is_available
