@@ -127,32 +127,34 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[
 
 def pack(rows: Sequence[Candidates], pad_id: int) -> PackedBatch:
     """Pack rows of candidates, padded on the right to the longest row."""
-    width = max(row.num_tokens for row in rows)
-    input_ids = torch.full((len(rows), width), pad_id)
-    position_ids = torch.zeros(len(rows), width, dtype=torch.long)
-    segment = torch.full((len(rows), width), -1)
-    places: list[tuple[int, int, int, int]] = []
-    for index, row in enumerate(rows):
-        cursor = len(row.prompt)
-        input_ids[index, :cursor] = torch.tensor(row.prompt)
-        position_ids[index, :cursor] = torch.arange(cursor)
-        segment[index, :cursor] = 0
-        for number, response in enumerate(row.responses, start=1):
-            end = cursor + len(response)
-            input_ids[index, cursor:end] = torch.tensor(response)
-            position_ids[index, cursor:end] = torch.arange(len(response)) + len(row.prompt)
-            segment[index, cursor:end] = number
-            places.append((index, cursor, end - 1, len(row.prompt) - 1))
-            cursor = end
-    row_of, start, end_of, prompt_end = torch.tensor(places).T
+    parts = [(row.prompt, *row.responses) for row in rows]
+    tokens = torch.tensor([token for row in parts for part in row for token in part])
+    row_of = torch.tensor([index for index, row in enumerate(parts) for _ in row])
+    number = torch.tensor([number for row in parts for number in range(len(row))])
+    length = torch.tensor([len(part) for row in parts for part in row])
+    behind = torch.tensor(
+        [len(row[0]) * (number > 0) for row in parts for number in range(len(row))]
+    )
+    first = length.cumsum(0) - length  # of all tokens, the one where each part begins
+    row_length = torch.tensor([row.num_tokens for row in rows])
+    row_first = row_length.cumsum(0) - row_length
+    width = int(row_length.max())
+    is_real = torch.arange(width) < row_length[:, None]
+
+    def spread(values: Tensor, padding: int) -> Tensor:
+        return values.new_full((len(rows), width), padding).masked_scatter_(is_real, values)
+
+    part_of = torch.arange(len(length)).repeat_interleave(length)
+    position = torch.arange(len(tokens)) + (behind - first)[part_of]
+    start = (first - row_first[row_of])[number > 0]
     return PackedBatch(
-        input_ids,
-        position_ids,
-        _visible(segment),
-        row_of,
+        spread(tokens, pad_id),
+        spread(position, 0),
+        _visible(spread(number[part_of], -1)),
+        row_of[number > 0],
         start,
-        end_of,
-        prompt_end,
+        start + length[number > 0] - 1,
+        behind[number > 0] - 1,
         _lower(rows, width),
     )
 
