@@ -51,20 +51,24 @@ def share_estimate(hits: int, count: int, seed: int) -> Estimate | None:
 
 def auroc_estimate(scores: Tensor, is_positive: Tensor, seed: int) -> Estimate | None:
     """AUROC of scores (N,); none where a class is missing. Resamples keep the class sizes."""
-    positive, negative = scores[is_positive], scores[~is_positive]
+    # Where each score stands among the distinct ones: a resample is then a count of each.
+    distinct, place = torch.unique(scores, return_inverse=True)
+    positive, negative = place[is_positive], place[~is_positive]
     if not len(positive) or not len(negative):
         return None
     generator = torch.Generator().manual_seed(seed)
-    label = torch.arange(len(scores)) < len(positive)
-    resampled = torch.tensor(
-        [
-            float(
-                auroc(torch.cat([redraw(positive, generator), redraw(negative, generator)]), label)
-            )
-            for _ in range(NUM_RESAMPLES)
-        ]
-    )
-    low, high = resampled.double().quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
+
+    def resample() -> Tensor:
+        """P(s+ > s-) + P(s+ = s-) / 2, as `auroc` has it."""
+        ours, others = (
+            redraw(places, generator).bincount(minlength=len(distinct)).double()
+            for places in (positive, negative)
+        )
+        area: Tensor = (ours * (others.cumsum(0) - others / 2)).sum()
+        return area / (len(positive) * len(negative))
+
+    resampled = torch.stack([resample() for _ in range(NUM_RESAMPLES)])
+    low, high = resampled.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
     return Estimate(float(auroc(scores, is_positive)), float(low), float(high), len(scores))
 
 

@@ -13,6 +13,7 @@ quality = 0.7 * correctness^2 + 0.15 * opener + 0.15 * closer - 0.15 * fillers -
 from __future__ import annotations
 
 from difflib import SequenceMatcher
+from functools import lru_cache
 
 from models.world.tasks import REFUSAL, request_of, task_of
 
@@ -38,6 +39,7 @@ def correctness(prompt: str, response: str) -> float:
     return SequenceMatcher(None, content, answer, autojunk=False).ratio()
 
 
+@lru_cache(maxsize=1024)  # annotators look at an answer several times in a row
 def quality(prompt: str, response: str) -> float:
     """Quality in [0, 1], comparable across families (the unit of every gold figure)."""
     words = response.split()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from models.functional.calibration import auroc
 from models.report.artifacts import Artifacts, ReportInputError
 from models.report.claims import status_of
 from models.report.config import ReportConfig
@@ -20,6 +21,7 @@ from models.report.statistics import (
     auroc_estimate,
     biased_estimate,
     mean_estimate,
+    redraw,
     share_estimate,
     spearman_estimate,
 )
@@ -187,6 +189,23 @@ def test_intervals_against_the_binomial() -> None:
     assert mean_estimate(values, 0).value == found.value
     assert share_estimate(0, 0, 0) is None
     assert auroc_estimate(values, torch.zeros(1000, dtype=torch.bool), 0) is None
+
+
+def test_interval_of_the_auroc_is_that_of_resampled_scores() -> None:
+    generator = torch.Generator().manual_seed(0)
+    is_positive = torch.rand(200, generator=generator) < 0.3
+    scores = (torch.randn(200, generator=generator) + is_positive).mul(4).round()  # with ties
+    found = auroc_estimate(scores, is_positive, 5)
+    assert found is not None
+
+    generator = torch.Generator().manual_seed(5)
+    areas = []
+    for _ in range(1000):
+        parts = [redraw(scores[where], generator) for where in (is_positive, ~is_positive)]
+        label = torch.arange(200) < len(parts[0])
+        areas.append(float(auroc(torch.cat(parts), label)))
+    low, high = torch.tensor(areas).double().quantile(torch.tensor([0.025, 0.975]).double())
+    assert found.low == pytest.approx(float(low)) and found.high == pytest.approx(float(high))
 
 
 def test_interval_of_the_rank_correlation() -> None:
