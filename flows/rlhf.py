@@ -97,15 +97,15 @@ def experiment(run: Run) -> int | None:
 def first_round(run: Run) -> int | None:
     """All stages before the MetaRM rounds; returns 1 if the arm `full` is promoted."""
     policies(run)
+    compare_votes(run)
     return first_champion(run)
 
 
 def policies(run: Run) -> None:
-    """Everything before the first champion."""
+    """The policies of all arms, and all that they are trained on."""
     prepare_labels(run)
     train_scorers(run)
     train_policies(run)
-    compare_votes(run)
 
 
 def scorers(run: Run) -> None:

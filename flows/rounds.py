@@ -12,9 +12,10 @@ from flows.config import ConfigError, load_config, seeded
 from flows.finish import finish, run_name, tracked_flow
 from flows.run import RoundRoles, Run, roles_of_round
 from flows.runner import task_runner
-from flows.stages import measure, states_for
+from flows.stages import compare_votes, measure, states_for
 from tasks.judge import judge
 from tasks.meta_rm import meta_rm
+from tasks.perform import ALONE
 from tasks.ppo_max import ppo_max
 from tasks.registry import TRIED, LineageError, Registered, registered
 
@@ -73,19 +74,37 @@ def improve_in_rounds(run: Run) -> int | None:
 
     A round is promoted only if it beats the last promoted policy on held-out judgement; the loop
     stops at the first that does not. Where round 1 did not beat SFT there is nothing to go on from.
+    The ensemble's other votes take the cores that a round's policy leaves idle.
     """
     champion = first_champion(run)
     while champion is not None and champion < run.config.rounds.max_rounds:
-        if not play_round(run, champion + 1):
+        judgement = _start_round(run, champion + 1)
+        compare_votes(run)
+        if not _is_promoted(run, judgement):
             break
         champion += 1
+    compare_votes(run)
     return champion
 
 
 def play_round(run: Run, number: int) -> bool:
     """MetaRM and PPO-max from the round before, judged; whether the round is promoted."""
+    return _is_promoted(run, _start_round(run, number))
+
+
+def _is_promoted(run: Run, judgement: str) -> bool:
+    """The promotion rule; waits for the judgement."""
+    verdict = run.result(judgement).summary["is_promoted"]
+    return bool(verdict) or run.config.rounds.promote == "always"
+
+
+def _start_round(run: Run, number: int) -> str:
+    """MetaRM on the last policy's answers, PPO-max from that policy, its own answers, judged.
+
+    Returns the role of the judgement that decides.
+    """
     config, before, role = run.config, roles_of_round(number - 1), roles_of_round(number)
-    _start_round(run, number, before, role)
+    _train_round(run, number, before, role)
     for judgement, opponent in (
         (f"judge_round_{number}", before.evaluation),
         (f"judge_round_{number}_sft", "eval_sft"),
@@ -97,17 +116,10 @@ def play_round(run: Run, number: int) -> bool:
             run[opponent],
             label=judgement.replace("_", " "),
         )
-    return _is_promoted(run, f"judge_round_{number}")
+    return f"judge_round_{number}"
 
 
-def _is_promoted(run: Run, judgement: str) -> bool:
-    """The promotion rule; waits for the judgement."""
-    verdict = run.result(judgement).summary["is_promoted"]
-    return bool(verdict) or run.config.rounds.promote == "always"
-
-
-def _start_round(run: Run, number: int, before: RoundRoles, role: RoundRoles) -> None:
-    """MetaRM on the last policy's answers, PPO-max from that policy, its own answers."""
+def _train_round(run: Run, number: int, before: RoundRoles, role: RoundRoles) -> None:
     config, seed = run.config, run.config.seed
     run[role.scorer] = run.submit(
         meta_rm,
@@ -129,6 +141,6 @@ def _start_round(run: Run, number: int, before: RoundRoles, role: RoundRoles) ->
         run["data"],
         run["rehearsal"],
         label=f"PPO round {number}",
-        place=run.alone,
+        place=None if run.has_small_models else ALONE,
     )
-    measure(run, f"round_{number}", run[role.policy], run[role.scorer], place=run.alone)
+    measure(run, f"round_{number}", run[role.policy], run[role.scorer], place=ALONE)

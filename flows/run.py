@@ -7,7 +7,6 @@ from typing import Any
 
 from flows.config import RunConfig
 from flows.runner import resources_of
-from tasks.perform import ALONE, Place
 from tasks.stage import StageResult
 
 # PrefectFuture[StageResult], which Prefect hands to a task as its result (its types do not say so),
@@ -69,12 +68,9 @@ class Run:
         return result
 
     @property
-    def alone(self) -> Place | None:
-        """The place of a stage that no other waits for a core beside.
-
-        The matrices of a model from scratch are too small to gain by a second thread.
-        """
-        return ALONE if self.config.sft.model.base else None
+    def has_small_models(self) -> bool:
+        """Models from scratch: too small to gain by a second thread, but by a second rank."""
+        return self.config.sft.model.base is None
 
     @property
     def last_round(self) -> int | None:

@@ -80,14 +80,16 @@ def audit_labels(run: Run) -> None:
 
 
 def compare_votes(run: Run) -> None:
-    """The ensemble's other votes: only the report needs them, so they take cores left idle.
+    """The ensemble's other votes, unless they are under way: only the report needs them.
 
-    Until policies train no core is idle for long.
+    Beside policies they let all else go first, and until one trains alone no core is idle for long.
     """
-    before = ("reward_model", "advantage_model", "rehearsal")
+    has_policies = any(role.startswith("policy_") for role in run.roles)
+    before = ("reward_model", "advantage_model", "rehearsal", "meta_rm_2")
     wait_for = [run[role] for role in before if role in run.roles]
     for vote in run.config.ensemble.votes[1:]:
-        run[f"strength_{vote}"] = _vote(run, vote, f"{vote}_", wait_for, is_patient=True)
+        if f"strength_{vote}" not in run.roles:
+            run[f"strength_{vote}"] = _vote(run, vote, f"{vote}_", wait_for, has_policies)
 
 
 def _vote(
@@ -108,6 +110,7 @@ def _vote(
             states=states_for(run, config.ensemble.member.train),
             label=f"{vote} member {index}",
             place=None if is_patient else (index, config.ensemble.size),
+            by_ranks=run.has_small_models,
             is_patient=is_patient,
             wait_for=wait_for,
         )
@@ -215,4 +218,5 @@ def measure(
         run.judges,
         label=f"evaluate {name}",
         place=place,
+        by_ranks=run.has_small_models,
     )

@@ -11,7 +11,7 @@ from typing import IO
 
 _POLL_SECONDS = 0.05
 # A stage that ends makes others ready: the patient give them so long to come for its slot.
-_PATIENCE_SECONDS = 5.0
+_PATIENCE_SECONDS = 1.0
 
 
 @contextmanager

@@ -18,4 +18,5 @@ def comparisons(
     label: str = "comparisons",
 ) -> StageResult:
     """Preference pairs with planted noise, split by prompt."""
-    return perform("comparisons", config, {"data": data, "policy": policy}, label, place=ALONE)
+    inputs = {"data": data, "policy": policy}
+    return perform("comparisons", config, inputs, label, place=ALONE, by_ranks=True)

@@ -20,6 +20,7 @@ def evaluate(
     judges: list[StageResult],
     label: str = "evaluate",
     place: Place | None = None,
+    by_ranks: bool = False,
 ) -> StageResult:
     """Answers with likelihoods and scores."""
     return perform(
@@ -34,4 +35,5 @@ def evaluate(
         },
         label,
         place=place,
+        by_ranks=by_ranks,
     )

@@ -73,12 +73,14 @@ def perform(
     label: str,
     *,
     place: Place | None = None,
+    by_ranks: bool = False,
     is_patient: bool = False,
 ) -> StageResult:
     """Run a stage or find it done; called inside a Prefect task.
 
     `place` says which of how many like stages that run at once this one is; without it others run
-    beside it, and it gets one core. One that `is_patient` lets all others go first.
+    beside it, and it gets one core. Several cores are threads of one process or, `by_ranks`, a rank
+    each. One that `is_patient` lets all others go first.
     """
     base = base_context()
     context = StageContext(
@@ -97,6 +99,8 @@ def perform(
     train = getattr(config, "train", None)
     ranks = train.num_ranks if isinstance(train, TrainConfig) else 1
     threads = max(1, num_threads(place, base.settings.max_parallel) // ranks)
+    if by_ranks:
+        ranks, threads = ranks * threads, 1
     result = run_stage(
         *(context, stage, config, refs),
         name=label,

@@ -19,6 +19,7 @@ def reward_model(
     states: StageResult | None = None,
     label: str = "reward_model",
     place: Place | None = None,
+    by_ranks: bool = False,
     is_patient: bool = False,
 ) -> StageResult:
     """A reward model on raw pairs, or on relabelled `pairs`; `is_patient` as in `perform`."""
@@ -33,5 +34,6 @@ def reward_model(
         },
         label,
         place=place,
+        by_ranks=by_ranks,
         is_patient=is_patient,
     )

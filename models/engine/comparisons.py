@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from models.config import ComparisonsConfig
+from models.engine import ranks
 from models.engine.data import read_rows, write_rows
 from models.engine.progress import Progress, write_json
 from models.engine.rollouts import respond
@@ -31,6 +32,7 @@ def run(config: ComparisonsConfig, inputs: dict[str, Path], workdir: Path) -> No
         torch.Generator().manual_seed(config.seed),
         progress=Progress(workdir),
     )
+    ranks.leave()
     splits, truth = _compare(config, prompts, responses)
     output = workdir / "output"
     for split, rows in splits.items():

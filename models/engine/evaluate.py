@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from models.config import EvaluateConfig
+from models.engine import ranks
 from models.engine.data import context_length, read_rows, write_rows
 from models.engine.ppo_rollout import in_parts
 from models.engine.progress import Progress, write_json
@@ -53,6 +54,7 @@ def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
         progress=Progress(workdir),
     )
     columns = _measures(inputs, policy, tokenizer, prompts, responses)
+    ranks.leave()
     if config.has_gold:
         columns["gold"] = [quality(p, r) for p, r in zip(prompts, responses, strict=True)]
     answers = [

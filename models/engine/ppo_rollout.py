@@ -11,13 +11,14 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from models.config import PPOConfig
+from models.engine import ranks
 from models.engine.batches import micro_batches
-from models.engine.rollouts import encode_prompts
+from models.engine.rollouts import encode_prompts, sample
 from models.engine.scoring import score_rows, with_lower_states
 from models.functional.masked import masked_mean, masked_whiten
 from models.functional.moments import RunningMoments
 from models.functional.ppo_max import gae, normalise_scores, token_rewards
-from models.nets.generation import Sampling, sample
+from models.nets.generation import Sampling
 from models.nets.packing import Candidates, PackedBatch, pack
 from models.nets.scoring import response_logprobs, response_values
 
@@ -162,13 +163,20 @@ def in_parts(
     pad_id: int,
     function: Callable[[PackedBatch], tuple[Tensor, ...]],
 ) -> tuple[Tensor, ...]:
-    """Apply `function` to micro batches of one-response rows, joining (n, l) answers to (N, L)."""
+    """Apply `function` to micro batches of one-response rows, joining (n, l) answers to (N, L).
+
+    Ranks share the micro batches out where there is one for each.
+    """
     width = max(len(row.responses[0]) for row in rows)
     joined: list[Tensor] = []
-    for part in micro_batches(rows, ROLLOUT_TOKENS):
+    parts = list(micro_batches(rows, ROLLOUT_TOKENS))
+    is_shared = len(parts) >= ranks.count()
+    for part in ranks.mine(parts) if is_shared else parts:
         answers = function(pack([rows[index] for index in part], pad_id))
         if not joined:
             joined = [torch.zeros(len(rows), width, dtype=answer.dtype) for answer in answers]
         for whole, answer in zip(joined, answers, strict=True):
             whole[part, : answer.shape[1]] = answer
+    if is_shared:
+        ranks.add_up(joined)
     return tuple(joined)

@@ -14,12 +14,14 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 
 from models.engine import signals
+
+T = TypeVar("T")
 
 _WINDOW = 1 << 22  # floats that are added up at a time
 _REAP_SECONDS = 5.0
@@ -73,6 +75,11 @@ def is_first() -> bool:
     return _ranks.number == 0
 
 
+def mine(items: Sequence[T]) -> Sequence[T]:
+    """Every so many of the items, from this rank's number on: each item is one rank's."""
+    return items[_ranks.number :: _ranks.count]
+
+
 def share(batch: Sequence[int]) -> list[int]:
     """This rank's part of a batch in order of length: every so many, from its own number on.
 
@@ -80,11 +87,11 @@ def share(batch: Sequence[int]) -> list[int]:
     """
     if len(batch) < _ranks.count:
         return list(batch)
-    return list(batch[_ranks.number :: _ranks.count])
+    return list(mine(batch))
 
 
 def add_up(tensors: Sequence[Tensor]) -> None:
-    """Replace every tensor (float32) by its sum over ranks, the same to the bit on each of them."""
+    """Replace every tensor by its sum over ranks (float32), the same to the bit on each of them."""
     if _ranks.windows is None:
         return
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])

@@ -1,18 +1,19 @@
-"""Text in, sampled text out: the rollout loop with progress."""
+"""Prompts in, sampled responses out: batches of the decoding loop, shared out among ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from models.engine import ranks
 from models.engine.progress import Progress
-from models.nets.generation import Sampling, sample
+from models.nets.generation import Sampling, decode, decoding_batches
 from models.nets.packing import token_ids
 
-# Prompts between two progress reports; a full decoding batch of short prompts.
-CHUNK = 1024
+CACHE_TOKENS = 32_768
 
 
 def encode_prompts(
@@ -26,6 +27,46 @@ def encode_prompts(
     return [ids[-limit:] for ids in token_ids(tokenizer, prompts)]
 
 
+def sample(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[list[int]],
+    sampling: Sampling,
+    generator: torch.Generator,
+    *,
+    progress: Progress | None = None,
+    cache_tokens: int = CACHE_TOKENS,
+) -> list[list[int]]:
+    """One sampled response (token ids, end token included when reached) for every prompt, in order.
+
+    Every batch draws from a generator of its own, so that the responses do not depend on the number
+    of ranks that share the batches out. All ranks get all responses.
+    """
+    was_training = model.training
+    model.eval()
+    batches = decoding_batches(prompts, sampling.max_new_tokens, cache_tokens)
+    seeds = torch.randint(2**62, (len(batches),), generator=generator).tolist()
+    found = torch.zeros(len(prompts), sampling.max_new_tokens)
+    done = 0
+    for batch, seed in ranks.mine(list(zip(batches, seeds, strict=True))):
+        own = torch.Generator().manual_seed(seed)
+        responses = decode(model, tokenizer, [prompts[row] for row in batch], sampling, own)
+        for row, response in zip(batch, responses, strict=True):
+            found[row, : len(response)] = torch.tensor(response) + 1
+        done = min(done + ranks.count() * len(batch), len(prompts))
+        if progress is not None:
+            progress.advance(done, len(prompts))
+    model.train(was_training)
+    ranks.add_up([found])
+    return [_tokens(row) for row in found]
+
+
+def _tokens(row: Tensor) -> list[int]:
+    """Token ids that were stored (L,) as one more each, before zeros."""
+    ids: list[int] = (row[row > 0].long() - 1).tolist()
+    return ids
+
+
 def respond(
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -36,10 +77,6 @@ def respond(
 ) -> list[str]:
     """One sampled response (text, end token removed) a prompt, in order."""
     encoded = encode_prompts(policy, tokenizer, prompts, sampling.max_new_tokens)
-    texts: list[str] = []
-    for start in range(0, len(encoded), CHUNK):
-        sampled = sample(policy, tokenizer, encoded[start : start + CHUNK], sampling, generator)
-        texts += [tokenizer.decode(ids, skip_special_tokens=True) for ids in sampled]
-        if progress is not None:
-            progress.advance(len(texts), len(encoded))
+    sampled = sample(policy, tokenizer, encoded, sampling, generator, progress=progress)
+    texts: list[str] = tokenizer.batch_decode(sampled, skip_special_tokens=True)
     return texts

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from models.engine import ranks
 from models.engine.batches import micro_batches
 from models.engine.data import context_length
 from models.nets.freezing import layers_of
@@ -21,14 +22,15 @@ SCORING_TOKENS = 8192
 
 @torch.no_grad()
 def score_rows(model: PreTrainedModel, rows: Sequence[Candidates], pad_id: int) -> Tensor:
-    """Scores (N, k) of N rows with k responses each."""
+    """Scores (N, k) of N rows with k responses each; ranks share the work out."""
     was_training = model.training
     model.eval()
     scores = torch.zeros(len(rows), len(rows[0].responses))
-    for part in micro_batches(rows, SCORING_TOKENS):
+    for part in ranks.mine(list(micro_batches(rows, SCORING_TOKENS))):
         batch = pack([rows[index] for index in part], pad_id)
         scores[part] = response_scores(model, batch).view(len(part), -1)
     model.train(was_training)
+    ranks.add_up([scores])
     return scores
 
 

@@ -2,13 +2,14 @@
 
 `generate` spends most of its time in bookkeeping at small scale (1,300 tokens/s against 5,600 of a
 bare loop, measured on two cores); this loop does the forward pass, the sampling and nothing else,
-and drops finished rows from the batch as soon as half of them are done.
+and drops finished rows from the batch as soon as a fifth of it is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -25,78 +26,94 @@ class Sampling:
     repetition_penalty: float = 1.0
 
 
+def decoding_batches(
+    prompts: Sequence[list[int]], max_new_tokens: int, cache_tokens: int
+) -> list[list[int]]:
+    """Indices of prompts by batch: equal prompts together, then those of similar length.
+
+    As many at once as `cache_tokens` tokens of key-value cache allow.
+    """
+    order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), prompts[index]))
+    longest = max(map(len, prompts), default=0) + max_new_tokens
+    size = max(1, cache_tokens // longest)
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
 @torch.no_grad()
-def sample(
+def decode(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[list[int]],
     sampling: Sampling,
     generator: torch.Generator,
-    cache_tokens: int = 32_768,
 ) -> list[list[int]]:
-    """One sampled response (token ids, end token included when reached) for every prompt.
+    """One sampled response (token ids, end token included when reached) for each of a batch.
 
-    Prompts are decoded in batches of similar length, as many at once as `cache_tokens`
-    tokens of key-value cache allow; the answer keeps the order of `prompts`.
+    Prompts are padded on the left. Of equal prompts that follow one another one goes through the
+    model, and its cache serves all.
     """
-    was_training = model.training
-    model.eval()
-    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-    responses: list[list[int]] = [[] for _ in prompts]
-    longest = max(map(len, prompts), default=0) + sampling.max_new_tokens
-    batch_size = max(1, cache_tokens // longest)
-    for start in range(0, len(order), batch_size):
-        rows = order[start : start + batch_size]
-        batch = _decode(model, tokenizer, [prompts[row] for row in rows], sampling, generator)
-        for row, response in zip(rows, batch, strict=True):
-            responses[row] = response
-    model.train(was_training)
-    return responses
-
-
-def _decode(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: list[list[int]],
-    sampling: Sampling,
-    generator: torch.Generator,
-) -> list[list[int]]:
-    """Decode one batch of prompts, padded on the left."""
-    width = max(map(len, prompts))
-    eos = tokenizer.eos_token_id
-    tokens = torch.tensor([[tokenizer.pad_token_id] * (width - len(p)) + p for p in prompts])
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-    position = mask.cumsum(1).sub(1).clamp(min=0)
-    seen = _seen_tokens(tokens, mask, model.config.vocab_size)
-    cache = DynamicCache(config=model.config)
+    distinct = [prompt for prompt, _ in groupby(prompts)]
+    rows = _Rows(model, distinct, tokenizer.pad_token_id)
+    if len(distinct) < len(prompts):
+        repeats = torch.tensor([len(list(group)) for _, group in groupby(prompts)])
+        rows.select(torch.arange(len(distinct)).repeat_interleave(repeats))
     alive = torch.arange(len(prompts))
     finished = torch.zeros(len(prompts), dtype=torch.bool)
     responses: list[list[int]] = [[] for _ in prompts]
-    for _ in range(sampling.max_new_tokens):
-        output = model(
-            input_ids=tokens,
-            attention_mask=mask,
-            position_ids=position,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        chosen = _choose(output.logits[:, -1], seen, sampling, generator)
+    for number in range(1, sampling.max_new_tokens + 1):
+        chosen = _choose(rows.logits, rows.seen, sampling, generator)
         for place, (row, token) in enumerate(zip(alive.tolist(), chosen.tolist(), strict=True)):
             if not finished[place]:
                 responses[row].append(token)
-        finished = finished | (chosen == eos)
-        if bool(finished.all()):
+        finished = finished | (chosen == tokenizer.eos_token_id)
+        if number == sampling.max_new_tokens or bool(finished.all()):
             break
-        seen.scatter_(1, chosen[:, None], True)
-        tokens, position = chosen[:, None], position[:, -1:] + 1
-        mask = torch.cat([mask, torch.ones(len(mask), 1, dtype=mask.dtype)], dim=1)
-        if finished.float().mean() >= 0.5:
+        if finished.float().mean() >= 0.2:
             keep = (~finished).nonzero()[:, 0]
-            cache.batch_select_indices(keep)
-            alive, finished, seen = alive[keep], finished[keep], seen[keep]
-            tokens, position, mask = tokens[keep], position[keep], mask[keep]
+            rows.select(keep)
+            alive, finished, chosen = alive[keep], finished[keep], chosen[keep]
+        rows.feed(chosen)
     return responses
+
+
+class _Rows:
+    """Rows under way: their cache, the logits (B, V) of the next token, the tokens they hold."""
+
+    def __init__(self, model: PreTrainedModel, prompts: Sequence[list[int]], pad_id: int) -> None:
+        width = max(map(len, prompts))
+        tokens = torch.tensor([[pad_id] * (width - len(p)) + p for p in prompts])
+        self.mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+        self.model = model
+        self.cache = DynamicCache(config=model.config)
+        self.seen = _seen_tokens(tokens, self.mask, model.config.vocab_size)
+        position = self.mask.cumsum(1).sub(1).clamp(min=0)
+        self.position = position[:, -1:]
+        self.logits = self._run(tokens, position)
+
+    def select(self, index: Tensor) -> None:
+        """Go on with the rows of `index` (b,), in which one may come several times."""
+        self.cache.batch_select_indices(index)
+        self.mask, self.seen = self.mask[index], self.seen[index]
+        self.position, self.logits = self.position[index], self.logits[index]
+
+    def feed(self, chosen: Tensor) -> None:
+        """Append a token (B,) to every row."""
+        self.seen.scatter_(1, chosen[:, None], True)
+        self.mask = torch.cat([self.mask, self.mask.new_ones(len(chosen), 1)], dim=1)
+        self.position = self.position + 1
+        self.logits = self._run(chosen[:, None], self.position)
+
+    def _run(self, tokens: Tensor, position: Tensor) -> Tensor:
+        output = self.model(
+            input_ids=tokens,
+            attention_mask=self.mask,
+            position_ids=position,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: Tensor = output.logits[:, -1]
+        return logits
 
 
 def _seen_tokens(tokens: Tensor, mask: Tensor, vocab_size: int) -> Tensor:

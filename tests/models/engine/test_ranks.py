@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from infra import launch as launch_module
 from infra.launch import TrainerError, TrainerKilledError, TrainerStoppedError, launch
 from infra.warm_client import close_servers, warm_server
 from models.engine import ranks
+from models.engine.data import read_rows
 from models.engine.progress import read_metrics
 
 
@@ -37,7 +39,9 @@ def _job(
     inputs: Mapping[str, Path] = {},
     **train: Any,
 ) -> Path:
-    changed = config.model_copy(update={"train": config.train.model_copy(update=train)})
+    changed = config
+    if hasattr(config, "train"):
+        changed = config.model_copy(update={"train": config.train.model_copy(update=train)})
     workdir.mkdir(exist_ok=True)
     job = {
         "stage": stage,
@@ -121,6 +125,35 @@ def test_meta_rm_on_two_ranks_equals_that_on_one(
     assert len(alone) == len(both) > 4
     for ours, theirs in zip(both[:5], alone, strict=False):
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_two_ranks_sample_and_score_what_one_does(
+    tmp_path: Path,
+    smoke_config: Any,
+    world: Path,
+    policy: Path,
+    advantage_model: Path,
+) -> None:
+    def both(stage: str, config: Any, **inputs: Path) -> list[Path]:
+        folders = [tmp_path / f"{stage}_{number}" for number in (1, 2)]
+        for number, folder in enumerate(folders, start=1):
+            launch(_job(folder, config, world, number, stage, inputs))
+        return [folder / "output" for folder in folders]
+
+    # 160 prompts with 9 answers each: more than one batch.
+    config = smoke_config.comparisons.model_copy(update={"num_responses": 9})
+    alone, shared = both("comparisons", config, policy=policy)
+    names = sorted(path.name for path in alone.iterdir())
+    assert filecmp.cmpfiles(alone, shared, names, shallow=False) == (names, [], [])
+
+    scorers = {"scorer": advantage_model, "judge_0": advantage_model, "judge_1": advantage_model}
+    folders = both("evaluate", smoke_config.evaluate, policy=policy, reference=policy, **scorers)
+    alone_rows, shared_rows = (read_rows(folder / "responses.jsonl") for folder in folders)
+    assert [row["response"] for row in alone_rows] == [row["response"] for row in shared_rows]
+    for ours, theirs in zip(shared_rows, alone_rows, strict=True):
+        for measure in ("logprob", "kl", "score", "judge_score"):
+            assert ours[measure] == pytest.approx(theirs[measure], rel=1e-4, abs=1e-4)
 
 
 @pytest.mark.slow

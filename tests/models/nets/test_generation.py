@@ -6,7 +6,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from models.nets.generation import Sampling, sample
+from models.engine.rollouts import sample
+from models.nets import generation
+from models.nets.generation import Sampling, decode
 
 EOS = 1
 
@@ -55,9 +57,29 @@ def test_near_zero_temperature_equals_the_greedy_loop(
 ) -> None:
     sampling = Sampling(temperature=1e-4, max_new_tokens=10)
     responses = sample(
-        model, Tokenizer(), PROMPTS, sampling, torch.Generator().manual_seed(0), cache_tokens
+        *(model, Tokenizer(), PROMPTS, sampling, torch.Generator().manual_seed(0)),
+        cache_tokens=cache_tokens,
     )
     assert responses == [_greedy_slowly(model, prompt, 10) for prompt in PROMPTS]
+
+
+def test_equal_prompts_go_through_the_model_once(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four answers to each prompt are those of a batch in which every row has its own pass."""
+    prompts = [prompt for prompt in PROMPTS for _ in range(4)]
+    rows = []
+    handle = model.register_forward_pre_hook(
+        lambda _, __, named: rows.append(tuple(named["input_ids"].shape)), with_kwargs=True
+    )
+    sampling = Sampling(temperature=1.0, max_new_tokens=10)
+    shared = decode(model, Tokenizer(), prompts, sampling, torch.Generator().manual_seed(0))
+    handle.remove()
+    assert rows[0] == (len(PROMPTS), 5) and rows[1][1] == 1 and len(shared) == len(prompts)
+
+    monkeypatch.setattr(generation, "groupby", lambda rows: [(row, [row]) for row in rows])
+    own = decode(model, Tokenizer(), prompts, sampling, torch.Generator().manual_seed(0))
+    assert shared == own
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
@@ -19,9 +18,9 @@ from models.config import (
     SFTConfig,
     TrainConfig,
 )
+from models.engine import rollouts
 from models.engine.ppo_rollout import ROLLOUT_TOKENS
 from models.engine.scoring import SCORING_TOKENS
-from models.nets.generation import sample
 from models.planning.amounts import Amounts
 from models.planning.memory import FLOAT_BYTES, key_value_cache
 from models.planning.shapes import KNOWN_SHAPES
@@ -51,7 +50,7 @@ def _work(stage: str, config: Any, **more: Any) -> Work:
 
 def test_limits_are_those_of_the_trainers() -> None:
     assert PASS_TOKENS == ROLLOUT_TOKENS == SCORING_TOKENS
-    assert inspect.signature(sample).parameters["cache_tokens"].default == CACHE_TOKENS
+    assert rollouts.CACHE_TOKENS == CACHE_TOKENS
 
 
 def test_sft() -> None:
