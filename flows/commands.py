@@ -139,13 +139,15 @@ def _reported(run: Callable[[], object], wait_until_ready: Callable[[], None]) -
     from flows.config import ConfigError
     from flows.rounds import LineageError
     from infra.fetch import FetchError
-    from infra.launch import TrainerError
+    from infra.launch import TrainerError, warm_up
     from infra.manifest import StorageError
     from infra.registry import RegistryError
     from tasks.perform import connect
     from tasks.stage import StageInputError, StageOutputError
 
     connect()
+    if not (Settings.from_env().home / "reports").exists():  # a first run: nothing is in the store
+        warm_up()
     wait_until_ready()
     for noise in ("prefect.flow_runs", "prefect.task_runs"):  # a failure of one stage fails many
         logging.getLogger(noise).propagate = False  # all of it is on the run's page

@@ -16,7 +16,7 @@ from tasks.comparisons import comparisons
 from tasks.evaluate import evaluate
 from tasks.judge import judge
 from tasks.lower_states import lower_states
-from tasks.perform import Place
+from tasks.perform import ALONE, Place
 from tasks.ppo_max import ppo_max
 from tasks.preferences import preferences
 from tasks.rehearsal import rehearsal
@@ -182,7 +182,9 @@ def train_policies(run: Run) -> None:
             place=place,
             wait_for=wait_for,
         )
-        measure(run, arm, run[f"policy_{arm}"], scorer, place=place)
+        # The rounds wait for the arm `full`: all cores are for its answers.
+        of_answers = ALONE if arm == "full" else place
+        measure(run, arm, run[f"policy_{arm}"], scorer, place=of_answers)
         run[f"judge_{arm}"] = run.submit(
             judge,
             seeded(config.evaluate, seed),

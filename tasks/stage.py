@@ -11,6 +11,7 @@ import json
 import logging
 import platform
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_BATCHES = 1.0  # of metrics for MLflow, each a transaction or a request
 
 
 def run_stage(
@@ -173,20 +176,25 @@ def _resolve(context: StageContext, name: str, ref: ArtifactRef) -> Manifest:
 def _train(context: StageContext, job: StageJob, job_path: Path, run: TrackedRun) -> float:
     tail = LineTail(job.workdir / METRICS_NAME)
     report = ProgressReporter(context, job)
+    sent_at = time.monotonic()
 
     def on_lines(lines: list[str]) -> None:
+        nonlocal sent_at
         report(lines)
-        run.pump(tail)
+        if time.monotonic() - sent_at >= SECONDS_BETWEEN_BATCHES:
+            run.pump(tail)
+            sent_at = time.monotonic()
 
-    seconds = launch(
-        job_path,
-        entry=context.trainers.entry,
-        preload=context.trainers.preload,
-        num_threads=job.num_threads,
-        on_lines=on_lines,
-    )
-    run.pump(tail)
-    return seconds
+    try:
+        return launch(
+            job_path,
+            entry=context.trainers.entry,
+            preload=context.trainers.preload,
+            num_threads=job.num_threads,
+            on_lines=on_lines,
+        )
+    finally:
+        run.pump(tail)
 
 
 def _publish(context: StageContext, job: StageJob, seconds: float) -> Manifest:

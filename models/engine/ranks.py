@@ -100,7 +100,9 @@ def add_up(tensors: Sequence[Tensor]) -> None:
         windows = _ranks.windows[_ranks.turn % 2, :, : len(part)]
         windows[_ranks.number] = part
         _meet()
-        part.copy_(windows.sum(0))
+        torch.add(windows[0], windows[1], out=part)  # windows.sum(0) takes four times as long
+        for others in windows[2:]:
+            part += others
         _ranks.turn += 1
     sums = flat.split([tensor.numel() for tensor in tensors])
     for tensor, total in zip(tensors, sums, strict=True):

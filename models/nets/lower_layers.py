@@ -92,9 +92,12 @@ def lower_digest(model: PreTrainedModel, depth: int) -> str:
 
 
 def _trunk(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
+    # As a bool the mask would be turned into one to add in every layer.
+    hidden_from = ~batch.attention_mask
+    mask = torch.zeros(hidden_from.shape, dtype=model.dtype).masked_fill_(hidden_from, -torch.inf)
     output = model.base_model(
         input_ids=batch.input_ids,
-        attention_mask=batch.attention_mask,
+        attention_mask=mask,
         position_ids=batch.position_ids,
         use_cache=False,
     )
