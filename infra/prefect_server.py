@@ -21,6 +21,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from infra.busy_database import trying_again
+
 API_URL = "PREFECT_API_URL"
 START_SECONDS = 120.0
 # Events wait up to two seconds in the client and two in the server before they are written.
@@ -86,11 +88,8 @@ def serve(descriptor: int) -> None:
 
     # `ephemeral`: only the services a client cannot do without, no scheduler. `final`: no other
     # application is made in this process.
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_app(ephemeral=True, final=True), fd=descriptor, log_level="error", lifespan="on"
-        )
-    )
+    app = trying_again(create_app(ephemeral=True, final=True))
+    server = uvicorn.Server(uvicorn.Config(app, fd=descriptor, log_level="error", lifespan="on"))
 
     def stop_after_the_command() -> None:
         while os.read(0, 1):  # not through sys.stdin: its lock would outlive this thread

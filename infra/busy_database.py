@@ -1,0 +1,71 @@
+"""Requests that Prefect's SQLite database was too busy for are tried again where it lies.
+
+SQLite refuses at once to let a transaction write that began by reading while another has written
+since. Prefect then answers 503, and its client tries again in two seconds: at every other stage of
+a run that was two seconds for nothing. Imports no Prefect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+_BUSY = 503
+PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)  # seconds; after them the client gets its 503
+
+
+def trying_again(app: App) -> App:
+    """An ASGI application that answers as `app` does, but not at once that it is busy."""
+
+    async def answer(scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        request = [await receive()]
+        while request[-1].get("more_body"):
+            request.append(await receive())
+        for pause in PAUSES:
+            if await _is_answered(app, scope, request, receive, send):
+                return
+            await asyncio.sleep(pause)
+        await app(dict(scope), _again(request, receive), send)
+
+    return answer
+
+
+async def _is_answered(
+    app: App, scope: Message, request: list[Message], receive: Receive, send: Send
+) -> bool:
+    """Pass the request on, and back what comes, unless it is that the application is busy."""
+    is_busy = False
+
+    async def send_unless_busy(message: Message) -> None:
+        nonlocal is_busy
+        is_busy = is_busy or message.get("status") == _BUSY
+        if not is_busy:
+            await send(message)
+
+    try:
+        await app(dict(scope), _again(request, receive), send_unless_busy)
+    except Exception:  # frameworks raise once more what they have answered with
+        if not is_busy:
+            raise
+    return not is_busy
+
+
+def _again(request: list[Message], receive: Receive) -> Receive:
+    """What was received, from the start, and then what else comes."""
+    messages = iter(request)
+
+    async def replay() -> Message:
+        for message in messages:
+            return message
+        return await receive()
+
+    return replay
