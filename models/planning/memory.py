@@ -74,14 +74,15 @@ def kept_activations(shape: ModelShape, tokens: int, width: int) -> int:
 
     Floats a token and layer, h hidden, q heads times head size, f feed-forward:
     norms: each its input, the normalised input, its output and a scale, 2 (3 h + 1);
-    attention: query, keys and values repeated for every query head, output, log-sum-exp, and the
-    row's mask as floats, 4 q + heads + width;
+    attention: query, keys and values repeated for every query head, output, log-sum-exp,
+    4 q + heads;
     feed-forward: gate, its activation, up, their product, 4 f.
-    Then once a token the last norm's input and normalised input and the rotary cosines and sines.
+    Then once a token the last norm's input and normalised input, the rotary cosines and sines, and
+    the row's mask as floats.
     """
-    attention = 4 * shape.num_heads * shape.head_dim + shape.num_heads + width
+    attention = 4 * shape.num_heads * shape.head_dim + shape.num_heads
     layer = 6 * shape.hidden_size + 2 + attention + 4 * shape.intermediate_size
-    once = 2 * shape.hidden_size + 2 * shape.head_dim
+    once = 2 * shape.hidden_size + 2 * shape.head_dim + width
     return FLOAT_BYTES * tokens * (shape.num_layers * layer + once)
 
 
