@@ -107,8 +107,8 @@ def test_kept_activations_are_those_that_autograd_keeps(
 
 
 def test_kept_activations_of_mistral_by_hand() -> None:
-    # A layer, floats a token: 6 x 4,096 + 2 of the norms, 4 x 4,096 + 32 of attention, 4 x 14,336 of
-    # the feed-forward: 98,338. 32 layers, and 2 x 4,096 + 2 x 128 and a mask of 1,024 once:
+    # A layer, floats a token: 6 x 4,096 + 2 of the norms, 4 x 4,096 + 32 of attention, 4 x 14,336
+    # of the feed-forward: 98,338. 32 layers, and 2 x 4,096 + 2 x 128 and a mask of 1,024 once:
     # 3,156,288 floats, so 12.0 MiB a token.
     assert kept_activations(MISTRAL, 1, 1024) == 4 * 3_156_288
     assert backward_set(MISTRAL, 1, 1024) > kept_activations(MISTRAL, 1, 1024)
