@@ -93,8 +93,8 @@ def lower_digest(model: PreTrainedModel, depth: int) -> str:
 
 def _trunk(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     # As a bool the mask would be turned into one to add in every layer.
-    hidden_from = ~batch.attention_mask
-    mask = torch.zeros(hidden_from.shape, dtype=model.dtype).masked_fill_(hidden_from, -torch.inf)
+    is_hidden = ~batch.attention_mask
+    mask = torch.zeros_like(is_hidden, dtype=model.dtype).masked_fill_(is_hidden, -torch.inf)
     output = model.base_model(
         input_ids=batch.input_ids,
         attention_mask=mask,
