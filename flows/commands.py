@@ -137,12 +137,12 @@ def _in_prefect(run: Callable[[], object]) -> int:
 
 def _reported(run: Callable[[], object], wait_until_ready: Callable[[], None]) -> int:
     from flows.config import ConfigError
-    from flows.rounds import LineageError
     from infra.fetch import FetchError
     from infra.launch import TrainerError, warm_up
     from infra.manifest import StorageError
     from infra.registry import RegistryError
     from tasks.perform import connect
+    from tasks.registry import LineageError
     from tasks.stage import StageInputError, StageOutputError
 
     connect()

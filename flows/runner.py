@@ -13,19 +13,32 @@ from typing import Any
 
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
+from flows.config import ConfigError
+
 DASK = "TRIMTAB_DASK"
 
 
 def task_runner() -> TaskRunner[Any]:
-    """The runner that the environment asks for; ModuleNotFoundError says what to install."""
+    """The runner that the environment asks for; ConfigError where what it needs is missing."""
     address = os.environ.get(DASK)
     if not address:
         return ThreadPoolTaskRunner()
     try:
         from prefect_dask import DaskTaskRunner
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"{DASK} is set: pip install 'trimtab[dask]'") from error
-    return DaskTaskRunner(address=address)
+        raise ConfigError(f"{DASK} is set: pip install 'trimtab[dask]'") from error
+
+    class ClusterRunner(DaskTaskRunner):
+        @property
+        def client(self) -> Any:
+            """The connection, made when the first task is submitted."""
+            try:
+                return super().client
+            except OSError as error:
+                message = f"{DASK} is {address}, where no scheduler answers: {error}"
+                raise ConfigError(message) from error
+
+    return ClusterRunner(address=address)
 
 
 def resources_of(task: Any) -> AbstractContextManager[Any]:
