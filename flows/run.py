@@ -69,7 +69,10 @@ class Run:
 
     @property
     def has_small_models(self) -> bool:
-        """Models from scratch: too small to gain by a second thread, but by a second rank."""
+        """Models from scratch: too small to gain by a second thread, but by a second rank.
+
+        Each rank holds a model of its own, for which a base model may be too large.
+        """
         return self.config.sft.model.base is None
 
     @property

@@ -34,7 +34,11 @@ def prepare(run: Run) -> None:
         run["data"] = run.submit(world, seeded(config.world, seed))
         run["sft"] = run.submit(sft, seeded(config.sft, seed), run["data"])
         run["preferences"] = run.submit(
-            comparisons, seeded(config.comparisons, seed), run["data"], run["sft"]
+            comparisons,
+            seeded(config.comparisons, seed),
+            run["data"],
+            run["sft"],
+            by_ranks=run.has_small_models,
         )
     else:
         run["data"] = run["preferences"] = run.submit(

@@ -64,8 +64,7 @@ def _again(request: list[Message], receive: Receive) -> Receive:
     messages = iter(request)
 
     async def replay() -> Message:
-        for message in messages:
-            return message
-        return await receive()
+        message = next(messages, None)
+        return await receive() if message is None else message
 
     return replay

@@ -16,7 +16,8 @@ def comparisons(
     data: StageResult,
     policy: StageResult,
     label: str = "comparisons",
+    by_ranks: bool = False,
 ) -> StageResult:
-    """Preference pairs with planted noise, split by prompt."""
+    """Preference pairs with planted noise, split by prompt; `by_ranks` as in `perform`."""
     inputs = {"data": data, "policy": policy}
-    return perform("comparisons", config, inputs, label, place=ALONE, by_ranks=True)
+    return perform("comparisons", config, inputs, label, place=ALONE, by_ranks=by_ranks)

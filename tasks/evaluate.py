@@ -22,7 +22,7 @@ def evaluate(
     place: Place | None = None,
     by_ranks: bool = False,
 ) -> StageResult:
-    """Answers with likelihoods and scores."""
+    """Answers with likelihoods and scores; `place` and `by_ranks` as in `perform`."""
     return perform(
         "evaluate",
         config,

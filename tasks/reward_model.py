@@ -22,7 +22,7 @@ def reward_model(
     by_ranks: bool = False,
     is_patient: bool = False,
 ) -> StageResult:
-    """A reward model on raw pairs, or on relabelled `pairs`; `is_patient` as in `perform`."""
+    """A reward model on raw pairs, or on relabelled `pairs`; the last three as in `perform`."""
     return perform(
         "reward_model",
         config,

@@ -177,7 +177,7 @@ def test_progress_and_mlflow_see_the_stage(context: StageContext, plan: Any) -> 
     assert reports[-1] == Progress("counter", "first count", 3, 3, {"count": 3})
     run_stage(tracked, "counter", CounterConfig(total=2), {"start": base.ref})
     run_stage(tracked, "counter", CounterConfig(), {}, name="again")
-    plan(die_at=0)
+    plan(die_at=2)
     with pytest.raises(TrainerError):
         run_stage(tracked, "counter", CounterConfig(total=9), {}, name="dies")
     client = tracking._client
@@ -193,3 +193,4 @@ def test_progress_and_mlflow_see_the_stage(context: StageContext, plan: Any) -> 
     assert runs["counter"].inputs.dataset_inputs[0].dataset.name == "start"
     assert runs["again"].data.tags["trimtab.cached"] == "true"
     assert runs["dies"].info.status == "FAILED"
+    assert runs["dies"].data.metrics["count"] == 2.0  # the last before it died
