@@ -8,10 +8,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from infra.imports import quick_imports
 from infra.settings import Settings
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
             file=sys.stderr,
         )
         return 2
-    return _in_prefect(lambda: _flow(options.flow)(options.recipe, changes))
+    return _in_prefect(lambda: partial(_flow(options.flow), options.recipe, changes))
 
 
 def _flow(name: str) -> Callable[..., object]:
@@ -59,19 +61,23 @@ def next_round(options: argparse.Namespace, settings: Settings) -> int:
     They are checked here as well: Prefect's own refusal of a flow's parameters is not a line.
     """
 
-    def run() -> None:
+    def load() -> Callable[[], None]:
         from flows.changes import RoundChanges, changed, parsed
         from flows.config import load_config
         from flows.rounds import champion_of, rounds
 
         flow: Callable[..., dict[str, Any]] = rounds
-        changes = parsed(options.overrides)
-        changed(load_config(champion_of(options.recipe).config), changes, RoundChanges)
-        found = flow(options.recipe, changes)
-        if "idle" in found:
-            print(found["idle"])
 
-    return _in_prefect(run)
+        def run() -> None:
+            changes = parsed(options.overrides)
+            changed(load_config(champion_of(options.recipe).config), changes, RoundChanges)
+            found = flow(options.recipe, changes)
+            if "idle" in found:
+                print(found["idle"])
+
+        return run
+
+    return _in_prefect(load)
 
 
 def roll_back(options: argparse.Namespace, settings: Settings) -> int:
@@ -122,37 +128,45 @@ def _stopped(_number: int, _frame: FrameType | None) -> None:
     sys.exit(128 + signal.SIGTERM)
 
 
-def _in_prefect(run: Callable[[], object]) -> int:
-    """Import the flows while Prefect's server starts, then run; a known failure is one line."""
+def _in_prefect(load: Callable[[], Callable[[], object]]) -> int:
+    """Import the flows while Prefect's server starts, then run what `load` gives.
+
+    A known failure is one line.
+    """
     from infra.prefect_server import PrefectServerError, local_prefect_server
 
     signal.signal(signal.SIGTERM, _stopped)
     try:
         with local_prefect_server() as wait_until_ready:
-            return _reported(run, wait_until_ready)
+            return _reported(load, wait_until_ready)
     except PrefectServerError as error:
         print(f"trimtab: {error}", file=sys.stderr)
         return 1
 
 
-def _reported(run: Callable[[], object], wait_until_ready: Callable[[], None]) -> int:
-    from flows.config import ConfigError
-    from infra.fetch import FetchError
-    from infra.launch import TrainerError, warm_up
-    from infra.manifest import StorageError
-    from infra.registry import RegistryError
-    from tasks.perform import connect
-    from tasks.registry import LineageError
-    from tasks.stage import StageInputError, StageOutputError
+def _reported(
+    load: Callable[[], Callable[[], object]], wait_until_ready: Callable[[], None]
+) -> int:
+    with quick_imports():
+        from flows.config import ConfigError
+        from infra.fetch import FetchError
+        from infra.launch import TrainerError, warm_up
+        from infra.manifest import StorageError
+        from infra.registry import RegistryError
+        from tasks.perform import get_ready
+        from tasks.registry import LineageError
+        from tasks.stage import StageInputError, StageOutputError
 
-    connect()
-    if not (Settings.from_env().home / "reports").exists():  # a first run: nothing is in the store
-        warm_up()
-    wait_until_ready()
-    for noise in ("prefect.flow_runs", "prefect.task_runs"):  # a failure of one stage fails many
-        logging.getLogger(noise).propagate = False  # all of it is on the run's page
+        get_ready()
     known = (TrainerError, StageInputError, StageOutputError, StorageError, FetchError)
     try:
+        if not (Settings.from_env().home / "reports").exists():  # first run: the store is empty
+            warm_up()
+        with quick_imports():
+            run = load()
+        wait_until_ready()
+        for noise in ("prefect.flow_runs", "prefect.task_runs"):  # one stage's failure fails many
+            logging.getLogger(noise).propagate = False  # all of it is on the run's page
         run()
     except (ConfigError, LineageError, RegistryError, *known) as error:
         print(f"trimtab: {error}", file=sys.stderr)

@@ -22,11 +22,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from infra.busy_database import trying_again
+from infra.imports import quick_imports
 
 API_URL = "PREFECT_API_URL"
 START_SECONDS = 120.0
 # Events wait up to two seconds in the client and two in the server before they are written.
 DRAIN_SECONDS = 5.0
+# Block types are for the pages of `trimtab ui`, whose server registers them itself. To memoise that
+# they are registered, every integration that is installed would be imported.
+WITHOUT_BLOCKS = {
+    "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
+    "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
+}
 
 
 class PrefectServerError(RuntimeError):
@@ -51,8 +58,7 @@ def local_prefect_server() -> Iterator[Callable[[], None]]:
         server = subprocess.Popen(
             [sys.executable, "-m", "infra.prefect_server", str(listener.fileno())],
             stdin=subprocess.PIPE,
-            # Block types are for the pages of `trimtab ui`, whose server registers them itself.
-            env={**os.environ, "PREFECT_API_BLOCKS_REGISTER_ON_START": "false"},
+            env={**os.environ, **WITHOUT_BLOCKS},
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )
@@ -83,12 +89,13 @@ def _wait_until_ready(server: subprocess.Popen[bytes], url: str) -> None:
 
 def serve(descriptor: int) -> None:
     """The child: serve on the inherited socket until stdin ends, then drain and stop."""
-    import uvicorn
-    from prefect.server.api.server import create_app
+    with quick_imports():
+        import uvicorn
+        from prefect.server.api.server import create_app
 
-    # `ephemeral`: only the services a client cannot do without, no scheduler. `final`: no other
-    # application is made in this process.
-    app = trying_again(create_app(ephemeral=True, final=True))
+        # `ephemeral`: only the services a client cannot do without, no scheduler. `final`: no other
+        # application is made in this process.
+        app = trying_again(create_app(ephemeral=True, final=True))
     server = uvicorn.Server(uvicorn.Config(app, fd=descriptor, log_level="error", lifespan="on"))
 
     def stop_after_the_command() -> None:

@@ -29,9 +29,9 @@ class UnknownModuleError(ValueError):
 
 @dataclass(frozen=True)
 class _Source:
-    """A module's code without comments and docstrings, and the names it may import."""
+    """The hash of a module's code without comments and docstrings; the names it may import."""
 
-    code: str
+    digest: str
     imports: frozenset[str]
 
 
@@ -41,14 +41,18 @@ def code_version(module: str, *, root: Path = ROOT, packages: tuple[str, ...] = 
     `root` holds the packages; modules outside `packages` count by LIBRARIES' versions only.
     Raises UnknownModuleError if `module` has no source file.
     """
-    if _find(module, root) is None:
+    closure = _closure(module, root, packages)
+    if module not in closure:
         raise UnknownModuleError(f"no module {module!r} below {root}")
-    hashes = {
-        name: hashlib.sha256(source.code.encode()).hexdigest()
-        for name, source in _closure(module, root, packages).items()
-    }
+    hashes = {name: source.digest for name, source in closure.items()}
     payload = json.dumps([hashes, library_versions()], sort_keys=True)
     return hashlib.sha256(payload.encode()).hexdigest()
+
+
+def read_sources(*, root: Path = ROOT, packages: tuple[str, ...] = PACKAGES) -> None:
+    """Parse everything now, which takes a second, rather than when it is waited for."""
+    for name, path in _modules(root, packages).items():
+        _source(name, path)
 
 
 def modules_of(
@@ -75,31 +79,37 @@ def _version(distribution: str) -> str:
 
 
 def _closure(module: str, root: Path, packages: tuple[str, ...]) -> dict[str, _Source]:
+    paths = _modules(root, packages)
     found: dict[str, _Source] = {}
     waiting = [module]
     while waiting:
-        name = waiting.pop()
         # Importing a.b.c runs a and a.b first.
-        parts = name.split(".")
-        for candidate in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
-            path = _find(candidate, root)
-            if candidate in found or path is None or parts[0] not in packages:
+        parts = waiting.pop().split(".")
+        for name in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
+            if name in found or name not in paths:
                 continue
-            stat = path.stat()
-            # One thread at a time: in Python 3.11 two that parse at once may raise SystemError.
-            with _parsing:
-                source = _parse(path, candidate, stat.st_mtime_ns, stat.st_size)
-            found[candidate] = source
-            waiting.extend(source.imports)
+            found[name] = _source(name, paths[name])
+            waiting.extend(found[name].imports)
     return found
 
 
-def _find(module: str, root: Path) -> Path | None:
-    base = root.joinpath(*module.split("."))
-    for path in (base / "__init__.py", base.with_suffix(".py")):
-        if path.is_file():
-            return path
-    return None
+def _modules(root: Path, packages: tuple[str, ...]) -> dict[str, Path]:
+    """The source of every module; of a package, its __init__.py."""
+    paths = {}
+    for file in (file for package in packages for file in (root / package).rglob("*.py")):
+        parts = file.relative_to(root).with_suffix("").parts
+        if parts[-1] == "__init__":
+            paths[".".join(parts[:-1])] = file
+        else:
+            paths.setdefault(".".join(parts), file)  # Python prefers a package of that name
+    return paths
+
+
+def _source(module: str, path: Path) -> _Source:
+    stat = path.stat()
+    # One thread at a time: in Python 3.11 two that parse at once may raise SystemError.
+    with _parsing:
+        return _parse(path, module, stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=4096)
@@ -111,7 +121,7 @@ def _parse(path: Path, module: str, mtime_ns: int, size: int) -> _Source:
     for node in ast.walk(tree):
         _drop_docstring(node)
     # Unparsed rather than dumped: the dump's form changes with the version of Python.
-    return _Source(ast.unparse(tree), imports)
+    return _Source(hashlib.sha256(ast.unparse(tree).encode()).hexdigest(), imports)
 
 
 def _imports(tree: ast.AST, package: str) -> Iterator[str]:

@@ -16,6 +16,7 @@ from infra.settings import Settings
 from infra.tracking import TrackedRun
 from models.config import TrainConfig
 from models.records import ArtifactRef
+from tasks.code_version import read_sources
 from tasks.gpu_slots import gpu_slots
 from tasks.stage import Progress, StageContext, StageResult, run_stage
 from tasks.stage_context import no_slots
@@ -41,9 +42,10 @@ def base_context() -> StageContext:
     return StageContext.open(Settings.from_env(), EXPERIMENT)
 
 
-def connect() -> None:
-    """Load MLflow, which takes seconds, while there is something else to wait for."""
+def get_ready() -> None:
+    """Load MLflow and read the stages' sources while there is something else to wait for."""
     base_context().tracking.call(lambda _: None)
+    read_sources()
 
 
 def start_tracked_run(name: str, tags: Mapping[str, str]) -> TrackedRun:

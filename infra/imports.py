@@ -1,0 +1,23 @@
+"""Importing many modules without searching what they hold for garbage, again and again."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Keep the garbage collector off within, and away from what is there by then for good.
+
+    Prefect and MLflow leave over a million objects that live as long as the process: while they
+    load, the collector looks through all of them several times, and once more as the process ends,
+    which takes a second and a half.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
