@@ -49,7 +49,7 @@ def evaluate(
             label="judge",
         )
         numbers = run.result("verdict").summary
-        tracked.log_metrics({name: float(value) for name, value in numbers.items()})
+        tracked.log(metrics={name: float(value) for name, value in numbers.items()})
         create_table_artifact(
             key="trimtab-evaluation",
             table=_table(numbers),

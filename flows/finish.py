@@ -37,7 +37,7 @@ def tracked_flow(config: RunConfig, name: str) -> Iterator[TrackedRun]:
     tags = {"trimtab.recipe": config.recipe, "trimtab.seed": str(config.seed)}
     title = f"{name} {config.recipe} seed {config.seed}"
     with drain_on_sigterm(), start_tracked_run(title, tags) as tracked:
-        tracked.log_params(config.model_dump(mode="json"))
+        tracked.log(params=config.model_dump(mode="json"))
         yield tracked
 
 

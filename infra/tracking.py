@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 _RETRY_SECONDS = 30.0
 _one_input_at_a_time = threading.Lock()
 # MLflow's own limits, below which every store and server accepts a request.
-_MAX_METRICS, _MAX_PARAMS = 1000, 100
+_MAX_OF = {"params": 100, "metrics": 800, "tags": 100}  # in one request, of a thousand in all
 _MAX_KEY, _MAX_PARAM, _MAX_TAG = 250, 6000, 8000
 
 
@@ -165,22 +165,30 @@ class TrackedRun:
         """Start a run nested in this one."""
         return self.tracking.start_run(name, parent_id=self.run_id, tags=tags)
 
-    def log_params(self, params: Mapping[str, Any]) -> None:
-        """Log nested parameters as `a.b.c`; long values are cut to MLflow's limit."""
+    def log(
+        self,
+        *,
+        params: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """Log nested parameters as `a.b.c`, numbers and tags, in as few requests as MLflow takes.
+
+        Long values are cut to its limits. What trainers report by the thousand goes through `pump`.
+        """
         if self.run_id is None:
             return
-        from mlflow.entities import Param
+        from mlflow.entities import Param, RunTag
 
-        items = [Param(key[:_MAX_KEY], value[:_MAX_PARAM]) for key, value in flatten(params)]
-        for start in range(0, len(items), _MAX_PARAMS):
-            batch = items[start : start + _MAX_PARAMS]
-            self._call(lambda client, run, batch=batch: client.log_batch(run, params=batch))
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
-        """Log a few numbers now; what trainers report by the thousand goes through `pump`."""
-        if self.run_id is None:
-            return
-        self._log([metric(name, value, time.time(), step) for name, value in metrics.items()])
+        rest = {
+            "params": [Param(k[:_MAX_KEY], v[:_MAX_PARAM]) for k, v in flatten(params or {})],
+            "metrics": [metric(k, v, time.time(), 0) for k, v in (metrics or {}).items()],
+            "tags": [RunTag(k, str(v)[:_MAX_TAG]) for k, v in (tags or {}).items()],
+        }
+        while any(rest.values()):
+            batch = {kind: items[: _MAX_OF[kind]] for kind, items in rest.items()}
+            rest = {kind: items[_MAX_OF[kind] :] for kind, items in rest.items()}
+            self._call(lambda client, run, batch=batch: client.log_batch(run, **batch))
 
     def pump(self, tail: LineTail) -> bool:
         """Send the new lines of a metrics.jsonl; False, and they are kept, if MLflow is down."""
@@ -192,12 +200,6 @@ class TrackedRun:
                 tail.unread()
                 return False
         return True
-
-    def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Set tags, cut to MLflow's limit."""
-        for key, value in tags.items():
-            text = str(value)[:_MAX_TAG]
-            self._call(lambda client, run, key=key, text=text: client.set_tag(run, key, text))
 
     def log_artifact(self, path: Path, folder: str | None = None) -> None:
         """Copy a file, or a folder's contents, to the run's artifacts."""
@@ -230,8 +232,9 @@ class TrackedRun:
         self.end("FINISHED" if error is None else "KILLED" if stopped else "FAILED")
 
     def _log(self, metrics: list[Any]) -> None:
-        for start in range(0, len(metrics), _MAX_METRICS):
-            batch = metrics[start : start + _MAX_METRICS]
+        size = _MAX_OF["metrics"]
+        for start in range(0, len(metrics), size):
+            batch = metrics[start : start + size]
             self._call(lambda client, run, batch=batch: client.log_batch(run, metrics=batch))
 
     def _call(self, function: Callable[..., _T]) -> _T | None:

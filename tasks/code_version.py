@@ -71,6 +71,7 @@ def library_versions() -> dict[str, str]:
     return {name: _version(name) for name in LIBRARIES}
 
 
+@lru_cache
 def _version(distribution: str) -> str:
     try:
         return metadata.version(distribution).partition("+")[0]

@@ -67,7 +67,7 @@ def announce(
         if (folder / "plots").is_dir():
             tracked.log_artifact(folder / "plots", "plots")
     numbers = {k: v for k, v in result.summary.items() if isinstance(v, int | float)}
-    tracked.log_metrics({key: float(value) for key, value in numbers.items()})
+    tracked.log(metrics={key: float(value) for key, value in numbers.items()})
     cached = sum(done.cached for done in results.values())
     lines = [f"| {key} | {_shown(value)} |" for key, value in result.summary.items()]
     create_markdown_artifact(

@@ -35,7 +35,7 @@ from tasks.stage_context import (
     StageResult,
     Trainers,
 )
-from tasks.stage_reporting import ProgressReporter, log_summary, read_summary, tracked
+from tasks.stage_reporting import ProgressReporter, of_artifact, read_summary, tracked
 
 __all__ = [
     "Progress",
@@ -118,21 +118,19 @@ def stage_key(
 
 
 def _cached(context: StageContext, job: StageJob, manifest: Manifest) -> StageResult:
-    with tracked(context, job, cached=True) as run:
-        log_summary(run, manifest.summary)
-    return result_of(manifest)
+    with tracked(context, job, found=manifest):
+        return result_of(manifest)
 
 
 def _compute(context: StageContext, job: StageJob) -> StageResult:
     logger.info("stage %s: running in %s", job.name, job.workdir)
-    with tracked(context, job, cached=False) as run:
+    with tracked(context, job) as run:
         job_path = _prepare(context, job)
         with CheckpointUploader(context.store, job.key, job.workdir / "checkpoints") as uploader:
             seconds = _train(context, job, job_path, run)
             uploader.discard()
         manifest = _publish(context, job, seconds)
-        log_summary(run, manifest.summary)
-        run.set_tags({"trimtab.digest": manifest.digest})
+        run.log(**of_artifact(manifest))
     _clean_up(context, job)
     return result_of(manifest, cached=False, seconds=seconds)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from infra.manifest import Manifest
 from infra.tracking import Input, TrackedRun
 from tasks.stage_context import Progress, StageContext, StageJob, StageOutputError
 
@@ -62,17 +63,22 @@ def read_summary(output: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def tracked(context: StageContext, job: StageJob, *, cached: bool) -> Iterator[TrackedRun]:
-    """The stage's MLflow run, nested in the context's, with config and inputs logged."""
+def tracked(
+    context: StageContext, job: StageJob, found: Manifest | None = None
+) -> Iterator[TrackedRun]:
+    """The stage's MLflow run, nested in the context's, with config and inputs logged.
+
+    With what is logged of the artifact, where that was `found` in the store.
+    """
     tags = {
         "trimtab.stage": job.stage,
         "trimtab.key": job.key,
-        "trimtab.cached": str(cached).lower(),
+        "trimtab.cached": str(found is not None).lower(),
         "trimtab.seed": str(context.seed),
         "trimtab.host": os.uname().nodename,
     }
     with context.tracking.start_run(job.name, parent_id=context.run_id, tags=tags) as run:
-        run.log_params(job.config)
+        run.log(params=job.config, **(of_artifact(found) if found else {}))
         place = f"{context.store.url}/artifacts"
         run.log_inputs(
             [
@@ -83,6 +89,10 @@ def tracked(context: StageContext, job: StageJob, *, cached: bool) -> Iterator[T
         yield run
 
 
-def log_summary(run: TrackedRun, summary: Mapping[str, Any]) -> None:
-    numbers = {k: float(v) for k, v in summary.items() if isinstance(v, int | float)}
-    run.log_metrics({f"summary/{name}": value for name, value in numbers.items()})
+def of_artifact(manifest: Manifest) -> dict[str, Any]:
+    """What `TrackedRun.log` takes of a finished stage."""
+    numbers = {k: float(v) for k, v in manifest.summary.items() if isinstance(v, int | float)}
+    return {
+        "metrics": {f"summary/{name}": value for name, value in numbers.items()},
+        "tags": {"trimtab.digest": manifest.digest},
+    }

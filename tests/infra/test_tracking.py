@@ -40,7 +40,7 @@ def _line(step: int, **metrics: float) -> str:
 def test_runs_nest_and_end_with_the_right_status(settings: Settings, tracking: Tracking) -> None:
     parent = tracking.start_run("flow")
     with parent.child("good", {"trimtab.stage": "sft"}) as good:
-        good.log_params({"lr": 0.1, "optimiser": {"betas": [0.9, 0.95]}, "long": "x" * 9000})
+        good.log(params={"lr": 0.1, "optimiser": {"betas": [0.9, 0.95]}, "long": "x" * 9000})
         good.log_inputs([Input("policy", "d" * 64, "s3://b/x", "sft")])
     with pytest.raises(ValueError, match="oops"), parent.child("bad") as bad:
         raise ValueError("oops")
@@ -113,8 +113,7 @@ def test_server_that_was_never_there_costs_a_warning(
     tracking = Tracking("http://127.0.0.1:9", "toy")
     with caplog.at_level(logging.WARNING), tracking.start_run("lost") as run:
         assert run.run_id is None
-        run.log_params({"a": 1})
-        run.log_metrics({"a": 1.0})
+        run.log(params={"a": 1}, metrics={"a": 1.0})
     assert len([r for r in caplog.records if "127.0.0.1:9" in r.message]) == 1
 
 
@@ -149,7 +148,7 @@ def test_two_connections_at_once_make_one_experiment(settings: Settings) -> None
 
 def test_tracking_without_a_uri_is_off() -> None:
     with Tracking("", "").start_run("x") as run:
-        run.log_params({"a": 1})
+        run.log(params={"a": 1})
         assert run.run_id is None
 
 
