@@ -40,7 +40,10 @@ def main() -> int:
 
 
 def _up(stack: Stack) -> int:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A script that starts this with `&` has it ignore SIGINT, and so would the servers: Prefect's
+    # worker, which sends itself one when it is told to stop, would go on and take runs.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     flow_runs.adopt()
     try:
         with Supervisor(stack.services(), stack.folder / "logs") as supervisor:

@@ -179,6 +179,7 @@ def running_stack() -> Iterator[Running]:
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as after `&` in a script
     )
     assert process.stdout is not None
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -169,3 +171,12 @@ def test_secrets_are_in_no_file_and_no_command_line(running: Running) -> None:
             assert not [value for value in values if value in content], path
     commands = " ".join(processes_of(running.stack.folder)).encode()
     assert not [value for value in values if value in commands]
+
+
+def test_a_worker_that_is_told_to_stop_stops(running: Running) -> None:
+    (worker,) = running.processes("prefect worker start")
+    os.kill(worker, signal.SIGTERM)
+    deadline = time.monotonic() + 60
+    while worker in running.processes("prefect worker start"):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
