@@ -146,6 +146,11 @@ class Stack:
                 "PREFECT_SERVER_DATABASE_CONNECTION_URL": url(
                     self.ports.postgres, "prefect", "+asyncpg"
                 ),
+                # Started again, it must know whose GPU slots to free and what it has heard.
+                "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
+                    "prefect.server.concurrency.lease_storage.filesystem"
+                ),
+                "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "infra.stack.event_order",
                 # How long a stage that found no GPU slot may wait before it asks again.
                 "PREFECT_SERVER_CONCURRENCY_MAXIMUM_CONCURRENCY_SLOT_WAIT_SECONDS": "2",
                 "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

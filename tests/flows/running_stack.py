@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,16 @@ class Running:
             auth=(user, password) if login else None,
             timeout=60,
         )
+
+    def wait_for_prefect(self, seconds: float = 60.0) -> None:
+        """Until the server answers again."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            with suppress(requests.ConnectionError):
+                self.prefect("GET", "health").raise_for_status()
+                return
+            time.sleep(0.5)
+        raise TimeoutError("Prefect's server does not answer")
 
     def deployment(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self.prefect("GET", f"deployments/name/{name}/{name}").json()

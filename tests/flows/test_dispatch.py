@@ -24,15 +24,16 @@ def running() -> Iterator[Running]:
 
 
 def test_killed_runs_go_on_without_anybody(running: Running) -> None:
-    """One with its worker, as where a host dies; one alone, while nobody has missed the first."""
+    """One with worker and server, as where the host dies; one alone, before the first is missed."""
     runs = []
     for seed, victims in (
-        (1, ("prefect worker start", "prefect.engine")),
+        (1, ("prefect worker start", "prefect.engine", "prefect.server.api.server")),
         (4, ("prefect.engine",)),
     ):
         runs.append(_start_and_train(running, seed))
         for process in [each for victim in victims for each in running.processes(victim)]:
             os.kill(process, signal.SIGKILL)
+        running.wait_for_prefect()
     deadline = time.monotonic() + 300
     for run in runs:
         while running.state_of(run)["type"] != "COMPLETED":
