@@ -11,9 +11,9 @@ from contextlib import contextmanager
 def quick_imports() -> Iterator[None]:
     """Keep the garbage collector off within, and away from what is there by then for good.
 
-    Prefect and MLflow leave over a million objects that live as long as the process: while they
-    load, the collector looks through all of them several times, and once more as the process ends,
-    which takes a second and a half.
+    Prefect and MLflow leave a third of a million objects that live as long as the process: while
+    they load, the collector looks through all of them several times, and again as the process ends,
+    which takes a second.
     """
     gc.disable()
     try:
