@@ -15,12 +15,13 @@ test: $(INSTALLED) ## everything `check` does, and the slow tests
 	$(MAKE) check PYTEST_MARK=""
 
 PYTEST_MARK ?= -m "not slow"
+# Files in their order: those of few and slow tests, tests/flows, first and not last.
 check: $(INSTALLED) ## format, lint, types, import contracts, fast tests
 	@echo "== format"; $(BIN)/ruff format --check .
 	@echo "== lint"; $(BIN)/ruff check .
 	@echo "== types"; $(BIN)/mypy
 	@echo "== import contracts"; $(BIN)/lint-imports > /dev/null || $(BIN)/lint-imports
-	@echo "== tests"; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile $(PYTEST_MARK)
+	@echo "== tests"; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_MARK)
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .
