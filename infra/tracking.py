@@ -180,22 +180,18 @@ class TrackedRun:
             return
         from mlflow.entities import Param, RunTag
 
-        rest = {
-            "params": [Param(k[:_MAX_KEY], v[:_MAX_PARAM]) for k, v in flatten(params or {})],
-            "metrics": [metric(k, v, time.time(), 0) for k, v in (metrics or {}).items()],
-            "tags": [RunTag(k, str(v)[:_MAX_TAG]) for k, v in (tags or {}).items()],
-        }
-        while any(rest.values()):
-            batch = {kind: items[: _MAX_OF[kind]] for kind, items in rest.items()}
-            rest = {kind: items[_MAX_OF[kind] :] for kind, items in rest.items()}
-            self._call(lambda client, run, batch=batch: client.log_batch(run, **batch))
+        self._send(
+            params=[Param(k[:_MAX_KEY], v[:_MAX_PARAM]) for k, v in flatten(params or {})],
+            metrics=[metric(k, v, time.time(), 0) for k, v in (metrics or {}).items()],
+            tags=[RunTag(k, str(v)[:_MAX_TAG]) for k, v in (tags or {}).items()],
+        )
 
     def pump(self, tail: LineTail) -> bool:
         """Send the new lines of a metrics.jsonl; False, and they are kept, if MLflow is down."""
         if self.run_id is None or self.tracking.down:
             return False
         while lines := tail.read(limit=1 << 18):
-            self._log([item for line in lines for item in parse_line(line)])
+            self._send(metrics=[item for line in lines for item in parse_line(line)])
             if self.tracking.down:
                 tail.unread()
                 return False
@@ -231,11 +227,11 @@ class TrackedRun:
         stopped = isinstance(error, KeyboardInterrupt | SystemExit | TrainerStoppedError)
         self.end("FINISHED" if error is None else "KILLED" if stopped else "FAILED")
 
-    def _log(self, metrics: list[Any]) -> None:
-        size = _MAX_OF["metrics"]
-        for start in range(0, len(metrics), size):
-            batch = metrics[start : start + size]
-            self._call(lambda client, run, batch=batch: client.log_batch(run, metrics=batch))
+    def _send(self, **rest: list[Any]) -> None:
+        while any(rest.values()):
+            batch = {kind: items[: _MAX_OF[kind]] for kind, items in rest.items()}
+            rest = {kind: items[_MAX_OF[kind] :] for kind, items in rest.items()}
+            self._call(lambda client, run, batch=batch: client.log_batch(run, **batch))
 
     def _call(self, function: Callable[..., _T]) -> _T | None:
         run = self.run_id
