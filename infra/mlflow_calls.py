@@ -16,8 +16,6 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 _MAX_DATASET_DIGEST = 36  # MLflow's own limit
-# Its page opens on the runs and their metrics, not on traces of LLM calls.
-_TRAINING = {"mlflow.experimentKind": "custom_model_development"}
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -85,8 +83,7 @@ def experiment_id(client: Any, name: str, artifact_root: Path | None) -> str:
         if found is not None:
             return str(found.experiment_id)
         try:
-            made = client.create_experiment(name, artifact_location=location, tags=_TRAINING)
-            return str(made)
+            return str(client.create_experiment(name, artifact_location=location))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process was first
                 raise
