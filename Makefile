@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check format clean
+.PHONY: demo test check static tests format clean
 .DEFAULT_GOAL := demo
 
 demo: $(INSTALLED) ## run the main job on the embedded default, print scorecard and report
@@ -14,14 +14,19 @@ demo: $(INSTALLED) ## run the main job on the embedded default, print scorecard 
 test: $(INSTALLED) ## everything `check` does, and the slow tests
 	$(MAKE) check PYTEST_MARK=""
 
-PYTEST_MARK ?= -m "not slow"
-# Files in their order: those of few and slow tests, tests/flows, first and not last.
-check: $(INSTALLED) ## format, lint, types, import contracts, fast tests
+check: $(INSTALLED) ## format, lint, types, import contracts, and beside them the fast tests
+	$(MAKE) --jobs 2 static tests
+
+static: $(INSTALLED)
 	@echo "== format"; $(BIN)/ruff format --check .
 	@echo "== lint"; $(BIN)/ruff check .
-	@echo "== types"; $(BIN)/mypy
 	@echo "== import contracts"; $(BIN)/lint-imports > /dev/null || $(BIN)/lint-imports
-	@echo "== tests"; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_MARK)
+	@echo "== types"; $(BIN)/mypy
+
+PYTEST_MARK ?= -m "not slow"
+# Files in their order: those of few and slow tests, tests/flows, first and not last.
+tests: $(INSTALLED)
+	@echo "== tests"; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(PYTEST_MARK)
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .

@@ -53,7 +53,7 @@ class Stack:
         }
 
     def services(self) -> list[Service]:
-        """All of them in the order of starting; StackError names the secrets that are not set."""
+        """All, the last to be stopped first; StackError names the secrets that are not set."""
         secrets.demand()
         return [
             postgres(self.folder / "postgres", self.ports.postgres),
@@ -73,6 +73,7 @@ class Stack:
                 *("--pool", POOL, "--type", "process"),
             ],
             is_ready=lambda: self._is_online(name),
+            after=["prefect", "mlflow", "seaweedfs"],
             env={
                 **self.client_environment,
                 "PREFECT_HOME": str(folder / "prefect"),
@@ -113,6 +114,7 @@ class Stack:
                 *("--artifacts-destination", f"s3://{BUCKET}/mlflow"),
             ],
             is_ready=lambda: answers(f"http://{HOST}:{port}/health"),
+            after=["postgres"],
             ports=[port],
             env={
                 "MLFLOW_AUTH_CONFIG_PATH": str(users),
@@ -139,6 +141,7 @@ class Stack:
                 *("--host", HOST, "--port", str(self.ports.prefect)),
             ],
             is_ready=lambda: self._ask_prefect("health") is not None,
+            after=["postgres"],
             ports=[self.ports.prefect],
             env={
                 "PREFECT_HOME": str(folder),

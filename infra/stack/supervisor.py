@@ -1,5 +1,5 @@
-"""Keep a few servers running as children: started in order, started again when they die, stopped in
-reverse order. None outlives this process, not even where it is killed with -9.
+"""Keep a few servers running as children: each started once those it needs are ready, started again
+when it dies, stopped in reverse order. None outlives this process, not even one killed with -9.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ _HEALTHY_SECONDS = 60.0
 class Service:
     """One server: how to start it, when it is ready, and how it wants to be stopped.
 
-    It starts in `folder`, which is made; `ports` of loopback must be free by then. `prepare` runs
-    before every start, `once_ready` after the first, `once_told` after `stop_signal` was sent.
-    `user` is who it runs as where this process is root. `env` adds to this process's environment.
+    It starts once the services named in `after` are ready, in `folder`, which is made; `ports` of
+    loopback must be free by then. `prepare` runs before every start, `once_ready` after the first,
+    `once_told` after `stop_signal` was sent. `user` is who it runs as where this process is root.
+    `env` adds to this process's environment.
     """
 
     name: str
     command: Sequence[str]
     is_ready: Callable[[], bool]
+    after: Sequence[str] = ()
     ports: Sequence[int] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     folder: Path | None = None
@@ -72,15 +74,14 @@ class Supervisor:
         self._children: dict[str, _Child] = {}
 
     def __enter__(self) -> Supervisor:
-        """Start every service and wait until it is ready; raises StackError, and none is left."""
+        """Start all services and wait until they are ready; raises StackError, and none is left."""
         self.logs.mkdir(parents=True, exist_ok=True)
+        ready: set[str] = set()
         try:
-            for service in self.services:
-                started = time.monotonic()
-                self._children[service.name] = _Child(self._start(service), started)
-                self._wait(service)
-                service.once_ready()
-                logger.info("%s is ready after %.1f s", service.name, time.monotonic() - started)
+            while len(ready) < len(self.services):
+                for service in self.services:
+                    self._bring_up(service, ready)
+                time.sleep(_POLL_SECONDS)
         except BaseException:
             self.__exit__()
             raise
@@ -136,16 +137,27 @@ class Supervisor:
                 start_new_session=True,
             )
 
-    def _wait(self, service: Service) -> None:
-        deadline = time.monotonic() + _START_SECONDS
-        process = self._children[service.name].process
-        while not service.is_ready():
-            if process.poll() is not None or time.monotonic() > deadline:
-                how = "ended" if process.poll() is not None else "does not answer"
-                log = self.logs / f"{service.name}.log"
-                last = "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
-                raise StackError(f"{service.name} {how}; {log} ends with:\n{last}")
-            time.sleep(_POLL_SECONDS)
+    def _bring_up(self, service: Service, ready: set[str]) -> None:
+        """Start it if what it needs is `ready`, or find that it has come to be so itself."""
+        child = self._children.get(service.name)
+        if child is None and ready.issuperset(service.after):
+            now = time.monotonic()
+            self._children[service.name] = _Child(self._start(service), now)
+        elif child is not None and service.name not in ready and self._is_up(service, child):
+            service.once_ready()
+            ready.add(service.name)
+            logger.info("%s is ready after %.1f s", service.name, time.monotonic() - child.started)
+
+    def _is_up(self, service: Service, child: _Child) -> bool:
+        if service.is_ready():
+            return True
+        has_ended = child.process.poll() is not None
+        if has_ended or time.monotonic() > child.started + _START_SECONDS:
+            how = "ended" if has_ended else "does not answer"
+            log = self.logs / f"{service.name}.log"
+            last = "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
+            raise StackError(f"{service.name} {how}; {log} ends with:\n{last}")
+        return False
 
 
 def _wait_until_free(port: int, name: str) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,17 @@ def watching(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.wait()
     with suppress(ProcessLookupError):  # nothing ends flow runs with a killed stack
         os.kill(_pid(tmp_path / "worker.run"), signal.SIGKILL)
+
+
+def test_all_start_at_once_but_those_that_need_another(tmp_path: Path) -> None:
+    first, needy, other = (toy(tmp_path, name) for name in ("first", "needy", "other"))
+    marks = {name: tmp_path / name for name in ("first", "needy", "other")}
+    # One after the other they would never be ready: `first` is so only once `other` has started.
+    first = replace(first, is_ready=lambda: marks["first"].exists() and marks["other"].exists())
+    needy = replace(needy, after=["first"])
+    with Supervisor([needy, first, other], tmp_path / "logs"):
+        started = {name: mark.stat().st_mtime_ns for name, mark in marks.items()}
+    assert started["needy"] > max(started["first"], started["other"])
 
 
 def test_a_server_that_dies_is_started_again(
