@@ -26,7 +26,7 @@ static: $(INSTALLED)
 PYTEST_MARK ?= -m "not slow"
 # Files in their order: those of few and slow tests, tests/flows, first and not last.
 tests: $(INSTALLED)
-	@echo "== tests"; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(PYTEST_MARK)
+	@echo "== tests"; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_MARK)
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .

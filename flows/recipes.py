@@ -12,15 +12,14 @@ from models.config import (
     ComparisonsConfig,
     EvaluateConfig,
     MetaRMConfig,
-    ModelConfig,
     PPOConfig,
     RehearsalConfig,
     RelabelConfig,
     RewardModelConfig,
     SFTConfig,
-    TrainConfig,
     WorldConfig,
 )
+from models.config_parts import ModelConfig, TrainConfig
 from models.planning.machine import Machine
 
 

@@ -8,15 +8,14 @@ from models.config import (
     CollapseConfig,
     EvaluateConfig,
     MetaRMConfig,
-    ModelConfig,
     PPOConfig,
     PreferencesConfig,
     RehearsalConfig,
     RelabelConfig,
     RewardModelConfig,
     SFTConfig,
-    TrainConfig,
 )
+from models.config_parts import ModelConfig, TrainConfig
 
 
 def hh_smollm2() -> RunConfig:

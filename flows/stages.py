@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from flows.config import Arm, RunConfig, Vote, seeded, vanilla
 from flows.run import Future, Run
-from models.config import LowerStatesConfig, RewardModelConfig, StrengthConfig, TrainConfig
+from models.config import LowerStatesConfig, RewardModelConfig, StrengthConfig
+from models.config_parts import TrainConfig
 from tasks.advantage_model import advantage_model
 from tasks.comparisons import comparisons
 from tasks.evaluate import evaluate

@@ -8,48 +8,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, model_validator
 
-
-class StageConfig(BaseModel):
-    """Base of all stage configurations: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ModelConfig(StageConfig):
-    """The base model: a packaged one, a folder, a hub id, or a small Llama from scratch."""
-
-    base: str | None = Field(
-        None, description="Folder or hub id of a causal language model; none trains from scratch"
-    )
-    hidden_size: int = Field(128, gt=0, description="Hidden width of the from-scratch Llama")
-    num_layers: int = Field(4, gt=0, description="Layers of the from-scratch Llama")
-    num_heads: int = Field(4, gt=0, description="Attention heads of the from-scratch Llama")
-    max_length: int = Field(256, gt=1, description="Longest prompt plus response in tokens")
-
-
-TRAINABLE_LAYERS = Field(
-    None, gt=0, description="Train this many upper layers, the rest frozen; none trains all"
-)
-
-
-class TrainConfig(StageConfig):
-    """What every gradient-trained stage shares. Schedule: warm-up, then cosine to 10 % [AM 4.2]."""
-
-    learning_rate: float = Field(5e-6, gt=0, description="Peak learning rate [AM, RM: 5e-6]")
-    warmup_fraction: float = Field(0.1, ge=0, lt=1, description="Share of steps in linear warm-up")
-    final_fraction: float = Field(0.1, ge=0, le=1, description="Final learning rate over peak")
-    num_epochs: int = Field(1, gt=0, description="Passes over the data [RM, AM: 1]")
-    batch_size: int = Field(32, gt=0, description="Examples (pairs, dialogues) per optimiser step")
-    micro_batch_tokens: int = Field(
-        16384, gt=0, description="Most tokens in one forward pass; larger batches accumulate"
-    )
-    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay")
-    max_grad_norm: float = Field(1.0, gt=0, description="Global gradient clip [PPO: 1.0]")
-    checkpoint_every: int = Field(100, gt=0, description="Optimiser steps between checkpoints")
-    trainable_layers: int | None = TRAINABLE_LAYERS
-    num_ranks: int = Field(1, gt=0, description="Processes that share out each batch")
+from models.config_parts import TRAINABLE_LAYERS, ModelConfig, StageConfig, TrainConfig
 
 
 class WorldConfig(StageConfig):
@@ -235,6 +196,15 @@ class MetaRMConfig(StageConfig):
     max_new_tokens: int = Field(24, gt=0, description="Longest response in tokens")
     margin: float = Field(2.5, gt=0, description="Bound m when the scorer is an Advantage Model")
     num_policies: float = Field(4.0, gt=0, description="N of eq. 8 when it is an Advantage Model")
+
+    @model_validator(mode="after")
+    def _ascent_moves_whole_parameters(self) -> MetaRMConfig:
+        if self.train.zero is not None and self.train.zero.stage == 3:
+            raise ValueError(
+                "train.zero.stage of MetaRM must be 1 or 2, found 3: before each step every rank "
+                "moves the whole parameters, of which it would hold a part"
+            )
+        return self
 
 
 class EvaluateConfig(StageConfig):

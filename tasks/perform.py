@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from infra.settings import Settings
 from infra.tracking import TrackedRun
-from models.config import TrainConfig
+from models.config_parts import TrainConfig
 from models.records import ArtifactRef
 from tasks.code_version import read_sources
 from tasks.gpu_slots import gpu_slots

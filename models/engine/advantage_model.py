@@ -18,7 +18,8 @@ from transformers import PreTrainedTokenizerBase
 from models.config import AdvantageModelConfig
 from models.engine.batches import micro_batches
 from models.engine.data import Pairs, context_length, read_pairs
-from models.engine.loop import Metrics, fit
+from models.engine.learners import Metrics
+from models.engine.loop import fit
 from models.engine.progress import write_json
 from models.engine.reward_model import score_splits
 from models.engine.scoring import SCORING_TOKENS
@@ -46,7 +47,7 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
     if config.use_importance_weights:
         log_ratios = _log_ratios(inputs, pairs, tokenizer)
 
-    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics, float]:
+    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
         rewards, expected = reward_heads(model, batch)
         assert expected is not None
         advantages, weight_metrics = advantage_scores(
@@ -65,11 +66,12 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
             ranking_margin=pairs.margin[indices],
             weight=pairs.weight[indices],
         )
-        return loss, {**metrics, **weight_metrics}, float(pairs.weight[indices].sum())
+        return loss, {**metrics, **weight_metrics}
 
     summary = fit(
         model,
         pairs.rows,
+        pairs.weight,
         loss_function,
         config.train,
         seed=config.seed,

@@ -62,10 +62,15 @@ def _load(workdir: Path, step: int) -> dict[str, Any]:
 def checkpoint_or_stop(
     workdir: Path, step: int, every: int, state: Callable[[], dict[str, Any]]
 ) -> None:
-    """Checkpoint when due; on a request to stop, checkpoint at once and leave."""
+    """Checkpoint when due; on a request to stop, checkpoint at once and leave.
+
+    All ranks ask for the `state`, which they may hold a part of each; the first writes it.
+    """
     stopping = ranks.any_of(signals.stop_requested())
-    if ranks.is_first() and (stopping or step % every == 0):
-        save_checkpoint(workdir, step, state())
+    if stopping or step % every == 0:
+        found = state()
+        if ranks.is_first():
+            save_checkpoint(workdir, step, found)
     if stopping:
         ranks.any_of(stopping)  # until the first has saved
         signals.stop()

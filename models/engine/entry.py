@@ -5,6 +5,7 @@
 The job file: {"stage": "ppo_max", "config": {...}, "inputs": {"policy": "/path"},
 "workdir": "/path", "num_threads": 1, "num_ranks": 1}. The stage is the module
 `models.engine.<stage>`, which has `CONFIG`, its pydantic class, and `run(config, inputs, workdir)`.
+A configuration with `train.zero` has its ranks started by DeepSpeed's launcher.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from models.engine import ranks, signals
+from models.engine import launcher, ranks, signals
 
 
 class JobError(ValueError):
@@ -32,7 +33,12 @@ def main(job_path: str) -> None:
     """
     signals.install()
     job = _read_job(Path(job_path))
-    ranks.start(job["num_ranks"])
+    if not _uses_zero(job):
+        ranks.start(job["num_ranks"])
+    elif launcher.is_rank():
+        ranks.join()
+    else:
+        launcher.become_launcher("models.engine.entry", job_path, job["num_ranks"])
     _make_deterministic(job["num_threads"])
     stage = importlib.import_module(f"models.engine.{job['stage']}")
     config = stage.CONFIG.model_validate(job["config"])
@@ -48,6 +54,10 @@ def _read_job(path: Path) -> dict[str, Any]:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", str(job["stage"])):
         raise JobError(f"{path}: stage {job['stage']!r} is not the name of a module")
     return {"num_threads": 1, "num_ranks": 1, **job}
+
+
+def _uses_zero(job: dict[str, Any]) -> bool:
+    return (job["config"].get("train") or {}).get("zero") is not None
 
 
 def _make_deterministic(num_threads: int) -> None:

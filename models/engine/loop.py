@@ -14,28 +14,23 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models.config import TrainConfig
+from models.config_parts import TrainConfig
 from models.engine import ranks
 from models.engine.batches import epoch_batches, micro_batches
 from models.engine.checkpoint import checkpoint_or_stop, newest_checkpoint
-from models.engine.optimiser import adamw, clip_gradients, scheduled_rate, set_rate
+from models.engine.learners import Learner, LossFunction, Metrics, new_learner
+from models.engine.optimiser import scheduled_rate
 from models.engine.progress import Progress, tail_means
-from models.nets.freezing import (
-    freeze_lower_layers,
-    load_trained_state,
-    trained_parameters,
-    trained_state,
-)
-from models.nets.packing import Candidates, PackedBatch, pack
+from models.nets.freezing import freeze_lower_layers, trained_parameters
+from models.nets.packing import Candidates, pack
 
-Metrics = dict[str, Tensor]
-LossFunction = Callable[[PackedBatch, Tensor], tuple[Tensor, Metrics, float]]
 Ascent = Callable[[int], Metrics]
 
 
 def fit(
     model: PreTrainedModel,
     rows: Sequence[Candidates],
+    weights: Tensor,
     loss_function: LossFunction,
     config: TrainConfig,
     *,
@@ -46,9 +41,10 @@ def fit(
 ) -> dict[str, float]:
     """Train `model` in place and return the means of the last tenth of the steps' metrics.
 
-    `loss_function(batch, indices)` gets a packed batch and its rows' indices (b,) and returns (mean
-    loss, metrics, weight); by the weight (pairs, tokens) micro batches and ranks equal one large
-    batch. `ascend(step)` moves the parameters for the gradient only. Of ranks the first returns.
+    `loss_function(batch, indices)` gets a packed batch and its rows' indices (b,) and returns
+    (mean loss, metrics). It is a mean by `weights` (N,), what each row counts (pairs, tokens), by
+    which micro batches and ranks equal one large batch. `ascend(step)` moves the parameters for
+    the gradient only. Of ranks the first returns.
     """
     batches = [
         batch
@@ -56,31 +52,22 @@ def fit(
         for batch in epoch_batches([row.num_tokens for row in rows], config.batch_size, seed, epoch)
     ]
     freeze_lower_layers(model, config.trainable_layers)
-    optimiser = adamw(model, config.learning_rate, config.weight_decay)
     torch.manual_seed(seed)
-    start = 0
-    if state := newest_checkpoint(workdir):
-        load_trained_state(model, state["model"])
-        optimiser.load_state_dict(state["optimiser"])
-        start = state["step"]
+    state = newest_checkpoint(workdir)
+    learner = new_learner(model, loss_function, config, state)
+    start = 0 if state is None else state["step"]
     progress = Progress(workdir, start)
     model.train()
     for step in range(start, len(batches)):
-        set_rate(optimiser, scheduled_rate(config, step, len(batches)))
+        rate = scheduled_rate(config, step, len(batches))
         with _ascended(model, ascend, step) as extra:
-            metrics = _accumulate(model, rows, batches[step], loss_function, config, pad_id) | extra
-        metrics["grad_norm"] = clip_gradients(model.parameters(), config.max_grad_norm)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
-        progress.log(step + 1, {**metrics, "learning_rate": optimiser.param_groups[0]["lr"]})
+            metrics = _accumulate(learner, rows, weights, batches[step], config, pad_id) | extra
+        metrics["grad_norm"] = learner.step(rate)
+        progress.log(step + 1, {**metrics, "learning_rate": rate})
         if (step + 1) % 10 == 0 or step + 1 == len(batches):
             progress.advance(step + 1, len(batches))
-        checkpoint_or_stop(
-            workdir,
-            step + 1,
-            config.checkpoint_every,
-            lambda: {"model": trained_state(model), "optimiser": optimiser.state_dict()},
-        )
+        checkpoint_or_stop(workdir, step + 1, config.checkpoint_every, learner.state_dict)
+    learner.finish()
     ranks.leave()
     return tail_means(progress.path)
 
@@ -102,31 +89,44 @@ def _ascended(model: PreTrainedModel, ascend: Ascent | None, step: int) -> Itera
 
 
 def _accumulate(
-    model: PreTrainedModel,
+    learner: Learner,
     rows: Sequence[Candidates],
+    weights: Tensor,
     batch: list[int],
-    loss_function: LossFunction,
     config: TrainConfig,
     pad_id: int,
 ) -> Metrics:
     """Gradients of one batch, micro batch by micro batch, and its mean metrics."""
-    mine = ranks.share(sorted(batch, key=lambda index: rows[index].num_tokens))
-    total = 0.0
+    batch = sorted(batch, key=lambda index: rows[index].num_tokens)
+    parts = _parts(learner, rows, batch, config.micro_batch_tokens)
+    total = ranks.times_counted(batch) * weights[batch].sum()
     sums: Metrics = defaultdict(lambda: torch.zeros(()))
-    for part in micro_batches([rows[index] for index in mine], config.micro_batch_tokens):
-        indices = torch.tensor([mine[place] for place in part])
-        loss, metrics, weight = loss_function(
-            pack([rows[index] for index in indices.tolist()], pad_id), indices
-        )
-        (loss * weight).backward()
-        total += weight
+    for number, (part, counts) in enumerate(parts, start=1):
+        indices = torch.tensor(part)
+        loss, metrics = learner.loss(pack([rows[index] for index in part], pad_id), indices)
+        share = weights[indices].sum() / total if counts else torch.zeros(())
+        learner.backward(loss * share, is_last=number == len(parts))
         for name, value in {"loss": loss.detach(), **metrics}.items():
-            sums[name] = sums[name] + value * weight
-    gradients = [value.grad for value in model.parameters() if value.grad is not None]
-    if ranks.count() > 1:
-        of_all = torch.tensor(total)
-        ranks.add_up([of_all, *sums.values(), *gradients])
-        total = float(of_all)
-    for gradient in gradients:
-        gradient.div_(total)
-    return {name: value / total for name, value in sums.items()}
+            sums[name] = sums[name] + value * share
+    ranks.add_up(list(sums.values()))
+    return dict(sums)
+
+
+def _parts(
+    learner: Learner, rows: Sequence[Candidates], batch: list[int], max_tokens: int
+) -> list[tuple[list[int], bool]]:
+    """This rank's micro batches of a batch, and whether each counts.
+
+    Where ranks must have equally many, those with fewer repeat one that does not count.
+    """
+
+    def cut(share: list[int]) -> list[tuple[list[int], bool]]:
+        parts = micro_batches([rows[index] for index in share], max_tokens)
+        return [([share[place] for place in part], True) for part in parts]
+
+    shares = ranks.shares(batch)
+    mine = cut(shares[ranks.number()])
+    if learner.needs_equal_parts:
+        most = max(len(cut(share)) for share in shares)
+        mine += [(mine[0][0], False)] * (most - len(mine))
+    return mine

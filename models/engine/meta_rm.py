@@ -18,7 +18,8 @@ from models.config import MetaRMConfig
 from models.engine import ranks
 from models.engine.batches import endless
 from models.engine.data import Pairs, context_length, read_pairs, read_rows
-from models.engine.loop import LossFunction, Metrics, fit
+from models.engine.learners import LossFunction, Metrics
+from models.engine.loop import fit
 from models.engine.progress import Progress, write_json
 from models.engine.reward_model import pair_ranking_loss, score_splits
 from models.engine.rollouts import respond
@@ -52,6 +53,7 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     summary = fit(
         model,
         pairs.rows,
+        pairs.weight,
         _pair_loss(model, pairs, config.margin),
         config.train,
         seed=config.seed,
@@ -105,18 +107,16 @@ def _pair_loss(model: PreTrainedModel, pairs: Pairs, margin: float) -> LossFunct
     if not is_advantage_model(model):
         return pair_ranking_loss(model, pairs)
 
-    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics, float]:
+    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
         scores = response_scores(model, batch).view(-1, 2)
-        weight = pairs.weight[indices]
-        loss, metrics = advantage_loss(
+        return advantage_loss(
             scores[:, 0],
             scores[:, 1],
             margin=margin,
             label_chosen=pairs.label[indices],
             ranking_margin=pairs.margin[indices],
-            weight=weight,
+            weight=pairs.weight[indices],
         )
-        return loss, metrics, float(weight.sum())
 
     return loss_function
 

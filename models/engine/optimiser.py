@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from models.config import TrainConfig
+from models.config_parts import TrainConfig
 from models.nets.freezing import trained_parameters
 
 

@@ -8,5 +8,9 @@ fork reads them as they are on disk.
 import torch  # noqa: F401
 from safetensors import torch as _safetensors  # noqa: F401
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast  # noqa: F401
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.models.auto import modeling_auto as _auto  # noqa: F401
 from transformers.models.llama import modeling_llama as _llama  # noqa: F401
+
+# Every first model that a process loads compiles 900 regular expressions of names (half a second).
+get_checkpoint_conversion_mapping("llama")

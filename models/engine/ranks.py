@@ -1,8 +1,9 @@
 """Data parallelism: ranks with the same parameters share out each batch and add up what they find.
 
-Ranks are processes of one host. They add up in memory that all of them map: for a small model on a
-CPU the loopback network would cost as much as is gained. Alone, a trainer is the first of one rank,
-and nothing here does anything.
+Ranks that `start` are processes of one host. They add up in memory that all of them map: for a
+small model on a CPU the loopback network would cost as much as is gained. Ranks that a launcher has
+started `join`, and add up with torch.distributed. Alone, a trainer is the first of one rank, and
+nothing here does anything.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 import torch
+import torch.distributed
 from torch import Tensor
 
 from models.engine import signals
@@ -29,13 +31,17 @@ _REAP_SECONDS = 5.0
 
 @dataclass
 class _Ranks:
-    """windows: (2, ranks, _WINDOW), used in turns. links: to the first rank, or from it to all."""
+    """windows: (2, ranks, _WINDOW), used in turns. links: to the first rank, or from it to all.
+
+    is_launched: whether they add up with torch.distributed instead.
+    """
 
     count: int = 1
     number: int = 0
     windows: Tensor | None = None
     links: Sequence[socket.socket] = ()
     turn: int = 0
+    is_launched: bool = False
 
 
 _ranks = _Ranks()
@@ -65,9 +71,23 @@ def start(count: int) -> None:
     _ranks = _Ranks(count, 0, windows, links)
 
 
+def join() -> None:
+    """Become the rank that the launcher's environment names; it dies with the launcher."""
+    global _ranks
+    signals.die_with_parent()
+    torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    count, number = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    _ranks = _Ranks(count, number, is_launched=True)
+
+
 def count() -> int:
     """How many ranks there are."""
     return _ranks.count
+
+
+def number() -> int:
+    """Which of them this is, from 0 on."""
+    return _ranks.number
 
 
 def is_first() -> bool:
@@ -81,20 +101,42 @@ def mine(items: Sequence[T]) -> Sequence[T]:
 
 
 def share(batch: Sequence[int]) -> list[int]:
-    """This rank's part of a batch in order of length: every so many, from its own number on.
+    """This rank's part of a batch in order of length."""
+    return shares(batch)[_ranks.number]
+
+
+def shares(batch: Sequence[int]) -> list[list[int]]:
+    """Every rank's part of a batch in order of length: every so many, from its own number on.
 
     A batch with fewer rows than ranks is everybody's; means over all ranks come out the same.
     """
-    if len(batch) < _ranks.count:
-        return list(batch)
-    return list(mine(batch))
+    return [
+        list(batch if len(batch) < _ranks.count else batch[number :: _ranks.count])
+        for number in range(_ranks.count)
+    ]
+
+
+def times_counted(batch: Sequence[int]) -> int:
+    """In how many ranks' parts each row of a batch is."""
+    return _ranks.count if len(batch) < _ranks.count else 1
 
 
 def add_up(tensors: Sequence[Tensor]) -> None:
     """Replace every tensor by its sum over ranks (float32), the same to the bit on each of them."""
-    if _ranks.windows is None:
+    if _ranks.count == 1 or not tensors:
         return
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    if _ranks.is_launched:
+        torch.distributed.all_reduce(flat)
+    else:
+        _add_up_in_windows(flat)
+    sums = flat.split([tensor.numel() for tensor in tensors])
+    for tensor, total in zip(tensors, sums, strict=True):
+        tensor.copy_(total.view_as(tensor))
+
+
+def _add_up_in_windows(flat: Tensor) -> None:
+    assert _ranks.windows is not None
     for part in flat.split(_WINDOW):
         # A rank is never more than one turn ahead: two windows are enough.
         windows = _ranks.windows[_ranks.turn % 2, :, : len(part)]
@@ -104,9 +146,6 @@ def add_up(tensors: Sequence[Tensor]) -> None:
         for others in windows[2:]:
             part += others
         _ranks.turn += 1
-    sums = flat.split([tensor.numel() for tensor in tensors])
-    for tensor, total in zip(tensors, sums, strict=True):
-        tensor.copy_(total.view_as(tensor))
 
 
 def average(tensors: Sequence[Tensor], weight: float) -> None:
@@ -132,6 +171,8 @@ def leave() -> None:
     """End all ranks but the first, which goes on alone: only training is shared out."""
     global _ranks
     any_of(False)
+    if _ranks.is_launched:
+        torch.distributed.destroy_process_group()
     if not is_first():
         raise SystemExit(0)
     _ranks = _Ranks()

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from models.config import RewardModelConfig
 from models.engine.data import HELD_OUT, SPLITS, Pairs, context_length, read_pairs, write_rows
-from models.engine.loop import LossFunction, Metrics, fit
+from models.engine.learners import LossFunction, Metrics
+from models.engine.loop import fit
 from models.engine.progress import write_json
 from models.engine.scoring import score_rows
 from models.engine.stored_states import stored_states
@@ -48,6 +49,7 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
     summary = fit(
         model,
         seen.rows,
+        seen.weight,
         pair_ranking_loss(model, seen),
         config.train,
         seed=config.seed,
@@ -78,17 +80,15 @@ def prompt_folds(prompts: Sequence[str], num_folds: int) -> Tensor:
 def pair_ranking_loss(model: PreTrainedModel, pairs: Pairs) -> LossFunction:
     """The ranking loss of `pairs` for `fit`, with their labels, margins and weights."""
 
-    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics, float]:
+    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
         scores = response_scores(model, batch).view(-1, 2)
-        weight = pairs.weight[indices]
-        loss, metrics = ranking_loss(
+        return ranking_loss(
             scores[:, 0],
             scores[:, 1],
             label_chosen=pairs.label[indices],
             margin=pairs.margin[indices],
-            weight=weight,
+            weight=pairs.weight[indices],
         )
-        return loss, metrics, float(weight.sum())
 
     return loss_function
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from models.config import SFTConfig
 from models.engine.data import encode_dialogues
-from models.engine.loop import Metrics, fit
+from models.engine.learners import Metrics
+from models.engine.loop import fit
 from models.engine.progress import write_json
 from models.functional.rehearsal import nll_loss
 from models.nets.loading import build_policy, save_model
@@ -30,15 +31,16 @@ def run(config: SFTConfig, inputs: dict[str, Path], workdir: Path) -> None:
         inputs["data"] / "demonstrations.jsonl", tokenizer, config.model.max_length
     )
 
-    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics, float]:
+    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
         logprobs, entropies, response_mask = response_logprobs(model, batch)
         loss, _ = nll_loss(logprobs, response_mask)
         entropy = entropies.sum() / response_mask.sum()
-        return loss, {"entropy": entropy}, float(response_mask.sum())
+        return loss, {"entropy": entropy}
 
     summary = fit(
         model,
         rows,
+        torch.tensor([float(len(row.responses[0])) for row in rows]),
         loss_function,
         config.train,
         seed=config.seed,

@@ -22,7 +22,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from models.config import ModelConfig
+from models.config_parts import ModelConfig
 from models.nets.packaged import load_base_policy, load_base_tokenizer
 
 SCORER_LABELS = {1: {0: "reward"}, 2: {0: "reward", 1: "expected_reward"}}

@@ -11,8 +11,8 @@ from models.config import (
     MetaRMConfig,
     RewardModelConfig,
     SFTConfig,
-    TrainConfig,
 )
+from models.config_parts import TrainConfig
 from models.planning.memory import FLOAT_BYTES, backward_set
 from models.planning.work import Setting, Work, sampling_phase, scoring_phase, training_phase
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from models.config import StageConfig
+from models.config_parts import StageConfig
 
 
 class LineageEntry(StageConfig):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import filecmp
-import json
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from infra.warm_client import close_servers, warm_server
 from models.engine import ranks
 from models.engine.data import read_rows
 from models.engine.progress import read_metrics
+from tests.models.engine.jobs import job, stop_at
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,53 +30,12 @@ def _servers() -> Iterator[None]:
     close_servers()
 
 
-def _job(
-    workdir: Path,
-    config: Any,
-    data: Path,
-    num_ranks: int = 2,
-    stage: str = "sft",
-    inputs: Mapping[str, Path] = {},
-    **train: Any,
-) -> Path:
-    changed = config
-    if hasattr(config, "train"):
-        changed = config.model_copy(update={"train": config.train.model_copy(update=train)})
-    workdir.mkdir(exist_ok=True)
-    job = {
-        "stage": stage,
-        "config": changed.model_dump(mode="json"),
-        "inputs": {"data": str(data), **{name: str(path) for name, path in inputs.items()}},
-        "workdir": str(workdir),
-        "num_ranks": num_ranks,
-    }
-    path = workdir / "job.json"
-    path.write_text(json.dumps(job))
-    return path
-
-
-def _stop_at(workdir: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> threading.Thread:
-    """Have the trainers of this process told to stop once one has done so many steps."""
-    monkeypatch.setattr(launch_module._drain, "depth", 1)
-    monkeypatch.setattr(launch_module._drain, "requested", False)
-
-    def terminate() -> None:
-        path = workdir / "metrics.jsonl"
-        while not path.exists() or f'"step": {step},' not in path.read_text():
-            time.sleep(0.01)
-        launch_module._drain.requested = True
-
-    thread = threading.Thread(target=terminate)
-    thread.start()
-    return thread
-
-
 @pytest.mark.slow
 def test_two_ranks_equal_one_and_go_on_where_they_stopped(
     tmp_path: Path, smoke_config: Any, world: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = read_metrics(policy.parent / "metrics.jsonl")
-    launch(_job(tmp_path / "two", smoke_config.sft, world))
+    launch(job(tmp_path / "two", smoke_config.sft, world))
     both = read_metrics(tmp_path / "two" / "metrics.jsonl")
     assert [row["step"] for row in both] == [row["step"] for row in alone]
     for ours, theirs in zip(both[:5], alone, strict=False):
@@ -84,23 +43,23 @@ def test_two_ranks_equal_one_and_go_on_where_they_stopped(
     assert both[-1] == pytest.approx(alone[-1], rel=0.05)
 
     stopped, config = tmp_path / "stopped", smoke_config.sft
-    thread = _stop_at(stopped, 7, monkeypatch)
+    thread = stop_at(stopped, 7, monkeypatch)
     with pytest.raises(TrainerStoppedError):
-        launch(_job(stopped, config, world))
+        launch(job(stopped, config, world))
     thread.join()
     launch_module._drain.requested = False
-    launch(_job(stopped, config, world))
+    launch(job(stopped, config, world))
     ours = load_file(stopped / "output/model/model.safetensors")
     theirs = load_file(tmp_path / "two/output/model/model.safetensors")
     assert all(bool((ours[name] == theirs[name]).all()) for name in theirs)
 
     fewer = tmp_path / "fewer"
-    thread = _stop_at(fewer, 7, monkeypatch)
+    thread = stop_at(fewer, 7, monkeypatch)
     with pytest.raises(TrainerStoppedError):
-        launch(_job(fewer, config, world))
+        launch(job(fewer, config, world))
     thread.join()
     launch_module._drain.requested = False
-    launch(_job(fewer, config, world, num_ranks=1))
+    launch(job(fewer, config, world, num_ranks=1))
     rows = read_metrics(fewer / "metrics.jsonl")
     assert [row["step"] for row in rows] == [row["step"] for row in alone]
     assert rows[-1] == pytest.approx(alone[-1], rel=0.05)
@@ -120,7 +79,7 @@ def test_meta_rm_on_two_ranks_equals_that_on_one(
     inputs = {"scorer": advantage_model, "policy": policy, "preferences": comparisons}
     for number in (1, 2):
         folder = tmp_path / str(number)
-        launch(_job(folder, config, world, number, stage="meta_rm", inputs=inputs))
+        launch(job(folder, config, world, number, stage="meta_rm", inputs=inputs))
     alone, both = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("1", "2"))
     assert len(alone) == len(both) > 4
     for ours, theirs in zip(both[:5], alone, strict=False):
@@ -138,7 +97,7 @@ def test_two_ranks_sample_and_score_what_one_does(
     def both(stage: str, config: Any, **inputs: Path) -> list[Path]:
         folders = [tmp_path / f"{stage}_{number}" for number in (1, 2)]
         for number, folder in enumerate(folders, start=1):
-            launch(_job(folder, config, world, number, stage, inputs))
+            launch(job(folder, config, world, number, stage, inputs))
         return [folder / "output" for folder in folders]
 
     # 160 prompts with 9 answers each: more than one batch.
@@ -171,15 +130,15 @@ def test_a_rank_that_is_killed_ends_the_others(
     thread = threading.Thread(target=kill)
     thread.start()
     with pytest.raises(TrainerKilledError, match="out-of-memory killer"):
-        launch(_job(tmp_path, smoke_config.sft, world, num_epochs=100))
+        launch(job(tmp_path, smoke_config.sft, world, num_epochs=100))
     thread.join()
 
 
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_named(tmp_path: Path, smoke_config: Any, world: Path) -> None:
-    job = _job(tmp_path, smoke_config.sft, world, learning_rate=1e30, max_grad_norm=1e30)
+    path = job(tmp_path, smoke_config.sft, world, learning_rate=1e30, max_grad_norm=1e30)
     with pytest.raises(TrainerError, match="NotFiniteError: .* became nan at step"):
-        launch(job)
+        launch(path)
 
 
 def test_shares_are_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:

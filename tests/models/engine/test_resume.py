@@ -11,30 +11,13 @@ from safetensors.torch import load_file
 
 from models.engine import checkpoint, loop, ppo_max
 from tests.models.engine.conftest import run_stage
-
-
-class Killed(BaseException):
-    """Stands for kill -9: nothing in the trainer catches it."""
+from tests.models.engine.jobs import Killed, die_after
 
 
 def _assert_same_weights(ours: Path, theirs: Path) -> None:
     left, right = load_file(ours / "model.safetensors"), load_file(theirs / "model.safetensors")
     assert left.keys() == right.keys()
     assert all(bool((left[name] == right[name]).all()) for name in left)
-
-
-def _die_after(monkeypatch: pytest.MonkeyPatch, module: Any, calls: int) -> None:
-    """Raise at the call number `calls` of the module's checkpoint function, before it saves."""
-    original, count = checkpoint.checkpoint_or_stop, 0
-
-    def counting(*arguments: Any) -> None:
-        nonlocal count
-        count += 1
-        if count == calls:
-            raise Killed
-        original(*arguments)
-
-    monkeypatch.setattr(module, "checkpoint_or_stop", counting)
 
 
 def _steps(path: Path) -> list[int]:
@@ -45,7 +28,7 @@ def _steps(path: Path) -> list[int]:
 def test_sft(
     tmp_path: Path, smoke_config: Any, world: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _die_after(monkeypatch, loop, 24)
+    die_after(monkeypatch, loop, 24)
     with pytest.raises(Killed):
         run_stage("sft", smoke_config.sft, tmp_path, data=world)
     monkeypatch.undo()
@@ -71,7 +54,7 @@ def test_ppo(
     config = smoke_config.ppo.model_copy(update={"trainable_layers": trainable_layers})
     inputs = {"policy": policy, "reference": policy, "scorer": advantage_model, "data": world}
     whole = run_stage("ppo_max", config, tmp_path / "whole", **inputs)
-    _die_after(monkeypatch, ppo_max, killed_at)
+    die_after(monkeypatch, ppo_max, killed_at)
     with pytest.raises(Killed):
         run_stage("ppo_max", config, tmp_path / "killed", **inputs)
     monkeypatch.undo()

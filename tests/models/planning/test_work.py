@@ -16,8 +16,8 @@ from models.config import (
     RehearsalConfig,
     RewardModelConfig,
     SFTConfig,
-    TrainConfig,
 )
+from models.config_parts import TrainConfig
 from models.engine import rollouts
 from models.engine.ppo_rollout import ROLLOUT_TOKENS
 from models.engine.scoring import SCORING_TOKENS

@@ -1,0 +1,62 @@
+"""What configurations of several stages share. Imports no torch, as `models.config` does not."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class StageConfig(BaseModel):
+    """Base of all stage configurations: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelConfig(StageConfig):
+    """The base model: a packaged one, a folder, a hub id, or a small Llama from scratch."""
+
+    base: str | None = Field(
+        None, description="Folder or hub id of a causal language model; none trains from scratch"
+    )
+    hidden_size: int = Field(128, gt=0, description="Hidden width of the from-scratch Llama")
+    num_layers: int = Field(4, gt=0, description="Layers of the from-scratch Llama")
+    num_heads: int = Field(4, gt=0, description="Attention heads of the from-scratch Llama")
+    max_length: int = Field(256, gt=1, description="Longest prompt plus response in tokens")
+
+
+TRAINABLE_LAYERS = Field(
+    None, gt=0, description="Train this many upper layers, the rest frozen; none trains all"
+)
+
+
+class ZeroConfig(StageConfig):
+    """DeepSpeed's ZeRO: ranks hold a part each of what they would all hold the whole of."""
+
+    stage: Literal[1, 2, 3] = Field(
+        2, description="Apart are the optimiser's state (1), gradients too (2), parameters too (3)"
+    )
+    offload: bool = Field(
+        False, description="Keep the optimiser's state, and apart parameters, in the host's memory"
+    )
+
+
+class TrainConfig(StageConfig):
+    """What every gradient-trained stage shares. Schedule: warm-up, then cosine to 10 % [AM 4.2]."""
+
+    learning_rate: float = Field(5e-6, gt=0, description="Peak learning rate [AM, RM: 5e-6]")
+    warmup_fraction: float = Field(0.1, ge=0, lt=1, description="Share of steps in linear warm-up")
+    final_fraction: float = Field(0.1, ge=0, le=1, description="Final learning rate over peak")
+    num_epochs: int = Field(1, gt=0, description="Passes over the data [RM, AM: 1]")
+    batch_size: int = Field(32, gt=0, description="Examples (pairs, dialogues) per optimiser step")
+    micro_batch_tokens: int = Field(
+        16384, gt=0, description="Most tokens in one forward pass; larger batches accumulate"
+    )
+    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay")
+    max_grad_norm: float = Field(1.0, gt=0, description="Global gradient clip [PPO: 1.0]")
+    checkpoint_every: int = Field(100, gt=0, description="Optimiser steps between checkpoints")
+    trainable_layers: int | None = TRAINABLE_LAYERS
+    num_ranks: int = Field(1, gt=0, description="Processes that share out each batch")
+    zero: ZeroConfig | None = Field(
+        None, description="What the ranks hold a part of; none: each holds the whole of all"
+    )

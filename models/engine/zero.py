@@ -1,0 +1,178 @@
+"""ZeRO: ranks hold a part each of optimiser state, gradients and parameters (DeepSpeed).
+
+[ZERO] Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models,
+2020, arXiv 1910.02054.
+
+Implementation details that matter:
+1. A checkpoint holds whole tensors under their names, as without ZeRO: it can be gone on from with
+   any number of ranks, any stage of ZeRO, or none. The first rank's host needs room for them:
+   twelve bytes a trained parameter.
+2. The losses of all parts and ranks sum up to the step's; DeepSpeed takes the mean over ranks.
+3. Stages 2 and 3 communicate in every part, so that ranks must have equally many.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.ops import __compatible_ops__ as compatible_operations
+from deepspeed.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_optimizer_state,
+    safe_set_full_optimizer_state,
+    set_log_level_from_string,
+)
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from models.config_parts import TrainConfig, ZeroConfig
+from models.engine import ranks
+from models.engine.learners import LossFunction, Metrics
+from models.engine.optimiser import adamw
+from models.nets.freezing import load_trained_state
+from models.nets.packing import PackedBatch
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class ZeroLearner:
+    """A Learner whose ranks hold a part each; `ranks.join` has been called."""
+
+    needs_equal_parts = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        loss_function: LossFunction,
+        config: TrainConfig,
+        zero: ZeroConfig,
+        state: dict[str, Any] | None,
+    ) -> None:
+        if state is not None:
+            load_trained_state(model, state["model"])
+        self.model, self.stage = model, zero.stage
+        self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.shapes = {name: parameter.shape for name, parameter in self.trained.items()}
+        optimiser = adamw(model, config.learning_rate, config.weight_decay)
+        self.groups = optimiser.state_dict()["param_groups"]
+        # Sums over ranks for CPUs that would be compiled at first use; gloo has them.
+        compatible_operations["deepspeed_shm_comm"] = False
+        set_log_level_from_string("warning")
+        deepspeed.init_distributed(dist_init_required=False)
+        self.engine, *_ = deepspeed.initialize(
+            model=_Loss(model, loss_function),
+            optimizer=optimiser,
+            config=deepspeed_config(zero, config.max_grad_norm),
+        )
+        if state is not None:
+            self._load_optimiser(state["optimiser"])
+
+    def loss(self, batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
+        found: tuple[Tensor, Metrics] = self.engine(batch, indices)
+        return found
+
+    def backward(self, loss: Tensor, is_last: bool) -> None:
+        self.engine.set_gradient_accumulation_boundary(is_last)
+        self.engine.backward(loss * ranks.count())
+
+    def step(self, learning_rate: float) -> Tensor:
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.engine.step()
+        return torch.as_tensor(self.engine.get_global_grad_norm())
+
+    def state_dict(self) -> dict[str, Any]:
+        model, moments = {}, {}
+        for index, (name, parameter) in enumerate(self.trained.items()):
+            model[name] = self._whole(name, safe_get_full_fp32_param(parameter))
+            moments[index] = {
+                key: self._whole(name, safe_get_full_optimizer_state(parameter, key))
+                for key in _MOMENTS
+            }
+        steps = self._num_steps()
+        state = {index: {"step": steps.clone(), **found} for index, found in moments.items()}
+        return {"model": model, "optimiser": {"state": state, "param_groups": self.groups}}
+
+    def finish(self) -> None:
+        trained = {
+            name: self._whole(name, safe_get_full_fp32_param(parameter))
+            for name, parameter in self.trained.items()
+        }
+        frozen = {}
+        for name, parameter in self.model.named_parameters():
+            if name not in trained:
+                with deepspeed.zero.GatheredParameters([parameter]):
+                    frozen[name] = parameter.detach().cpu().clone()
+        self.engine.destroy()
+        if ranks.is_first():
+            _replace_parameters(self.model, {**trained, **frozen})
+
+    def _load_optimiser(self, saved: dict[str, Any]) -> None:
+        self._make_optimiser_states(saved["state"][0]["step"])
+        for index, (name, parameter) in enumerate(self.trained.items()):
+            for key in _MOMENTS:
+                value = saved["state"][index][key].view(self.shapes[name])
+                safe_set_full_optimizer_state(parameter, value.to(parameter.device), key)
+
+    def _make_optimiser_states(self, step: Tensor) -> None:
+        """What the first step would make: of this rank's parts there is nothing before it."""
+        zero = self.engine.optimizer
+        parts = zero.fp32_partitioned_groups_flat if self.stage == 3 else None
+        for part in parts or zero.single_partition_of_fp32_groups:
+            moments = {key: torch.zeros_like(part) for key in _MOMENTS}
+            # On the device of the part, as a fused step wants it.
+            steps = step.to(part.device, copy=True)
+            zero.optimizer.state[part] = {"step": steps, **moments}
+        if self.stage < 3:
+            zero._lazy_init_hp_params_optimizer_state()
+
+    def _num_steps(self) -> Tensor:
+        """How often the optimiser has stepped (scalar)."""
+        first = next(iter(self.engine.optimizer.optimizer.state.values()))
+        return torch.as_tensor(first["step"]).cpu()
+
+    def _whole(self, name: str, value: Tensor) -> Tensor:
+        """On the first rank a copy in the host's memory; nothing on others."""
+        if not ranks.is_first():
+            return torch.empty(0)
+        return value.detach().view(self.shapes[name]).to("cpu", copy=True)
+
+
+def deepspeed_config(zero: ZeroConfig, max_grad_norm: float) -> dict[str, Any]:
+    """DeepSpeed's own configuration. Batches, rates and schedule are the loop's."""
+    stage: dict[str, Any] = {"stage": zero.stage}
+    if zero.offload:
+        stage["offload_optimizer"] = {"device": "cpu"}
+        if zero.stage == 3:
+            stage["offload_param"] = {"device": "cpu"}
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_clipping": max_grad_norm,
+        "zero_optimization": stage,
+        # torch's fused AdamW, as without ZeRO; DeepSpeed's own for offloading is compiled first.
+        "zero_force_ds_cpu_optimizer": False,
+    }
+
+
+class _Loss(nn.Module):
+    """The model and its loss in one forward pass, which DeepSpeed's hooks surround."""
+
+    def __init__(self, model: PreTrainedModel, loss_function: LossFunction) -> None:
+        super().__init__()
+        self.model, self.loss_function = model, loss_function
+
+    def forward(self, batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
+        return self.loss_function(batch, indices)
+
+
+def _replace_parameters(model: nn.Module, values: dict[str, Tensor]) -> None:
+    """Plain parameters in place of those that DeepSpeed has taken apart; tied ones stay tied."""
+    new = {
+        id(parameter): nn.Parameter(values[name], requires_grad=parameter.requires_grad)
+        for name, parameter in model.named_parameters()
+    }
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            setattr(module, name, new[id(parameter)])

@@ -1,0 +1,74 @@
+"""Jobs of the warm server, as a task makes them, and what ends trainers in their middle."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra import launch as launch_module
+from models.engine import checkpoint
+
+
+def job(
+    workdir: Path,
+    config: Any,
+    data: Path,
+    num_ranks: int = 2,
+    stage: str = "sft",
+    inputs: Mapping[str, Path] = {},
+    **train: Any,
+) -> Path:
+    changed = config
+    if hasattr(config, "train"):
+        changed = config.model_copy(update={"train": config.train.model_copy(update=train)})
+    workdir.mkdir(exist_ok=True)
+    content = {
+        "stage": stage,
+        "config": changed.model_dump(mode="json"),
+        "inputs": {"data": str(data), **{name: str(path) for name, path in inputs.items()}},
+        "workdir": str(workdir),
+        "num_ranks": num_ranks,
+    }
+    path = workdir / "job.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def stop_at(workdir: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> threading.Thread:
+    """Have the trainers of this process told to stop once one has done so many steps."""
+    monkeypatch.setattr(launch_module._drain, "depth", 1)
+    monkeypatch.setattr(launch_module._drain, "requested", False)
+
+    def terminate() -> None:
+        path = workdir / "metrics.jsonl"
+        while not path.exists() or f'"step": {step},' not in path.read_text():
+            time.sleep(0.01)
+        launch_module._drain.requested = True
+
+    thread = threading.Thread(target=terminate)
+    thread.start()
+    return thread
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing in the trainer catches it."""
+
+
+def die_after(monkeypatch: pytest.MonkeyPatch, module: Any, calls: int) -> None:
+    """Raise at the call number `calls` of the module's checkpoint function, before it saves."""
+    original, count = checkpoint.checkpoint_or_stop, 0
+
+    def counting(*arguments: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == calls:
+            raise Killed
+        original(*arguments)
+
+    monkeypatch.setattr(module, "checkpoint_or_stop", counting)

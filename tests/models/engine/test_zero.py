@@ -1,0 +1,126 @@
+"""With DeepSpeed's ZeRO ranks learn what one learns without, and go on in any number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from infra import launch as launch_module
+from infra.launch import TrainerError, TrainerStoppedError, launch
+from infra.warm_client import close_servers
+from models.config import MetaRMConfig
+from models.config_parts import TrainConfig, ZeroConfig
+from models.engine import loop
+from models.engine.data import read_rows
+from models.engine.launcher import become_launcher
+from models.engine.progress import read_metrics
+from tests.models.engine.conftest import run_stage
+from tests.models.engine.jobs import Killed, die_after, job, stop_at
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _servers() -> Iterator[None]:
+    yield
+    close_servers()
+
+
+def _assert_same(ours: Path, alone: Path) -> None:
+    """The same steps, the same model to the rounding of a few dozen of them."""
+    rows, others = (read_metrics(folder.parent / "metrics.jsonl") for folder in (ours, alone))
+    assert [row["step"] for row in rows] == [row["step"] for row in others]
+    for row, other in zip(rows[:5], others, strict=False):
+        assert row == pytest.approx(other, rel=1e-4, abs=1e-6)
+    mine, theirs = (load_file(folder / "model/model.safetensors") for folder in (ours, alone))
+    assert mine.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert (mine[name] - value).abs().max() < 2e-3 * value.abs().max(), name
+
+
+# Tokens in a micro batch, such that a step takes several and not all ranks equally many.
+TRAIN = {"micro_batch_tokens": 150, "trainable_layers": 1, "checkpoint_every": 2}
+
+
+@pytest.fixture(scope="module")
+def config(smoke_config: Any) -> Any:
+    config = smoke_config.reward_model
+    return config.model_copy(update={"train": config.train.model_copy(update=TRAIN)})
+
+
+@pytest.fixture(scope="module")
+def alone(
+    tmp_path_factory: pytest.TempPathFactory, config: Any, policy: Path, comparisons: Path
+) -> Path:
+    folder = tmp_path_factory.mktemp("alone")
+    return run_stage("reward_model", config, folder, policy=policy, preferences=comparisons)
+
+
+def _launch(
+    folder: Path, config: Any, inputs: dict[str, Path], num_ranks: int, **train: Any
+) -> None:
+    launch(job(folder, config, folder, num_ranks, stage="reward_model", inputs=inputs, **train))
+
+
+def test_two_ranks_of_stage_3_stop_and_one_without_zero_goes_on(
+    tmp_path: Path,
+    config: Any,
+    policy: Path,
+    comparisons: Path,
+    alone: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs = {"policy": policy, "preferences": comparisons}
+    thread = stop_at(tmp_path, 3, monkeypatch)
+    with pytest.raises(TrainerStoppedError):
+        _launch(tmp_path, config, inputs, 2, zero=ZeroConfig(stage=3))
+    thread.join()
+    launch_module._drain.requested = False
+    assert 3 <= max(int(path.name) for path in tmp_path.glob("checkpoints/[0-9]*")) < 6
+    _launch(tmp_path, config, inputs, 1)
+    _assert_same(tmp_path / "output", alone)
+
+
+def test_two_ranks_of_stage_2_go_on_where_one_without_zero_was_killed(
+    tmp_path: Path,
+    config: Any,
+    policy: Path,
+    comparisons: Path,
+    alone: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs = {"policy": policy, "preferences": comparisons}
+    die_after(monkeypatch, loop, 4)
+    with pytest.raises(Killed):
+        run_stage("reward_model", config, tmp_path, **inputs)
+    monkeypatch.undo()
+    _launch(tmp_path, config, inputs, 2, zero=ZeroConfig(stage=2))
+    _assert_same(tmp_path / "output", alone)
+    ours, theirs = (read_rows(folder / "scores.jsonl") for folder in (tmp_path / "output", alone))
+    for row, other in zip(ours, theirs, strict=True):
+        assert row["chosen_score"] == pytest.approx(other["chosen_score"], abs=1e-3)
+
+
+def test_a_rank_that_fails_is_named(
+    tmp_path: Path, config: Any, policy: Path, comparisons: Path
+) -> None:
+    inputs = {"policy": policy, "preferences": comparisons}
+    train = {"zero": ZeroConfig(stage=1), "learning_rate": 1e30, "max_grad_norm": 1e30}
+    with pytest.raises(TrainerError, match="NotFiniteError: .* became nan at step"):
+        _launch(tmp_path, config, inputs, 1, **train)
+
+
+def test_more_ranks_than_accelerators_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    with pytest.raises(ValueError, match="num_ranks is 3, but CUDA_VISIBLE_DEVICES=2,3 names 2"):
+        become_launcher("models.engine.entry", "job.json", 3)
+
+
+def test_meta_rm_refuses_stage_3() -> None:
+    with pytest.raises(ValidationError, match="train.zero.stage of MetaRM must be 1 or 2, found 3"):
+        MetaRMConfig(train=TrainConfig(zero=ZeroConfig(stage=3)))
