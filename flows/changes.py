@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import or_
+from types import UnionType
 from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
@@ -44,9 +47,7 @@ def changes_to(model: type[BaseModel], only: Sequence[str] = ()) -> Any:
         inside = [path.removeprefix(f"{name}.") for path in only if path.startswith(f"{name}.")]
         if only and name not in only and not inside:
             continue
-        kind: Any = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            kind = changes_to(kind, inside)
+        kind: Any = _changes_in(field.annotation, inside)
         for constraint in field.metadata:
             kind = Annotated[kind, constraint]
         given = Field(default_factory=_not_given, description=field.description)
@@ -54,6 +55,15 @@ def changes_to(model: type[BaseModel], only: Sequence[str] = ()) -> Any:
             kind, given = bool | None, Field(None, description=field.description)
         fields[name] = (kind, given)
     return create_model(model.__name__, __base__=_Changes, __doc__=model.__doc__, **fields)
+
+
+def _changes_in(kind: Any, only: Sequence[str]) -> Any:
+    """A field's type, with changes in place of a section, be it optional or not."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return changes_to(kind, only)
+    if isinstance(kind, UnionType):
+        return reduce(or_, (_changes_in(each, only) for each in get_args(kind)))
+    return kind
 
 
 def _not_given() -> None:

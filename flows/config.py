@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -155,9 +155,11 @@ def explain(error: ValidationError, model: type[BaseModel] = RunConfig) -> str:
 def _fields_at(model: Any, path: tuple[int | str, ...]) -> list[str]:
     for part in path:
         field = model.model_fields.get(part)
-        if field is None or not isinstance(field.annotation, type):
+        kind = None if field is None else field.annotation
+        sections = [each for each in (kind, *get_args(kind)) if hasattr(each, "model_fields")]
+        if not sections:
             return []
-        model = field.annotation
+        model = sections[0]
     return list(model.model_fields)
 
 

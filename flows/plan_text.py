@@ -18,8 +18,8 @@ MEMORY_HEADER = (
     *("activations", "cache", "total", "roles"),
 )
 THIS_BUILD = (
-    "This build trains in float32 on the CPU: it moves no model to a GPU and splits none. Ranks "
-    "that share batches out (train.num_ranks) hold the whole model each."
+    "This build trains in float32 on the CPU: it moves no model to a GPU. Ranks that share batches "
+    "out (train.num_ranks) hold the whole model each, or with train.zero a part, as counted above."
 )
 
 
@@ -141,11 +141,11 @@ def _remedy(plan: Plan, memory: Memory) -> str:
     if stage is not None:
         return (
             f"It needs ZeRO stage {stage} over {count} GPUs "
-            f"({_size(memory.sharded(stage, count))} each), which this build cannot run yet"
+            f"({_size(memory.part(stage, count).total)} each), which this build cannot run yet"
         )
     return (
         f"No ZeRO stage is enough: under stage 3 over {count} GPUs "
-        f"{_size(memory.sharded(3, count))} each remain, of which activations and cache "
+        f"{_size(memory.part(3, count).total)} each remain, of which activations and cache "
         f"{_size(memory.activations + memory.cache)}. It needs smaller micro batches or activation "
         "checkpointing besides, which this build cannot run yet"
     )

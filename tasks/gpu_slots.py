@@ -10,12 +10,17 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from prefect.client.orchestration import get_client
 from prefect.concurrency.sync import concurrency
 
 GPU_SLOTS = "trimtab-gpu"
 # The shortest lease Prefect grants; that of a holder that died runs out by itself.
 LEASE_SECONDS = 60.0
 TURN_SECONDS = 5.0
+
+
+class SlotsError(ValueError):
+    """A stage that takes more GPU slots than there are."""
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -31,7 +36,8 @@ def gpu_slots(count: int) -> Iterator[None]:
     """Hold slots, waiting for them as long as it takes.
 
     It waits in short turns, so that a flow that is stopped meanwhile gets a word in. A renewal that
-    fails in an outage does not stop training: the host's own slots still hold.
+    fails in an outage does not stop training: the host's own slots still hold. Raises SlotsError
+    for more slots than there are.
     """
     with ExitStack() as held:
         while True:
@@ -47,5 +53,15 @@ def gpu_slots(count: int) -> Iterator[None]:
                 )
                 break
             except TimeoutError:
-                continue
+                _refuse_more_than_there_are(count)
         yield
+
+
+def _refuse_more_than_there_are(count: int) -> None:
+    with get_client(sync_client=True) as client:
+        limit = client.read_global_concurrency_limit_by_name(GPU_SLOTS).limit
+    if count > limit:
+        raise SlotsError(
+            f"the stage's ranks (train.num_ranks) take {count} GPU slots, there are {limit}: lower "
+            f"their number, or make more slots with `trimtab deploy --gpus {count}`"
+        )

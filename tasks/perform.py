@@ -100,14 +100,17 @@ def perform(
     }
     train = getattr(config, "train", None)
     ranks = train.num_ranks if isinstance(train, TrainConfig) else 1
+    # DeepSpeed gives each rank an accelerator; ranks without it share out the CPU.
+    is_apart = isinstance(train, TrainConfig) and train.zero is not None
     threads = max(1, num_threads(place, base.settings.max_parallel) // ranks)
-    if by_ranks:
+    if by_ranks and not is_apart:
         ranks, threads = ranks * threads, 1
     result = run_stage(
         *(context, stage, config, refs),
         name=label,
         num_threads=threads,
         num_ranks=ranks,
+        num_devices=ranks if is_apart else 1,
         is_patient=is_patient,
     )
     how = "found in the store" if result.cached else f"{result.seconds:.1f} s"

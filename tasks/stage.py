@@ -63,14 +63,16 @@ def run_stage(
     name: str | None = None,
     num_threads: int = 1,
     num_ranks: int = 1,
+    num_devices: int = 1,
     is_patient: bool = False,
 ) -> StageResult:
     """Return the stage's artifact, running its trainer only if the store has none.
 
     Two runners of one key, in whatever process of this machine: the second waits and then finds
     the first one's artifact. A run that was interrupted continues from its newest checkpoint.
-    `name` labels the run in MLflow and in progress reports; it takes no part in the key. One that
-    `is_patient` starts only while no other waits for a core of this machine.
+    `name` labels the run in MLflow and in progress reports; it takes no part in the key. The
+    trainer holds `num_devices` of the context's device slots. One that `is_patient` starts only
+    while no other waits for a core of this machine.
 
     Raises StageInputError, infra.launch.TrainerError, StageOutputError, CorruptArtifactError. The
     work folder with log and checkpoints then stays for the next try.
@@ -93,7 +95,7 @@ def run_stage(
         slots = [locks / f"slot-{index}.lock" for index in range(context.settings.max_parallel)]
         with (
             some_of(slots, num_threads * num_ranks, is_patient=is_patient),
-            context.device_slots(1),  # ranks share out the CPU: this build uses no GPU
+            context.device_slots(num_devices),
             drain_on_sigterm(),
         ):
             return _compute(context, job)

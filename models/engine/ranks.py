@@ -75,7 +75,7 @@ def join() -> None:
     """Become the rank that the launcher's environment names; it dies with the launcher."""
     global _ranks
     signals.die_with_parent()
-    torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    torch.distributed.init_process_group("gloo")
     count, number = torch.distributed.get_world_size(), torch.distributed.get_rank()
     _ranks = _Ranks(count, number, is_launched=True)
 

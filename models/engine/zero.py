@@ -104,7 +104,7 @@ class ZeroLearner:
         for name, parameter in self.model.named_parameters():
             if name not in trained:
                 with deepspeed.zero.GatheredParameters([parameter]):
-                    frozen[name] = parameter.detach().cpu().clone()
+                    frozen[name] = parameter.detach().clone()
         self.engine.destroy()
         if ranks.is_first():
             _replace_parameters(self.model, {**trained, **frozen})
@@ -114,7 +114,7 @@ class ZeroLearner:
         for index, (name, parameter) in enumerate(self.trained.items()):
             for key in _MOMENTS:
                 value = saved["state"][index][key].view(self.shapes[name])
-                safe_set_full_optimizer_state(parameter, value.to(parameter.device), key)
+                safe_set_full_optimizer_state(parameter, value, key)
 
     def _make_optimiser_states(self, step: Tensor) -> None:
         """What the first step would make: of this rank's parts there is nothing before it."""
@@ -122,22 +122,20 @@ class ZeroLearner:
         parts = zero.fp32_partitioned_groups_flat if self.stage == 3 else None
         for part in parts or zero.single_partition_of_fp32_groups:
             moments = {key: torch.zeros_like(part) for key in _MOMENTS}
-            # On the device of the part, as a fused step wants it.
-            steps = step.to(part.device, copy=True)
-            zero.optimizer.state[part] = {"step": steps, **moments}
+            zero.optimizer.state[part] = {"step": step.clone(), **moments}
         if self.stage < 3:
             zero._lazy_init_hp_params_optimizer_state()
 
     def _num_steps(self) -> Tensor:
         """How often the optimiser has stepped (scalar)."""
         first = next(iter(self.engine.optimizer.optimizer.state.values()))
-        return torch.as_tensor(first["step"]).cpu()
+        return torch.as_tensor(first["step"])
 
     def _whole(self, name: str, value: Tensor) -> Tensor:
-        """On the first rank a copy in the host's memory; nothing on others."""
+        """A copy on the first rank, nothing on others."""
         if not ranks.is_first():
             return torch.empty(0)
-        return value.detach().view(self.shapes[name]).to("cpu", copy=True)
+        return value.detach().view(self.shapes[name]).clone()
 
 
 def deepspeed_config(zero: ZeroConfig, max_grad_norm: float) -> dict[str, Any]:

@@ -43,6 +43,6 @@ class Machine:
 def zero_stage_that_fits(memory: Memory, machine: Machine) -> int | None:
     """The lowest ZeRO stage under which a process fits on every device, None if none does."""
     for stage in (1, 2, 3):
-        if memory.sharded(stage, machine.num_devices) <= machine.memory:
+        if memory.part(stage, machine.num_devices).total <= machine.memory:
             return stage
     return None

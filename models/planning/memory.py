@@ -8,7 +8,8 @@ pages of its own, and 9 to 19 % above on the C library's ordinary heap (growth o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
 from models.planning.shapes import ModelShape
 
@@ -42,21 +43,23 @@ class Memory:
     @property
     def total(self) -> int:
         """All of it on one device."""
-        return self.sharded(0, 1)
+        held = self.weights + self.gradients + self.optimiser + self.frozen
+        return held + self.activations + self.cache
 
-    def sharded(self, zero_stage: int, num_devices: int) -> int:
-        """Bytes a device under ZeRO [Rajbhandari et al. 2020, figure 1].
+    def part(self, zero_stage: int, num_devices: int) -> Memory:
+        """What a device holds under ZeRO [Rajbhandari et al. 2020, figure 1].
 
         Stage 1 splits the optimiser's state over the devices, 2 the gradients too, 3 the weights
         too, those of frozen models included. Every device works on a micro batch of its own.
         """
         share = [num_devices if zero_stage >= stage else 1 for stage in range(4)]
-        split = (
-            self.optimiser / share[1]
-            + self.gradients / share[2]
-            + (self.weights + self.frozen) / share[3]
+        return replace(
+            self,
+            optimiser=ceil(self.optimiser / share[1]),
+            gradients=ceil(self.gradients / share[2]),
+            weights=ceil(self.weights / share[3]),
+            frozen=ceil(self.frozen / share[3]),
         )
-        return round(split) + self.activations + self.cache
 
 
 def trained(num_parameters: int, activations: int = 0) -> Memory:

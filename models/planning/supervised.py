@@ -13,7 +13,7 @@ from models.config import (
     SFTConfig,
 )
 from models.config_parts import TrainConfig
-from models.planning.memory import FLOAT_BYTES, backward_set
+from models.planning.memory import FLOAT_BYTES, Memory, backward_set
 from models.planning.work import Setting, Work, sampling_phase, scoring_phase, training_phase
 
 
@@ -23,6 +23,11 @@ def _num_steps(train: TrainConfig, examples: int) -> int:
 
 def _rows_of_a_rank(train: TrainConfig, examples: int) -> int:
     return ceil(min(train.batch_size, examples) / train.num_ranks)
+
+
+def _of_a_rank(train: TrainConfig, memory: Memory) -> Memory:
+    """What one of the stage's ranks holds while it trains."""
+    return memory if train.zero is None else memory.part(train.zero.stage, train.num_ranks)
 
 
 def sft(config: SFTConfig, setting: Setting) -> Work:
@@ -37,14 +42,17 @@ def sft(config: SFTConfig, setting: Setting) -> Work:
         trained_tokens=train.num_epochs * count * row,
         parameters=parameters - setting.shape.frozen_parameters(train.trainable_layers),
         phases={
-            "training": training_phase(
-                setting,
-                parameters,
-                train.trainable_layers,
-                train.micro_batch_tokens,
-                batch,
-                row,
-                row,
+            "training": _of_a_rank(
+                train,
+                training_phase(
+                    setting,
+                    parameters,
+                    train.trainable_layers,
+                    train.micro_batch_tokens,
+                    batch,
+                    row,
+                    row,
+                ),
             )
         },
     )
@@ -69,8 +77,16 @@ def _scorer_work(
         trained_tokens=train.num_epochs * num_pairs * row,
         parameters=parameters - setting.shape.frozen_parameters(train.trainable_layers),
         phases={
-            "training": training_phase(
-                setting, parameters, train.trainable_layers, train.micro_batch_tokens, batch, row
+            "training": _of_a_rank(
+                train,
+                training_phase(
+                    setting,
+                    parameters,
+                    train.trainable_layers,
+                    train.micro_batch_tokens,
+                    batch,
+                    row,
+                ),
             ),
             "scoring": scoring_phase(setting, FLOAT_BYTES * parameters, num_scored, row),
         },

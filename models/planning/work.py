@@ -80,7 +80,7 @@ class Work:
 
     @property
     def needed(self) -> int:
-        """Bytes at the peak of all ranks together, each of which holds all of the model."""
+        """Bytes at the peak of all ranks together."""
         return self.num_ranks * self.peak[1].total
 
 

@@ -37,6 +37,7 @@ def test_overrides_reach_any_depth_and_keep_the_rest() -> None:
     ("override", "message"),
     [
         ("ppo.kl_coeff=1", "unknown field 'kl_coeff'; did you mean 'kl_coef'?"),
+        ("sft.train.zero.stge=1", "unknown field 'stge'; did you mean 'stage'?"),
         ("pppo.kl_coef=1", "unknown field 'pppo'; did you mean 'ppo'?"),
         ("ppo.kl_coef.x=1", "ppo.kl_coef: Input should be a valid number; found {'x': 1}"),
         ("ppo=1", "ppo: Input should be a valid dictionary or instance of PPOConfig; found 1"),

@@ -49,7 +49,8 @@ def test_killed_runs_go_on_without_anybody(running: Running) -> None:
 def test_a_cancelled_run_stays_cancelled(running: Running) -> None:
     run = _start_and_train(running, seed=5)
     cancelling = {"type": "CANCELLING", "name": "Cancelling"}
-    running.prefect("POST", f"flow_runs/{run['id']}/set_state", {"state": cancelling})
+    answer = running.prefect("POST", f"flow_runs/{run['id']}/set_state", {"state": cancelling})
+    assert answer.json()["status"] == "ACCEPT", answer.text
     deadline = time.monotonic() + 120
     while running.state_of(run)["type"] != "CANCELLED":
         assert time.monotonic() < deadline, running.state_of(run)
@@ -110,6 +111,12 @@ def test_members_take_two_slots(running: Running) -> None:
     assert len(spans) == 6
     at_once = [sum(s.start <= each.start < s.end for s in spans) for each in spans]
     assert max(at_once) == 2
+    running.python(
+        "import pytest\n"
+        "from tasks.gpu_slots import SlotsError, gpu_slots\n"
+        "with gpu_slots(2): pass\n"
+        "with pytest.raises(SlotsError, match='take 3 GPU slots, there are 2'), gpu_slots(3): pass"
+    )
 
 
 def members(number: int) -> list[str]:

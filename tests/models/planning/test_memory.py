@@ -65,9 +65,9 @@ def test_zero_by_hand() -> None:
     # 100 parameters, 8 devices; frozen bytes split under stage 3, activations and cache never.
     memory = Memory(400, 400, 800, frozen=96, activations=30, cache=7)
     assert memory.total == 1733
-    assert memory.sharded(1, 8) == 400 + 400 + 800 / 8 + 96 + 37
-    assert memory.sharded(2, 8) == 400 + 400 / 8 + 800 / 8 + 96 + 37
-    assert memory.sharded(3, 8) == 400 / 8 + 400 / 8 + 800 / 8 + 96 / 8 + 37
+    assert memory.part(1, 8).total == 400 + 400 + 800 / 8 + 96 + 37
+    assert memory.part(2, 8).total == 400 + 400 / 8 + 800 / 8 + 96 + 37
+    assert memory.part(3, 8).total == 400 / 8 + 400 / 8 + 800 / 8 + 96 / 8 + 37
 
 
 @pytest.mark.parametrize(

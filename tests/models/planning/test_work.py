@@ -17,7 +17,7 @@ from models.config import (
     RewardModelConfig,
     SFTConfig,
 )
-from models.config_parts import TrainConfig
+from models.config_parts import TrainConfig, ZeroConfig
 from models.engine import rollouts
 from models.engine.ppo_rollout import ROLLOUT_TOKENS
 from models.engine.scoring import SCORING_TOKENS
@@ -74,6 +74,20 @@ def test_reward_models_and_folds() -> None:
     # Only a member, which is trained on raw pairs, scores them after training: it votes on them.
     final = _work("reward_model", RewardModelConfig(train=TRAIN), is_relabelled=True)
     assert final.forward_tokens == advantage.forward_tokens == (50 - 37) * 42
+
+
+def test_ranks_hold_the_whole_or_with_zero_a_part() -> None:
+    whole = _work(
+        "reward_model", RewardModelConfig(train=TRAIN.model_copy(update={"num_ranks": 4}))
+    )
+    zero = {"num_ranks": 4, "zero": ZeroConfig(stage=3)}
+    apart = _work("reward_model", RewardModelConfig(train=TRAIN.model_copy(update=zero)))
+    held, part = (work.phases["training"] for work in (whole, apart))
+    assert (part.weights, part.gradients) == (held.weights / 4, held.gradients / 4)
+    assert (part.optimiser, part.activations) == (held.optimiser / 4, held.activations)
+    assert whole.needed == 4 * held.total
+    # Scoring comes after training: the first rank alone holds the whole.
+    assert apart.phases["scoring"] == whole.phases["scoring"]
 
 
 def test_lower_states_pass_all_pairs_once_and_keep_what_comes_out() -> None:
