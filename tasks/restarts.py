@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+from prefect.client.schemas.objects import StateType
+from prefect.exceptions import Abort
 from prefect.runtime import flow_run
-from prefect.states import Crashed
+from prefect.states import Cancelled, Crashed, State
 
 from infra.tracking import Tracking
 from tasks.perform import FLOW_RUN, base_context
@@ -19,17 +23,32 @@ class TooManyStartsError(RuntimeError):
 
 
 def take_over() -> None:
-    """Close task runs and MLflow runs of earlier starts; raises TooManyStartsError."""
+    """Close task runs and MLflow runs of earlier starts; raises TooManyStartsError.
+
+    Ends the flow run as Cancelled where an earlier start was to be cancelled, and was not.
+    """
     if flow_run.run_count <= 1:
         return
     _end_task_runs()
     _end_mlflow_runs(base_context().tracking)
+    _cancel_if_asked_to()
     if flow_run.run_count > MAX_STARTS:
         raise TooManyStartsError(
             f"this flow run was started {MAX_STARTS} times and crashed every time; the log of the "
             "stage that was running is in its work folder. Start a new run to try again: finished "
             "stages are found in the store"
         )
+
+
+def _cancel_if_asked_to() -> None:
+    """A worker that is slow to say that it cancelled a run leaves it Crashed, and thus resumed."""
+    with get_client(sync_client=True) as client:
+        states = sorted(client.read_flow_run_states(flow_run.id), key=lambda each: each.timestamp)
+        kinds = [state.type for state in states if state.is_cancelling() or state.is_cancelled()]
+        if kinds and kinds[-1] == StateType.CANCELLING:
+            cancelled: State[Any] = Cancelled(message="Cancelled before it was started again")
+            client.set_flow_run_state(flow_run.id, cancelled, force=True)
+            raise Abort("cancelled before it was started again")
 
 
 def _end_task_runs() -> None:

@@ -60,6 +60,16 @@ def test_a_cancelled_run_stays_cancelled(running: Running) -> None:
     assert not running.processes("prefect.engine")
 
 
+def test_a_run_that_was_to_be_cancelled_is_cancelled_when_it_is_resumed(running: Running) -> None:
+    """Its worker was slow to say that it had cancelled it: it counted as crashed."""
+    run = running.start("label-audit", {"recipe": "smoke"}, {"type": "PENDING"}).json()
+    for state in ("RUNNING", "CANCELLING", "CRASHED", "SCHEDULED"):
+        body = {"state": {"type": state}, "force": True}
+        running.prefect("POST", f"flow_runs/{run['id']}/set_state", body)
+    ended = running.end_of(run, seconds=120)
+    assert ended["type"] == "CANCELLED" and ended["message"].startswith("Cancelled before")
+
+
 def test_a_run_that_is_taken_twice_and_does_not_start_has_crashed(running: Running) -> None:
     """Its first Pending is answered, its second is not: a worker died while submitting it again."""
     asked = {"automations": {"name": {"any_": ["trimtab: a run that does not start has crashed"]}}}

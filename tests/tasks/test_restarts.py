@@ -20,6 +20,7 @@ def test_earlier_starts_are_closed_and_there_is_an_end_to_them(
     monkeypatch.setattr(restarts, "flow_run", SimpleNamespace(run_count=starts, id="a"))
     monkeypatch.setattr(restarts, "_end_task_runs", lambda: closed.append("Prefect"))
     monkeypatch.setattr(restarts, "_end_mlflow_runs", lambda _: closed.append("MLflow"))
+    monkeypatch.setattr(restarts, "_cancel_if_asked_to", lambda: None)  # test_dispatch has it
     monkeypatch.setattr(restarts, "base_context", lambda: SimpleNamespace(tracking=None))
     if gives_up:
         with pytest.raises(restarts.TooManyStartsError, match="started 20 times"):
