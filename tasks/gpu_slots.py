@@ -10,13 +10,14 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from prefect.client.orchestration import get_client
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 
 GPU_SLOTS = "trimtab-gpu"
 # The shortest lease Prefect grants; that of a holder that died runs out by itself.
 LEASE_SECONDS = 60.0
 TURN_SECONDS = 5.0
+TOO_MANY = "Slots requested is greater than the limit"
 
 
 class SlotsError(ValueError):
@@ -53,15 +54,13 @@ def gpu_slots(count: int) -> Iterator[None]:
                 )
                 break
             except TimeoutError:
-                _refuse_more_than_there_are(count)
+                continue
+            except ConcurrencySlotAcquisitionError as error:
+                if TOO_MANY not in str(error.__cause__):
+                    raise
+                raise SlotsError(
+                    f"the stage's ranks (train.num_ranks) take {count} GPU slots, and there are "
+                    "fewer: lower their number, or make more slots with "
+                    f"`trimtab deploy --gpus {count}`"
+                ) from None
         yield
-
-
-def _refuse_more_than_there_are(count: int) -> None:
-    with get_client(sync_client=True) as client:
-        limit = client.read_global_concurrency_limit_by_name(GPU_SLOTS).limit
-    if count > limit:
-        raise SlotsError(
-            f"the stage's ranks (train.num_ranks) take {count} GPU slots, there are {limit}: lower "
-            f"their number, or make more slots with `trimtab deploy --gpus {count}`"
-        )

@@ -125,7 +125,8 @@ def test_members_take_two_slots(running: Running) -> None:
         "import pytest\n"
         "from tasks.gpu_slots import SlotsError, gpu_slots\n"
         "with gpu_slots(2): pass\n"
-        "with pytest.raises(SlotsError, match='take 3 GPU slots, there are 2'), gpu_slots(3): pass"
+        "with pytest.raises(SlotsError, match='take 3 GPU slots, and there are fewer'):\n"
+        "    with gpu_slots(3): pass"
     )
 
 
