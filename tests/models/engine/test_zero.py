@@ -77,7 +77,7 @@ def test_two_ranks_of_stage_3_stop_and_one_without_zero_goes_on(
     inputs = {"policy": policy, "preferences": comparisons}
     thread = stop_at(tmp_path, 3, monkeypatch)
     with pytest.raises(TrainerStoppedError):
-        _launch(tmp_path, config, inputs, 2, zero=ZeroConfig(stage=3))
+        _launch(tmp_path, config, inputs, 2, zero=ZeroConfig(stage=3, offload=True))
     thread.join()
     launch_module._drain.requested = False
     assert 3 <= max(int(path.name) for path in tmp_path.glob("checkpoints/[0-9]*")) < 6
