@@ -11,11 +11,13 @@ import sys
 from typing import NoReturn
 
 HOST = "127.0.0.1"
+# Of our own: others, such as a job scheduler, may have set RANK.
+_LAUNCHED = "TRIMTAB_IS_RANK"
 
 
 def is_rank() -> bool:
     """Whether a launcher has started this process."""
-    return "RANK" in os.environ
+    return _LAUNCHED in os.environ
 
 
 def become_launcher(module: str, argument: str, num_ranks: int) -> NoReturn:
@@ -34,7 +36,7 @@ def become_launcher(module: str, argument: str, num_ranks: int) -> NoReturn:
     command += ["--node_rank", "0", "--no_local_rank"]
     command += ["--master_addr", HOST, "--master_port", str(_free_port()), "--module"]
     # This build trains on the CPU also where there are GPUs, which DeepSpeed would take.
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", _LAUNCHED: "1"}
     os.execve(sys.executable, [*command, module, argument], environment)
 
 

@@ -104,7 +104,7 @@ class ZeroLearner:
         for name, parameter in self.model.named_parameters():
             if name not in trained:
                 with deepspeed.zero.GatheredParameters([parameter]):
-                    frozen[name] = parameter.detach().clone()
+                    frozen[name] = _copy(parameter)
         self.engine.destroy()
         if ranks.is_first():
             _replace_parameters(self.model, {**trained, **frozen})
@@ -119,11 +119,15 @@ class ZeroLearner:
     def _make_optimiser_states(self, step: Tensor) -> None:
         """What the first step would make: of this rank's parts there is nothing before it."""
         zero = self.engine.optimizer
-        parts = zero.fp32_partitioned_groups_flat if self.stage == 3 else None
-        for part in parts or zero.single_partition_of_fp32_groups:
+        of_stage_3 = self.stage == 3
+        for part in (
+            zero.fp32_partitioned_groups_flat
+            if of_stage_3
+            else zero.single_partition_of_fp32_groups
+        ):
             moments = {key: torch.zeros_like(part) for key in _MOMENTS}
             zero.optimizer.state[part] = {"step": step.clone(), **moments}
-        if self.stage < 3:
+        if not of_stage_3:
             zero._lazy_init_hp_params_optimizer_state()
 
     def _num_steps(self) -> Tensor:
@@ -132,10 +136,12 @@ class ZeroLearner:
         return torch.as_tensor(first["step"])
 
     def _whole(self, name: str, value: Tensor) -> Tensor:
-        """A copy on the first rank, nothing on others."""
-        if not ranks.is_first():
-            return torch.empty(0)
-        return value.detach().view(self.shapes[name]).clone()
+        return _copy(value.view(self.shapes[name]))
+
+
+def _copy(value: Tensor) -> Tensor:
+    """A copy on the first rank, nothing on others."""
+    return value.detach().clone() if ranks.is_first() else torch.empty(0)
 
 
 def deepspeed_config(zero: ZeroConfig, max_grad_norm: float) -> dict[str, Any]:

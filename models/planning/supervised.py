@@ -25,36 +25,38 @@ def _rows_of_a_rank(train: TrainConfig, examples: int) -> int:
     return ceil(min(train.batch_size, examples) / train.num_ranks)
 
 
-def _of_a_rank(train: TrainConfig, memory: Memory) -> Memory:
-    """What one of the stage's ranks holds while it trains."""
-    return memory if train.zero is None else memory.part(train.zero.stage, train.num_ranks)
+def _training(
+    train: TrainConfig,
+    setting: Setting,
+    num_parameters: int,
+    examples: int,
+    row: int,
+    responses: int = 0,
+) -> Memory:
+    """What one of the stage's ranks holds while it trains; see `training_phase`."""
+    whole = training_phase(
+        setting,
+        num_parameters,
+        train.trainable_layers,
+        train.micro_batch_tokens,
+        _rows_of_a_rank(train, examples),
+        row,
+        responses,
+    )
+    return whole if train.zero is None else whole.part(train.zero.stage, train.num_ranks)
 
 
 def sft(config: SFTConfig, setting: Setting) -> Work:
     """Supervised fine-tuning; the loss is on response tokens, of which a row may consist."""
     count, row = setting.amounts.demonstrations, setting.amounts.dialogue_tokens
     train, parameters = config.train, setting.shape.policy_parameters
-    batch = _rows_of_a_rank(train, count)
     return Work(
         examples=count,
         num_ranks=train.num_ranks,
         optimiser_steps=_num_steps(train, count),
         trained_tokens=train.num_epochs * count * row,
         parameters=parameters - setting.shape.frozen_parameters(train.trainable_layers),
-        phases={
-            "training": _of_a_rank(
-                train,
-                training_phase(
-                    setting,
-                    parameters,
-                    train.trainable_layers,
-                    train.micro_batch_tokens,
-                    batch,
-                    row,
-                    row,
-                ),
-            )
-        },
+        phases={"training": _training(train, setting, parameters, count, row, row)},
     )
 
 
@@ -68,7 +70,6 @@ def _scorer_work(
 ) -> Work:
     """Training a scorer on `num_pairs`, then scoring `num_scored`."""
     row, parameters = _pair_row(setting), setting.shape.scorer_parameters(num_heads)
-    batch = _rows_of_a_rank(train, num_pairs)
     return Work(
         examples=num_pairs,
         num_ranks=train.num_ranks,
@@ -77,17 +78,7 @@ def _scorer_work(
         trained_tokens=train.num_epochs * num_pairs * row,
         parameters=parameters - setting.shape.frozen_parameters(train.trainable_layers),
         phases={
-            "training": _of_a_rank(
-                train,
-                training_phase(
-                    setting,
-                    parameters,
-                    train.trainable_layers,
-                    train.micro_batch_tokens,
-                    batch,
-                    row,
-                ),
-            ),
+            "training": _training(train, setting, parameters, num_pairs, row),
             "scoring": scoring_phase(setting, FLOAT_BYTES * parameters, num_scored, row),
         },
     )

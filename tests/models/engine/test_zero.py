@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from infra import launch as launch_module
-from infra.launch import TrainerError, TrainerStoppedError, launch
-from infra.warm_client import close_servers
+from infra.launch import TrainerError, TrainerKilledError, TrainerStoppedError, launch
+from infra.warm_client import close_servers, warm_server
 from models.config import MetaRMConfig
 from models.config_parts import TrainConfig, ZeroConfig
 from models.engine import loop
@@ -53,11 +56,13 @@ def config(smoke_config: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def alone(
-    tmp_path_factory: pytest.TempPathFactory, config: Any, policy: Path, comparisons: Path
-) -> Path:
-    folder = tmp_path_factory.mktemp("alone")
-    return run_stage("reward_model", config, folder, policy=policy, preferences=comparisons)
+def inputs(policy: Path, comparisons: Path) -> dict[str, Path]:
+    return {"policy": policy, "preferences": comparisons}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, config: Any, inputs: dict[str, Path]) -> Path:
+    return run_stage("reward_model", config, tmp_path_factory.mktemp("alone"), **inputs)
 
 
 def _launch(
@@ -69,12 +74,10 @@ def _launch(
 def test_two_ranks_of_stage_3_stop_and_one_without_zero_goes_on(
     tmp_path: Path,
     config: Any,
-    policy: Path,
-    comparisons: Path,
+    inputs: dict[str, Path],
     alone: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    inputs = {"policy": policy, "preferences": comparisons}
     thread = stop_at(tmp_path, 3, monkeypatch)
     with pytest.raises(TrainerStoppedError):
         _launch(tmp_path, config, inputs, 2, zero=ZeroConfig(stage=3, offload=True))
@@ -88,12 +91,10 @@ def test_two_ranks_of_stage_3_stop_and_one_without_zero_goes_on(
 def test_two_ranks_of_stage_2_go_on_where_one_without_zero_was_killed(
     tmp_path: Path,
     config: Any,
-    policy: Path,
-    comparisons: Path,
+    inputs: dict[str, Path],
     alone: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    inputs = {"policy": policy, "preferences": comparisons}
     die_after(monkeypatch, loop, 4)
     with pytest.raises(Killed):
         run_stage("reward_model", config, tmp_path, **inputs)
@@ -105,13 +106,28 @@ def test_two_ranks_of_stage_2_go_on_where_one_without_zero_was_killed(
         assert row["chosen_score"] == pytest.approx(other["chosen_score"], abs=1e-3)
 
 
-def test_a_rank_that_fails_is_named(
-    tmp_path: Path, config: Any, policy: Path, comparisons: Path
-) -> None:
-    inputs = {"policy": policy, "preferences": comparisons}
+def test_a_rank_that_fails_is_named(tmp_path: Path, config: Any, inputs: dict[str, Path]) -> None:
     train = {"zero": ZeroConfig(stage=1), "learning_rate": 1e30, "max_grad_norm": 1e30}
     with pytest.raises(TrainerError, match="NotFiniteError: .* became nan at step"):
         _launch(tmp_path, config, inputs, 1, **train)
+
+
+def test_a_rank_that_is_killed_may_go_well_another_time(
+    tmp_path: Path, config: Any, inputs: dict[str, Path]
+) -> None:
+    def kill() -> None:
+        while not (tmp_path / "metrics.jsonl").exists():
+            time.sleep(0.01)
+        server = warm_server(launch_module.PRELOAD).pid
+        below = psutil.Process(server).children(recursive=True)
+        (rank,) = [process for process in below if process.ppid() != server]
+        rank.kill()
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(TrainerKilledError, match="out-of-memory killer"):
+        _launch(tmp_path, config, inputs, 1, zero=ZeroConfig(stage=1), num_epochs=1000)
+    thread.join()
 
 
 def test_meta_rm_refuses_stage_3() -> None:
