@@ -40,8 +40,9 @@ def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
         return _dry_run(config, options, settings)
     if options.recipe in MACHINES:
         print(
-            f"trimtab: {options.recipe} is for GPUs, and this build trains on the CPU: only "
-            "--dry-run and --print-config take it. hh-smollm2 is the recipe for a CPU",
+            f"trimtab: {options.recipe} is for a plan: its PPO needs more than one GPU, which this "
+            "build cannot use for it. Only --dry-run and --print-config take it; hh-smollm2 is the "
+            "same with a small model",
             file=sys.stderr,
         )
         return 2

@@ -18,8 +18,9 @@ MEMORY_HEADER = (
     *("activations", "cache", "total", "roles"),
 )
 THIS_BUILD = (
-    "This build trains in float32 on the CPU: it moves no model to a GPU. Ranks that share batches "
-    "out (train.num_ranks) hold the whole model each, or with train.zero a part, as counted above."
+    "Trainers compute in float32, each on a GPU of its own where there are any; so do ranks that "
+    "share batches out (train.num_ranks). Each holds the whole model, with train.zero a part, as "
+    "counted above."
 )
 
 
@@ -89,13 +90,14 @@ def _machine(plan: Plan) -> list[str]:
     lines = [f"Held against: {machine}.", THIS_BUILD]
     if not machine.has_gpus:
         return lines
-    lines[1] += " What follows is how these GPUs would be used with one trainer on each."
     for rows in plan.parallel:
-        waves = -(-len(rows) // machine.num_devices)
-        if len(rows) > 1:
+        each = max(row.work.num_ranks for row in rows)
+        at_once = max(1, machine.num_devices // each)
+        waves = -(-len(rows) // at_once)
+        if len(rows) * each > 1:
             lines.append(
-                f"step {rows[0].stage.step}: {_names(rows)} at once, on "
-                f"{min(len(rows), machine.num_devices)} of {machine.num_devices} GPUs"
+                f"step {rows[0].stage.step}: {_names(rows)}{' at once' * (len(rows) > 1)}, on "
+                f"{each * min(len(rows), at_once)} of {machine.num_devices} GPUs"
                 + (f" in {waves} waves" if waves > 1 else "")
             )
     return [*lines, f"every other step: one trainer, on 1 of {machine.num_devices} GPUs"]
@@ -116,7 +118,7 @@ def _too_large_for_a_gpu(plan: Plan) -> list[str]:
             lines.append(
                 f"DOES NOT FIT on one GPU: {_names(same)}. {_size(memory.total)} in the phase "
                 f"`{phase}`, a GPU has {_size(plan.machine.memory)}. "
-                f"{_remedy(plan, memory)}"
+                f"{_remedy(plan, same[0], memory)}"
             )
     return lines
 
@@ -134,21 +136,25 @@ def _too_large_together(plan: Plan, rows: list[PlanRow]) -> list[str]:
     ]
 
 
-def _remedy(plan: Plan, memory: Memory) -> str:
-    """What would make a stage fit on the plan's GPUs; none of it is in this build."""
-    count = plan.machine.num_devices
-    stage = zero_stage_that_fits(memory, plan.machine)
-    if stage is not None:
+def _remedy(plan: Plan, row: PlanRow, memory: Memory) -> str:
+    """What would make a stage fit on the plan's GPUs, and whether this build has it."""
+    count, train = plan.machine.num_devices, getattr(row.stage.config, "train", None)
+    if train is not None and train.zero is not None:
         return (
-            f"It needs ZeRO stage {stage} over {count} GPUs "
-            f"({_size(memory.part(stage, count).total)} each), which this build cannot run yet"
+            "It is in parts already: more ranks, a higher stage of ZeRO, or smaller micro batches"
         )
-    return (
-        f"No ZeRO stage is enough: under stage 3 over {count} GPUs "
-        f"{_size(memory.part(3, count).total)} each remain, of which activations and cache "
-        f"{_size(memory.activations + memory.cache)}. It needs smaller micro batches or activation "
-        "checkpointing besides, which this build cannot run yet"
-    )
+    stage = zero_stage_that_fits(memory, plan.machine)
+    if stage is None:
+        return (
+            f"No ZeRO stage is enough: under stage 3 over {count} GPUs "
+            f"{_size(memory.part(3, count).total)} each remain, of which activations and cache "
+            f"{_size(memory.activations + memory.cache)}. It needs smaller micro batches or "
+            "activation checkpointing besides, which this build cannot run yet"
+        )
+    needed = f"ZeRO stage {stage} over {count} GPUs ({_size(memory.part(stage, count).total)} each)"
+    if train is None or (stage == 3 and row.stage.stage == "meta_rm"):
+        return f"It needs {needed}, which this build cannot run yet"
+    return f"It needs {needed}: train.num_ranks={count} train.zero.stage={stage}"
 
 
 def _assumptions(plan: Plan) -> list[str]:

@@ -100,7 +100,7 @@ def smoke() -> RunConfig:
     )
 
 
-# Those that a flow runs; `hh-7b` is for a plan only, as this build trains on the CPU.
+# Those that a flow runs; `hh-7b` is for a plan only, as its PPO fits on no GPU.
 RecipeName = Literal["smoke", "default", "hh-smollm2", "ukp-smollm2"]
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "smoke": smoke,

@@ -26,8 +26,10 @@ def file_lock(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def some_of(paths: list[Path], count: int, *, is_patient: bool = False) -> Iterator[None]:
+def some_of(paths: list[Path], count: int, *, is_patient: bool = False) -> Iterator[list[Path]]:
     """Hold `count` of several locks, or all where there are fewer, whichever are free first: slots.
+
+    Gives those it holds.
 
     It takes all of them at once or none, so that nobody waits for the rest with some in hand. The
     patient take theirs once they were free for a while and nobody waits, and never the first.
@@ -39,13 +41,13 @@ def some_of(paths: list[Path], count: int, *, is_patient: bool = False) -> Itera
         streams = [stack.enter_context(_opened(path)) for path in paths]
         queue = stack.enter_context(_opened(paths[0].with_name("waiting.lock")))
         if is_patient:
-            _wait_behind(queue, streams, count)
+            taken = _wait_behind(queue, streams, count)
         else:
             fcntl.flock(queue.fileno(), fcntl.LOCK_SH)  # held by all that wait
-            while not _take(streams, count):
+            while not (taken := _take(streams, count)):
                 time.sleep(_POLL_SECONDS)
             fcntl.flock(queue.fileno(), fcntl.LOCK_UN)
-        yield
+        yield [Path(stream.name) for stream in taken]
 
 
 def _opened(path: Path) -> IO[str]:
@@ -53,31 +55,33 @@ def _opened(path: Path) -> IO[str]:
     return path.open("a")
 
 
-def _wait_behind(queue: IO[str], streams: Sequence[IO[str]], count: int) -> None:
+def _wait_behind(queue: IO[str], streams: Sequence[IO[str]], count: int) -> list[IO[str]]:
     """Take slots that have been free for a while, with nobody waiting."""
     free_since = time.monotonic()
     while True:
-        if not _take_behind(queue, streams, count):
+        taken = _take_behind(queue, streams, count)
+        if not taken:
             free_since = time.monotonic()
         elif time.monotonic() - free_since >= _PATIENCE_SECONDS:
-            return
+            return taken
         else:
             _give_back(streams)
         time.sleep(_POLL_SECONDS)
 
 
-def _take_behind(queue: IO[str], streams: Sequence[IO[str]], count: int) -> bool:
+def _take_behind(queue: IO[str], streams: Sequence[IO[str]], count: int) -> list[IO[str]]:
     try:
         fcntl.flock(queue.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
+        return []
     try:
         return _take(streams, count)
     finally:
         fcntl.flock(queue.fileno(), fcntl.LOCK_UN)
 
 
-def _take(streams: Sequence[IO[str]], count: int) -> bool:
+def _take(streams: Sequence[IO[str]], count: int) -> list[IO[str]]:
+    """Lock `count` of the files, at least one, or none."""
     taken: list[IO[str]] = []
     for stream in streams:
         if len(taken) == count:
@@ -88,9 +92,9 @@ def _take(streams: Sequence[IO[str]], count: int) -> bool:
             continue
         taken.append(stream)
     if len(taken) == count:
-        return True
+        return taken
     _give_back(taken)
-    return False
+    return []
 
 
 def _give_back(streams: Sequence[IO[str]]) -> None:

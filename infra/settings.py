@@ -4,6 +4,7 @@ TRIMTAB_HOME         work folders and the embedded defaults; `.trimtab` in the c
 TRIMTAB_STORE        a folder or s3://bucket/prefix; `<home>/store`
 MLFLOW_TRACKING_URI  `sqlite:///<home>/mlflow.db`
 TRIMTAB_MAX_PARALLEL cores that trainers share, each taking one or more; those this process may use
+CUDA_VISIBLE_DEVICES GPUs that trainers may use, a trainer one (or more); all of this host
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from infra.gpus import gpus_of_host
 
 
 class SettingsError(ValueError):
@@ -26,6 +29,7 @@ class Settings:
     store_url: str
     mlflow_uri: str
     max_parallel: int
+    gpus: tuple[str, ...] = ()
 
     @property
     def work(self) -> Path:
@@ -47,6 +51,7 @@ class Settings:
             store_url=env.get("TRIMTAB_STORE") or str(home / "store"),
             mlflow_uri=env.get("MLFLOW_TRACKING_URI") or embedded_mlflow_uri(home),
             max_parallel=_max_parallel(env.get("TRIMTAB_MAX_PARALLEL", "")),
+            gpus=gpus_of_host(env),
         )
 
 

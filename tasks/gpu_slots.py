@@ -34,14 +34,14 @@ logging.getLogger("prefect._internal.concurrency").addFilter(_is_news)
 
 @contextmanager
 def gpu_slots(count: int) -> Iterator[None]:
-    """Hold slots, waiting for them as long as it takes.
+    """Hold slots, none or more, waiting for them as long as it takes.
 
     It waits in short turns, so that a flow that is stopped meanwhile gets a word in. A renewal that
     fails in an outage does not stop training: the host's own slots still hold. Raises SlotsError
     for more slots than there are.
     """
     with ExitStack() as held:
-        while True:
+        while count:
             try:
                 held.enter_context(
                     concurrency(

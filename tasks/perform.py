@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import NamedTuple
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
@@ -19,7 +20,6 @@ from models.records import ArtifactRef
 from tasks.code_version import read_sources
 from tasks.gpu_slots import gpu_slots
 from tasks.stage import Progress, StageContext, StageResult, run_stage
-from tasks.stage_context import no_slots
 
 EXPERIMENT = "trimtab"
 Place = tuple[int, int]
@@ -82,7 +82,7 @@ def perform(
 
     `place` says which of how many like stages that run at once this one is; without it others run
     beside it, and it gets one core. Several cores are threads of one process or, `by_ranks`, a rank
-    each. One that `is_patient` lets all others go first.
+    each, unless the machine has GPUs. One that `is_patient` lets all others go first.
     """
     base = base_context()
     context = StageContext(
@@ -92,30 +92,41 @@ def perform(
         run_id=_parent_run(),
         seed=getattr(config, "seed", 0),
         on_progress=_ProgressArtifact(label),
-        device_slots=gpu_slots if "gpu" in task_run.tags else no_slots,
+        device_slots=gpu_slots,
     )
     refs = {
         name: value.ref if isinstance(value, StageResult) else value
         for name, value in inputs.items()
     }
-    train = getattr(config, "train", None)
-    ranks = train.num_ranks if isinstance(train, TrainConfig) else 1
-    # DeepSpeed gives each rank an accelerator; ranks without it share out the CPU.
-    is_apart = isinstance(train, TrainConfig) and train.zero is not None
-    threads = max(1, num_threads(place, base.settings.max_parallel) // ranks)
-    if by_ranks and not is_apart:
-        ranks, threads = ranks * threads, 1
     result = run_stage(
         *(context, stage, config, refs),
         name=label,
-        num_threads=threads,
-        num_ranks=ranks,
-        num_devices=ranks if is_apart else 1,
         is_patient=is_patient,
+        **_share(base.settings, config, place, by_ranks)._asdict(),
     )
     how = "found in the store" if result.cached else f"{result.seconds:.1f} s"
     logger.info("%s: %s", label, how)
     return result
+
+
+class _Share(NamedTuple):
+    """A stage's ranks, the threads of each, and its GPUs, or slots for them, in all."""
+
+    num_threads: int
+    num_ranks: int
+    num_devices: int
+
+
+def _share(settings: Settings, config: BaseModel, place: Place | None, by_ranks: bool) -> _Share:
+    train = getattr(config, "train", None)
+    ranks = train.num_ranks if isinstance(train, TrainConfig) else 1
+    # DeepSpeed's ranks count as if they had a GPU each also where there is none.
+    has_gpus = settings.gpus or (isinstance(train, TrainConfig) and train.zero is not None)
+    num_devices = (ranks if has_gpus else 1) if "gpu" in task_run.tags else 0
+    threads = max(1, num_threads(place, settings.max_parallel) // ranks)
+    if by_ranks and not has_gpus:
+        ranks, threads = ranks * threads, 1
+    return _Share(threads, ranks, num_devices)
 
 
 def num_threads(place: Place | None, cores: int) -> int:

@@ -13,12 +13,14 @@ import platform
 import shutil
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from infra.checkpoints import CheckpointUploader, restore_newest
+from infra.gpus import own_gpus
 from infra.launch import LOG_NAME, METRICS_NAME, drain_on_sigterm, launch
 from infra.locks import file_lock, some_of
 from infra.manifest import Manifest, StorageError
@@ -63,7 +65,7 @@ def run_stage(
     name: str | None = None,
     num_threads: int = 1,
     num_ranks: int = 1,
-    num_devices: int = 1,
+    num_devices: int = 0,
     is_patient: bool = False,
 ) -> StageResult:
     """Return the stage's artifact, running its trainer only if the store has none.
@@ -71,11 +73,12 @@ def run_stage(
     Two runners of one key, in whatever process of this machine: the second waits and then finds
     the first one's artifact. A run that was interrupted continues from its newest checkpoint.
     `name` labels the run in MLflow and in progress reports; it takes no part in the key. The
-    trainer holds `num_devices` of the context's device slots. One that `is_patient` starts only
-    while no other waits for a core of this machine.
+    trainer holds `num_devices` of the context's device slots and, on a machine with GPUs, as many
+    of those. One that `is_patient` starts only while no other waits for a core of this machine.
 
-    Raises StageInputError, infra.launch.TrainerError, StageOutputError, CorruptArtifactError. The
-    work folder with log and checkpoints then stays for the next try.
+    Raises StageInputError, infra.launch.TrainerError, StageOutputError, CorruptArtifactError,
+    infra.gpus.TooFewGPUsError. The work folder with log and checkpoints then stays for the next
+    try.
     """
     module = f"{context.trainers.package}.{stage}"
     code = code_version(module, root=context.trainers.root, packages=(module.partition(".")[0],))
@@ -95,10 +98,11 @@ def run_stage(
         slots = [locks / f"slot-{index}.lock" for index in range(context.settings.max_parallel)]
         with (
             some_of(slots, num_threads * num_ranks, is_patient=is_patient),
+            own_gpus(context.settings.gpus, num_devices, locks) as gpus,
             context.device_slots(num_devices),
             drain_on_sigterm(),
         ):
-            return _compute(context, job)
+            return _compute(context, replace(job, gpus=gpus))
 
 
 def stage_key(
@@ -156,6 +160,7 @@ def _prepare(context: StageContext, job: StageJob) -> Path:
         "workdir": str(job.workdir),
         "num_threads": job.num_threads,
         "num_ranks": job.num_ranks,
+        "gpus": list(job.gpus),
     }
     path = job.workdir / "job.json"
     path.write_text(json.dumps(content, indent=1))

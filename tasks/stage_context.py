@@ -97,3 +97,4 @@ class StageJob:
     workdir: Path
     num_threads: int
     num_ranks: int
+    gpus: tuple[str, ...] = ()

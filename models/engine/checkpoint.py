@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from models.engine import ranks, signals
 
@@ -22,7 +23,7 @@ def save_checkpoint(workdir: Path, step: int, state: dict[str, Any], keep: int =
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     with (partial / STATE_FILE).open("wb") as stream:
-        torch.save({**state, "step": step, "torch_rng": torch.get_rng_state()}, stream)
+        torch.save({**state, "step": step, **_random_states()}, stream)
         stream.flush()
         os.fsync(stream.fileno())
     final = root / str(step)
@@ -33,7 +34,7 @@ def save_checkpoint(workdir: Path, step: int, state: dict[str, Any], keep: int =
 
 
 def newest_checkpoint(workdir: Path) -> dict[str, Any] | None:
-    """The newest checkpoint's state, or `None`; restores torch's global random state.
+    """The newest checkpoint's state, or `None`; restores torch's global random states.
 
     From now on a request to stop waits for `checkpoint_or_stop`.
     """
@@ -43,6 +44,8 @@ def newest_checkpoint(workdir: Path) -> dict[str, Any] | None:
         return None
     state = _load(workdir, max(steps))
     torch.set_rng_state(state["torch_rng"])
+    if "device_rng" in state and _has_device():
+        torch.get_device_module().set_rng_state(state["device_rng"])
     return state
 
 
@@ -53,10 +56,21 @@ def oldest_checkpoint(workdir: Path) -> dict[str, Any] | None:
 
 
 def _load(workdir: Path, step: int) -> dict[str, Any]:
-    state: dict[str, Any] = torch.load(
-        workdir / "checkpoints" / str(step) / STATE_FILE, weights_only=True
-    )
+    path = workdir / "checkpoints" / str(step) / STATE_FILE
+    state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
     return state
+
+
+def _random_states() -> dict[str, Tensor]:
+    """Torch's global ones: the CPU's, and that of the device if there is one (for dropout)."""
+    states = {"torch_rng": torch.get_rng_state()}
+    if _has_device():
+        states["device_rng"] = torch.get_device_module().get_rng_state()
+    return states
+
+
+def _has_device() -> bool:
+    return torch.get_default_device().type != "cpu"
 
 
 def checkpoint_or_stop(

@@ -3,9 +3,10 @@
     python -m models.engine.entry JOB_JSON
 
 The job file: {"stage": "ppo_max", "config": {...}, "inputs": {"policy": "/path"},
-"workdir": "/path", "num_threads": 1, "num_ranks": 1}. The stage is the module
+"workdir": "/path", "num_threads": 1, "num_ranks": 1, "gpus": ["0"]}. The stage is the module
 `models.engine.<stage>`, which has `CONFIG`, its pydantic class, and `run(config, inputs, workdir)`.
-A configuration with `train.zero` has its ranks started by DeepSpeed's launcher.
+Without `gpus` it runs on the CPU. Ranks with a GPU each, or with `train.zero`, are started by
+DeepSpeed's launcher.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from models.engine import launcher, ranks, signals
+from models.engine import devices, launcher, ranks, signals
 
 
 class JobError(ValueError):
@@ -33,12 +34,7 @@ def main(job_path: str) -> None:
     """
     signals.install()
     job = _read_job(Path(job_path))
-    if not _uses_zero(job):
-        ranks.start(job["num_ranks"])
-    elif launcher.is_rank():
-        ranks.join()
-    else:
-        launcher.become_launcher("models.engine.entry", job_path, job["num_ranks"])
+    _become_ranks(job, job_path)
     _make_deterministic(job["num_threads"])
     stage = importlib.import_module(f"models.engine.{job['stage']}")
     config = stage.CONFIG.model_validate(job["config"])
@@ -53,11 +49,23 @@ def _read_job(path: Path) -> dict[str, Any]:
         raise JobError(f"{path} is not a job: it must be an object with {sorted(required)}")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", str(job["stage"])):
         raise JobError(f"{path}: stage {job['stage']!r} is not the name of a module")
-    return {"num_threads": 1, "num_ranks": 1, **job}
+    return {"num_threads": 1, "num_ranks": 1, "gpus": [], **job}
 
 
-def _uses_zero(job: dict[str, Any]) -> bool:
-    return (job["config"].get("train") or {}).get("zero") is not None
+def _become_ranks(job: dict[str, Any], job_path: str) -> None:
+    """Go on as one of the job's ranks, on its device."""
+    count, gpus = job["num_ranks"], job["gpus"]
+    uses_zero = (job["config"].get("train") or {}).get("zero") is not None
+    is_launched = uses_zero or (bool(gpus) and count > 1)
+    if is_launched and not launcher.is_rank():
+        launcher.become_launcher("models.engine.entry", job_path, count, gpus)
+    if not is_launched:
+        devices.show_only(gpus)
+        ranks.start(count)
+    if gpus:
+        devices.compute_on_gpu()
+    if is_launched:
+        ranks.join()
 
 
 def _make_deterministic(num_threads: int) -> None:
@@ -68,7 +76,7 @@ def _make_deterministic(num_threads: int) -> None:
     torch.set_num_threads(num_threads)
     # On CPU an operation without a deterministic form is an error. CUDA has none for some that
     # PPO needs (cumsum), so there it is a warning.
-    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
+    torch.use_deterministic_algorithms(True, warn_only=torch.get_default_device().type != "cpu")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ class Learner:
         """All epochs of train batches over one rollout batch; mean metrics over the updates."""
         metrics: dict[str, list[Tensor]] = defaultdict(list)
         for _ in range(self.config.num_epochs):
-            order = torch.randperm(len(experience.rows), generator=self.generator)
+            order = torch.randperm(len(experience.rows), generator=self.generator, device="cpu")
             for indices in order.split(self.config.train_batch):
                 row = self._critic_step(experience, indices)
                 if updates_policy:
@@ -126,7 +126,7 @@ class Learner:
     def _replay_gradient(self, rows: list[Candidates], coefficient: float) -> Tensor:
         """Adds the gradient of `coefficient * NLL` on a drawn batch [AM eq. 9]."""
         draw = torch.randint(
-            len(rows), (self.config.rehearsal_batch,), generator=self.generator
+            len(rows), (self.config.rehearsal_batch,), generator=self.generator, device="cpu"
         ).tolist()
         batch = [rows[index] for index in draw]
         total = sum(len(row.responses[0]) for row in batch)

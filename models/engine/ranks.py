@@ -2,8 +2,8 @@
 
 Ranks that `start` are processes of one host. They add up in memory that all of them map: for a
 small model on a CPU the loopback network would cost as much as is gained. Ranks that a launcher has
-started `join`, and add up with torch.distributed. Alone, a trainer is the first of one rank, and
-nothing here does anything.
+started `join`, and add up with torch.distributed: over gloo, on GPUs over NCCL. Alone, a trainer is
+the first of one rank, and nothing here does anything.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def join() -> None:
     """Become the rank that the launcher's environment names; it dies with the launcher."""
     global _ranks
     signals.die_with_parent()
-    torch.distributed.init_process_group("gloo")
+    device = torch.get_default_device()
+    torch.distributed.init_process_group(torch.distributed.get_default_backend_for_device(device))
     count, number = torch.distributed.get_world_size(), torch.distributed.get_rank()
     _ranks = _Ranks(count, number, is_launched=True)
 

@@ -73,7 +73,7 @@ def embed(texts: Sequence[str], encoder: str) -> np.ndarray[Any, Any]:
     """Sentence embeddings (N, D), unit length."""
     from sentence_transformers import SentenceTransformer
 
-    model = SentenceTransformer(_encoder_path(encoder), device="cpu")
+    model = SentenceTransformer(_encoder_path(encoder), device=str(torch.get_default_device()))
     return np.asarray(
         model.encode(list(texts), batch_size=64, normalize_embeddings=True, show_progress_bar=False)
     )

@@ -45,11 +45,11 @@ def sample(
     was_training = model.training
     model.eval()
     batches = decoding_batches(prompts, sampling.max_new_tokens, cache_tokens)
-    seeds = torch.randint(2**62, (len(batches),), generator=generator).tolist()
+    seeds = torch.randint(2**62, (len(batches),), generator=generator, device="cpu").tolist()
     found = torch.zeros(len(prompts), sampling.max_new_tokens)
     done = 0
     for batch, seed in ranks.mine(list(zip(batches, seeds, strict=True))):
-        own = torch.Generator().manual_seed(seed)
+        own = torch.Generator(model.device).manual_seed(seed)
         responses = decode(model, tokenizer, [prompts[row] for row in batch], sampling, own)
         for row, response in zip(batch, responses, strict=True):
             found[row, : len(response)] = torch.tensor(response) + 1

@@ -32,7 +32,7 @@ def write_states(
     """Write the states of `rows`, which come in parts: indices (b,), padded states (b, T, H)."""
     lengths = _lengths(rows)
     ends = lengths.sum(1).cumsum(0)
-    values = torch.empty(int(ends[-1]), hidden_size)
+    values = torch.empty(int(ends[-1]), hidden_size, device="cpu")
     for part, padded in states:
         for index, own in zip(part, padded, strict=True):
             end, count = int(ends[index]), rows[index].num_tokens
@@ -86,4 +86,5 @@ def stored_states(inputs: dict[str, Path], model: PreTrainedModel) -> StoredStat
 
 
 def _lengths(rows: Sequence[Candidates]) -> Tensor:
-    return torch.tensor([[len(row.prompt), *map(len, row.responses)] for row in rows])
+    lengths = [[len(row.prompt), *map(len, row.responses)] for row in rows]
+    return torch.tensor(lengths, device="cpu")

@@ -108,6 +108,7 @@ class ZeroLearner:
         self.engine.destroy()
         if ranks.is_first():
             _replace_parameters(self.model, {**trained, **frozen})
+            self.model.to(torch.get_default_device())
 
     def _load_optimiser(self, saved: dict[str, Any]) -> None:
         self._make_optimiser_states(saved["state"][0]["step"])
@@ -126,22 +127,22 @@ class ZeroLearner:
             else zero.single_partition_of_fp32_groups
         ):
             moments = {key: torch.zeros_like(part) for key in _MOMENTS}
-            zero.optimizer.state[part] = {"step": step.clone(), **moments}
+            zero.optimizer.state[part] = {"step": step.to(part.device, copy=True), **moments}
         if not of_stage_3:
             zero._lazy_init_hp_params_optimizer_state()
 
     def _num_steps(self) -> Tensor:
         """How often the optimiser has stepped (scalar)."""
         first = next(iter(self.engine.optimizer.optimizer.state.values()))
-        return torch.as_tensor(first["step"])
+        return torch.as_tensor(first["step"], device="cpu")
 
     def _whole(self, name: str, value: Tensor) -> Tensor:
         return _copy(value.view(self.shapes[name]))
 
 
 def _copy(value: Tensor) -> Tensor:
-    """A copy on the first rank, nothing on others."""
-    return value.detach().clone() if ranks.is_first() else torch.empty(0)
+    """A copy in the first rank's host, nothing on others."""
+    return value.detach().to("cpu", copy=True) if ranks.is_first() else torch.empty(0)
 
 
 def deepspeed_config(zero: ZeroConfig, max_grad_norm: float) -> dict[str, Any]:

@@ -88,4 +88,4 @@ def fold_of(num_pairs: int, num_folds: int, seed: int) -> Tensor:
             f"found {num_folds}"
         )
     generator = torch.Generator().manual_seed(seed)
-    return torch.randperm(num_pairs, generator=generator) % num_folds
+    return torch.randperm(num_pairs, generator=generator, device="cpu") % num_folds

@@ -75,7 +75,7 @@ def new_scorer(folder: Path, num_heads: int, seed: int) -> PreTrainedModel:
     std = (model.score.in_features + 1) ** -0.5
     with torch.no_grad():
         model.score.weight.copy_(
-            torch.randn(model.score.weight.shape, generator=generator).mul_(std)
+            torch.randn(model.score.weight.shape, generator=generator, device="cpu").mul_(std)
         )
     return model
 

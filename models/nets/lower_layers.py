@@ -87,7 +87,7 @@ def lower_digest(model: PreTrainedModel, depth: int) -> str:
     for module in (*embeddings_of(model), *layers_of(model)[:depth]):
         for name, value in module.state_dict().items():
             digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-            digest.update(value.detach().contiguous().view(torch.uint8).numpy().data)
+            digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -164,7 +164,8 @@ def _lower(rows: Sequence[Candidates], width: int) -> LowerStates | None:
     found = [row.lower for row in rows if row.lower is not None]
     if len(found) < len(rows):
         return None
-    values = found[0].values.new_zeros(len(rows), width, found[0].values.shape[-1])
+    first = found[0].values
+    values = torch.zeros(len(rows), width, first.shape[-1], dtype=first.dtype)
     for index, lower in enumerate(found):
         values[index, : len(lower.values)] = lower.values
     return LowerStates(values, found[0].owner, found[0].depth)

@@ -133,7 +133,7 @@ def test_gpus_are_given_one_trainer_each_and_what_is_too_large_is_named() -> Non
     assert sft.optimiser + sft.gradients + sft.weights == 16 * 7_241_732_096
     needed, shared = sft.total / GIB, sft.part(2, 8).total / GIB
     assert f"one GPU: sft. {needed:.1f} GiB in the phase `training`, a GPU has 80.0 GiB" in text
-    assert f"ZeRO stage 2 over 8 GPUs ({shared:.1f} GiB each), which this build cannot run" in text
+    assert f"ZeRO stage 2 over 8 GPUs ({shared:.1f} GiB each): train.num_ranks=8" in text
     assert "policy_full, policy_round_2…4" in text
     # A model of 135 million parameters fits on one such GPU.
     small = plan_text(_plan("hh-7b", "sft.model.base=smollm2-135m-instruct", machine=plan.machine))
@@ -141,13 +141,24 @@ def test_gpus_are_given_one_trainer_each_and_what_is_too_large_is_named() -> Non
 
 
 def test_what_the_plan_says_of_this_build_is_true() -> None:
-    """No trainer places a model on a GPU.
+    """No trainer computes in less than float32.
 
     Where this fails the trainers have learnt it: correct `flows.plan_text.THIS_BUILD`.
     """
     trainers = [*(ROOT / "models/engine").glob("*.py"), *(ROOT / "models/nets").glob("*.py")]
-    placing = re.compile(r"\.cuda\(|\.to\(|set_default_device|device_map|device=\"cuda|bfloat16")
-    assert not [path.name for path in trainers if placing.search(path.read_text())]
+    narrower = re.compile(r"bfloat16|float16|\.half\(|autocast")
+    assert not [path.name for path in trainers if narrower.search(path.read_text())]
+
+
+def test_ranks_in_parts_take_the_gpus_of_several_trainers() -> None:
+    zero = ("ensemble.member.train.num_ranks=4", "ensemble.member.train.zero.stage=2")
+    text = " ".join(plan_text(_plan("hh-7b", *zero, machine=MACHINES["hh-7b"])).split())
+    assert "step 3: member_0…9 at once, on 8 of 8 GPUs in 5 waves" in text
+    assert "one GPU: member_0…9" not in text
+    parts = ("sft.train.num_ranks=2", "sft.train.zero.stage=1")
+    text = " ".join(plan_text(_plan("hh-7b", *parts, machine=MACHINES["hh-7b"])).split())
+    assert "step 2: sft, on 2 of 8 GPUs" in text
+    assert "It is in parts already" in text
 
 
 @pytest.fixture
@@ -188,7 +199,7 @@ def test_gpus_of_the_command_line_replace_the_recipe_s(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "hh-7b is for GPUs, and this build trains on the CPU"),
+        ([], "hh-7b is for a plan: its PPO needs more than one GPU"),
         (["--gpus", "8"], "--gpus is 8, --gpu-memory is None"),
         (["--gpus", "8", "--gpu-memory", "80"], "--dry-run is False"),
         (["--dry-run", "--gpu-memory", "80"], "a dry run takes both"),

@@ -1,9 +1,16 @@
-"""How many threads a stage gets."""
+"""How many threads, ranks and GPUs a stage gets."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from infra.settings import Settings
+from models.config import RewardModelConfig
+from models.config_parts import TrainConfig, ZeroConfig
+from tasks import perform
 from tasks.perform import ALONE, num_threads
 
 
@@ -24,3 +31,27 @@ def test_like_stages_leave_no_core_idle(number: int, cores: int, threads: list[i
 def test_one_alone_gets_all_and_one_among_others_gets_one() -> None:
     assert num_threads(ALONE, 6) == 6
     assert num_threads(None, 6) == 1
+
+
+@pytest.mark.parametrize(
+    ("visible", "train", "share"),
+    [
+        ("", {}, (1, 6, 1)),  # threads of one rank, or ranks: here ranks, and one slot
+        ("", {"num_ranks": 2}, (1, 6, 1)),
+        ("", {"num_ranks": 2, "zero": ZeroConfig()}, (3, 2, 2)),
+        ("0,1", {}, (6, 1, 1)),
+        ("0,1", {"num_ranks": 2}, (3, 2, 2)),
+    ],
+)
+def test_ranks_have_a_gpu_each_or_share_out_the_cores(
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str,
+    train: dict[str, Any],
+    share: tuple[int, int, int],
+) -> None:
+    settings = Settings.from_env({"TRIMTAB_MAX_PARALLEL": "6", "CUDA_VISIBLE_DEVICES": visible})
+    config = RewardModelConfig(train=TrainConfig(**train))
+    monkeypatch.setattr(perform, "task_run", SimpleNamespace(tags=["gpu"]))
+    assert perform._share(settings, config, ALONE, by_ranks=True) == share
+    monkeypatch.setattr(perform, "task_run", SimpleNamespace(tags=["cpu"]))
+    assert perform._share(settings, config, ALONE, by_ranks=True).num_devices == 0

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from infra.gpus import own_gpus
 from infra.launch import TrainerError
 from infra.manifest import CorruptArtifactError
 from infra.tracking import Tracking
@@ -194,3 +195,16 @@ def test_progress_and_mlflow_see_the_stage(context: StageContext, plan: Any) -> 
     assert runs["again"].data.tags["trimtab.cached"] == "true"
     assert runs["dies"].info.status == "FAILED"
     assert runs["dies"].data.metrics["count"] == 2.0  # the last before it died
+
+
+def test_a_trainer_is_given_gpus_of_its_own(context: StageContext, plan: Any) -> None:
+    with_gpus = dataclasses.replace(
+        context, settings=dataclasses.replace(context.settings, gpus=("4", "7", "9"))
+    )
+    plan(die_at=1)
+    for number, held in ((2, ["4", "7"]), (0, [])):
+        config = CounterConfig(total=number + 2)
+        with own_gpus(("9",), 1, context.settings.work / ".locks"), pytest.raises(TrainerError):
+            run_stage(with_gpus, "counter", config, {}, num_devices=number)
+        jobs = [json.loads(path.read_text()) for path in context.settings.work.glob("*/job.json")]
+        assert [job["gpus"] for job in jobs if job["config"]["total"] == config.total] == [held]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ def job(
     num_ranks: int = 2,
     stage: str = "sft",
     inputs: Mapping[str, Path] = {},
+    gpus: Sequence[str] = (),
     **train: Any,
 ) -> Path:
     changed = config
@@ -34,6 +35,7 @@ def job(
         "inputs": {"data": str(data), **{name: str(path) for name, path in inputs.items()}},
         "workdir": str(workdir),
         "num_ranks": num_ranks,
+        "gpus": list(gpus),
     }
     path = workdir / "job.json"
     path.write_text(json.dumps(content))

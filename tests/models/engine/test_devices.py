@@ -1,0 +1,157 @@
+"""Every stage computes on the GPU it is given, all of it, and finds what it finds on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from infra.launch import TrainerError, launch
+from infra.warm_client import close_servers
+from models.config import LowerStatesConfig
+from models.engine.data import read_rows
+from models.engine.progress import read_metrics
+from tests.models.engine.conftest import run_stage
+from tests.models.engine.jobs import job
+
+Compare = Callable[..., tuple[Path, Path]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _servers() -> Iterator[None]:
+    yield
+    close_servers()
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Compare:
+    """Runs a stage on the pretended GPU and on the CPU; returns their outputs."""
+
+    def run(stage: str, config: Any, **inputs: Path) -> tuple[Path, Path]:
+        path = job(tmp_path / "gpu", config, tmp_path, 1, stage, inputs, gpus=["0"])
+        launch(path, entry="tests.models.engine.pretend_gpu")
+        return tmp_path / "gpu/output", run_stage(stage, config, tmp_path / "cpu", **inputs)
+
+    return run
+
+
+def _assert_same_model(ours: Path, theirs: Path) -> None:
+    mine, others = (load_file(folder / "model.safetensors") for folder in (ours, theirs))
+    assert mine.keys() == others.keys()
+    for name, value in others.items():
+        assert (mine[name] - value).abs().max() < 1e-3 * value.abs().max(), name
+
+
+def _assert_same_rows(ours: Path, theirs: Path, name: str) -> None:
+    for row, other in zip(*(read_rows(folder / name) for folder in (ours, theirs)), strict=True):
+        assert row.keys() == other.keys()
+        for key, value in other.items():
+            same = pytest.approx(value, rel=1e-3, abs=1e-3) if isinstance(value, float) else value
+            assert row[key] == same, key
+
+
+def test_sft(both: Compare, smoke_config: Any, world: Path) -> None:
+    config = smoke_config.sft
+    train = config.train.model_copy(update={"num_epochs": 1})
+    ours, theirs = both("sft", config.model_copy(update={"train": train}), data=world)
+    _assert_same_model(ours / "model", theirs / "model")
+
+
+def test_comparisons(both: Compare, smoke_config: Any, world: Path, policy: Path) -> None:
+    ours, theirs = both("comparisons", smoke_config.comparisons, data=world, policy=policy)
+    _assert_same_rows(ours, theirs, "train.jsonl")
+
+
+def test_a_cross_fitted_member_above_stored_states(
+    both: Compare, tmp_path: Path, smoke_config: Any, policy: Path, comparisons: Path
+) -> None:
+    config = smoke_config.ensemble.member
+    train = config.train.model_copy(update={"trainable_layers": 1})
+    (tmp_path / "states").mkdir()
+    path = job(
+        tmp_path / "states",
+        LowerStatesConfig(trainable_layers=1),
+        tmp_path,
+        stage="lower_states",
+        inputs={"policy": policy, "preferences": comparisons},
+        num_ranks=1,
+        gpus=["0"],
+    )
+    launch(path, entry="tests.models.engine.pretend_gpu")
+    ours, theirs = both(
+        "reward_model",
+        config.model_copy(update={"train": train, "fold": 1}),
+        policy=policy,
+        preferences=comparisons,
+        states=tmp_path / "states/output",
+    )
+    _assert_same_model(ours / "model", theirs / "model")
+    _assert_same_rows(ours, theirs, "scores.jsonl")
+
+
+def test_advantage_model(both: Compare, smoke_config: Any, policy: Path, comparisons: Path) -> None:
+    config = smoke_config.advantage_model.model_copy(update={"use_importance_weights": True})
+    inputs = {"policy": policy, "preferences": comparisons, "behaviour": policy}
+    ours, theirs = both("advantage_model", config, **inputs)
+    _assert_same_model(ours / "model", theirs / "model")
+    _assert_same_rows(ours, theirs, "scores.jsonl")
+
+
+def test_meta_rm(
+    both: Compare,
+    smoke_config: Any,
+    world: Path,
+    policy: Path,
+    comparisons: Path,
+    advantage_model: Path,
+) -> None:
+    inputs = {"policy": policy, "scorer": advantage_model, "data": world}
+    ours, theirs = both("meta_rm", smoke_config.rounds.meta_rm, preferences=comparisons, **inputs)
+    _assert_same_rows(ours, theirs, "scores.jsonl")
+
+
+def test_rehearsal_then_ppo(
+    both: Compare,
+    tmp_path: Path,
+    smoke_config: Any,
+    world: Path,
+    policy: Path,
+    advantage_model: Path,
+) -> None:
+    config = smoke_config.rehearsal.model_copy(update={"max_prompts": 50})
+    inputs = {"data": world, "policy": policy, "scorer": advantage_model}
+    path = job(tmp_path / "kept", config, world, 1, "rehearsal", inputs, gpus=["0"])
+    launch(path, entry="tests.models.engine.pretend_gpu")
+    changes = {"ptx_coef": 0.1, "trainable_layers": 1, "num_steps": 2, "critic_pretrain_steps": 1}
+    config = smoke_config.ppo.model_copy(update={**changes, "checkpoint_every": 2})
+    kept = tmp_path / "kept/output"
+    ours, theirs = both("ppo_max", config, reference=policy, rehearsal=kept, **inputs)
+    _assert_same_model(ours / "model", theirs / "model")
+    rows, others = (read_metrics(folder / "metrics.jsonl") for folder in (ours, theirs))
+    for row, other in zip(rows, others, strict=True):
+        assert row == pytest.approx(other, rel=1e-2, abs=1e-4)
+
+
+def test_evaluation(
+    both: Compare, smoke_config: Any, world: Path, policy: Path, advantage_model: Path
+) -> None:
+    ours, theirs = both(
+        "evaluate",
+        smoke_config.evaluate,
+        policy=policy,
+        reference=policy,
+        data=world,
+        scorer=advantage_model,
+        judge_0=advantage_model,
+    )
+    _assert_same_rows(ours, theirs, "responses.jsonl")
+
+
+def test_a_gpu_that_torch_does_not_see_is_one_clear_error(
+    tmp_path: Path, smoke_config: Any, world: Path
+) -> None:
+    with pytest.raises(TrainerError, match="CUDA_VISIBLE_DEVICES is '3', but torch .* sees no GPU"):
+        launch(job(tmp_path / "gpu", smoke_config.sft, world, num_ranks=1, gpus=["3"]))
