@@ -170,7 +170,7 @@ def _assumptions(plan: Plan) -> list[str]:
         f"kept); PPO and scoring pass up to {PASS_TOKENS:,} tokens at once and generation caches "
         f"up to {CACHE_TOKENS:,}, which no setting changes; MetaRM passes a whole meta batch",
         "not counted: Python and its libraries (some 0.4 GiB a process), slack of the allocator "
-        "(up to a fifth, measured on CPU), the sentence encoder of rehearsal",
+        "(up to two fifths, measured on CPU), the sentence encoder of rehearsal",
     ]
     if any(row.stage.stage == "lower_states" for row in plan.rows):
         lines.append(

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from models.config import AdvantageModelConfig
 from models.engine.batches import micro_batches
@@ -45,7 +44,7 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
     pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
     log_ratios = None
     if config.use_importance_weights:
-        log_ratios = _log_ratios(inputs, pairs, tokenizer)
+        log_ratios = _log_ratios(inputs, pairs)
 
     def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
         rewards, expected = reward_heads(model, batch)
@@ -75,7 +74,6 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
         loss_function,
         config.train,
         seed=config.seed,
-        pad_id=tokenizer.pad_token_id,
         workdir=workdir,
     )
     save_model(model, tokenizer, workdir / "output" / "model")
@@ -85,9 +83,7 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
 
 
 @torch.no_grad()
-def _log_ratios(
-    inputs: dict[str, Path], pairs: Pairs, tokenizer: PreTrainedTokenizerBase
-) -> Tensor:
+def _log_ratios(inputs: dict[str, Path], pairs: Pairs) -> Tensor:
     """(N, 2) length-normalised log pi_phi / pi' of preferred and other responses."""
     if "behaviour" not in inputs:
         raise ValueError("use_importance_weights needs the policy that wrote the comparisons")
@@ -95,7 +91,7 @@ def _log_ratios(
     for name, sign in (("policy", 1.0), ("behaviour", -1.0)):
         policy = load_policy(inputs[name] / "model").eval()
         for part in micro_batches(pairs.rows, SCORING_TOKENS):
-            batch = pack([pairs.rows[index] for index in part], tokenizer.pad_token_id)
+            batch = pack([pairs.rows[index] for index in part])
             logprobs, _, response_mask = response_logprobs(policy, batch)
             result[part] += sign * masked_mean(logprobs, response_mask, dim=1).view(-1, 2)
     return result

@@ -13,8 +13,8 @@ def epoch_batches(
 ) -> list[list[int]]:
     """Indices of one epoch's batches.
 
-    Shuffled, then sorted by length within pools of 16 batches, then the batches shuffled: little
-    padding, and an order that the seed and the epoch alone determine. Every index comes once.
+    Shuffled, then sorted by length within pools of 16 batches, then the batches shuffled: an order
+    that the seed and the epoch alone determine. Every index comes once.
     """
     rng = random.Random(f"{seed}/{epoch}")
     order = list(range(len(lengths)))
@@ -29,14 +29,15 @@ def epoch_batches(
 
 
 def micro_batches(rows: Sequence[Candidates], max_tokens: int) -> Iterator[list[int]]:
-    """Split a batch into parts of at most `max_tokens` padded tokens (a longer row goes alone)."""
-    order = sorted(range(len(rows)), key=lambda index: rows[index].num_tokens)
+    """Split a batch into parts of at most `max_tokens` tokens (a longer row goes alone)."""
     part: list[int] = []
-    for index in order:
-        if part and (len(part) + 1) * rows[index].num_tokens > max_tokens:
+    tokens = 0
+    for index, row in enumerate(rows):
+        if part and tokens + row.num_tokens > max_tokens:
             yield part
-            part = []
+            part, tokens = [], 0
         part.append(index)
+        tokens += row.num_tokens
     if part:
         yield part
 

@@ -77,6 +77,8 @@ def _make_deterministic(num_threads: int) -> None:
     # On CPU an operation without a deterministic form is an error. CUDA has none for some that
     # PPO needs (cumsum), so there it is a warning.
     torch.use_deterministic_algorithms(True, warn_only=torch.get_default_device().type != "cpu")
+    # It would write NaN to all memory before its first use (3 % of a step); nothing reads it so.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

@@ -78,12 +78,12 @@ def _measures(
     Lower layers that all these models have in common run once; beside the policy one other model
     is loaded at a time.
     """
-    limit, pad = context_length(policy.config), tokenizer.pad_token_id
+    limit = context_length(policy.config)
     rows = encode(tokenizer, prompts, [[response] for response in responses], limit)
     scorer = load_scorer(inputs["scorer"] / "model")
     depth = tie_lower_layers(policy, scorer, policy.config.num_hidden_layers - 1)
-    rows = with_lower_states(policy, rows, depth, pad)
-    scores = score_rows(scorer, rows, pad)[:, 0]
+    rows = with_lower_states(policy, rows, depth)
+    scores = score_rows(scorer, rows)[:, 0]
     del scorer
 
     def tied(model: PreTrainedModel) -> PreTrainedModel:
@@ -91,12 +91,12 @@ def _measures(
         return model.eval()
 
     def likelihoods(model: PreTrainedModel) -> tuple[Tensor, ...]:
-        return in_parts(rows, pad, lambda batch: response_logprobs(model, batch))
+        return in_parts(rows, lambda batch: response_logprobs(model, batch))
 
     ours, _, mask = likelihoods(policy)
     theirs, _, _ = likelihoods(tied(load_policy(inputs["reference"] / "model")))
     votes = [
-        score_rows(tied(load_scorer(inputs[name] / "model")), rows, pad)[:, 0]
+        score_rows(tied(load_scorer(inputs[name] / "model")), rows)[:, 0]
         for name in sorted(inputs)
         if name.startswith("judge_")
     ]

@@ -35,7 +35,6 @@ def fit(
     config: TrainConfig,
     *,
     seed: int,
-    pad_id: int,
     workdir: Path,
     ascend: Ascent | None = None,
 ) -> dict[str, float]:
@@ -61,7 +60,7 @@ def fit(
     for step in range(start, len(batches)):
         rate = scheduled_rate(config, step, len(batches))
         with _ascended(model, ascend, step) as extra:
-            metrics = _accumulate(learner, rows, weights, batches[step], config, pad_id) | extra
+            metrics = _accumulate(learner, rows, weights, batches[step], config) | extra
         metrics["grad_norm"] = learner.step(rate)
         progress.log(step + 1, {**metrics, "learning_rate": rate})
         if (step + 1) % 10 == 0 or step + 1 == len(batches):
@@ -94,7 +93,6 @@ def _accumulate(
     weights: Tensor,
     batch: list[int],
     config: TrainConfig,
-    pad_id: int,
 ) -> Metrics:
     """Gradients of one batch, micro batch by micro batch, and its mean metrics."""
     batch = sorted(batch, key=lambda index: rows[index].num_tokens)
@@ -103,7 +101,7 @@ def _accumulate(
     sums: Metrics = defaultdict(lambda: torch.zeros(()))
     for number, (part, counts) in enumerate(parts, start=1):
         indices = torch.tensor(part)
-        loss, metrics = learner.loss(pack([rows[index] for index in part], pad_id), indices)
+        loss, metrics = learner.loss(pack([rows[index] for index in part]), indices)
         share = weights[indices].sum() / total if counts else torch.zeros(())
         learner.backward(loss * share, is_last=number == len(parts))
         for name, value in {"loss": loss.detach(), **metrics}.items():

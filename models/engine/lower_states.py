@@ -41,16 +41,16 @@ def run(config: LowerStatesConfig, inputs: dict[str, Path], workdir: Path) -> No
     total, progress = sum(map(len, pairs.values())), Progress(workdir)
     done = 0
 
-    def counted(states: Iterator[tuple[list[int], Tensor]]) -> Iterator[tuple[list[int], Tensor]]:
+    def counted(states: Iterator[tuple[int, Tensor]]) -> Iterator[tuple[int, Tensor]]:
         nonlocal done
-        for part, values in states:
-            yield part, values
-            done += len(part)
+        for state in states:
+            yield state
+            done += 1
             progress.advance(done, total)
 
     metadata = {"depth": str(depth), "digest": lower_digest(model, depth)}
     for split, rows in pairs.items():
-        states = counted(lower_states(model, rows, depth, tokenizer.pad_token_id))
+        states = counted(lower_states(model, rows, depth))
         path = workdir / "output" / f"{split}.safetensors"
         write_states(path, rows, states, model.config.hidden_size, metadata)
     tokens = sum(row.num_tokens for rows in pairs.values() for row in rows)

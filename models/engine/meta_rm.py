@@ -43,13 +43,13 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """
     tokenizer = load_tokenizer(inputs["scorer"] / "model")
     model = load_scorer(inputs["scorer"] / "model")
-    limit, pad = context_length(model.config), tokenizer.pad_token_id
+    limit = context_length(model.config)
     source = inputs.get("pairs", inputs["preferences"])
     pairs = read_pairs(source / "train.jsonl", tokenizer, limit, stored_states(inputs, model))
     depth = num_frozen_layers(model, config.train.trainable_layers)
     sampled = _sample_meta_set(config, inputs, workdir, limit)
-    meta_rows = with_lower_states(model, sampled, depth, pad)
-    before = spread(model, meta_rows, pad)
+    meta_rows = with_lower_states(model, sampled, depth)
+    before = spread(model, meta_rows)
     summary = fit(
         model,
         pairs.rows,
@@ -57,11 +57,10 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
         _pair_loss(model, pairs, config.margin),
         config.train,
         seed=config.seed,
-        pad_id=pad,
         workdir=workdir,
-        ascend=MetaAscent(config, model, meta_rows, pad),
+        ascend=MetaAscent(config, model, meta_rows),
     )
-    after = spread(model, meta_rows, pad)
+    after = spread(model, meta_rows)
     save_model(model, tokenizer, workdir / "output" / "model")
     summary |= score_splits(model, tokenizer, inputs, workdir / "output")
     summary["num_trained_pairs"] = len(pairs.rows)
@@ -77,9 +76,8 @@ class MetaAscent:
         config: MetaRMConfig,
         model: PreTrainedModel,
         meta_rows: Sequence[Candidates],
-        pad_id: int,
     ) -> None:
-        self.model, self.meta_rows, self.pad_id = model, meta_rows, pad_id
+        self.model, self.meta_rows = model, meta_rows
         self.rate = config.meta_learning_rate
         self._batches = endless(len(meta_rows), config.meta_batch, config.seed)
         self._drawn: list[list[int]] = []
@@ -89,7 +87,7 @@ class MetaAscent:
         while len(self._drawn) <= step:  # a resumed run does not begin at step 0
             self._drawn.append(next(self._batches))
         rows = [self.meta_rows[index] for index in ranks.share(self._drawn[step])]
-        scores = response_scores(self.model, pack(rows, self.pad_id)).view(len(rows), -1)
+        scores = response_scores(self.model, pack(rows)).view(len(rows), -1)
         objective, metrics = difference_objective(scores)
         parameters = trained_parameters(self.model)
         gradients = torch.autograd.grad(objective, parameters, allow_unused=True)
@@ -141,9 +139,9 @@ def _sample_meta_set(
     return encode(tokenizer, [row["prompt"] for row in rows], answers, limit)
 
 
-def spread(model: PreTrainedModel, rows: Sequence[Candidates], pad_id: int) -> float:
+def spread(model: PreTrainedModel, rows: Sequence[Candidates]) -> float:
     """Mean absolute score difference between responses of one prompt (what J widens)."""
-    scores = score_rows(model, rows, pad_id)
+    scores = score_rows(model, rows)
     differences = (scores[:, :, None] - scores[:, None, :]).abs()
     count = scores.shape[1]
     return float(differences.sum((1, 2)).mean() / (count * (count - 1)))

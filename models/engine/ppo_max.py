@@ -61,16 +61,16 @@ class PPORun:
         self.depth = num_frozen_layers(policy, config.trainable_layers)
         for other in (self.reference, self.scorer, critic):
             self.depth = tie_lower_layers(policy, other, self.depth)
-        limit, pad = int(policy.config.max_position_embeddings), self.tokenizer.pad_token_id
+        limit = int(policy.config.max_position_embeddings)
         replay = []
         if config.rehearsal_coef > 0 and "rehearsal" in inputs:
             rows = encode_dialogues(inputs["rehearsal"] / "rehearsal.jsonl", self.tokenizer, limit)
-            rows = with_lower_states(policy, rows, self.depth, pad)
+            rows = with_lower_states(policy, rows, self.depth)
             replay.append((config.rehearsal_coef, "rehearsal_loss", rows))
         if config.ptx_coef > 0:
             rows = encode_dialogues(inputs["data"] / "demonstrations.jsonl", self.tokenizer, limit)
             replay.append((config.ptx_coef, "ptx_loss", rows))
-        self.learner = Learner(config, policy, critic, replay, pad)
+        self.learner = Learner(config, policy, critic, replay)
         self.prompts = read_rows(inputs["data"] / "policy_prompts.jsonl")
         self.moments = RunningMoments()
         self.generator = torch.Generator().manual_seed(config.seed)

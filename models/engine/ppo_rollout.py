@@ -79,17 +79,16 @@ def collect(
 
     The lower `shared_layers` of all four models are the same modules and frozen.
     """
-    pad = tokenizer.pad_token_id
     rows = _sample_rows(config, tokenizer, prompts, policy, generator)
-    rows = with_lower_states(policy, rows, shared_layers, pad)
+    rows = with_lower_states(policy, rows, shared_layers)
 
     def logprobs_under(model: PreTrainedModel) -> Callable[[PackedBatch], tuple[Tensor, ...]]:
         return lambda batch: response_logprobs(model, batch, config.temperature)
 
-    old_logprobs, entropies, response_mask = in_parts(rows, pad, logprobs_under(policy))
-    ref_logprobs, _, _ = in_parts(rows, pad, logprobs_under(reference))
-    values, _ = in_parts(rows, pad, lambda batch: response_values(critic, batch))
-    scores = score_rows(scorer, rows, pad)[:, 0]
+    old_logprobs, entropies, response_mask = in_parts(rows, logprobs_under(policy))
+    ref_logprobs, _, _ = in_parts(rows, logprobs_under(reference))
+    values, _ = in_parts(rows, lambda batch: response_values(critic, batch))
+    scores = score_rows(scorer, rows)[:, 0]
     normalised = _normalise(config, scores, moments)
     rewards = token_rewards(normalised, old_logprobs, ref_logprobs, response_mask, config.kl_coef)
     advantages, returns = gae(rewards, values, response_mask, config.gamma, config.gae_lambda)
@@ -160,7 +159,6 @@ def _texts(
 
 def in_parts(
     rows: Sequence[Candidates],
-    pad_id: int,
     function: Callable[[PackedBatch], tuple[Tensor, ...]],
 ) -> tuple[Tensor, ...]:
     """Apply `function` to micro batches of one-response rows, joining (n, l) answers to (N, L).
@@ -172,7 +170,7 @@ def in_parts(
     parts = list(micro_batches(rows, ROLLOUT_TOKENS))
     is_shared = len(parts) >= ranks.count()
     for part in ranks.mine(parts) if is_shared else parts:
-        answers = function(pack([rows[index] for index in part], pad_id))
+        answers = function(pack([rows[index] for index in part]))
         if not joined:
             joined = [torch.zeros(len(rows), width, dtype=answer.dtype) for answer in answers]
         for whole, answer in zip(joined, answers, strict=True):

@@ -35,10 +35,9 @@ class Learner:
         policy: PreTrainedModel,
         critic: PreTrainedModel,
         replay: list[Replay],
-        pad_id: int,
     ) -> None:
         self.config, self.policy, self.critic = config, policy, critic
-        self.replay, self.pad_id = replay, pad_id
+        self.replay = replay
         for model in (policy, critic):
             freeze_lower_layers(model, config.trainable_layers)
         self.policy_optimiser = adamw(policy, config.policy_learning_rate)
@@ -74,9 +73,7 @@ class Learner:
         total = experience.response_mask[indices].sum()
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(()))
         for part, rows in self._parts(experience, indices):
-            logprobs, _, mask = response_logprobs(
-                self.policy, pack(rows, self.pad_id), self.config.temperature
-            )
+            logprobs, _, mask = response_logprobs(self.policy, pack(rows), self.config.temperature)
             width = mask.shape[1]
             loss, metrics = policy_loss(
                 logprobs,
@@ -95,7 +92,7 @@ class Learner:
         total = experience.response_mask[indices].sum()
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(()))
         for part, rows in self._parts(experience, indices):
-            values, mask = response_values(self.critic, pack(rows, self.pad_id))
+            values, mask = response_values(self.critic, pack(rows))
             width = mask.shape[1]
             loss, metrics = value_loss(
                 values,
@@ -133,7 +130,7 @@ class Learner:
         mean = torch.zeros(())
         for part in micro_batches(batch, ROLLOUT_TOKENS):
             logprobs, _, mask = response_logprobs(
-                self.policy, pack([batch[index] for index in part], self.pad_id)
+                self.policy, pack([batch[index] for index in part])
             )
             loss, _ = nll_loss(logprobs, mask)
             share = mask.sum() / total

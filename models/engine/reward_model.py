@@ -53,7 +53,6 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
         pair_ranking_loss(model, seen),
         config.train,
         seed=config.seed,
-        pad_id=tokenizer.pad_token_id,
         workdir=workdir,
     )
     save_model(model, tokenizer, workdir / "output" / "model")
@@ -111,7 +110,7 @@ def score_splits(
     limit, states = context_length(model.config), stored_states(inputs, model)
     for split in splits:
         pairs = read_pairs(inputs["preferences"] / f"{split}.jsonl", tokenizer, limit, states)
-        scores = score_rows(model, pairs.rows, tokenizer.pad_token_id)
+        scores = score_rows(model, pairs.rows)
         accuracy[f"{split}_accuracy"] = float((scores[:, 0] > scores[:, 1]).float().mean())
         rows += [
             {

@@ -21,13 +21,13 @@ SCORING_TOKENS = 8192
 
 
 @torch.no_grad()
-def score_rows(model: PreTrainedModel, rows: Sequence[Candidates], pad_id: int) -> Tensor:
+def score_rows(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
     """Scores (N, k) of N rows with k responses each; ranks share the work out."""
     was_training = model.training
     model.eval()
     scores = torch.zeros(len(rows), len(rows[0].responses))
     for part in ranks.mine(list(micro_batches(rows, SCORING_TOKENS))):
-        batch = pack([rows[index] for index in part], pad_id)
+        batch = pack([rows[index] for index in part])
         scores[part] = response_scores(model, batch).view(len(part), -1)
     model.train(was_training)
     ranks.add_up([scores])
@@ -43,29 +43,25 @@ def score_texts(
     """Scores (N,) of N prompt and response texts."""
     limit = context_length(model.config)
     rows = encode(tokenizer, prompts, [[response] for response in responses], limit)
-    return score_rows(model, rows, tokenizer.pad_token_id)[:, 0]
+    return score_rows(model, rows)[:, 0]
 
 
 def lower_states(
-    model: PreTrainedModel, rows: Sequence[Candidates], depth: int, pad_id: int
-) -> Iterator[tuple[list[int], Tensor]]:
-    """Behind the first `depth` layers, part by part: indices (b,) of rows, their states (b, T, H).
-
-    Rows are padded on the right.
-    """
+    model: PreTrainedModel, rows: Sequence[Candidates], depth: int
+) -> Iterator[tuple[int, Tensor]]:
+    """Behind the first `depth` layers, row by row: its index and states (T, H)."""
     for part in micro_batches(rows, SCORING_TOKENS):
-        yield part, lower_output(model, pack([rows[index] for index in part], pad_id), depth)
+        states = lower_output(model, pack([rows[index] for index in part]), depth)
+        yield from zip(part, states.split([rows[index].num_tokens for index in part]), strict=True)
 
 
 def with_lower_states(
-    model: PreTrainedModel, rows: Sequence[Candidates], depth: int, pad_id: int
+    model: PreTrainedModel, rows: Sequence[Candidates], depth: int
 ) -> list[Candidates]:
     """The rows with their states behind the first `depth` layers; as they are for depth 0."""
     result = list(rows)
     if depth > 0:
         owner = layers_of(model)[depth - 1]
-        for part, states in lower_states(model, rows, depth, pad_id):
-            for index, values in zip(part, states, strict=True):
-                own = values[: rows[index].num_tokens].clone()
-                result[index] = replace(rows[index], lower=LowerStates(own, owner, depth))
+        for index, states in lower_states(model, rows, depth):
+            result[index] = replace(rows[index], lower=LowerStates(states, owner, depth))
     return result

@@ -44,7 +44,6 @@ def run(config: SFTConfig, inputs: dict[str, Path], workdir: Path) -> None:
         loss_function,
         config.train,
         seed=config.seed,
-        pad_id=tokenizer.pad_token_id,
         workdir=workdir,
     )
     save_model(model, tokenizer, workdir / "output" / "model")

@@ -25,18 +25,17 @@ from models.nets.packing import Candidates, LowerStates
 def write_states(
     path: Path,
     rows: Sequence[Candidates],
-    states: Iterable[tuple[list[int], Tensor]],
+    states: Iterable[tuple[int, Tensor]],
     hidden_size: int,
     metadata: dict[str, str],
 ) -> None:
-    """Write the states of `rows`, which come in parts: indices (b,), padded states (b, T, H)."""
+    """Write the states of `rows`, which come one by one: a row's index, its states (T, H)."""
     lengths = _lengths(rows)
     ends = lengths.sum(1).cumsum(0)
     values = torch.empty(int(ends[-1]), hidden_size, device="cpu")
-    for part, padded in states:
-        for index, own in zip(part, padded, strict=True):
-            end, count = int(ends[index]), rows[index].num_tokens
-            values[end - count : end] = own[:count]
+    for index, own in states:
+        end = int(ends[index])
+        values[end - len(own) : end] = own
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file({"values": values, "lengths": lengths}, path, metadata)
 

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from models.nets.attention import further_mask, packed_attention
 from models.nets.freezing import embeddings_of, find_layers, layers_of
 from models.nets.packing import PackedBatch
 
 
 def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
-    """Last hidden states (B, T, H) of a packed batch; no language-model head is computed.
+    """Last hidden states (N, H) of a packed batch; no language-model head is computed.
 
     Where the batch carries the output of lower layers that `model` holds, only the layers above
     run. Raises ValueError where those lower layers would have to be trained.
@@ -36,7 +37,7 @@ def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
         )
     with _only(model, slice(lower.depth, None)) as layers:
         handle = layers[0].register_forward_pre_hook(
-            lambda _, positional, named: _with_input(lower.values, positional, named),
+            lambda _, positional, named: _with_input(lower.values[None], positional, named),
             with_kwargs=True,
         )
         try:
@@ -47,7 +48,7 @@ def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
 
 @torch.no_grad()
 def lower_output(model: PreTrainedModel, batch: PackedBatch, depth: int) -> Tensor:
-    """The output (B, T, H) of the first `depth` >= 1 layers."""
+    """The output (N, H) of the first `depth` >= 1 layers."""
     caught: list[Tensor] = []
     with _only(model, slice(depth)) as layers:
         handle = layers[-1].register_forward_hook(
@@ -57,7 +58,7 @@ def lower_output(model: PreTrainedModel, batch: PackedBatch, depth: int) -> Tens
             _trunk(model, batch)
         finally:
             handle.remove()
-    return caught[0]
+    return caught[0][0]
 
 
 def tie_lower_layers(model: PreTrainedModel, other: PreTrainedModel, at_most: int) -> int:
@@ -92,16 +93,15 @@ def lower_digest(model: PreTrainedModel, depth: int) -> str:
 
 
 def _trunk(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
-    # As a bool the mask would be turned into one to add in every layer.
-    is_hidden = ~batch.attention_mask
-    mask = torch.zeros_like(is_hidden, dtype=model.dtype).masked_fill_(is_hidden, -torch.inf)
-    output = model.base_model(
-        input_ids=batch.input_ids,
-        attention_mask=mask,
-        position_ids=batch.position_ids,
-        use_cache=False,
-    )
-    hidden: Tensor = output.last_hidden_state
+    with packed_attention(model.base_model):
+        output = model.base_model(
+            input_ids=batch.input_ids[None],
+            position_ids=batch.position_ids[None],
+            attention_mask=further_mask(batch.lengths, model.dtype),
+            packed_lengths=batch.lengths,
+            use_cache=False,
+        )
+    hidden: Tensor = output.last_hidden_state[0]
     return hidden
 
 

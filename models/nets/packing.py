@@ -1,10 +1,11 @@
 """Shared-prefix packing: a prompt once, its responses behind it, each seeing the prompt and itself.
 
 A row is `prompt, response_1, ..., response_k`. Position ids restart after the prompt for every
-response, and the attention mask lets a response token see the prompt and the earlier tokens of its
-own response only, so every hidden state equals that of the unpacked `prompt + response` (tested).
-One pass over a preference pair then costs prompt + chosen + rejected tokens, and the prompt's last
-hidden state, which the Advantage Model's e(x) reads, comes for free.
+response, and attention lets a response token see the prompt and the earlier tokens of its own
+response only, so every hidden state equals that of the unpacked `prompt + response` (tested). One
+pass over a preference pair then costs prompt + chosen + rejected tokens, and the prompt's last
+hidden state, which the Advantage Model's e(x) reads, comes for free. The rows of a batch lie one
+behind another: none is padded.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 @dataclass(frozen=True)
 class LowerStates:
-    """What the first `depth` layers of a model make of a row (T, H) or of a batch (B, T, H).
+    """What the first `depth` layers of a model make of a row's or a batch's tokens (N, H).
 
     owner: the last of those layers. A model may use the values only if it holds this very module.
     """
@@ -57,36 +58,35 @@ class Candidates:
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """B packed rows of T tokens holding R responses in all.
+    """Packed rows of N tokens and R responses in all.
 
-    input_ids, position_ids: (B, T). attention_mask: (B, 1, T, T) bool, True = may attend.
-    response_row, response_start, response_end, prompt_end: (R,) where each response lies
+    input_ids, position_ids: (N,). lengths: of each row, the tokens of its prompt and of each of its
+    responses. response_start, response_end, prompt_end: (R,) where each response lies
     (`response_end` and `prompt_end` are the index of the last token, inclusive).
-    lower: states (B, T, H) of all rows, or none where any row lacks them.
+    lower: states of all rows, or none where any row lacks them.
     """
 
     input_ids: Tensor
     position_ids: Tensor
-    attention_mask: Tensor
-    response_row: Tensor
+    lengths: tuple[tuple[int, ...], ...]
     response_start: Tensor
     response_end: Tensor
     prompt_end: Tensor
     lower: LowerStates | None = None
 
-    def response_positions(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Where response tokens lie, as (R, L) padded matrices.
+    def response_tokens(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Where the n response tokens lie: `source` (n,), `target` (n,) and `mask` (R, L).
 
-        Returns `source` (index whose hidden state predicts the token: the prompt's last token for
-        the first one, the token before it else), `target` (index of the token) and the bool
-        `response_mask`, True for real tokens. Masked places hold a valid, meaningless index.
+        `target` is a token's index, `source` the index whose hidden state predicts it: that of the
+        prompt's last token for a response's first one, of the token before it else. `mask` is True
+        for the tokens, response by response, each padded to the longest.
         """
         lengths = self.response_end - self.response_start + 1
         offset = torch.arange(int(lengths.max()))
-        response_mask = offset < lengths[:, None]
-        target = torch.where(response_mask, self.response_start[:, None] + offset, 0)
-        source = torch.where(offset == 0, self.prompt_end[:, None], target - 1).clamp(min=0)
-        return source, target, response_mask
+        mask = offset < lengths[:, None]
+        target = self.response_start[:, None] + offset
+        source = torch.where(offset == 0, self.prompt_end[:, None], target - 1)
+        return source[mask], target[mask], mask
 
 
 def encode(
@@ -125,59 +125,36 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[
     return ids
 
 
-def pack(rows: Sequence[Candidates], pad_id: int) -> PackedBatch:
-    """Pack rows of candidates, padded on the right to the longest row."""
-    parts = [(row.prompt, *row.responses) for row in rows]
-    tokens = torch.tensor([token for row in parts for part in row for token in part])
-    row_of = torch.tensor([index for index, row in enumerate(parts) for _ in row])
-    number = torch.tensor([number for row in parts for number in range(len(row))])
-    length = torch.tensor([len(part) for row in parts for part in row])
-    behind = torch.tensor(
-        [len(row[0]) * (number > 0) for row in parts for number in range(len(row))]
-    )
-    first = length.cumsum(0) - length  # of all tokens, the one where each part begins
-    row_length = torch.tensor([row.num_tokens for row in rows])
-    row_first = row_length.cumsum(0) - row_length
-    width = int(row_length.max())
-    is_real = torch.arange(width) < row_length[:, None]
-
-    def spread(values: Tensor, padding: int) -> Tensor:
-        return values.new_full((len(rows), width), padding).masked_scatter_(is_real, values)
-
-    part_of = torch.arange(len(length)).repeat_interleave(length)
-    position = torch.arange(len(tokens)) + (behind - first)[part_of]
-    start = (first - row_first[row_of])[number > 0]
+def pack(rows: Sequence[Candidates]) -> PackedBatch:
+    """Pack rows of candidates one behind another."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    places: list[tuple[int, int, int]] = []  # a response's first and last token, its prompt's last
+    for row in rows:
+        tokens += row.prompt
+        positions += range(len(row.prompt))
+        prompt_end = len(tokens) - 1
+        for response in row.responses:
+            places.append((len(tokens), len(tokens) + len(response) - 1, prompt_end))
+            tokens += response
+            positions += range(len(row.prompt), len(row.prompt) + len(response))
+    starts, ends, prompt_ends = torch.tensor(places).unbind(1)
+    lengths = tuple((len(row.prompt), *map(len, row.responses)) for row in rows)
     return PackedBatch(
-        spread(tokens, pad_id),
-        spread(position, 0),
-        _visible(spread(number[part_of], -1)),
-        row_of[number > 0],
-        start,
-        start + length[number > 0] - 1,
-        behind[number > 0] - 1,
-        _lower(rows, width),
+        torch.tensor(tokens),
+        torch.tensor(positions),
+        lengths,
+        starts,
+        ends,
+        prompt_ends,
+        _lower(rows),
     )
 
 
-def _lower(rows: Sequence[Candidates], width: int) -> LowerStates | None:
-    """The rows' states padded with zeros; rows of a batch have the same owner."""
+def _lower(rows: Sequence[Candidates]) -> LowerStates | None:
+    """The rows' states one behind another; rows of a batch have the same owner."""
     found = [row.lower for row in rows if row.lower is not None]
     if len(found) < len(rows):
         return None
-    first = found[0].values
-    values = torch.zeros(len(rows), width, first.shape[-1], dtype=first.dtype)
-    for index, lower in enumerate(found):
-        values[index, : len(lower.values)] = lower.values
+    values = torch.cat([lower.values for lower in found]).to(torch.get_default_device())
     return LowerStates(values, found[0].owner, found[0].depth)
-
-
-def _visible(segment: Tensor) -> Tensor:
-    """(B, 1, T, T) bool mask from segment ids (B, T): 0 prompt, j response j, -1 padding.
-
-    A padding token sees itself, so that no softmax runs over nothing.
-    """
-    width = segment.shape[1]
-    causal = torch.ones(width, width, dtype=torch.bool).tril()
-    query, key = segment[:, :, None], segment[:, None, :]
-    allowed = causal & ((key == 0) | (key == query)) & (query >= 0)
-    return (allowed | torch.eye(width, dtype=torch.bool))[:, None]

@@ -23,10 +23,10 @@ def response_scores(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
 def reward_heads(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Tensor | None]:
     """r(x, y) (R,) and, for an Advantage Model, e(x) (R,) repeated for each response."""
     hidden = hidden_states(model, batch)
-    rewards = model.score(hidden[batch.response_row, batch.response_end])
+    rewards = model.score(hidden[batch.response_end])
     if model.config.num_labels == 1:
         return rewards[:, 0], None
-    expected = model.score(hidden[batch.response_row, batch.prompt_end])
+    expected = model.score(hidden[batch.prompt_end])
     return rewards[:, 0], expected[:, 1]
 
 
@@ -43,12 +43,9 @@ def response_logprobs(
     Under softmax(logits / temperature). The language-model head runs on response tokens only.
     """
     hidden = hidden_states(model, batch)
-    source, target, response_mask = batch.response_positions()
-    rows = batch.response_row[:, None].expand_as(source)
-    logits = model.get_output_embeddings()(hidden[rows[response_mask], source[response_mask]])
-    logits = logits / temperature
-    labels = batch.input_ids[rows[response_mask], target[response_mask]]
-    logprobs = _spread(logprobs_of(logits, labels), response_mask)
+    source, target, response_mask = batch.response_tokens()
+    logits = model.get_output_embeddings()(hidden[source]) / temperature
+    logprobs = _spread(logprobs_of(logits, batch.input_ids[target]), response_mask)
     entropies = _spread(entropy_of(logits.detach()), response_mask)
     return logprobs, entropies, response_mask
 
@@ -56,9 +53,8 @@ def response_logprobs(
 def response_values(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Tensor]:
     """Critic values (R, L) of the states before each response token, and response_mask (R, L)."""
     hidden = hidden_states(model, batch)
-    source, _, response_mask = batch.response_positions()
-    rows = batch.response_row[:, None].expand_as(source)
-    values = model.score(hidden[rows[response_mask], source[response_mask]])[:, 0]
+    source, _, response_mask = batch.response_tokens()
+    values = model.score(hidden[source])[:, 0]
     return _spread(values, response_mask), response_mask
 
 

@@ -2,8 +2,9 @@
 
 All of it in bytes, float32, as the trainers have it. Counted are tensors that grow with the model
 or the batch; the interpreter and its libraries (0.4 GiB) are not, nor is the allocator's slack.
-Four stages at 27 million parameters peaked 3 to 13 % below what is said here when every tensor had
-pages of its own, and 9 to 19 % above on the C library's ordinary heap (growth of resident memory).
+Training SFT and a reward model of 26 million parameters peaked 7 to 10 % below what is said here
+when every tensor had pages of its own, and 27 to 39 % above on the C library's ordinary heap, which
+rows of many lengths leave holes in (growth of resident memory).
 """
 
 from __future__ import annotations
@@ -72,35 +73,38 @@ def trained(num_parameters: int, activations: int = 0) -> Memory:
     )
 
 
-def kept_activations(shape: ModelShape, tokens: int, width: int) -> int:
-    """Bytes that autograd keeps of the trunk for `tokens` in rows of `width`; no checkpointing.
+def kept_activations(shape: ModelShape, tokens: int, repeated: int = 0) -> int:
+    """Bytes that autograd keeps of the trunk for `tokens`; no checkpointing.
 
-    Floats a token and layer, h hidden, q heads times head size, f feed-forward:
+    Floats a token and layer, h hidden, q and kv heads times head size, f feed-forward:
     norms: each its input, the normalised input, its output and a scale, 2 (3 h + 1);
-    attention: query, keys and values repeated for every query head, output, log-sum-exp,
-    4 q + heads;
+    attention: query, keys, values, output row by row and whole, log-sum-exp, 3 q + 2 kv + heads;
     feed-forward: gate, its activation, up, their product, 4 f.
-    Then once a token the last norm's input and normalised input, the rotary cosines and sines, and
-    the row's mask as floats.
+    Then once a token the last norm's input, normalised input and scale, the rotary cosines and
+    sines, and its id (two floats wide).
+    Of `repeated` tokens there are further keys and values: a prompt's for every response but its
+    first, and that response's own.
     """
-    attention = 4 * shape.num_heads * shape.head_dim + shape.num_heads
+    keys = 2 * shape.num_kv_heads * shape.head_dim
+    attention = 3 * shape.num_heads * shape.head_dim + keys + shape.num_heads
     layer = 6 * shape.hidden_size + 2 + attention + 4 * shape.intermediate_size
-    once = 2 * shape.hidden_size + 2 * shape.head_dim + width
-    return FLOAT_BYTES * tokens * (shape.num_layers * layer + once)
+    once = 2 * shape.hidden_size + 1 + 2 * shape.head_dim + 2
+    floats = tokens * (shape.num_layers * layer + once) + repeated * shape.num_layers * keys
+    return FLOAT_BYTES * floats
 
 
-def forward_set(shape: ModelShape, tokens: int, width: int) -> int:
+def forward_set(shape: ModelShape, tokens: int) -> int:
     """Bytes of one layer's working set in a forward pass without gradient.
 
     The residual stream, its normalised form, attention's output and a sum, gate, its activation
-    and up, and the mask.
+    and up.
     """
-    return FLOAT_BYTES * tokens * (4 * shape.hidden_size + 3 * shape.intermediate_size + width)
+    return FLOAT_BYTES * tokens * (4 * shape.hidden_size + 3 * shape.intermediate_size)
 
 
-def backward_set(shape: ModelShape, tokens: int, width: int) -> int:
+def backward_set(shape: ModelShape, tokens: int, repeated: int = 0) -> int:
     """Bytes of a pass with gradient: what autograd keeps, and one layer's gradients on the way."""
-    return kept_activations(shape, tokens, width) + forward_set(shape, tokens, width)
+    return kept_activations(shape, tokens, repeated) + forward_set(shape, tokens)
 
 
 def vocabulary_set(shape: ModelShape, response_tokens: int) -> int:

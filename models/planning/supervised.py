@@ -32,6 +32,7 @@ def _training(
     examples: int,
     row: int,
     responses: int = 0,
+    repeated: int = 0,
 ) -> Memory:
     """What one of the stage's ranks holds while it trains; see `training_phase`."""
     whole = training_phase(
@@ -42,6 +43,7 @@ def _training(
         _rows_of_a_rank(train, examples),
         row,
         responses,
+        repeated,
     )
     return whole if train.zero is None else whole.part(train.zero.stage, train.num_ranks)
 
@@ -78,7 +80,8 @@ def _scorer_work(
         trained_tokens=train.num_epochs * num_pairs * row,
         parameters=parameters - setting.shape.frozen_parameters(train.trainable_layers),
         phases={
-            "training": _training(train, setting, parameters, num_pairs, row),
+            # At most all of a pair is its prompt and second response.
+            "training": _training(train, setting, parameters, num_pairs, row, repeated=row),
             "scoring": scoring_phase(setting, FLOAT_BYTES * parameters, num_scored, row),
         },
     )
@@ -128,9 +131,11 @@ def meta_rm(config: MetaRMConfig, setting: Setting) -> Work:
         train, setting, setting.scorer_heads, amounts.train_pairs, amounts.held_out_pairs
     )
     descent = base.phases["training"]
-    meta_tokens = min(config.meta_batch, prompts) * meta_row
+    meta_prompts = min(config.meta_batch, prompts)
+    meta_tokens = meta_prompts * meta_row
     with_copy = replace(descent, weights=2 * descent.weights)
-    ascent = backward_set(shape.upper(train.trainable_layers), meta_tokens, meta_row)
+    repeated = meta_prompts * (config.num_responses - 1) * (prompt + config.max_new_tokens + 1)
+    ascent = backward_set(shape.upper(train.trainable_layers), meta_tokens, repeated)
     return replace(
         base,
         sampled_tokens=answers * config.max_new_tokens,

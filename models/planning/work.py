@@ -95,7 +95,7 @@ def sampling_phase(setting: Setting, frozen: int, num_rows: int, prompt: int, ro
     at_once = min(num_rows, max(1, CACHE_TOKENS // row))
     return Memory(
         frozen=frozen,
-        activations=forward_set(shape, at_once * prompt, prompt) + sampling_set(shape, at_once),
+        activations=forward_set(shape, at_once * prompt) + sampling_set(shape, at_once),
         cache=key_value_cache(shape, at_once * row),
     )
 
@@ -106,7 +106,7 @@ def scoring_phase(
     """Passes over rows of `row` tokens; `responses` of them need log-probabilities."""
     tokens = _pass_tokens(PASS_TOKENS, num_rows, row)
     logits = vocabulary_set(setting.shape, tokens // row * responses)
-    return Memory(frozen=frozen, activations=forward_set(setting.shape, tokens, row) + logits)
+    return Memory(frozen=frozen, activations=forward_set(setting.shape, tokens) + logits)
 
 
 def training_phase(
@@ -117,11 +117,15 @@ def training_phase(
     num_rows: int,
     row: int,
     responses: int = 0,
+    repeated: int = 0,
 ) -> Memory:
-    """One micro batch of an optimiser step; `responses` tokens a row need log-probabilities."""
+    """One micro batch of an optimiser step.
+
+    Of a row, `responses` tokens need log-probabilities and `repeated` further keys and values.
+    """
     shape = setting.shape
     tokens = _pass_tokens(limit, num_rows, row)
     logits = vocabulary_set(shape, tokens // row * responses)
     frozen = shape.frozen_parameters(trainable_layers)
-    kept = backward_set(shape.upper(trainable_layers), tokens, row)
+    kept = backward_set(shape.upper(trainable_layers), tokens, tokens // row * repeated)
     return replace(trained(num_parameters - frozen, kept + logits), frozen=FLOAT_BYTES * frozen)

@@ -132,7 +132,10 @@ def test_rehearsal_then_ppo(
     _assert_same_model(ours / "model", theirs / "model")
     rows, others = (read_metrics(folder / "metrics.jsonl") for folder in (ours, theirs))
     for row, other in zip(rows, others, strict=True):
-        assert row == pytest.approx(other, rel=1e-2, abs=1e-4)
+        for name, value in other.items():
+            # A fraction counts tokens beyond a bound, of which rounding moves one.
+            bound = 0.02 if name.endswith("fraction") else 1e-4
+            assert row[name] == pytest.approx(value, rel=1e-2, abs=bound), name
 
 
 def test_evaluation(

@@ -38,9 +38,7 @@ def test_first_ratio_is_one(
     experience = run._collect(list(range(16)))
     for indices in torch.arange(16).split(8):
         rows = [experience.rows[index] for index in indices.tolist()]
-        logprobs, _, mask = response_logprobs(
-            run.learner.policy, pack(rows, run.tokenizer.pad_token_id), config.temperature
-        )
+        logprobs, _, mask = response_logprobs(run.learner.policy, pack(rows), config.temperature)
         old = experience.old_logprobs[indices, : mask.shape[1]]
         torch.testing.assert_close((logprobs - old)[mask].exp(), torch.ones(int(mask.sum())))
     assert float(experience.monitors()["kl"]) == pytest.approx(0.0, abs=1e-5)

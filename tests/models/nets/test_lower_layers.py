@@ -74,11 +74,10 @@ def _with_states(model: PreTrainedModel, rows: Sequence[Candidates], depth: int)
         [
             replace(
                 row,
-                lower=LowerStates(lower_output(model, pack([row], PAD), depth)[0], owner, depth),
+                lower=LowerStates(lower_output(model, pack([row]), depth), owner, depth),
             )
             for row in rows
-        ],
-        PAD,
+        ]
     )
 
 
@@ -96,7 +95,7 @@ def test_scores_and_gradients_equal_those_of_the_whole_pass(
     model = build()
     freeze_lower_layers(model, 3 - depth)
     whole, short = (
-        response_scores(model, pack(ROWS, PAD)),
+        response_scores(model, pack(ROWS)),
         response_scores(model, _with_states(model, ROWS, depth)),
     )
     torch.testing.assert_close(short, whole)
@@ -115,7 +114,7 @@ def test_likelihoods_and_values_equal_those_of_the_whole_pass() -> None:
     assert tie_lower_layers(policy, critic, 3) == DEPTH
     for model in (policy, critic):
         freeze_lower_layers(model, 3 - DEPTH)
-    whole, short = pack(ROWS, PAD), _with_states(policy, ROWS, DEPTH)
+    whole, short = pack(ROWS), _with_states(policy, ROWS, DEPTH)
     for ours, theirs in (
         (response_logprobs(policy, short), response_logprobs(policy, whole)),
         (response_values(critic, short), response_values(critic, whole)),
@@ -129,7 +128,7 @@ def test_a_model_with_other_lower_layers_does_not_use_the_states() -> None:
     batch = _with_states(model, ROWS, DEPTH)
     with torch.no_grad():
         torch.testing.assert_close(
-            response_scores(other, batch), response_scores(other, pack(ROWS, PAD)), rtol=0, atol=0
+            response_scores(other, batch), response_scores(other, pack(ROWS)), rtol=0, atol=0
         )
 
 
@@ -146,7 +145,7 @@ def test_states_of_layers_that_would_be_trained_are_refused() -> None:
 def test_the_model_is_whole_again_after_a_failing_pass() -> None:
     model = _scorer()
     batch = _with_states(model, ROWS, DEPTH)
-    broken = replace(batch, attention_mask=torch.ones(1, 1, 2, 2, dtype=torch.bool))
+    broken = replace(batch, lengths=((1, 1),))
     with torch.no_grad(), pytest.raises(RuntimeError):
         hidden_states(model, broken)
     assert len(layers_of(model)) == 3
@@ -184,11 +183,11 @@ def test_an_exchanged_pair_takes_its_states_along() -> None:
     model = _scorer().eval()
     owner = layers_of(model)[DEPTH - 1]
     for row in ROWS:
-        values = lower_output(model, pack([row], PAD), DEPTH)[0]
+        values = lower_output(model, pack([row]), DEPTH)
         exchanged = replace(row, lower=LowerStates(values, owner, DEPTH)).exchanged()
         assert exchanged.responses == row.responses[::-1]
         assert exchanged.lower is not None
         plain = Candidates(row.prompt, row.responses[::-1])
         torch.testing.assert_close(
-            exchanged.lower.values, lower_output(model, pack([plain], PAD), DEPTH)[0]
+            exchanged.lower.values, lower_output(model, pack([plain]), DEPTH)
         )

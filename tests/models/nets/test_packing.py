@@ -60,7 +60,7 @@ def _alone(model: LlamaForSequenceClassification, tokens: list[int]) -> torch.Te
 def test_heads_read_the_last_response_and_the_last_prompt_token(
     scorer: LlamaForSequenceClassification,
 ) -> None:
-    rewards, expected = reward_heads(scorer, pack(ROWS, PAD))
+    rewards, expected = reward_heads(scorer, pack(ROWS))
     assert expected is not None
     place = 0
     for row in ROWS:
@@ -75,9 +75,9 @@ def test_heads_read_the_last_response_and_the_last_prompt_token(
 def test_scores_do_not_depend_on_neighbours(
     scorer: LlamaForSequenceClassification, order: list[int]
 ) -> None:
-    together = response_scores(scorer, pack([ROWS[index] for index in order], PAD)).view(-1, 2)
+    together = response_scores(scorer, pack([ROWS[index] for index in order])).view(-1, 2)
     for scores, index in zip(together, order, strict=True):
-        torch.testing.assert_close(scores, response_scores(scorer, pack([ROWS[index]], PAD)))
+        torch.testing.assert_close(scores, response_scores(scorer, pack([ROWS[index]])))
 
 
 def test_scores_equal_those_of_left_padded_batches(scorer: LlamaForSequenceClassification) -> None:
@@ -87,14 +87,14 @@ def test_scores_equal_those_of_left_padded_batches(scorer: LlamaForSequenceClass
     mask = torch.tensor([[0] * (width - len(s)) + [1] * len(s) for s in sequences])
     position = mask.cumsum(1).sub(1).clamp(min=0)
     hidden = scorer.model(padded, attention_mask=mask, position_ids=position).last_hidden_state
-    rewards, _ = reward_heads(scorer, pack(ROWS, PAD))
+    rewards, _ = reward_heads(scorer, pack(ROWS))
     torch.testing.assert_close(rewards, scorer.score(hidden[:, -1])[:, 0])
 
 
 def test_gradients_equal_those_of_separate_sequences(
     scorer: LlamaForSequenceClassification,
 ) -> None:
-    rewards, _ = reward_heads(scorer, pack(ROWS, PAD))
+    rewards, _ = reward_heads(scorer, pack(ROWS))
     rewards.square().sum().backward()
     packed = [p.grad.clone() for p in scorer.parameters() if p.grad is not None]
     scorer.zero_grad()
@@ -108,7 +108,7 @@ def test_gradients_equal_those_of_separate_sequences(
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_equal_a_loop_over_tokens(policy: LlamaForCausalLM, temperature: float) -> None:
-    logprobs, entropies, mask = response_logprobs(policy, pack(ROWS, PAD), temperature)
+    logprobs, entropies, mask = response_logprobs(policy, pack(ROWS), temperature)
     place = 0
     for row in ROWS:
         for response in row.responses:
@@ -123,7 +123,7 @@ def test_logprobs_equal_a_loop_over_tokens(policy: LlamaForCausalLM, temperature
 
 
 def test_values_are_of_the_state_before_each_token(scorer: LlamaForSequenceClassification) -> None:
-    values, _ = response_values(scorer, pack(ROWS, PAD))
+    values, _ = response_values(scorer, pack(ROWS))
     place = 0
     for row in ROWS:
         for response in row.responses:

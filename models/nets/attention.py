@@ -1,0 +1,117 @@
+"""Attention over packed rows: each row for itself, each of its responses for itself.
+
+The first response continues its prompt, so that both are one causal pass; every further response is
+a pass of its tokens over the prompt and over themselves. Nothing is computed for padding, of which
+there is none, or between rows. It is an attention function of transformers, for any model that
+takes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+
+_NAME = "trimtab_packed"
+# Of each row, the tokens of its prompt and of each of its responses.
+Lengths = Sequence[tuple[int, ...]]
+
+
+def further_mask(lengths: Lengths, dtype: torch.dtype) -> Tensor:
+    """(1, 1, r, p + r) for the longest prompt p and further response r: what to add to scores.
+
+    Zeros for the prompt, then a triangle. A shorter prompt's is its end, a shorter response's its
+    beginning.
+    """
+    prompt = max(row[0] for row in lengths)
+    response = max((part for row in lengths for part in row[2:]), default=0)
+    mask = torch.zeros(response, prompt + response, dtype=dtype)
+    mask[:, prompt:] = torch.full((response, response), -torch.inf, dtype=dtype).triu(1)
+    return mask[None, None]
+
+
+@contextmanager
+def packed_attention(trunk: PreTrainedModel) -> Iterator[None]:
+    """Inside, the trunk attends as said above; its pass gets `packed_lengths` as a keyword.
+
+    Raises ValueError for a model that takes no attention function.
+    """
+    if not trunk._supports_attention_backend:
+        raise ValueError(
+            f"{type(trunk).__name__} does not use transformers' attention functions "
+            "(AttentionInterface), so that packed rows cannot be kept apart in it"
+        )
+    # Layers that were taken over from another model read that one's configuration.
+    configs = {
+        id(module.config): module.config for module in trunk.modules() if _has_config(module)
+    }
+    before = {key: config._attn_implementation for key, config in configs.items()}
+    for config in configs.values():
+        config._attn_implementation = _NAME
+    try:
+        yield
+    finally:
+        for key, config in configs.items():
+            config._attn_implementation = before[key]
+
+
+def _has_config(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "config", None), PreTrainedConfig)
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    *,
+    packed_lengths: Lengths,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """query (1, heads, N, d), key and value (1, fewer or as many heads, N, d) -> (1, N, heads, d).
+
+    attention_mask: `further_mask`. Raises ValueError for attention that is cut or bent otherwise.
+    """
+    _check_plain(module, packed_lengths, options)
+    sizes = [size for row in packed_lengths for size in (row[0] + row[1], *row[2:])]
+    parts = iter(zip(*(whole.split(sizes, dim=2) for whole in (query, key, value)), strict=True))
+    longest = attention_mask.shape[-1] - attention_mask.shape[-2]
+    attend = partial(
+        F.scaled_dot_product_attention,
+        dropout_p=dropout,
+        scale=scaling,
+        enable_gqa=key.shape[1] != query.shape[1],
+    )
+    outputs = []
+    for prompt, _, *further in packed_lengths:
+        own_query, own_key, own_value = next(parts)
+        outputs.append(attend(own_query, own_key, own_value, is_causal=True))
+        shared = own_key[:, :, :prompt], own_value[:, :, :prompt]
+        for response in further:
+            own_query, own_key, own_value = next(parts)
+            keys, values = (torch.cat(p, 2) for p in zip(shared, (own_key, own_value), strict=True))
+            mask = attention_mask[:, :, :response, longest - prompt : longest + response]
+            outputs.append(attend(own_query, keys, values, attn_mask=mask))
+    return torch.cat(outputs, 2).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(_NAME, _attend)
+
+
+def _check_plain(module: nn.Module, lengths: Lengths, options: dict[str, Any]) -> None:
+    window = options.get("sliding_window")
+    longest = max(row[0] + max(row[1:]) for row in lengths)
+    if window is not None and window < longest:
+        raise ValueError(f"the model attends to the last {window} tokens only, a row has {longest}")
+    for name in ("softcap", "s_aux"):
+        if options.get(name) is not None:
+            raise ValueError(f"attention with {name} ({type(module).__name__}) is not supported")

@@ -1,0 +1,87 @@
+"""Packed rows in models of several architectures; what cannot be kept apart is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, PreTrainedModel
+
+from models.nets.lower_layers import hidden_states
+from models.nets.packing import Candidates, pack
+
+ROWS = [
+    Candidates([5, 6, 7], ([8, 9, 1], [10, 1], [4, 4, 4, 4, 1])),
+    Candidates([5, 11, 12, 13, 14, 6], ([9, 1],)),
+    Candidates([7], ([1], [9, 10, 11, 12, 1])),
+]
+SIZES = {
+    "vocab_size": 20,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "attn_implementation": "sdpa",
+}
+
+
+def _model(kind: str, **changes: object) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return AutoModel.from_config(AutoConfig.for_model(kind, **{**SIZES, **changes})).double().eval()
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "olmo2", "gpt_neox"])
+def test_states_and_gradients_equal_those_of_separate_sequences(kind: str) -> None:
+    model = _model(kind)
+    packed = hidden_states(model, pack(ROWS))
+    packed.square().sum().backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    start, total = 0, torch.zeros((), dtype=torch.float64)
+    for row in ROWS:
+        prompt = len(row.prompt)
+        for number, response in enumerate(row.responses):
+            ids = torch.tensor([row.prompt + response])
+            states = model(input_ids=ids, use_cache=False).last_hidden_state[0]
+            own = states if number == 0 else states[prompt:]
+            torch.testing.assert_close(packed[start : start + len(own)], own)
+            start += len(own)
+            total = total + own.square().sum()
+    assert start == len(packed)
+    total.backward()
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            # Norms compute in float32 whatever the model's type.
+            torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-6, atol=1e-6)
+
+
+def test_the_model_attends_as_before_once_the_pass_is_over() -> None:
+    model = _model("llama")
+    ids = torch.tensor([[5, 6, 7, 8]])
+    before = model(input_ids=ids).last_hidden_state
+    hidden_states(model, pack(ROWS))
+    assert model.config._attn_implementation == "sdpa"
+    torch.testing.assert_close(model(input_ids=ids).last_hidden_state, before, rtol=0, atol=0)
+
+
+def test_a_window_shorter_than_a_row_is_refused() -> None:
+    hidden_states(_model("mistral", sliding_window=8), pack(ROWS))
+    with pytest.raises(ValueError, match="the last 7 tokens only, a row has 8"):
+        hidden_states(_model("mistral", sliding_window=7), pack(ROWS))
+
+
+def test_bent_scores_are_refused() -> None:
+    with pytest.raises(ValueError, match="softcap"):
+        hidden_states(_model("gemma2", attn_implementation="eager"), pack(ROWS))
+
+
+def test_a_model_with_attention_of_its_own_is_refused() -> None:
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64, "vocab_size": 20}
+    with pytest.raises(ValueError, match="CodeGenModel does not use transformers' attention"):
+        hidden_states(
+            AutoModel.from_config(AutoConfig.for_model("codegen", **sizes, rotary_dim=8)),
+            pack(ROWS),
+        )
