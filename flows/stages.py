@@ -185,6 +185,7 @@ def train_policies(run: Run) -> None:
             run["rehearsal"] if arm == "full" else None,
             label=f"PPO {arm}",
             place=place,
+            by_ranks=run.has_small_models,
             wait_for=wait_for,
         )
         # The rounds wait for the arm `full`: all cores are for its answers.

@@ -21,8 +21,9 @@ def ppo_max(
     rehearsal: StageResult | None = None,
     label: str = "ppo_max",
     place: Place | None = None,
+    by_ranks: bool = False,
 ) -> StageResult:
-    """A policy optimised against `scorer` and held near `reference`.
+    """A policy optimised against `scorer` and held near `reference`; the last two as in `perform`.
 
     A collapse that the guard acted on is an event, for those who asked to be told.
     """
@@ -38,6 +39,7 @@ def ppo_max(
         },
         label,
         place=place,
+        by_ranks=by_ranks,
     )
     if result.summary["collapsed"] and config.guard.action != "warn" and not result.cached:
         tell(COLLAPSED, label, reason=result.summary["collapse_reason"])

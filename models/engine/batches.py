@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
+from models.engine import ranks
 from models.nets.packing import Candidates
 
 
@@ -40,6 +41,17 @@ def micro_batches(rows: Sequence[Candidates], max_tokens: int) -> Iterator[list[
         tokens += row.num_tokens
     if part:
         yield part
+
+
+def my_parts(rows: Sequence[Candidates], max_tokens: int) -> Iterator[list[int]]:
+    """This rank's share of rows as micro batches of indices.
+
+    Fewer rows than ranks are everybody's; `ranks.times_counted` says how often each is.
+    """
+    order = sorted(range(len(rows)), key=lambda index: rows[index].num_tokens)
+    mine = ranks.share(order)
+    for part in micro_batches([rows[index] for index in mine], max_tokens):
+        yield [mine[place] for place in part]
 
 
 def endless(count: int, batch_size: int, seed: int) -> Iterator[list[int]]:

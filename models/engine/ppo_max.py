@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from models.config import PPOConfig
+from models.engine import ranks
 from models.engine.batches import endless
 from models.engine.checkpoint import checkpoint_or_stop, newest_checkpoint, oldest_checkpoint
 from models.engine.data import encode_dialogues, read_rows
@@ -82,6 +83,7 @@ class PPORun:
             self._restore(state)
         progress = Progress(self.workdir, self.step)
         rollouts = _RolloutLog(self.workdir, self.step)
+        ranks.any_of(False)  # until the first has cut the files back that all read
         history = read_metrics(progress.path) if progress.path.exists() else []
         total = self.config.critic_pretrain_steps + self.config.num_steps
         batches = endless(len(self.prompts), self.config.rollout_batch, self.config.seed)
@@ -117,6 +119,7 @@ class PPORun:
 
     def _finish(self, progress: Progress, reason: str | None) -> None:
         """Roll back if asked to, then write policy, critic, metrics and summary."""
+        ranks.leave()
         stopped_at = self.step
         if reason is not None and self.config.guard.action == "rollback":
             state = oldest_checkpoint(self.workdir)
@@ -153,10 +156,15 @@ class PPORun:
 
 
 class _RolloutLog:
-    """rollouts.jsonl: every sampled answer with its score, cut back to the step resumed from."""
+    """rollouts.jsonl: every sampled answer with its score, cut back to the step resumed from.
+
+    The first rank writes it.
+    """
 
     def __init__(self, workdir: Path, resumed_step: int) -> None:
         self.path = workdir / "rollouts.jsonl"
+        if not ranks.is_first():
+            return
         lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
         whole = [line for line in lines if line.endswith("\n")]
         self.path.write_text(
@@ -164,6 +172,8 @@ class _RolloutLog:
         )
 
     def append(self, step: int, experience: Experience) -> None:
+        if not ranks.is_first():
+            return
         with self.path.open("a", encoding="utf-8") as stream:
             for row in experience.texts:
                 stream.write(json.dumps({"step": step, **row}, ensure_ascii=False) + "\n")

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from models.config import PPOConfig
 from models.engine import ranks
-from models.engine.batches import micro_batches
+from models.engine.batches import my_parts
 from models.engine.rollouts import encode_prompts, sample
 from models.engine.scoring import score_rows, with_lower_states
 from models.functional.masked import masked_mean, masked_whiten
@@ -163,18 +163,17 @@ def in_parts(
 ) -> tuple[Tensor, ...]:
     """Apply `function` to micro batches of one-response rows, joining (n, l) answers to (N, L).
 
-    Ranks share the micro batches out where there is one for each.
+    Ranks share the rows out.
     """
     width = max(len(row.responses[0]) for row in rows)
     joined: list[Tensor] = []
-    parts = list(micro_batches(rows, ROLLOUT_TOKENS))
-    is_shared = len(parts) >= ranks.count()
-    for part in ranks.mine(parts) if is_shared else parts:
+    for part in my_parts(rows, ROLLOUT_TOKENS):
         answers = function(pack([rows[index] for index in part]))
         if not joined:
             joined = [torch.zeros(len(rows), width, dtype=answer.dtype) for answer in answers]
         for whole, answer in zip(joined, answers, strict=True):
             whole[part, : answer.shape[1]] = answer
-    if is_shared:
-        ranks.add_up(joined)
-    return tuple(joined)
+    sums = [answer.float() for answer in joined]
+    ranks.add_up(sums)
+    times = ranks.times_counted(rows)
+    return tuple((total / times).to(own.dtype) for total, own in zip(sums, joined, strict=True))

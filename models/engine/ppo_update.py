@@ -10,12 +10,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from models.config import PPOConfig
-from models.engine.batches import micro_batches
+from models.engine import ranks
+from models.engine.batches import my_parts
 from models.engine.optimiser import adamw, clip_gradients
 from models.engine.ppo_rollout import ROLLOUT_TOKENS, Experience
 from models.functional.ppo_max import policy_loss, value_loss
 from models.functional.rehearsal import nll_loss
-from models.nets.freezing import freeze_lower_layers, load_trained_state, trained_state
+from models.nets.freezing import (
+    freeze_lower_layers,
+    load_trained_state,
+    trained_parameters,
+    trained_state,
+)
 from models.nets.packing import Candidates, pack
 from models.nets.scoring import response_logprobs, response_values
 
@@ -61,16 +67,22 @@ class Learner:
         metrics = self._accumulate_policy(experience, indices)
         for coefficient, name, rows in self.replay:
             metrics[name] = self._replay_gradient(rows, coefficient)
-        metrics["policy_grad_norm"] = clip_gradients(
-            self.policy.parameters(), self.config.max_grad_norm
-        )
-        self.policy_optimiser.step()
-        self.policy_optimiser.zero_grad(set_to_none=True)
+        ranks.add_up(list(metrics.values()))
+        metrics["policy_grad_norm"] = self._descend(self.policy, self.policy_optimiser)
         return metrics
+
+    def _descend(self, model: PreTrainedModel, optimiser: torch.optim.Optimizer) -> Tensor:
+        """Step along the sum of all ranks' gradients; returns its norm before clipping."""
+        parameters = trained_parameters(model)
+        ranks.add_up([value.grad for value in parameters if value.grad is not None])
+        norm = clip_gradients(parameters, self.config.max_grad_norm)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        return norm
 
     def _accumulate_policy(self, experience: Experience, indices: Tensor) -> dict[str, Tensor]:
         """Gradient of the token-mean policy loss over the train batch, in micro batches."""
-        total = experience.response_mask[indices].sum()
+        total = ranks.times_counted(indices.tolist()) * experience.response_mask[indices].sum()
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(()))
         for part, rows in self._parts(experience, indices):
             logprobs, _, mask = response_logprobs(self.policy, pack(rows), self.config.temperature)
@@ -89,7 +101,7 @@ class Learner:
         return dict(sums)
 
     def _critic_step(self, experience: Experience, indices: Tensor) -> dict[str, Tensor]:
-        total = experience.response_mask[indices].sum()
+        total = ranks.times_counted(indices.tolist()) * experience.response_mask[indices].sum()
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(()))
         for part, rows in self._parts(experience, indices):
             values, mask = response_values(self.critic, pack(rows))
@@ -105,19 +117,16 @@ class Learner:
             (loss * share).backward()
             for name, value in {"value_loss": loss.detach(), **metrics}.items():
                 sums[f"value_{name}".replace("value_value", "value")] += value * share
-        sums["value_grad_norm"] = clip_gradients(
-            self.critic.parameters(), self.config.max_grad_norm
-        )
-        self.critic_optimiser.step()
-        self.critic_optimiser.zero_grad(set_to_none=True)
+        ranks.add_up(list(sums.values()))
+        sums["value_grad_norm"] = self._descend(self.critic, self.critic_optimiser)
         return dict(sums)
 
     def _parts(
         self, experience: Experience, indices: Tensor
     ) -> list[tuple[Tensor, list[Candidates]]]:
-        """(indices, rows) of the micro batches of one train batch."""
+        """(indices, rows) of this rank's micro batches of one train batch."""
         rows = [experience.rows[index] for index in indices.tolist()]
-        parts = micro_batches(rows, ROLLOUT_TOKENS)
+        parts = my_parts(rows, ROLLOUT_TOKENS)
         return [(indices[part], [rows[place] for place in part]) for part in parts]
 
     def _replay_gradient(self, rows: list[Candidates], coefficient: float) -> Tensor:
@@ -126,9 +135,9 @@ class Learner:
             len(rows), (self.config.rehearsal_batch,), generator=self.generator, device="cpu"
         ).tolist()
         batch = [rows[index] for index in draw]
-        total = sum(len(row.responses[0]) for row in batch)
+        total = ranks.times_counted(batch) * sum(len(row.responses[0]) for row in batch)
         mean = torch.zeros(())
-        for part in micro_batches(batch, ROLLOUT_TOKENS):
+        for part in my_parts(batch, ROLLOUT_TOKENS):
             logprobs, _, mask = response_logprobs(
                 self.policy, pack([batch[index] for index in part])
             )

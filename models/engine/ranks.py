@@ -117,7 +117,7 @@ def shares(batch: Sequence[int]) -> list[list[int]]:
     ]
 
 
-def times_counted(batch: Sequence[int]) -> int:
+def times_counted(batch: Sequence[object]) -> int:
     """In how many ranks' parts each row of a batch is."""
     return _ranks.count if len(batch) < _ranks.count else 1
 

@@ -39,18 +39,19 @@ def sample(
 ) -> list[list[int]]:
     """One sampled response (token ids, end token included when reached) for every prompt, in order.
 
-    Every batch draws from a generator of its own, so that the responses do not depend on the number
-    of ranks that share the batches out. All ranks get all responses.
+    Every response has random numbers of its own, so that it does not depend on those it shares a
+    batch with, nor on the number of ranks. All ranks get all responses.
     """
     was_training = model.training
     model.eval()
-    batches = decoding_batches(prompts, sampling.max_new_tokens, cache_tokens)
-    seeds = torch.randint(2**62, (len(batches),), generator=generator, device="cpu").tolist()
-    found = torch.zeros(len(prompts), sampling.max_new_tokens)
+    length = sampling.max_new_tokens
+    batches = decoding_batches(prompts, length, cache_tokens, at_least=ranks.count())
+    draws = torch.rand(len(prompts), length, generator=generator, device="cpu").to(model.device)
+    found = torch.zeros(len(prompts), length)
     done = 0
-    for batch, seed in ranks.mine(list(zip(batches, seeds, strict=True))):
-        own = torch.Generator(model.device).manual_seed(seed)
-        responses = decode(model, tokenizer, [prompts[row] for row in batch], sampling, own)
+    for batch in ranks.mine(batches):
+        texts = [prompts[row] for row in batch]
+        responses = decode(model, tokenizer, texts, sampling, draws[batch])
         for row, response in zip(batch, responses, strict=True):
             found[row, : len(response)] = torch.tensor(response) + 1
         done = min(done + ranks.count() * len(batch), len(prompts))

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from models.engine import ranks
-from models.engine.batches import micro_batches
+from models.engine.batches import micro_batches, my_parts
 from models.engine.data import context_length
 from models.nets.freezing import layers_of
 from models.nets.lower_layers import lower_output
@@ -26,12 +26,12 @@ def score_rows(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
     was_training = model.training
     model.eval()
     scores = torch.zeros(len(rows), len(rows[0].responses))
-    for part in ranks.mine(list(micro_batches(rows, SCORING_TOKENS))):
+    for part in my_parts(rows, SCORING_TOKENS):
         batch = pack([rows[index] for index in part])
         scores[part] = response_scores(model, batch).view(len(part), -1)
     model.train(was_training)
     ranks.add_up([scores])
-    return scores
+    return scores / ranks.times_counted(rows)
 
 
 def score_texts(

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+MOST_LIKELY = 256  # tokens looked at first where a nucleus is asked for
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -27,15 +29,16 @@ class Sampling:
 
 
 def decoding_batches(
-    prompts: Sequence[list[int]], max_new_tokens: int, cache_tokens: int
+    prompts: Sequence[list[int]], max_new_tokens: int, cache_tokens: int, at_least: int = 1
 ) -> list[list[int]]:
     """Indices of prompts by batch: equal prompts together, then those of similar length.
 
-    As many at once as `cache_tokens` tokens of key-value cache allow.
+    As many at once as `cache_tokens` tokens of key-value cache allow, in `at_least` so many batches
+    if there are as many prompts.
     """
     order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), prompts[index]))
     longest = max(map(len, prompts), default=0) + max_new_tokens
-    size = max(1, cache_tokens // longest)
+    size = max(1, min(cache_tokens // longest, -(-len(prompts) // at_least)))
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
@@ -45,12 +48,13 @@ def decode(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[list[int]],
     sampling: Sampling,
-    generator: torch.Generator,
+    draws: Tensor,
 ) -> list[list[int]]:
     """One sampled response (token ids, end token included when reached) for each of a batch.
 
-    Prompts are padded on the left. Of equal prompts that follow one another one goes through the
-    model, and its cache serves all.
+    draws: (B, max_new_tokens) uniform in [0, 1), one a token: a response depends on its own only,
+    whatever the batch. Prompts are padded on the left. Of equal prompts that follow one another one
+    goes through the model, and its cache serves all.
     """
     distinct = [prompt for prompt, _ in groupby(prompts)]
     rows = _Rows(model, distinct, tokenizer.pad_token_id)
@@ -61,7 +65,7 @@ def decode(
     finished = torch.zeros(len(prompts), dtype=torch.bool)
     responses: list[list[int]] = [[] for _ in prompts]
     for number in range(1, sampling.max_new_tokens + 1):
-        chosen = _choose(rows.logits, rows.seen, sampling, generator)
+        chosen = _choose(rows.logits, rows.seen, sampling, draws[:, number - 1])
         for place, (row, token) in enumerate(zip(alive.tolist(), chosen.tolist(), strict=True)):
             if not finished[place]:
                 responses[row].append(token)
@@ -72,6 +76,7 @@ def decode(
             keep = (~finished).nonzero()[:, 0]
             rows.select(keep)
             alive, finished, chosen = alive[keep], finished[keep], chosen[keep]
+            draws = draws[keep]
         rows.feed(chosen)
     return responses
 
@@ -122,8 +127,8 @@ def _seen_tokens(tokens: Tensor, mask: Tensor, vocab_size: int) -> Tensor:
     return counts.scatter_add_(1, tokens, mask) > 0
 
 
-def _choose(logits: Tensor, seen: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
-    """Sample one token a row (B,) from logits (B, V)."""
+def _choose(logits: Tensor, seen: Tensor, sampling: Sampling, draw: Tensor) -> Tensor:
+    """The token of each row (B,) that its draw (B,) hits in the distribution of logits (B, V)."""
     if sampling.repetition_penalty != 1.0:
         penalised = torch.where(
             logits > 0,
@@ -132,8 +137,29 @@ def _choose(logits: Tensor, seen: Tensor, sampling: Sampling, generator: torch.G
         )
         logits = torch.where(seen, penalised, logits)
     probabilities = (logits / sampling.temperature).softmax(-1)
-    if sampling.top_p < 1.0:
-        ordered, index = probabilities.sort(dim=-1, descending=True)
-        outside = ordered.cumsum(-1) - ordered >= sampling.top_p
-        probabilities = probabilities.scatter(1, index, ordered.masked_fill(outside, 0.0))
-    return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
+    if sampling.top_p == 1.0:
+        return _hit(probabilities.cumsum(-1), draw, logits.shape[1] - 1)
+    ordered, index = _most_likely(probabilities, sampling.top_p)
+    cumulated = ordered.cumsum(-1)
+    last = (cumulated - ordered < sampling.top_p).sum(-1) - 1
+    return index.gather(1, _hit(cumulated, draw, last)[:, None])[:, 0]
+
+
+def _hit(cumulated: Tensor, draw: Tensor, last: Tensor | int) -> Tensor:
+    """The place (B,), at most `last`, in which a draw lies of the sums (B, V) up to there."""
+    place = torch.as_tensor(last).expand(len(draw))
+    total = cumulated.gather(1, place[:, None])
+    hit = torch.searchsorted(cumulated, draw[:, None] * total, right=True)[:, 0]
+    return torch.minimum(hit, place)
+
+
+def _most_likely(probabilities: Tensor, mass: float) -> tuple[Tensor, Tensor]:
+    """The largest of each row (B, V) in order, and their tokens; together at least `mass`.
+
+    To sort a whole vocabulary takes longer than a small model's pass, and few tokens are likely.
+    """
+    count = max(1, min(MOST_LIKELY, probabilities.shape[1] // 4))
+    ordered, index = probabilities.topk(count)
+    if bool((ordered.sum(-1) >= mass).all()):
+        return ordered, index
+    return probabilities.sort(dim=-1, descending=True)

@@ -20,8 +20,8 @@ ADAM_BYTES = 2 * FLOAT_BYTES
 # Vocabulary-wide rows a response token has at once where log-probabilities and entropies are
 # taken: logits, softmax, masked logits, their product, and a gradient.
 VOCABULARY_ROWS = 5
-# The same where a token is drawn: logits, probabilities, sorted values, their int64 places (two),
-# cumulative sum, masked, scattered.
+# The same where a token is drawn: logits, these over temperature, probabilities, sorted values,
+# their int64 places (two), cumulative sum, that without the value itself.
 SAMPLING_ROWS = 8
 
 

@@ -126,11 +126,9 @@ def install() -> None:
             _generators.append(made)
         return made
 
-    torch.Generator = generator  # type: ignore[assignment,misc]
+    torch.Generator = generator
     inference_mode = torch.inference_mode  # in which there are no subclasses
-    torch.inference_mode = lambda mode=True: (  # type: ignore[assignment,misc]
-        torch.no_grad() if mode else inference_mode(False)
-    )
+    torch.inference_mode = lambda mode=True: torch.no_grad() if mode else inference_mode(False)
     library = torch.library.Library("aten", "IMPL")
     aten = torch.ops.aten
 
@@ -143,7 +141,7 @@ def install() -> None:
     library.impl("empty_strided", made_by(aten.empty_strided.default), "PrivateUse1")
     library.impl("empty.memory_format", made_by(aten.empty.memory_format), "PrivateUse1")
     library.impl("_copy_from", copied, "PrivateUse1")
-    install.library = library  # type: ignore[attr-defined]  # it lasts as long as this object
+    install.library = library  # it lasts as long as this object
     _Mode().__enter__()
 
 

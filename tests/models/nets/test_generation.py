@@ -73,13 +73,30 @@ def test_equal_prompts_go_through_the_model_once(
         lambda _, __, named: rows.append(tuple(named["input_ids"].shape)), with_kwargs=True
     )
     sampling = Sampling(temperature=1.0, max_new_tokens=10)
-    shared = decode(model, Tokenizer(), prompts, sampling, torch.Generator().manual_seed(0))
+    draws = torch.rand(len(prompts), 10, generator=torch.Generator().manual_seed(0))
+    shared = decode(model, Tokenizer(), prompts, sampling, draws)
     handle.remove()
     assert rows[0] == (len(PROMPTS), 5) and rows[1][1] == 1 and len(shared) == len(prompts)
 
     monkeypatch.setattr(generation, "groupby", lambda rows: [(row, [row]) for row in rows])
-    own = decode(model, Tokenizer(), prompts, sampling, torch.Generator().manual_seed(0))
+    own = decode(model, Tokenizer(), prompts, sampling, draws)
     assert shared == own
+
+
+def test_a_response_does_not_depend_on_those_it_shares_a_batch_with(
+    model: LlamaForCausalLM,
+) -> None:
+    sampling = Sampling(temperature=1.0, max_new_tokens=10, top_p=0.9)
+
+    def responses(cache_tokens: int) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(0)
+        return sample(
+            model, Tokenizer(), PROMPTS * 9, sampling, generator, cache_tokens=cache_tokens
+        )
+
+    together = responses(10_000)
+    assert responses(40) == together
+    assert len({tuple(response) for response in together}) > 9
 
 
 @torch.no_grad()
