@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from models.engine.progress import read_metrics
 from tests.models.engine.conftest import run_stage
 from tests.models.engine.jobs import job
 
+NUM_ROWS = 24
 Compare = Callable[..., tuple[Path, Path]]
 
 
@@ -24,6 +26,24 @@ Compare = Callable[..., tuple[Path, Path]]
 def _servers() -> Iterator[None]:
     yield
     close_servers()
+
+
+def _few(folder: Path, copy: Path) -> Path:
+    """The folder with the first rows of its files: the device that pretends is slow."""
+    shutil.copytree(folder, copy)
+    for path in copy.rglob("*.jsonl"):
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:NUM_ROWS]))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory, world: Path) -> Path:
+    return _few(world, tmp_path_factory.mktemp("few") / "world")
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory, comparisons: Path) -> Path:
+    return _few(comparisons, tmp_path_factory.mktemp("few") / "comparisons")
 
 
 @pytest.fixture
@@ -53,20 +73,20 @@ def _assert_same_rows(ours: Path, theirs: Path, name: str) -> None:
             assert row[key] == same, key
 
 
-def test_sft(both: Compare, smoke_config: Any, world: Path) -> None:
+def test_sft(both: Compare, smoke_config: Any, few: Path) -> None:
     config = smoke_config.sft
     train = config.train.model_copy(update={"num_epochs": 1})
-    ours, theirs = both("sft", config.model_copy(update={"train": train}), data=world)
+    ours, theirs = both("sft", config.model_copy(update={"train": train}), data=few)
     _assert_same_model(ours / "model", theirs / "model")
 
 
-def test_comparisons(both: Compare, smoke_config: Any, world: Path, policy: Path) -> None:
-    ours, theirs = both("comparisons", smoke_config.comparisons, data=world, policy=policy)
+def test_comparisons(both: Compare, smoke_config: Any, few: Path, policy: Path) -> None:
+    ours, theirs = both("comparisons", smoke_config.comparisons, data=few, policy=policy)
     _assert_same_rows(ours, theirs, "train.jsonl")
 
 
 def test_a_cross_fitted_member_above_stored_states(
-    both: Compare, tmp_path: Path, smoke_config: Any, policy: Path, comparisons: Path
+    both: Compare, tmp_path: Path, smoke_config: Any, policy: Path, pairs: Path
 ) -> None:
     config = smoke_config.ensemble.member
     train = config.train.model_copy(update={"trainable_layers": 1})
@@ -76,7 +96,7 @@ def test_a_cross_fitted_member_above_stored_states(
         LowerStatesConfig(trainable_layers=1),
         tmp_path,
         stage="lower_states",
-        inputs={"policy": policy, "preferences": comparisons},
+        inputs={"policy": policy, "preferences": pairs},
         num_ranks=1,
         gpus=["0"],
     )
@@ -85,16 +105,16 @@ def test_a_cross_fitted_member_above_stored_states(
         "reward_model",
         config.model_copy(update={"train": train, "fold": 1}),
         policy=policy,
-        preferences=comparisons,
+        preferences=pairs,
         states=tmp_path / "states/output",
     )
     _assert_same_model(ours / "model", theirs / "model")
     _assert_same_rows(ours, theirs, "scores.jsonl")
 
 
-def test_advantage_model(both: Compare, smoke_config: Any, policy: Path, comparisons: Path) -> None:
+def test_advantage_model(both: Compare, smoke_config: Any, policy: Path, pairs: Path) -> None:
     config = smoke_config.advantage_model.model_copy(update={"use_importance_weights": True})
-    inputs = {"policy": policy, "preferences": comparisons, "behaviour": policy}
+    inputs = {"policy": policy, "preferences": pairs, "behaviour": policy}
     ours, theirs = both("advantage_model", config, **inputs)
     _assert_same_model(ours / "model", theirs / "model")
     _assert_same_rows(ours, theirs, "scores.jsonl")
@@ -103,13 +123,13 @@ def test_advantage_model(both: Compare, smoke_config: Any, policy: Path, compari
 def test_meta_rm(
     both: Compare,
     smoke_config: Any,
-    world: Path,
+    few: Path,
     policy: Path,
-    comparisons: Path,
+    pairs: Path,
     advantage_model: Path,
 ) -> None:
-    inputs = {"policy": policy, "scorer": advantage_model, "data": world}
-    ours, theirs = both("meta_rm", smoke_config.rounds.meta_rm, preferences=comparisons, **inputs)
+    inputs = {"policy": policy, "scorer": advantage_model, "data": few}
+    ours, theirs = both("meta_rm", smoke_config.rounds.meta_rm, preferences=pairs, **inputs)
     _assert_same_rows(ours, theirs, "scores.jsonl")
 
 
@@ -117,13 +137,13 @@ def test_rehearsal_then_ppo(
     both: Compare,
     tmp_path: Path,
     smoke_config: Any,
-    world: Path,
+    few: Path,
     policy: Path,
     advantage_model: Path,
 ) -> None:
-    config = smoke_config.rehearsal.model_copy(update={"max_prompts": 50})
-    inputs = {"data": world, "policy": policy, "scorer": advantage_model}
-    path = job(tmp_path / "kept", config, world, 1, "rehearsal", inputs, gpus=["0"])
+    config = smoke_config.rehearsal
+    inputs = {"data": few, "policy": policy, "scorer": advantage_model}
+    path = job(tmp_path / "kept", config, few, 1, "rehearsal", inputs, gpus=["0"])
     launch(path, entry="tests.models.engine.pretend_gpu")
     changes = {"ptx_coef": 0.1, "trainable_layers": 1, "num_steps": 2, "critic_pretrain_steps": 1}
     config = smoke_config.ppo.model_copy(update={**changes, "checkpoint_every": 2})
@@ -139,14 +159,14 @@ def test_rehearsal_then_ppo(
 
 
 def test_evaluation(
-    both: Compare, smoke_config: Any, world: Path, policy: Path, advantage_model: Path
+    both: Compare, smoke_config: Any, few: Path, policy: Path, advantage_model: Path
 ) -> None:
     ours, theirs = both(
         "evaluate",
         smoke_config.evaluate,
         policy=policy,
         reference=policy,
-        data=world,
+        data=few,
         scorer=advantage_model,
         judge_0=advantage_model,
     )
@@ -154,7 +174,7 @@ def test_evaluation(
 
 
 def test_a_gpu_that_torch_does_not_see_is_one_clear_error(
-    tmp_path: Path, smoke_config: Any, world: Path
+    tmp_path: Path, smoke_config: Any, few: Path
 ) -> None:
     with pytest.raises(TrainerError, match="CUDA_VISIBLE_DEVICES is '3', but torch .* sees no GPU"):
-        launch(job(tmp_path / "gpu", smoke_config.sft, world, num_ranks=1, gpus=["3"]))
+        launch(job(tmp_path / "gpu", smoke_config.sft, few, num_ranks=1, gpus=["3"]))
