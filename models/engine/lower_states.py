@@ -21,6 +21,7 @@ from models.nets.loading import load_policy, load_tokenizer
 from models.nets.lower_layers import lower_digest
 
 CONFIG = LowerStatesConfig
+ROWS_BETWEEN_REPORTS = 100
 
 
 def run(config: LowerStatesConfig, inputs: dict[str, Path], workdir: Path) -> None:
@@ -46,7 +47,8 @@ def run(config: LowerStatesConfig, inputs: dict[str, Path], workdir: Path) -> No
         for state in states:
             yield state
             done += 1
-            progress.advance(done, total)
+            if done % ROWS_BETWEEN_REPORTS == 0 or done == total:
+                progress.advance(done, total)
 
     metadata = {"depth": str(depth), "digest": lower_digest(model, depth)}
     for split, rows in pairs.items():

@@ -45,7 +45,7 @@ def sample(
     was_training = model.training
     model.eval()
     length = sampling.max_new_tokens
-    batches = decoding_batches(prompts, length, cache_tokens, at_least=ranks.count())
+    batches = decoding_batches(prompts, length, cache_tokens)
     draws = torch.rand(len(prompts), length, generator=generator, device="cpu").to(model.device)
     found = torch.zeros(len(prompts), length)
     done = 0

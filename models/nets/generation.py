@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+# Two ranks have one each. Not their number: what is sampled is to be the same to the bit on any.
+MIN_BATCHES = 2
 MOST_LIKELY = 256  # tokens looked at first where a nucleus is asked for
 
 
@@ -29,16 +31,15 @@ class Sampling:
 
 
 def decoding_batches(
-    prompts: Sequence[list[int]], max_new_tokens: int, cache_tokens: int, at_least: int = 1
+    prompts: Sequence[list[int]], max_new_tokens: int, cache_tokens: int
 ) -> list[list[int]]:
     """Indices of prompts by batch: equal prompts together, then those of similar length.
 
-    As many at once as `cache_tokens` tokens of key-value cache allow, in `at_least` so many batches
-    if there are as many prompts.
+    As many at once as `cache_tokens` tokens of key-value cache allow, in MIN_BATCHES at least.
     """
     order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), prompts[index]))
     longest = max(map(len, prompts), default=0) + max_new_tokens
-    size = max(1, min(cache_tokens // longest, -(-len(prompts) // at_least)))
+    size = max(1, min(cache_tokens // longest, -(-len(prompts) // MIN_BATCHES)))
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from infra import launch as launch_module
+from infra.warm_client import warm_server
 from models.engine import checkpoint
 
 
@@ -54,6 +56,22 @@ def stop_at(workdir: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> thread
         launch_module._drain.requested = True
 
     thread = threading.Thread(target=terminate)
+    thread.start()
+    return thread
+
+
+def kill_a_rank(workdir: Path) -> threading.Thread:
+    """Kill the one rank that the trainer itself has started, once it trains."""
+
+    def kill() -> None:
+        while not (workdir / "metrics.jsonl").exists():
+            time.sleep(0.01)
+        server = warm_server(launch_module.PRELOAD).pid
+        below = psutil.Process(server).children(recursive=True)
+        (rank,) = [process for process in below if process.ppid() != server]
+        rank.kill()
+
+    thread = threading.Thread(target=kill)
     thread.start()
     return thread
 

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from infra import launch as launch_module
 from infra.launch import TrainerError, TrainerKilledError, TrainerStoppedError, launch
-from infra.warm_client import close_servers, warm_server
+from infra.warm_client import close_servers
 from models.config import MetaRMConfig
 from models.config_parts import TrainConfig, ZeroConfig
 from models.engine import loop
 from models.engine.data import read_rows
 from models.engine.progress import read_metrics
 from tests.models.engine.conftest import run_stage
-from tests.models.engine.jobs import Killed, die_after, job, stop_at
+from tests.models.engine.jobs import Killed, die_after, job, kill_a_rank, stop_at
 
 pytestmark = pytest.mark.slow
 
@@ -115,16 +112,7 @@ def test_a_rank_that_fails_is_named(tmp_path: Path, config: Any, inputs: dict[st
 def test_a_rank_that_is_killed_may_go_well_another_time(
     tmp_path: Path, config: Any, inputs: dict[str, Path]
 ) -> None:
-    def kill() -> None:
-        while not (tmp_path / "metrics.jsonl").exists():
-            time.sleep(0.01)
-        server = warm_server(launch_module.PRELOAD).pid
-        below = psutil.Process(server).children(recursive=True)
-        (rank,) = [process for process in below if process.ppid() != server]
-        rank.kill()
-
-    thread = threading.Thread(target=kill)
-    thread.start()
+    thread = kill_a_rank(tmp_path)
     with pytest.raises(TrainerKilledError, match="out-of-memory killer"):
         _launch(tmp_path, config, inputs, 1, zero=ZeroConfig(stage=1), num_epochs=1000)
     thread.join()
