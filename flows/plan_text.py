@@ -138,18 +138,20 @@ def _too_large_together(plan: Plan, rows: list[PlanRow]) -> list[str]:
 
 def _remedy(plan: Plan, row: PlanRow, memory: Memory) -> str:
     """What would make a stage fit on the plan's GPUs, and whether this build has it."""
-    count, train = plan.machine.num_devices, getattr(row.stage.config, "train", None)
+    count, config = plan.machine.num_devices, row.stage.config
+    train = getattr(config, "train", None)
+    trainer = train or config
+    smaller = "smaller micro batches"
+    if not getattr(trainer, "gradient_checkpointing", True):
+        smaller = f"gradient_checkpointing=true or {smaller}"
     if train is not None and train.zero is not None:
-        return (
-            "It is in parts already: more ranks, a higher stage of ZeRO, or smaller micro batches"
-        )
+        return f"It is in parts already: more ranks, a higher stage of ZeRO, {smaller}"
     stage = zero_stage_that_fits(memory, plan.machine)
     if stage is None:
         return (
             f"No ZeRO stage is enough: under stage 3 over {count} GPUs "
             f"{_size(memory.part(3, count).total)} each remain, of which activations and cache "
-            f"{_size(memory.activations + memory.cache)}. It needs smaller micro batches or "
-            "activation checkpointing besides, which this build cannot run yet"
+            f"{_size(memory.activations + memory.cache)}. It needs {smaller} besides"
         )
     needed = f"ZeRO stage {stage} over {count} GPUs ({_size(memory.part(stage, count).total)} each)"
     if train is None or (stage == 3 and row.stage.stage == "meta_rm"):
@@ -166,9 +168,9 @@ def _assumptions(plan: Plan) -> list[str]:
         "critic, which takes more than the policy",
         "bytes a parameter: 4 a weight, 4 a gradient, 8 for Adam's two moments; no bf16, no master "
         "copies. Frozen: models that only run. Weights under MetaRM hold a saved copy",
-        "activations are kept whole (no checkpointing) and attention is fused (its scores are not "
-        f"kept); PPO and scoring pass up to {PASS_TOKENS:,} tokens at once and generation caches "
-        f"up to {CACHE_TOKENS:,}, which no setting changes; MetaRM passes a whole meta batch",
+        "activations are kept whole where gradient_checkpointing is off; attention is fused (its "
+        f"scores are not kept); without gradient up to {PASS_TOKENS:,} tokens pass at once and "
+        f"generation caches up to {CACHE_TOKENS:,}, which no setting changes",
         "not counted: Python and its libraries (some 0.4 GiB a process), slack of the allocator "
         "(up to two fifths, measured on CPU), the sentence encoder of rehearsal",
     ]

@@ -114,10 +114,13 @@ def hh_7b() -> RunConfig:
     """Anthropic HH pairs with Mistral-7B (Apache-2.0), at the papers' constants, for eight GPUs.
 
     A published constant says from where; the rest is free. Batches are those of the papers in
-    pairs and responses; `micro_batch_tokens` holds two pairs of the greatest length.
+    pairs and responses; `micro_batch_tokens` holds two pairs of the greatest length, of whose
+    layers only the input is kept.
     """
     # [RM, AM]: 5e-6, 1 epoch, warm-up 10 %, cosine to 10 %; batch 128 [PPO: at most 128 pairs].
-    scorer = TrainConfig(learning_rate=5e-6, batch_size=128, micro_batch_tokens=2052)
+    scorer = TrainConfig(
+        learning_rate=5e-6, batch_size=128, micro_batch_tokens=2052, gradient_checkpointing=True
+    )
     return RunConfig(
         recipe="hh-7b",
         preferences=PreferencesConfig(
@@ -140,15 +143,7 @@ def hh_7b() -> RunConfig:
         # [AM: HH batch 180]
         advantage_model=AdvantageModelConfig(train=scorer.model_copy(update={"batch_size": 180})),
         rehearsal=RehearsalConfig(max_new_tokens=128),
-        ppo=PPOConfig(
-            num_steps=100,  # [AM: 100]
-            rollout_batch=128,
-            train_batch=32,
-            policy_learning_rate=5e-7,
-            critic_learning_rate=1.65e-6,
-            repetition_penalty=1.1,  # [PPO: 1.1]
-            max_new_tokens=128,
-        ),
+        ppo=_ppo_of_the_papers(scorer),
         arms=("full",),
         rounds=RoundsConfig(
             max_rounds=4,  # [META: Harmless is best in round 3 of 4]
@@ -159,4 +154,18 @@ def hh_7b() -> RunConfig:
             ),
         ),
         evaluate=EvaluateConfig(max_new_tokens=128, temperature=0.8),
+    )
+
+
+def _ppo_of_the_papers(like: TrainConfig) -> PPOConfig:
+    return PPOConfig(
+        num_steps=100,  # [AM: 100]
+        rollout_batch=128,
+        train_batch=32,
+        policy_learning_rate=5e-7,
+        critic_learning_rate=1.65e-6,
+        repetition_penalty=1.1,  # [PPO: 1.1]
+        max_new_tokens=128,
+        micro_batch_tokens=like.micro_batch_tokens,
+        gradient_checkpointing=like.gradient_checkpointing,
     )

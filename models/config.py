@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from models.config_parts import TRAINABLE_LAYERS, ModelConfig, StageConfig, TrainConfig
+from models.config_parts import ModelConfig, StageConfig, TrainConfig, TrainerConfig
 
 
 class WorldConfig(StageConfig):
@@ -148,7 +148,7 @@ class CollapseConfig(StageConfig):
     perplexity_drop: float = Field(0.6, gt=0, lt=1, description="Perplexity over its start")
 
 
-class PPOConfig(StageConfig):
+class PPOConfig(TrainerConfig):
     """PPO-max [PPO section 5.4]; every component is a switch."""
 
     seed: int = Field(0, description="Seed of prompt order and sampling")
@@ -179,7 +179,6 @@ class PPOConfig(StageConfig):
     repetition_penalty: float = Field(1.0, ge=1, description="[PPO: 1.1]")
     max_new_tokens: int = Field(24, gt=0, description="Longest response in tokens")
     checkpoint_every: int = Field(20, gt=0, description="Steps between checkpoints")
-    trainable_layers: int | None = TRAINABLE_LAYERS
     guard: CollapseConfig = CollapseConfig()
 
 

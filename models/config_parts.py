@@ -25,9 +25,18 @@ class ModelConfig(StageConfig):
     max_length: int = Field(256, gt=1, description="Longest prompt plus response in tokens")
 
 
-TRAINABLE_LAYERS = Field(
-    None, gt=0, description="Train this many upper layers, the rest frozen; none trains all"
-)
+class TrainerConfig(StageConfig):
+    """What every trainer can do to need less memory."""
+
+    micro_batch_tokens: int = Field(
+        16384, gt=0, description="Most tokens in one forward pass; larger batches accumulate"
+    )
+    trainable_layers: int | None = Field(
+        None, gt=0, description="Train this many upper layers, the rest frozen; none trains all"
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="Keep of each layer its input only, and run it again for the gradient"
+    )
 
 
 class ZeroConfig(StageConfig):
@@ -41,21 +50,17 @@ class ZeroConfig(StageConfig):
     )
 
 
-class TrainConfig(StageConfig):
-    """What every gradient-trained stage shares. Schedule: warm-up, then cosine to 10 % [AM 4.2]."""
+class TrainConfig(TrainerConfig):
+    """What every supervised stage shares. Schedule: warm-up, then cosine to 10 % [AM 4.2]."""
 
     learning_rate: float = Field(5e-6, gt=0, description="Peak learning rate [AM, RM: 5e-6]")
     warmup_fraction: float = Field(0.1, ge=0, lt=1, description="Share of steps in linear warm-up")
     final_fraction: float = Field(0.1, ge=0, le=1, description="Final learning rate over peak")
     num_epochs: int = Field(1, gt=0, description="Passes over the data [RM, AM: 1]")
     batch_size: int = Field(32, gt=0, description="Examples (pairs, dialogues) per optimiser step")
-    micro_batch_tokens: int = Field(
-        16384, gt=0, description="Most tokens in one forward pass; larger batches accumulate"
-    )
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay")
     max_grad_norm: float = Field(1.0, gt=0, description="Global gradient clip [PPO: 1.0]")
     checkpoint_every: int = Field(100, gt=0, description="Optimiser steps between checkpoints")
-    trainable_layers: int | None = TRAINABLE_LAYERS
     num_ranks: int = Field(1, gt=0, description="Processes that share out each batch")
     zero: ZeroConfig | None = Field(
         None, description="What the ranks hold a part of; none: each holds the whole of all"

@@ -21,8 +21,9 @@ from models.engine.checkpoint import checkpoint_or_stop, newest_checkpoint
 from models.engine.learners import Learner, LossFunction, Metrics, new_learner
 from models.engine.optimiser import scheduled_rate
 from models.engine.progress import Progress, tail_means
-from models.nets.freezing import freeze_lower_layers, trained_parameters
+from models.nets.freezing import trained_parameters
 from models.nets.packing import Candidates, pack
+from models.nets.training import prepare_training
 
 Ascent = Callable[[int], Metrics]
 
@@ -50,7 +51,7 @@ def fit(
         for epoch in range(config.num_epochs)
         for batch in epoch_batches([row.num_tokens for row in rows], config.batch_size, seed, epoch)
     ]
-    freeze_lower_layers(model, config.trainable_layers)
+    prepare_training(model, config)
     torch.manual_seed(seed)
     state = newest_checkpoint(workdir)
     learner = new_learner(model, loss_function, config, state)

@@ -7,6 +7,7 @@ theta' is undone bit for bit.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel
 
 from models.config import MetaRMConfig
 from models.engine import ranks
-from models.engine.batches import endless
+from models.engine.batches import endless, my_parts
 from models.engine.data import Pairs, context_length, read_pairs, read_rows
 from models.engine.learners import LossFunction, Metrics
 from models.engine.loop import fit
@@ -78,7 +79,7 @@ class MetaAscent:
         meta_rows: Sequence[Candidates],
     ) -> None:
         self.model, self.meta_rows = model, meta_rows
-        self.rate = config.meta_learning_rate
+        self.rate, self.max_tokens = config.meta_learning_rate, config.train.micro_batch_tokens
         self._batches = endless(len(meta_rows), config.meta_batch, config.seed)
         self._drawn: list[list[int]] = []
 
@@ -86,18 +87,34 @@ class MetaAscent:
         """theta <- theta + eta * grad J(theta), in place; the step alone decides the batch."""
         while len(self._drawn) <= step:  # a resumed run does not begin at step 0
             self._drawn.append(next(self._batches))
-        rows = [self.meta_rows[index] for index in ranks.share(self._drawn[step])]
-        scores = response_scores(self.model, pack(rows)).view(len(rows), -1)
-        objective, metrics = difference_objective(scores)
+        drawn = [self.meta_rows[index] for index in self._drawn[step]]
+        total = len(drawn) * ranks.times_counted(drawn)
         parameters = trained_parameters(self.model)
-        gradients = torch.autograd.grad(objective, parameters, allow_unused=True)
-        found = [gradient for gradient in gradients if gradient is not None]
-        ranks.average([*found, *metrics.values()], weight=float(len(rows)))
+        ascent: list[Tensor | None] = []
+        sums: Metrics = defaultdict(lambda: torch.zeros(()))
+        for part in my_parts(drawn, self.max_tokens):
+            scores = response_scores(self.model, pack([drawn[index] for index in part]))
+            objective, metrics = difference_objective(scores.view(len(part), -1))
+            share = len(part) / total
+            # Not `backward`: ZeRO's hooks would take these gradients for the descent's.
+            gradients = torch.autograd.grad(objective * share, parameters, allow_unused=True)
+            ascent = _sums(ascent, gradients)
+            for name, value in metrics.items():
+                sums[name] += value * share
+        ranks.add_up([value for value in (*ascent, *sums.values()) if value is not None])
         with torch.no_grad():
-            for parameter, gradient in zip(parameters, gradients, strict=True):
+            for parameter, gradient in zip(parameters, ascent, strict=True):
                 if gradient is not None:
                     parameter.add_(gradient, alpha=self.rate)
-        return metrics
+        return dict(sums)
+
+
+def _sums(wholes: list[Tensor | None], parts: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Gradients added in place; the first part's are taken as they are, without a copy."""
+    for whole, part in zip(wholes, parts, strict=bool(wholes)):
+        if whole is not None and part is not None:
+            whole += part
+    return wholes or list(parts)
 
 
 def _pair_loss(model: PreTrainedModel, pairs: Pairs, margin: float) -> LossFunction:

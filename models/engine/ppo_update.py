@@ -13,17 +13,13 @@ from models.config import PPOConfig
 from models.engine import ranks
 from models.engine.batches import my_parts
 from models.engine.optimiser import adamw, clip_gradients
-from models.engine.ppo_rollout import ROLLOUT_TOKENS, Experience
+from models.engine.ppo_rollout import Experience
 from models.functional.ppo_max import policy_loss, value_loss
 from models.functional.rehearsal import nll_loss
-from models.nets.freezing import (
-    freeze_lower_layers,
-    load_trained_state,
-    trained_parameters,
-    trained_state,
-)
+from models.nets.freezing import load_trained_state, trained_parameters, trained_state
 from models.nets.packing import Candidates, pack
 from models.nets.scoring import response_logprobs, response_values
+from models.nets.training import prepare_training
 
 Replay = tuple[float, str, list[Candidates]]
 
@@ -45,7 +41,7 @@ class Learner:
         self.config, self.policy, self.critic = config, policy, critic
         self.replay = replay
         for model in (policy, critic):
-            freeze_lower_layers(model, config.trainable_layers)
+            prepare_training(model, config)
         self.policy_optimiser = adamw(policy, config.policy_learning_rate)
         self.critic_optimiser = adamw(critic, config.critic_learning_rate)
         self.generator = torch.Generator().manual_seed(config.seed + 1)
@@ -126,7 +122,7 @@ class Learner:
     ) -> list[tuple[Tensor, list[Candidates]]]:
         """(indices, rows) of this rank's micro batches of one train batch."""
         rows = [experience.rows[index] for index in indices.tolist()]
-        parts = my_parts(rows, ROLLOUT_TOKENS)
+        parts = my_parts(rows, self.config.micro_batch_tokens)
         return [(indices[part], [rows[place] for place in part]) for part in parts]
 
     def _replay_gradient(self, rows: list[Candidates], coefficient: float) -> Tensor:
@@ -137,7 +133,7 @@ class Learner:
         batch = [rows[index] for index in draw]
         total = ranks.times_counted(batch) * sum(len(row.responses[0]) for row in batch)
         mean = torch.zeros(())
-        for part in my_parts(batch, ROLLOUT_TOKENS):
+        for part in my_parts(batch, self.config.micro_batch_tokens):
             logprobs, _, mask = response_logprobs(
                 self.policy, pack([batch[index] for index in part])
             )

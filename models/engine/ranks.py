@@ -149,18 +149,6 @@ def _add_up_in_windows(flat: Tensor) -> None:
         _ranks.turn += 1
 
 
-def average(tensors: Sequence[Tensor], weight: float) -> None:
-    """Replace every tensor by its mean over ranks, in which this one's has `weight`."""
-    if _ranks.count == 1:
-        return
-    total = torch.tensor(weight)
-    for tensor in tensors:
-        tensor.mul_(weight)
-    add_up([total, *tensors])
-    for tensor in tensors:
-        tensor.div_(total)
-
-
 def any_of(flag: bool) -> bool:
     """Whether any rank says so; all ranks have come this far once it returns."""
     found = torch.tensor(float(flag))

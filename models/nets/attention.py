@@ -37,20 +37,19 @@ def further_mask(lengths: Lengths, dtype: torch.dtype) -> Tensor:
 
 
 @contextmanager
-def packed_attention(trunk: PreTrainedModel) -> Iterator[None]:
-    """Inside, the trunk attends as said above; its pass gets `packed_lengths` as a keyword.
+def packed_attention(module: nn.Module) -> Iterator[None]:
+    """Inside, a trunk or a layer attends as said above; its pass gets `packed_lengths` by name.
 
     Raises ValueError for a model that takes no attention function.
     """
-    if not trunk._supports_attention_backend:
+    if isinstance(module, PreTrainedModel) and not module._supports_attention_backend:
         raise ValueError(
-            f"{type(trunk).__name__} does not use transformers' attention functions "
+            f"{type(module).__name__} does not use transformers' attention functions "
             "(AttentionInterface), so that packed rows cannot be kept apart in it"
         )
     # Layers that were taken over from another model read that one's configuration.
-    configs = {
-        id(module.config): module.config for module in trunk.modules() if _has_config(module)
-    }
+    found = [getattr(part, "config", None) for part in module.modules()]
+    configs = {id(config): config for config in found if isinstance(config, PreTrainedConfig)}
     before = {key: config._attn_implementation for key, config in configs.items()}
     for config in configs.values():
         config._attn_implementation = _NAME
@@ -59,10 +58,6 @@ def packed_attention(trunk: PreTrainedModel) -> Iterator[None]:
     finally:
         for key, config in configs.items():
             config._attn_implementation = before[key]
-
-
-def _has_config(module: nn.Module) -> bool:
-    return isinstance(getattr(module, "config", None), PreTrainedConfig)
 
 
 def _attend(

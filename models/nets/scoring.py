@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from models.functional.masked import entropy_of, logprobs_of
 from models.nets.lower_layers import hidden_states
 from models.nets.packing import PackedBatch
+
+LOGITS_AT_ONCE = 2**27  # numbers, half a GiB; several tensors of that size are made of them
 
 
 def response_scores(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
@@ -40,14 +46,27 @@ def response_logprobs(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities (R, L) of response tokens, entropies (R, L), response_mask (R, L).
 
-    Under softmax(logits / temperature). The language-model head runs on response tokens only.
+    Under softmax(logits / temperature). The language-model head runs on response tokens only, and
+    on so many of them at once that their logits stay bounded; it runs again for the gradient where
+    they are more.
     """
     hidden = hidden_states(model, batch)
     source, target, response_mask = batch.response_tokens()
-    logits = model.get_output_embeddings()(hidden[source]) / temperature
-    logprobs = _spread(logprobs_of(logits, batch.input_ids[target]), response_mask)
-    entropies = _spread(entropy_of(logits.detach()), response_mask)
-    return logprobs, entropies, response_mask
+    size = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
+    judge = partial(_token_logprobs, model.get_output_embeddings(), temperature)
+    if len(source) > size:
+        judge = partial(checkpoint, judge, use_reentrant=False)
+    parts = zip(hidden[source].split(size), batch.input_ids[target].split(size), strict=True)
+    logprobs, entropies = map(torch.cat, zip(*(judge(*part) for part in parts), strict=True))
+    return _spread(logprobs, response_mask), _spread(entropies, response_mask), response_mask
+
+
+def _token_logprobs(
+    head: nn.Module, temperature: float, hidden: Tensor, tokens: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Of tokens (n,) and the states (n, H) that predict them: log-probabilities and entropies."""
+    logits = head(hidden) / temperature
+    return logprobs_of(logits, tokens), entropy_of(logits.detach())
 
 
 def response_values(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,8 @@ ADAM_BYTES = 2 * FLOAT_BYTES
 # Vocabulary-wide rows a response token has at once where log-probabilities and entropies are
 # taken: logits, softmax, masked logits, their product, and a gradient.
 VOCABULARY_ROWS = 5
+# Most logits at once there: more are computed in turns, and again for the gradient.
+LOGITS_AT_ONCE = 2**27
 # The same where a token is drawn: logits, these over temperature, probabilities, sorted values,
 # their int64 places (two), cumulative sum, that without the value itself.
 SAMPLING_ROWS = 8
@@ -73,8 +75,10 @@ def trained(num_parameters: int, activations: int = 0) -> Memory:
     )
 
 
-def kept_activations(shape: ModelShape, tokens: int, repeated: int = 0) -> int:
-    """Bytes that autograd keeps of the trunk for `tokens`; no checkpointing.
+def kept_activations(
+    shape: ModelShape, tokens: int, repeated: int = 0, is_recomputed: bool = False
+) -> int:
+    """Bytes that autograd keeps of the trunk for `tokens`.
 
     Floats a token and layer, h hidden, q and kv heads times head size, f feed-forward:
     norms: each its input, the normalised input, its output and a scale, 2 (3 h + 1);
@@ -84,13 +88,18 @@ def kept_activations(shape: ModelShape, tokens: int, repeated: int = 0) -> int:
     sines, and its id (two floats wide).
     Of `repeated` tokens there are further keys and values: a prompt's for every response but its
     first, and that response's own.
+    Recomputed (gradient checkpointing), all layers keep their input, h, and one at a time the rest.
     """
     keys = 2 * shape.num_kv_heads * shape.head_dim
     attention = 3 * shape.num_heads * shape.head_dim + keys + shape.num_heads
     layer = 6 * shape.hidden_size + 2 + attention + 4 * shape.intermediate_size
     once = 2 * shape.hidden_size + 1 + 2 * shape.head_dim + 2
-    floats = tokens * (shape.num_layers * layer + once) + repeated * shape.num_layers * keys
-    return FLOAT_BYTES * floats
+    whole = tokens * layer + repeated * keys
+    if is_recomputed:
+        layers = shape.num_layers * tokens * shape.hidden_size + whole
+    else:
+        layers = shape.num_layers * whole
+    return FLOAT_BYTES * (layers + tokens * once)
 
 
 def forward_set(shape: ModelShape, tokens: int) -> int:
@@ -102,14 +111,18 @@ def forward_set(shape: ModelShape, tokens: int) -> int:
     return FLOAT_BYTES * tokens * (4 * shape.hidden_size + 3 * shape.intermediate_size)
 
 
-def backward_set(shape: ModelShape, tokens: int, repeated: int = 0) -> int:
+def backward_set(
+    shape: ModelShape, tokens: int, repeated: int = 0, is_recomputed: bool = False
+) -> int:
     """Bytes of a pass with gradient: what autograd keeps, and one layer's gradients on the way."""
-    return kept_activations(shape, tokens, repeated) + forward_set(shape, tokens)
+    kept = kept_activations(shape, tokens, repeated, is_recomputed)
+    return kept + forward_set(shape, tokens)
 
 
 def vocabulary_set(shape: ModelShape, response_tokens: int) -> int:
-    """Bytes of the logits of response tokens and what is computed from them."""
-    return FLOAT_BYTES * VOCABULARY_ROWS * response_tokens * shape.vocab_size
+    """Bytes of the logits of response tokens and what is computed from them, so many at once."""
+    at_once = min(response_tokens, max(1, LOGITS_AT_ONCE // shape.vocab_size))
+    return FLOAT_BYTES * VOCABULARY_ROWS * at_once * shape.vocab_size
 
 
 def key_value_cache(shape: ModelShape, tokens: int) -> int:

@@ -8,7 +8,6 @@ from math import ceil
 from models.config import ComparisonsConfig, EvaluateConfig, PPOConfig, RehearsalConfig
 from models.planning.memory import Memory
 from models.planning.work import (
-    PASS_TOKENS,
     Setting,
     Work,
     sampling_phase,
@@ -89,14 +88,11 @@ def _ppo_phases(
     num_policy, num_critic = setting.shape.policy_parameters, _critic_parameters(config, setting)
     response = config.max_new_tokens + 1
     batch = min(config.train_batch, rollout)
-    layers = config.trainable_layers
-    policy = [training_phase(setting, num_policy, layers, PASS_TOKENS, batch, row, response)]
+    policy = [training_phase(setting, num_policy, config, batch, row, response)]
     for tokens in _replay(config, setting, row):
         count = config.rehearsal_batch
-        policy.append(
-            training_phase(setting, num_policy, layers, PASS_TOKENS, count, tokens, response)
-        )
-    critic = training_phase(setting, num_critic, layers, PASS_TOKENS, batch, row)
+        policy.append(training_phase(setting, num_policy, config, count, tokens, response))
+    critic = training_phase(setting, num_critic, config, batch, row)
     resident = Memory(
         weights=policy[0].weights + critic.weights,
         optimiser=policy[0].optimiser + critic.optimiser,

@@ -14,7 +14,14 @@ from models.config import (
 )
 from models.config_parts import TrainConfig
 from models.planning.memory import FLOAT_BYTES, Memory, backward_set
-from models.planning.work import Setting, Work, sampling_phase, scoring_phase, training_phase
+from models.planning.work import (
+    Setting,
+    Work,
+    pass_tokens,
+    sampling_phase,
+    scoring_phase,
+    training_phase,
+)
 
 
 def _num_steps(train: TrainConfig, examples: int) -> int:
@@ -38,8 +45,7 @@ def _training(
     whole = training_phase(
         setting,
         num_parameters,
-        train.trainable_layers,
-        train.micro_batch_tokens,
+        train,
         _rows_of_a_rank(train, examples),
         row,
         responses,
@@ -120,7 +126,7 @@ def advantage_model(config: AdvantageModelConfig, setting: Setting) -> Work:
 def meta_rm(config: MetaRMConfig, setting: Setting) -> Work:
     """MetaRM: samples of the current policy, then an ascent before each descent.
 
-    The ascent passes its whole meta batch at once, and a copy of the weights is kept meanwhile.
+    A copy of the weights is kept meanwhile, and of an ascent in several parts a sum of gradients.
     """
     shape, train, amounts = setting.shape, config.train, setting.amounts
     prompts = min(config.num_prompts, amounts.policy_prompts)
@@ -132,21 +138,31 @@ def meta_rm(config: MetaRMConfig, setting: Setting) -> Work:
     )
     descent = base.phases["training"]
     meta_prompts = min(config.meta_batch, prompts)
-    meta_tokens = meta_prompts * meta_row
     with_copy = replace(descent, weights=2 * descent.weights)
-    repeated = meta_prompts * (config.num_responses - 1) * (prompt + config.max_new_tokens + 1)
-    ascent = backward_set(shape.upper(train.trainable_layers), meta_tokens, repeated)
+    rows = ceil(meta_prompts / train.num_ranks)
+    at_once = pass_tokens(train.micro_batch_tokens, rows, meta_row)
+    repeated = (config.num_responses - 1) * (prompt + config.max_new_tokens + 1)
+    ascent = backward_set(
+        shape.upper(train.trainable_layers),
+        at_once,
+        at_once // meta_row * repeated,
+        train.gradient_checkpointing,
+    )
     return replace(
         base,
         sampled_tokens=answers * config.max_new_tokens,
         forward_tokens=base.forward_tokens + answers * prompt + 2 * prompts * meta_row,
-        trained_tokens=base.trained_tokens + base.optimiser_steps * meta_tokens,
+        trained_tokens=base.trained_tokens + base.optimiser_steps * meta_prompts * meta_row,
         phases={
             **base.phases,
             "sampling": sampling_phase(
                 setting, setting.policy + setting.scorer, answers, prompt, row
             ),
-            "ascent": replace(with_copy, activations=ascent),
+            "ascent": replace(
+                with_copy,
+                gradients=(1 if at_once == rows * meta_row else 2) * descent.gradients,
+                activations=ascent,
+            ),
             "training": with_copy,
         },
     )

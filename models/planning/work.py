@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from models.config_parts import TrainerConfig
 from models.planning.amounts import Amounts
 from models.planning.memory import (
     FLOAT_BYTES,
@@ -18,7 +19,7 @@ from models.planning.memory import (
 )
 from models.planning.shapes import ModelShape
 
-# Most tokens in one pass where the configuration has no say: scoring, PPO's passes and updates.
+# Most tokens in one pass where the configuration has no say: scoring, and PPO's rollouts.
 PASS_TOKENS = 8192
 # Most tokens of key-value cache in generation.
 CACHE_TOKENS = 32_768
@@ -84,7 +85,7 @@ class Work:
         return self.num_ranks * self.peak[1].total
 
 
-def _pass_tokens(limit: int, num_rows: int, row: int) -> int:
+def pass_tokens(limit: int, num_rows: int, row: int) -> int:
     """Tokens of the largest micro batch: as many rows as `limit` holds, at least one."""
     return min(num_rows, max(1, limit // row)) * row
 
@@ -104,7 +105,7 @@ def scoring_phase(
     setting: Setting, frozen: int, num_rows: int, row: int, responses: int = 0
 ) -> Memory:
     """Passes over rows of `row` tokens; `responses` of them need log-probabilities."""
-    tokens = _pass_tokens(PASS_TOKENS, num_rows, row)
+    tokens = pass_tokens(PASS_TOKENS, num_rows, row)
     logits = vocabulary_set(setting.shape, tokens // row * responses)
     return Memory(frozen=frozen, activations=forward_set(setting.shape, tokens) + logits)
 
@@ -112,8 +113,7 @@ def scoring_phase(
 def training_phase(
     setting: Setting,
     num_parameters: int,
-    trainable_layers: int | None,
-    limit: int,
+    config: TrainerConfig,
     num_rows: int,
     row: int,
     responses: int = 0,
@@ -124,8 +124,13 @@ def training_phase(
     Of a row, `responses` tokens need log-probabilities and `repeated` further keys and values.
     """
     shape = setting.shape
-    tokens = _pass_tokens(limit, num_rows, row)
+    tokens = pass_tokens(config.micro_batch_tokens, num_rows, row)
     logits = vocabulary_set(shape, tokens // row * responses)
-    frozen = shape.frozen_parameters(trainable_layers)
-    kept = backward_set(shape.upper(trainable_layers), tokens, tokens // row * repeated)
+    frozen = shape.frozen_parameters(config.trainable_layers)
+    kept = backward_set(
+        shape.upper(config.trainable_layers),
+        tokens,
+        tokens // row * repeated,
+        config.gradient_checkpointing,
+    )
     return replace(trained(num_parameters - frozen, kept + logits), frozen=FLOAT_BYTES * frozen)

@@ -131,10 +131,13 @@ def test_gpus_are_given_one_trainer_each_and_what_is_too_large_is_named() -> Non
     text = " ".join(plan_text(plan).split())
     sft = next(row for row in plan.rows if row.name == "sft").work.peak[1]
     assert sft.optimiser + sft.gradients + sft.weights == 16 * 7_241_732_096
-    needed, shared = sft.total / GIB, sft.part(2, 8).total / GIB
+    needed, shared = sft.total / GIB, sft.part(1, 8).total / GIB
     assert f"one GPU: sft. {needed:.1f} GiB in the phase `training`, a GPU has 80.0 GiB" in text
-    assert f"ZeRO stage 2 over 8 GPUs ({shared:.1f} GiB each): train.num_ranks=8" in text
+    assert f"ZeRO stage 1 over 8 GPUs ({shared:.1f} GiB each): train.num_ranks=8" in text
     assert "policy_full, policy_round_2…4" in text
+    whole = ("ppo.gradient_checkpointing=false", "ppo.micro_batch_tokens=16384")
+    text = " ".join(plan_text(_plan("hh-7b", *whole, machine=plan.machine)).split())
+    assert "It needs gradient_checkpointing=true or smaller micro batches besides" in text
     # A model of 135 million parameters fits on one such GPU.
     small = plan_text(_plan("hh-7b", "sft.model.base=smollm2-135m-instruct", machine=plan.machine))
     assert "none: everything fits" in small

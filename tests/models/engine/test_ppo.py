@@ -58,6 +58,22 @@ def test_sampler_and_trainer_agree_on_what_was_sampled(
     assert abs(float((surprise - entropy).mean())) < 4 * error
 
 
+def test_micro_batches_and_recomputed_layers_change_no_update(
+    tmp_path: Path, smoke_config: Any, inputs: dict[str, Path]
+) -> None:
+    updated = []
+    for more in ({}, {"micro_batch_tokens": 64, "gradient_checkpointing": True}):
+        run = PPORun(smoke_config.ppo.model_copy(update=more), inputs, tmp_path)
+        metrics = run.learner.update(run._collect(list(range(16))), updates_policy=True)
+        models = (run.learner.policy, run.learner.critic)
+        updated.append((metrics, [dict(model.named_parameters()) for model in models]))
+    (metrics, models), (other_metrics, other_models) = updated
+    torch.testing.assert_close(other_models, models)
+    assert float(metrics["policy_grad_norm"]) == pytest.approx(
+        float(other_metrics["policy_grad_norm"]), rel=1e-4
+    )
+
+
 def test_rollback_returns_to_the_oldest_checkpoint(
     tmp_path: Path, smoke_config: Any, inputs: dict[str, Path]
 ) -> None:

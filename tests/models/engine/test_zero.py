@@ -76,8 +76,9 @@ def test_two_ranks_of_stage_3_stop_and_one_without_zero_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     thread = stop_at(tmp_path, 3, monkeypatch)
+    zero = ZeroConfig(stage=3, offload=True)
     with pytest.raises(TrainerStoppedError):
-        _launch(tmp_path, config, inputs, 2, zero=ZeroConfig(stage=3, offload=True))
+        _launch(tmp_path, config, inputs, 2, zero=zero, gradient_checkpointing=True)
     thread.join()
     launch_module._drain.requested = False
     assert 3 <= max(int(path.name) for path in tmp_path.glob("checkpoints/[0-9]*")) < 6

@@ -109,6 +109,13 @@ def test_kept_activations_are_those_that_autograd_keeps(
     assert expected == pytest.approx(really, rel=2e-3)
 
 
+def test_recomputed_layers_keep_their_input() -> None:
+    # Of Mistral: 4,096 floats a token and layer, one layer's 96,290, and 8,451 once.
+    floats = 32 * 4_096 + 96_290 + 8_451
+    assert kept_activations(MISTRAL, 1, is_recomputed=True) == 4 * floats
+    assert backward_set(MISTRAL, 7, is_recomputed=True) < backward_set(MISTRAL, 7) / 5
+
+
 def test_kept_activations_of_mistral_by_hand() -> None:
     # A layer, floats a token: 6 x 4,096 + 2 of the norms, 3 x 4,096 + 2 x 1,024 + 32 of attention,
     # 4 x 14,336 of the feed-forward: 96,290. 32 layers, and 2 x 4,096 + 1 + 2 x 128 + 2 once:
@@ -130,6 +137,8 @@ def test_the_cache_is_as_large_as_a_real_one(model: LlamaForCausalLM) -> None:
 def test_logits_by_hand() -> None:
     # Five rows of 32,000 floats a response token.
     assert vocabulary_set(MISTRAL, 10) == 10 * 5 * 32_000 * 4
+    # Of 128 Mi logits at once: 4,194 tokens.
+    assert vocabulary_set(MISTRAL, 100_000) == 4_194 * 5 * 32_000 * 4
 
 
 def test_a_machine_says_what_it_is() -> None:

@@ -21,8 +21,9 @@ from models.config_parts import TrainConfig, ZeroConfig
 from models.engine import rollouts
 from models.engine.ppo_rollout import ROLLOUT_TOKENS
 from models.engine.scoring import SCORING_TOKENS
+from models.nets import scoring
 from models.planning.amounts import Amounts
-from models.planning.memory import FLOAT_BYTES, key_value_cache
+from models.planning.memory import FLOAT_BYTES, LOGITS_AT_ONCE, key_value_cache
 from models.planning.shapes import KNOWN_SHAPES
 from models.planning.stages import work_of
 from models.planning.work import CACHE_TOKENS, PASS_TOKENS, Setting, Work
@@ -51,6 +52,7 @@ def _work(stage: str, config: Any, **more: Any) -> Work:
 def test_limits_are_those_of_the_trainers() -> None:
     assert PASS_TOKENS == ROLLOUT_TOKENS == SCORING_TOKENS
     assert rollouts.CACHE_TOKENS == CACHE_TOKENS
+    assert scoring.LOGITS_AT_ONCE == LOGITS_AT_ONCE
 
 
 def test_sft() -> None:
@@ -189,8 +191,23 @@ def test_meta_rm() -> None:
     assert work.forward_tokens == (50 - 37) * 42 + 40 * 5 * 10 + 2 * 40 * meta_row
     assert work.trained_tokens == 2 * 37 * 42 + 6 * 8 * meta_row
     name, memory = work.peak
-    assert name == "ascent"  # 8 rows of 115 tokens at once, against two pairs of 42
+    assert name == "ascent"  # a row of 115 tokens at once, against two pairs of 42
     assert memory.weights == 2 * 4 * (TRUNK + 2 * HIDDEN)
+    assert memory.gradients == 2 * 4 * (TRUNK + 2 * HIDDEN)  # of a part, and their sum
+    whole = TRAIN.model_copy(update={"micro_batch_tokens": 8 * meta_row})
+    work = _work("meta_rm", config.model_copy(update={"train": whole}), scorer_heads=2)
+    assert work.phases["ascent"].gradients == 4 * (TRUNK + 2 * HIDDEN)
+
+
+def test_gradient_checkpointing_leaves_activations_of_one_layer() -> None:
+    train = TRAIN.model_copy(update={"gradient_checkpointing": True})
+    whole = _work("meta_rm", MetaRMConfig(train=TRAIN)).peak[1]
+    less = _work("meta_rm", MetaRMConfig(train=train)).peak[1]
+    assert less.activations < whole.activations / 4
+    assert less.total - less.activations == whole.total - whole.activations
+    whole = _work("ppo_max", _ppo()).phases["critic update"]
+    less = _work("ppo_max", _ppo(gradient_checkpointing=True)).phases["critic update"]
+    assert less.activations < whole.activations / 4
 
 
 @pytest.mark.parametrize(("stage", "examples"), [("strength", 50), ("relabel", 37), ("judge", 12)])
