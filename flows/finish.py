@@ -38,7 +38,10 @@ def tracked_flow(config: RunConfig, name: str) -> Iterator[TrackedRun]:
     title = f"{name} {config.recipe} seed {config.seed}"
     with drain_on_sigterm(), start_tracked_run(title, tags) as tracked:
         tracked.log(params=config.model_dump(mode="json"))
-        yield tracked
+        try:
+            yield tracked
+        finally:
+            tracked.tracking.background.settle()
 
 
 def finish(

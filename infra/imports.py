@@ -15,9 +15,11 @@ def quick_imports() -> Iterator[None]:
     they load, the collector looks through all of them several times, and again as the process ends,
     which takes a second.
     """
+    was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.enable()
+        if was_on:
+            gc.enable()

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.imports import quick_imports
+
 logger = logging.getLogger(__name__)
 
 _MAX_DATASET_DIGEST = 36  # MLflow's own limit
@@ -67,7 +69,8 @@ def new_client(uri: str) -> Any:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # seven times over
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-    from mlflow.tracking import MlflowClient
+    with quick_imports():
+        from mlflow.tracking import MlflowClient
 
     for name in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -15,10 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from infra.background import Background
 from infra.launch import TrainerStoppedError
 from infra.locks import file_lock
 from infra.mlflow_calls import (
@@ -40,6 +42,7 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _RETRY_SECONDS = 30.0
 _one_input_at_a_time = threading.Lock()
+_CALLS_AT_ONCE = 4  # in the background
 # MLflow's own limits, below which every store and server accepts a request.
 _MAX_OF = {"params": 100, "metrics": 800, "tags": 100}  # in one request, of a thousand in all
 _MAX_KEY, _MAX_PARAM, _MAX_TAG = 250, 6000, 8000
@@ -61,6 +64,7 @@ class Tracking:
         self._lock = threading.Lock()
         self._down_until = 0.0
         self._warned: set[str] = set()
+        self.background = Background(_CALLS_AT_ONCE)
 
     @classmethod
     def from_settings(cls, settings: Settings, experiment: str) -> Tracking:
@@ -197,10 +201,16 @@ class TrackedRun:
                 return False
         return True
 
-    def log_artifact(self, path: Path, folder: str | None = None) -> None:
-        """Copy a file, or a folder's contents, to the run's artifacts."""
-        method = "log_artifacts" if path.is_dir() else "log_artifact"
-        self._call(lambda client, run: getattr(client, method)(run, str(path), folder))
+    def log_artifacts(self, folder: Path) -> None:
+        """Copy all files below a folder to the run's artifacts, several at a time."""
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            inner = str(path.parent.relative_to(folder))
+            log = partial(self._log_artifact, path, None if inner == "." else inner)
+            self.tracking.background.later(log)
+        self.tracking.background.settle()
+
+    def _log_artifact(self, path: Path, folder: str | None) -> None:
+        self._call(lambda client, run: client.log_artifact(run, str(path), folder))
 
     def log_inputs(self, inputs: Sequence[Input]) -> None:
         """Record the datasets that a run reads."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tasks.kinds import CPU
 from tasks.perform import base_context, perform
 from tasks.stage import StageResult
 
+REQUESTS_AT_ONCE = 8
 REPORT_FILES = ("report.html", "scorecard.json", "summary.json")
 
 
@@ -33,8 +35,10 @@ def lineage_of(results: Mapping[str, StageResult]) -> tuple[LineageEntry, ...]:
     """What made each artifact, from the manifests; stable, so that a rerun finds its report."""
     store = base_context().store
     entries = []
-    for role, result in results.items():
-        manifest = store.find(result.ref.stage, result.ref.key)
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+        refs = [result.ref for result in results.values()]
+        manifests = list(pool.map(lambda ref: store.find(ref.stage, ref.key), refs))
+    for (role, result), manifest in zip(results.items(), manifests, strict=True):
         if manifest is None:
             raise LookupError(f"artifact {result.ref} vanished from {store.url} during the run")
         entries.append(
@@ -62,10 +66,7 @@ def announce(
         raise LookupError(f"the report {result.ref} vanished from {context.store.url}")
     with file_lock(folder.with_name(f".{name}.lock")):  # another run may write the same report
         _lay_out(context.store, manifest, folder)
-        for file in REPORT_FILES:
-            tracked.log_artifact(folder / file)
-        if (folder / "plots").is_dir():
-            tracked.log_artifact(folder / "plots", "plots")
+        tracked.log_artifacts(folder)
     numbers = {k: v for k, v in result.summary.items() if isinstance(v, int | float)}
     tracked.log(metrics={key: float(value) for key, value in numbers.items()})
     cached = sum(done.cached for done in results.values())

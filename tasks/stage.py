@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +125,13 @@ def stage_key(
 
 
 def _cached(context: StageContext, job: StageJob, manifest: Manifest) -> StageResult:
+    context.tracking.background.later(partial(_note, context, job, manifest))
+    return result_of(manifest)
+
+
+def _note(context: StageContext, job: StageJob, manifest: Manifest) -> None:
     with tracked(context, job, found=manifest):
-        return result_of(manifest)
+        pass
 
 
 def _compute(context: StageContext, job: StageJob) -> StageResult:

@@ -28,3 +28,14 @@ def test_the_collector_is_on_again_after_an_import_that_fails() -> None:
         assert gc.isenabled()
     finally:
         gc.unfreeze()
+
+
+def test_one_within_another_leaves_the_collector_off() -> None:
+    try:
+        with quick_imports():
+            with quick_imports():
+                pass
+            assert not gc.isenabled()
+        assert gc.isenabled()
+    finally:
+        gc.unfreeze()

@@ -57,6 +57,23 @@ def test_runs_nest_and_end_with_the_right_status(settings: Settings, tracking: T
     assert statuses == ["FINISHED", "FAILED", "KILLED"]
 
 
+def test_a_folder_is_logged_with_its_folders(
+    settings: Settings, tracking: Tracking, tmp_path: Path
+) -> None:
+    (tmp_path / "plots" / "curves").mkdir(parents=True)
+    for name in ("report.html", "plots/a.svg", "plots/curves/b.svg"):
+        (tmp_path / name).write_text(name)
+    run = tracking.start_run("report")
+    run.log_artifacts(tmp_path)
+    client = _client(settings)
+    for folder, names in (
+        (None, ["plots", "report.html"]),
+        ("plots", ["plots/a.svg", "plots/curves"]),
+        ("plots/curves", ["plots/curves/b.svg"]),
+    ):
+        assert [file.path for file in client.list_artifacts(run.run_id, folder)] == names
+
+
 def test_pump_sends_every_metric_once_in_batches(
     settings: Settings, tracking: Tracking, tmp_path: Path
 ) -> None:

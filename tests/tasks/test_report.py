@@ -21,8 +21,10 @@ class _Tracked:
 
     run_id, link = "1", ""
 
-    def log_artifact(self, path: Path, _folder: str = "") -> None:
-        for file in [path] if path.is_file() else list(path.iterdir()):
+    def log_artifacts(self, folder: Path) -> None:
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        assert len(files) == len(REPORT_FILES) + 2
+        for file in files:
             assert file.read_text() == "text"
 
     def log(self, *, metrics: object) -> None:

@@ -181,6 +181,7 @@ def test_progress_and_mlflow_see_the_stage(context: StageContext, plan: Any) -> 
     plan(die_at=2)
     with pytest.raises(TrainerError):
         run_stage(tracked, "counter", CounterConfig(total=9), {}, name="dies")
+    tracking.background.settle()
     client = tracking._client
     query = f"tags.`mlflow.parentRunId` = '{parent.run_id}'"
     runs = {run.info.run_name: run for run in client.search_runs([tracking._experiment_id], query)}
@@ -193,6 +194,7 @@ def test_progress_and_mlflow_see_the_stage(context: StageContext, plan: Any) -> 
     assert (first.data.tags["trimtab.cached"], first.data.tags["trimtab.seed"]) == ("false", "7")
     assert runs["counter"].inputs.dataset_inputs[0].dataset.name == "start"
     assert runs["again"].data.tags["trimtab.cached"] == "true"
+    assert runs["again"].info.status == "FINISHED"
     assert runs["dies"].info.status == "FAILED"
     assert runs["dies"].data.metrics["count"] == 2.0  # the last before it died
 
