@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from models.functional.masked import entropy_of, logprobs_of
 from models.nets.lower_layers import hidden_states
 from models.nets.packing import PackedBatch
+from models.nets.token_logprobs import token_logprobs
 
-LOGITS_AT_ONCE = 2**27  # numbers, half a GiB; several tensors of that size are made of them
+LOGITS_AT_ONCE = 2**28  # numbers, a GiB
 
 
 def response_scores(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
@@ -53,20 +53,15 @@ def response_logprobs(
     hidden = hidden_states(model, batch)
     source, target, response_mask = batch.response_tokens()
     size = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
-    judge = partial(_token_logprobs, model.get_output_embeddings(), temperature)
-    if len(source) > size:
-        judge = partial(checkpoint, judge, use_reentrant=False)
+    head = model.get_output_embeddings()
+
+    def judge(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        return token_logprobs(head(states), tokens, temperature)
+
+    once = judge if len(source) <= size else partial(checkpoint, judge, use_reentrant=False)
     parts = zip(hidden[source].split(size), batch.input_ids[target].split(size), strict=True)
-    logprobs, entropies = map(torch.cat, zip(*(judge(*part) for part in parts), strict=True))
+    logprobs, entropies = map(torch.cat, zip(*(once(*part) for part in parts), strict=True))
     return _spread(logprobs, response_mask), _spread(entropies, response_mask), response_mask
-
-
-def _token_logprobs(
-    head: nn.Module, temperature: float, hidden: Tensor, tokens: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Of tokens (n,) and the states (n, H) that predict them: log-probabilities and entropies."""
-    logits = head(hidden) / temperature
-    return logprobs_of(logits, tokens), entropy_of(logits.detach())
 
 
 def response_values(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Tensor]:

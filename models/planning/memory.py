@@ -17,13 +17,11 @@ from models.planning.shapes import ModelShape
 FLOAT_BYTES = 4
 # AdamW keeps two moments a parameter (a fused step has no master copy or temporaries).
 ADAM_BYTES = 2 * FLOAT_BYTES
-# Vocabulary-wide rows a response token has at once where log-probabilities and entropies are
-# taken: logits, softmax, masked logits, their product, and a gradient.
-VOCABULARY_ROWS = 5
-# Most logits at once there: more are computed in turns, and again for the gradient.
-LOGITS_AT_ONCE = 2**27
-# The same where a token is drawn: logits, these over temperature, probabilities, sorted values,
-# their int64 places (two), cumulative sum, that without the value itself.
+# Most logits at once where log-probabilities are taken: more are computed in turns, and again for
+# the gradient. Probabilities and then the gradient take their place.
+LOGITS_AT_ONCE = 2**28
+# Vocabulary-wide rows a response has where a token is drawn: logits, these over temperature,
+# probabilities, sorted values, their int64 places (two), cumulative sum, that without the value.
 SAMPLING_ROWS = 8
 
 
@@ -120,9 +118,9 @@ def backward_set(
 
 
 def vocabulary_set(shape: ModelShape, response_tokens: int) -> int:
-    """Bytes of the logits of response tokens and what is computed from them, so many at once."""
+    """Bytes of the logits of response tokens, so many at once."""
     at_once = min(response_tokens, max(1, LOGITS_AT_ONCE // shape.vocab_size))
-    return FLOAT_BYTES * VOCABULARY_ROWS * at_once * shape.vocab_size
+    return FLOAT_BYTES * at_once * shape.vocab_size
 
 
 def key_value_cache(shape: ModelShape, tokens: int) -> int:

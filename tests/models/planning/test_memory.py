@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from models.nets.packing import Candidates, pack
-from models.nets.scoring import hidden_states
+from models.nets.scoring import hidden_states, response_logprobs
 from models.planning.machine import GIB, Machine, zero_stage_that_fits
 from models.planning.memory import (
     Memory,
@@ -135,10 +135,18 @@ def test_the_cache_is_as_large_as_a_real_one(model: LlamaForCausalLM) -> None:
 
 
 def test_logits_by_hand() -> None:
-    # Five rows of 32,000 floats a response token.
-    assert vocabulary_set(MISTRAL, 10) == 10 * 5 * 32_000 * 4
-    # Of 128 Mi logits at once: 4,194 tokens.
-    assert vocabulary_set(MISTRAL, 100_000) == 4_194 * 5 * 32_000 * 4
+    # 32,000 floats a response token.
+    assert vocabulary_set(MISTRAL, 10) == 10 * 32_000 * 4
+    # Of 256 Mi logits at once: 8,388 tokens.
+    assert vocabulary_set(MISTRAL, 100_000) == 8_388 * 32_000 * 4
+
+
+def test_of_the_logits_autograd_keeps_their_probabilities(model: LlamaForCausalLM) -> None:
+    batch = pack([Candidates([1] * 10, ([2] * 20,))] * 3)
+    trunk = _kept(model, lambda: hidden_states(model, batch))
+    really = _kept(model, lambda: response_logprobs(model, batch)[0]) - trunk
+    states = 60 * SHAPE.hidden_size * 4  # of the response tokens, for the head's gradient
+    assert really == pytest.approx(vocabulary_set(SHAPE, 60) + states, rel=0.2)
 
 
 def test_a_machine_says_what_it_is() -> None:

@@ -1,0 +1,75 @@
+"""Log-probabilities and entropies of tokens from their logits, in one pass over memory.
+
+The obvious way (`models.functional.masked`: logprobs_of, entropy_of) goes a dozen times over a
+tensor as wide as the vocabulary and keeps several of them. This one takes a few rows at a time, as
+many as a core's cache holds, and leaves the probabilities in the logits' place: they are all that
+the gradient needs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NUMBERS_AT_ONCE = 2**17  # half a mebibyte: what is computed from it stays in the cache
+
+
+def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """log softmax(logits / temperature) of the tokens, and the distributions' entropies.
+
+    logits: (n, V), finite, nats; they are overwritten, and computed in float32 at least.
+    tokens: (n,) long in [0, V). Returns (n,), (n,), nats; no gradient passes through entropies.
+    """
+    logprobs, entropies = _TokenLogprobs.apply(logits, tokens, temperature)
+    return logprobs, entropies
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, tokens: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        wide = logits.float() if logits.dtype.itemsize < torch.float32.itemsize else logits
+        logprobs, entropies = wide.new_empty(len(wide)), wide.new_empty(len(wide))
+        rows = max(1, NUMBERS_AT_ONCE // wide.shape[1])
+        for start in range(0, len(wide), rows):
+            part = slice(start, start + rows)
+            logprobs[part], entropies[part] = _replace_by_probabilities(
+                wide[part], tokens[part], temperature
+            )
+        ctx.save_for_backward(wide, tokens)
+        ctx.temperature, ctx.rows, ctx.dtype = temperature, rows, logits.dtype
+        ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+        """d log p(token) / d logits = (one-hot(token) - p) / temperature, where p was kept."""
+        probabilities, tokens = ctx.saved_tensors
+        scaled = (gradient / ctx.temperature)[:, None]
+        for start in range(0, len(tokens), ctx.rows):
+            part = slice(start, start + ctx.rows)
+            probabilities[part].mul_(-scaled[part]).scatter_add_(
+                1, tokens[part, None], scaled[part]
+            )
+        return probabilities.to(ctx.dtype), None, None
+
+
+def _replace_by_probabilities(
+    logits: Tensor, tokens: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of tokens and entropies; `logits` become probabilities, in place."""
+    logits -= logits.amax(1, keepdim=True)
+    if temperature != 1.0:
+        logits /= temperature
+    picked = logits.gather(1, tokens[:, None])[:, 0]
+    exponentials = logits.exp()
+    sums = exponentials.sum(1)
+    # H = log sum_v e^l_v - sum_v p_v l_v
+    mean_logit = torch.linalg.vecdot(exponentials, logits) / sums
+    torch.div(exponentials, sums[:, None], out=logits)
+    log_sums = sums.log()
+    return picked - log_sums, log_sums - mean_logit
