@@ -2,8 +2,8 @@
 
 Implementation details that matter:
 1. The ratio, the KL penalty and the reference all use softmax(logits / temperature), the sampler's
-   distribution before nucleus and repetition penalty; old log-probabilities come from the same
-   packed forward pass as the new ones, so the first ratio of every batch is 1.
+   distribution before nucleus and repetition penalty; old log-probabilities are those noted while
+   sampling, so the first ratio of every batch is 1 but for float32's rounding.
 2. Scores are normalised by running moments over history, then clipped to +-delta.
 3. The critic is trained alone for `critic_pretrain_steps` before the policy moves.
 4. Rollouts with their scores are kept as text, so that evaluation can judge them afterwards;

@@ -18,7 +18,7 @@ from models.engine.scoring import score_rows, with_lower_states
 from models.functional.masked import masked_mean, masked_whiten
 from models.functional.moments import RunningMoments
 from models.functional.ppo_max import gae, normalise_scores, token_rewards
-from models.nets.generation import Sampling
+from models.nets.generation import Samples, Sampling
 from models.nets.packing import Candidates, PackedBatch, pack
 from models.nets.scoring import response_logprobs, response_values
 
@@ -79,14 +79,13 @@ def collect(
 
     The lower `shared_layers` of all four models are the same modules and frozen.
     """
-    rows = _sample_rows(config, tokenizer, prompts, policy, generator)
+    rows, samples = _sample_rows(config, tokenizer, prompts, policy, generator)
     rows = with_lower_states(policy, rows, shared_layers)
-
-    def logprobs_under(model: PreTrainedModel) -> Callable[[PackedBatch], tuple[Tensor, ...]]:
-        return lambda batch: response_logprobs(model, batch, config.temperature)
-
-    old_logprobs, entropies, response_mask = in_parts(rows, logprobs_under(policy))
-    ref_logprobs, _, _ = in_parts(rows, logprobs_under(reference))
+    ref_logprobs, _, response_mask = in_parts(
+        rows, lambda batch: response_logprobs(reference, batch, config.temperature)
+    )
+    width = response_mask.shape[1]
+    old_logprobs, entropies = samples.logprobs[:, :width], samples.entropies[:, :width]
     values, _ = in_parts(rows, lambda batch: response_values(critic, batch))
     scores = score_rows(scorer, rows)[:, 0]
     normalised = _normalise(config, scores, moments)
@@ -115,18 +114,17 @@ def _sample_rows(
     prompts: Sequence[dict[str, Any]],
     policy: PreTrainedModel,
     generator: torch.Generator,
-) -> list[Candidates]:
-    """Each prompt with one response of the policy."""
+) -> tuple[list[Candidates], Samples]:
+    """Each prompt with one response of the policy, and what was noted when it was sampled."""
     encoded = encode_prompts(
         policy, tokenizer, [row["prompt"] for row in prompts], config.max_new_tokens
     )
     sampling = Sampling(
         config.temperature, config.max_new_tokens, config.top_p, config.repetition_penalty
     )
-    responses = sample(policy, tokenizer, encoded, sampling, generator)
-    return [
-        Candidates(prompt, (response,)) for prompt, response in zip(encoded, responses, strict=True)
-    ]
+    samples = sample(policy, tokenizer, encoded, sampling, generator)
+    pairs = zip(encoded, samples.responses, strict=True)
+    return [Candidates(prompt, (response,)) for prompt, response in pairs], samples
 
 
 def _normalise(config: PPOConfig, scores: Tensor, moments: RunningMoments) -> Tensor:

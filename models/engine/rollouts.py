@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from models.engine import ranks
 from models.engine.progress import Progress
-from models.nets.generation import Sampling, decode, decoding_batches
+from models.nets.generation import Samples, Sampling, decode, decoding_batches
 from models.nets.packing import token_ids
 
 CACHE_TOKENS = 32_768
@@ -36,8 +35,8 @@ def sample(
     *,
     progress: Progress | None = None,
     cache_tokens: int = CACHE_TOKENS,
-) -> list[list[int]]:
-    """One sampled response (token ids, end token included when reached) for every prompt, in order.
+) -> Samples:
+    """One sampled response for every prompt, in order.
 
     Every response has random numbers of its own, so that it does not depend on those it shares a
     batch with, nor on the number of ranks. All ranks get all responses.
@@ -47,25 +46,22 @@ def sample(
     length = sampling.max_new_tokens
     batches = decoding_batches(prompts, length, cache_tokens)
     draws = torch.rand(len(prompts), length, generator=generator, device="cpu").to(model.device)
-    found = torch.zeros(len(prompts), length)
+    # Token ids are stored as one more each, before zeros.
+    tokens, logprobs, entropies = (torch.zeros(len(prompts), length) for _ in range(3))
     done = 0
     for batch in ranks.mine(batches):
         texts = [prompts[row] for row in batch]
-        responses = decode(model, tokenizer, texts, sampling, draws[batch])
-        for row, response in zip(batch, responses, strict=True):
-            found[row, : len(response)] = torch.tensor(response) + 1
+        found = decode(model, tokenizer, texts, sampling, draws[batch])
+        logprobs[batch], entropies[batch] = found.logprobs, found.entropies
+        for row, response in zip(batch, found.responses, strict=True):
+            tokens[row, : len(response)] = torch.tensor(response) + 1
         done = min(done + ranks.count() * len(batch), len(prompts))
         if progress is not None:
             progress.advance(done, len(prompts))
     model.train(was_training)
-    ranks.add_up([found])
-    return [_tokens(row) for row in found]
-
-
-def _tokens(row: Tensor) -> list[int]:
-    """Token ids that were stored (L,) as one more each, before zeros."""
-    ids: list[int] = (row[row > 0].long() - 1).tolist()
-    return ids
+    ranks.add_up([tokens, logprobs, entropies])
+    ids = [(row[row > 0].long() - 1).tolist() for row in tokens]
+    return Samples(ids, logprobs, entropies)
 
 
 def respond(
@@ -79,5 +75,5 @@ def respond(
     """One sampled response (text, end token removed) a prompt, in order."""
     encoded = encode_prompts(policy, tokenizer, prompts, sampling.max_new_tokens)
     sampled = sample(policy, tokenizer, encoded, sampling, generator, progress=progress)
-    texts: list[str] = tokenizer.batch_decode(sampled, skip_special_tokens=True)
+    texts: list[str] = tokenizer.batch_decode(sampled.responses, skip_special_tokens=True)
     return texts

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from models.nets.token_logprobs import token_logprobs
+
 # Two ranks have one each. Not their number: what is sampled is to be the same to the bit on any.
 MIN_BATCHES = 2
 MOST_LIKELY = 256  # tokens looked at first where a nucleus is asked for
@@ -43,6 +45,19 @@ def decoding_batches(
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
+@dataclass(frozen=True)
+class Samples:
+    """Responses to B prompts, T tokens at most: ids, the end token included where it was reached.
+
+    logprobs, entropies: (B, T) nats, 0 behind a response's end; of the tokens and of what they were
+    drawn from, under softmax(logits / temperature) before repetition penalty and nucleus.
+    """
+
+    responses: list[list[int]]
+    logprobs: Tensor
+    entropies: Tensor
+
+
 @torch.no_grad()
 def decode(
     model: PreTrainedModel,
@@ -50,12 +65,12 @@ def decode(
     prompts: Sequence[list[int]],
     sampling: Sampling,
     draws: Tensor,
-) -> list[list[int]]:
-    """One sampled response (token ids, end token included when reached) for each of a batch.
+) -> Samples:
+    """One sampled response for each of a batch.
 
-    draws: (B, max_new_tokens) uniform in [0, 1), one a token: a response depends on its own only,
-    whatever the batch. Prompts are padded on the left. Of equal prompts that follow one another one
-    goes through the model, and its cache serves all.
+    draws: (B, T) uniform in [0, 1), one a token: a response depends on its own only, whatever the
+    batch. Prompts are padded on the left. Of equal prompts that follow one another one goes through
+    the model, and its cache serves all.
     """
     distinct = [prompt for prompt, _ in groupby(prompts)]
     rows = _Rows(model, distinct, tokenizer.pad_token_id)
@@ -64,12 +79,15 @@ def decode(
         rows.select(torch.arange(len(distinct)).repeat_interleave(repeats))
     alive = torch.arange(len(prompts))
     finished = torch.zeros(len(prompts), dtype=torch.bool)
-    responses: list[list[int]] = [[] for _ in prompts]
+    samples = Samples([[] for _ in prompts], torch.zeros(draws.shape), torch.zeros(draws.shape))
     for number in range(1, sampling.max_new_tokens + 1):
         chosen = _choose(rows.logits, rows.seen, sampling, draws[:, number - 1])
         for place, (row, token) in enumerate(zip(alive.tolist(), chosen.tolist(), strict=True)):
             if not finished[place]:
-                responses[row].append(token)
+                samples.responses[row].append(token)
+        logprobs, entropies = token_logprobs(rows.logits, chosen, sampling.temperature)
+        samples.logprobs[alive, number - 1] = logprobs.masked_fill(finished, 0.0)
+        samples.entropies[alive, number - 1] = entropies.masked_fill(finished, 0.0)
         finished = finished | (chosen == tokenizer.eos_token_id)
         if number == sampling.max_new_tokens or bool(finished.all()):
             break
@@ -79,7 +97,7 @@ def decode(
             alive, finished, chosen = alive[keep], finished[keep], chosen[keep]
             draws = draws[keep]
         rows.feed(chosen)
-    return responses
+    return samples
 
 
 class _Rows:

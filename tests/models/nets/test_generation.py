@@ -9,6 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from models.engine.rollouts import sample
 from models.nets import generation
 from models.nets.generation import Sampling, decode
+from models.nets.packing import Candidates, pack
+from models.nets.scoring import response_logprobs
 
 EOS = 1
 
@@ -59,7 +61,7 @@ def test_near_zero_temperature_equals_the_greedy_loop(
     responses = sample(
         *(model, Tokenizer(), PROMPTS, sampling, torch.Generator().manual_seed(0)),
         cache_tokens=cache_tokens,
-    )
+    ).responses
     assert responses == [_greedy_slowly(model, prompt, 10) for prompt in PROMPTS]
 
 
@@ -74,12 +76,12 @@ def test_equal_prompts_go_through_the_model_once(
     )
     sampling = Sampling(temperature=1.0, max_new_tokens=10)
     draws = torch.rand(len(prompts), 10, generator=torch.Generator().manual_seed(0))
-    shared = decode(model, Tokenizer(), prompts, sampling, draws)
+    shared = decode(model, Tokenizer(), prompts, sampling, draws).responses
     handle.remove()
     assert rows[0] == (len(PROMPTS), 5) and rows[1][1] == 1 and len(shared) == len(prompts)
 
     monkeypatch.setattr(generation, "groupby", lambda rows: [(row, [row]) for row in rows])
-    own = decode(model, Tokenizer(), prompts, sampling, draws)
+    own = decode(model, Tokenizer(), prompts, sampling, draws).responses
     assert shared == own
 
 
@@ -92,7 +94,7 @@ def test_a_response_does_not_depend_on_those_it_shares_a_batch_with(
         generator = torch.Generator().manual_seed(0)
         return sample(
             model, Tokenizer(), PROMPTS * 9, sampling, generator, cache_tokens=cache_tokens
-        )
+        ).responses
 
     together = responses(10_000)
     assert responses(40) == together
@@ -105,7 +107,7 @@ def test_first_token_frequencies_match_the_model(model: LlamaForCausalLM) -> Non
     sampling = Sampling(temperature=0.8, max_new_tokens=1)
     responses = sample(
         model, Tokenizer(), [[5, 6]] * count, sampling, torch.Generator().manual_seed(0)
-    )
+    ).responses
     expected = (model(torch.tensor([[5, 6]])).logits[0, -1] / 0.8).softmax(-1)
     seen = torch.bincount(torch.tensor([r[0] for r in responses]), minlength=12) / count
     # Standard error of a share is at most sqrt(.25 / 4000) = .008; four of them.
@@ -119,7 +121,7 @@ def test_nucleus_never_leaves_the_smallest_set_of_mass_p(model: LlamaForCausalLM
     sampling = Sampling(temperature=1.0, max_new_tokens=1, top_p=0.5)
     responses = sample(
         model, Tokenizer(), [[5, 6]] * 500, sampling, torch.Generator().manual_seed(0)
-    )
+    ).responses
     assert {response[0] for response in responses} <= set(index[:size].tolist())
 
 
@@ -127,7 +129,7 @@ def test_repetition_penalty_lowers_what_was_seen(model: LlamaForCausalLM) -> Non
     def repeats(penalty: float) -> int:
         sampling = Sampling(1.0, max_new_tokens=12, repetition_penalty=penalty)
         generator = torch.Generator().manual_seed(0)
-        responses = sample(model, Tokenizer(), [[5, 6]] * 200, sampling, generator)
+        responses = sample(model, Tokenizer(), [[5, 6]] * 200, sampling, generator).responses
         return sum(len(response) - len(set(response)) for response in responses)
 
     assert repeats(3.0) < repeats(1.0)
@@ -135,7 +137,23 @@ def test_repetition_penalty_lowers_what_was_seen(model: LlamaForCausalLM) -> Non
 
 def test_responses_end_at_the_end_token_or_the_limit(model: LlamaForCausalLM) -> None:
     sampling = Sampling(temperature=2.0, max_new_tokens=7)
-    responses = sample(model, Tokenizer(), PROMPTS * 20, sampling, torch.Generator().manual_seed(0))
-    for response in responses:
+    generator = torch.Generator().manual_seed(0)
+    for response in sample(model, Tokenizer(), PROMPTS * 20, sampling, generator).responses:
         assert EOS not in response[:-1]
         assert response[-1] == EOS or len(response) == 7
+
+
+def test_what_is_noted_of_tokens_is_what_a_pass_over_them_finds(model: LlamaForCausalLM) -> None:
+    """Before penalty and nucleus; and nothing behind a response's end."""
+    sampling = Sampling(0.7, max_new_tokens=10, top_p=0.9, repetition_penalty=1.2)
+    prompts = PROMPTS * 3
+    samples = sample(
+        *(model, Tokenizer(), prompts, sampling, torch.Generator().manual_seed(0)), cache_tokens=60
+    )
+    assert len({len(response) for response in samples.responses}) > 3
+    rows = [Candidates(p, (r,)) for p, r in zip(prompts, samples.responses, strict=True)]
+    logprobs, entropies, _ = response_logprobs(model, pack(rows), 0.7)
+    for noted, found in ((samples.logprobs, logprobs), (samples.entropies, entropies)):
+        expected = torch.zeros_like(noted)
+        expected[:, : found.shape[1]] = found
+        torch.testing.assert_close(noted, expected, rtol=1e-4, atol=1e-5)
