@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from models.nets.token_logprobs import token_logprobs
-
 # Two ranks have one each. Not their number: what is sampled is to be the same to the bit on any.
 MIN_BATCHES = 2
 MOST_LIKELY = 256  # tokens looked at first where a nucleus is asked for
@@ -81,11 +79,13 @@ def decode(
     finished = torch.zeros(len(prompts), dtype=torch.bool)
     samples = Samples([[] for _ in prompts], torch.zeros(draws.shape), torch.zeros(draws.shape))
     for number in range(1, sampling.max_new_tokens + 1):
-        chosen = _choose(rows.logits, rows.seen, sampling, draws[:, number - 1])
+        scaled = rows.logits / sampling.temperature
+        probabilities = scaled.softmax(-1)
+        chosen = _choose(probabilities, rows, sampling, draws[:, number - 1])
         for place, (row, token) in enumerate(zip(alive.tolist(), chosen.tolist(), strict=True)):
             if not finished[place]:
                 samples.responses[row].append(token)
-        logprobs, entropies = token_logprobs(rows.logits, chosen, sampling.temperature)
+        logprobs, entropies = _judge(scaled, probabilities, chosen)
         samples.logprobs[alive, number - 1] = logprobs.masked_fill(finished, 0.0)
         samples.entropies[alive, number - 1] = entropies.masked_fill(finished, 0.0)
         finished = finished | (chosen == tokenizer.eos_token_id)
@@ -146,22 +146,33 @@ def _seen_tokens(tokens: Tensor, mask: Tensor, vocab_size: int) -> Tensor:
     return counts.scatter_add_(1, tokens, mask) > 0
 
 
-def _choose(logits: Tensor, seen: Tensor, sampling: Sampling, draw: Tensor) -> Tensor:
-    """The token of each row (B,) that its draw (B,) hits in the distribution of logits (B, V)."""
+def _choose(probabilities: Tensor, rows: _Rows, sampling: Sampling, draw: Tensor) -> Tensor:
+    """The token of each row (B,) that its draw (B,) hits in its probabilities (B, V).
+
+    In other ones, where tokens that a row holds already are made less likely.
+    """
     if sampling.repetition_penalty != 1.0:
         penalised = torch.where(
-            logits > 0,
-            logits / sampling.repetition_penalty,
-            logits * sampling.repetition_penalty,
+            rows.logits > 0,
+            rows.logits / sampling.repetition_penalty,
+            rows.logits * sampling.repetition_penalty,
         )
-        logits = torch.where(seen, penalised, logits)
-    probabilities = (logits / sampling.temperature).softmax(-1)
+        logits = torch.where(rows.seen, penalised, rows.logits)
+        probabilities = (logits / sampling.temperature).softmax(-1)
     if sampling.top_p == 1.0:
-        return _hit(probabilities.cumsum(-1), draw, logits.shape[1] - 1)
+        return _hit(probabilities.cumsum(-1), draw, probabilities.shape[1] - 1)
     ordered, index = _most_likely(probabilities, sampling.top_p)
     cumulated = ordered.cumsum(-1)
     last = (cumulated - ordered < sampling.top_p).sum(-1) - 1
     return index.gather(1, _hit(cumulated, draw, last)[:, None])[:, 0]
+
+
+def _judge(logits: Tensor, probabilities: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities (B,) of tokens and entropies (B,), of logits and their softmax (B, V)."""
+    largest, place = logits.max(-1)
+    log_sum = largest - probabilities.gather(1, place[:, None])[:, 0].log()
+    logprobs = logits.gather(1, tokens[:, None])[:, 0] - log_sum
+    return logprobs, log_sum - torch.linalg.vecdot(probabilities, logits)
 
 
 def _hit(cumulated: Tensor, draw: Tensor, last: Tensor | int) -> Tensor:
