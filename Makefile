@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check static tests format clean
+.PHONY: demo test check static tests bench format clean
 .DEFAULT_GOAL := demo
 
 demo: $(INSTALLED) ## run the main job on the embedded default, print scorecard and report
@@ -27,6 +27,17 @@ PYTEST_MARK ?= -m "not slow"
 # Files in their order: those of few and slow tests, tests/flows, first and not last.
 tests: $(INSTALLED)
 	@echo "== tests"; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_MARK)
+
+# Two releases of the peer, as the later one has no PPO. PAIRS: a file or a hub id.
+PAIRS ?= Anthropic/hh-rlhf/harmless-base
+bench: $(INSTALLED) .bench/trl-1.16 .bench/trl-1.10 ## the tables of docs/performance.md (an hour)
+	$(BIN)/python -m tests.bench.rollouts
+	$(BIN)/python -m tests.bench.ppo --pairs $(PAIRS)
+	$(BIN)/python -m tests.bench.meta_rm --pairs $(PAIRS) --limit 96
+	$(BIN)/python -m tests.bench.reward_model --pairs $(PAIRS) --limit 96
+
+.bench/trl-%: $(INSTALLED)
+	$(BIN)/pip install --quiet --no-deps --target $@.partial trl==$*.0 && mv $@.partial $@
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .

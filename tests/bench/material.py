@@ -1,0 +1,83 @@
+"""What the benchmarks train on: a small Llama from random weights and real preference pairs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from models.nets.packing import Candidates
+from models.preferences.load import load_preferences
+from models.preferences.readers import Source
+
+VOCABULARY, MAX_TOKENS = 8192, 1024
+HIDDEN, INTERMEDIATE, LAYERS, HEADS = 256, 768, 7, 4
+
+
+def make_material(source: str, folder: Path, limit: int | None = None) -> int:
+    """`folder`/policy/model, 8.1 million parameters, and `folder`/preferences/*.jsonl.
+
+    The first `limit` pairs of `source` that can be read are training pairs; returns their number.
+    The held-out files hold the first few again, because a trainer scores them.
+    """
+    found, _, _ = load_preferences([Source(source)], on_bad_rows="quarantine")
+    rows = [
+        {"id": pair.id, "prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected}
+        for pair in found
+    ]
+    tokenizer = byte_pair_tokenizer([row["prompt"] + row["chosen"] for row in rows])
+    rows = rows[:limit]
+    folder.joinpath("preferences").mkdir(parents=True)
+    for name, part in (("train", rows), ("validation", rows[:8]), ("test", rows[:8])):
+        lines = "".join(json.dumps(row) + "\n" for row in part)
+        (folder / "preferences" / f"{name}.jsonl").write_text(lines)
+    model = small_llama(tokenizer)
+    model.save_pretrained(folder / "policy" / "model")
+    tokenizer.save_pretrained(folder / "policy" / "model")
+    return len(rows)
+
+
+def training_work(row: Candidates) -> float:
+    """Floating-point operations of a training step on a packed row [Kaplan et al. 2020, app. B].
+
+    Two a parameter and token forward and four backward, embeddings apart, and causal attention.
+    """
+    a_token = LAYERS * 2 * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * INTERMEDIATE)
+    prompt = len(row.prompt)
+    looks = prompt**2 / 2 + sum(prompt * len(y) + len(y) ** 2 / 2 for y in row.responses)
+    return 3 * (row.num_tokens * a_token + looks * LAYERS * 4 * HIDDEN)
+
+
+def small_llama(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """Seven layers of width 256, tied embeddings, random weights of seed 0."""
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=HIDDEN,
+            intermediate_size=INTERMEDIATE,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS,
+            num_key_value_heads=HEADS,
+            max_position_embeddings=MAX_TOKENS,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def byte_pair_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+    """Byte-level byte pairs, learned from the texts."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<pad>", "<eos>"]
+    tokenizer.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=special)
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")

@@ -1,0 +1,126 @@
+"""PPO episodes per second: this project's stage `ppo_max`, and TRL's experimental PPOTrainer.
+
+    pip install --no-deps --target .bench/trl-1.10 trl==1.10.0   (the last release that has it)
+    python -m tests.bench.ppo --pairs Anthropic/hh-rlhf/harmless-base
+
+The same small Llama as policy, reference, critic and scorer, prompts of at most 48 tokens,
+responses of 48 (random weights do not end theirs), a batch of 64, one update a batch. Each is a
+process of its own, in turns. Prints a table: episodes per second (median, least, most) over all
+steps but the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+from models.nets.loading import load_tokenizer, new_scorer, save_model
+from models.preferences.load import load_preferences
+from models.preferences.readers import Source
+from tests.bench.material import byte_pair_tokenizer
+from tests.bench.rollouts import llama
+
+ROOT = Path(__file__).resolve().parents[2]
+BATCH, PROMPT, RESPONSE, STEPS = 64, 48, 48, 6
+WIDTH, LAYERS = 128, 4  # 1.9 million parameters
+
+
+def main() -> None:
+    """Run each in turn, print."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.ppo")
+    parser.add_argument("--pairs", required=True, help="HH's harmless pairs: a file or a hub id")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--peer", type=Path, default=ROOT / ".bench/trl-1.10", help="where TRL is")
+    options = parser.parse_args()
+    arms: dict[str, Callable[[Path, Path], list[float]]] = {
+        "Trimtab, two ranks": ours,
+        "TRL, two threads": lambda material, work: theirs(material, work, options.peer),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in arms}
+    with tempfile.TemporaryDirectory() as folder:
+        material = Path(folder) / "material"
+        make_material(options.pairs, material)
+        for turn in range(options.runs):
+            for number, (name, arm) in enumerate(arms.items()):
+                work = Path(folder) / f"{turn}-{number}"
+                work.mkdir()
+                times = arm(material, work)
+                rates[name].append(BATCH * (len(times) - 1) / (times[-1] - times[0]))
+                print(f"{turn} {name}: {rates[name][-1]:.1f}", file=sys.stderr, flush=True)
+    print("| | episodes/s | least to most | Trimtab is faster by |")
+    print("|---|---|---|---|")
+    first, *_ = rates.values()
+    for name, found in rates.items():
+        ratio = median(mine / other for mine, other in zip(first, found, strict=True))
+        spread = f"{min(found):.1f} to {max(found):.1f}"
+        print(f"| {name} | {median(found):.1f} | {spread} | {ratio:.2f} |")
+
+
+def make_material(source: str, folder: Path) -> None:
+    """`folder`/policy, scorer and data/policy_prompts.jsonl: beginnings of real prompts."""
+    found, _, _ = load_preferences([Source(source)], on_bad_rows="quarantine")
+    texts = [pair.prompt for pair in found]
+    tokenizer = byte_pair_tokenizer(texts)
+    model = llama(WIDTH, LAYERS)
+    model.config.eos_token_id = tokenizer.eos_token_id
+    for name in ("policy", "scorer"):
+        (folder / name).mkdir(parents=True)
+    save_model(model, tokenizer, folder / "policy" / "model")
+    save_model(new_scorer(folder / "policy" / "model", 1, 0), tokenizer, folder / "scorer/model")
+    tokenizer = load_tokenizer(folder / "policy" / "model")
+    (folder / "data").mkdir()
+    with (folder / "data" / "policy_prompts.jsonl").open("w") as stream:
+        for text in texts[: BATCH * STEPS]:
+            short = tokenizer.decode(tokenizer(text)["input_ids"][:PROMPT])
+            stream.write(json.dumps({"prompt": short}) + "\n")
+
+
+def ours(material: Path, work: Path) -> list[float]:
+    """The stage `ppo_max`, as a run starts it; returns when each step ended."""
+    (work / "output").mkdir()
+    inputs = {name: str(material / name) for name in ("policy", "scorer", "data")}
+    config = {
+        "num_steps": STEPS,
+        "rollout_batch": BATCH,
+        "train_batch": BATCH,
+        "critic_pretrain_steps": 0,
+        "rehearsal_coef": 0,
+        "temperature": 0.8,
+        "top_p": 1.0,
+        "max_new_tokens": RESPONSE,
+    }
+    job = {
+        "stage": "ppo_max",
+        "config": config,
+        "inputs": {**inputs, "reference": inputs["policy"]},
+        "workdir": str(work),
+        "num_threads": 1,
+        "num_ranks": 2,
+    }
+    (work / "job.json").write_text(json.dumps(job))
+    command = [sys.executable, "-m", "models.engine.entry", str(work / "job.json")]
+    subprocess.run(command, check=True, cwd=ROOT, stderr=subprocess.DEVNULL)
+    rows = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
+    return [row["time"] for row in rows if "metrics" in row]
+
+
+def theirs(material: Path, work: Path, peer: Path) -> list[float]:
+    """PPOTrainer, in a process of its own; returns when each step ended."""
+    script, output = Path(__file__).with_name("trl_ppo.py"), work / "steps.json"
+    command = [sys.executable, str(script), str(material), str(output)]
+    command += [str(number) for number in (STEPS, BATCH, RESPONSE)]
+    environment = {**os.environ, "PYTHONPATH": str(peer)}
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    times: list[float] = json.loads(output.read_text())["times"]
+    return times
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""One epoch of reward-model training on real pairs: this project's stage, and TRL's RewardTrainer.
+
+    pip install --no-deps --target .bench/trl-1.16 trl==1.16.0
+    python -m tests.bench.reward_model --pairs Anthropic/hh-rlhf/harmless-base --limit 96
+
+The same small Llama, tokens, batch size, optimiser and schedule; each a process of its own, in
+turns. Prints a table: pairs per second (median, least, most), and the share of the machine's rate
+of float32 matrix products that useful tokens make.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import mean, median
+
+from models.engine.batches import epoch_batches
+from models.engine.data import read_pairs
+from models.nets.loading import load_tokenizer
+from models.nets.packing import Candidates
+from tests.bench.machine import matrix_rate
+from tests.bench.material import MAX_TOKENS, make_material, training_work
+
+ROOT = Path(__file__).resolve().parents[2]
+BATCH, RATE = 16, 5e-4
+# The schedule and optimiser of models.engine.optimiser in TRL's words.
+SAME = {
+    "per_device_train_batch_size": BATCH,
+    "learning_rate": RATE,
+    "lr_scheduler_type": "cosine_with_min_lr",
+    "lr_scheduler_kwargs": {"min_lr_rate": 0.1},
+    "warmup_steps": 0.1,
+    "adam_beta2": 0.95,
+    "num_train_epochs": 1,
+}
+# What it has for a CPU: no recomputation of activations, rows of like length in a batch.
+BEST = {
+    "gradient_checkpointing": False,
+    "train_sampling_strategy": "group_by_length",
+    "remove_unused_columns": False,  # the lengths
+}
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Pairs per second, mean loss of the last quarter of the steps (nats), the machine's rate."""
+
+    rate: float
+    loss: float
+    machine: float
+
+
+def main() -> None:
+    """Run each in turn, print."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.reward_model")
+    parser.add_argument("--pairs", required=True, help="HH's harmless pairs: a file or a hub id")
+    parser.add_argument("--limit", type=int, help="train on the first so many; default: all")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--peer", type=Path, default=ROOT / ".bench/trl-1.16", help="where TRL is")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        material = Path(folder) / "material"
+        make_material(options.pairs, material, options.limit)
+        arms: dict[str, Callable[[Path], Epoch]] = {
+            "Trimtab, two ranks": lambda work: ours(material, work),
+            "TRL, its defaults": lambda work: theirs(material, work, {}, options.peer),
+            "TRL, its best settings": lambda work: theirs(material, work, BEST, options.peer),
+        }
+        epochs: dict[str, list[Epoch]] = {name: [] for name in arms}
+        for turn in range(options.runs):
+            for number, (name, arm) in enumerate(arms.items()):
+                work = Path(folder) / f"{turn}-{number}"
+                work.mkdir()
+                epochs[name].append(arm(work))
+                print(f"{turn} {name}: {epochs[name][-1]}", file=sys.stderr, flush=True)
+        print(table(epochs, mean(map(training_work, rows_of(material)))))
+
+
+def ours(material: Path, work: Path) -> Epoch:
+    """The stage `reward_model`, as a run starts it."""
+    (work / "output").mkdir()
+    train = {"batch_size": BATCH, "learning_rate": RATE, "num_ranks": 2}
+    job = {
+        "stage": "reward_model",
+        "config": {"train": train},
+        "inputs": {name: str(material / name) for name in ("policy", "preferences")},
+        "workdir": str(work),
+        "num_threads": 1,
+        "num_ranks": 2,
+    }
+    (work / "job.json").write_text(json.dumps(job))
+    command = [sys.executable, "-m", "models.engine.entry", str(work / "job.json")]
+    subprocess.run(command, check=True, cwd=ROOT)
+    lines = map(json.loads, (work / "metrics.jsonl").read_text().splitlines())
+    steps = [line for line in lines if "metrics" in line]
+    losses = [step["metrics"]["loss"] for step in steps]
+    # Nothing tells when its first step began: what is counted is the tokens of the others.
+    rows = rows_of(material)
+    first, *_ = epoch_batches([row.num_tokens for row in rows], BATCH, seed=0, epoch=0)
+    uncounted = sum(rows[index].num_tokens for index in first)
+    share = 1 - uncounted / sum(row.num_tokens for row in rows)
+    return epoch([step["time"] for step in steps], losses, share * len(rows))
+
+
+def theirs(material: Path, work: Path, more: dict[str, object], peer: Path) -> Epoch:
+    """RewardTrainer, in a process of its own."""
+    script, output = Path(__file__).with_name("trl_reward_model.py"), work / "steps.json"
+    environment = {**os.environ, "PYTHONPATH": str(peer)}
+    command = [sys.executable, str(script), str(material), str(output), json.dumps(SAME | more)]
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    steps = json.loads(output.read_text())
+    return epoch(steps["times"], steps["losses"], len(rows_of(material)))
+
+
+def epoch(times: list[float], losses: list[float], num_pairs: float) -> Epoch:
+    """`num_pairs` average pairs were passed from the first of the times to the last."""
+    rate = num_pairs / (times[-1] - times[0])
+    return Epoch(rate, mean(losses[-len(losses) // 4 :]), matrix_rate())
+
+
+@cache
+def rows_of(material: Path) -> Sequence[Candidates]:
+    """The training pairs, packed."""
+    tokenizer = load_tokenizer(material / "policy" / "model")
+    return read_pairs(material / "preferences" / "train.jsonl", tokenizer, MAX_TOKENS).rows
+
+
+def table(epochs: dict[str, list[Epoch]], work: float) -> str:
+    """A row for each, with the first's ratio to it in the same turns.
+
+    work: of a pair, without padding and with its prompt once.
+    """
+    lines = ["| | pairs/s | least to most | Trimtab is faster by | of the machine's rate | loss |"]
+    lines.append("|---|---|---|---|---|---|")
+    first, *_ = epochs.values()
+    for name, found in epochs.items():
+        rates = [each.rate for each in found]
+        ratio = median(mine.rate / other.rate for mine, other in zip(first, found, strict=True))
+        share = median(each.rate * work / each.machine for each in found)
+        spread = f"{min(rates):.2f} to {max(rates):.2f}"
+        loss = mean(each.loss for each in found)
+        lines.append(
+            f"| {name} | {median(rates):.2f} | {spread} | {ratio:.2f} | {share:.0%} | {loss:.3f} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

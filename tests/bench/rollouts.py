@@ -1,0 +1,121 @@
+"""Sampling: this project's decoding loop on two ranks, and transformers' `generate` on two threads.
+
+    python -m tests.bench.rollouts
+
+The same small Llamas from random weights, prompts and lengths, one distribution to draw from; no
+response ends early. Each a process of its own, in turns. Prints a table: tokens per second (median,
+least, most).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from statistics import median
+from types import SimpleNamespace
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from models.engine import ranks
+from models.engine.rollouts import sample
+from models.nets.generation import Sampling
+
+VOCABULARY, BATCH, PROMPT, RESPONSE = 8192, 64, 48, 48
+# Width and layers, for about one, two, five and ten million parameters.
+SIZES = {"1 M": (96, 2), "2 M": (128, 4), "5 M": (256, 4), "10 M": (320, 6)}
+ARMS = ("Trimtab", "generate")
+
+
+def main() -> None:
+    """Run each in turn, print."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.rollouts")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
+    parser.add_argument("--size", choices=SIZES, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.arm is not None:
+        print(tokens_per_second(options.arm, options.size))
+        return
+    print("| parameters | Trimtab, tokens/s | `generate`, tokens/s | times as fast |")
+    print("|---|---|---|---|")
+    for size in SIZES:
+        rates: dict[str, list[float]] = {arm: [] for arm in ARMS}
+        for _ in range(options.runs):
+            for arm in ARMS:
+                rates[arm].append(_in_a_process(arm, size))
+        ratio = median(mine / other for mine, other in zip(*rates.values(), strict=True))
+        cells = [
+            f"{median(found):,.0f} ({min(found):,.0f} to {max(found):,.0f})"
+            for found in rates.values()
+        ]
+        print(f"| {size} | {cells[0]} | {cells[1]} | {ratio:.1f} |", flush=True)
+
+
+def _in_a_process(arm: str, size: str) -> float:
+    command = [sys.executable, "-m", "tests.bench.rollouts", "--arm", arm, "--size", size]
+    return float(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
+
+
+def tokens_per_second(arm: str, size: str) -> float:
+    """Of the second batch: the first warms up."""
+    if arm == "Trimtab":
+        ranks.start(2)
+        torch.set_num_threads(1)
+    else:
+        torch.set_num_threads(2)
+    model = llama(*SIZES[size]).eval()
+    prompts = torch.randint(2, VOCABULARY, (BATCH, PROMPT)).tolist()
+    once = _trimtab if arm == "Trimtab" else _generate
+    once(model, prompts)
+    started = time.perf_counter()
+    once(model, prompts)
+    seconds = time.perf_counter() - started
+    ranks.leave()
+    return BATCH * RESPONSE / seconds
+
+
+def llama(width: int, layers: int) -> LlamaForCausalLM:
+    """A Llama from random weights of seed 0, its embeddings tied."""
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=width,
+            intermediate_size=3 * width,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            max_position_embeddings=256,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    )
+
+
+def _trimtab(model: LlamaForCausalLM, prompts: list[list[int]]) -> None:
+    tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=-1)  # none ends a response
+    sampling = Sampling(temperature=0.8, max_new_tokens=RESPONSE)
+    sample(model, tokenizer, prompts, sampling, torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def _generate(model: LlamaForCausalLM, prompts: list[list[int]]) -> None:
+    ids = torch.tensor(prompts)
+    model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=True,
+        temperature=0.8,
+        top_k=0,
+        max_new_tokens=RESPONSE,
+    )
+
+
+if __name__ == "__main__":
+    main()
