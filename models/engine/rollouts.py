@@ -13,6 +13,8 @@ from models.nets.generation import Samples, Sampling, decode, decoding_batches
 from models.nets.packing import token_ids
 
 CACHE_TOKENS = 32_768
+# However few ranks there are: one samples in the same batches as two, so the same to the bit.
+MIN_BATCHES = 2
 
 
 def encode_prompts(
@@ -38,13 +40,14 @@ def sample(
 ) -> Samples:
     """One sampled response for every prompt, in order.
 
-    Every response has random numbers of its own, so that it does not depend on those it shares a
-    batch with, nor on the number of ranks. All ranks get all responses.
+    Every response has random numbers of its own, so that but for rounding it does not depend on
+    those it shares a batch with, nor on the number of ranks. All ranks get all responses.
     """
     was_training = model.training
     model.eval()
     length = sampling.max_new_tokens
-    batches = decoding_batches(prompts, length, cache_tokens)
+    at_least = max(MIN_BATCHES, ranks.count())  # every rank has one
+    batches = decoding_batches(prompts, length, cache_tokens, at_least)
     draws = torch.rand(len(prompts), length, generator=generator, device="cpu").to(model.device)
     # Token ids are stored as one more each, before zeros.
     tokens, logprobs, entropies = (torch.zeros(len(prompts), length) for _ in range(3))

@@ -1,22 +1,20 @@
 """Sampling responses: a bare cached decoding loop over a transformers causal language model.
 
-`generate` spends most of its time in bookkeeping at small scale (1,300 tokens/s against 5,600 of a
-bare loop, measured on two cores); this loop does the forward pass, the sampling and nothing else,
-and drops finished rows from the batch as soon as a fifth of it is done.
+`generate` spends much of its time in bookkeeping at small scale (docs/performance.md); this loop
+does the forward pass, the sampling and nothing else, and drops finished rows from the batch as soon
+as a fifth of it is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-# Two ranks have one each. Not their number: what is sampled is to be the same to the bit on any.
-MIN_BATCHES = 2
 MOST_LIKELY = 256  # tokens looked at first where a nucleus is asked for
 
 
@@ -31,16 +29,19 @@ class Sampling:
 
 
 def decoding_batches(
-    prompts: Sequence[list[int]], max_new_tokens: int, cache_tokens: int
+    prompts: Sequence[list[int]], max_new_tokens: int, cache_tokens: int, at_least: int
 ) -> list[list[int]]:
     """Indices of prompts by batch: equal prompts together, then those of similar length.
 
-    As many at once as `cache_tokens` tokens of key-value cache allow, in MIN_BATCHES at least.
+    As few batches as `cache_tokens` tokens of key-value cache allow, but `at_least` so many if
+    there are as many prompts; all of about one size.
     """
     order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), prompts[index]))
     longest = max(map(len, prompts), default=0) + max_new_tokens
-    size = max(1, min(cache_tokens // longest, -(-len(prompts) // MIN_BATCHES)))
-    return [order[start : start + size] for start in range(0, len(order), size)]
+    at_once = max(1, cache_tokens // longest)
+    count = min(len(order), max(at_least, -(-len(order) // at_once)))
+    ends = [len(order) * number // count for number in range(count + 1)] if count else []
+    return [order[start:end] for start, end in pairwise(ends)]
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from models.config_parts import ModelConfig
+from models.nets.loading import build_policy, save_model
 from models.nets.packing import Candidates
 from models.preferences.load import load_preferences
 from models.preferences.readers import Source
 
 VOCABULARY, MAX_TOKENS = 8192, 1024
-HIDDEN, INTERMEDIATE, LAYERS, HEADS = 256, 768, 7, 4
+HIDDEN, LAYERS = 256, 7
 
 
 def make_material(source: str, folder: Path, limit: int | None = None) -> int:
@@ -34,9 +36,8 @@ def make_material(source: str, folder: Path, limit: int | None = None) -> int:
     for name, part in (("train", rows), ("validation", rows[:8]), ("test", rows[:8])):
         lines = "".join(json.dumps(row) + "\n" for row in part)
         (folder / "preferences" / f"{name}.jsonl").write_text(lines)
-    model = small_llama(tokenizer)
-    model.save_pretrained(folder / "policy" / "model")
-    tokenizer.save_pretrained(folder / "policy" / "model")
+    model = small_llama(tokenizer, HIDDEN, LAYERS, MAX_TOKENS)
+    save_model(model, tokenizer, folder / "policy" / "model")
     return len(rows)
 
 
@@ -45,30 +46,19 @@ def training_work(row: Candidates) -> float:
 
     Two a parameter and token forward and four backward, embeddings apart, and causal attention.
     """
-    a_token = LAYERS * 2 * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * INTERMEDIATE)
+    a_token = LAYERS * 2 * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * 3 * HIDDEN)
     prompt = len(row.prompt)
     looks = prompt**2 / 2 + sum(prompt * len(y) + len(y) ** 2 / 2 for y in row.responses)
     return 3 * (row.num_tokens * a_token + looks * LAYERS * 4 * HIDDEN)
 
 
-def small_llama(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Seven layers of width 256, tied embeddings, random weights of seed 0."""
+def small_llama(
+    tokenizer: PreTrainedTokenizerBase, width: int, layers: int, max_tokens: int
+) -> PreTrainedModel:
+    """The Llama of four heads that a run would train from scratch, random weights of seed 0."""
     torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=HIDDEN,
-            intermediate_size=INTERMEDIATE,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS,
-            num_key_value_heads=HEADS,
-            max_position_embeddings=MAX_TOKENS,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
+    config = ModelConfig(hidden_size=width, num_layers=layers, max_length=max_tokens)
+    return build_policy(config, tokenizer)
 
 
 def byte_pair_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:

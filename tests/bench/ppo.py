@@ -24,8 +24,7 @@ from statistics import median
 from models.nets.loading import load_tokenizer, new_scorer, save_model
 from models.preferences.load import load_preferences
 from models.preferences.readers import Source
-from tests.bench.material import byte_pair_tokenizer
-from tests.bench.rollouts import llama
+from tests.bench.material import byte_pair_tokenizer, small_llama
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH, PROMPT, RESPONSE, STEPS = 64, 48, 48, 6
@@ -68,8 +67,7 @@ def make_material(source: str, folder: Path) -> None:
     found, _, _ = load_preferences([Source(source)], on_bad_rows="quarantine")
     texts = [pair.prompt for pair in found]
     tokenizer = byte_pair_tokenizer(texts)
-    model = llama(WIDTH, LAYERS)
-    model.config.eos_token_id = tokenizer.eos_token_id
+    model = small_llama(tokenizer, WIDTH, LAYERS, max_tokens=256)
     for name in ("policy", "scorer"):
         (folder / name).mkdir(parents=True)
     save_model(model, tokenizer, folder / "policy" / "model")

@@ -15,14 +15,14 @@ import subprocess
 import sys
 import time
 from statistics import median
-from types import SimpleNamespace
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from models.engine import ranks
 from models.engine.rollouts import sample
 from models.nets.generation import Sampling
+from tests.bench.material import small_llama
 
 VOCABULARY, BATCH, PROMPT, RESPONSE = 8192, 64, 48, 48
 # Width and layers, for about one, two, five and ten million parameters.
@@ -67,7 +67,7 @@ def tokens_per_second(arm: str, size: str) -> float:
         torch.set_num_threads(1)
     else:
         torch.set_num_threads(2)
-    model = llama(*SIZES[size]).eval()
+    model = small_llama(_Tokenizer(), *SIZES[size], max_tokens=256).eval()
     prompts = torch.randint(2, VOCABULARY, (BATCH, PROMPT)).tolist()
     once = _trimtab if arm == "Trimtab" else _generate
     once(model, prompts)
@@ -78,34 +78,23 @@ def tokens_per_second(arm: str, size: str) -> float:
     return BATCH * RESPONSE / seconds
 
 
-def llama(width: int, layers: int) -> LlamaForCausalLM:
-    """A Llama from random weights of seed 0, its embeddings tied."""
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=width,
-            intermediate_size=3 * width,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            max_position_embeddings=256,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-    )
+class _Tokenizer:
+    """All that a model and sampling ask of one; no token ends a response."""
+
+    pad_token_id = 0
+    eos_token_id = None
+
+    def __len__(self) -> int:
+        return VOCABULARY
 
 
-def _trimtab(model: LlamaForCausalLM, prompts: list[list[int]]) -> None:
-    tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=-1)  # none ends a response
+def _trimtab(model: PreTrainedModel, prompts: list[list[int]]) -> None:
     sampling = Sampling(temperature=0.8, max_new_tokens=RESPONSE)
-    sample(model, tokenizer, prompts, sampling, torch.Generator().manual_seed(0))
+    sample(model, _Tokenizer(), prompts, sampling, torch.Generator().manual_seed(0))
 
 
 @torch.no_grad()
-def _generate(model: LlamaForCausalLM, prompts: list[list[int]]) -> None:
+def _generate(model: PreTrainedModel, prompts: list[list[int]]) -> None:
     ids = torch.tensor(prompts)
     model.generate(
         input_ids=ids,

@@ -22,7 +22,7 @@ from transformers import (
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
 
-class Steps(TrainerCallback):  # type: ignore[misc]
+class Steps(TrainerCallback):
     """When each step ended."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trai
 from trl import RewardConfig, RewardTrainer
 
 
-class Steps(TrainerCallback):  # type: ignore[misc]
+class Steps(TrainerCallback):
     """When the first step began and each ended; losses."""
 
     def __init__(self) -> None:
