@@ -1,8 +1,8 @@
 """Sampling responses: a bare cached decoding loop over a transformers causal language model.
 
 `generate` spends much of its time in bookkeeping at small scale (docs/performance.md); this loop
-does the forward pass, the sampling and nothing else, and drops finished rows from the batch as soon
-as a fifth of it is done.
+does the pass (`decoding_steps`), the draw and nothing else, and drops finished rows from
+the batch as soon as a fifth of it is done.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from itertools import groupby, pairwise
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from models.nets.decoding_steps import begin
 
 MOST_LIKELY = 256  # tokens looked at first where a nucleus is asked for
+_NONE = -1  # in place of a token
 
 
 @dataclass(frozen=True)
@@ -72,25 +75,24 @@ def decode(
     the model, and its cache serves all.
     """
     distinct = [prompt for prompt, _ in groupby(prompts)]
-    rows = _Rows(model, distinct, tokenizer.pad_token_id)
+    rows = _Rows(model, distinct, tokenizer.pad_token_id, sampling.max_new_tokens)
     if len(distinct) < len(prompts):
         repeats = torch.tensor([len(list(group)) for _, group in groupby(prompts)])
         rows.select(torch.arange(len(distinct)).repeat_interleave(repeats))
     alive = torch.arange(len(prompts))
     finished = torch.zeros(len(prompts), dtype=torch.bool)
-    samples = Samples([[] for _ in prompts], torch.zeros(draws.shape), torch.zeros(draws.shape))
-    for number in range(1, sampling.max_new_tokens + 1):
+    tokens = torch.full(draws.shape, _NONE)
+    logprobs, entropies = torch.zeros(draws.shape), torch.zeros(draws.shape)
+    for number in range(sampling.max_new_tokens):
         scaled = rows.logits / sampling.temperature
         probabilities = scaled.softmax(-1)
-        chosen = _choose(probabilities, rows, sampling, draws[:, number - 1])
-        for place, (row, token) in enumerate(zip(alive.tolist(), chosen.tolist(), strict=True)):
-            if not finished[place]:
-                samples.responses[row].append(token)
-        logprobs, entropies = _judge(scaled, probabilities, chosen)
-        samples.logprobs[alive, number - 1] = logprobs.masked_fill(finished, 0.0)
-        samples.entropies[alive, number - 1] = entropies.masked_fill(finished, 0.0)
+        chosen = _choose(probabilities, rows, sampling, draws[:, number])
+        own_logprobs, own_entropies = _judge(scaled, probabilities, chosen)
+        tokens[alive, number] = chosen.masked_fill(finished, _NONE)
+        logprobs[alive, number] = own_logprobs.masked_fill(finished, 0.0)
+        entropies[alive, number] = own_entropies.masked_fill(finished, 0.0)
         finished = finished | (chosen == tokenizer.eos_token_id)
-        if number == sampling.max_new_tokens or bool(finished.all()):
+        if number + 1 == sampling.max_new_tokens or bool(finished.all()):
             break
         if finished.float().mean() >= 0.2:
             keep = (~finished).nonzero()[:, 0]
@@ -98,47 +100,34 @@ def decode(
             alive, finished, chosen = alive[keep], finished[keep], chosen[keep]
             draws = draws[keep]
         rows.feed(chosen)
-    return samples
+    return Samples([row[row != _NONE].tolist() for row in tokens], logprobs, entropies)
 
 
 class _Rows:
-    """Rows under way: their cache, the logits (B, V) of the next token, the tokens they hold."""
+    """Rows under way: the logits (B, V) of the next token, its position, the tokens they hold."""
 
-    def __init__(self, model: PreTrainedModel, prompts: Sequence[list[int]], pad_id: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, prompts: Sequence[list[int]], pad_id: int, room: int
+    ) -> None:
         width = max(map(len, prompts))
         tokens = torch.tensor([[pad_id] * (width - len(p)) + p for p in prompts])
-        self.mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-        self.model = model
-        self.cache = DynamicCache(config=model.config)
-        self.seen = _seen_tokens(tokens, self.mask, model.config.vocab_size)
-        position = self.mask.cumsum(1).sub(1).clamp(min=0)
-        self.position = position[:, -1:]
-        self.logits = self._run(tokens, position)
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+        position = mask.cumsum(1).sub(1).clamp(min=0)
+        self.logits, self.steps = begin(model, tokens, mask, position, room)
+        self.seen = _seen_tokens(tokens, mask, model.config.vocab_size)
+        self.position = position[:, -1]
 
     def select(self, index: Tensor) -> None:
         """Go on with the rows of `index` (b,), in which one may come several times."""
-        self.cache.batch_select_indices(index)
-        self.mask, self.seen = self.mask[index], self.seen[index]
-        self.position, self.logits = self.position[index], self.logits[index]
+        self.steps.select(index)
+        self.seen, self.position = self.seen[index], self.position[index]
+        self.logits = self.logits[index]
 
     def feed(self, chosen: Tensor) -> None:
         """Append a token (B,) to every row."""
         self.seen.scatter_(1, chosen[:, None], True)
-        self.mask = torch.cat([self.mask, self.mask.new_ones(len(chosen), 1)], dim=1)
         self.position = self.position + 1
-        self.logits = self._run(chosen[:, None], self.position)
-
-    def _run(self, tokens: Tensor, position: Tensor) -> Tensor:
-        output = self.model(
-            input_ids=tokens,
-            attention_mask=self.mask,
-            position_ids=position,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        logits: Tensor = output.logits[:, -1]
-        return logits
+        self.logits = self.steps.step(chosen, self.position)
 
 
 def _seen_tokens(tokens: Tensor, mask: Tensor, vocab_size: int) -> Tensor:
@@ -170,9 +159,11 @@ def _choose(probabilities: Tensor, rows: _Rows, sampling: Sampling, draw: Tensor
 
 def _judge(logits: Tensor, probabilities: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probabilities (B,) of tokens and entropies (B,), of logits and their softmax (B, V)."""
-    largest, place = logits.max(-1)
-    log_sum = largest - probabilities.gather(1, place[:, None])[:, 0].log()
-    logprobs = logits.gather(1, tokens[:, None])[:, 0] - log_sum
+    place = tokens[:, None]
+    own = probabilities.gather(1, place)[:, 0]
+    # None is left of what is unlikely and was drawn all the same, for what others were penalised.
+    logprobs = own.clamp(min=torch.finfo(own.dtype).tiny).log()
+    log_sum = logits.gather(1, place)[:, 0] - logprobs
     return logprobs, log_sum - torch.linalg.vecdot(probabilities, logits)
 
 
