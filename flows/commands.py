@@ -25,6 +25,7 @@ def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
     from flows.changes import changed, parsed
     from flows.config import ConfigError
     from flows.recipes import MACHINES, recipe_named
+    from flows.runner import on_cluster
 
     try:
         _check_options(options)
@@ -38,11 +39,11 @@ def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
         return 0
     if options.dry_run:
         return _dry_run(config, options, settings)
-    if options.recipe in MACHINES:
+    needed, here = MACHINES.get(options.recipe), len(settings.gpus)
+    if needed is not None and here < needed.num_devices and not on_cluster():
         print(
-            f"trimtab: {options.recipe} is for a plan: its PPO needs more than one GPU, which this "
-            "build cannot use for it. Only --dry-run and --print-config take it; hh-smollm2 is the "
-            "same with a small model",
+            f"trimtab: {options.recipe} is for {needed}; this host has {here}. --dry-run says what "
+            "it would need; hh-smollm2 is the same with a small model",
             file=sys.stderr,
         )
         return 2

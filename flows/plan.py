@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from pydantic import ValidationError
+
 from flows.config import RunConfig
 from flows.rlhf import audit, experiment, first_round, scorers
 from flows.run import Run
+from models.config_parts import TrainerConfig
 from models.planning.amounts import Amounts, of_preferences, of_world
 from models.planning.machine import Machine
 from models.planning.shapes import ModelShape, shape_of
@@ -75,12 +78,24 @@ class PlanRow:
 
     roles: tuple[str, ...]
     stage: PlannedStage
+    setting: Setting
     work: Work
 
     @property
     def name(self) -> str:
         """The roles as one text."""
         return ", ".join(self.roles)
+
+    def in_parts(self, zero_stage: int, num_ranks: int) -> Work | None:
+        """Its work by so many ranks under ZeRO; none where it cannot be done so."""
+        config, changes = self.stage.config, {"num_ranks": num_ranks, "zero": {"stage": zero_stage}}
+        values = config.model_dump()
+        (values if isinstance(config, TrainerConfig) else values["train"]).update(changes)
+        try:
+            changed = type(config).model_validate(values)
+        except ValidationError:
+            return None
+        return work_of(self.stage.stage, changed, self.setting)
 
 
 @dataclass(frozen=True)
@@ -115,14 +130,11 @@ def make_plan(config: RunConfig, flow: str, machine: Machine) -> Plan:
     for role, stage in run.roles.items():
         roles.setdefault(id(stage), []).append(role)
     stages = {id(stage): stage for stage in run.roles.values()}
-    rows = [
-        PlanRow(
-            tuple(roles[key]),
-            stage,
-            work_of(stage.stage, stage.config, _setting(stage, shape, amounts)),
-        )
-        for key, stage in stages.items()
-    ]
+    rows = []
+    for key, stage in stages.items():
+        setting = _setting(stage, shape, amounts)
+        work = work_of(stage.stage, stage.config, setting)
+        rows.append(PlanRow(tuple(roles[key]), stage, setting, work))
     rows.sort(key=lambda row: row.stage.step)
     return Plan(config, flow, shape, amounts, machine, rows)
 

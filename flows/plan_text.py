@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from flows.plan import Plan, PlanRow
-from models.planning.machine import GIB, zero_stage_that_fits
-from models.planning.memory import FLOAT_BYTES, Memory
+from flows.plan_layout import bullets, count, names, size, table, tokens
+from models.config_parts import trainer_of
+from models.planning.memory import FLOAT_BYTES
 from models.planning.work import CACHE_TOKENS, PASS_TOKENS
 
-WIDTH = 100
 WORK_HEADER = ("step", "role", "stage", "examples", "steps", "sampled", "forward", "trained")
 MEMORY_HEADER = (
     *("peak in", "parameters", "weights", "gradients", "Adam", "frozen"),
@@ -19,7 +18,7 @@ MEMORY_HEADER = (
 )
 THIS_BUILD = (
     "Trainers compute in float32, each on a GPU of its own where there are any; so do ranks that "
-    "share batches out (train.num_ranks). Each holds the whole model, with train.zero a part, as "
+    "share batches out (num_ranks). Each holds the whole of its models, with ZeRO a part, as "
     "counted above."
 )
 
@@ -34,9 +33,9 @@ def plan_text(plan: Plan) -> str:
         f"as a policy, {shape.scorer_parameters(1):,} as a reward model or critic.",
         "Work. Stages of one step can run at once; tokens are upper bounds.\n" + _work_table(plan),
         "Memory of one process at its peak, predicted.\n" + _memory_table(plan),
-        "Machine\n" + _bullets(_machine(plan)),
-        "Warnings\n" + _bullets(_warnings(plan) or ["none: everything fits"]),
-        "Assumptions\n" + _bullets(_assumptions(plan)),
+        "Machine\n" + bullets(_machine(plan)),
+        "Warnings\n" + bullets(_warnings(plan) or ["none: everything fits"]),
+        "Assumptions\n" + bullets(_assumptions(plan)),
     ]
     return "\n\n".join(parts)
 
@@ -48,22 +47,22 @@ def _work_table(plan: Plan) -> str:
             row.name,
             row.stage.stage,
             f"{row.work.examples:,}",
-            _count(row.work.optimiser_steps),
-            _tokens(row.work.sampled_tokens),
-            _tokens(row.work.forward_tokens),
-            _tokens(row.work.trained_tokens),
+            count(row.work.optimiser_steps),
+            tokens(row.work.sampled_tokens),
+            tokens(row.work.forward_tokens),
+            tokens(row.work.trained_tokens),
         )
         for row in plan.rows
     ]
     works = [row.work for row in plan.rows]
     total = (
         *("", "total", "", ""),
-        _count(sum(work.optimiser_steps for work in works)),
-        _tokens(sum(work.sampled_tokens for work in works)),
-        _tokens(sum(work.forward_tokens for work in works)),
-        _tokens(sum(work.trained_tokens for work in works)),
+        count(sum(work.optimiser_steps for work in works)),
+        tokens(sum(work.sampled_tokens for work in works)),
+        tokens(sum(work.forward_tokens for work in works)),
+        tokens(sum(work.trained_tokens for work in works)),
     )
-    return _table(WORK_HEADER, [*rows, total], texts=(1, 2))
+    return table(WORK_HEADER, [*rows, total], texts=(1, 2))
 
 
 def _memory_table(plan: Plan) -> str:
@@ -72,9 +71,9 @@ def _memory_table(plan: Plan) -> str:
         work = same[0].work
         phase, memory = work.peak
         parts = (memory.weights, memory.gradients, memory.optimiser, memory.frozen)
-        cells = [_size(part) for part in (*parts, memory.activations, memory.cache, memory.total)]
-        rows.append((phase, _count(work.parameters), *cells, _names(same)))
-    return _table(MEMORY_HEADER, rows, texts=(0, 9))
+        cells = [size(part) for part in (*parts, memory.activations, memory.cache, memory.total)]
+        rows.append((phase, count(work.parameters), *cells, _names(same)))
+    return table(MEMORY_HEADER, rows, texts=(0, 9))
 
 
 def _by_peak(rows: Iterable[PlanRow]) -> list[list[PlanRow]]:
@@ -97,8 +96,8 @@ def _machine(plan: Plan) -> list[str]:
         if len(rows) * each > 1:
             lines.append(
                 f"step {rows[0].stage.step}: {_names(rows)}{' at once' * (len(rows) > 1)}, on "
-                f"{each * min(len(rows), at_once)} of {machine.num_devices} GPUs"
-                + (f" in {waves} waves" if waves > 1 else "")
+                f"{min(each * min(len(rows), at_once), machine.num_devices)} of "
+                f"{machine.num_devices} GPUs" + (f" in {waves} waves" if waves > 1 else "")
             )
     return [*lines, f"every other step: one trainer, on 1 of {machine.num_devices} GPUs"]
 
@@ -114,11 +113,17 @@ def _too_large_for_a_gpu(plan: Plan) -> list[str]:
     lines = []
     for same in _by_peak(plan.rows):
         phase, memory = same[0].work.peak
+        ranks = same[0].work.num_ranks
+        if ranks > plan.machine.num_devices:
+            lines.append(
+                f"TOO FEW GPUS: {_names(same)}. Its {ranks} ranks (num_ranks) take one each, there "
+                f"are {plan.machine.num_devices}"
+            )
         if memory.total > plan.machine.memory:
             lines.append(
-                f"DOES NOT FIT on one GPU: {_names(same)}. {_size(memory.total)} in the phase "
-                f"`{phase}`, a GPU has {_size(plan.machine.memory)}. "
-                f"{_remedy(plan, same[0], memory)}"
+                f"DOES NOT FIT on one GPU: {_names(same)}. {size(memory.total)} in the phase "
+                f"`{phase}`, a GPU has {size(plan.machine.memory)}. "
+                f"{_remedy(plan, same[0])}"
             )
     return lines
 
@@ -130,33 +135,37 @@ def _too_large_together(plan: Plan, rows: list[PlanRow]) -> list[str]:
     if needed <= plan.machine.memory:
         return []
     return [
-        f"DOES NOT FIT: {_names(at_once)}: {_size(needed)} needed at once, there are "
-        f"{_size(plan.machine.memory)}. Run fewer trainers at once (TRIMTAB_MAX_PARALLEL), lower "
+        f"DOES NOT FIT: {_names(at_once)}: {size(needed)} needed at once, there are "
+        f"{size(plan.machine.memory)}. Run fewer trainers at once (TRIMTAB_MAX_PARALLEL), lower "
         "micro_batch_tokens, or use a machine with more memory"
     ]
 
 
-def _remedy(plan: Plan, row: PlanRow, memory: Memory) -> str:
-    """What would make a stage fit on the plan's GPUs, and whether this build has it."""
-    count, config = plan.machine.num_devices, row.stage.config
-    train = getattr(config, "train", None)
-    trainer = train or config
+def _remedy(plan: Plan, row: PlanRow) -> str:
+    """What would make a stage fit on the plan's GPUs."""
+    trainer, gpus = trainer_of(row.stage.config), plan.machine.num_devices
+    if trainer is None:
+        return "Nothing is trained in it: it needs GPUs with more memory, or a smaller model"
     smaller = "smaller micro batches"
-    if not getattr(trainer, "gradient_checkpointing", True):
+    if not trainer.gradient_checkpointing:
         smaller = f"gradient_checkpointing=true or {smaller}"
-    if train is not None and train.zero is not None:
+    if trainer.zero is not None:
         return f"It is in parts already: more ranks, a higher stage of ZeRO, {smaller}"
-    stage = zero_stage_that_fits(memory, plan.machine)
-    if stage is None:
-        return (
-            f"No ZeRO stage is enough: under stage 3 over {count} GPUs "
-            f"{_size(memory.part(3, count).total)} each remain, of which activations and cache "
-            f"{_size(memory.activations + memory.cache)}. It needs {smaller} besides"
-        )
-    needed = f"ZeRO stage {stage} over {count} GPUs ({_size(memory.part(stage, count).total)} each)"
-    if train is None or (stage == 3 and row.stage.stage == "meta_rm"):
-        return f"It needs {needed}, which this build cannot run yet"
-    return f"It needs {needed}: train.num_ranks={count} train.zero.stage={stage}"
+    works = {stage: row.in_parts(stage, gpus) for stage in (1, 2, 3)}
+    parts = {stage: work.peak for stage, work in works.items() if work is not None}
+    prefix = "" if trainer is row.stage.config else "train."
+    for stage, (_, memory) in parts.items():
+        if memory.total <= plan.machine.memory:
+            return (
+                f"It needs ZeRO stage {stage} over {gpus} GPUs ({size(memory.total)} each): "
+                f"{prefix}num_ranks={gpus} {prefix}zero.stage={stage}"
+            )
+    stage, (phase, memory) = max(parts.items())
+    return (
+        f"No ZeRO stage is enough: under stage {stage} over {gpus} GPUs {size(memory.total)} "
+        f"each remain in the phase `{phase}`, of which activations and cache "
+        f"{size(memory.activations + memory.cache)}. It needs {smaller} besides"
+    )
 
 
 def _assumptions(plan: Plan) -> list[str]:
@@ -177,13 +186,15 @@ def _assumptions(plan: Plan) -> list[str]:
     if any(row.stage.stage == "lower_states" for row in plan.rows):
         lines.append(
             "lower_states runs the frozen layers over all pairs and stores their output, up to "
-            f"{_size(_stored(plan))}; scorers then pass their upper layers only, and so do PPO and "
+            f"{size(_stored(plan))}; scorers then pass their upper layers only, and so do PPO and "
             "evaluation for all of their models but one. Tokens are counted as before"
         )
     if plan.machine.has_gpus:
         lines.append(
-            "ZeRO over n GPUs: stage 1 keeps 1/n of Adam's state on each, 2 also of the gradients, "
-            "3 also of the weights, frozen ones included; each GPU has a micro batch of its own"
+            "ZeRO over n GPUs: stage 1 keeps 1/n of Adam's state on each, with a copy of that part "
+            "of the weights (counted under Adam), 2 also 1/n of the gradients, 3 also of the weights, "
+            "frozen ones included; each GPU has a micro batch of its own. A model of PPO that samples "
+            "or scores is gathered whole for it"
         )
     return lines
 
@@ -194,53 +205,5 @@ def _stored(plan: Plan) -> int:
     return FLOAT_BYTES * tokens * plan.shape.hidden_size
 
 
-def _names(rows: Sequence[PlanRow]) -> str:
-    """Roles as one text; those numbered one after another as `member_0…9`."""
-    names: list[str] = []
-    last: tuple[str, int] | None = None
-    for role in (role for row in rows for role in row.roles):
-        stem, number = role.rstrip("0123456789"), role[len(role.rstrip("0123456789")) :]
-        if last is not None and number and last == (stem, int(number) - 1):
-            names[-1] = names[-1].partition("…")[0] + f"…{number}"
-        else:
-            names.append(role)
-        last = (stem, int(number)) if number else None
-    return ", ".join(names)
-
-
-def _count(value: int) -> str:
-    return f"{value:,}" if value else "-"
-
-
-def _tokens(value: int) -> str:
-    """Tokens in thousands, millions or billions; `-` for none."""
-    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if value >= size:
-            return f"{value / size:.1f} {unit}"
-    return _count(value)
-
-
-def _size(value: int) -> str:
-    """Bytes in GiB, or in MiB below one; `-` for none."""
-    if not value:
-        return "-"
-    return f"{value / GIB:.1f} GiB" if value >= GIB else f"{value / 2**20:.1f} MiB"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]], texts: Collection[int]) -> str:
-    """Columns aligned: those in `texts` to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = []
-    for row in (header, *rows):
-        cells = [
-            cell.ljust(width) if index in texts else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-def _bullets(lines: Sequence[str]) -> str:
-    return "\n".join(
-        textwrap.fill(line, WIDTH, initial_indent="- ", subsequent_indent="  ") for line in lines
-    )
+def _names(rows: Iterable[PlanRow]) -> str:
+    return names(role for row in rows for role in row.roles)

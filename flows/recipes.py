@@ -100,8 +100,7 @@ def smoke() -> RunConfig:
     )
 
 
-# Those that a flow runs; `hh-7b` is for a plan only, as its PPO fits on no GPU.
-RecipeName = Literal["smoke", "default", "hh-smollm2", "ukp-smollm2"]
+RecipeName = Literal["smoke", "default", "hh-smollm2", "ukp-smollm2", "hh-7b"]
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "smoke": smoke,
     "default": default,
@@ -109,8 +108,8 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "ukp-smollm2": ukp_smollm2,
     "hh-7b": hh_7b,
 }
-# What a recipe's plan is held against where the command line names no GPUs; without an entry it
-# is the computer at hand.
+# The machine that a recipe is for, against which its plan is held where the command line names no
+# GPUs; without an entry it is the computer at hand.
 MACHINES = {"hh-7b": Machine.of_gpus(8, 80)}
 
 

@@ -15,7 +15,7 @@ from models.config import (
     RewardModelConfig,
     SFTConfig,
 )
-from models.config_parts import ModelConfig, TrainConfig
+from models.config_parts import ModelConfig, TrainConfig, ZeroConfig
 
 
 def hh_smollm2() -> RunConfig:
@@ -115,11 +115,16 @@ def hh_7b() -> RunConfig:
 
     A published constant says from where; the rest is free. Batches are those of the papers in
     pairs and responses; `micro_batch_tokens` holds two pairs of the greatest length, of whose
-    layers only the input is kept.
+    layers only the input is kept. Every trainer takes all eight GPUs, in parts.
     """
     # [RM, AM]: 5e-6, 1 epoch, warm-up 10 %, cosine to 10 %; batch 128 [PPO: at most 128 pairs].
     scorer = TrainConfig(
-        learning_rate=5e-6, batch_size=128, micro_batch_tokens=2052, gradient_checkpointing=True
+        learning_rate=5e-6,
+        batch_size=128,
+        micro_batch_tokens=2052,
+        gradient_checkpointing=True,
+        num_ranks=8,
+        zero=ZeroConfig(stage=2),
     )
     return RunConfig(
         recipe="hh-7b",
@@ -168,4 +173,6 @@ def _ppo_of_the_papers(like: TrainConfig) -> PPOConfig:
         max_new_tokens=128,
         micro_batch_tokens=like.micro_batch_tokens,
         gradient_checkpointing=like.gradient_checkpointing,
+        num_ranks=like.num_ranks,
+        zero=ZeroConfig(stage=3),
     )

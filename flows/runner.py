@@ -18,6 +18,11 @@ from flows.config import ConfigError
 DASK = "TRIMTAB_DASK"
 
 
+def on_cluster() -> bool:
+    """Whether tasks run on the workers of a cluster, not on this host."""
+    return bool(os.environ.get(DASK))
+
+
 def task_runner() -> TaskRunner[Any]:
     """The runner that the environment asks for; ConfigError where what it needs is missing."""
     address = os.environ.get(DASK)
@@ -43,7 +48,7 @@ def task_runner() -> TaskRunner[Any]:
 
 def resources_of(task: Any) -> AbstractContextManager[Any]:
     """What to submit a task in, so that a cluster runs it where a GPU is free if it needs one."""
-    if not os.environ.get(DASK):
+    if not on_cluster():
         return nullcontext()
     import dask
 

@@ -166,7 +166,6 @@ class PPOConfig(TrainerConfig):
     gae_lambda: float = Field(0.95, ge=0, le=1, description="GAE lambda [PPO: 0.95]")
     policy_clip: float = Field(0.2, gt=0, description="Ratio clip [PPO: 0.2]")
     value_clip: float | None = Field(0.2, gt=0, description="Value clip, none switches off")
-    max_grad_norm: float = Field(1.0, gt=0, description="Global gradient clip [PPO: 1.0]")
     critic_init: Literal["scorer", "policy"] = Field(
         "scorer", description="Critic from the reward model, or from the policy with a random head"
     )

@@ -25,8 +25,19 @@ class ModelConfig(StageConfig):
     max_length: int = Field(256, gt=1, description="Longest prompt plus response in tokens")
 
 
+class ZeroConfig(StageConfig):
+    """DeepSpeed's ZeRO: ranks hold a part each of what they would all hold the whole of."""
+
+    stage: Literal[1, 2, 3] = Field(
+        2, description="Apart are the optimiser's state (1), gradients too (2), parameters too (3)"
+    )
+    offload: bool = Field(
+        False, description="Keep the optimiser's state, and apart parameters, in the host's memory"
+    )
+
+
 class TrainerConfig(StageConfig):
-    """What every trainer can do to need less memory."""
+    """What every trainer can do, with one rank and with many."""
 
     micro_batch_tokens: int = Field(
         16384, gt=0, description="Most tokens in one forward pass; larger batches accumulate"
@@ -37,16 +48,10 @@ class TrainerConfig(StageConfig):
     gradient_checkpointing: bool = Field(
         False, description="Keep of each layer its input only, and run it again for the gradient"
     )
-
-
-class ZeroConfig(StageConfig):
-    """DeepSpeed's ZeRO: ranks hold a part each of what they would all hold the whole of."""
-
-    stage: Literal[1, 2, 3] = Field(
-        2, description="Apart are the optimiser's state (1), gradients too (2), parameters too (3)"
-    )
-    offload: bool = Field(
-        False, description="Keep the optimiser's state, and apart parameters, in the host's memory"
+    max_grad_norm: float = Field(1.0, gt=0, description="Global gradient clip [PPO: 1.0]")
+    num_ranks: int = Field(1, gt=0, description="Processes that share out each batch")
+    zero: ZeroConfig | None = Field(
+        None, description="What the ranks hold a part of; none: each holds the whole of all"
     )
 
 
@@ -59,9 +64,10 @@ class TrainConfig(TrainerConfig):
     num_epochs: int = Field(1, gt=0, description="Passes over the data [RM, AM: 1]")
     batch_size: int = Field(32, gt=0, description="Examples (pairs, dialogues) per optimiser step")
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay")
-    max_grad_norm: float = Field(1.0, gt=0, description="Global gradient clip [PPO: 1.0]")
     checkpoint_every: int = Field(100, gt=0, description="Optimiser steps between checkpoints")
-    num_ranks: int = Field(1, gt=0, description="Processes that share out each batch")
-    zero: ZeroConfig | None = Field(
-        None, description="What the ranks hold a part of; none: each holds the whole of all"
-    )
+
+
+def trainer_of(config: BaseModel) -> TrainerConfig | None:
+    """What a stage is told as a trainer, itself or in its part `train`; none if it is not one."""
+    found = config if isinstance(config, TrainerConfig) else getattr(config, "train", None)
+    return found if isinstance(found, TrainerConfig) else None

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from infra.settings import Settings
 from infra.tracking import TrackedRun
-from models.config_parts import TrainConfig
+from models.config_parts import trainer_of
 from models.records import ArtifactRef
 from tasks.code_version import read_sources
 from tasks.gpu_slots import gpu_slots
@@ -118,10 +118,10 @@ class _Share(NamedTuple):
 
 
 def _share(settings: Settings, config: BaseModel, place: Place | None, by_ranks: bool) -> _Share:
-    train = getattr(config, "train", None)
-    ranks = train.num_ranks if isinstance(train, TrainConfig) else 1
+    trainer = trainer_of(config)
+    ranks = trainer.num_ranks if trainer else 1
     # DeepSpeed's ranks count as if they had a GPU each also where there is none.
-    has_gpus = settings.gpus or (isinstance(train, TrainConfig) and train.zero is not None)
+    has_gpus = settings.gpus or (trainer is not None and trainer.zero is not None)
     num_devices = (ranks if has_gpus else 1) if "gpu" in task_run.tags else 0
     threads = max(1, num_threads(place, settings.max_parallel) // ranks)
     if by_ranks and not has_gpus:

@@ -5,8 +5,8 @@
 The job file: {"stage": "ppo_max", "config": {...}, "inputs": {"policy": "/path"},
 "workdir": "/path", "num_threads": 1, "num_ranks": 1, "gpus": ["0"]}. The stage is the module
 `models.engine.<stage>`, which has `CONFIG`, its pydantic class, and `run(config, inputs, workdir)`.
-Without `gpus` it runs on the CPU. Ranks with a GPU each, or with `train.zero`, are started by
-DeepSpeed's launcher.
+Without `gpus` it runs on the CPU. Ranks with a GPU each, or with ZeRO, are started by DeepSpeed's
+launcher.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def _read_job(path: Path) -> dict[str, Any]:
 def _become_ranks(job: dict[str, Any], job_path: str) -> None:
     """Go on as one of the job's ranks, on its device."""
     count, gpus = job["num_ranks"], job["gpus"]
-    uses_zero = (job["config"].get("train") or {}).get("zero") is not None
+    trainer = job["config"].get("train") or job["config"]
+    uses_zero = trainer.get("zero") is not None
     is_launched = uses_zero or (bool(gpus) and count > 1)
     if is_launched and not launcher.is_rank():
         launcher.become_launcher("models.engine.entry", job_path, count, gpus)

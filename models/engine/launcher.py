@@ -32,8 +32,7 @@ def become_launcher(module: str, argument: str, num_ranks: int, gpus: Sequence[s
     """
     if importlib.util.find_spec("deepspeed") is None:
         raise ValueError(
-            "train.zero, and ranks with a GPU each, need DeepSpeed: "
-            "pip install 'trimtab[deepspeed]'"
+            "ZeRO, and ranks with a GPU each, need DeepSpeed: pip install 'trimtab[deepspeed]'"
         )
     # What `deepspeed` runs on every host; it would put a process more in between.
     command = [sys.executable, "-m", "deepspeed.launcher.launch", "--log_level", "warning"]

@@ -5,7 +5,6 @@ SFT, reward models and Advantage Models differ only in the loss they hand to `fi
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +15,13 @@ from transformers import PreTrainedModel
 
 from models.config_parts import TrainConfig
 from models.engine import ranks
-from models.engine.batches import epoch_batches, micro_batches
+from models.engine.batches import epoch_batches
 from models.engine.checkpoint import checkpoint_or_stop, newest_checkpoint
-from models.engine.learners import Learner, LossFunction, Metrics, new_learner
+from models.engine.learners import Learner, LossFunction, Metrics, accumulate, new_learner
 from models.engine.optimiser import scheduled_rate
 from models.engine.progress import Progress, tail_means
 from models.nets.freezing import trained_parameters
-from models.nets.packing import Candidates, pack
+from models.nets.packing import Candidates
 from models.nets.training import prepare_training
 
 Ascent = Callable[[int], Metrics]
@@ -54,14 +53,15 @@ def fit(
     prepare_training(model, config)
     torch.manual_seed(seed)
     state = newest_checkpoint(workdir)
-    learner = new_learner(model, loss_function, config, state)
+    decay = config.weight_decay
+    learner = new_learner(model, loss_function, config, weight_decay=decay, state=state)
     start = 0 if state is None else state["step"]
     progress = Progress(workdir, start)
     model.train()
     for step in range(start, len(batches)):
         rate = scheduled_rate(config, step, len(batches))
         with _ascended(model, ascend, step) as extra:
-            metrics = _accumulate(learner, rows, weights, batches[step], config) | extra
+            metrics = _gradient(learner, rows, weights, batches[step], config) | extra
         metrics["grad_norm"] = learner.step(rate)
         progress.log(step + 1, {**metrics, "learning_rate": rate})
         if (step + 1) % 10 == 0 or step + 1 == len(batches):
@@ -88,44 +88,15 @@ def _ascended(model: PreTrainedModel, ascend: Ascent | None, step: int) -> Itera
             parameter.copy_(value)
 
 
-def _accumulate(
-    learner: Learner,
+def _gradient(
+    learner: Learner[Tensor],
     rows: Sequence[Candidates],
     weights: Tensor,
     batch: list[int],
     config: TrainConfig,
 ) -> Metrics:
-    """Gradients of one batch, micro batch by micro batch, and its mean metrics."""
-    batch = sorted(batch, key=lambda index: rows[index].num_tokens)
-    parts = _parts(learner, rows, batch, config.micro_batch_tokens)
-    total = ranks.times_counted(batch) * weights[batch].sum()
-    sums: Metrics = defaultdict(lambda: torch.zeros(()))
-    for number, (part, counts) in enumerate(parts, start=1):
-        indices = torch.tensor(part)
-        loss, metrics = learner.loss(pack([rows[index] for index in part]), indices)
-        share = weights[indices].sum() / total if counts else torch.zeros(())
-        learner.backward(loss * share, is_last=number == len(parts))
-        for name, value in {"loss": loss.detach(), **metrics}.items():
-            sums[name] = sums[name] + value * share
-    ranks.add_up(list(sums.values()))
-    return dict(sums)
-
-
-def _parts(
-    learner: Learner, rows: Sequence[Candidates], batch: list[int], max_tokens: int
-) -> list[tuple[list[int], bool]]:
-    """This rank's micro batches of a batch, and whether each counts.
-
-    Where ranks must have equally many, those with fewer repeat one that does not count.
-    """
-
-    def cut(share: list[int]) -> list[tuple[list[int], bool]]:
-        parts = micro_batches([rows[index] for index in share], max_tokens)
-        return [([share[place] for place in part], True) for part in parts]
-
-    shares = ranks.shares(batch)
-    mine = cut(shares[ranks.number()])
-    if learner.needs_equal_parts:
-        most = max(len(cut(share)) for share in shares)
-        mine += [(mine[0][0], False)] * (most - len(mine))
-    return mine
+    """Gradients of one batch, and its mean metrics over all ranks."""
+    limit = config.micro_batch_tokens
+    metrics = accumulate(learner, rows, weights, batch, lambda indices: indices, limit)
+    ranks.add_up(list(metrics.values()))
+    return metrics

@@ -12,11 +12,13 @@ from models.config_parts import TrainConfig
 from models.nets.freezing import trained_parameters
 
 
-def adamw(model: nn.Module, learning_rate: float, weight_decay: float = 0.0) -> torch.optim.AdamW:
-    """Fused AdamW over what is not frozen, with the betas of [PPO] (0.9, 0.95)."""
+def adamw(model: nn.Module, weight_decay: float) -> torch.optim.AdamW:
+    """Fused AdamW over what is not frozen, with the betas of [PPO] (0.9, 0.95).
+
+    Its rate is to be set before every step.
+    """
     return torch.optim.AdamW(
         trained_parameters(model),
-        lr=learning_rate,
         betas=(0.9, 0.95),
         weight_decay=weight_decay,
         fused=True,

@@ -25,8 +25,9 @@ from models.engine.batches import endless
 from models.engine.checkpoint import checkpoint_or_stop, newest_checkpoint, oldest_checkpoint
 from models.engine.data import encode_dialogues, read_rows
 from models.engine.guard import collapse_reason
+from models.engine.learners import hold
 from models.engine.ppo_rollout import Experience, collect
-from models.engine.ppo_update import Learner
+from models.engine.ppo_update import ActorCritic, Replay, load_weights
 from models.engine.progress import Progress, read_metrics, tail_means, write_json
 from models.engine.scoring import with_lower_states
 from models.functional.moments import RunningMoments
@@ -52,35 +53,54 @@ class PPORun:
         self.config, self.workdir = config, workdir
         start = inputs["policy"] / "model"
         self.tokenizer = load_tokenizer(start)
-        self.reference = load_policy(inputs["reference"] / "model").eval()
-        self.scorer = load_scorer(inputs["scorer"] / "model").eval()
-        policy = load_policy(start).eval()
-        critic = new_scorer(start, 1, config.seed).eval()
+        # In this order at most two are whole at once where ranks hold parts.
+        self.reference = hold(load_policy(inputs["reference"] / "model").eval(), config.zero)
+        self.scorer = hold(load_scorer(inputs["scorer"] / "model").eval(), config.zero)
+        self.policy = load_policy(start).eval()
+        self.critic = new_scorer(start, 1, config.seed).eval()
         if config.critic_init == "scorer":
-            critic = load_scorer(inputs["scorer"] / "model").eval()
-        # Layers frozen in all four models run once a response.
-        self.depth = num_frozen_layers(policy, config.trainable_layers)
-        for other in (self.reference, self.scorer, critic):
-            self.depth = tie_lower_layers(policy, other, self.depth)
-        limit = int(policy.config.max_position_embeddings)
-        replay = []
-        if config.rehearsal_coef > 0 and "rehearsal" in inputs:
-            rows = encode_dialogues(inputs["rehearsal"] / "rehearsal.jsonl", self.tokenizer, limit)
-            rows = with_lower_states(policy, rows, self.depth)
-            replay.append((config.rehearsal_coef, "rehearsal_loss", rows))
-        if config.ptx_coef > 0:
-            rows = encode_dialogues(inputs["data"] / "demonstrations.jsonl", self.tokenizer, limit)
-            replay.append((config.ptx_coef, "ptx_loss", rows))
-        self.learner = Learner(config, policy, critic, replay)
+            self.critic = load_scorer(inputs["scorer"] / "model").eval()
+        self.depth = self._share_lower_layers()
         self.prompts = read_rows(inputs["data"] / "policy_prompts.jsonl")
         self.moments = RunningMoments()
         self.generator = torch.Generator().manual_seed(config.seed)
         self.step = 0
+        replay = self._replay(inputs)
+        state = newest_checkpoint(workdir)
+        if state is not None:
+            self.moments.load_state_dict(state["moments"])
+            self.generator.set_state(state["generator"])
+            self.step = state["step"]
+        saved = None if state is None else state["learner"]
+        self.learner = ActorCritic(config, self.policy, self.critic, replay, saved)
+
+    def _share_lower_layers(self) -> int:
+        """Layers frozen in all four models run once a response; returns how many these are.
+
+        None where ranks hold parts of them, of each model's its own.
+        """
+        if self.config.zero is not None and self.config.zero.stage == 3:
+            return 0
+        depth = num_frozen_layers(self.policy, self.config.trainable_layers)
+        for other in (self.reference.model, self.scorer.model, self.critic):
+            depth = tie_lower_layers(self.policy, other, depth)
+        return depth
+
+    def _replay(self, inputs: dict[str, Path]) -> list[Replay]:
+        """The dialogues of the terms that are added to the policy's loss."""
+        config, replay = self.config, []
+        limit = int(self.policy.config.max_position_embeddings)
+        if config.rehearsal_coef > 0 and "rehearsal" in inputs:
+            rows = encode_dialogues(inputs["rehearsal"] / "rehearsal.jsonl", self.tokenizer, limit)
+            rows = with_lower_states(self.policy, rows, self.depth)
+            replay.append((config.rehearsal_coef, "rehearsal_loss", rows))
+        if config.ptx_coef > 0:
+            rows = encode_dialogues(inputs["data"] / "demonstrations.jsonl", self.tokenizer, limit)
+            replay.append((config.ptx_coef, "ptx_loss", rows))
+        return replay
 
     def train(self) -> None:
         """All steps from the newest checkpoint on; writes the outputs."""
-        if state := newest_checkpoint(self.workdir):
-            self._restore(state)
         progress = Progress(self.workdir, self.step)
         rollouts = _RolloutLog(self.workdir, self.step)
         ranks.any_of(False)  # until the first has cut the files back that all read
@@ -119,15 +139,17 @@ class PPORun:
 
     def _finish(self, progress: Progress, reason: str | None) -> None:
         """Roll back if asked to, then write policy, critic, metrics and summary."""
+        self.learner.finish()
         ranks.leave()
         stopped_at = self.step
         if reason is not None and self.config.guard.action == "rollback":
             state = oldest_checkpoint(self.workdir)
             if state is not None:
-                self._restore(state)
+                load_weights(state["learner"], self.policy, self.critic)
+                self.step = state["step"]
         output = self.workdir / "output"
-        save_model(self.learner.policy, self.tokenizer, output / "model")
-        save_model(self.learner.critic, self.tokenizer, output / "critic")
+        save_model(self.policy, self.tokenizer, output / "model")
+        save_model(self.critic, self.tokenizer, output / "critic")
         (output / "metrics.jsonl").write_bytes(progress.path.read_bytes())
         (output / "rollouts.jsonl").write_bytes((self.workdir / "rollouts.jsonl").read_bytes())
         write_json(
@@ -147,12 +169,6 @@ class PPORun:
             "moments": self.moments.state_dict(),
             "generator": self.generator.get_state(),
         }
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        self.learner.load_state_dict(state["learner"])
-        self.moments.load_state_dict(state["moments"])
-        self.generator.set_state(state["generator"])
-        self.step = state["step"]
 
 
 class _RolloutLog:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from models.config import PPOConfig
 from models.engine import ranks
 from models.engine.batches import my_parts
+from models.engine.learners import Held
 from models.engine.rollouts import encode_prompts, sample
 from models.engine.scoring import score_rows, with_lower_states
 from models.functional.masked import masked_mean, masked_whiten
@@ -67,10 +68,10 @@ def collect(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[dict[str, Any]],
     *,
-    policy: PreTrainedModel,
-    reference: PreTrainedModel,
-    critic: PreTrainedModel,
-    scorer: PreTrainedModel,
+    policy: Held,
+    reference: Held,
+    critic: Held,
+    scorer: Held,
     moments: RunningMoments,
     generator: torch.Generator,
     shared_layers: int = 0,
@@ -79,15 +80,19 @@ def collect(
 
     The lower `shared_layers` of all four models are the same modules and frozen.
     """
-    rows, samples = _sample_rows(config, tokenizer, prompts, policy, generator)
-    rows = with_lower_states(policy, rows, shared_layers)
-    ref_logprobs, _, response_mask = in_parts(
-        rows, lambda batch: response_logprobs(reference, batch, config.temperature)
-    )
+    with policy.whole() as sampled:
+        rows, samples = _sample_rows(config, tokenizer, prompts, sampled, generator)
+        rows = with_lower_states(sampled, rows, shared_layers)
+    with reference.whole() as referring:
+        ref_logprobs, _, response_mask = in_parts(
+            rows, lambda batch: response_logprobs(referring, batch, config.temperature)
+        )
     width = response_mask.shape[1]
     old_logprobs, entropies = samples.logprobs[:, :width], samples.entropies[:, :width]
-    values, _ = in_parts(rows, lambda batch: response_values(critic, batch))
-    scores = score_rows(scorer, rows)[:, 0]
+    with critic.whole() as valuing:
+        values, _ = in_parts(rows, lambda batch: response_values(valuing, batch))
+    with scorer.whole() as scoring:
+        scores = score_rows(scoring, rows)[:, 0]
     normalised = _normalise(config, scores, moments)
     rewards = token_rewards(normalised, old_logprobs, ref_logprobs, response_mask, config.kl_coef)
     advantages, returns = gae(rewards, values, response_mask, config.gamma, config.gae_lambda)

@@ -11,21 +11,22 @@ from transformers import PreTrainedModel
 
 from models.config import PPOConfig
 from models.engine import ranks
-from models.engine.batches import my_parts
-from models.engine.optimiser import adamw, clip_gradients
+from models.engine.learners import LossFunction, Metrics, accumulate, new_learner
 from models.engine.ppo_rollout import Experience
 from models.functional.ppo_max import policy_loss, value_loss
 from models.functional.rehearsal import nll_loss
-from models.nets.freezing import load_trained_state, trained_parameters, trained_state
-from models.nets.packing import Candidates, pack
+from models.nets.freezing import load_trained_state
+from models.nets.packing import Candidates, PackedBatch
 from models.nets.scoring import response_logprobs, response_values
 from models.nets.training import prepare_training
 
 Replay = tuple[float, str, list[Candidates]]
+# Of responses (n, L): what the policy's, or the critic's, loss needs beside their tokens.
+Beside = tuple[Tensor, Tensor]
 
 
-class Learner:
-    """The two trained models and their optimisers.
+class ActorCritic:
+    """The two trained models, a learner each.
 
     `replay` holds (coefficient, metric name, dialogues): rehearsal and pre-training terms added
     to the policy loss. Their draws come from a generator of their own, kept in the checkpoint.
@@ -37,126 +38,129 @@ class Learner:
         policy: PreTrainedModel,
         critic: PreTrainedModel,
         replay: list[Replay],
+        state: dict[str, Any] | None = None,
     ) -> None:
-        self.config, self.policy, self.critic = config, policy, critic
-        self.replay = replay
+        self.config, self.replay = config, replay
         for model in (policy, critic):
             prepare_training(model, config)
-        self.policy_optimiser = adamw(policy, config.policy_learning_rate)
-        self.critic_optimiser = adamw(critic, config.critic_learning_rate)
+        saved = state or {}
+        self.policy = new_learner(
+            policy, _policy_loss(policy, config), config, state=saved.get("policy")
+        )
+        self.critic = new_learner(
+            critic, _critic_loss(critic, config), config, state=saved.get("critic")
+        )
         self.generator = torch.Generator().manual_seed(config.seed + 1)
+        if state is not None:
+            self.generator.set_state(state["generator"])
 
-    def update(self, experience: Experience, updates_policy: bool) -> dict[str, Tensor]:
+    def update(self, experience: Experience, updates_policy: bool) -> Metrics:
         """All epochs of train batches over one rollout batch; mean metrics over the updates."""
         metrics: dict[str, list[Tensor]] = defaultdict(list)
         for _ in range(self.config.num_epochs):
             order = torch.randperm(len(experience.rows), generator=self.generator, device="cpu")
             for indices in order.split(self.config.train_batch):
-                row = self._critic_step(experience, indices)
+                row = self._critic_step(experience, indices.tolist())
                 if updates_policy:
-                    row |= self._policy_step(experience, indices)
+                    row |= self._policy_step(experience, indices.tolist())
                 for name, value in row.items():
                     metrics[name].append(value)
         return {name: torch.stack(values).mean() for name, values in metrics.items()}
 
-    def _policy_step(self, experience: Experience, indices: Tensor) -> dict[str, Tensor]:
-        metrics = self._accumulate_policy(experience, indices)
-        for coefficient, name, rows in self.replay:
-            metrics[name] = self._replay_gradient(rows, coefficient)
+    def _critic_step(self, experience: Experience, batch: list[int]) -> Metrics:
+        found = accumulate(
+            self.critic,
+            experience.rows,
+            experience.response_mask.sum(1),
+            batch,
+            lambda indices: (experience.values[indices], experience.returns[indices]),
+            self.config.micro_batch_tokens,
+        )
+        metrics = _named("value", found)
         ranks.add_up(list(metrics.values()))
-        metrics["policy_grad_norm"] = self._descend(self.policy, self.policy_optimiser)
+        metrics["value_grad_norm"] = self.critic.step(self.config.critic_learning_rate)
         return metrics
 
-    def _descend(self, model: PreTrainedModel, optimiser: torch.optim.Optimizer) -> Tensor:
-        """Step along the sum of all ranks' gradients; returns its norm before clipping."""
-        parameters = trained_parameters(model)
-        ranks.add_up([value.grad for value in parameters if value.grad is not None])
-        norm = clip_gradients(parameters, self.config.max_grad_norm)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
-        return norm
+    def _policy_step(self, experience: Experience, batch: list[int]) -> Metrics:
+        found = accumulate(
+            self.policy,
+            experience.rows,
+            experience.response_mask.sum(1),
+            batch,
+            lambda indices: (experience.old_logprobs[indices], experience.advantages[indices]),
+            self.config.micro_batch_tokens,
+            is_last=not self.replay,
+        )
+        metrics = _named("policy", found)
+        for place, (coefficient, name, rows) in enumerate(self.replay, start=1):
+            metrics[name] = self._rehearse(rows, coefficient, place == len(self.replay))
+        ranks.add_up(list(metrics.values()))
+        metrics["policy_grad_norm"] = self.policy.step(self.config.policy_learning_rate)
+        return metrics
 
-    def _accumulate_policy(self, experience: Experience, indices: Tensor) -> dict[str, Tensor]:
-        """Gradient of the token-mean policy loss over the train batch, in micro batches."""
-        total = ranks.times_counted(indices.tolist()) * experience.response_mask[indices].sum()
-        sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(()))
-        for part, rows in self._parts(experience, indices):
-            logprobs, _, mask = response_logprobs(self.policy, pack(rows), self.config.temperature)
-            width = mask.shape[1]
-            loss, metrics = policy_loss(
-                logprobs,
-                experience.old_logprobs[part, :width],
-                experience.advantages[part, :width],
-                mask,
-                self.config.policy_clip,
-            )
-            share = mask.sum() / total
-            (loss * share).backward()
-            for name, value in {"policy_loss": loss.detach(), **metrics}.items():
-                sums[f"policy_{name}".replace("policy_policy", "policy")] += value * share
-        return dict(sums)
-
-    def _critic_step(self, experience: Experience, indices: Tensor) -> dict[str, Tensor]:
-        total = ranks.times_counted(indices.tolist()) * experience.response_mask[indices].sum()
-        sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(()))
-        for part, rows in self._parts(experience, indices):
-            values, mask = response_values(self.critic, pack(rows))
-            width = mask.shape[1]
-            loss, metrics = value_loss(
-                values,
-                experience.values[part, :width],
-                experience.returns[part, :width],
-                mask,
-                self.config.value_clip,
-            )
-            share = mask.sum() / total
-            (loss * share).backward()
-            for name, value in {"value_loss": loss.detach(), **metrics}.items():
-                sums[f"value_{name}".replace("value_value", "value")] += value * share
-        ranks.add_up(list(sums.values()))
-        sums["value_grad_norm"] = self._descend(self.critic, self.critic_optimiser)
-        return dict(sums)
-
-    def _parts(
-        self, experience: Experience, indices: Tensor
-    ) -> list[tuple[Tensor, list[Candidates]]]:
-        """(indices, rows) of this rank's micro batches of one train batch."""
-        rows = [experience.rows[index] for index in indices.tolist()]
-        parts = my_parts(rows, self.config.micro_batch_tokens)
-        return [(indices[part], [rows[place] for place in part]) for part in parts]
-
-    def _replay_gradient(self, rows: list[Candidates], coefficient: float) -> Tensor:
-        """Adds the gradient of `coefficient * NLL` on a drawn batch [AM eq. 9]."""
+    def _rehearse(self, rows: list[Candidates], coefficient: float, is_last: bool) -> Tensor:
+        """Adds the gradient of `coefficient * NLL` on a drawn batch [AM eq. 9]; the mean NLL."""
         draw = torch.randint(
             len(rows), (self.config.rehearsal_batch,), generator=self.generator, device="cpu"
         ).tolist()
-        batch = [rows[index] for index in draw]
-        total = ranks.times_counted(batch) * sum(len(row.responses[0]) for row in batch)
-        mean = torch.zeros(())
-        for part in my_parts(batch, self.config.micro_batch_tokens):
-            logprobs, _, mask = response_logprobs(
-                self.policy, pack([batch[index] for index in part])
-            )
-            loss, _ = nll_loss(logprobs, mask)
-            share = mask.sum() / total
-            (coefficient * loss * share).backward()
-            mean += loss.detach() * share
-        return mean
+        drawn = [rows[index] for index in draw]
+        lengths = torch.tensor([len(row.responses[0]) for row in drawn])
+        found = accumulate(
+            self.policy,
+            drawn,
+            lengths,
+            range(len(drawn)),
+            lambda _: None,
+            self.config.micro_batch_tokens,
+            coefficient=coefficient,
+            is_last=is_last,
+        )
+        return found["loss"]
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimiser states and the generator."""
         return {
-            "policy": trained_state(self.policy),
-            "critic": trained_state(self.critic),
-            "policy_optimiser": self.policy_optimiser.state_dict(),
-            "critic_optimiser": self.critic_optimiser.state_dict(),
+            "policy": self.policy.state_dict(),
+            "critic": self.critic.state_dict(),
             "generator": self.generator.get_state(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
-        load_trained_state(self.policy, state["policy"])
-        load_trained_state(self.critic, state["critic"])
-        self.policy_optimiser.load_state_dict(state["policy_optimiser"])
-        self.critic_optimiser.load_state_dict(state["critic_optimiser"])
-        self.generator.set_state(state["generator"])
+    def finish(self) -> None:
+        """Leave both models whole on the first rank; nothing more is learned."""
+        self.policy.finish()
+        self.critic.finish()
+
+
+def load_weights(state: dict[str, Any], policy: PreTrainedModel, critic: PreTrainedModel) -> None:
+    """Give both models the weights of a `state_dict`, once learning is finished."""
+    for model, name in ((policy, "policy"), (critic, "critic")):
+        load_trained_state(model, state[name]["model"])
+
+
+def _policy_loss(policy: PreTrainedModel, config: PPOConfig) -> LossFunction:
+    """The clipped loss of responses with (old log-probabilities, advantages), else their NLL."""
+
+    def loss_function(batch: PackedBatch, beside: Beside | None) -> tuple[Tensor, Metrics]:
+        if beside is None:
+            logprobs, _, mask = response_logprobs(policy, batch)
+            return nll_loss(logprobs, mask)
+        logprobs, _, mask = response_logprobs(policy, batch, config.temperature)
+        old, advantages = (values[:, : mask.shape[1]] for values in beside)
+        return policy_loss(logprobs, old, advantages, mask, config.policy_clip)
+
+    return loss_function
+
+
+def _critic_loss(critic: PreTrainedModel, config: PPOConfig) -> LossFunction:
+    """The clipped loss of responses with (old values, returns)."""
+
+    def loss_function(batch: PackedBatch, beside: Beside) -> tuple[Tensor, Metrics]:
+        values, mask = response_values(critic, batch)
+        old, returns = (each[:, : mask.shape[1]] for each in beside)
+        return value_loss(values, old, returns, mask, config.value_clip)
+
+    return loss_function
+
+
+def _named(prefix: str, metrics: Metrics) -> Metrics:
+    return {f"{prefix}_{name}": value for name, value in metrics.items()}

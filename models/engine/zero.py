@@ -9,10 +9,14 @@ Implementation details that matter:
    twelve bytes a trained parameter.
 2. The losses of all parts and ranks sum up to the step's; DeepSpeed takes the mean over ranks.
 3. Stages 2 and 3 communicate in every part, so that ranks must have equally many.
+4. Sampling passes a layer once a token: under stage 3 all parameters are gathered for it, once.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import deepspeed
@@ -27,7 +31,7 @@ from deepspeed.utils import (
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from models.config_parts import TrainConfig, ZeroConfig
+from models.config_parts import TrainerConfig, ZeroConfig
 from models.engine import ranks
 from models.engine.learners import LossFunction, Metrics
 from models.engine.optimiser import adamw
@@ -35,6 +39,20 @@ from models.nets.freezing import load_trained_state
 from models.nets.packing import PackedBatch
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class PartedModel:
+    """A model that is not trained, of which every rank holds a part (stage 3)."""
+
+    def __init__(self, model: PreTrainedModel, zero: ZeroConfig) -> None:
+        _start_deepspeed()
+        deepspeed.zero.Init(module=model, config_dict_or_path=deepspeed_config(zero, 0.0))
+        self.model = model
+
+    @contextmanager
+    def whole(self) -> Iterator[PreTrainedModel]:
+        with deepspeed.zero.GatheredParameters(list(self.model.parameters())):
+            yield self.model
 
 
 class ZeroLearner:
@@ -46,8 +64,9 @@ class ZeroLearner:
         self,
         model: PreTrainedModel,
         loss_function: LossFunction,
-        config: TrainConfig,
+        config: TrainerConfig,
         zero: ZeroConfig,
+        weight_decay: float,
         state: dict[str, Any] | None,
     ) -> None:
         if state is not None:
@@ -55,22 +74,19 @@ class ZeroLearner:
         self.model, self.stage = model, zero.stage
         self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.shapes = {name: parameter.shape for name, parameter in self.trained.items()}
-        optimiser = adamw(model, config.learning_rate, config.weight_decay)
+        optimiser = adamw(model, weight_decay)
         self.groups = optimiser.state_dict()["param_groups"]
-        # Sums over ranks for CPUs that would be compiled at first use; gloo has them.
-        compatible_operations["deepspeed_shm_comm"] = False
-        set_log_level_from_string("warning")
-        deepspeed.init_distributed(dist_init_required=False)
+        _start_deepspeed()
         self.engine, *_ = deepspeed.initialize(
             model=_Loss(model, loss_function),
             optimizer=optimiser,
             config=deepspeed_config(zero, config.max_grad_norm),
         )
-        if state is not None:
+        if state is not None and state["optimiser"]["state"]:
             self._load_optimiser(state["optimiser"])
 
-    def loss(self, batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
-        found: tuple[Tensor, Metrics] = self.engine(batch, indices)
+    def loss(self, batch: PackedBatch, beside: Any) -> tuple[Tensor, Metrics]:
+        found: tuple[Tensor, Metrics] = self.engine(batch, beside)
         return found
 
     def backward(self, loss: Tensor, is_last: bool) -> None:
@@ -83,17 +99,33 @@ class ZeroLearner:
         self.engine.step()
         return torch.as_tensor(self.engine.get_global_grad_norm())
 
+    @contextmanager
+    def whole(self) -> Iterator[PreTrainedModel]:
+        """The model itself; its own forward pass would gather and part layers one by one."""
+        if self.stage < 3:
+            yield self.model
+            return
+        with deepspeed.zero.GatheredParameters(list(self.model.parameters())), no_hooks(self.model):
+            yield self.model
+
     def state_dict(self) -> dict[str, Any]:
-        model, moments = {}, {}
-        for index, (name, parameter) in enumerate(self.trained.items()):
-            model[name] = self._whole(name, safe_get_full_fp32_param(parameter))
-            moments[index] = {
+        model = {
+            name: self._whole(name, safe_get_full_fp32_param(parameter))
+            for name, parameter in self.trained.items()
+        }
+        state = self._optimiser_state() if self.engine.optimizer.optimizer.state else {}
+        return {"model": model, "optimiser": {"state": state, "param_groups": self.groups}}
+
+    def _optimiser_state(self) -> dict[int, dict[str, Tensor]]:
+        steps = self._num_steps()
+        return {
+            index: {"step": steps.clone()}
+            | {
                 key: self._whole(name, safe_get_full_optimizer_state(parameter, key))
                 for key in _MOMENTS
             }
-        steps = self._num_steps()
-        state = {index: {"step": steps.clone(), **found} for index, found in moments.items()}
-        return {"model": model, "optimiser": {"state": state, "param_groups": self.groups}}
+            for index, (name, parameter) in enumerate(self.trained.items())
+        }
 
     def finish(self) -> None:
         trained = {
@@ -140,6 +172,13 @@ class ZeroLearner:
         return _copy(value.view(self.shapes[name]))
 
 
+def _start_deepspeed() -> None:
+    # Sums over ranks for CPUs that would be compiled at first use; gloo has them.
+    compatible_operations["deepspeed_shm_comm"] = False
+    set_log_level_from_string("warning")
+    deepspeed.init_distributed(dist_init_required=False)
+
+
 def _copy(value: Tensor) -> Tensor:
     """A copy in the first rank's host, nothing on others."""
     return value.detach().to("cpu", copy=True) if ranks.is_first() else torch.empty(0)
@@ -161,6 +200,20 @@ def deepspeed_config(zero: ZeroConfig, max_grad_norm: float) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def no_hooks(model: nn.Module) -> Iterator[None]:
+    """Inside, passes run the modules alone, without DeepSpeed's hooks around each."""
+    modules = list(model.modules())
+    kept = [(module._forward_pre_hooks, module._forward_hooks) for module in modules]
+    for module in modules:
+        module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
+    try:
+        yield
+    finally:
+        for module, (before, behind) in zip(modules, kept, strict=True):
+            module._forward_pre_hooks, module._forward_hooks = before, behind
+
+
 class _Loss(nn.Module):
     """The model and its loss in one forward pass, which DeepSpeed's hooks surround."""
 
@@ -168,8 +221,8 @@ class _Loss(nn.Module):
         super().__init__()
         self.model, self.loss_function = model, loss_function
 
-    def forward(self, batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
-        return self.loss_function(batch, indices)
+    def forward(self, batch: PackedBatch, beside: Any) -> tuple[Tensor, Metrics]:
+        return self.loss_function(batch, beside)
 
 
 def _replace_parameters(model: nn.Module, values: dict[str, Tensor]) -> None:

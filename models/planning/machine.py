@@ -1,11 +1,9 @@
-"""The machine that a plan is held against, and what would have to be done where it is too small."""
+"""The machine that a plan is held against."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-
-from models.planning.memory import Memory
 
 GIB = 2**30
 
@@ -38,11 +36,3 @@ class Machine:
         if self.has_gpus:
             return f"{self.num_devices} GPUs of {size} each, one trainer a GPU"
         return f"this computer's {size}, shared by at most {self.slots} trainers at once"
-
-
-def zero_stage_that_fits(memory: Memory, machine: Machine) -> int | None:
-    """The lowest ZeRO stage under which a process fits on every device, None if none does."""
-    for stage in (1, 2, 3):
-        if memory.part(stage, machine.num_devices).total <= machine.memory:
-            return stage
-    return None

@@ -51,12 +51,14 @@ class Memory:
         """What a device holds under ZeRO [Rajbhandari et al. 2020, figure 1].
 
         Stage 1 splits the optimiser's state over the devices, 2 the gradients too, 3 the weights
-        too, those of frozen models included. Every device works on a micro batch of its own.
+        too, those of frozen models included. DeepSpeed's optimiser has a copy of its part of the
+        weights, beside the moments. Every device works on a micro batch of its own.
         """
         share = [num_devices if zero_stage >= stage else 1 for stage in range(4)]
+        with_copy = self.optimiser * (ADAM_BYTES + FLOAT_BYTES) // ADAM_BYTES
         return replace(
             self,
-            optimiser=ceil(self.optimiser / share[1]),
+            optimiser=ceil(with_copy / share[1]),
             gradients=ceil(self.gradients / share[2]),
             weights=ceil(self.weights / share[3]),
             frozen=ceil(self.frozen / share[3]),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import ceil
 
 from models.config import ComparisonsConfig, EvaluateConfig, PPOConfig, RehearsalConfig
-from models.planning.memory import Memory
+from models.planning.memory import FLOAT_BYTES, Memory
 from models.planning.work import (
     Setting,
     Work,
@@ -58,6 +58,7 @@ def ppo_max(config: PPOConfig, setting: Setting) -> Work:
     of_policy = config.num_steps * (config.num_epochs * rollout * row + updates * replayed)
     return Work(
         examples=answers,
+        num_ranks=config.num_ranks,
         optimiser_steps=rounds * updates,
         sampled_tokens=answers * config.max_new_tokens,
         forward_tokens=answers * (prompt + 4 * row),
@@ -84,13 +85,18 @@ def _replay(config: PPOConfig, setting: Setting, row: int) -> list[int]:
 def _ppo_phases(
     config: PPOConfig, setting: Setting, rollout: int, prompt: int, row: int
 ) -> dict[str, Memory]:
-    """Both optimisers stay in memory throughout; gradients are of one model at a time."""
+    """Both optimisers stay in memory throughout; gradients are of one model at a time.
+
+    Of a rank: with ZeRO it holds its part, and the whole of a model that samples or scores.
+    """
     num_policy, num_critic = setting.shape.policy_parameters, _critic_parameters(config, setting)
     response = config.max_new_tokens + 1
-    batch = min(config.train_batch, rollout)
+    rows, batch = (
+        ceil(count / config.num_ranks) for count in (rollout, min(config.train_batch, rollout))
+    )
     policy = [training_phase(setting, num_policy, config, batch, row, response)]
     for tokens in _replay(config, setting, row):
-        count = config.rehearsal_batch
+        count = ceil(config.rehearsal_batch / config.num_ranks)
         policy.append(training_phase(setting, num_policy, config, count, tokens, response))
     critic = training_phase(setting, num_critic, config, batch, row)
     resident = Memory(
@@ -99,12 +105,12 @@ def _ppo_phases(
         frozen=setting.policy + setting.scorer + policy[0].frozen + critic.frozen,
     )
     phases = {
-        "sampling": sampling_phase(setting, 0, rollout, prompt, row),
-        "scoring": scoring_phase(setting, 0, rollout, row, response),
+        "sampling": sampling_phase(setting, 0, rows, prompt, row),
+        "scoring": scoring_phase(setting, 0, rows, row, response),
         "critic update": critic,
         "policy update": max(policy, key=lambda phase: phase.total),
     }
-    return {
+    held = {
         name: replace(
             resident,
             gradients=phase.gradients,
@@ -113,6 +119,17 @@ def _ppo_phases(
         )
         for name, phase in phases.items()
     }
+    if config.zero is None:
+        return held
+    parts = {name: phase.part(config.zero.stage, config.num_ranks) for name, phase in held.items()}
+    if config.zero.stage == 3:
+        gathered = {
+            "sampling": setting.policy,
+            "scoring": max(setting.policy, setting.scorer, FLOAT_BYTES * num_critic),
+        }
+        for name, size in gathered.items():
+            parts[name] = replace(parts[name], frozen=parts[name].frozen + size)
+    return parts
 
 
 def evaluate(config: EvaluateConfig, setting: Setting) -> Work:

@@ -12,7 +12,7 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import preprocess_schema, validate
 
 from flows.changes import changed, parsed
-from flows.recipes import MACHINES, RECIPES, RecipeName, recipe_named
+from flows.recipes import RECIPES, RecipeName, recipe_named
 from flows.rlhf import rlhf
 from tests.flows.malformed import malformed
 
@@ -46,8 +46,8 @@ def test_what_is_deployed() -> None:
     assert "/" not in "".join(each["entrypoint"] for each in DEPLOYMENTS.values())
 
 
-def test_the_recipes_of_the_form_are_those_that_run_here() -> None:
-    assert set(RecipeName.__args__) == set(RECIPES) - set(MACHINES)
+def test_the_form_has_all_recipes() -> None:
+    assert set(RecipeName.__args__) == set(RECIPES)
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)

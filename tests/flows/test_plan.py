@@ -6,11 +6,7 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
 from flows.changes import changed, parsed
-from flows.cli import main
-from flows.config import RunConfig
 from flows.plan import Plan, make_plan
 from flows.plan_text import plan_text
 from flows.recipes import MACHINES, recipe_named
@@ -18,6 +14,23 @@ from models.planning.machine import GIB, Machine
 
 ROOT = Path(__file__).parents[2]
 LARGE = Machine(1, 10**15, 2, False)
+
+
+GPUS_OF_24 = Machine.of_gpus(8, 24)
+# `hh-7b` with the whole of every model on one GPU.
+ALONE = [
+    f"{trainer}{setting}"
+    for trainer in (
+        *("sft.train", "ensemble.member.train", "reward_model.train", "advantage_model.train"),
+        *("ppo", "rounds.meta_rm.train"),
+    )
+    for setting in (".num_ranks=1", ".zero=null")
+]
+
+
+def test_the_largest_recipe_fits_on_its_machine() -> None:
+    text = plan_text(_plan("hh-7b", machine=MACHINES["hh-7b"]))
+    assert "none: everything fits" in text
 
 
 def _plan(name: str, *overrides: str, flow: str = "rlhf", machine: Machine = LARGE) -> Plan:
@@ -125,19 +138,25 @@ def test_a_small_computer_is_warned_of_what_runs_at_once() -> None:
 
 
 def test_gpus_are_given_one_trainer_each_and_what_is_too_large_is_named() -> None:
-    text = plan_text(_plan("hh-7b", machine=Machine.of_gpus(4, 80)))
+    text = plan_text(_plan("hh-7b", *ALONE, machine=Machine.of_gpus(4, 80)))
     assert "step 3: member_0…9 at once, on 4 of 4 GPUs in 3 waves" in text
-    plan = _plan("hh-7b", machine=MACHINES["hh-7b"])
+    plan = _plan("hh-7b", *ALONE, machine=MACHINES["hh-7b"])
     text = " ".join(plan_text(plan).split())
-    sft = next(row for row in plan.rows if row.name == "sft").work.peak[1]
+    row = next(row for row in plan.rows if row.name == "sft")
+    sft, work = row.work.peak[1], row.in_parts(1, 8)
     assert sft.optimiser + sft.gradients + sft.weights == 16 * 7_241_732_096
-    needed, shared = sft.total / GIB, sft.part(1, 8).total / GIB
+    needed, shared = sft.total / GIB, work.peak[1].total / GIB
     assert f"one GPU: sft. {needed:.1f} GiB in the phase `training`, a GPU has 80.0 GiB" in text
     assert f"ZeRO stage 1 over 8 GPUs ({shared:.1f} GiB each): train.num_ranks=8" in text
     assert "policy_full, policy_round_2…4" in text
-    whole = ("ppo.gradient_checkpointing=false", "ppo.micro_batch_tokens=16384")
-    text = " ".join(plan_text(_plan("hh-7b", *whole, machine=plan.machine)).split())
+    assert "GiB each): num_ranks=8 zero.stage=3" in text
+    small = _plan("hh-7b", *ALONE, "ppo.gradient_checkpointing=false", machine=GPUS_OF_24)
+    text = " ".join(plan_text(small).split())
+    assert "No ZeRO stage is enough: under stage 3 over 8 GPUs" in text
     assert "It needs gradient_checkpointing=true or smaller micro batches besides" in text
+    # Of MetaRM there is no stage 3; and where nothing is trained, there are no parts.
+    assert "No ZeRO stage is enough: under stage 2 over 8 GPUs" in text
+    assert "Nothing is trained in it: it needs GPUs with more memory, or a smaller model" in text
     # A model of 135 million parameters fits on one such GPU.
     small = plan_text(_plan("hh-7b", "sft.model.base=smollm2-135m-instruct", machine=plan.machine))
     assert "none: everything fits" in small
@@ -153,74 +172,21 @@ def test_what_the_plan_says_of_this_build_is_true() -> None:
     assert not [path.name for path in trainers if narrower.search(path.read_text())]
 
 
+def test_more_ranks_than_gpus_are_named() -> None:
+    text = " ".join(plan_text(_plan("hh-7b", machine=Machine.of_gpus(4, 80))).split())
+    assert "TOO FEW GPUS: sft. Its 8 ranks (num_ranks) take one each, there are 4" in text
+    assert "step 2: sft, on 4 of 4 GPUs" in text
+
+
 def test_ranks_in_parts_take_the_gpus_of_several_trainers() -> None:
     zero = ("ensemble.member.train.num_ranks=4", "ensemble.member.train.zero.stage=2")
-    text = " ".join(plan_text(_plan("hh-7b", *zero, machine=MACHINES["hh-7b"])).split())
+    text = " ".join(plan_text(_plan("hh-7b", *ALONE, *zero, machine=MACHINES["hh-7b"])).split())
     assert "step 3: member_0…9 at once, on 8 of 8 GPUs in 5 waves" in text
     assert "one GPU: member_0…9" not in text
     parts = ("sft.train.num_ranks=2", "sft.train.zero.stage=1")
-    text = " ".join(plan_text(_plan("hh-7b", *parts, machine=MACHINES["hh-7b"])).split())
+    text = " ".join(plan_text(_plan("hh-7b", *ALONE, *parts, machine=MACHINES["hh-7b"])).split())
     assert "step 2: sft, on 2 of 8 GPUs" in text
     assert "It is in parts already" in text
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path))
-    monkeypatch.setenv("TRIMTAB_MAX_PARALLEL", "3")
-    return tmp_path
-
-
-def test_dry_run_prints_the_plan_and_runs_nothing(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["run", "smoke", "ppo.num_steps=7", "--dry-run"]) == 0
-    text = capsys.readouterr().out
-    assert "Plan of smoke, seed 0, flow rlhf: 22 stages" in text
-    # 1 round of critic pre-training and 7 more, 2 updates each.
-    assert re.search(r"policy_full +ppo_max +128 +16 ", text)
-    assert "shared by at most 3 trainers at once" in text
-    assert not (home / "store").exists()
-    assert not (home / "work").exists()
-
-
-def test_the_configuration_is_printed_as_json(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["run", "smoke", "ppo.num_steps=7", "--print-config"]) == 0
-    config = RunConfig.model_validate_json(capsys.readouterr().out)
-    assert config == changed(recipe_named("smoke"), parsed(["ppo.num_steps=7"]))
-
-
-def test_gpus_of_the_command_line_replace_the_recipe_s(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["run", "hh-7b", "--dry-run", "--gpus", "16", "--gpu-memory", "141"]) == 0
-    assert "Held against: 16 GPUs of 141.0 GiB each" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "hh-7b is for a plan: its PPO needs more than one GPU"),
-        (["--gpus", "8"], "--gpus is 8, --gpu-memory is None"),
-        (["--gpus", "8", "--gpu-memory", "80"], "--dry-run is False"),
-        (["--dry-run", "--gpu-memory", "80"], "a dry run takes both"),
-        (["sft.model.base=some/model", "--dry-run"], "'some/model', whose size is not known"),
-    ],
-)
-def test_mistakes_are_explained(
-    home: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    assert main(["run", "hh-7b", *arguments]) == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("arguments", [["--gpus", "0"], ["--gpu-memory", "-1"], ["--gpus", "x"]])
-def test_numbers_of_gpus_are_above_zero(home: Path, arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as error:
-        main(["run", "hh-7b", "--dry-run", *arguments])
-    assert error.value.code == 2
 
 
 def test_the_readme_quotes_the_plan_as_it_is_printed() -> None:

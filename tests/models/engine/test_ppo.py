@@ -38,7 +38,7 @@ def test_first_ratio_is_one(
     experience = run._collect(list(range(16)))
     for indices in torch.arange(16).split(8):
         rows = [experience.rows[index] for index in indices.tolist()]
-        logprobs, _, mask = response_logprobs(run.learner.policy, pack(rows), config.temperature)
+        logprobs, _, mask = response_logprobs(run.policy, pack(rows), config.temperature)
         old = experience.old_logprobs[indices, : mask.shape[1]]
         torch.testing.assert_close((logprobs - old)[mask].exp(), torch.ones(int(mask.sum())))
     assert float(experience.monitors()["kl"]) == pytest.approx(0.0, abs=1e-5)
@@ -65,7 +65,7 @@ def test_micro_batches_and_recomputed_layers_change_no_update(
     for more in ({}, {"micro_batch_tokens": 64, "gradient_checkpointing": True}):
         run = PPORun(smoke_config.ppo.model_copy(update=more), inputs, tmp_path)
         metrics = run.learner.update(run._collect(list(range(16))), updates_policy=True)
-        models = (run.learner.policy, run.learner.critic)
+        models = (run.policy, run.critic)
         updated.append((metrics, [dict(model.named_parameters()) for model in models]))
     (metrics, models), (other_metrics, other_models) = updated
     torch.testing.assert_close(other_models, models)

@@ -86,7 +86,7 @@ def test_ranks_hold_the_whole_or_with_zero_a_part() -> None:
     apart = _work("reward_model", RewardModelConfig(train=TRAIN.model_copy(update=zero)))
     held, part = (work.phases["training"] for work in (whole, apart))
     assert (part.weights, part.gradients) == (held.weights / 4, held.gradients / 4)
-    assert (part.optimiser, part.activations) == (held.optimiser / 4, held.activations)
+    assert (part.optimiser, part.activations) == (1.5 * held.optimiser / 4, held.activations)
     assert whole.needed == 4 * held.total
     # Scoring comes after training: the first rank alone holds the whole.
     assert apart.phases["scoring"] == whole.phases["scoring"]
@@ -179,6 +179,22 @@ def test_ppo_holds_four_models_and_two_optimisers() -> None:
     assert memory.gradients == 4 * POLICY  # never of both at once
     own_critic = _work("ppo_max", _ppo(critic_init="policy"), scorer_heads=2)
     assert work.parameters - own_critic.parameters == HIDDEN
+
+
+def test_ranks_of_ppo_share_out_rows_and_with_zero_hold_parts() -> None:
+    whole = _work("ppo_max", _ppo(num_ranks=4), scorer_heads=2)
+    apart = _work("ppo_max", _ppo(num_ranks=4, zero=ZeroConfig(stage=3)), scorer_heads=2)
+    assert whole.num_ranks == apart.num_ranks == 4
+    # Of 32 answers 8 are sampled by each, of 12 in a step 3.
+    assert whole.phases["sampling"].cache == key_value_cache(SHAPE, 8 * 31)
+    held, part = (work.phases["policy update"] for work in (whole, apart))
+    assert (part.weights, part.gradients) == (held.weights / 4, held.gradients / 4)
+    assert (part.frozen, part.activations) == (held.frozen / 4, held.activations)
+    # The whole policy samples; then critic, reference and scorer are whole one after another.
+    assert apart.phases["sampling"].frozen == held.frozen / 4 + 4 * POLICY
+    assert apart.phases["scoring"].frozen == held.frozen / 4 + 4 * (TRUNK + 2 * HIDDEN)
+    split = _work("ppo_max", _ppo(num_ranks=4, zero=ZeroConfig(stage=2)), scorer_heads=2)
+    assert split.phases["sampling"].frozen == held.frozen
 
 
 def test_meta_rm() -> None:

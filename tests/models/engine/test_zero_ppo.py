@@ -1,0 +1,116 @@
+"""PPO's policy and critic, an engine of DeepSpeed's each, learn what they do without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from infra import launch as launch_module
+from infra.launch import TrainerStoppedError, launch
+from infra.warm_client import close_servers
+from models.config_parts import ZeroConfig
+from models.engine.progress import read_metrics
+from tests.models.engine.conftest import run_stage
+from tests.models.engine.jobs import job, stop_at
+
+pytestmark = pytest.mark.slow
+
+# Of 9 responses a rollout, 4 a step: the last step has one, fewer than ranks, and several take more
+# than one micro batch. The critic alone learns in the first two.
+CHANGES = {
+    "rollout_batch": 9,
+    "train_batch": 4,
+    "critic_pretrain_steps": 2,
+    "num_steps": 4,
+    "ptx_coef": 0.1,
+    "rehearsal_batch": 6,
+    "micro_batch_tokens": 60,
+    "checkpoint_every": 2,
+    # So slow that no response differs for the rounding of another order of sums.
+    "policy_learning_rate": 1e-6,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _servers() -> Iterator[None]:
+    yield
+    close_servers()
+
+
+@pytest.fixture(scope="module")
+def config(smoke_config: Any) -> Any:
+    return smoke_config.ppo.model_copy(update=CHANGES)
+
+
+@pytest.fixture(scope="module")
+def inputs(world: Path, policy: Path, advantage_model: Path) -> dict[str, Path]:
+    return {"policy": policy, "reference": policy, "scorer": advantage_model, "data": world}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, config: Any, inputs: dict[str, Path]) -> Path:
+    return run_stage("ppo_max", config, tmp_path_factory.mktemp("alone"), **inputs)
+
+
+def _launch(
+    folder: Path, config: Any, inputs: dict[str, Path], num_ranks: int, **changes: Any
+) -> None:
+    changed = config.model_copy(update=changes)
+    launch(job(folder, changed, inputs["data"], num_ranks, "ppo_max", inputs))
+
+
+def _assert_same(ours: Path, alone: Path) -> None:
+    rows, others = (read_metrics(folder.parent / "metrics.jsonl") for folder in (ours, alone))
+    assert [row["step"] for row in rows] == [row["step"] for row in others] == [1, 2, 3, 4, 5, 6]
+    for row, other in zip(rows, others, strict=True):
+        for name in ("score", "kl", "policy_loss", "ptx_loss", "value_loss", "value_grad_norm"):
+            if name in other:
+                assert row[name] == pytest.approx(other[name], rel=1e-3, abs=1e-5), name
+    for part in ("model", "critic"):
+        mine, theirs = (load_file(where / part / "model.safetensors") for where in (ours, alone))
+        assert mine.keys() == theirs.keys()
+        for name, value in theirs.items():
+            assert (mine[name] - value).abs().max() < 2e-3 * value.abs().max(), name
+
+
+def test_two_ranks_in_parts_and_one_with_the_whole_go_on_for_one_another(
+    tmp_path: Path,
+    config: Any,
+    inputs: dict[str, Path],
+    alone: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Stage 3 before the policy has learned at all, stage 2 until it has, then no ZeRO."""
+    parts: list[tuple[int, dict[str, Any]]] = [
+        (1, {"zero": ZeroConfig(stage=3, offload=True), "gradient_checkpointing": True}),
+        (3, {"zero": ZeroConfig(stage=2)}),
+    ]
+    for last_step, changes in parts:
+        thread = stop_at(tmp_path, last_step, monkeypatch)
+        with pytest.raises(TrainerStoppedError):
+            _launch(tmp_path, config, inputs, 2, **changes)
+        thread.join()
+        launch_module._drain.requested = False
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) < 6
+    _launch(tmp_path, config, inputs, 1)
+    _assert_same(tmp_path / "output", alone)
+
+
+def test_two_ranks_of_stage_3_go_on_where_they_stopped(
+    tmp_path: Path,
+    config: Any,
+    inputs: dict[str, Path],
+    alone: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    thread = stop_at(tmp_path, 4, monkeypatch)
+    with pytest.raises(TrainerStoppedError):
+        _launch(tmp_path, config, inputs, 2, zero=ZeroConfig(stage=3))
+    thread.join()
+    launch_module._drain.requested = False
+    _launch(tmp_path, config, inputs, 2, zero=ZeroConfig(stage=3))
+    _assert_same(tmp_path / "output", alone)
