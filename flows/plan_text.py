@@ -192,9 +192,9 @@ def _assumptions(plan: Plan) -> list[str]:
     if plan.machine.has_gpus:
         lines.append(
             "ZeRO over n GPUs: stage 1 keeps 1/n of Adam's state on each, with a copy of that part "
-            "of the weights (counted under Adam), 2 also 1/n of the gradients, 3 also of the weights, "
-            "frozen ones included; each GPU has a micro batch of its own. A model of PPO that samples "
-            "or scores is gathered whole for it"
+            "of the weights (counted under Adam), 2 also 1/n of the gradients, 3 also of the "
+            "weights, frozen ones included; each GPU has a micro batch of its own. A model of PPO "
+            "that samples or scores is gathered whole for it"
         )
     return lines
 
