@@ -154,6 +154,7 @@ def _setting(stage: PlannedStage, shape: ModelShape, amounts: Amounts) -> Settin
         scorer_heads=1 if scorer is None else _num_heads(scorer),
         num_judges=len(stage.inputs.get("judges", [])),
         has_rehearsal="rehearsal" in stage.inputs,
+        starts_as_reference=stage.inputs.get("policy") is stage.inputs.get("reference"),
         is_relabelled="pairs" in stage.inputs,
     )
 

@@ -36,6 +36,13 @@ class ZeroConfig(StageConfig):
     )
 
 
+class LoraConfig(StageConfig):
+    """Low-rank adapters that learn in place of weights, and are merged into them in the end."""
+
+    rank: int = Field(16, gt=0, description="Rank of what is added to a weight")
+    alpha: float = Field(32.0, gt=0, description="It is added alpha / rank times")
+
+
 class TrainerConfig(StageConfig):
     """What every trainer can do, with one rank and with many."""
 
@@ -44,6 +51,9 @@ class TrainerConfig(StageConfig):
     )
     trainable_layers: int | None = Field(
         None, gt=0, description="Train this many upper layers, the rest frozen; none trains all"
+    )
+    lora: LoraConfig | None = Field(
+        None, description="Train low-rank adapters of these layers; none trains their weights"
     )
     gradient_checkpointing: bool = Field(
         False, description="Keep of each layer its input only, and run it again for the gradient"

@@ -20,6 +20,7 @@ from models.engine.checkpoint import checkpoint_or_stop, newest_checkpoint
 from models.engine.learners import Learner, LossFunction, Metrics, accumulate, new_learner
 from models.engine.optimiser import scheduled_rate
 from models.engine.progress import Progress, tail_means
+from models.nets.adapters import merge_adapters
 from models.nets.freezing import trained_parameters
 from models.nets.packing import Candidates
 from models.nets.training import prepare_training
@@ -50,7 +51,7 @@ def fit(
         for epoch in range(config.num_epochs)
         for batch in epoch_batches([row.num_tokens for row in rows], config.batch_size, seed, epoch)
     ]
-    prepare_training(model, config)
+    prepare_training(model, config, seed)
     torch.manual_seed(seed)
     state = newest_checkpoint(workdir)
     decay = config.weight_decay
@@ -69,6 +70,7 @@ def fit(
         checkpoint_or_stop(workdir, step + 1, config.checkpoint_every, learner.state_dict)
     learner.finish()
     ranks.leave()
+    merge_adapters(model)
     return tail_means(progress.path)
 
 

@@ -31,6 +31,7 @@ from models.engine.ppo_update import ActorCritic, Replay, load_weights
 from models.engine.progress import Progress, read_metrics, tail_means, write_json
 from models.engine.scoring import with_lower_states
 from models.functional.moments import RunningMoments
+from models.nets.adapters import merge_adapters, share_frozen
 from models.nets.freezing import num_frozen_layers
 from models.nets.loading import load_policy, load_scorer, load_tokenizer, new_scorer, save_model
 from models.nets.lower_layers import tie_lower_layers
@@ -73,13 +74,22 @@ class PPORun:
             self.step = state["step"]
         saved = None if state is None else state["learner"]
         self.learner = ActorCritic(config, self.policy, self.critic, replay, saved)
+        if not self.is_parted:
+            for trained in (self.policy, self.critic):
+                share_frozen(trained, self.reference.model)
+                share_frozen(trained, self.scorer.model)
+
+    @property
+    def is_parted(self) -> bool:
+        """Whether ranks hold parts of parameters."""
+        return self.config.zero is not None and self.config.zero.stage == 3
 
     def _share_lower_layers(self) -> int:
         """Layers frozen in all four models run once a response; returns how many these are.
 
         None where ranks hold parts of them, of each model's its own.
         """
-        if self.config.zero is not None and self.config.zero.stage == 3:
+        if self.is_parted:
             return 0
         depth = num_frozen_layers(self.policy, self.config.trainable_layers)
         for other in (self.reference.model, self.scorer.model, self.critic):
@@ -147,6 +157,8 @@ class PPORun:
             if state is not None:
                 load_weights(state["learner"], self.policy, self.critic)
                 self.step = state["step"]
+        for model in (self.policy, self.critic):
+            merge_adapters(model)
         output = self.workdir / "output"
         save_model(self.policy, self.tokenizer, output / "model")
         save_model(self.critic, self.tokenizer, output / "critic")

@@ -42,7 +42,7 @@ class ActorCritic:
     ) -> None:
         self.config, self.replay = config, replay
         for model in (policy, critic):
-            prepare_training(model, config)
+            prepare_training(model, config, config.seed)
         saved = state or {}
         self.policy = new_learner(
             policy, _policy_loss(policy, config), config, state=saved.get("policy")

@@ -12,16 +12,25 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from models.config_parts import TrainerConfig
+from models.nets.adapters import add_adapters
 from models.nets.attention import packed_attention
-from models.nets.freezing import freeze_lower_layers, layers_of, trained_parameters
+from models.nets.freezing import (
+    freeze_lower_layers,
+    layers_of,
+    num_frozen_layers,
+    trained_parameters,
+)
 
 
-def prepare_training(model: PreTrainedModel, config: TrainerConfig) -> None:
-    """Freeze the layers that are not trained; keep the others' activations or only their input.
+def prepare_training(model: PreTrainedModel, config: TrainerConfig, seed: int) -> None:
+    """Freeze what is not trained; keep the activations of what is, or of layers only their input.
 
-    Raises ValueError where the configuration asks for layers that the model does not have.
+    `seed` draws adapters, if there are any. Raises ValueError where the configuration asks for
+    layers that the model does not have.
     """
     freeze_lower_layers(model, config.trainable_layers)
+    if config.lora is not None:
+        add_adapters(model, config.lora, num_frozen_layers(model, config.trainable_layers), seed)
     if config.gradient_checkpointing:
         for layer in layers_of(model):
             if trained_parameters(layer):

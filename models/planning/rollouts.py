@@ -12,6 +12,7 @@ from models.planning.work import (
     Work,
     sampling_phase,
     scoring_phase,
+    trained_parameters,
     training_phase,
 )
 
@@ -63,9 +64,8 @@ def ppo_max(config: PPOConfig, setting: Setting) -> Work:
         sampled_tokens=answers * config.max_new_tokens,
         forward_tokens=answers * (prompt + 4 * row),
         trained_tokens=of_critic + of_policy,
-        parameters=setting.shape.policy_parameters
-        + _critic_parameters(config, setting)
-        - 2 * setting.shape.frozen_parameters(config.trainable_layers),
+        parameters=trained_parameters(setting.shape, config, setting.shape.policy_parameters)
+        + trained_parameters(setting.shape, config, _critic_parameters(config, setting)),
         phases=_ppo_phases(config, setting, rollout, prompt, row),
     )
 
@@ -87,7 +87,8 @@ def _ppo_phases(
 ) -> dict[str, Memory]:
     """Both optimisers stay in memory throughout; gradients are of one model at a time.
 
-    Of a rank: with ZeRO it holds its part, and the whole of a model that samples or scores.
+    What policy and critic do not train, reference and scorer share where they are their starts. Of
+    a rank: with ZeRO it holds its part, and the whole of a model that samples or scores.
     """
     num_policy, num_critic = setting.shape.policy_parameters, _critic_parameters(config, setting)
     response = config.max_new_tokens + 1
@@ -104,6 +105,13 @@ def _ppo_phases(
         optimiser=policy[0].optimiser + critic.optimiser,
         frozen=setting.policy + setting.scorer + policy[0].frozen + critic.frozen,
     )
+    if config.zero is None or config.zero.stage < 3:
+        resident = replace(
+            resident,
+            frozen=resident.frozen
+            - (policy[0].frozen if setting.starts_as_reference else 0)
+            - (critic.frozen if config.critic_init == "scorer" else 0),
+        )
     phases = {
         "sampling": sampling_phase(setting, 0, rows, prompt, row),
         "scoring": scoring_phase(setting, 0, rows, row, response),
@@ -119,13 +127,18 @@ def _ppo_phases(
         )
         for name, phase in phases.items()
     }
-    if config.zero is None:
-        return held
+    return held if config.zero is None else _in_parts(config, setting, held)
+
+
+def _in_parts(config: PPOConfig, setting: Setting, held: dict[str, Memory]) -> dict[str, Memory]:
+    """With ZeRO: a rank's parts, and the whole of one model where it samples or scores."""
+    assert config.zero is not None
     parts = {name: phase.part(config.zero.stage, config.num_ranks) for name, phase in held.items()}
     if config.zero.stage == 3:
+        critic = FLOAT_BYTES * _critic_parameters(config, setting)
         gathered = {
             "sampling": setting.policy,
-            "scoring": max(setting.policy, setting.scorer, FLOAT_BYTES * num_critic),
+            "scoring": max(setting.policy, setting.scorer, critic),
         }
         for name, size in gathered.items():
             parts[name] = replace(parts[name], frozen=parts[name].frozen + size)

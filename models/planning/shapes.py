@@ -63,6 +63,15 @@ class ModelShape:
         lower = self.num_layers - trainable_layers
         return self.vocab_size * self.hidden_size + lower * self.layer_parameters
 
+    def adapter_parameters(self, rank: int) -> int:
+        """Low-rank adapters of q, k, v, o; gate, up, down: rank by inputs and outputs of each."""
+        heads = self.head_dim * (self.num_heads + self.num_kv_heads)
+        return (
+            self.num_layers
+            * rank
+            * (4 * self.hidden_size + 2 * heads + 3 * (self.hidden_size + self.intermediate_size))
+        )
+
     def upper(self, trainable_layers: int | None) -> ModelShape:
         """The part a backward pass goes through: all of it, or the upper layers."""
         return replace(self, num_layers=trainable_layers or self.num_layers)

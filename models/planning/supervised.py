@@ -20,6 +20,7 @@ from models.planning.work import (
     pass_tokens,
     sampling_phase,
     scoring_phase,
+    trained_parameters,
     training_phase,
 )
 
@@ -63,7 +64,7 @@ def sft(config: SFTConfig, setting: Setting) -> Work:
         num_ranks=train.num_ranks,
         optimiser_steps=_num_steps(train, count),
         trained_tokens=train.num_epochs * count * row,
-        parameters=parameters - setting.shape.frozen_parameters(train.trainable_layers),
+        parameters=trained_parameters(setting.shape, train, parameters),
         phases={"training": _training(train, setting, parameters, count, row, row)},
     )
 
@@ -84,7 +85,7 @@ def _scorer_work(
         optimiser_steps=_num_steps(train, num_pairs),
         forward_tokens=num_scored * row,
         trained_tokens=train.num_epochs * num_pairs * row,
-        parameters=parameters - setting.shape.frozen_parameters(train.trainable_layers),
+        parameters=trained_parameters(setting.shape, train, parameters),
         phases={
             # At most all of a pair is its prompt and second response.
             "training": _training(train, setting, parameters, num_pairs, row, repeated=row),

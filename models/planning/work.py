@@ -23,6 +23,8 @@ from models.planning.shapes import ModelShape
 PASS_TOKENS = 8192
 # Most tokens of key-value cache in generation.
 CACHE_TOKENS = 32_768
+# Linear maps of a layer, each with an adapter.
+ADAPTED_MAPS = 7
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Setting:
     """What a stage's cost depends on beside its own configuration.
 
     scorer_heads: 1 for a reward model, 2 for an Advantage Model, of the scorer that comes in.
+    starts_as_reference: whether PPO's policy is at first its reference.
     """
 
     shape: ModelShape
@@ -37,6 +40,7 @@ class Setting:
     scorer_heads: int = 1
     num_judges: int = 0
     has_rehearsal: bool = False
+    starts_as_reference: bool = False
     is_relabelled: bool = False
 
     def capped(self, prompt_tokens: int, new_tokens: int) -> tuple[int, int]:
@@ -123,14 +127,27 @@ def training_phase(
 
     Of a row, `responses` tokens need log-probabilities and `repeated` further keys and values.
     """
-    shape = setting.shape
+    shape, upper = setting.shape, setting.shape.upper(config.trainable_layers)
     tokens = pass_tokens(config.micro_batch_tokens, num_rows, row)
     logits = vocabulary_set(shape, tokens // row * responses)
-    frozen = shape.frozen_parameters(config.trainable_layers)
-    kept = backward_set(
-        shape.upper(config.trainable_layers),
-        tokens,
-        tokens // row * repeated,
-        config.gradient_checkpointing,
-    )
-    return replace(trained(num_parameters - frozen, kept + logits), frozen=FLOAT_BYTES * frozen)
+    kept = backward_set(upper, tokens, tokens // row * repeated, config.gradient_checkpointing)
+    if config.lora is not None:  # each map's input in the low rank
+        kept += FLOAT_BYTES * tokens * upper.num_layers * ADAPTED_MAPS * config.lora.rank
+    learning = trained_parameters(shape, config, num_parameters)
+    own = learning if config.lora is None else _heads(shape, num_parameters)
+    frozen = num_parameters - own
+    return replace(trained(learning, kept + logits), frozen=FLOAT_BYTES * frozen)
+
+
+def trained_parameters(shape: ModelShape, config: TrainerConfig, num_parameters: int) -> int:
+    """How many learn of a model that has so many."""
+    if config.lora is None:
+        return num_parameters - shape.frozen_parameters(config.trainable_layers)
+    adapters = shape.upper(config.trainable_layers).adapter_parameters(config.lora.rank)
+    return adapters + _heads(shape, num_parameters)
+
+
+def _heads(shape: ModelShape, num_parameters: int) -> int:
+    """Of a scorer, what it has beyond the trunk; of a policy, nothing learns beyond adapters."""
+    is_policy = num_parameters == shape.policy_parameters
+    return 0 if is_policy else num_parameters - shape.trunk_parameters

@@ -35,7 +35,7 @@ CONFIG = LlamaConfig(
 def _scorer(config: TrainerConfig) -> LlamaForSequenceClassification:
     torch.manual_seed(0)
     model = LlamaForSequenceClassification(CONFIG)
-    prepare_training(model, config)
+    prepare_training(model, config, seed=0)
     return model
 
 

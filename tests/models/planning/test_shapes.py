@@ -15,11 +15,13 @@ from transformers import (
 )
 
 from flows.recipes import default, smoke
-from models.config_parts import ModelConfig
+from models.config_parts import LoraConfig, ModelConfig, TrainerConfig
 from models.engine.world import _tokenizer
 from models.nets.freezing import freeze_lower_layers, trained_parameters
 from models.nets.loading import build_policy
+from models.nets.training import prepare_training
 from models.planning.shapes import KNOWN_SHAPES, PlanError, shape_of
+from models.planning.work import trained_parameters as trained_parameters_of
 
 MISTRAL = "mistralai/Mistral-7B-v0.1"
 
@@ -50,6 +52,18 @@ def test_frozen_layers_have_the_counted_parameters() -> None:
     assert 0 < frozen < shape.policy_parameters
     assert shape.policy_parameters - frozen == sum(p.numel() for p in trained_parameters(policy))
     assert shape.frozen_parameters(None) == 0
+
+
+@pytest.mark.parametrize("num_layers", [None, 1])
+def test_adapters_have_the_counted_parameters(num_layers: int | None) -> None:
+    config = smoke().sft.model
+    policy, shape = build_policy(config, _tokenizer()), shape_of(config)
+    trainer = TrainerConfig(trainable_layers=num_layers, lora=LoraConfig(rank=5))
+    prepare_training(policy, trainer, seed=0)
+    learning = sum(p.numel() for p in trained_parameters(policy))
+    assert trained_parameters_of(shape, trainer, shape.policy_parameters) == learning
+    scorer = trained_parameters_of(shape, trainer, shape.scorer_parameters(2))
+    assert scorer == learning + 2 * shape.hidden_size
 
 
 def test_mistral_7b_by_hand_and_by_transformers() -> None:

@@ -17,7 +17,7 @@ from models.config import (
     RewardModelConfig,
     SFTConfig,
 )
-from models.config_parts import TrainConfig, ZeroConfig
+from models.config_parts import LoraConfig, TrainConfig, ZeroConfig
 from models.engine import rollouts
 from models.engine.ppo_rollout import ROLLOUT_TOKENS
 from models.engine.scoring import SCORING_TOKENS
@@ -195,6 +195,19 @@ def test_ranks_of_ppo_share_out_rows_and_with_zero_hold_parts() -> None:
     assert apart.phases["scoring"].frozen == held.frozen / 4 + 4 * (TRUNK + 2 * HIDDEN)
     split = _work("ppo_max", _ppo(num_ranks=4, zero=ZeroConfig(stage=2)), scorer_heads=2)
     assert split.phases["sampling"].frozen == held.frozen
+
+
+def test_adapters_need_no_copy_of_what_they_leave_alone() -> None:
+    config = _ppo(lora=LoraConfig(rank=8))
+    work = _work("ppo_max", config, scorer_heads=2, starts_as_reference=True)
+    adapters, heads = SHAPE.adapter_parameters(8), 2 * HIDDEN
+    memory = work.phases["policy update"]
+    assert work.parameters == 2 * adapters + heads
+    assert (memory.weights, memory.optimiser) == (4 * work.parameters, 8 * work.parameters)
+    # Policy and critic; the reference is the one without adapters, the scorer the other.
+    assert memory.frozen == 4 * (POLICY + TRUNK) + 4 * heads
+    later = _work("ppo_max", config, scorer_heads=2).phases["policy update"]
+    assert later.frozen - memory.frozen == 4 * POLICY
 
 
 def test_meta_rm() -> None:

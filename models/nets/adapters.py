@@ -1,0 +1,72 @@
+"""LoRA: low-rank adapters learn in place of weights, and are merged into them in the end.
+
+[LORA] Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2021, arXiv 2106.09685.
+
+Every linear map W of a trained layer becomes W + (alpha / rank) B A; A and B learn, and so do the
+heads of a scorer. A model that comes out is an ordinary one, whatever made it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from models.config_parts import LoraConfig
+from models.nets.freezing import layers_of
+
+
+def add_adapters(model: PreTrainedModel, config: LoraConfig, num_frozen: int, seed: int) -> None:
+    """Adapters in all layers but the lower `num_frozen`; all else but a scorer's heads is frozen.
+
+    They begin as nothing: B is 0, A is drawn from `seed`. Raises ValueError for a model whose
+    layers have no `nn.Linear`.
+    """
+    from peft import LoraConfig as Lora  # loads in a second
+    from peft import LoraModel
+
+    torch.manual_seed(seed)
+    layers = {id(layer) for layer in layers_of(model)[num_frozen:]}
+    names = [
+        f"{name}.{inner}"
+        for name, module in model.named_modules()
+        if id(module) in layers
+        for inner, part in module.named_modules()
+        if isinstance(part, nn.Linear)
+    ]
+    if not names:
+        raise ValueError(
+            f"{type(model).__name__} has no nn.Linear in its layers: lora cannot be used with it"
+        )
+    LoraModel(model, Lora(r=config.rank, lora_alpha=config.alpha, target_modules=names), "default")
+    for name, child in model.named_children():
+        if name == "score":
+            child.requires_grad_(True)
+
+
+def merge_adapters(model: PreTrainedModel) -> None:
+    """Add every adapter to its weight and leave that alone; nothing where there are none."""
+    if not hasattr(model, "peft_config"):
+        return
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, module in list(model.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            module.merge()
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, module.get_base_layer())
+    del model.peft_config
+
+
+def share_frozen(model: PreTrainedModel, other: PreTrainedModel) -> None:
+    """Let `other` use the memory of what `model` does not train and both have alike.
+
+    So a reference that is the policy's start, or a scorer that is its critic's, is no second copy.
+    """
+    theirs = dict(other.named_parameters())
+    for name, parameter in model.named_parameters():
+        twin = theirs.get(name.replace(".base_layer.", "."))
+        if twin is None or parameter.requires_grad or twin is parameter:
+            continue
+        if parameter.shape == twin.shape and torch.equal(parameter, twin):
+            twin.data = parameter.data
