@@ -9,6 +9,7 @@ from models.report.artifacts import Artifacts
 from models.report.charts import BLACK, BLUE, GREY, ORANGE, PURPLE, Chart, Panel
 from models.report.scorecard import Scorecard
 from models.report.scorers import NAMES, NUM_BINS, Labels, gaps
+from models.report.statistics import Estimate
 
 # Role in the scorecard: name, colour, marker.
 SHOWN = {
@@ -22,13 +23,21 @@ def scorer_charts(artifacts: Artifacts, card: Scorecard) -> list[Chart]:
     """Calibration on each kind of label, and one panel of category scores a scorer."""
     if not card.scorers:
         return []
-    charts = [_calibration(artifacts, card, "annotators")]
-    if card.has_truth:
-        charts.append(_calibration(artifacts, card, "clean"))
+    kinds: tuple[Labels, ...] = ("annotators", "clean")
+    charts = [_calibration(artifacts, card, labels) for labels in kinds if _measured(card, labels)]
     order = _category_order(card)
     if len(order) > 1:
         charts += [_categories(card, name, order) for name in card.scorers if name != "baseline"]
     return charts
+
+
+def _measured(card: Scorecard, labels: Labels) -> dict[str, Estimate]:
+    """Calibration errors of the scorers; none where no test pair has a score and such a label."""
+    errors = {
+        name: scorer.clean_ece_width if labels == "clean" else scorer.label_ece_width
+        for name, scorer in card.scorers.items()
+    }
+    return {name: error for name, error in errors.items() if error is not None}
 
 
 def _calibration(artifacts: Artifacts, card: Scorecard, labels: Labels) -> Chart:
@@ -36,7 +45,7 @@ def _calibration(artifacts: Artifacts, card: Scorecard, labels: Labels) -> Chart
     errors = []
     with Panel() as panel:
         furthest = 1.0
-        for name, scorer in card.scorers.items():
+        for name, ece in _measured(card, labels).items():
             gap = gaps(artifacts, NAMES[name], labels).gap
             size, correct = gap.abs(), gap > 0
             # Bins of equal mass over sigmoid(size); the curve is drawn over the size itself.
@@ -51,9 +60,7 @@ def _calibration(artifacts: Artifacts, card: Scorecard, labels: Labels) -> Chart
                 x, 100 * y, 100 * error, color=colour, marker=marker, markersize=4, label=label
             )
             furthest = max(furthest, float(x.max()))
-            ece = scorer.clean_ece_width if labels == "clean" else scorer.label_ece_width
-            if ece is not None:
-                errors.append(f"{label} {100 * ece.value:.1f} %")
+            errors.append(f"{label} {100 * ece.value:.1f} %")
         line = torch.linspace(0, furthest, 200)
         panel.axes.plot(
             line, 100 * torch.sigmoid(line), color=BLACK, linestyle="--", linewidth=1,

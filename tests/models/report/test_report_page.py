@@ -139,6 +139,21 @@ def test_without_truth_nothing_is_invented(full_inputs: Inputs, tmp_path: Path) 
     assert "nobody knows which of them are wrong" in html
 
 
+def test_where_all_test_pairs_are_near_ties_there_is_no_chart_of_right_labels(
+    full_inputs: Inputs, tmp_path: Path
+) -> None:
+    """As a policy that has hardly learned makes them: its answers differ little."""
+    path = full_inputs["preferences"] / "truth.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row["kind"] = "ambiguous" if row["split"] == "test" else row["kind"]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    html, card = build(FULL, full_inputs, tmp_path)
+    assert "Calibration error on annotators&#39; labels" in html
+    assert "Calibration error on right labels" not in html
+    assert card["scorers"]["relabelled"]["clean_ece_width"] is None
+
+
 def test_preferences_alone(label_inputs: Inputs, tmp_path: Path) -> None:
     inputs = {"preferences": label_inputs["preferences"]}
     html, card = build(ReportConfig(), inputs, tmp_path)
