@@ -94,8 +94,17 @@ def changed(
             changes = kind.model_validate(changes)
         except ValidationError as error:
             raise ConfigError(explain(error, kind)) from None
-    given = changes.model_dump(mode="json", exclude_unset=True)
+    given = _without_empty(changes.model_dump(mode="json", exclude_unset=True))
     return load_config(_merged(config.model_dump(mode="json"), given))
+
+
+def _without_empty(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Without sections in which nothing is given: the form sends those that nobody touched.
+
+    In place of a section that is null, such as `zero`, it would be one of defaults.
+    """
+    inside = {name: _without_empty(v) if isinstance(v, dict) else v for name, v in given.items()}
+    return {name: value for name, value in inside.items() if value != {}}
 
 
 def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from flows.changes import RoundChanges, RunChanges, changed, parsed
 from flows.cli import main
 from flows.config import ConfigError, RunConfig, load_config, seeded, vanilla
 from flows.recipes import RECIPES, recipe_named
+from models.config_parts import LoraConfig, ZeroConfig
 
 
 def _smoke(*overrides: str) -> RunConfig:
@@ -80,6 +81,15 @@ def test_null_is_a_value_only_where_it_is_allowed() -> None:
     assert _smoke("ppo.score_clip=null").ppo.score_clip is None
     assert _smoke("ppo.normalise_scores=null").ppo.normalise_scores is True
     assert _smoke("ppo.normalise_scores=false").ppo.normalise_scores is False
+
+
+def test_a_section_in_which_nothing_is_given_changes_nothing() -> None:
+    """The form sends `offload: null` of every `zero` that nobody touched."""
+    untouched = {"zero": {"offload": None}, "lora": {}, "gradient_checkpointing": None}
+    changes = {"sft": {"train": untouched}, "ppo": {**untouched, "num_steps": 7}}
+    assert changed(recipe_named("smoke"), changes) == _smoke("ppo.num_steps=7")
+    assert _smoke("ppo.zero.stage=2").ppo.zero == ZeroConfig(stage=2)
+    assert _smoke("ppo.lora.rank=8").ppo.lora == LoraConfig(rank=8)
 
 
 def test_a_round_changes_what_comes_after_its_champion_and_nothing_else() -> None:
