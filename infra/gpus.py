@@ -41,7 +41,7 @@ def own_gpus(gpus: Sequence[str], count: int, locks: Path) -> Iterator[tuple[str
         return
     if count > len(gpus):
         raise TooFewGPUsError(
-            f"the stage's ranks (train.num_ranks) take a GPU each, {count} in all, and this host "
+            f"the stage's ranks (num_ranks) take a GPU each, {count} in all, and this host "
             f"has {len(gpus)} ({', '.join(gpus)}): lower their number, or use a larger host"
         )
     files = {locks / "gpus" / f"{name.replace('/', '_')}.lock": name for name in gpus}

@@ -59,7 +59,7 @@ def gpu_slots(count: int) -> Iterator[None]:
                 if TOO_MANY not in str(error.__cause__):
                     raise
                 raise SlotsError(
-                    f"the stage's ranks (train.num_ranks) take {count} GPU slots, and there are "
+                    f"the stage's ranks (num_ranks) take {count} GPU slots, and there are "
                     "fewer: lower their number, or make more slots with "
                     f"`trimtab deploy --gpus {count}`"
                 ) from None
