@@ -30,10 +30,14 @@ tests: $(INSTALLED)
 
 # Two releases of the peer, as the later one has no PPO. PAIRS: a file or a hub id.
 PAIRS ?= Anthropic/hh-rlhf/harmless-base
-bench: $(INSTALLED) .bench/trl-1.16 .bench/trl-1.10 ## the tables of docs/performance.md (about 40 minutes)
+bench: $(INSTALLED) .bench/trl-1.16 .bench/trl-1.10 ## the tables of docs/performance.md (about 100 minutes)
 	$(BIN)/python -m tests.bench.rollouts
 	$(BIN)/python -m tests.bench.ppo --pairs $(PAIRS)
 	$(BIN)/python -m tests.bench.meta_rm --pairs $(PAIRS) --limit 96
+	$(BIN)/python -m tests.bench.scoring --pairs $(PAIRS)
+	$(BIN)/python -m tests.bench.growth
+	$(BIN)/python -m tests.bench.ensemble
+	$(BIN)/python -m tests.bench.rehearsal
 	$(BIN)/python -m tests.bench.reward_model --pairs $(PAIRS) --limit 96
 
 .bench/trl-%: $(INSTALLED)

@@ -129,7 +129,9 @@ class RehearsalConfig(StageConfig):
         description="Sentence encoder: the packaged MiniLM, a folder or a hub id",
     )
     max_prompts: int | None = Field(None, gt=0, description="Prompts drawn to answer; none: all")
-    algorithm: Literal["kmeans", "gaussian_mixture"] = Field("kmeans", description="Clustering")
+    algorithm: Literal["kmeans", "mini_batch_kmeans", "gaussian_mixture"] = Field(
+        "kmeans", description="Clustering; the second for hundreds of thousands of prompts"
+    )
     num_clusters: int = Field(20, gt=0, description="c, number of clusters (free)")
     per_cluster: int = Field(16, gt=0, description="k, examples kept per cluster (free)")
     temperature: float = Field(0.8, gt=0, description="Sampling temperature [PPO: 0.8]")

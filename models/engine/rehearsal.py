@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.cluster import KMeans
+from sklearn.cluster import KMeans, MiniBatchKMeans
 from sklearn.mixture import GaussianMixture
 
 from models.config import RehearsalConfig
@@ -42,7 +42,7 @@ def run(config: RehearsalConfig, inputs: dict[str, Path], workdir: Path) -> None
         progress=Progress(workdir),
     )
     scores = score_texts(load_scorer(inputs["scorer"] / "model"), tokenizer, prompts, responses)
-    clusters = _cluster(embed(prompts, config.encoder), config)
+    clusters = cluster_of(embed(prompts, config.encoder), config)
     kept = top_k_per_cluster(scores, clusters, config.per_cluster).tolist()
     write_rows(
         workdir / "output" / "rehearsal.jsonl",
@@ -90,12 +90,13 @@ def _encoder_path(encoder: str) -> str:
     return str(next(folder.rglob("modules.json")).parent)
 
 
-def _cluster(embeddings: np.ndarray[Any, Any], config: RehearsalConfig) -> torch.Tensor:
-    """Cluster ids (N,)."""
-    count = min(config.num_clusters, len(embeddings))
+def cluster_of(embeddings: np.ndarray[Any, Any], config: RehearsalConfig) -> torch.Tensor:
+    """The cluster (N,) of each embedding (N, D)."""
+    count, seed = min(config.num_clusters, len(embeddings)), config.seed
     if config.algorithm == "kmeans":
-        labels = KMeans(count, random_state=config.seed, n_init=4).fit_predict(embeddings)
+        clustering = KMeans(count, random_state=seed, n_init=4)
+    elif config.algorithm == "mini_batch_kmeans":
+        clustering = MiniBatchKMeans(count, random_state=seed, n_init=4, batch_size=4096)
     else:
-        mixture = GaussianMixture(count, covariance_type="diag", random_state=config.seed)
-        labels = mixture.fit_predict(embeddings)
-    return torch.tensor(labels, dtype=torch.long)
+        clustering = GaussianMixture(count, covariance_type="diag", random_state=seed)
+    return torch.tensor(clustering.fit_predict(embeddings), dtype=torch.long)

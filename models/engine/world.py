@@ -34,7 +34,7 @@ def run(config: WorldConfig, inputs: dict[str, Path], workdir: Path) -> None:
     expert families, `eval/held_out` the family no reward model ever sees.
     """
     output = workdir / "output"
-    _tokenizer().save_pretrained(output / "tokenizer")
+    word_tokenizer().save_pretrained(output / "tokenizer")
     rng = random.Random(f"world/{config.seed}")
     demonstrated, sets = _draw_sets(config, rng)
     responses = demonstrate(demonstrated, config.corrupted_share, rng)
@@ -104,7 +104,7 @@ def _cut(prompts: Sequence[str], sizes: Sequence[int]) -> list[list[str]]:
     return [list(itertools.islice(rest, size)) for size in sizes]
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def word_tokenizer() -> PreTrainedTokenizerFast:
     """One token a word; the world has no unknown words, but other text must not crash it."""
     words = ["<pad>", "<eos>", "<unk>", *vocabulary()]
     tokenizer = Tokenizer(

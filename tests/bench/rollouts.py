@@ -67,7 +67,7 @@ def tokens_per_second(arm: str, size: str) -> float:
         torch.set_num_threads(1)
     else:
         torch.set_num_threads(2)
-    model = small_llama(_Tokenizer(), *SIZES[size], max_tokens=256).eval()
+    model = small_llama(Words(), *SIZES[size], max_tokens=256).eval()
     prompts = torch.randint(2, VOCABULARY, (BATCH, PROMPT)).tolist()
     once = _trimtab if arm == "Trimtab" else _generate
     once(model, prompts)
@@ -78,7 +78,7 @@ def tokens_per_second(arm: str, size: str) -> float:
     return BATCH * RESPONSE / seconds
 
 
-class _Tokenizer:
+class Words:
     """All that a model and sampling ask of one; no token ends a response."""
 
     pad_token_id = 0
@@ -90,7 +90,7 @@ class _Tokenizer:
 
 def _trimtab(model: PreTrainedModel, prompts: list[list[int]]) -> None:
     sampling = Sampling(temperature=0.8, max_new_tokens=RESPONSE)
-    sample(model, _Tokenizer(), prompts, sampling, torch.Generator().manual_seed(0))
+    sample(model, Words(), prompts, sampling, torch.Generator().manual_seed(0))
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ CHANGES = {
     "num_steps": 4,
     "ptx_coef": 0.1,
     "rehearsal_batch": 6,
-    "micro_batch_tokens": 60,
+    "micro_batch_tokens": 100,
     "checkpoint_every": 2,
     # So slow that no response differs for the rounding of another order of sums.
     "policy_learning_rate": 1e-6,

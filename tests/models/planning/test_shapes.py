@@ -16,7 +16,7 @@ from transformers import (
 
 from flows.recipes import default, smoke
 from models.config_parts import LoraConfig, ModelConfig, TrainerConfig
-from models.engine.world import _tokenizer
+from models.engine.world import word_tokenizer
 from models.nets.freezing import freeze_lower_layers, trained_parameters
 from models.nets.loading import build_policy
 from models.nets.training import prepare_training
@@ -34,7 +34,7 @@ def _count(model: PreTrainedModel) -> int:
     "config", [smoke().sft.model, default().sft.model], ids=["smoke", "default"]
 )
 def test_a_model_from_scratch_has_the_counted_parameters(config: ModelConfig) -> None:
-    policy = build_policy(config, _tokenizer())
+    policy = build_policy(config, word_tokenizer())
     shape = shape_of(config)
     assert shape.policy_parameters == _count(policy)
     assert shape.context == policy.config.max_position_embeddings
@@ -46,7 +46,7 @@ def test_a_model_from_scratch_has_the_counted_parameters(config: ModelConfig) ->
 
 def test_frozen_layers_have_the_counted_parameters() -> None:
     config = smoke().sft.model
-    policy, shape = build_policy(config, _tokenizer()), shape_of(config)
+    policy, shape = build_policy(config, word_tokenizer()), shape_of(config)
     freeze_lower_layers(policy, 1)
     frozen = shape.frozen_parameters(1)
     assert 0 < frozen < shape.policy_parameters
@@ -57,7 +57,7 @@ def test_frozen_layers_have_the_counted_parameters() -> None:
 @pytest.mark.parametrize("num_layers", [None, 1])
 def test_adapters_have_the_counted_parameters(num_layers: int | None) -> None:
     config = smoke().sft.model
-    policy, shape = build_policy(config, _tokenizer()), shape_of(config)
+    policy, shape = build_policy(config, word_tokenizer()), shape_of(config)
     trainer = TrainerConfig(trainable_layers=num_layers, lora=LoraConfig(rank=5))
     prepare_training(policy, trainer, seed=0)
     learning = sum(p.numel() for p in trained_parameters(policy))
@@ -87,7 +87,7 @@ def test_smollm2_by_hand() -> None:
 
 
 def test_a_folder_s_config_is_read(tmp_path: Path) -> None:
-    policy = build_policy(smoke().sft.model, _tokenizer())
+    policy = build_policy(smoke().sft.model, word_tokenizer())
     policy.config.save_pretrained(tmp_path)
     assert shape_of(ModelConfig(base=str(tmp_path))) == shape_of(smoke().sft.model)
 

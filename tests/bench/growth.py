@@ -1,0 +1,149 @@
+"""How the cost of training and sampling grows: with pairs, model, response length and ranks.
+
+    python -m tests.bench.growth --plot docs/growth.svg
+
+Rows of random tokens on Llamas from random weights, one core except where ranks are counted; each
+measurement is a process of its own, the median of `--runs`. Prints a table of seconds with the
+exponent of growth (slope of a line through logarithms), and draws it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from models.config_parts import TrainConfig
+from models.engine import ranks
+from models.engine.data import Pairs
+from models.engine.loop import fit
+from models.engine.reward_model import pair_ranking_loss
+from models.engine.rollouts import sample
+from models.nets.generation import Sampling
+from models.nets.packing import Candidates
+from tests.bench.material import small_llama
+from tests.bench.rollouts import SIZES, VOCABULARY, Words
+
+PAIRS, BATCH, PROMPT, RESPONSE = 64, 8, 96, 48
+# What grows: its values, and what they are counted in.
+SERIES: dict[str, tuple[list[int], str]] = {
+    "pairs": ([32, 64, 128, 256], "reward model: pairs"),
+    "parameters": ([0, 1, 2, 3], "reward model: parameters"),
+    "response": ([16, 32, 64, 128, 256], "sampling: tokens a response"),
+    "ranks": ([1, 2], "reward model: ranks, one core each"),
+}
+
+
+def main() -> None:
+    """Measure every series, print, draw."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.growth")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--plot", type=Path, help="where to draw it")
+    parser.add_argument("--series", choices=SERIES, help=argparse.SUPPRESS)
+    parser.add_argument("--value", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.series is not None:
+        print(seconds(options.series, options.value))
+        return
+    print("| | measured (seconds) | exponent |")
+    print("|---|---|---|")
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for name, (values, told) in SERIES.items():
+        counts = [float(count_of(name, value)) for value in values]
+        took = [median(_in_a_process(name, value) for _ in range(options.runs)) for value in values]
+        found[told] = counts, took
+        pairs = ", ".join(f"{count:,.0f}: {t:.2f}" for count, t in zip(counts, took, strict=True))
+        print(f"| {told} | {pairs} | {exponent(counts, took):.2f} |", flush=True)
+    if options.plot:
+        draw(found, options.plot)
+
+
+def count_of(series: str, value: int) -> int:
+    """What a value stands for: of models, their parameters."""
+    if series != "parameters":
+        return value
+    width, layers = list(SIZES.values())[value]
+    return small_llama(Words(), width, layers, max_tokens=512).num_parameters()
+
+
+def seconds(series: str, value: int) -> float:
+    """Of one epoch, or one batch of responses; what comes first only warms up."""
+    torch.set_num_threads(1)
+    if series == "response":
+        return _sample(value)
+    if series == "ranks":
+        ranks.start(value)
+    size = list(SIZES)[value] if series == "parameters" else "2 M"
+    return _train(size, value if series == "pairs" else PAIRS)
+
+
+def _train(size: str, count: int) -> float:
+    """A step's mean but for the first, times the number of steps."""
+    width, layers = SIZES[size]
+    model = small_llama(Words(), width, layers, max_tokens=512)
+    model.config.num_labels = 1
+    scorer = AutoModelForSequenceClassification.from_config(model.config)
+    draw = torch.Generator().manual_seed(0)
+    lengths = (PROMPT, RESPONSE, RESPONSE)
+    texts = [
+        [torch.randint(2, VOCABULARY, (length,), generator=draw).tolist() for length in lengths]
+        for _ in range(count)
+    ]
+    rows = [Candidates(prompt, (chosen, rejected)) for prompt, chosen, rejected in texts]
+    names, ones = [str(number) for number in range(count)], torch.ones(count)
+    pairs = Pairs(names, names, rows, ones, torch.zeros(count), ones)
+    config = TrainConfig(batch_size=BATCH)
+    with tempfile.TemporaryDirectory() as folder:
+        loss = pair_ranking_loss(scorer, pairs)
+        fit(scorer, rows, pairs.weight, loss, config, seed=0, workdir=Path(folder))
+        lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
+    times = [row["time"] for row in map(json.loads, lines) if "metrics" in row]
+    return (times[-1] - times[0]) / (len(times) - 1) * len(times)
+
+
+def _sample(length: int) -> float:
+    model = small_llama(Words(), *SIZES["2 M"], max_tokens=512).eval()
+    prompts = torch.randint(2, VOCABULARY, (32, 48)).tolist()
+    for tokens in (2, length):
+        sampling = Sampling(temperature=0.8, max_new_tokens=tokens)
+        started = time.perf_counter()
+        sample(model, Words(), prompts, sampling, torch.Generator().manual_seed(0))
+    return time.perf_counter() - started
+
+
+def draw(found: dict[str, tuple[list[float], list[float]]], path: Path) -> None:
+    """A panel a series, both axes logarithmic, with the line of its exponent."""
+    figure, panels = plt.subplots(1, len(found), figsize=(3.2 * len(found), 3), layout="tight")
+    for axes, (told, (counts, took)) in zip(panels, found.items(), strict=True):
+        slope, offset = np.polyfit(np.log(counts), np.log(took), 1)
+        axes.loglog(counts, took, "o", color="#1f5f8b")
+        axes.loglog(counts, np.exp(offset) * np.array(counts) ** slope, "--", color="#888888")
+        axes.set(xlabel=told, ylabel="seconds", title=f"exponent {slope:.2f}")
+        axes.set_xticks(counts, [f"{count:,.0f}" for count in counts], rotation=30)
+        axes.minorticks_off()
+    figure.savefig(path)
+
+
+def exponent(counts: list[float], took: list[float]) -> float:
+    """Of cost ~ count ** exponent."""
+    return float(np.polyfit(np.log(counts), np.log(took), 1)[0])
+
+
+def _in_a_process(series: str, value: int) -> float:
+    command = [sys.executable, "-m", "tests.bench.growth", "--series", series]
+    command += ["--value", str(value)]
+    return float(subprocess.run(command, check=True, capture_output=True).stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""How the cost of clustered rehearsal grows with the prompts that are answered.
+
+    python -m tests.bench.rehearsal
+
+A Llama of the size of the recipe `default`, from random weights, over the synthetic world's words;
+its prompts and their lengths are the world's. Two threads. Prints a table: seconds of each part at
+each number of prompts, and the exponent of its growth (slope of a line through logarithms); then
+the peak of resident memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from flows.recipes import default
+from models.config import RehearsalConfig
+from models.engine.rehearsal import cluster_of, embed
+from models.engine.rollouts import respond
+from models.engine.scoring import score_texts
+from models.engine.world import word_tokenizer
+from models.functional.rehearsal import top_k_per_cluster
+from models.nets.generation import Sampling
+from models.nets.loading import build_policy
+from models.world.tasks import TASKS, draw_prompt
+
+PARTS = ("sample", "score", "embed", "cluster", "keep")
+
+
+def main() -> None:
+    """Measure each number of prompts, print."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.rehearsal")
+    parser.add_argument("--prompts", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    options = parser.parse_args()
+    torch.set_num_threads(2)
+    config = default().rehearsal.model_copy(update={"algorithm": "mini_batch_kmeans"})
+    rows = {count: seconds(count, config) for count in options.prompts}
+    print(f"| prompts | {' | '.join(PARTS)} | all |")
+    print("|---|" + "---|" * (len(PARTS) + 1))
+    for count, found in rows.items():
+        print(f"| {count:,} | " + " | ".join(f"{each:.1f}" for each in found) + " |")
+    if len(rows) > 1:
+        exponents = [exponent(list(rows), column) for column in zip(*rows.values(), strict=True)]
+        print("| exponent | " + " | ".join(f"{each:.2f}" for each in exponents) + " |")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"\nPeak of resident memory: {peak:.1f} GiB")
+
+
+def seconds(count: int, config: RehearsalConfig) -> list[float]:
+    """Of each part, and their sum."""
+    tokenizer = word_tokenizer()
+    policy = build_policy(default().sft.model, tokenizer).eval()
+    policy.config.num_labels = 1
+    scorer = AutoModelForSequenceClassification.from_config(policy.config).eval()
+    rng = random.Random(0)
+    tasks = list(TASKS.values())
+    prompts = [draw_prompt(rng.choice(tasks), rng) for _ in range(count)]
+    sampling = Sampling(config.temperature, config.max_new_tokens, config.top_p)
+    generator = torch.Generator().manual_seed(0)
+    responses, sampled = _timed(lambda: respond(policy, tokenizer, prompts, sampling, generator))
+    scores, scored = _timed(lambda: score_texts(scorer, tokenizer, prompts, responses))
+    embeddings, embedded = _timed(lambda: embed(prompts, config.encoder))
+    clusters, clustered = _timed(lambda: cluster_of(embeddings, config))
+    _, kept = _timed(lambda: top_k_per_cluster(scores, clusters, config.per_cluster))
+    parts = [sampled, scored, embedded, clustered, kept]
+    return [*parts, sum(parts)]
+
+
+def exponent(counts: list[int], found: tuple[float, ...]) -> float:
+    """Of cost ~ count ** exponent."""
+    return float(np.polyfit(np.log(counts), np.log(np.maximum(found, 1e-6)), 1)[0])
+
+
+def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
+    started = time.perf_counter()
+    result = function()
+    return result, time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()
