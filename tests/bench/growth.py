@@ -129,9 +129,14 @@ def draw(found: dict[str, tuple[list[float], list[float]]], path: Path) -> None:
         axes.loglog(counts, took, "o", color="#1f5f8b")
         axes.loglog(counts, np.exp(offset) * np.array(counts) ** slope, "--", color="#888888")
         axes.set(xlabel=told, ylabel="seconds", title=f"exponent {slope:.2f}")
-        axes.set_xticks(counts, [f"{count:,.0f}" for count in counts], rotation=30)
+        axes.set_xticks(counts, [_short(count) for count in counts])
+        axes.set_yticks(took, [f"{each:.2g}" for each in took])
         axes.minorticks_off()
     figure.savefig(path)
+
+
+def _short(count: float) -> str:
+    return f"{count / 1e6:.0f} M" if count >= 1e6 else f"{count:,.0f}"
 
 
 def exponent(counts: list[float], took: list[float]) -> float:
