@@ -40,7 +40,7 @@ def main() -> None:
     """Run each in turn, print."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.scoring")
     parser.add_argument("--pairs", required=True, help="HH's harmless pairs: a file or a hub id")
-    parser.add_argument("--limit", type=int, default=128, help="score the first so many")
+    parser.add_argument("--limit", type=int, default=64, help="score the first so many")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--arm", choices=ARMS.values(), help=argparse.SUPPRESS)
     options = parser.parse_args()
