@@ -30,7 +30,7 @@ tests: $(INSTALLED)
 
 # Two releases of the peer, as the later one has no PPO. PAIRS: a file or a hub id.
 PAIRS ?= Anthropic/hh-rlhf/harmless-base
-bench: $(INSTALLED) .bench/trl-1.16 .bench/trl-1.10 ## the tables of docs/performance.md (about 100 minutes)
+bench: $(INSTALLED) .bench/trl-1.16 .bench/trl-1.10 ## the tables of docs/performance.md (well over an hour)
 	$(BIN)/python -m tests.bench.rollouts
 	$(BIN)/python -m tests.bench.ppo --pairs $(PAIRS)
 	$(BIN)/python -m tests.bench.meta_rm --pairs $(PAIRS) --limit 96
