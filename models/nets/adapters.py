@@ -39,9 +39,8 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, num_frozen: int, se
             f"{type(model).__name__} has no nn.Linear in its layers: lora cannot be used with it"
         )
     LoraModel(model, Lora(r=config.rank, lora_alpha=config.alpha, target_modules=names), "default")
-    for name, child in model.named_children():
-        if name == "score":
-            child.requires_grad_(True)
+    if hasattr(model, "score"):
+        model.score.requires_grad_(True)
 
 
 def merge_adapters(model: PreTrainedModel) -> None:

@@ -127,12 +127,13 @@ def _ppo_phases(
         )
         for name, phase in phases.items()
     }
-    return held if config.zero is None else _in_parts(config, setting, held)
+    return _in_parts(config, setting, held)
 
 
 def _in_parts(config: PPOConfig, setting: Setting, held: dict[str, Memory]) -> dict[str, Memory]:
     """With ZeRO: a rank's parts, and the whole of one model where it samples or scores."""
-    assert config.zero is not None
+    if config.zero is None:
+        return held
     parts = {name: phase.part(config.zero.stage, config.num_ranks) for name, phase in held.items()}
     if config.zero.stage == 3:
         critic = FLOAT_BYTES * _critic_parameters(config, setting)

@@ -13,10 +13,11 @@ from models.config import (
     SFTConfig,
 )
 from models.config_parts import TrainConfig
-from models.planning.memory import FLOAT_BYTES, Memory, backward_set
+from models.planning.memory import FLOAT_BYTES, Memory
 from models.planning.work import (
     Setting,
     Work,
+    gradient_set,
     pass_tokens,
     sampling_phase,
     scoring_phase,
@@ -143,12 +144,7 @@ def meta_rm(config: MetaRMConfig, setting: Setting) -> Work:
     rows = ceil(meta_prompts / train.num_ranks)
     at_once = pass_tokens(train.micro_batch_tokens, rows, meta_row)
     repeated = (config.num_responses - 1) * (prompt + config.max_new_tokens + 1)
-    ascent = backward_set(
-        shape.upper(train.trainable_layers),
-        at_once,
-        at_once // meta_row * repeated,
-        train.gradient_checkpointing,
-    )
+    ascent = gradient_set(shape, train, at_once, at_once // meta_row * repeated)
     return replace(
         base,
         sampled_tokens=answers * config.max_new_tokens,

@@ -127,16 +127,24 @@ def training_phase(
 
     Of a row, `responses` tokens need log-probabilities and `repeated` further keys and values.
     """
-    shape, upper = setting.shape, setting.shape.upper(config.trainable_layers)
+    shape = setting.shape
     tokens = pass_tokens(config.micro_batch_tokens, num_rows, row)
     logits = vocabulary_set(shape, tokens // row * responses)
-    kept = backward_set(upper, tokens, tokens // row * repeated, config.gradient_checkpointing)
-    if config.lora is not None:  # each map's input in the low rank
-        kept += FLOAT_BYTES * tokens * upper.num_layers * ADAPTED_MAPS * config.lora.rank
+    kept = gradient_set(shape, config, tokens, tokens // row * repeated)
     learning = trained_parameters(shape, config, num_parameters)
     own = learning if config.lora is None else _heads(shape, num_parameters)
     frozen = num_parameters - own
     return replace(trained(learning, kept + logits), frozen=FLOAT_BYTES * frozen)
+
+
+def gradient_set(shape: ModelShape, config: TrainerConfig, tokens: int, repeated: int) -> int:
+    """Bytes of a pass of the trained layers with gradient; `repeated` as in `kept_activations`."""
+    upper = shape.upper(config.trainable_layers)
+    kept = backward_set(upper, tokens, repeated, config.gradient_checkpointing)
+    if config.lora is None:
+        return kept
+    # Each map's input in the low rank.
+    return kept + FLOAT_BYTES * tokens * upper.num_layers * ADAPTED_MAPS * config.lora.rank
 
 
 def trained_parameters(shape: ModelShape, config: TrainerConfig, num_parameters: int) -> int:

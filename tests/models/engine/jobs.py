@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,12 @@ def job(
     return path
 
 
-def stop_at(workdir: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> threading.Thread:
-    """Have the trainers of this process told to stop once one has done so many steps."""
+@contextmanager
+def stopped_at(workdir: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Inside, the trainers of this process are told to stop once one has done so many steps.
+
+    They must, with `TrainerStoppedError`; behind it they may be started again.
+    """
     monkeypatch.setattr(launch_module._drain, "depth", 1)
     monkeypatch.setattr(launch_module._drain, "requested", False)
 
@@ -57,7 +62,10 @@ def stop_at(workdir: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> thread
 
     thread = threading.Thread(target=terminate)
     thread.start()
-    return thread
+    with pytest.raises(launch_module.TrainerStoppedError):
+        yield
+    thread.join()
+    launch_module._drain.requested = False
 
 
 def kill_a_rank(workdir: Path) -> threading.Thread:

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from infra import launch as launch_module
-from infra.launch import TrainerError, TrainerKilledError, TrainerStoppedError, launch
+from infra.launch import TrainerError, TrainerKilledError, launch
 from infra.warm_client import close_servers
 from models.engine import ranks
 from models.engine.data import read_rows
 from models.engine.progress import read_metrics
-from tests.models.engine.jobs import job, kill_a_rank, stop_at
+from tests.models.engine.jobs import job, kill_a_rank, stopped_at
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,22 +39,16 @@ def test_two_ranks_equal_one_and_go_on_where_they_stopped(
     assert both[-1] == pytest.approx(alone[-1], rel=0.05)
 
     stopped, config = tmp_path / "stopped", smoke_config.sft
-    thread = stop_at(stopped, 7, monkeypatch)
-    with pytest.raises(TrainerStoppedError):
+    with stopped_at(stopped, 7, monkeypatch):
         launch(job(stopped, config, world))
-    thread.join()
-    launch_module._drain.requested = False
     launch(job(stopped, config, world))
     ours = load_file(stopped / "output/model/model.safetensors")
     theirs = load_file(tmp_path / "two/output/model/model.safetensors")
     assert all(bool((ours[name] == theirs[name]).all()) for name in theirs)
 
     fewer = tmp_path / "fewer"
-    thread = stop_at(fewer, 7, monkeypatch)
-    with pytest.raises(TrainerStoppedError):
+    with stopped_at(fewer, 7, monkeypatch):
         launch(job(fewer, config, world))
-    thread.join()
-    launch_module._drain.requested = False
     launch(job(fewer, config, world, num_ranks=1))
     rows = read_metrics(fewer / "metrics.jsonl")
     assert [row["step"] for row in rows] == [row["step"] for row in alone]
@@ -108,11 +101,8 @@ def test_ppo_on_two_ranks_equals_that_on_one_and_goes_on_where_it_stopped(
         for name in ("score", "kl", "policy_loss", "value_loss", "ptx_loss", "value_grad_norm"):
             if name in theirs:
                 assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5), name
-    thread = stop_at(tmp_path / "stopped", 2, monkeypatch)
-    with pytest.raises(TrainerStoppedError):
+    with stopped_at(tmp_path / "stopped", 2, monkeypatch):
         start(tmp_path / "stopped", 2)
-    thread.join()
-    launch_module._drain.requested = False
     stopped = start(tmp_path / "stopped", 2)
     for name in ("model/model.safetensors", "critic/model.safetensors", "rollouts.jsonl"):
         assert (stopped / name).read_bytes() == (both / name).read_bytes()

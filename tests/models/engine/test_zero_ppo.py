@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from infra import launch as launch_module
-from infra.launch import TrainerStoppedError, launch
+from infra.launch import launch
 from infra.warm_client import close_servers
 from models.config_parts import ZeroConfig
 from models.engine.progress import read_metrics
 from tests.models.engine.conftest import run_stage
-from tests.models.engine.jobs import job, stop_at
+from tests.models.engine.jobs import job, stopped_at
 
 pytestmark = pytest.mark.slow
 
@@ -90,11 +89,8 @@ def test_two_ranks_in_parts_and_one_with_the_whole_go_on_for_one_another(
         (3, {"zero": ZeroConfig(stage=2)}),
     ]
     for last_step, changes in parts:
-        thread = stop_at(tmp_path, last_step, monkeypatch)
-        with pytest.raises(TrainerStoppedError):
+        with stopped_at(tmp_path, last_step, monkeypatch):
             _launch(tmp_path, config, inputs, 2, **changes)
-        thread.join()
-        launch_module._drain.requested = False
     assert len(read_metrics(tmp_path / "metrics.jsonl")) < 6
     _launch(tmp_path, config, inputs, 1)
     _assert_same(tmp_path / "output", alone)
@@ -107,10 +103,7 @@ def test_two_ranks_of_stage_3_go_on_where_they_stopped(
     alone: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    thread = stop_at(tmp_path, 4, monkeypatch)
-    with pytest.raises(TrainerStoppedError):
+    with stopped_at(tmp_path, 4, monkeypatch):
         _launch(tmp_path, config, inputs, 2, zero=ZeroConfig(stage=3))
-    thread.join()
-    launch_module._drain.requested = False
     _launch(tmp_path, config, inputs, 2, zero=ZeroConfig(stage=3))
     _assert_same(tmp_path / "output", alone)
