@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -51,10 +52,10 @@ def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _flow(name: str) -> Callable[..., object]:
-    from flows.rlhf import label_audit, policy, reward, rlhf
-
-    flows = {"rlhf": rlhf, "policy": policy, "reward": reward, "label-audit": label_audit}
-    return flows[name]
+    """The flow of a name, of the module of that name; no other is loaded."""
+    module = name.replace("-", "_")
+    flow: Callable[..., object] = getattr(import_module(f"flows.{module}"), module)
+    return flow
 
 
 def next_round(options: argparse.Namespace, settings: Settings) -> int:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from copy import deepcopy
 from datetime import timedelta
 from pathlib import Path
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.filters import DeploymentFilter
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import StateType, WorkPool
 from prefect.events.actions import ActionTypes, CallWebhook, ChangeFlowRunState, SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectNotFound
@@ -27,6 +29,8 @@ from tasks.notices import COLLAPSED, PROMOTED
 POOL = "trimtab"
 JOB_TEMPLATE = Path(infra.__file__).parent / "kubernetes" / "job-template.json"
 TAG = "trimtab"
+# What Prefect's workers run in the end; `python` is the first of the worker's PATH.
+ENGINE = "python -m prefect.engine"
 # Three heartbeats of the 30 s that workers are asked for (PREFECT_FLOWS_HEARTBEAT_FREQUENCY).
 SILENCE = timedelta(seconds=90)
 # A crash may not be the end of it: the worker reports it once more, or that it was a cancellation.
@@ -144,12 +148,27 @@ def _work_pool(client: SyncPrefectClient, pool_type: str) -> None:
     except ObjectNotFound:
         template = ["--base-job-template", str(JOB_TEMPLATE)] if pool_type == "kubernetes" else []
         _prefect("work-pool", "create", POOL, "--type", pool_type, *template)
-        return
+        found = client.read_work_pool(POOL)
+    if found.type == "process":
+        _start_at_once(client, found)
     if found.type != pool_type:
         raise ConfigError(
             f"work pool {POOL!r} is of type {found.type!r}, not {pool_type!r}: delete it first "
             f"(prefect work-pool delete {POOL})"
         )
+
+
+def _start_at_once(client: SyncPrefectClient, pool: WorkPool) -> None:
+    """Let workers start the process of a run without one before it that looks for its code.
+
+    Trimtab is installed where a worker is, and loading it once more takes seconds. A command that
+    the pool has already stays.
+    """
+    template = deepcopy(pool.base_job_template)
+    command = template["variables"]["properties"]["command"]
+    if command.get("default") is None:
+        command["default"] = ENGINE
+        client.update_work_pool(pool.name, WorkPoolUpdate(base_job_template=template))
 
 
 def _refuse_unknown_parameters(client: SyncPrefectClient) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from flows.config import RunConfig
-from flows.rlhf import audit, experiment, first_round, scorers
+from flows.experiment import audit, experiment, first_round, scorers
 from flows.run import Run
 from models.config_parts import TrainerConfig
 from models.planning.amounts import Amounts, of_preferences, of_world

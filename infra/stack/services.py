@@ -77,7 +77,9 @@ class Stack:
             env={
                 **self.client_environment,
                 "PREFECT_HOME": str(folder / "prefect"),
-                "PREFECT_WORKER_QUERY_SECONDS": "2",
+                # The pool's command is `python`, and this one has Trimtab.
+                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+                "PREFECT_WORKER_QUERY_SECONDS": "1",
                 # A run whose heartbeats stay away is taken for dead (flows/deploy.py).
                 "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
                 "PREFECT_LOGGING_EXTRA_LOGGERS": "trimtab",

@@ -1,0 +1,95 @@
+"""Who is champion: the first policy that beats SFT, then every round's that beats it."""
+
+from __future__ import annotations
+
+from flows.config import seeded
+from flows.run import RoundRoles, Run, roles_of_round
+from flows.stages import compare_votes, measure, states_for
+from tasks.judge import judge
+from tasks.meta_rm import meta_rm
+from tasks.perform import ALONE
+from tasks.ppo_max import ppo_max
+
+
+def first_champion(run: Run) -> int | None:
+    """Round 1 is the arm `full`: 1 if it is promoted, `None` where it did not beat SFT."""
+    if "full" not in run.config.arms or not _is_promoted(run, "judge_full"):
+        return None
+    return 1
+
+
+def improve_in_rounds(run: Run) -> int | None:
+    """MetaRM rounds from the arm `full` on; returns the champion's round, `None` without one.
+
+    A round is promoted only if it beats the last promoted policy on held-out judgement; the loop
+    stops at the first that does not. Where round 1 did not beat SFT there is nothing to go on from.
+    The ensemble's other votes take the cores that a round's policy leaves idle.
+    """
+    champion = first_champion(run)
+    while champion is not None and champion < run.config.rounds.max_rounds:
+        judgement = _start_round(run, champion + 1)
+        compare_votes(run)
+        if not _is_promoted(run, judgement):
+            break
+        champion += 1
+    compare_votes(run)
+    return champion
+
+
+def play_round(run: Run, number: int) -> bool:
+    """MetaRM and PPO-max from the round before, judged; whether the round is promoted."""
+    return _is_promoted(run, _start_round(run, number))
+
+
+def _is_promoted(run: Run, judgement: str) -> bool:
+    """The promotion rule; waits for the judgement."""
+    verdict = run.result(judgement).summary["is_promoted"]
+    return bool(verdict) or run.config.rounds.promote == "always"
+
+
+def _start_round(run: Run, number: int) -> str:
+    """MetaRM on the last policy's answers, PPO-max from that policy, its own answers, judged.
+
+    Returns the role of the judgement that decides.
+    """
+    config, before, role = run.config, roles_of_round(number - 1), roles_of_round(number)
+    _train_round(run, number, before, role)
+    for judgement, opponent in (
+        (f"judge_round_{number}", before.evaluation),
+        (f"judge_round_{number}_sft", "eval_sft"),
+    ):
+        run[judgement] = run.submit(
+            judge,
+            seeded(config.evaluate, config.seed),
+            run[role.evaluation],
+            run[opponent],
+            label=judgement.replace("_", " "),
+        )
+    return f"judge_round_{number}"
+
+
+def _train_round(run: Run, number: int, before: RoundRoles, role: RoundRoles) -> None:
+    config, seed = run.config, run.config.seed
+    run[role.scorer] = run.submit(
+        meta_rm,
+        seeded(config.rounds.meta_rm, seed, number),
+        run[before.scorer],
+        run[before.policy],
+        run["data"],
+        run["preferences"],
+        run["relabelled"],
+        states_for(run, config.advantage_model.train, config.rounds.meta_rm.train),
+        label=f"MetaRM round {number}",
+    )
+    run[role.policy] = run.submit(
+        ppo_max,
+        seeded(config.ppo, seed, number),
+        run[before.policy],
+        run["sft"],
+        run[role.scorer],
+        run["data"],
+        run["rehearsal"],
+        label=f"PPO round {number}",
+        place=None if run.has_small_models else ALONE,
+    )
+    measure(run, f"round_{number}", run[role.policy], run[role.scorer], place=ALONE)

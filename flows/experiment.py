@@ -1,0 +1,73 @@
+"""The whole experiment on one page: which stages a run of each flow is made of.
+
+Each flow is a module of its own, because Prefect makes a flow's form when its module is imported,
+and a process that runs one flow has no use for the forms of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flows.champions import first_champion, improve_in_rounds
+from flows.changes import RunChanges, changed
+from flows.finish import finish, tracked_flow
+from flows.recipes import RecipeName, recipe_named
+from flows.run import Run
+from flows.stages import (
+    audit_labels,
+    compare_votes,
+    keep_lower_states,
+    prepare,
+    train_policies,
+    train_scorers,
+)
+
+
+def run_flow(
+    name: str, stages: Callable[[Run], int | None], recipe: RecipeName, changes: RunChanges | None
+) -> dict[str, object]:
+    """Run stages to a report; that of a part of the experiment lies beside that of the whole."""
+    run = Run(changed(recipe_named(recipe), changes))
+    with tracked_flow(run.config, name) as tracked:
+        champion = stages(run)
+        return finish(run, tracked, champion, suffix="" if name == "rlhf" else f"-{name}")
+
+
+def experiment(run: Run) -> int | None:
+    """All stages but the report; returns the champion's round, `None` without one."""
+    _policies(run)
+    return improve_in_rounds(run)
+
+
+def first_round(run: Run) -> int | None:
+    """All stages before the MetaRM rounds; returns 1 if the arm `full` is promoted."""
+    _policies(run)
+    compare_votes(run)
+    return first_champion(run)
+
+
+def _policies(run: Run) -> None:
+    """The policies of all arms, and all that they are trained on."""
+    _prepare_labels(run)
+    train_scorers(run)
+    train_policies(run)
+
+
+def scorers(run: Run) -> None:
+    """Everything before the first policy."""
+    _prepare_labels(run)
+    train_scorers(run)
+    compare_votes(run)
+
+
+def audit(run: Run) -> None:
+    """The stages of the label audit."""
+    _prepare_labels(run)
+    compare_votes(run)
+
+
+def _prepare_labels(run: Run) -> None:
+    """Preference pairs, the SFT policy, the ensemble's vote on the labels, relabelled pairs."""
+    prepare(run)
+    keep_lower_states(run)
+    audit_labels(run)

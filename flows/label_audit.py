@@ -1,0 +1,24 @@
+"""The experiment's label audit."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.changes import RunChanges
+from flows.experiment import audit, run_flow
+from flows.finish import run_name
+from flows.recipes import RecipeName
+from flows.runner import task_runner
+
+
+@flow(name="label-audit", flow_run_name=run_name, task_runner=task_runner())
+def label_audit(
+    recipe: RecipeName = "default", changes: RunChanges | None = None
+) -> dict[str, object]:
+    """Preferences to strength, relabelled pairs and report.
+
+    Args:
+        recipe: The configuration to start from
+        changes: What to do otherwise; what is left empty stays as the recipe has it
+    """
+    return run_flow("label-audit", audit, recipe, changes)

@@ -1,0 +1,22 @@
+"""The experiment up to its scorers."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.changes import RunChanges
+from flows.experiment import run_flow, scorers
+from flows.finish import run_name
+from flows.recipes import RecipeName
+from flows.runner import task_runner
+
+
+@flow(name="reward", flow_run_name=run_name, task_runner=task_runner())
+def reward(recipe: RecipeName = "default", changes: RunChanges | None = None) -> dict[str, object]:
+    """Preferences to strength, relabelled pairs, reward model, Advantage Model and report.
+
+    Args:
+        recipe: The configuration to start from
+        changes: What to do otherwise; what is left empty stays as the recipe has it
+    """
+    return run_flow("reward", scorers, recipe, changes)
