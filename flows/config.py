@@ -17,7 +17,6 @@ from models.config import (
     ComparisonsConfig,
     EvaluateConfig,
     MetaRMConfig,
-    PPOConfig,
     PreferencesConfig,
     RehearsalConfig,
     RelabelConfig,
@@ -25,6 +24,7 @@ from models.config import (
     SFTConfig,
     WorldConfig,
 )
+from models.config_ppo import PPOConfig
 
 Arm = Literal["vanilla", "ppo_max_rm", "ppo_max_am", "full"]
 Vote = Literal["in_sample", "cross_fitted"]

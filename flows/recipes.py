@@ -12,7 +12,6 @@ from models.config import (
     ComparisonsConfig,
     EvaluateConfig,
     MetaRMConfig,
-    PPOConfig,
     RehearsalConfig,
     RelabelConfig,
     RewardModelConfig,
@@ -20,6 +19,7 @@ from models.config import (
     WorldConfig,
 )
 from models.config_parts import ModelConfig, TrainConfig
+from models.config_ppo import PPOConfig
 from models.planning.machine import Machine
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from flows.config import EnsembleConfig, RoundsConfig, RunConfig
 from models.config import (
     AdvantageModelConfig,
-    CollapseConfig,
     EvaluateConfig,
     MetaRMConfig,
-    PPOConfig,
     PreferencesConfig,
     RehearsalConfig,
     RelabelConfig,
@@ -16,6 +14,7 @@ from models.config import (
     SFTConfig,
 )
 from models.config_parts import ModelConfig, TrainConfig, ZeroConfig
+from models.config_ppo import CollapseConfig, PPOConfig
 
 
 def hh_smollm2() -> RunConfig:

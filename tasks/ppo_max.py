@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import task
 
-from models.config import PPOConfig
+from models.config_ppo import PPOConfig
 from tasks.kinds import GPU
 from tasks.notices import COLLAPSED, tell
 from tasks.perform import Place, perform

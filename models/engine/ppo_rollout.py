@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from models.config import PPOConfig
+from models.config_ppo import PPOConfig
 from models.engine import ranks
 from models.engine.batches import my_parts
 from models.engine.learners import Held

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from models.config import ComparisonsConfig, EvaluateConfig, PPOConfig, RehearsalConfig
+from models.config import ComparisonsConfig, EvaluateConfig, RehearsalConfig
+from models.config_ppo import PPOConfig
 from models.planning.memory import FLOAT_BYTES, Memory
 from models.planning.work import (
     Setting,

@@ -12,12 +12,12 @@ from models.config import (
     EvaluateConfig,
     LowerStatesConfig,
     MetaRMConfig,
-    PPOConfig,
     RehearsalConfig,
     RewardModelConfig,
     SFTConfig,
 )
 from models.config_parts import LoraConfig, TrainConfig, ZeroConfig
+from models.config_ppo import PPOConfig
 from models.engine import rollouts
 from models.engine.ppo_rollout import ROLLOUT_TOKENS
 from models.engine.scoring import SCORING_TOKENS

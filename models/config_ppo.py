@@ -1,0 +1,53 @@
+"""The configuration of PPO-max. Imports no torch, as `models.config` does not."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from models.config_parts import StageConfig, TrainerConfig
+
+
+class CollapseConfig(StageConfig):
+    """When the collapse guard speaks up: thresholds on the PPO monitors."""
+
+    action: Literal["stop", "rollback", "warn"] = Field("rollback", description="What it does")
+    window: int = Field(10, gt=1, description="Steps averaged before comparing")
+    max_kl: float = Field(20.0, gt=0, description="Most nats per response away from reference")
+    length_growth: float = Field(1.5, gt=1, description="Length over its start that is suspicious")
+    length_drop: float = Field(0.6, gt=0, lt=1, description="The same where answers get shorter")
+    perplexity_drop: float = Field(0.6, gt=0, lt=1, description="Perplexity over its start")
+
+
+class PPOConfig(TrainerConfig):
+    """PPO-max [PPO section 5.4]; every component is a switch."""
+
+    seed: int = Field(0, description="Seed of prompt order and sampling")
+    num_steps: int = Field(80, gt=0, description="Rollout and update rounds [AM: 100]")
+    rollout_batch: int = Field(128, gt=0, description="Responses sampled per step [PPO: 128]")
+    train_batch: int = Field(32, gt=0, description="Responses per update [PPO: 32]")
+    num_epochs: int = Field(1, gt=0, description="Passes over a rollout batch [PPO: 1]")
+    policy_learning_rate: float = Field(5e-7, gt=0, description="[PPO: 5e-7]")
+    critic_learning_rate: float = Field(1.65e-6, gt=0, description="[PPO: 1.65e-6]")
+    kl_coef: float = Field(0.05, ge=0, description="beta of the token KL penalty [PPO: 0.05]")
+    normalise_scores: bool = Field(True, description="Running normalisation of scores")
+    score_clip: float | None = Field(0.8, gt=0, description="delta of clipped scores [PPO: 0.8]")
+    normalise_advantages: bool = Field(True, description="Whiten advantages within a rollout batch")
+    gamma: float = Field(1.0, gt=0, le=1, description="Discount [PPO: 1]")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="GAE lambda [PPO: 0.95]")
+    policy_clip: float = Field(0.2, gt=0, description="Ratio clip [PPO: 0.2]")
+    value_clip: float | None = Field(0.2, gt=0, description="Value clip, none switches off")
+    critic_init: Literal["scorer", "policy"] = Field(
+        "scorer", description="Critic from the reward model, or from the policy with a random head"
+    )
+    critic_pretrain_steps: int = Field(10, ge=0, description="Value-only steps before the policy")
+    ptx_coef: float = Field(0.0, ge=0, description="Weight of the pre-training loss (PPO-ptx)")
+    rehearsal_coef: float = Field(0.01, ge=0, description="gamma of eq. 9 [AM: 0.01]")
+    rehearsal_batch: int = Field(32, gt=0, description="Rehearsal or ptx examples per update")
+    temperature: float = Field(0.8, gt=0, description="Sampling temperature [PPO: 0.8]")
+    top_p: float = Field(0.9, gt=0, le=1, description="Nucleus [PPO: 0.9]")
+    repetition_penalty: float = Field(1.0, ge=1, description="[PPO: 1.1]")
+    max_new_tokens: int = Field(24, gt=0, description="Longest response in tokens")
+    checkpoint_every: int = Field(20, gt=0, description="Steps between checkpoints")
+    guard: CollapseConfig = CollapseConfig()
