@@ -144,7 +144,7 @@ class MetaRMConfig(StageConfig):
 
     seed: int = Field(0, description="Seed of sampling and data order")
     train: TrainConfig = TrainConfig(learning_rate=1e-4, batch_size=16)
-    meta_learning_rate: float = Field(5e-6, gt=0, description="eta of the ascent [META: 5e-6]")
+    meta_learning_rate: float = Field(5e-6, ge=0, description="eta of the ascent [META: 5e-6]")
     num_responses: int = Field(5, ge=2, description="k, responses per prompt [META: 5]")
     meta_batch: int = Field(16, gt=0, description="Prompts in a meta batch [META: 16]")
     num_prompts: int = Field(256, gt=0, description="Prompts sampled for the meta set")
@@ -161,6 +161,14 @@ class MetaRMConfig(StageConfig):
                 "moves the whole parameters, of which it would hold a part"
             )
         return self
+
+
+class FeaturesConfig(StageConfig):
+    """A scorer's features of the test answers, drawn in the plane."""
+
+    seed: int = Field(0, description="Seed of t-SNE")
+    perplexity: float = Field(30.0, gt=1, description="Perplexity of t-SNE (free)")
+    num_neighbours: int = Field(15, gt=0, description="Neighbours that overlap is measured on")
 
 
 class EvaluateConfig(StageConfig):

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from models.config import MetaRMConfig
 from models.engine import ranks
 from models.engine.batches import endless, my_parts
-from models.engine.data import Pairs, context_length, read_pairs, read_rows
+from models.engine.data import Pairs, context_length, read_pairs, read_rows, write_rows
 from models.engine.learners import LossFunction, Metrics
 from models.engine.loop import fit
 from models.engine.progress import Progress, write_json
@@ -40,7 +40,8 @@ CONFIG = MetaRMConfig
 def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `scorer` (start), `policy` (current), `data`, `preferences`; `pairs`, `states`.
 
-    The last two are optional. Output: model/ (same kind as the scorer that came in), scores.jsonl.
+    The last two are optional. Output: model/ (same kind as the scorer that came in), scores.jsonl,
+    spreads.jsonl (of each meta prompt, before and after).
     """
     tokenizer = load_tokenizer(inputs["scorer"] / "model")
     model = load_scorer(inputs["scorer"] / "model")
@@ -50,7 +51,7 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     depth = num_frozen_layers(model, config.train.trainable_layers)
     sampled = _sample_meta_set(config, inputs, workdir, limit)
     meta_rows = with_lower_states(model, sampled, depth)
-    before = spread(model, meta_rows)
+    before = spreads(model, meta_rows)
     summary = fit(
         model,
         pairs.rows,
@@ -61,11 +62,17 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
         workdir=workdir,
         ascend=MetaAscent(config, model, meta_rows),
     )
-    after = spread(model, meta_rows)
+    after = spreads(model, meta_rows)
     save_model(model, tokenizer, workdir / "output" / "model")
     summary |= score_splits(model, tokenizer, inputs, workdir / "output")
     summary["num_trained_pairs"] = len(pairs.rows)
-    summary |= {"score_spread_before": before, "score_spread_after": after}
+    means = {"score_spread_before": float(before.mean()), "score_spread_after": float(after.mean())}
+    summary |= means
+    per_prompt = zip(before.tolist(), after.tolist(), strict=True)
+    write_rows(
+        workdir / "output" / "spreads.jsonl",
+        ({"before": before, "after": after} for before, after in per_prompt),
+    )
     write_json(workdir / "output" / "summary.json", summary)
 
 
@@ -156,9 +163,9 @@ def _sample_meta_set(
     return encode(tokenizer, [row["prompt"] for row in rows], answers, limit)
 
 
-def spread(model: PreTrainedModel, rows: Sequence[Candidates]) -> float:
-    """Mean absolute score difference between responses of one prompt (what J widens)."""
+def spreads(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
+    """(N,) of each prompt: mean absolute score difference of its responses (what J widens)."""
     scores = score_rows(model, rows)
     differences = (scores[:, :, None] - scores[:, None, :]).abs()
     count = scores.shape[1]
-    return float(differences.sum((1, 2)).mean() / (count * (count - 1)))
+    return differences.sum((1, 2)) / (count * (count - 1))
