@@ -60,6 +60,13 @@ class PreferencesConfig(StageConfig):
     validation_share: float = Field(0.1, gt=0, lt=1, description="Share held out for validation")
     test_share: float = Field(0.15, gt=0, lt=1, description="Share held out for testing")
     num_eval_prompts: int = Field(64, gt=0, description="Prompts policies are judged on")
+    flip_share: float = Field(
+        0.0,
+        ge=0,
+        lt=0.5,
+        description="Share of clear training labels (all votes agree) to turn round on purpose, "
+        "to measure how many of them the audit finds",
+    )
     seed: int = Field(0, description="Seed of the split")
 
 

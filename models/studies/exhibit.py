@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Paper = Literal["part-1", "part-2", "advantage-model", "constants"]
+Paper = Literal["part-1", "part-2", "advantage-model", "people", "constants"]
 TITLES: dict[Paper, str] = {
     "part-1": "Secrets of RLHF Part I: PPO",
     "part-2": "Secrets of RLHF Part II: reward modeling",
     "advantage-model": "Stabilizing RLHF: Advantage Model and selective rehearsal",
+    "people": "Preference strength against people's votes",
     "constants": "Constants that the papers do not publish",
 }
 ExhibitName = Literal[
@@ -37,6 +38,8 @@ ExhibitName = Literal[
     "figure-15",
     "figure-16",
     "figure-17",
+    "votes",
+    "planted-flips",
     "smoothing",
     "margin-clip",
     "temperature",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from flows.studies.arms_of import ARMS
 from models.studies.catalogue import EXHIBITS, exhibits_of
+from models.studies.exhibit import ExhibitName, Paper
 from models.studies.papers import papers_page
 from models.studies.readers import READERS
 
@@ -15,6 +18,7 @@ WANTED = {
     *("part-2-table-2", "part-2-table-3"),
     *(f"advantage-model-figure-{n}" for n in range(1, 7)),
     *("advantage-model-table-1", "advantage-model-table-2"),
+    *("people-votes", "people-planted-flips"),
     *(
         f"constants-{name}"
         for name in (
@@ -28,6 +32,8 @@ WANTED = {
 def test_none_is_missing() -> None:
     slugs = [exhibit.slug for exhibit in EXHIBITS]
     assert len(slugs) == len(set(slugs))
+    assert {each.name for each in EXHIBITS} | {"all"} == set(get_args(ExhibitName))
+    assert {each.paper for each in EXHIBITS} == set(get_args(Paper))
     assert set(slugs) == WANTED == set(READERS) == set(ARMS)
 
 
