@@ -55,7 +55,8 @@ def study(
     wanted = checked(paper, exhibit, seeds)
     config = changed(recipe_named(scale), changes)
     made: dict[Hashable, Future] = {}
-    with tracked_flow(config, "study") as tracked:
+    first = config.model_copy(update={"seed": seeds[0]})
+    with tracked_flow(first, f"study {paper} {exhibit}") as tracked:
         runs = {each.slug: _submit(each, config, seeds, made) for each in wanted}
         return {each.slug: _read(each, config, runs[each.slug], tracked) for each in wanted}
 

@@ -26,7 +26,7 @@ def policies(run: Run) -> None:
     """Table 2 and figure 5: four policies."""
     scorers(run)
     plain = _without_rehearsal(run)
-    raw = varied(plain, {"scores": "raw", "score_clip": None})
+    raw = varied(plain, {"score_treatment": "raw", "score_clip": None})
     policy(run, "raw_scores_rm", raw, "scorer_raw")
     policy(run, "reward_model", plain, "scorer_raw")
     policy(run, "advantage_model", plain, "advantage_raw")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from flows.config import vanilla
+from flows.config import seeded, vanilla
 from flows.run import Run
 from flows.studies.arms import policy, scorer, varied
+from tasks.sft import sft
 
 # What each arm changes of vanilla PPO.
 SCORES: dict[str, dict[str, Any]] = {
-    "scaled": {"scores": "scaled"},
-    "normalised": {"scores": "normalised"},
-    "normalised_clip_80": {"scores": "normalised", "score_clip": 0.8},
-    "normalised_clip_30": {"scores": "normalised", "score_clip": 0.3},
+    "scaled": {"score_treatment": "scaled"},
+    "normalised": {"score_treatment": "normalised"},
+    "normalised_clip_80": {"score_treatment": "normalised", "score_clip": 0.8},
+    "normalised_clip_30": {"score_treatment": "normalised", "score_clip": 0.3},
     "advantage_clip_50": {"normalise_advantages": True, "advantage_clip": 0.5},
     "advantage_clip_12": {"normalise_advantages": True, "advantage_clip": 0.12},
 }
@@ -21,8 +22,8 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {
     "kl_05": {"kl_coef": 0.05},
     "kl_10": {"kl_coef": 0.1},
     "kl_20": {"kl_coef": 0.2},
-    "importance": {"ratio_to": "reference"},
-    "importance_kl_05": {"ratio_to": "reference", "kl_coef": 0.05},
+    "importance": {"ratio_denominator": "reference"},
+    "importance_kl_05": {"ratio_denominator": "reference", "kl_coef": 0.05},
     "entropy": {"entropy_coef": 0.01},
 }
 # What each arm changes of PPO-max.
@@ -57,6 +58,13 @@ def starts(run: Run) -> None:
     plain = varied(run.config.ppo, {"rehearsal_coef": 0.0})
     for name, changes in STARTS.items():
         policy(run, name, varied(plain, changes), "scorer_raw")
+    run["untrained"] = run.submit(
+        sft,
+        seeded(varied(run.config.sft, {"fine_tune": False}), run.config.seed),
+        run["data"],
+        label="no SFT",
+    )
+    policy(run, "without_sft", plain, "scorer_raw", start="untrained")
 
 
 def ppo_max(run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
@@ -48,11 +49,16 @@ def run(config: StudyConfig, inputs: dict[str, Path], workdir: Path) -> None:
     for number, chart in enumerate(charts, start=1):
         (output / "plots" / f"{exhibit.slug}_{number}.svg").write_bytes(chart.svg)
     numbers = {
-        f"{row}, {column}": cell.mean
+        _plain(f"{row}/{column}"): cell.mean
         for row, columns in finding.table.items()
         for column, cell in columns.items()
     }
     write_json(output / "summary.json", {"status": finding.status, **numbers})
+
+
+def _plain(name: str) -> str:
+    """A name with the characters only that MLflow takes."""
+    return re.sub(r"[^\w\-. :/]", "", name)
 
 
 def charts_of(readings: list[Reading]) -> list[Chart]:
