@@ -13,4 +13,4 @@ from tasks.stage import StageResult
 @task(name="study", task_run_name="{label}", **CPU)
 def study(config: StudyConfig, artifacts: dict[str, StageResult], label: str) -> StageResult:
     """The exhibit over everything that the seeds' runs made, by `<seed>.<role>`."""
-    return perform("study", config, artifacts, label)
+    return perform("study", config, artifacts, label, reads_weights=False)
