@@ -120,7 +120,7 @@ def vanilla(ppo: PPOConfig) -> PPOConfig:
     """PPO with every PPO-max component switched off: the baseline that over-optimises."""
     return ppo.model_copy(
         update={
-            "normalise_scores": False,
+            "score_treatment": "raw",
             "score_clip": None,
             "normalise_advantages": False,
             "kl_coef": 0.0,
