@@ -141,7 +141,7 @@ def _sample_rows(
 
 
 def _treat(config: PPOConfig, scores: Tensor, moments: RunningMoments) -> Tensor:
-    """Scores (N,) scaled or normalised by their history and clipped, as asked; adds to `moments`."""
+    """Scores (N,) over their history's spread, centred and clipped, as asked; adds to `moments`."""
     moments.update(scores)
     mean = moments.mean if config.score_treatment == "normalised" else 0.0
     std = 1.0 if config.score_treatment == "raw" else moments.std

@@ -53,7 +53,8 @@ class Scorers:
         All read the same rows, lower layers' states included where these carry them.
         """
         found = torch.stack([_scores(member, rows) for member in self.members])
-        scores, metrics = found[0], {}
+        scores = found[0]
+        metrics: Metrics = {}
         if len(found) > 1:
             scores, metrics = ensemble_scores(found, config.std_coef)
         if self.safety is not None:

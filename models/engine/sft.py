@@ -49,9 +49,7 @@ def _fit(
     workdir: Path,
 ) -> dict[str, float]:
     """Train on the demonstrations; returns the summary."""
-    rows = encode_dialogues(
-        data / "demonstrations.jsonl", tokenizer, config.model.max_length
-    )
+    rows = encode_dialogues(data / "demonstrations.jsonl", tokenizer, config.model.max_length)
 
     def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
         logprobs, entropies, response_mask = response_logprobs(model, batch)

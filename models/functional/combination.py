@@ -9,7 +9,8 @@ Deviations
 2. A reward model is known up to a constant, which says nothing of one response: each member's mean
    over the batch is taken off before the deviation, not from the score.
 3. [LLAMA2] writes the rule on probabilities and whitens their logits. The scores here are those
-   logits; whitening them is PPO's `score_treatment`, by moments over history.
+   logits; whitening them is PPO's `score_treatment`, by moments over history. The constant that a
+   ranking loss leaves open moves scores against the threshold; an Advantage Model's are bounded.
 """
 
 from __future__ import annotations

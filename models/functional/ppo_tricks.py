@@ -54,7 +54,9 @@ def entropy_loss(
     require_shape("entropy_loss", 2, entropies=entropies, response_mask=response_mask)
     require_mask("entropy_loss", response_mask, "response_mask")
     if entropy_clip is not None and not entropy_clip > 0:
-        raise ValueError(f"entropy_loss: entropy_clip must be positive or None, found {entropy_clip}")
+        raise ValueError(
+            f"entropy_loss: entropy_clip must be positive or None, found {entropy_clip}"
+        )
     distances = -entropies if entropy_clip is None else (entropies - entropy_clip).abs()
     loss = masked_mean(distances, response_mask)
     return loss, {
