@@ -14,7 +14,7 @@ from models.config import (
     SFTConfig,
 )
 from models.config_parts import ModelConfig, TrainConfig, ZeroConfig
-from models.config_ppo import CollapseConfig, PPOConfig
+from models.config_ppo import CollapseConfig, PPOConfig, ScoringConfig
 
 
 def hh_smollm2() -> RunConfig:
@@ -77,6 +77,7 @@ def _ppo_on_two_cores() -> PPOConfig:
         checkpoint_every=4,
         trainable_layers=6,
         guard=CollapseConfig(window=4),
+        scoring=ScoringConfig(safety_categories=("harmless",)),
     )
 
 
@@ -174,4 +175,5 @@ def _ppo_of_the_papers(like: TrainConfig) -> PPOConfig:
         gradient_checkpointing=like.gradient_checkpointing,
         num_ranks=like.num_ranks,
         zero=ZeroConfig(stage=3),
+        scoring=ScoringConfig(safety_categories=("harmless",)),
     )

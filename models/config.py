@@ -75,6 +75,7 @@ class SFTConfig(StageConfig):
 
     seed: int = Field(0, description="Seed of initialisation and order")
     model: ModelConfig = ModelConfig()
+    fine_tune: bool = Field(True, description="Train at all; else the base model as it is")
     train: TrainConfig = TrainConfig(learning_rate=2e-3, num_epochs=6, batch_size=64)
 
 
@@ -85,6 +86,12 @@ class RewardModelConfig(StageConfig):
     train: TrainConfig = TrainConfig(learning_rate=5e-4, batch_size=32)
     fold: int | None = Field(None, ge=0, description="Fold held out from training (cross-fitting)")
     num_folds: int = Field(2, ge=2, description="Folds of the cross-fitted vote")
+    categories: tuple[str, ...] = Field(
+        (), description="Train on pairs of these categories only; none: of all"
+    )
+    without_categories: tuple[str, ...] = Field(
+        (), description="Train on no pairs of these categories"
+    )
 
 
 class LowerStatesConfig(StageConfig):
@@ -122,7 +129,7 @@ class AdvantageModelConfig(StageConfig):
     margin: float = Field(2.5, gt=0, description="Bound m of advantage scores [AM: 2.5]")
     num_policies: float = Field(4.0, gt=0, description="N of eq. 8 (free)")
     use_importance_weights: bool = Field(
-        False, description="K = 1: weigh by policy over the policy that wrote the comparisons"
+        False, description="Weigh by policy over the K policies that wrote the comparisons"
     )
     log_ratio_clip: float = Field(2.0, gt=0, description="Clip of the log importance ratio (free)")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,14 @@ from models.nets.packing import Candidates, encode
 
 SPLITS = ("train", "validation", "test")
 HELD_OUT = ("validation", "test")
+
+
+def one_or_several(inputs: dict[str, Path], name: str) -> list[Path]:
+    """The input `name`, or those numbered `name_0`, `name_1` and so on; none where it is absent."""
+    if name in inputs:
+        return [inputs[name]]
+    numbers = itertools.takewhile(lambda number: f"{name}_{number}" in inputs, itertools.count())
+    return [inputs[f"{name}_{number}"] for number in numbers]
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -37,12 +46,13 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 class Pairs:
     """Encoded pairs, preferred response first, with their relabelling.
 
-    prompts: N texts, before any truncation. rows: N candidates of two responses.
-    label, margin, weight: (N,); 1, 0, 1 for raw pairs.
+    prompts: N texts, before any truncation. categories: N, none where a pair has none.
+    rows: N candidates of two responses. label, margin, weight: (N,); 1, 0, 1 for raw pairs.
     """
 
     identifiers: list[str]
     prompts: list[str]
+    categories: list[str | None]
     rows: list[Candidates]
     label: Tensor
     margin: Tensor
@@ -54,6 +64,7 @@ class Pairs:
         return Pairs(
             [self.identifiers[index] for index in indices],
             [self.prompts[index] for index in indices],
+            [self.categories[index] for index in indices],
             [self.rows[index] for index in indices],
             self.label[at],
             self.margin[at],
@@ -82,6 +93,7 @@ def read_pairs(
     return Pairs(
         [row["id"] for row in rows],
         prompts,
+        [row.get("category") for row in rows],
         [
             pair.exchanged() if row.get("is_flipped", False) else pair
             for pair, row in zip(raw, rows, strict=True)

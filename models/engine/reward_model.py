@@ -41,10 +41,10 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
     source = inputs.get("pairs", inputs["preferences"])
     limit, states = context_length(model.config), stored_states(inputs, model)
     pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
-    unseen: set[int] = set()
+    unseen = _other_categories(config, pairs)
     if config.fold is not None:
         folds = prompt_folds(pairs.prompts, config.num_folds).tolist()
-        unseen = {index for index, fold in enumerate(folds) if fold == config.fold}
+        unseen |= {index for index, fold in enumerate(folds) if fold == config.fold}
     seen = pairs.subset([index for index in range(len(pairs.rows)) if index not in unseen])
     summary = fit(
         model,
@@ -61,6 +61,22 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
     summary |= score_splits(model, tokenizer, inputs, workdir / "output", splits, unseen)
     summary["num_trained_pairs"] = len(seen.rows)
     write_json(workdir / "output" / "summary.json", summary)
+
+
+def _other_categories(config: RewardModelConfig, pairs: Pairs) -> set[int]:
+    """Indices of the pairs that are left out by category; ValueError where none would be left."""
+    wanted, refused = set(config.categories), set(config.without_categories)
+    left_out = {
+        index
+        for index, category in enumerate(pairs.categories)
+        if category in refused or (wanted and category not in wanted)
+    }
+    if len(left_out) == len(pairs.rows):
+        raise ValueError(
+            f"no training pair is left by categories = {config.categories} and without_categories "
+            f"= {config.without_categories}; found {sorted(set(map(str, pairs.categories)))}"
+        )
+    return left_out
 
 
 def prompt_folds(prompts: Sequence[str], num_folds: int) -> Tensor:

@@ -58,6 +58,8 @@ def _training(
 
 def sft(config: SFTConfig, setting: Setting) -> Work:
     """Supervised fine-tuning; the loss is on response tokens, of which a row may consist."""
+    if not config.fine_tune:
+        return Work(examples=0, phases={"loading": Memory(frozen=setting.policy)})
     count, row = setting.amounts.demonstrations, setting.amounts.dialogue_tokens
     train, parameters = config.train, setting.shape.policy_parameters
     return Work(
@@ -110,6 +112,7 @@ def lower_states(config: LowerStatesConfig, setting: Setting) -> Work:
 def reward_model(config: RewardModelConfig, setting: Setting) -> Work:
     """One reward model; cross-fitted, its own fold is left out of training.
 
+    Of some categories of pairs it is taken to train on all: how many they are is not known before.
     On raw pairs it is a member, which scores those it was trained on as well.
     """
     pairs = setting.amounts.train_pairs
@@ -120,9 +123,21 @@ def reward_model(config: RewardModelConfig, setting: Setting) -> Work:
 
 
 def advantage_model(config: AdvantageModelConfig, setting: Setting) -> Work:
-    """The Advantage Model: two heads in one pass."""
+    """The Advantage Model: two heads in one pass; first, one by one, the policies it weighs by."""
     amounts = setting.amounts
-    return _scorer_work(config.train, setting, 2, amounts.train_pairs, amounts.held_out_pairs)
+    work = _scorer_work(config.train, setting, 2, amounts.train_pairs, amounts.held_out_pairs)
+    if not setting.num_behaviours:
+        return work
+    row, parameters = _pair_row(setting), setting.shape.scorer_parameters(2)
+    frozen = setting.policy + FLOAT_BYTES * parameters
+    pairs = ceil(amounts.train_pairs / config.train.num_ranks)
+    weighed = (1 + setting.num_behaviours) * amounts.train_pairs * row
+    likelihoods = scoring_phase(setting, frozen, pairs, row, row)
+    return replace(
+        work,
+        forward_tokens=work.forward_tokens + weighed,
+        phases={"likelihoods": likelihoods, **work.phases},
+    )
 
 
 def meta_rm(config: MetaRMConfig, setting: Setting) -> Work:
@@ -136,7 +151,7 @@ def meta_rm(config: MetaRMConfig, setting: Setting) -> Work:
     prompt, row = setting.capped(amounts.prompt_tokens, config.max_new_tokens)
     meta_row = prompt + config.num_responses * (config.max_new_tokens + 1)
     base = _scorer_work(
-        train, setting, setting.scorer_heads, amounts.train_pairs, amounts.held_out_pairs
+        train, setting, setting.scorer_heads[0], amounts.train_pairs, amounts.held_out_pairs
     )
     descent = base.phases["training"]
     meta_prompts = min(config.meta_batch, prompts)
@@ -153,7 +168,7 @@ def meta_rm(config: MetaRMConfig, setting: Setting) -> Work:
         phases={
             **base.phases,
             "sampling": sampling_phase(
-                setting, setting.policy + setting.scorer, answers, prompt, row
+                setting, setting.policy + sum(setting.scorers), answers, prompt, row
             ),
             "ascent": replace(
                 with_copy,

@@ -31,13 +31,15 @@ ADAPTED_MAPS = 7
 class Setting:
     """What a stage's cost depends on beside its own configuration.
 
-    scorer_heads: 1 for a reward model, 2 for an Advantage Model, of the scorer that comes in.
+    scorer_heads: of each scorer that comes in, 1 for a reward model, 2 for an Advantage Model.
+    num_behaviours: policies that wrote the comparisons, where an Advantage Model weighs by them.
     starts_as_reference: whether PPO's policy is at first its reference.
     """
 
     shape: ModelShape
     amounts: Amounts
-    scorer_heads: int = 1
+    scorer_heads: tuple[int, ...] = (1,)
+    num_behaviours: int = 0
     num_judges: int = 0
     has_rehearsal: bool = False
     starts_as_reference: bool = False
@@ -54,9 +56,9 @@ class Setting:
         return FLOAT_BYTES * self.shape.policy_parameters
 
     @property
-    def scorer(self) -> int:
-        """Bytes of the incoming scorer's weights."""
-        return FLOAT_BYTES * self.shape.scorer_parameters(self.scorer_heads)
+    def scorers(self) -> list[int]:
+        """Bytes of each incoming scorer's weights."""
+        return [FLOAT_BYTES * self.shape.scorer_parameters(heads) for heads in self.scorer_heads]
 
 
 @dataclass(frozen=True)

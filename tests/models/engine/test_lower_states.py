@@ -179,7 +179,7 @@ def test_ppo_shares_what_its_four_models_have_in_common(
     config = smoke_config.ppo.model_copy(update={"trainable_layers": UPPER, "rehearsal_coef": 0.0})
     shared, alone = (PPORun(config, inputs, tmp_path / name) for name in ("shared", "alone"))
     assert shared.depth == 1
-    models = (shared.policy, shared.reference.model, shared.scorer.model, shared.critic)
+    models = (shared.policy, shared.reference.model, shared.scorers.members[0].model, shared.critic)
     assert len({id(layers_of(model)[0]) for model in models}) == 1
     assert len({id(layers_of(model)[1]) for model in models}) == 4
     alone.depth = 0

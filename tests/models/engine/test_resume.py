@@ -38,8 +38,18 @@ def test_sft(
     assert steps == sorted(set(steps))
 
 
+TRICKS = {
+    "score_treatment": "scaled",
+    "advantage_clip": 0.5,
+    "ratio_denominator": "reference",
+    "entropy_coef": 0.1,
+    "ptx_coef": 0.1,
+}
+
+
 @pytest.mark.parametrize(
-    ("killed_at", "trainable_layers"), [(1, None), (3, None), (4, None), (3, 1)]
+    ("killed_at", "changes"),
+    [(1, {}), (3, {}), (4, {}), (3, {"trainable_layers": 1}), (3, TRICKS)],
 )
 def test_ppo(
     tmp_path: Path,
@@ -47,12 +57,14 @@ def test_ppo(
     world: Path,
     policy: Path,
     advantage_model: Path,
+    several_scorers: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
     killed_at: int,
-    trainable_layers: int | None,
+    changes: dict[str, Any],
 ) -> None:
-    config = smoke_config.ppo.model_copy(update={"trainable_layers": trainable_layers})
-    inputs = {"policy": policy, "reference": policy, "scorer": advantage_model, "data": world}
+    config = smoke_config.ppo.model_copy(update=changes)
+    scorers = several_scorers if changes is TRICKS else {"scorer": advantage_model}
+    inputs = {"policy": policy, "reference": policy, "data": world, **scorers}
     whole = run_stage("ppo_max", config, tmp_path / "whole", **inputs)
     die_after(monkeypatch, ppo_max, killed_at)
     with pytest.raises(Killed):

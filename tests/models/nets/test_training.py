@@ -91,8 +91,9 @@ def test_logits_in_turns_have_the_same_values_and_gradients(
         model = LlamaForCausalLM(CONFIG).double().eval()
         model.lm_head.register_forward_hook(lambda _, __, logits: seen.append(len(logits)))
         logprobs, entropies, mask = response_logprobs(model, pack(ROWS), 0.7)
-        (logprobs * torch.arange(mask.numel()).view(mask.shape)).sum().backward()
-        return logprobs.detach(), entropies, _gradients(model)
+        judgement = (logprobs + 2 * entropies) * torch.arange(mask.numel()).view(mask.shape)
+        judgement.sum().backward()
+        return logprobs.detach(), entropies.detach(), _gradients(model)
 
     seen: list[int] = []
     expected = judged()

@@ -114,7 +114,7 @@ def test_sampling_stages() -> None:
     assert (work.sampled_tokens, work.forward_tokens) == (50 * 3 * 20, 50 * 3 * 10)
     # All 150 answers fit into the cache at once: prompt 10, answer 20, end token 1.
     assert work.phases["sampling"].cache == key_value_cache(SHAPE, 150 * 31)
-    work = _work("rehearsal", RehearsalConfig(max_new_tokens=20), scorer_heads=2)
+    work = _work("rehearsal", RehearsalConfig(max_new_tokens=20), scorer_heads=(2,))
     assert (work.sampled_tokens, work.forward_tokens) == (40 * 20, 40 * (10 + 31))
     assert work.phases["scoring"].frozen == FLOAT_BYTES * (TRUNK + 2 * HIDDEN)
 
@@ -149,7 +149,7 @@ def _ppo(**changes: Any) -> PPOConfig:
 
 
 def test_ppo_steps_and_tokens() -> None:
-    work = _work("ppo_max", _ppo(), scorer_heads=2)
+    work = _work("ppo_max", _ppo(), scorer_heads=(2,))
     # 7 rounds of 32 answers; an epoch is 3 train batches (12, 12, 8); the critic takes all.
     assert work.optimiser_steps == 7 * 2 * 3
     assert work.sampled_tokens == 7 * 32 * 20
@@ -157,6 +157,38 @@ def test_ppo_steps_and_tokens() -> None:
     assert work.trained_tokens == (7 + 5) * 2 * 32 * 31
     # 40 prompts bound a larger rollout batch.
     assert _work("ppo_max", _ppo(rollout_batch=64)).examples == 7 * 40
+
+
+def test_every_further_scorer_is_another_pass_and_another_model() -> None:
+    one = _work("ppo_max", _ppo(), scorer_heads=(2,))
+    three = _work("ppo_max", _ppo(), scorer_heads=(2, 1, 1))
+    answers = 7 * 32
+    assert three.forward_tokens - one.forward_tokens == 2 * answers * 31
+    assert three.trained_tokens == one.trained_tokens
+    for name, phase in three.phases.items():
+        assert phase.frozen - one.phases[name].frozen == 2 * 4 * (TRUNK + HIDDEN)
+    # The critic is a copy of the first, an Advantage Model.
+    assert three.parameters == one.parameters == POLICY + TRUNK + 2 * HIDDEN
+    # In parts, one of them is whole at a time.
+    zero = {"num_ranks": 4, "zero": ZeroConfig(stage=3)}
+    parts = _work("ppo_max", _ppo(**zero), scorer_heads=(1, 2)).phases["scoring"]
+    held = _work("ppo_max", _ppo(num_ranks=4), scorer_heads=(1, 2)).phases["scoring"]
+    assert parts.frozen == held.frozen / 4 + 4 * max(POLICY, TRUNK + 2 * HIDDEN)
+
+
+def test_a_base_model_is_loaded_and_not_trained() -> None:
+    work = _work("sft", SFTConfig(train=TRAIN, fine_tune=False))
+    assert (work.optimiser_steps, work.trained_tokens, work.parameters) == (0, 0, 0)
+    assert work.peak[1].total == 4 * POLICY
+
+
+def test_policies_that_weigh_pass_all_training_pairs() -> None:
+    plain = _work("advantage_model", AdvantageModelConfig(train=TRAIN))
+    weighed = _work("advantage_model", AdvantageModelConfig(train=TRAIN), num_behaviours=2)
+    # The current policy and two others, one at a time beside the model to train.
+    assert weighed.forward_tokens - plain.forward_tokens == 3 * 37 * 42
+    assert weighed.phases["likelihoods"].frozen == 4 * (POLICY + TRUNK + 2 * HIDDEN)
+    assert "likelihoods" not in plain.phases
 
 
 def test_ppo_replay_adds_to_policy_updates() -> None:
@@ -169,7 +201,7 @@ def test_ppo_replay_adds_to_policy_updates() -> None:
 
 
 def test_ppo_holds_four_models_and_two_optimisers() -> None:
-    work = _work("ppo_max", _ppo(), scorer_heads=2)
+    work = _work("ppo_max", _ppo(), scorer_heads=(2,))
     critic = TRUNK + 2 * HIDDEN  # a copy of the Advantage Model
     name, memory = work.peak
     assert name == "policy update"
@@ -177,13 +209,13 @@ def test_ppo_holds_four_models_and_two_optimisers() -> None:
     assert memory.optimiser == 8 * (POLICY + critic)
     assert memory.frozen == 4 * (POLICY + critic)  # reference and scorer
     assert memory.gradients == 4 * POLICY  # never of both at once
-    own_critic = _work("ppo_max", _ppo(critic_init="policy"), scorer_heads=2)
+    own_critic = _work("ppo_max", _ppo(critic_init="policy"), scorer_heads=(2,))
     assert work.parameters - own_critic.parameters == HIDDEN
 
 
 def test_ranks_of_ppo_share_out_rows_and_with_zero_hold_parts() -> None:
-    whole = _work("ppo_max", _ppo(num_ranks=4), scorer_heads=2)
-    apart = _work("ppo_max", _ppo(num_ranks=4, zero=ZeroConfig(stage=3)), scorer_heads=2)
+    whole = _work("ppo_max", _ppo(num_ranks=4), scorer_heads=(2,))
+    apart = _work("ppo_max", _ppo(num_ranks=4, zero=ZeroConfig(stage=3)), scorer_heads=(2,))
     assert whole.num_ranks == apart.num_ranks == 4
     # Of 32 answers 8 are sampled by each, of 12 in a step 3.
     assert whole.phases["sampling"].cache == key_value_cache(SHAPE, 8 * 31)
@@ -193,20 +225,20 @@ def test_ranks_of_ppo_share_out_rows_and_with_zero_hold_parts() -> None:
     # The whole policy samples; then critic, reference and scorer are whole one after another.
     assert apart.phases["sampling"].frozen == held.frozen / 4 + 4 * POLICY
     assert apart.phases["scoring"].frozen == held.frozen / 4 + 4 * (TRUNK + 2 * HIDDEN)
-    split = _work("ppo_max", _ppo(num_ranks=4, zero=ZeroConfig(stage=2)), scorer_heads=2)
+    split = _work("ppo_max", _ppo(num_ranks=4, zero=ZeroConfig(stage=2)), scorer_heads=(2,))
     assert split.phases["sampling"].frozen == held.frozen
 
 
 def test_adapters_need_no_copy_of_what_they_leave_alone() -> None:
     config = _ppo(lora=LoraConfig(rank=8))
-    work = _work("ppo_max", config, scorer_heads=2, starts_as_reference=True)
+    work = _work("ppo_max", config, scorer_heads=(2,), starts_as_reference=True)
     adapters, heads = SHAPE.adapter_parameters(8), 2 * HIDDEN
     memory = work.phases["policy update"]
     assert work.parameters == 2 * adapters + heads
     assert (memory.weights, memory.optimiser) == (4 * work.parameters, 8 * work.parameters)
     # Policy and critic; the reference is the one without adapters, the scorer the other.
     assert memory.frozen == 4 * (POLICY + TRUNK) + 4 * heads
-    later = _work("ppo_max", config, scorer_heads=2).phases["policy update"]
+    later = _work("ppo_max", config, scorer_heads=(2,)).phases["policy update"]
     assert later.frozen - memory.frozen == 4 * POLICY
 
 
@@ -214,7 +246,7 @@ def test_meta_rm() -> None:
     config = MetaRMConfig(
         train=TRAIN, num_prompts=64, num_responses=5, meta_batch=8, max_new_tokens=20
     )
-    work = _work("meta_rm", config, scorer_heads=2)
+    work = _work("meta_rm", config, scorer_heads=(2,))
     meta_row = 10 + 5 * 21
     assert work.sampled_tokens == 40 * 5 * 20  # there are only 40 prompts
     assert work.forward_tokens == (50 - 37) * 42 + 40 * 5 * 10 + 2 * 40 * meta_row
@@ -224,7 +256,7 @@ def test_meta_rm() -> None:
     assert memory.weights == 2 * 4 * (TRUNK + 2 * HIDDEN)
     assert memory.gradients == 2 * 4 * (TRUNK + 2 * HIDDEN)  # of a part, and their sum
     whole = TRAIN.model_copy(update={"micro_batch_tokens": 8 * meta_row})
-    work = _work("meta_rm", config.model_copy(update={"train": whole}), scorer_heads=2)
+    work = _work("meta_rm", config.model_copy(update={"train": whole}), scorer_heads=(2,))
     assert work.phases["ascent"].gradients == 4 * (TRUNK + 2 * HIDDEN)
 
 
