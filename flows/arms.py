@@ -44,7 +44,7 @@ def scorer_of(run: Run, arm: Arm) -> Future | list[Future]:
 
 
 def train_safety_scorers(run: Run, states: Future | None) -> None:
-    """Two reward models [LLAMA2]: of safety, on pairs of its categories, and of helpfulness."""
+    """Llama 2's two reward models: of safety, on pairs of its categories, and of helpfulness."""
     if "ppo_max_safety" not in run.config.arms:
         return
     of_safety = run.config.ppo.scoring.safety_categories

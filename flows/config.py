@@ -156,6 +156,7 @@ def vanilla(ppo: PPOConfig) -> PPOConfig:
             "kl_coef": 0.0,
             "ratio_denominator": "sampling",
             "entropy_coef": 0.0,
+            "entropy_clip": None,
             "value_clip": None,
             "critic_pretrain_steps": 0,
             "ptx_coef": 0.0,

@@ -93,6 +93,15 @@ class RewardModelConfig(StageConfig):
         (), description="Train on no pairs of these categories"
     )
 
+    @model_validator(mode="after")
+    def _categories_are_not_left_out(self) -> RewardModelConfig:
+        both = sorted(set(self.categories) & set(self.without_categories))
+        if both:
+            raise ValueError(
+                f"categories and without_categories must have none in common, found {both} in both"
+            )
+        return self
+
 
 class LowerStatesConfig(StageConfig):
     """Keeping the frozen lower layers' output for all preference pairs."""

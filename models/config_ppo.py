@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from models.config_parts import StageConfig, TrainerConfig
 
@@ -27,7 +27,7 @@ class ScoringConfig(StageConfig):
         1.0, ge=0, description="An ensemble's score: the mean less this times the spread (free)"
     )
     safety_threshold: float = Field(
-        0.15, gt=0, lt=1, description="Safer than this, helpfulness decides [Llama 2: 0.15]"
+        0.15, gt=0, lt=1, description="Sigmoid of a safety score that decides below [Llama 2: 0.15]"
     )
     safety_categories: tuple[str, ...] = Field(
         (), description="Categories of prompts on which safety always decides"
@@ -81,3 +81,12 @@ class PPOConfig(TrainerConfig):
     max_new_tokens: int = Field(24, gt=0, description="Longest response in tokens")
     checkpoint_every: int = Field(20, gt=0, description="Steps between checkpoints")
     guard: CollapseConfig = CollapseConfig()
+
+    @model_validator(mode="after")
+    def _clip_has_a_bonus(self) -> Self:
+        if self.entropy_clip is not None and self.entropy_coef == 0:
+            raise ValueError(
+                f"entropy_clip must be none where entropy_coef is 0, found {self.entropy_clip}: "
+                "there is no bonus to clip"
+            )
+        return self

@@ -5,6 +5,8 @@ Deviations from the paper:
    overflow for all but the shortest answers (methods: log space, clipped, binding share logged).
 2. Used as a reward, the model answers r(x, y) - e(x): the sum over alternate policies describes
    how the comparisons were sampled and has no meaning for the current policy's own answers.
+
+[AM eq. 8] sums over all K policies, whichever of them wrote a response.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class PPORun:
         self.learner = ActorCritic(config, self.policy, self.critic, replay, saved)
         if not self.is_parted:
             for trained in (self.policy, self.critic):
-                for other in (self.reference, *self.scorers.all):
+                for other in (self.reference, *self.scorers.held):
                     share_frozen(trained, other.model)
 
     @property
@@ -99,7 +99,7 @@ class PPORun:
         if self.is_parted:
             return 0
         depth = num_frozen_layers(self.policy, self.config.trainable_layers)
-        others = (each.model for each in (self.reference, *self.scorers.all))
+        others = (each.model for each in (self.reference, *self.scorers.held))
         for other in (*others, self.critic):
             depth = tie_lower_layers(self.policy, other, depth)
         return depth

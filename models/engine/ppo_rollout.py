@@ -99,12 +99,7 @@ def collect(
     scores, reported = scorers.score(config.scoring, prompts, rows)
     normalised = _treat(config, scores, moments)
     rewards = token_rewards(normalised, old_logprobs, ref_logprobs, response_mask, config.kl_coef)
-    advantages, returns = gae(rewards, values, response_mask, config.gamma, config.gae_lambda)
-    if config.normalise_advantages:
-        advantages = masked_whiten(advantages, response_mask)
-    if config.advantage_clip is not None:
-        advantages, clipped = clip_advantages(advantages, response_mask, config.advantage_clip)
-        reported |= clipped
+    advantages, returns, clipped = _advantages(config, rewards, values, response_mask)
     return Experience(
         rows=rows,
         texts=_texts(tokenizer, prompts, rows, scores),
@@ -117,7 +112,7 @@ def collect(
         normalised_scores=normalised,
         advantages=advantages,
         returns=returns,
-        reported=reported,
+        reported=reported | clipped,
     )
 
 
@@ -146,6 +141,19 @@ def _treat(config: PPOConfig, scores: Tensor, moments: RunningMoments) -> Tensor
     mean = moments.mean if config.score_treatment == "normalised" else 0.0
     std = 1.0 if config.score_treatment == "raw" else moments.std
     return normalise_scores(scores, mean, std, config.score_clip)
+
+
+def _advantages(
+    config: PPOConfig, rewards: Tensor, values: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor, Metrics]:
+    """Advantages (N, L), whitened and clipped as asked; returns (N, L); what the clip reports."""
+    advantages, returns = gae(rewards, values, mask, config.gamma, config.gae_lambda)
+    if config.normalise_advantages:
+        advantages = masked_whiten(advantages, mask)
+    if config.advantage_clip is None:
+        return advantages, returns, {}
+    advantages, clipped = clip_advantages(advantages, mask, config.advantage_clip)
+    return advantages, returns, clipped
 
 
 def _texts(

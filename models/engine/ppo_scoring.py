@@ -38,8 +38,8 @@ class Scorers:
         return cls(members, _load(inputs["safety_scorer"], zero) if has_safety else None)
 
     @property
-    def all(self) -> list[Held]:
-        """Every one of them."""
+    def held(self) -> list[Held]:
+        """All of them."""
         return [*self.members, *([self.safety] if self.safety else [])]
 
     def score(

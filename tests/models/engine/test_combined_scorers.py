@@ -83,7 +83,7 @@ def test_all_scorers_share_the_lower_layers_that_run_once(
     config = smoke_config.ppo.model_copy(update={"trainable_layers": UPPER})
     run = PPORun(config, {**inputs, "safety_scorer": members[2]}, tmp_path)
     assert run.depth == 1
-    scorers = [scorer.model for scorer in run.scorers.all]
+    scorers = [scorer.model for scorer in run.scorers.held]
     models = (run.policy, run.reference.model, *scorers, run.critic)
     assert len(models) == 6
     assert len({id(layers_of(model)[0]) for model in models}) == 1
