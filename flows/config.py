@@ -19,12 +19,11 @@ from models.config import (
     MetaRMConfig,
     PreferencesConfig,
     RehearsalConfig,
-    RelabelConfig,
-    RewardModelConfig,
     SFTConfig,
     WorldConfig,
 )
 from models.config_ppo import PPOConfig
+from models.config_rewards import RelabelConfig, RewardModelConfig
 
 Arm = Literal["vanilla", "ppo_max_rm", "ppo_max_am", "full"]
 Vote = Literal["in_sample", "cross_fitted"]

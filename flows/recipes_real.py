@@ -9,12 +9,11 @@ from models.config import (
     MetaRMConfig,
     PreferencesConfig,
     RehearsalConfig,
-    RelabelConfig,
-    RewardModelConfig,
     SFTConfig,
 )
 from models.config_parts import ModelConfig, TrainConfig, ZeroConfig
 from models.config_ppo import CollapseConfig, PPOConfig
+from models.config_rewards import RelabelConfig, RewardModelConfig
 
 
 def hh_smollm2() -> RunConfig:

@@ -5,14 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from models.config import (
-    AdvantageModelConfig,
-    LowerStatesConfig,
-    MetaRMConfig,
-    RewardModelConfig,
-    SFTConfig,
-)
+from models.config import AdvantageModelConfig, LowerStatesConfig, MetaRMConfig, SFTConfig
 from models.config_parts import TrainConfig
+from models.config_rewards import RewardModelConfig
 from models.planning.memory import FLOAT_BYTES, Memory
 from models.planning.work import (
     Setting,

@@ -13,11 +13,11 @@ from models.config import (
     LowerStatesConfig,
     MetaRMConfig,
     RehearsalConfig,
-    RewardModelConfig,
     SFTConfig,
 )
 from models.config_parts import LoraConfig, TrainConfig, ZeroConfig
 from models.config_ppo import PPOConfig
+from models.config_rewards import RewardModelConfig
 from models.engine import rollouts
 from models.engine.ppo_rollout import ROLLOUT_TOKENS
 from models.engine.scoring import SCORING_TOKENS

@@ -1,0 +1,53 @@
+"""The configurations of reward models and of their labels. Imports no torch, as `models.config`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from models.config_parts import StageConfig, TrainConfig
+
+Margin = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class RelabelConfig(StageConfig):
+    """Using the strength: flip, label smoothing, adaptive margin [RM section 2.4].
+
+    How the methods of Part II are written is in `models.functional.relabel`.
+    """
+
+    flip_fraction: float | None = Field(None, ge=0, le=0.5, description="Flip the weakest share")
+    flip_below: float | None = Field(0.0, description="Flip pairs of strength below this")
+    smoothing: float = Field(0.1, ge=0, lt=0.5, description="Label smoothing alpha (free)")
+    smooth: Literal["none", "negative", "not_flipped", "all"] = Field(
+        "none",
+        description="Which pairs to smooth; negative: of strength below 0 and not flipped",
+    )
+    margin_scale: float = Field(
+        0.0, ge=0, description="Adaptive margin per unit of strength (free)"
+    )
+    margin_clip: float = Field(1.0, ge=0, description="Largest adaptive margin (free)")
+    rating_margins: tuple[Margin, Margin, Margin, Margin] | None = Field(
+        None,
+        description="Added to the margin of pairs rated 1 (barely better) to 4 (much better) and "
+        "not flipped; none: nothing [Llama 2: 0, 1/3, 2/3, 1]",
+    )
+
+    @model_validator(mode="after")
+    def _flips_one_way(self) -> Self:
+        if self.flip_fraction is not None and self.flip_below is not None:
+            raise ValueError(
+                "flip_fraction or flip_below must be none, found flip_fraction "
+                f"{self.flip_fraction} and flip_below {self.flip_below}"
+            )
+        return self
+
+
+class RewardModelConfig(StageConfig):
+    """One Bradley-Terry reward model: an ensemble member or the final one."""
+
+    seed: int = Field(0, description="Seed of head initialisation and data order")
+    train: TrainConfig = TrainConfig(learning_rate=5e-4, batch_size=32)
+    fold: int | None = Field(None, ge=0, description="Fold held out from training (cross-fitting)")
+    num_folds: int = Field(2, ge=2, description="Folds of the cross-fitted vote")
