@@ -44,6 +44,34 @@ class RelabelConfig(StageConfig):
         return self
 
 
+class ContrastiveConfig(StageConfig):
+    """A contrastive term beside the ranking loss, on two dropout masks of an answer [RM 3.1]."""
+
+    kind: Literal["simcse", "swav"] = Field(
+        "simcse", description="SimCSE [RM eq. 9], or SwAV [RM eq. 7 and 8]"
+    )
+    on: Literal["pairs", "differences"] = Field(
+        "pairs",
+        description="What is contrasted: what is read of both answers, or their difference and its "
+        "negation",
+    )
+    coef: float = Field(
+        1.0, gt=0, description="beta [RM: SimCSE 1; SwAV 0.1 on pairs, 0.5 on differences]"
+    )
+    temperature: float = Field(
+        0.05, gt=0, description="tau of similarities (free) [SimCSE: 0.05, SwAV: 0.1]"
+    )
+    num_prototypes: int = Field(
+        50, gt=1, description="K, clusters of SwAV [RM: 50 on pairs, 20 on differences]"
+    )
+    sinkhorn_iterations: int = Field(
+        3, gt=0, description="Rounds of SwAV's assignment (free) [SwAV: 3]"
+    )
+    sinkhorn_epsilon: float = Field(
+        0.05, gt=0, description="Softness of SwAV's assignment (free) [SwAV: 0.05]"
+    )
+
+
 class RewardModelConfig(StageConfig):
     """One Bradley-Terry reward model: an ensemble member or the final one."""
 
@@ -51,3 +79,25 @@ class RewardModelConfig(StageConfig):
     train: TrainConfig = TrainConfig(learning_rate=5e-4, batch_size=32)
     fold: int | None = Field(None, ge=0, description="Fold held out from training (cross-fitting)")
     num_folds: int = Field(2, ge=2, description="Folds of the cross-fitted vote")
+    ranking: Literal["pairs", "k_wise"] = Field(
+        "pairs",
+        description="k_wise: all pairs of a prompt are one example, and together count as one "
+        "[InstructGPT]",
+    )
+    imitation_coef: float = Field(
+        0.0, ge=0, description="beta_lm of the preferred answer's likelihood [PPO: 1]"
+    )
+    contrastive: ContrastiveConfig | None = Field(
+        None,
+        description="A contrastive term on two passes over each answer, whose negatives are other "
+        "answers of a micro batch (train.micro_batch_tokens). None: no such term",
+    )
+
+    @model_validator(mode="after")
+    def _views_differ(self) -> Self:
+        if self.contrastive is not None and self.train.dropout == 0:
+            raise ValueError(
+                "train.dropout must be above 0 where contrastive is given, found 0: its two views "
+                "of an answer are two dropout masks [RM: 0.05]"
+            )
+        return self

@@ -37,12 +37,13 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 class Pairs:
     """Encoded pairs, preferred response first, with their relabelling.
 
-    prompts: N texts, before any truncation. rows: N candidates of two responses.
-    label, margin, weight: (N,); 1, 0, 1 for raw pairs.
+    prompts: N texts, before any truncation. groups: of each pair the ranking it is from, if any.
+    rows: N candidates of two responses. label, margin, weight: (N,); 1, 0, 1 for raw pairs.
     """
 
     identifiers: list[str]
     prompts: list[str]
+    groups: list[str | None]
     rows: list[Candidates]
     label: Tensor
     margin: Tensor
@@ -54,6 +55,7 @@ class Pairs:
         return Pairs(
             [self.identifiers[index] for index in indices],
             [self.prompts[index] for index in indices],
+            [self.groups[index] for index in indices],
             [self.rows[index] for index in indices],
             self.label[at],
             self.margin[at],
@@ -82,6 +84,7 @@ def read_pairs(
     return Pairs(
         [row["id"] for row in rows],
         prompts,
+        [row.get("group") for row in rows],
         [
             pair.exchanged() if row.get("is_flipped", False) else pair
             for pair, row in zip(raw, rows, strict=True)
