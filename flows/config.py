@@ -19,12 +19,11 @@ from models.config import (
     MetaRMConfig,
     PreferencesConfig,
     RehearsalConfig,
-    RelabelConfig,
-    RewardModelConfig,
     SFTConfig,
     WorldConfig,
 )
 from models.config_ppo import PPOConfig
+from models.config_rewards import RelabelConfig, RewardModelConfig
 
 Arm = Literal[
     "vanilla",

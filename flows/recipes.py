@@ -13,13 +13,12 @@ from models.config import (
     EvaluateConfig,
     MetaRMConfig,
     RehearsalConfig,
-    RelabelConfig,
-    RewardModelConfig,
     SFTConfig,
     WorldConfig,
 )
 from models.config_parts import ModelConfig, TrainConfig
 from models.config_ppo import PPOConfig, ScoringConfig
+from models.config_rewards import RelabelConfig, RewardModelConfig
 from models.planning.machine import Machine
 
 

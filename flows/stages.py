@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from flows.arms import scorer_of, start_of, train_safety_scorers
 from flows.config import RunConfig, Vote, seeded, vanilla
 from flows.run import Future, Run
-from models.config import LowerStatesConfig, RewardModelConfig, StrengthConfig
+from models.config import LowerStatesConfig, StrengthConfig
 from models.config_parts import TrainConfig
+from models.config_rewards import RewardModelConfig
 from tasks.advantage_model import advantage_model
 from tasks.comparisons import comparisons
 from tasks.evaluate import evaluate

@@ -31,6 +31,9 @@ class ComparisonsConfig(StageConfig):
 
     seed: int = Field(0, description="Seed of sampling and of the annotators")
     num_responses: int = Field(4, ge=2, le=9, description="Responses sampled per prompt")
+    pairs_per_prompt: int = Field(
+        1, ge=1, le=36, description="Most pairs of a prompt's responses that are compared"
+    )
     temperature: float = Field(1.0, gt=0, description="Sampling temperature")
     max_new_tokens: int = Field(24, gt=0, description="Longest response in tokens")
     flip_share: float = Field(0.2, ge=0, lt=0.5, description="Clear pairs whose label is flipped")
@@ -79,30 +82,6 @@ class SFTConfig(StageConfig):
     train: TrainConfig = TrainConfig(learning_rate=2e-3, num_epochs=6, batch_size=64)
 
 
-class RewardModelConfig(StageConfig):
-    """One Bradley-Terry reward model: an ensemble member or the final one."""
-
-    seed: int = Field(0, description="Seed of head initialisation and data order")
-    train: TrainConfig = TrainConfig(learning_rate=5e-4, batch_size=32)
-    fold: int | None = Field(None, ge=0, description="Fold held out from training (cross-fitting)")
-    num_folds: int = Field(2, ge=2, description="Folds of the cross-fitted vote")
-    categories: tuple[str, ...] = Field(
-        (), description="Train on pairs of these categories only; none: of all"
-    )
-    without_categories: tuple[str, ...] = Field(
-        (), description="Train on no pairs of these categories"
-    )
-
-    @model_validator(mode="after")
-    def _categories_are_not_left_out(self) -> RewardModelConfig:
-        both = sorted(set(self.categories) & set(self.without_categories))
-        if both:
-            raise ValueError(
-                f"categories and without_categories must have none in common, found {both} in both"
-            )
-        return self
-
-
 class LowerStatesConfig(StageConfig):
     """Keeping the frozen lower layers' output for all preference pairs."""
 
@@ -115,19 +94,6 @@ class StrengthConfig(StageConfig):
     mode: Literal["in_sample", "cross_fitted"] = Field(
         "in_sample", description="Whether a member may vote on pairs it was trained on"
     )
-
-
-class RelabelConfig(StageConfig):
-    """Using the strength: flip, label smoothing, adaptive margin [RM section 2.4]."""
-
-    flip_fraction: float | None = Field(None, ge=0, le=0.5, description="Flip the weakest share")
-    flip_below: float | None = Field(0.0, description="Flip pairs of strength below this")
-    smoothing: float = Field(0.1, ge=0, lt=0.5, description="Label smoothing alpha (free)")
-    smooth: Literal["none", "negative", "all"] = Field("none", description="Which pairs to smooth")
-    margin_scale: float = Field(
-        0.0, ge=0, description="Adaptive margin per unit of strength (free)"
-    )
-    margin_clip: float = Field(1.0, ge=0, description="Largest margin (free)")
 
 
 class AdvantageModelConfig(StageConfig):

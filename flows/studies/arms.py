@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from flows.config import seeded
 from flows.run import Run
 from flows.stages import audit_labels, keep_lower_states, measure, prepare, states_for
-from models.config import RelabelConfig
 from models.config_ppo import PPOConfig
+from models.config_rewards import RelabelConfig
 from tasks.advantage_model import advantage_model
 from tasks.judge import judge
 from tasks.ppo_max import ppo_max

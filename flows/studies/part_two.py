@@ -8,7 +8,8 @@ from flows.champions import improve_in_rounds
 from flows.run import Run
 from flows.stages import train_policies, train_scorers
 from flows.studies.arms import AS_GIVEN, MARGIN, audited, policy, scorer, treatment, varied, versus
-from models.config import FeaturesConfig, RelabelConfig
+from models.config import FeaturesConfig
+from models.config_rewards import ContrastiveConfig, RelabelConfig
 from tasks.features import features
 
 NUM_ROUNDS = 4
@@ -109,7 +110,7 @@ def contrastive_policies(run: Run) -> None:
 
 def _contrastive_scorer(run: Run, name: str) -> None:
     train = varied(run.config.reward_model.train, {"dropout": DROPOUT})
-    contrastive = CONTRASTIVE[name]
+    contrastive = ContrastiveConfig.model_validate(CONTRASTIVE[name])
     scorer(run, name, treatment(run, "baseline"), train=train, contrastive=contrastive)
 
 

@@ -46,13 +46,15 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 class Pairs:
     """Encoded pairs, preferred response first, with their relabelling.
 
-    prompts: N texts, before any truncation. categories: N, none where a pair has none.
+    prompts: N texts, before any truncation. categories, groups: of each pair its category and the
+    ranking it is from, if any.
     rows: N candidates of two responses. label, margin, weight: (N,); 1, 0, 1 for raw pairs.
     """
 
     identifiers: list[str]
     prompts: list[str]
     categories: list[str | None]
+    groups: list[str | None]
     rows: list[Candidates]
     label: Tensor
     margin: Tensor
@@ -65,6 +67,7 @@ class Pairs:
             [self.identifiers[index] for index in indices],
             [self.prompts[index] for index in indices],
             [self.categories[index] for index in indices],
+            [self.groups[index] for index in indices],
             [self.rows[index] for index in indices],
             self.label[at],
             self.margin[at],
@@ -94,6 +97,7 @@ def read_pairs(
         [row["id"] for row in rows],
         prompts,
         [row.get("category") for row in rows],
+        [row.get("group") for row in rows],
         [
             pair.exchanged() if row.get("is_flipped", False) else pair
             for pair, row in zip(raw, rows, strict=True)

@@ -5,6 +5,7 @@ SFT, reward models and Advantage Models differ only in the loss they hand to `fi
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,8 +52,7 @@ def fit(
         for epoch in range(config.num_epochs)
         for batch in epoch_batches([row.num_tokens for row in rows], config.batch_size, seed, epoch)
     ]
-    prepare_training(model, config, seed)
-    torch.manual_seed(seed)
+    prepare_training(model, config, seed, config.dropout)
     state = newest_checkpoint(workdir)
     decay = config.weight_decay
     learner = new_learner(model, loss_function, config, weight_decay=decay, state=state)
@@ -61,6 +61,7 @@ def fit(
     model.train()
     for step in range(start, len(batches)):
         rate = scheduled_rate(config, step, len(batches))
+        _seed_dropout(seed, step)
         with _ascended(model, ascend, step) as extra:
             metrics = _gradient(learner, rows, weights, batches[step], config) | extra
         metrics["grad_norm"] = learner.step(rate)
@@ -72,6 +73,11 @@ def fit(
     ranks.leave()
     merge_adapters(model)
     return tail_means(progress.path)
+
+
+def _seed_dropout(seed: int, step: int) -> None:
+    """What a step drops depends on nothing before it, so that a resumed run drops the same."""
+    torch.manual_seed(random.Random(f"dropout/{seed}/{step}/{ranks.number()}").getrandbits(63))
 
 
 @contextmanager

@@ -22,7 +22,8 @@ from models.engine.data import Pairs, context_length, read_pairs, read_rows, wri
 from models.engine.learners import LossFunction, Metrics
 from models.engine.loop import fit
 from models.engine.progress import Progress, write_json
-from models.engine.reward_model import pair_ranking_loss, score_splits
+from models.engine.rankings import rankings_of, reward_loss
+from models.engine.reward_model import score_splits
 from models.engine.rollouts import respond
 from models.engine.scoring import score_rows, with_lower_states
 from models.engine.stored_states import stored_states
@@ -127,7 +128,7 @@ def _sums(wholes: list[Tensor | None], parts: Sequence[Tensor | None]) -> list[T
 def _pair_loss(model: PreTrainedModel, pairs: Pairs, margin: float) -> LossFunction:
     """Ranking loss, for an Advantage Model with bounds (`margin`) but without importance ratios."""
     if not is_advantage_model(model):
-        return pair_ranking_loss(model, pairs)
+        return reward_loss(model, rankings_of(pairs))
 
     def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
         scores = response_scores(model, batch).view(-1, 2)

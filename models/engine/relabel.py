@@ -1,4 +1,4 @@
-"""Stage `relabel`: flips, soft labels and margins from the strength [RM section 2.4].
+"""Stage `relabel`: flips, soft labels and margins from the strength [RM section 2.4], and ratings.
 
 Raw pairs are never mutated: a relabelled pair is the raw pair plus what was decided about it.
 """
@@ -6,13 +6,15 @@ Raw pairs are never mutated: a relabelled pair is the raw pair plus what was dec
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from models.config import RelabelConfig
+from models.config_rewards import RelabelConfig
 from models.engine.data import read_rows, write_rows
 from models.engine.progress import write_json
-from models.functional.relabel import relabel
+from models.functional.relabel import Relabel, rating_margin, relabel
 
 CONFIG = RelabelConfig
 
@@ -27,7 +29,9 @@ def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
     if missing:
         raise ValueError(f"{len(missing)} pairs have no strength, the first: {missing[0]!r}")
     mean = torch.tensor([strength[pair["id"]] for pair in pairs], dtype=torch.float64)
-    treated = relabel(mean, **config.model_dump())
+    treated = relabel(mean, **config.model_dump(exclude={"rating_margins"}))
+    if config.rating_margins is not None:
+        treated = treated._replace(margin=treated.margin + _of_ratings(config, pairs, treated))
     columns = zip(
         pairs,
         treated.is_flipped.tolist(),
@@ -52,3 +56,15 @@ def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
             "mean_margin": float(treated.margin.mean()),
         },
     )
+
+
+def _of_ratings(config: RelabelConfig, pairs: list[dict[str, Any]], treated: Relabel) -> Tensor:
+    """Margins (N,) by the pairs' ratings; ValueError where no pair has one."""
+    assert config.rating_margins is not None
+    rating = torch.tensor([pair.get("rating") or 0 for pair in pairs])
+    if not bool(rating.any()):
+        raise ValueError(
+            f"relabel.rating_margins is {config.rating_margins}, but none of {len(pairs)} pairs "
+            "has a rating (1 to 4); leave it out, or give preferences with `rating`"
+        )
+    return rating_margin(rating, treated.is_flipped, config.rating_margins)

@@ -13,36 +13,22 @@ from models.config import (
     LowerStatesConfig,
     MetaRMConfig,
     RehearsalConfig,
-    RewardModelConfig,
     SFTConfig,
 )
-from models.config_parts import LoraConfig, TrainConfig, ZeroConfig
+from models.config_parts import LoraConfig, ZeroConfig
 from models.config_ppo import PPOConfig
+from models.config_rewards import RewardModelConfig
 from models.engine import rollouts
 from models.engine.ppo_rollout import ROLLOUT_TOKENS
 from models.engine.scoring import SCORING_TOKENS
 from models.nets import scoring
 from models.planning.amounts import Amounts
 from models.planning.memory import FLOAT_BYTES, LOGITS_AT_ONCE, key_value_cache
-from models.planning.shapes import KNOWN_SHAPES
 from models.planning.stages import work_of
 from models.planning.work import CACHE_TOKENS, PASS_TOKENS, Setting, Work
+from tests.models.planning.conftest import AMOUNTS, HIDDEN, SHAPE, TRAIN
 
-SHAPE = KNOWN_SHAPES["smollm2-135m-instruct"]
-POLICY, TRUNK, HIDDEN = SHAPE.policy_parameters, SHAPE.trunk_parameters, SHAPE.hidden_size
-AMOUNTS = Amounts(
-    demonstrations=100,
-    pair_prompts=50,
-    pairs=50,
-    train_pairs=37,
-    policy_prompts=40,
-    eval_prompts=12,
-    prompt_tokens=10,
-    dialogue_tokens=25,
-    pair_tokens=42,
-    assumptions=(),
-)
-TRAIN = TrainConfig(batch_size=16, num_epochs=2, micro_batch_tokens=100)
+POLICY, TRUNK = SHAPE.policy_parameters, SHAPE.trunk_parameters
 
 
 def _work(stage: str, config: Any, **more: Any) -> Work:
@@ -120,7 +106,7 @@ def test_sampling_stages() -> None:
 
 
 def test_long_prompts_are_cut_to_the_context_and_the_cache() -> None:
-    long = Setting(SHAPE, Amounts(0, 500, 500, 0, 500, 500, 9000, 9000, 18000, ()))
+    long = Setting(SHAPE, Amounts(0, 500, 500, 0, 0, 2, 500, 500, 9000, 9000, 18000, ()))
     work = work_of("comparisons", ComparisonsConfig(num_responses=2, max_new_tokens=192), long)
     assert work.forward_tokens == 1000 * (SHAPE.context - 192)
     # 32,768 tokens of cache hold four rows of 8,192.
