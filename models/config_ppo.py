@@ -48,7 +48,7 @@ class PPOConfig(TrainerConfig):
     scoring: ScoringConfig = ScoringConfig()
     score_treatment: Literal["raw", "scaled", "normalised"] = Field(
         "normalised",
-        description="Scores over their running deviation (scaled), their mean taken off as well",
+        description="Scores as they are, over their running deviation, or their mean off as well",
     )
     score_clip: float | None = Field(0.8, gt=0, description="delta of clipped scores [PPO: 0.8]")
     normalise_advantages: bool = Field(True, description="Whiten advantages within a rollout batch")

@@ -34,6 +34,19 @@ class RelabelConfig(StageConfig):
         "not flipped; none: nothing [Llama 2: 0, 1/3, 2/3, 1]",
     )
 
+    keep_from: float = Field(
+        0.0, ge=0, lt=1, description="Train on pairs above this share by strength, weakest first"
+    )
+    keep_to: float = Field(1.0, gt=0, le=1, description="Train on pairs up to this share")
+
+    @model_validator(mode="after")
+    def _keeps_some(self) -> Self:
+        if not self.keep_from < self.keep_to:
+            raise ValueError(
+                f"keep_from must be below keep_to, found {self.keep_from} and {self.keep_to}"
+            )
+        return self
+
     @model_validator(mode="after")
     def _flips_one_way(self) -> Self:
         if self.flip_fraction is not None and self.flip_below is not None:
@@ -85,6 +98,9 @@ class RewardModelConfig(StageConfig):
     without_categories: tuple[str, ...] = Field(
         (), description="Train on no pairs of these categories"
     )
+    score_every: int | None = Field(
+        None, gt=0, description="Steps between scorings of the validation pairs; none: at the end"
+    )
     ranking: Literal["pairs", "k_wise"] = Field(
         "pairs",
         description="k_wise: all pairs of a prompt are one example, and together count as one "
@@ -105,6 +121,16 @@ class RewardModelConfig(StageConfig):
         if both:
             raise ValueError(
                 f"categories and without_categories must have none in common, found {both} in both"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _is_whole_when_scored(self) -> Self:
+        zero = self.train.zero
+        if self.score_every is not None and zero is not None and zero.stage == 3:
+            raise ValueError(
+                "score_every must be none under stage 3 of ZeRO, found "
+                f"{self.score_every}: each rank has a part of the model while it trains"
             )
         return self
 

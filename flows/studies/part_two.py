@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from flows.champions import improve_in_rounds
 from flows.run import Run
@@ -62,7 +63,7 @@ def methods_by_step(run: Run) -> None:
     train = varied(run.config.reward_model.train, {"num_epochs": 4})
     for name in METHODS:
         labels = treatment(run, name)
-        scorer(run, f"{name}_long", labels, train=train, score_every=40)
+        scorer(run, f"{name}_long", labels, train=train, score_every=20)
 
 
 def free_policies(run: Run) -> None:
@@ -81,11 +82,12 @@ def _free_policy(run: Run, name: str) -> None:
         versus(run, f"versus_free_{name}", f"free_{name}", "free_baseline")
 
 
-CONTRASTIVE = {
-    "simcse_pairs": {"kind": "simcse", "on": "pairs"},
-    "simcse_differences": {"kind": "simcse", "on": "differences"},
-    "swav_pairs": {"kind": "swav", "on": "pairs"},
-    "swav_differences": {"kind": "swav", "on": "differences"},
+_SWAV: dict[str, Any] = {"kind": "swav", "temperature": 0.1}
+CONTRASTIVE: dict[str, dict[str, Any]] = {  # with the constants of [RM]
+    "simcse_pairs": {"on": "pairs"},
+    "simcse_differences": {"on": "differences"},
+    "swav_pairs": {**_SWAV, "on": "pairs", "coef": 0.1, "num_prototypes": 50},
+    "swav_differences": {**_SWAV, "on": "differences", "coef": 0.5, "num_prototypes": 20},
 }
 
 

@@ -60,6 +60,13 @@ class Pairs:
     margin: Tensor
     weight: Tensor
 
+    def counted(self) -> Pairs:
+        """Those that are trained on: of weight above 0. Raises ValueError where none is."""
+        indices = self.weight.nonzero().flatten().tolist()
+        if not indices:
+            raise ValueError(f"all {len(self.rows)} pairs have weight 0: nothing to train on")
+        return self if len(indices) == len(self.rows) else self.subset(indices)
+
     def subset(self, indices: Sequence[int]) -> Pairs:
         """The pairs at `indices`, in that order."""
         at = tensor(indices, dtype=torch.long)

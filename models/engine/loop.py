@@ -27,6 +27,7 @@ from models.nets.packing import Candidates
 from models.nets.training import prepare_training
 
 Ascent = Callable[[int], Metrics]
+AfterStep = Callable[[int], None]
 
 
 def fit(
@@ -39,13 +40,14 @@ def fit(
     seed: int,
     workdir: Path,
     ascend: Ascent | None = None,
+    after_step: AfterStep | None = None,
 ) -> dict[str, float]:
     """Train `model` in place and return the means of the last tenth of the steps' metrics.
 
     `loss_function(batch, indices)` gets a packed batch and its rows' indices (b,) and returns
     (mean loss, metrics). It is a mean by `weights` (N,), what each row counts (pairs, tokens), by
     which micro batches and ranks equal one large batch. `ascend(step)` moves the parameters for
-    the gradient only. Of ranks the first returns.
+    the gradient only; `after_step(number)` looks at the model. Of ranks the first returns.
     """
     batches = [
         batch
@@ -68,6 +70,8 @@ def fit(
         progress.log(step + 1, {**metrics, "learning_rate": rate})
         if (step + 1) % 10 == 0 or step + 1 == len(batches):
             progress.advance(step + 1, len(batches))
+        if after_step is not None:
+            after_step(step + 1)
         checkpoint_or_stop(workdir, step + 1, config.checkpoint_every, learner.state_dict)
     learner.finish()
     ranks.leave()

@@ -14,7 +14,7 @@ from torch import Tensor
 from models.config_rewards import RelabelConfig
 from models.engine.data import read_rows, write_rows
 from models.engine.progress import write_json
-from models.functional.relabel import Relabel, rating_margin, relabel
+from models.functional.relabel import Relabel, rating_margin, relabel, strength_slice
 
 CONFIG = RelabelConfig
 
@@ -29,7 +29,10 @@ def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
     if missing:
         raise ValueError(f"{len(missing)} pairs have no strength, the first: {missing[0]!r}")
     mean = torch.tensor([strength[pair["id"]] for pair in pairs], dtype=torch.float64)
-    treated = relabel(mean, **config.model_dump(exclude={"rating_margins"}))
+    own = {"rating_margins", "keep_from", "keep_to"}
+    treated = relabel(mean, **config.model_dump(exclude=own))
+    kept = strength_slice(mean, config.keep_from, config.keep_to)
+    treated = treated._replace(weight=treated.weight * kept)
     if config.rating_margins is not None:
         treated = treated._replace(margin=treated.margin + _of_ratings(config, pairs, treated))
     columns = zip(

@@ -6,6 +6,7 @@ the audit and the evaluation need no further pass.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,6 +21,7 @@ from models.engine.progress import write_json
 from models.engine.rankings import rankings_of, reward_loss
 from models.engine.scoring import score_rows
 from models.engine.stored_states import stored_states
+from models.engine.validation_curve import ValidationCurve
 from models.functional.strength import fold_of
 from models.nets.further_heads import further_heads
 from models.nets.loading import load_tokenizer, new_scorer, save_model
@@ -33,19 +35,24 @@ FOLD_SEED = 0
 def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `policy` (trunk), `preferences`, optionally `pairs` and `states` (lower_states).
 
-    Output: model/, scores.jsonl.
+    Output: model/, scores.jsonl; with `score_every`, validation.jsonl.
     """
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     model = new_scorer(inputs["policy"] / "model", 1, config.seed)
     source = inputs.get("pairs", inputs["preferences"])
     limit, states = context_length(model.config), stored_states(inputs, model)
-    pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
+    pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states).counted()
     unseen = _other_categories(config, pairs)
     if config.fold is not None:
         folds = prompt_folds(pairs.prompts, config.num_folds).tolist()
         unseen |= {index for index, fold in enumerate(folds) if fold == config.fold}
     seen = pairs.subset([index for index in range(len(pairs.rows)) if index not in unseen])
     rankings = rankings_of(seen, config.ranking)
+    curve = None
+    if config.score_every is not None:
+        held_out = inputs["preferences"] / "validation.jsonl"
+        validation = read_pairs(held_out, tokenizer, limit, states)
+        curve = ValidationCurve(model, validation, config.score_every, workdir / held_out.name)
     with _heads_of_terms(model, config, inputs["policy"] / "model"):
         summary = fit(
             model,
@@ -55,8 +62,11 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
             config.train,
             seed=config.seed,
             workdir=workdir,
+            after_step=curve,
         )
     save_model(model, tokenizer, workdir / "output" / "model")
+    if curve is not None and curve.path.exists():  # not in fewer steps than between scorings
+        shutil.copyfile(curve.path, workdir / "output" / curve.path.name)
     # Training pairs need the score of a member only: it votes on their labels.
     splits = HELD_OUT if "pairs" in inputs else SPLITS
     summary |= score_splits(model, tokenizer, inputs, workdir / "output", splits, unseen)

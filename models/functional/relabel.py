@@ -18,8 +18,7 @@ Deviations
    flipped because of a negative mean carries a positive margin.
 3. "Smooth the pairs with a negative mean" leaves out those that were flipped: a flip already
    corrects them, and smoothing doubts the ones left as annotated.
-4. Every weight is 1: the paper drops and reweights no pair. The field exists because training
-   reads it.
+4. No pair is reweighted; what a study leaves out by strength [RM figures 4 to 6] has weight 0.
 5. A flipped pair gets no margin by rating. The rating says how much better its annotator found the
    answer that the ensemble finds worse; of the order after the flip it says nothing.
 """
@@ -117,6 +116,27 @@ def rating_margin(rating: Tensor, is_flipped: Tensor, margins: Sequence[float]) 
         raise ValueError(f"rating_margin: ratings must be 0 to 4, found {rating.unique().tolist()}")
     by_rating = torch.tensor([0.0, *margins], dtype=torch.float64, device=rating.device)
     return by_rating[torch.where(is_flipped, 0, rating)]
+
+
+def strength_slice(strength_mean: Tensor, keep_from: float, keep_to: float) -> Tensor:
+    """Which pairs lie in a slice of the ranking by strength, weakest first [RM section 2.3].
+
+    strength_mean: (N,), logits. keep_from, keep_to: in [0, 1], shares of all pairs; slices that
+    meet have no pair in common (ties: lower index first).
+    Returns (N,), 1 for pairs of rank round(keep_from N) up to round(keep_to N) - 1, 0 for others.
+    Raises ShapeError for other shapes, ValueError unless keep_from < keep_to.
+    """
+    require_shape("strength_slice", 1, strength_mean=strength_mean)
+    if not 0 <= keep_from < keep_to <= 1:
+        raise ValueError(
+            f"strength_slice: found keep_from={keep_from}, keep_to={keep_to}; allowed: "
+            "0 <= keep_from < keep_to <= 1"
+        )
+    order = torch.argsort(strength_mean, stable=True)
+    first, last = (round(share * len(order)) for share in (keep_from, keep_to))
+    weight = torch.zeros_like(strength_mean)
+    weight[order[first:last]] = 1
+    return weight
 
 
 def _flips(mean: Tensor, flip_fraction: float | None, flip_below: float | None) -> Tensor:

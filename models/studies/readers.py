@@ -11,6 +11,7 @@ from models.studies import (
     labels,
     part_one,
     part_two,
+    people,
     rehearsed,
     rounds,
     scorers,
@@ -64,5 +65,7 @@ READERS: dict[str, Callable[[Artifacts], Reading]] = {
             6: rehearsed.figure_6,
         }.items()
     },
+    "people-votes": people.votes,
+    "people-planted-flips": people.planted_flips,
     **{f"constants-{name.replace('_', '-')}": reader for name, reader in constants.READERS.items()},
 }

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.functional.checks import ShapeError
-from models.functional.relabel import Relabel, rating_margin, relabel
+from models.functional.relabel import Relabel, rating_margin, relabel, strength_slice
 from models.functional.reward import ranking_losses
 
 F64 = torch.float64
@@ -231,3 +231,19 @@ def test_bad_strengths_are_refused() -> None:
         relabelled(torch.tensor([0.0, torch.nan]))
     with pytest.raises(ShapeError, match="1 axes"):
         relabelled(torch.zeros(2, 2))
+
+
+def test_slices_by_strength_share_out_all_pairs() -> None:
+    mean = torch.tensor([3.0, -1.0, 0.5, 2.0, -1.0], dtype=torch.float64)
+    # Weakest first: pairs 1, 4 (equal, lower index first), 2, 3, 0. Of five, 0 to .4 are two.
+    assert strength_slice(mean, 0.0, 0.4).tolist() == [0, 1, 0, 0, 1]
+    assert strength_slice(mean, 0.4, 1.0).tolist() == [1, 0, 1, 1, 0]
+    tenths = [strength_slice(mean, n / 10, (n + 1) / 10) for n in range(10)]
+    assert torch.stack(tenths).sum(0).tolist() == [1] * 5
+    assert strength_slice(mean, 0.0, 1.0).tolist() == [1] * 5
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.5, 0.5), (0.6, 0.4), (-0.1, 1.0), (0.0, 1.1)])
+def test_empty_slices_are_refused(low: float, high: float) -> None:
+    with pytest.raises(ValueError, match="0 <= keep_from < keep_to <= 1"):
+        strength_slice(torch.zeros(3), low, high)
