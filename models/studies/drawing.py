@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from models.report.charts import GREY, Chart, Panel, style
+from models.report.charts import BLUE, GREY, LIGHT, ORANGE, Chart, Panel, style
 from models.studies.reading import Plot
+
+# As in a run's own report.
+OUTCOMES = {"win": BLUE, "tie": LIGHT, "lose": ORANGE}
 
 
 def draw(plots: Sequence[Plot]) -> Chart:
@@ -25,8 +28,11 @@ def draw(plots: Sequence[Plot]) -> Chart:
                 _line(panel, index, name, plots)
         if first.kind == "bars" and first.ticks:
             panel.axes.set_xticks(next(iter(first.series.values()))[0], first.ticks, fontsize=8)
-        if len(first.series) > 1:
-            panel.axes.legend(fontsize=8)
+        if len(first.series) > 1:  # above the axes: inside it would hide what it names
+            columns = 3 if len(first.series) == 3 else 2
+            panel.axes.legend(
+                loc="lower left", bbox_to_anchor=(-0.05, 1.0), ncols=columns, fontsize=8
+            )
         return panel.chart(first.title, _note(first, len(plots)), first.x, first.y)
 
 
@@ -53,7 +59,8 @@ def _bars(panel: Panel, index: int, name: str, plots: Sequence[Plot]) -> None:
     width = 0.8 / count * (min(b - a for a, b in zip(x, x[1:], strict=False)) if x[1:] else 1.0)
     places = [place + (index - (count - 1) / 2) * width for place in x]
     means = [fmean(values) for values in columns]
-    panel.axes.bar(places, means, width, color=style(index)[0], label=name)
+    colour = OUTCOMES.get(name, style(index)[0])
+    panel.axes.bar(places, means, width, color=colour, label=name)
     if len(plots) > 1:
         ends = [
             [mean - min(values) for mean, values in zip(means, columns, strict=True)],

@@ -17,8 +17,8 @@ from models.studies.reading import Plot
 WIN, TIE, LOSE, NET = "win", "tie", "lose", "net"
 MONITORS = {
     "score": "score of the sampled answers\n(gain since the start, in its spread)",
-    "gold": "gold score of the sampled answers",
-    "kl": "KL to the start (nats an answer)",
+    "gold": "gold score\nof the sampled answers",
+    "kl": "KL to the start\n(nats an answer)",
     "perplexity": "perplexity of the answers",
     "response_length": "length of the answers (tokens)",
 }
