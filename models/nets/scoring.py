@@ -42,13 +42,17 @@ def is_advantage_model(model: PreTrainedModel) -> bool:
 
 
 def response_logprobs(
-    model: PreTrainedModel, batch: PackedBatch, temperature: float = 1.0
+    model: PreTrainedModel,
+    batch: PackedBatch,
+    temperature: float = 1.0,
+    *,
+    learns_entropy: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities (R, L) of response tokens, entropies (R, L), response_mask (R, L).
 
     Under softmax(logits / temperature). The language-model head runs on response tokens only, and
     on so many of them at once that their logits stay bounded; it runs again for the gradient where
-    they are more.
+    they are more. A gradient passes through entropies only if the loss `learns_entropy`.
     """
     hidden = hidden_states(model, batch)
     source, target, response_mask = batch.response_tokens()
@@ -61,6 +65,7 @@ def response_logprobs(
     once = judge if len(source) <= size else partial(checkpoint, judge, use_reentrant=False)
     parts = zip(hidden[source].split(size), batch.input_ids[target].split(size), strict=True)
     logprobs, entropies = map(torch.cat, zip(*(once(*part) for part in parts), strict=True))
+    entropies = entropies if learns_entropy else entropies.detach()
     return _spread(logprobs, response_mask), _spread(entropies, response_mask), response_mask
 
 

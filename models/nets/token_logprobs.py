@@ -20,7 +20,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[
     """log softmax(logits / temperature) of the tokens, and the distributions' entropies.
 
     logits: (n, V), finite, nats; they are overwritten, and computed in float32 at least.
-    tokens: (n,) long in [0, V). Returns (n,), (n,), nats; no gradient passes through entropies.
+    tokens: (n,) long in [0, V). Returns (n,), (n,), nats.
     """
     logprobs, entropies = _TokenLogprobs.apply(logits, tokens, temperature)
     return logprobs, entropies
@@ -39,22 +39,34 @@ class _TokenLogprobs(torch.autograd.Function):
             logprobs[part], entropies[part] = _replace_by_probabilities(
                 wide[part], tokens[part], temperature
             )
-        ctx.save_for_backward(wide, tokens)
+        ctx.save_for_backward(wide, tokens, entropies)
         ctx.temperature, ctx.rows, ctx.dtype = temperature, rows, logits.dtype
-        ctx.mark_non_differentiable(entropies)
+        ctx.set_materialize_grads(False)  # entropies are mostly watched, not learned from
         return logprobs, entropies
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-        """d log p(token) / d logits = (one-hot(token) - p) / temperature, where p was kept."""
-        probabilities, tokens = ctx.saved_tensors
-        scaled = (gradient / ctx.temperature)[:, None]
+    def backward(
+        ctx: Any, of_logprobs: Tensor | None, of_entropies: Tensor | None
+    ) -> tuple[Tensor, None, None]:
+        """The gradient takes the place of p, which was kept.
+
+        d log p(token) / d logits = (one-hot(token) - p) / temperature,
+        d H / d logits = -p (log p + H) / temperature.
+        """
+        probabilities, tokens, entropies = ctx.saved_tensors
+        nothing = torch.zeros_like(entropies)
+        scaled = (nothing if of_logprobs is None else of_logprobs / ctx.temperature)[:, None]
         for start in range(0, len(tokens), ctx.rows):
             part = slice(start, start + ctx.rows)
-            probabilities[part].mul_(-scaled[part]).scatter_add_(
-                1, tokens[part, None], scaled[part]
-            )
+            own = probabilities[part]
+            more = None
+            if of_entropies is not None:
+                more = torch.special.entr(own).sub_(own * entropies[part, None])
+                more *= (of_entropies[part] / ctx.temperature)[:, None]
+            own.mul_(-scaled[part]).scatter_add_(1, tokens[part, None], scaled[part])
+            if more is not None:
+                own += more
         return probabilities.to(ctx.dtype), None, None
 
 

@@ -30,6 +30,7 @@ TOKENS = torch.tensor([0, 32, 7, 5, 5, 31, 1])
 
 
 @pytest.mark.usefixtures("_numbers_at_once")
+@pytest.mark.parametrize("learned", [(1.0, 0.0), (0.0, 1.0), (0.3, -2.0)])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
@@ -40,15 +41,24 @@ TOKENS = torch.tensor([0, 32, 7, 5, 5, 31, 1])
     ],
 )
 def test_values_and_gradients_are_those_of_the_obvious_way(
-    dtype: torch.dtype, tolerance: dict[str, float], temperature: float
+    dtype: torch.dtype,
+    tolerance: dict[str, float],
+    temperature: float,
+    learned: tuple[float, float],
 ) -> None:
+    """Also where only the log-probabilities, or only the entropies, are learned from."""
     weight = torch.linspace(-2, 3, 7)
+
+    def learn(logprobs: Tensor, entropies: Tensor) -> None:
+        terms = zip(learned, (logprobs, entropies), strict=True)
+        sum((part * value * weight).sum() for part, value in terms if part).backward()
+
     ours = _logits(dtype).requires_grad_()
     logprobs, entropies = token_logprobs(ours * 1, TOKENS, temperature)
-    (logprobs * weight).sum().backward()
+    learn(logprobs, entropies)
     theirs = _logits(dtype).double().requires_grad_()
     expected = logprobs_of(theirs / temperature, TOKENS)
-    (expected * weight).sum().backward()
+    learn(expected, entropy_of(theirs / temperature))
     close = partial(torch.testing.assert_close, check_dtype=False)
     if dtype == torch.bfloat16:
         assert logprobs.dtype == entropies.dtype == torch.float32
@@ -56,7 +66,6 @@ def test_values_and_gradients_are_those_of_the_obvious_way(
     close(entropies, entropy_of(theirs / temperature).detach(), **tolerance)
     assert theirs.grad is not None
     torch.testing.assert_close(ours.grad, theirs.grad.to(dtype), **tolerance)
-    assert not entropies.requires_grad
 
 
 def test_a_second_gradient_is_refused_as_the_first_took_the_place_of_what_it_needs() -> None:
