@@ -26,7 +26,8 @@ from models.planning.work import (
 )
 
 
-def _num_steps(train: TrainConfig, examples: int) -> int:
+def num_steps(train: TrainConfig, examples: int) -> int:
+    """Optimiser steps of all epochs."""
     return train.num_epochs * ceil(examples / train.batch_size)
 
 
@@ -34,7 +35,7 @@ def _rows_of_a_rank(train: TrainConfig, examples: int) -> int:
     return ceil(min(train.batch_size, examples) / train.num_ranks)
 
 
-def _training(
+def training(
     train: TrainConfig,
     setting: Setting,
     num_parameters: int,
@@ -63,14 +64,14 @@ def sft(config: SFTConfig, setting: Setting) -> Work:
     return Work(
         examples=count,
         num_ranks=train.num_ranks,
-        optimiser_steps=_num_steps(train, count),
+        optimiser_steps=num_steps(train, count),
         trained_tokens=train.num_epochs * count * row,
         parameters=trained_parameters(setting.shape, train, parameters),
-        phases={"training": _training(train, setting, parameters, count, row, row)},
+        phases={"training": training(train, setting, parameters, count, row, row)},
     )
 
 
-def _pair_row(setting: Setting) -> int:
+def pair_row(setting: Setting) -> int:
     """Tokens of a packed pair; prompt and longer answer are cut to the context."""
     return min(setting.amounts.pair_tokens, 2 * setting.shape.context)
 
@@ -79,17 +80,17 @@ def _scorer_work(
     train: TrainConfig, setting: Setting, num_heads: int, num_pairs: int, num_scored: int
 ) -> Work:
     """Training a scorer on `num_pairs`, then scoring `num_scored`."""
-    row, parameters = _pair_row(setting), setting.shape.scorer_parameters(num_heads)
+    row, parameters = pair_row(setting), setting.shape.scorer_parameters(num_heads)
     return Work(
         examples=num_pairs,
         num_ranks=train.num_ranks,
-        optimiser_steps=_num_steps(train, num_pairs),
+        optimiser_steps=num_steps(train, num_pairs),
         forward_tokens=num_scored * row,
         trained_tokens=train.num_epochs * num_pairs * row,
         parameters=trained_parameters(setting.shape, train, parameters),
         phases={
             # At most all of a pair is its prompt and second response.
-            "training": _training(train, setting, parameters, num_pairs, row, repeated=row),
+            "training": training(train, setting, parameters, num_pairs, row, repeated=row),
             "scoring": scoring_phase(setting, FLOAT_BYTES * parameters, num_scored, row),
         },
     )
@@ -97,7 +98,7 @@ def _scorer_work(
 
 def lower_states(config: LowerStatesConfig, setting: Setting) -> Work:
     """One pass of the lower layers over all pairs; the head's parameters are loaded too."""
-    row, pairs = _pair_row(setting), setting.amounts.pairs
+    row, pairs = pair_row(setting), setting.amounts.pairs
     kept = FLOAT_BYTES * pairs * row * setting.shape.hidden_size
     scoring = scoring_phase(setting, setting.policy, pairs, row)
     return Work(

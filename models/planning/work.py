@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from models.config_optimisers import AnswersConfig
 from models.config_parts import TrainerConfig
 from models.planning.amounts import Amounts
 from models.planning.memory import (
@@ -32,7 +33,8 @@ class Setting:
     """What a stage's cost depends on beside its own configuration.
 
     scorer_heads: 1 for a reward model, 2 for an Advantage Model, of the scorer that comes in.
-    starts_as_reference: whether PPO's policy is at first its reference.
+    starts_as_reference: whether PPO's policy is at first its reference. sampled: how the answers
+    that come in were sampled.
     """
 
     shape: ModelShape
@@ -42,6 +44,7 @@ class Setting:
     has_rehearsal: bool = False
     starts_as_reference: bool = False
     is_relabelled: bool = False
+    sampled: tuple[AnswersConfig, ...] = ()
 
     def capped(self, prompt_tokens: int, new_tokens: int) -> tuple[int, int]:
         """A prompt cut to the context, and the row it makes with one answer and its end token."""
