@@ -24,9 +24,29 @@ from models.config import (
     SFTConfig,
     WorldConfig,
 )
+from models.config_optimisers import (
+    BestOfNConfig,
+    CPLConfig,
+    DPOConfig,
+    HIRLoop,
+    RejectionSamplingLoop,
+    RestLoop,
+)
 from models.config_ppo import PPOConfig
 
-Arm = Literal["vanilla", "ppo_max_rm", "ppo_max_am", "full"]
+Arm = Literal[
+    "vanilla",
+    "ppo_max_rm",
+    "ppo_max_am",
+    "full",
+    "dpo",
+    "cpl",
+    "best_of_n",
+    "rejection_sampling",
+    "rejection_sampling_ppo",
+    "rest",
+    "hir",
+]
 Vote = Literal["in_sample", "cross_fitted"]
 
 
@@ -83,6 +103,12 @@ class RunConfig(Section):
     advantage_model: AdvantageModelConfig = AdvantageModelConfig()
     rehearsal: RehearsalConfig = RehearsalConfig()
     ppo: PPOConfig = PPOConfig()
+    dpo: DPOConfig = DPOConfig()
+    cpl: CPLConfig = CPLConfig()
+    best_of_n: BestOfNConfig = BestOfNConfig()
+    rejection_sampling: RejectionSamplingLoop = RejectionSamplingLoop()
+    rest: RestLoop = RestLoop()
+    hir: HIRLoop = HIRLoop()
     arms: tuple[Arm, ...] = Field(
         ("vanilla", "full"),
         min_length=1,
