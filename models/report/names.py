@@ -15,6 +15,13 @@ POLICY_NAMES = {
     "ppo_max_rm": "PPO-max, reward model",
     "ppo_max_am": "PPO-max, Advantage Model",
     "full": "Full method (round 1)",
+    "dpo": "DPO",
+    "cpl": "CPL",
+    "best_of_n": "Best of n answers of SFT",
+    "rejection_sampling": "Rejection sampling",
+    "rejection_sampling_ppo": "Rejection sampling, then PPO-max",
+    "rest": "ReST",
+    "hir": "HIR",
 }
 
 
