@@ -22,6 +22,14 @@ from models.config import (
     SFTConfig,
     WorldConfig,
 )
+from models.config_optimisers import (
+    BestOfNConfig,
+    CPLConfig,
+    DPOConfig,
+    HIRLoop,
+    RejectionSamplingLoop,
+    RestLoop,
+)
 from models.config_ppo import PPOConfig
 from models.config_rewards import RelabelConfig, RewardModelConfig
 
@@ -33,6 +41,13 @@ Arm = Literal[
     "ppo_max_ensemble",
     "ppo_max_safety",
     "ppo_max_no_sft",
+    "dpo",
+    "cpl",
+    "best_of_n",
+    "rejection_sampling",
+    "rejection_sampling_ppo",
+    "rest",
+    "hir",
 ]
 Vote = Literal["in_sample", "cross_fitted"]
 # Judges never take part in optimising a policy: they are the members of the raw-label ensemble.
@@ -92,6 +107,12 @@ class RunConfig(Section):
     advantage_model: AdvantageModelConfig = AdvantageModelConfig()
     rehearsal: RehearsalConfig = RehearsalConfig()
     ppo: PPOConfig = PPOConfig()
+    dpo: DPOConfig = DPOConfig()
+    cpl: CPLConfig = CPLConfig()
+    best_of_n: BestOfNConfig = BestOfNConfig()
+    rejection_sampling: RejectionSamplingLoop = RejectionSamplingLoop()
+    rest: RestLoop = RestLoop()
+    hir: HIRLoop = HIRLoop()
     arms: tuple[Arm, ...] = Field(
         ("vanilla", "full"),
         min_length=1,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from flows.champions import first_champion, improve_in_rounds
 from flows.changes import RunChanges, changed
 from flows.finish import finish, tracked_flow
+from flows.optimisers import train_policies
 from flows.recipes import RecipeName, recipe_named
 from flows.run import Run
 from flows.stages import (
@@ -18,7 +19,6 @@ from flows.stages import (
     compare_votes,
     keep_lower_states,
     prepare,
-    train_policies,
     train_scorers,
 )
 

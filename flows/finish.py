@@ -64,7 +64,7 @@ def finish(
             seed=config.seed,
             config=config.model_dump(mode="json"),
             lineage=lineage_of(results),
-            arms=tuple(arm for arm in config.arms if f"policy_{arm}" in results),
+            arms=tuple(arm for arm in config.arms if f"eval_{arm}" in results),
             rounds=tuple(rounds),
             champion=promoted.removeprefix("policy_") if promoted else None,
             has_gold=config.is_synthetic,

@@ -158,6 +158,7 @@ def _setting(stage: PlannedStage, shape: ModelShape, amounts: Amounts) -> Settin
         has_rehearsal="rehearsal" in stage.inputs,
         starts_as_reference=stage.inputs.get("policy") is stage.inputs.get("reference"),
         is_relabelled="pairs" in stage.inputs,
+        sampled=tuple(each.config for each in stage.inputs.get("answers", [])),
     )
 
 

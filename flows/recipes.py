@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from flows.config import ConfigError, EnsembleConfig, RoundsConfig, RunConfig
+from flows.recipes_optimisers import beside
 from flows.recipes_real import hh_7b, hh_smollm2, ukp_smollm2
 from models.config import (
     AdvantageModelConfig,
@@ -21,6 +22,9 @@ from models.config_ppo import PPOConfig, ScoringConfig
 from models.config_rewards import RelabelConfig, RewardModelConfig
 from models.planning.machine import Machine
 
+# Instructions of HIR in words that the synthetic world has.
+GRADES = ("zero", "ten")
+
 
 def default() -> RunConfig:
     """The demo: the synthetic world at the size two cores finish in minutes.
@@ -28,6 +32,17 @@ def default() -> RunConfig:
     Its settings were chosen on worlds 91 and 92 without the gold scorer: docs/results.md says how.
     """
     scorer = TrainConfig(learning_rate=1e-3, batch_size=32)
+    ppo = PPOConfig(
+        num_steps=60,
+        rollout_batch=64,
+        policy_learning_rate=3e-4,
+        critic_learning_rate=1e-3,
+        kl_coef=0.2,
+        rehearsal_coef=0.5,
+        temperature=1.0,
+        top_p=1.0,
+        scoring=ScoringConfig(safety_categories=("harmful",)),
+    )
     return RunConfig(
         recipe="default",
         world=WorldConfig(num_demonstrations=8000, num_pair_prompts=5500, num_eval_prompts=400),
@@ -42,16 +57,13 @@ def default() -> RunConfig:
         relabel=RelabelConfig(flip_below=0.0, smooth="all", smoothing=0.2),
         reward_model=RewardModelConfig(train=scorer),
         advantage_model=AdvantageModelConfig(train=scorer),
-        ppo=PPOConfig(
-            num_steps=60,
-            rollout_batch=64,
-            policy_learning_rate=3e-4,
-            critic_learning_rate=1e-3,
-            kl_coef=0.2,
-            rehearsal_coef=0.5,
-            temperature=1.0,
-            top_p=1.0,
-            scoring=ScoringConfig(safety_categories=("harmful",)),
+        ppo=ppo,
+        **beside(
+            ppo,
+            pairs=TrainConfig(learning_rate=2e-4, batch_size=32),
+            answers=TrainConfig(learning_rate=5e-4, batch_size=32, num_epochs=5),
+            num_responses=8,
+            instructions=GRADES,
         ),
         rounds=RoundsConfig(
             meta_rm=MetaRMConfig(train=TrainConfig(learning_rate=1e-4, batch_size=16, num_ranks=2))
@@ -64,6 +76,16 @@ def default() -> RunConfig:
 def smoke() -> RunConfig:
     """Every stage, as small as it can be: about a minute, for tests and for trying things out."""
     train = TrainConfig(learning_rate=1e-3, batch_size=16, checkpoint_every=20)
+    ppo = PPOConfig(
+        num_steps=4,
+        critic_pretrain_steps=1,
+        rollout_batch=16,
+        train_batch=8,
+        rehearsal_batch=8,
+        policy_learning_rate=1e-3,
+        critic_learning_rate=1e-3,
+        checkpoint_every=2,
+    )
     return RunConfig(
         recipe="smoke",
         world=WorldConfig(
@@ -81,17 +103,8 @@ def smoke() -> RunConfig:
         reward_model=RewardModelConfig(train=train),
         advantage_model=AdvantageModelConfig(train=train),
         rehearsal=RehearsalConfig(num_clusters=4, per_cluster=4),
-        ppo=PPOConfig(
-            num_steps=4,
-            critic_pretrain_steps=1,
-            rollout_batch=16,
-            train_batch=8,
-            rehearsal_batch=8,
-            policy_learning_rate=1e-3,
-            critic_learning_rate=1e-3,
-            checkpoint_every=2,
-            scoring=ScoringConfig(safety_categories=("harmful",)),
-        ),
+        ppo=ppo,
+        **beside(ppo, pairs=train, answers=train, num_responses=4, instructions=GRADES),
         rounds=RoundsConfig(
             max_rounds=2,
             promote="always",

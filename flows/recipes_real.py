@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flows.config import EnsembleConfig, RoundsConfig, RunConfig
+from flows.recipes_optimisers import beside
 from models.config import (
     AdvantageModelConfig,
     EvaluateConfig,
@@ -32,6 +33,7 @@ def hh_smollm2() -> RunConfig:
     )
     scorer = train.model_copy(update={"learning_rate": 3e-4, "num_epochs": 2})
     meta = train.model_copy(update={"learning_rate": 1e-4})
+    ppo = _ppo_on_two_cores()
     return RunConfig(
         recipe="hh-smollm2",
         preferences=PreferencesConfig(
@@ -49,7 +51,13 @@ def hh_smollm2() -> RunConfig:
         rehearsal=RehearsalConfig(
             max_prompts=192, max_new_tokens=48, num_clusters=8, per_cluster=4
         ),
-        ppo=_ppo_on_two_cores(),
+        ppo=ppo,
+        **beside(
+            ppo,
+            pairs=train.model_copy(update={"learning_rate": 2e-5}),
+            answers=train.model_copy(update={"num_epochs": 4}),
+            num_responses=4,
+        ),
         arms=("full",),
         rounds=RoundsConfig(
             promote="always",
@@ -126,21 +134,14 @@ def hh_7b() -> RunConfig:
         zero=ZeroConfig(stage=2),
     )
     reward = scorer.model_copy(update={"dropout": 0.05})  # [RM: 0.05]
+    # [PPO]: 9.5e-6, 2 epochs; its batch of 1,024 was for a million instructions.
+    sft = scorer.model_copy(update={"learning_rate": 9.5e-6, "num_epochs": 2})
+    ppo = _ppo_of_the_papers(scorer)
     return RunConfig(
         recipe="hh-7b",
-        preferences=PreferencesConfig(
-            sources=tuple(f"Anthropic/hh-rlhf/{part}" for part in HH_PARTS),
-            categories=tuple(part.partition("-")[0] for part in HH_PARTS),
-            on_bad_rows="quarantine",
-            max_tokens=512,
-            validation_share=0.02,
-            test_share=0.05,
-            num_eval_prompts=400,
-        ),
-        # [PPO]: 9.5e-6, 2 epochs; its batch of 1,024 was for a million instructions.
+        preferences=_all_of_hh(),
         sft=SFTConfig(
-            model=ModelConfig(base="mistralai/Mistral-7B-v0.1", max_length=513),
-            train=scorer.model_copy(update={"learning_rate": 9.5e-6, "num_epochs": 2}),
+            model=ModelConfig(base="mistralai/Mistral-7B-v0.1", max_length=513), train=sft
         ),
         ensemble=EnsembleConfig(size=10, member=RewardModelConfig(train=reward)),  # [RM: M = 10]
         relabel=RelabelConfig(flip_fraction=0.1, flip_below=None),  # [RM: 10 % and 20 %]
@@ -148,7 +149,14 @@ def hh_7b() -> RunConfig:
         # [AM: HH batch 180]
         advantage_model=AdvantageModelConfig(train=scorer.model_copy(update={"batch_size": 180})),
         rehearsal=RehearsalConfig(max_new_tokens=128),
-        ppo=_ppo_of_the_papers(scorer),
+        ppo=ppo,
+        **beside(
+            ppo,
+            # [DPO]: 1e-6, batch 64.
+            pairs=scorer.model_copy(update={"learning_rate": 1e-6, "batch_size": 64}),
+            answers=sft.model_copy(update={"batch_size": ppo.train_batch, "num_epochs": 5}),
+            num_responses=8,
+        ),
         arms=("full",),
         rounds=RoundsConfig(
             max_rounds=4,  # [META: Harmless is best in round 3 of 4]
@@ -158,6 +166,18 @@ def hh_7b() -> RunConfig:
             ),
         ),
         evaluate=EvaluateConfig(max_new_tokens=128, temperature=0.8),
+    )
+
+
+def _all_of_hh() -> PreferencesConfig:
+    return PreferencesConfig(
+        sources=tuple(f"Anthropic/hh-rlhf/{part}" for part in HH_PARTS),
+        categories=tuple(part.partition("-")[0] for part in HH_PARTS),
+        on_bad_rows="quarantine",
+        max_tokens=512,
+        validation_share=0.02,
+        test_share=0.05,
+        num_eval_prompts=400,
     )
 
 

@@ -7,9 +7,10 @@ remembers each under the role it plays, which is what the report and the lineage
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from flows.arms import scorer_of, start_of, train_safety_scorers
-from flows.config import RunConfig, Vote, seeded, vanilla
+from flows.arms import train_safety_scorers
+from flows.config import RunConfig, Vote, seeded
 from flows.run import Future, Run
 from models.config import LowerStatesConfig, StrengthConfig
 from models.config_parts import TrainConfig
@@ -17,12 +18,9 @@ from models.config_rewards import RewardModelConfig
 from tasks.advantage_model import advantage_model
 from tasks.comparisons import comparisons
 from tasks.evaluate import evaluate
-from tasks.judge import judge
 from tasks.lower_states import lower_states
-from tasks.perform import ALONE, Place
-from tasks.ppo_max import ppo_max
+from tasks.perform import Place
 from tasks.preferences import preferences
-from tasks.rehearsal import rehearsal
 from tasks.relabel import relabel
 from tasks.reward_model import reward_model
 from tasks.sft import sft
@@ -54,15 +52,16 @@ def prepare(run: Run) -> None:
 
 
 def keep_lower_states(run: Run) -> None:
-    """The output of the layers that scorers leave frozen, once for all of them."""
+    """The output of the layers that all who learn from pairs leave frozen, once for all of them."""
     config = run.config
-    scorers = (
+    readers = [
         config.ensemble.member,
         config.reward_model,
         config.advantage_model,
         config.rounds.meta_rm,
-    )
-    trained = [scorer.train.trainable_layers for scorer in scorers]
+        *(arm for name, arm in (("dpo", config.dpo), ("cpl", config.cpl)) if name in config.arms),
+    ]
+    trained = [reader.train.trainable_layers for reader in readers]
     upper = max((number for number in trained if number is not None), default=None)
     if upper is not None and config.keep_lower_states:
         run["lower_states"] = run.submit(
@@ -164,50 +163,6 @@ def train_scorers(run: Run) -> None:
     train_safety_scorers(run, states_for(run, config.reward_model.train))
 
 
-def train_policies(run: Run) -> None:
-    """Every arm (flows.arms), judged against the SFT policy."""
-    config, seed = run.config, run.config.seed
-    if "full" in config.arms:
-        run["rehearsal"] = run.submit(
-            rehearsal,
-            seeded(config.rehearsal, seed),
-            run["data"],
-            run["sft"],
-            run["advantage_model"],
-        )
-    measure(run, "sft", run["sft"], run["advantage_model"])
-    # An arm that could start earlier would hold up what the last one needs.
-    wait_for = [run["rehearsal" if "full" in config.arms else "advantage_model"]]
-    for index, arm in enumerate(config.arms):
-        place = (index, len(config.arms))
-        start, scorer = start_of(run, arm), scorer_of(run, arm)
-        run[f"policy_{arm}"] = run.submit(
-            ppo_max,
-            seeded(vanilla(config.ppo) if arm == "vanilla" else config.ppo, seed),
-            start,
-            start,
-            scorer,
-            run["data"],
-            run["rehearsal"] if arm == "full" else None,
-            run["safety_model"] if arm == "ppo_max_safety" else None,
-            label=f"PPO {arm}",
-            place=place,
-            by_ranks=run.has_small_models,
-            wait_for=wait_for,
-        )
-        # The rounds wait for the arm `full`: all cores are for its answers.
-        of_answers = ALONE if arm == "full" else place
-        first = scorer[0] if isinstance(scorer, list) else scorer
-        measure(run, arm, run[f"policy_{arm}"], first, place=of_answers)
-        run[f"judge_{arm}"] = run.submit(
-            judge,
-            seeded(config.evaluate, seed),
-            run[f"eval_{arm}"],
-            run["eval_sft"],
-            label=f"judge {arm}",
-        )
-
-
 def measure(
     run: Run,
     name: str,
@@ -216,11 +171,16 @@ def measure(
     *,
     place: Place | None = None,
     offset: int = 0,
+    **changes: Any,
 ) -> None:
-    """Let a policy answer the evaluation prompts; another `offset` gives other answers."""
+    """Let a policy answer the evaluation prompts; another `offset` gives other answers.
+
+    `changes`: what its evaluation is configured otherwise than that of others.
+    """
+    config = run.config.evaluate.model_copy(update=changes)
     run[f"eval_{name}"] = run.submit(
         evaluate,
-        seeded(run.config.evaluate, run.config.seed, offset),
+        seeded(config, run.config.seed, offset),
         policy,
         run["sft"],
         run["data"],

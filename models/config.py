@@ -166,6 +166,10 @@ class EvaluateConfig(StageConfig):
     seed: int = Field(0, description="Seed of sampling and bootstrap")
     temperature: float = Field(0.7, gt=0, description="Sampling temperature of the judged answers")
     max_new_tokens: int = Field(24, gt=0, description="Longest response in tokens")
+    num_candidates: int = Field(
+        1, gt=0, description="Answers sampled a prompt, of which the scorer's best is judged"
+    )
+    instruction: str = Field("", description="Stands behind every prompt that is answered")
     tie_margin: float = Field(0.01, ge=0, description="Score differences below this are ties")
     num_resamples: int = Field(1000, gt=0, description="Bootstrap resamples")
     has_gold: bool = Field(False, description="Prompts come from the synthetic world")

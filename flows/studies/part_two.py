@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from flows.champions import improve_in_rounds
+from flows.optimisers import train_policies
 from flows.run import Run
-from flows.stages import train_policies, train_scorers
+from flows.stages import train_scorers
 from flows.studies.arms import AS_GIVEN, MARGIN, audited, policy, scorer, treatment, varied, versus
 from models.config import FeaturesConfig
 from models.config_rewards import ContrastiveConfig, RelabelConfig

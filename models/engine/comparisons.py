@@ -12,7 +12,7 @@ from models.config import ComparisonsConfig
 from models.engine import ranks
 from models.engine.data import read_rows, write_rows
 from models.engine.progress import Progress, write_json
-from models.engine.rollouts import respond
+from models.engine.rollouts import respond_often
 from models.nets.generation import Sampling
 from models.nets.loading import load_policy, load_tokenizer
 from models.world.annotators import annotate, truth_row
@@ -24,16 +24,17 @@ Row = dict[str, object]
 def run(config: ComparisonsConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `data` (pair_prompts.jsonl), `policy`. Output: train, validation, test, truth."""
     prompts = [row["prompt"] for row in read_rows(inputs["data"] / "pair_prompts.jsonl")]
-    responses = respond(
+    answers = respond_often(
         load_policy(inputs["policy"] / "model"),
         load_tokenizer(inputs["policy"] / "model"),
-        [prompt for prompt in prompts for _ in range(config.num_responses)],
+        prompts,
+        config.num_responses,
         Sampling(config.temperature, config.max_new_tokens),
         torch.Generator().manual_seed(config.seed),
         progress=Progress(workdir),
     )
     ranks.leave()
-    splits, truth = _compare(config, prompts, responses)
+    splits, truth = _compare(config, prompts, answers)
     output = workdir / "output"
     for split, rows in splits.items():
         write_rows(output / f"{split}.jsonl", rows)
@@ -52,26 +53,24 @@ def run(config: ComparisonsConfig, inputs: dict[str, Path], workdir: Path) -> No
 
 
 def _compare(
-    config: ComparisonsConfig, prompts: list[str], responses: list[str]
+    config: ComparisonsConfig, prompts: list[str], answers: list[list[str]]
 ) -> tuple[dict[str, list[Row]], list[Row]]:
     """Let annotators compare each prompt's answers: pairs by split, and the truth about them all.
 
-    responses: `num_responses` for each prompt, prompt after prompt. Of every prompt the first pair
-    is drawn from one sequence of random numbers, and further ones from another, so that how many
-    are asked for does not change the first.
+    answers: of each prompt its responses. Of every prompt the first pair is drawn from one
+    sequence of random numbers, and further ones from another, so that how many are asked for does
+    not change the first.
     """
     rng, further = (random.Random(f"{name}/{config.seed}") for name in ("annotators", "further"))
     splits: dict[str, list[Row]] = {"train": [], "validation": [], "test": []}
     truth: list[Row] = []
-    for index, prompt in enumerate(prompts):
+    for index, (prompt, responses) in enumerate(zip(prompts, answers, strict=True)):
         split = _draw_split(config, rng)
-        start = index * config.num_responses
-        answers = responses[start : start + config.num_responses]
         compared: set[frozenset[str]] = set()
         for number in range(config.pairs_per_prompt):
             comparison = annotate(
                 prompt,
-                answers,
+                responses,
                 flip_share=config.flip_share,
                 ambiguous_share=config.ambiguous_share,
                 clear_gap=config.clear_gap,

@@ -1,7 +1,8 @@
 """Stage `evaluate`: let one policy answer the evaluation prompts, and measure the answers.
 
 Every answer is kept with its scores, so that judging two policies against each other afterwards
-is arithmetic (`models.engine.judge`).
+is arithmetic (`models.engine.judge`). With several candidates a prompt the answer is the best of
+them by the scorer, and what fewer would have given is estimated from the same ones.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from models.config import EvaluateConfig
 from models.engine import ranks
 from models.engine.data import context_length, read_rows, write_rows
-from models.engine.ppo_rollout import in_parts
 from models.engine.progress import Progress, write_json
-from models.engine.rollouts import respond
-from models.engine.scoring import score_rows, with_lower_states
+from models.engine.rollouts import respond_often
+from models.engine.scoring import logprob_rows, score_rows, with_lower_states
+from models.functional.best_of_n import best_of, best_of_k_values, best_of_n_kl
 from models.nets.generation import Sampling
 from models.nets.loading import load_policy, load_scorer, load_tokenizer
 from models.nets.lower_layers import tie_lower_layers
-from models.nets.packing import encode
-from models.nets.scoring import response_logprobs
+from models.nets.packing import Candidates, encode, token_ids
 from models.world.gold import quality
 
 CONFIG = EvaluateConfig
+# What the best of n samples are worth, by whom.
+VALUES = ("score", "judge_score", "gold")
 
 
 def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
@@ -35,7 +37,8 @@ def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
 
     Output: responses.jsonl with, for every prompt of every set, response, length, kl and log-prob
     (nats, whole response), `score` (the scorer that was optimised), `judge_score` (mean of the
-    held-out judges) and, in the synthetic world, `gold`.
+    held-out judges) and, in the synthetic world, `gold`. Of several candidates best_of_k.json says
+    by set, for k = 1 ... n, what the best of k is worth, and its KL bound.
     """
     rows = [
         {"set": path.stem, **row}
@@ -45,68 +48,102 @@ def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     policy = load_policy(inputs["policy"] / "model").eval()
     prompts = [row["prompt"] for row in rows]
-    responses = respond(
+    answers = respond_often(
         policy,
         tokenizer,
         prompts,
+        config.num_candidates,
         Sampling(config.temperature, config.max_new_tokens),
         torch.Generator().manual_seed(config.seed),
+        instruction=config.instruction,
         progress=Progress(workdir),
     )
-    columns = _measures(inputs, policy, tokenizer, prompts, responses)
+    best, values, columns = _measures(config, inputs, policy, tokenizer, prompts, answers)
     ranks.leave()
     if config.has_gold:
-        columns["gold"] = [quality(p, r) for p, r in zip(prompts, responses, strict=True)]
-    answers = [
-        {**row, "response": response, **{name: values[index] for name, values in columns.items()}}
+        gold = [[quality(p, r) for r in texts] for p, texts in zip(prompts, answers, strict=True)]
+        values["gold"] = torch.tensor(gold, dtype=torch.float64)
+    for name, value in values.items():
+        columns[name] = value.gather(1, best[:, None])[:, 0].tolist()
+    responses = [texts[place] for texts, place in zip(answers, best.tolist(), strict=True)]
+    found = [
+        {**row, "response": response, **{name: column[index] for name, column in columns.items()}}
         for index, (row, response) in enumerate(zip(rows, responses, strict=True))
     ]
-    write_rows(workdir / "output" / "responses.jsonl", answers)
-    write_json(workdir / "output" / "summary.json", _summary(answers))
+    output = workdir / "output"
+    write_rows(output / "responses.jsonl", found)
+    write_json(output / "summary.json", _summary(found))
+    if config.num_candidates > 1:
+        write_json(output / "best_of_k.json", _best_of_k([row["set"] for row in rows], values))
 
 
 @torch.no_grad()
 def _measures(
+    config: EvaluateConfig,
     inputs: dict[str, Path],
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: list[str],
-    responses: list[str],
-) -> dict[str, list[float]]:
-    """Of each response: length, log-probability under the policy, KL to the reference, scores.
+    answers: list[list[str]],
+) -> tuple[Tensor, dict[str, Tensor], dict[str, list[float]]]:
+    """Which candidate is best (N,), scores of all (N, n), and of the best ones the likelihoods.
 
-    Lower layers that all these models have in common run once; beside the policy one other model
-    is loaded at a time.
+    These are length, log-probability under the policy and KL to the reference, with the bound of
+    what choosing adds. Lower layers that all these models have in common run once; beside the
+    policy one other model is loaded at a time.
     """
-    limit = context_length(policy.config)
-    rows = encode(tokenizer, prompts, [[response] for response in responses], limit)
+    instruction = token_ids(tokenizer, [config.instruction])[0]
+    limit = context_length(policy.config) - len(instruction)
+    rows = encode(tokenizer, prompts, answers, limit)
     scorer = load_scorer(inputs["scorer"] / "model")
     depth = tie_lower_layers(policy, scorer, policy.config.num_hidden_layers - 1)
     rows = with_lower_states(policy, rows, depth)
-    scores = score_rows(scorer, rows)[:, 0]
+    scores = score_rows(scorer, rows)
     del scorer
 
-    def tied(model: PreTrainedModel) -> PreTrainedModel:
-        tie_lower_layers(policy, model, depth)
-        return model.eval()
+    votes = []
+    for name in sorted(inputs):
+        if name.startswith("judge_"):
+            judge = load_scorer(inputs[name] / "model")
+            tie_lower_layers(policy, judge, depth)
+            votes.append(score_rows(judge, rows))
+            del judge
+    best = best_of(scores)
+    if config.num_candidates > 1:
+        chosen = zip(rows, best.tolist(), strict=True)
+        rows = [Candidates(row.prompt, (row.responses[place],)) for row, place in chosen]
+        rows = with_lower_states(policy, rows, depth)
+    asked = rows
+    if instruction:
+        asked = [Candidates(row.prompt + instruction, row.responses) for row in rows]
+    reference = load_policy(inputs["reference"] / "model")
+    tie_lower_layers(policy, reference, depth)
+    ours, theirs = logprob_rows(policy, asked)[:, 0], logprob_rows(reference, rows)[:, 0]
+    kl = ours - theirs + best_of_n_kl(config.num_candidates)
+    lengths: list[float] = [len(row.responses[0]) for row in rows]
+    return (
+        best,
+        {"score": scores, "judge_score": torch.stack(votes).mean(0)},
+        {"length": lengths, "logprob": ours.tolist(), "kl": kl.tolist()},
+    )
 
-    def likelihoods(model: PreTrainedModel) -> tuple[Tensor, ...]:
-        return in_parts(rows, lambda batch: response_logprobs(model, batch))
 
-    ours, _, mask = likelihoods(policy)
-    theirs, _, _ = likelihoods(tied(load_policy(inputs["reference"] / "model")))
-    votes = [
-        score_rows(tied(load_scorer(inputs[name] / "model")), rows)[:, 0]
-        for name in sorted(inputs)
-        if name.startswith("judge_")
-    ]
-    return {
-        "length": mask.sum(1).tolist(),
-        "logprob": ours.sum(1).tolist(),
-        "kl": (ours - theirs).sum(1).tolist(),
-        "score": scores.tolist(),
-        "judge_score": torch.stack(votes).mean(0).tolist(),
-    }
+def _best_of_k(sets: list[str], values: dict[str, Tensor]) -> dict[str, dict[str, list[Any]]]:
+    """By set of prompts: k, the KL bound, and the mean value of the best of k."""
+    counts = range(1, values["score"].shape[1] + 1)
+    result: dict[str, dict[str, list[Any]]] = {}
+    for name in dict.fromkeys(sets):
+        at = torch.tensor([place for place, own in enumerate(sets) if own == name])
+        result[name] = {
+            "k": list(counts),
+            "kl_bound": [best_of_n_kl(k) for k in counts],
+            **{
+                value: best_of_k_values(values["score"][at], values[value][at]).tolist()
+                for value in VALUES
+                if value in values
+            },
+        }
+    return result
 
 
 def _summary(answers: list[dict[str, Any]]) -> dict[str, float]:

@@ -41,19 +41,18 @@ def fit(
     workdir: Path,
     ascend: Ascent | None = None,
     after_step: AfterStep | None = None,
+    parts: Sequence[Sequence[int]] | None = None,
 ) -> dict[str, float]:
     """Train `model` in place and return the means of the last tenth of the steps' metrics.
 
-    `loss_function(batch, indices)` gets a packed batch and its rows' indices (b,) and returns
-    (mean loss, metrics). It is a mean by `weights` (N,), what each row counts (pairs, tokens), by
-    which micro batches and ranks equal one large batch. `ascend(step)` moves the parameters for
-    the gradient only; `after_step(number)` looks at the model. Of ranks the first returns.
+    Beside them stands `num_updates`, the number of steps. `loss_function(batch, indices)` gets a
+    packed batch and its rows' indices (b,) and returns (mean loss, metrics). It is a mean by
+    `weights` (N,), what each row counts (pairs, tokens), by which micro batches and ranks equal one
+    large batch. `ascend(step)` moves the parameters for the gradient only; `after_step(number)`
+    looks at the model. Where there are `parts` of the rows, each has its epochs after those of the
+    one before, under one schedule. Of ranks the first returns.
     """
-    batches = [
-        batch
-        for epoch in range(config.num_epochs)
-        for batch in epoch_batches([row.num_tokens for row in rows], config.batch_size, seed, epoch)
-    ]
+    batches = _batches(rows, parts or [range(len(rows))], config, seed)
     prepare_training(model, config, seed, config.dropout)
     state = newest_checkpoint(workdir)
     decay = config.weight_decay
@@ -76,7 +75,20 @@ def fit(
     learner.finish()
     ranks.leave()
     merge_adapters(model)
-    return tail_means(progress.path)
+    return {**tail_means(progress.path), "num_updates": len(batches)}
+
+
+def _batches(
+    rows: Sequence[Candidates], parts: Sequence[Sequence[int]], config: TrainConfig, seed: int
+) -> list[list[int]]:
+    """The rows' indices of every step."""
+    epochs = [part for part in parts for _ in range(config.num_epochs)]
+    found = []
+    for epoch, part in enumerate(epochs):
+        lengths = [rows[index].num_tokens for index in part]
+        for batch in epoch_batches(lengths, config.batch_size, seed, epoch):
+            found.append([part[place] for place in batch])
+    return found
 
 
 def _seed_dropout(seed: int, step: int) -> None:

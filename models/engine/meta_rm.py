@@ -24,7 +24,7 @@ from models.engine.loop import fit
 from models.engine.progress import Progress, write_json
 from models.engine.rankings import rankings_of, reward_loss
 from models.engine.reward_model import score_splits
-from models.engine.rollouts import respond
+from models.engine.rollouts import respond_often
 from models.engine.scoring import score_rows, with_lower_states
 from models.engine.stored_states import stored_states
 from models.functional.advantage import advantage_loss
@@ -151,18 +151,17 @@ def _sample_meta_set(
     """k responses of the current policy for each of the first prompts, one packed row a prompt."""
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     rows = read_rows(inputs["data"] / "policy_prompts.jsonl")[: config.num_prompts]
-    repeated = [row["prompt"] for row in rows for _ in range(config.num_responses)]
-    responses = respond(
+    prompts = [row["prompt"] for row in rows]
+    answers = respond_often(
         load_policy(inputs["policy"] / "model"),
         tokenizer,
-        repeated,
+        prompts,
+        config.num_responses,
         Sampling(config.temperature, config.max_new_tokens),
         torch.Generator().manual_seed(config.seed),
         progress=Progress(workdir),
     )
-    count = config.num_responses
-    answers = [responses[index : index + count] for index in range(0, len(responses), count)]
-    return encode(tokenizer, [row["prompt"] for row in rows], answers, limit)
+    return encode(tokenizer, prompts, answers, limit)
 
 
 def spreads(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,8 @@ class PPORun:
                 self.step = state["step"]
         for model in (self.policy, self.critic):
             merge_adapters(model)
+        batch = min(self.config.rollout_batch, len(self.prompts))
+        updates = self.config.num_epochs * ceil(batch / self.config.train_batch)
         output = self.workdir / "output"
         save_model(self.policy, self.tokenizer, output / "model")
         save_model(self.critic, self.tokenizer, output / "critic")
@@ -180,6 +183,8 @@ class PPORun:
                 "collapse_reason": reason,
                 "stopped_at_step": stopped_at,
                 "policy_of_step": self.step,
+                "num_sampled": stopped_at * batch,
+                "num_updates": updates * max(0, stopped_at - self.config.critic_pretrain_steps),
             },
         )
 

@@ -22,10 +22,15 @@ def encode_prompts(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
     max_new_tokens: int,
+    instruction: str = "",
 ) -> list[list[int]]:
-    """Token ids of each prompt: its end, where it leaves no room for `max_new_tokens` more."""
-    limit = int(policy.config.max_position_embeddings) - max_new_tokens
-    return [ids[-limit:] for ids in token_ids(tokenizer, prompts)]
+    """Token ids of each prompt: its end, where it leaves no room for `max_new_tokens` more.
+
+    An instruction stands behind it, and is never cut.
+    """
+    behind, *encoded = token_ids(tokenizer, [instruction, *prompts])
+    limit = int(policy.config.max_position_embeddings) - max_new_tokens - len(behind)
+    return [ids[-limit:] + behind for ids in encoded]
 
 
 def sample(
@@ -76,7 +81,24 @@ def respond(
     progress: Progress | None = None,
 ) -> list[str]:
     """One sampled response (text, end token removed) a prompt, in order."""
-    encoded = encode_prompts(policy, tokenizer, prompts, sampling.max_new_tokens)
-    sampled = sample(policy, tokenizer, encoded, sampling, generator, progress=progress)
+    answers = respond_often(policy, tokenizer, prompts, 1, sampling, generator, progress=progress)
+    return [response for (response,) in answers]
+
+
+def respond_often(
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    num_responses: int,
+    sampling: Sampling,
+    generator: torch.Generator,
+    *,
+    instruction: str = "",
+    progress: Progress | None = None,
+) -> list[list[str]]:
+    """So many sampled responses (texts) a prompt, in order; an instruction stands behind each."""
+    encoded = encode_prompts(policy, tokenizer, prompts, sampling.max_new_tokens, instruction)
+    repeated = [ids for ids in encoded for _ in range(num_responses)]
+    sampled = sample(policy, tokenizer, repeated, sampling, generator, progress=progress)
     texts: list[str] = tokenizer.batch_decode(sampled.responses, skip_special_tokens=True)
-    return texts
+    return [texts[index : index + num_responses] for index in range(0, len(texts), num_responses)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,24 +14,42 @@ from models.engine.batches import micro_batches, my_parts
 from models.engine.data import context_length
 from models.nets.freezing import layers_of
 from models.nets.lower_layers import lower_output
-from models.nets.packing import Candidates, LowerStates, encode, pack
-from models.nets.scoring import response_scores
+from models.nets.packing import Candidates, LowerStates, PackedBatch, encode, pack
+from models.nets.scoring import response_logprobs, response_scores
 
 SCORING_TOKENS = 8192
 
 
-@torch.no_grad()
 def score_rows(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
     """Scores (N, k) of N rows with k responses each; ranks share the work out."""
+    return _of_responses(model, rows, response_scores)
+
+
+def logprob_rows(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
+    """Log-probabilities (N, k), nats, of N rows' k whole responses; ranks share the work out."""
+
+    def whole(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
+        return response_logprobs(model, batch)[0].sum(1)
+
+    return _of_responses(model, rows, whole)
+
+
+@torch.no_grad()
+def _of_responses(
+    model: PreTrainedModel,
+    rows: Sequence[Candidates],
+    function: Callable[[PreTrainedModel, PackedBatch], Tensor],
+) -> Tensor:
+    """A number of each response (N, k), in evaluation mode."""
     was_training = model.training
     model.eval()
-    scores = torch.zeros(len(rows), len(rows[0].responses))
+    found = torch.zeros(len(rows), len(rows[0].responses))
     for part in my_parts(rows, SCORING_TOKENS):
         batch = pack([rows[index] for index in part])
-        scores[part] = response_scores(model, batch).view(len(part), -1)
+        found[part] = function(model, batch).view(len(part), -1)
     model.train(was_training)
-    ranks.add_up([scores])
-    return scores / ranks.times_counted(rows)
+    ranks.add_up([found])
+    return found / ranks.times_counted(rows)
 
 
 def score_texts(
@@ -41,9 +59,17 @@ def score_texts(
     responses: Sequence[str],
 ) -> Tensor:
     """Scores (N,) of N prompt and response texts."""
-    limit = context_length(model.config)
-    rows = encode(tokenizer, prompts, [[response] for response in responses], limit)
-    return score_rows(model, rows)[:, 0]
+    return score_answers(model, tokenizer, prompts, [[text] for text in responses])[:, 0]
+
+
+def score_answers(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    answers: Sequence[Sequence[str]],
+) -> Tensor:
+    """Scores (N, k) of k response texts to each of N prompt texts; each prompt is passed once."""
+    return score_rows(model, encode(tokenizer, prompts, answers, context_length(model.config)))
 
 
 def lower_states(

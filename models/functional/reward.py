@@ -83,11 +83,11 @@ def ranking_loss(
         chosen_scores, rejected_scores, label_chosen=label_chosen, margin=margin
     )
     loss = weighted_mean(losses, weight)
-    return loss, _pair_metrics(chosen_scores.detach(), rejected_scores.detach())
+    return loss, pair_metrics(chosen_scores.detach(), rejected_scores.detach())
 
 
-def _pair_metrics(chosen_scores: Tensor, rejected_scores: Tensor) -> dict[str, Tensor]:
-    """Unweighted means over detached (B,) scores; see `ranking_loss`."""
+def pair_metrics(chosen_scores: Tensor, rejected_scores: Tensor) -> dict[str, Tensor]:
+    """Unweighted means over detached (B,) scores, as `ranking_loss` returns them."""
     gap = chosen_scores - rejected_scores
     return {
         "accuracy": (gap > 0).to(gap.dtype).mean(),

@@ -148,19 +148,22 @@ def _in_parts(config: PPOConfig, setting: Setting, held: dict[str, Memory]) -> d
 
 
 def evaluate(config: EvaluateConfig, setting: Setting) -> Work:
-    """Answers to the evaluation prompts, their likelihoods, and scores of scorer and judges.
+    """Answers to the evaluation prompts, scores by scorer and judges, likelihoods of the best.
 
-    One after another, scorer, reference and judges are loaded beside the policy.
+    One after another, scorer, judges and reference are loaded beside the policy.
     """
-    prompts = setting.amounts.eval_prompts
+    prompts, count = setting.amounts.eval_prompts, config.num_candidates
     prompt, row = setting.capped(setting.amounts.prompt_tokens, config.max_new_tokens)
     response = config.max_new_tokens + 1
+    packed = prompt + count * (row - prompt)
+    scored = (1 + setting.num_judges) * packed
     return Work(
         examples=prompts,
-        sampled_tokens=prompts * config.max_new_tokens,
-        forward_tokens=prompts * (prompt + (3 + setting.num_judges) * row),
+        sampled_tokens=prompts * count * config.max_new_tokens,
+        forward_tokens=prompts * (count * prompt + scored + 2 * row),
         phases={
-            "sampling": sampling_phase(setting, setting.policy, prompts, prompt, row),
+            "sampling": sampling_phase(setting, setting.policy, prompts * count, prompt, row),
+            "scoring": scoring_phase(setting, 2 * setting.policy, prompts, packed),
             "likelihoods": scoring_phase(setting, 2 * setting.policy, prompts, row, response),
         },
     )

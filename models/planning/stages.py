@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from models.planning.optimisers import answers, cpl, dpo, hir, rejection_sampling, rest
 from models.planning.rollouts import comparisons, evaluate, ppo_max, rehearsal
 from models.planning.supervised import advantage_model, lower_states, meta_rm, reward_model, sft
 from models.planning.work import Setting, Work
@@ -17,6 +18,12 @@ _MODEL_STAGES: dict[str, Callable[[Any, Setting], Work]] = {
     "advantage_model": advantage_model,
     "rehearsal": rehearsal,
     "ppo_max": ppo_max,
+    "dpo": dpo,
+    "cpl": cpl,
+    "answers": answers,
+    "rejection_sampling": rejection_sampling,
+    "rest": rest,
+    "hir": hir,
     "meta_rm": meta_rm,
     "evaluate": evaluate,
 }

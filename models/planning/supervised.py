@@ -21,7 +21,8 @@ from models.planning.work import (
 )
 
 
-def _num_steps(train: TrainConfig, examples: int) -> int:
+def num_steps(train: TrainConfig, examples: int) -> int:
+    """Optimiser steps of all epochs."""
     return train.num_epochs * ceil(examples / train.batch_size)
 
 
@@ -45,7 +46,7 @@ class Examples:
     passes: int = 1
 
 
-def _training(
+def training(
     train: TrainConfig, setting: Setting, num_parameters: int, examples: Examples
 ) -> Memory:
     """What one of the stage's ranks holds while it trains; see `training_phase`."""
@@ -71,25 +72,25 @@ def sft(config: SFTConfig, setting: Setting) -> Work:
     return Work(
         examples=count,
         num_ranks=train.num_ranks,
-        optimiser_steps=_num_steps(train, count),
+        optimiser_steps=num_steps(train, count),
         trained_tokens=train.num_epochs * count * row,
         parameters=trained_parameters(setting.shape, train, parameters),
         phases={
-            "training": _training(
+            "training": training(
                 train, setting, parameters, Examples(count, row, count * row, responses=row)
             )
         },
     )
 
 
-def _pair_row(setting: Setting) -> int:
+def pair_row(setting: Setting) -> int:
     """Tokens of a packed pair; prompt and longer answer are cut to the context."""
     return min(setting.amounts.pair_tokens, 2 * setting.shape.context)
 
 
 def _pairs(setting: Setting, count: int) -> Examples:
     """Pairs as examples; at most all of one is its prompt and second response."""
-    row = _pair_row(setting)
+    row = pair_row(setting)
     return Examples(count, row, count * row, repeated=row)
 
 
@@ -102,17 +103,17 @@ def _scorer_work(
     further: int = 0,
 ) -> Work:
     """Training a scorer on `examples`, with `further` parameters, then scoring `num_scored`."""
-    row, parameters = _pair_row(setting), setting.shape.scorer_parameters(num_heads)
+    row, parameters = pair_row(setting), setting.shape.scorer_parameters(num_heads)
     trained = parameters + further
     return Work(
         examples=examples.count,
         num_ranks=train.num_ranks,
-        optimiser_steps=_num_steps(train, examples.count),
+        optimiser_steps=num_steps(train, examples.count),
         forward_tokens=num_scored * row,
         trained_tokens=train.num_epochs * examples.passes * examples.tokens,
         parameters=trained_parameters(setting.shape, train, trained),
         phases={
-            "training": _training(train, setting, trained, examples),
+            "training": training(train, setting, trained, examples),
             "scoring": scoring_phase(setting, FLOAT_BYTES * parameters, num_scored, row),
         },
     )
@@ -120,7 +121,7 @@ def _scorer_work(
 
 def lower_states(config: LowerStatesConfig, setting: Setting) -> Work:
     """One pass of the lower layers over all pairs; the head's parameters are loaded too."""
-    row, pairs = _pair_row(setting), setting.amounts.pairs
+    row, pairs = pair_row(setting), setting.amounts.pairs
     kept = FLOAT_BYTES * pairs * row * setting.shape.hidden_size
     scoring = scoring_phase(setting, setting.policy, pairs, row)
     return Work(
@@ -175,7 +176,7 @@ def advantage_model(config: AdvantageModelConfig, setting: Setting) -> Work:
     work = _scorer_work(config.train, setting, 2, examples, amounts.held_out_pairs)
     if not setting.num_behaviours:
         return work
-    row, parameters = _pair_row(setting), setting.shape.scorer_parameters(2)
+    row, parameters = pair_row(setting), setting.shape.scorer_parameters(2)
     frozen = setting.policy + FLOAT_BYTES * parameters
     pairs = ceil(amounts.train_pairs / config.train.num_ranks)
     weighed = (1 + setting.num_behaviours) * amounts.train_pairs * row

@@ -69,7 +69,9 @@ def scorers_table(cards: Sequence[Card]) -> str:
 
 
 def policies_table(cards: Sequence[Card]) -> str:
-    """A row a policy: gold (or the held-out judges' score), win / tie / lose against SFT, KL."""
+    """A row a policy: gold (or the held-out judges' score), win / tie / lose against SFT, KL,
+    length, budget.
+    """
     policies = _grouped(cards, lambda card: {p["name"]: p for p in card["policies"]})
     rows = []
     for name, found in policies.items():
@@ -77,9 +79,18 @@ def policies_table(cards: Sequence[Card]) -> str:
         judged = [one.get("gold") or one.get("judge_score") for one in answers]
         outcomes = [_outcome_over_runs(found, place) for place in ("main", "forget", "held_out")]
         tail = [_over_runs([one.get(key) for one in answers], 2) for key in ("kl", "length")]
-        rows.append([policy_name(name), _over_runs(judged), *outcomes, *tail])
+        taken = [_mean_count(found, key) for key in ("num_sampled", "num_updates")]
+        rows.append([policy_name(name), _over_runs(judged), *outcomes, *tail, *taken])
     sets = [f"win / tie / lose, {SETS[place]}" for place in ("main", "forget", "held_out")]
-    return _markdown(["policy", "score, main prompts", *sets, "KL, nats", "length, tokens"], rows)
+    heads = ["policy", "score, main prompts", *sets, "KL, nats", "length, tokens"]
+    return _markdown([*heads, "responses sampled", "updates"], rows)
+
+
+def _mean_count(policies: Sequence[Mapping[str, Any]], key: str) -> str:
+    """Mean over runs of a count of a policy's budget; nothing where no run knows it."""
+    budgets = [policy.get("budget") for policy in policies]
+    counts = [budget[key] for budget in budgets if budget]
+    return f"{statistics.fmean(counts):,.0f}" if counts else ""
 
 
 def _outcome_over_runs(policies: Sequence[Mapping[str, Any]], place: str) -> str:

@@ -30,7 +30,7 @@ class ReportConfig(StageConfig):
     seed: int = Field(0, description="Seed of the run, of the bootstrap and of the drawn samples")
     config: dict[str, Any] = Field({}, description="The whole run's configuration")
     lineage: tuple[LineageEntry, ...] = Field((), description="Artifacts in the order of making")
-    arms: tuple[str, ...] = Field((), description="PPO arms, in the order to show them")
+    arms: tuple[str, ...] = Field((), description="Arms, in the order to show them")
     rounds: tuple[int, ...] = Field((), description="MetaRM rounds; round 1 is the arm `full`")
     champion: str | None = Field(
         None, description="Policy the run ends with (`full`, `round_2`); none was promoted: null"

@@ -18,6 +18,13 @@ POLICY_NAMES = {
     "ppo_max_ensemble": "PPO-max, ensemble",
     "ppo_max_safety": "PPO-max, helpfulness and safety",
     "ppo_max_no_sft": "PPO-max without SFT",
+    "dpo": "DPO",
+    "cpl": "CPL",
+    "best_of_n": "Best of n answers of SFT",
+    "rejection_sampling": "Rejection sampling",
+    "rejection_sampling_ppo": "Rejection sampling, then PPO-max",
+    "rest": "ReST",
+    "hir": "HIR",
 }
 
 

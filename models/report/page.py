@@ -17,6 +17,7 @@ from models.report.artifacts import Artifacts
 from models.report.charts import Chart
 from models.report.config import ReportConfig
 from models.report.curves import Curve
+from models.report.frontier import frontier_chart
 from models.report.label_charts import label_charts
 from models.report.labels import audit, strength_rows
 from models.report.names import JUDGES, SETS, policy_name
@@ -39,7 +40,7 @@ def charts_of(
 ) -> dict[str, list[Chart]]:
     """Every plot of the report, by the section it stands in."""
     rounds = {n: c for n, c in curves.items() if n == "full" or is_round(n)}
-    cost = cost_chart(card.stages)
+    cost, frontier = cost_chart(card.stages), frontier_chart(artifacts, card)
     return {
         "labels": label_charts(strength_rows(artifacts, "strength")),
         "votes": vote_charts(card.human_votes),
@@ -47,6 +48,7 @@ def charts_of(
         "policies": curve_charts({n: c for n, c in curves.items() if not is_round(n)}),
         "rounds": curve_charts(rounds) if any(map(is_round, curves)) else [],
         "outcomes": outcome_charts(card),
+        "frontier": [frontier] if frontier else [],
         "cost": [cost] if cost else [],
     }
 

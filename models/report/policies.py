@@ -1,4 +1,4 @@
-"""What came out: every policy against SFT, what PPO did on the way, and the MetaRM rounds."""
+"""What came out: every policy against SFT, its budget, PPO's course, and the MetaRM rounds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from models.report.artifacts import Artifacts, Row
+from models.report.budget import Budget, budget_of
+from models.report.config import LineageEntry
 from models.report.curves import Curve, Drift, drift, training_curve
 from models.report.statistics import Estimate, mean_estimate, share_estimate
 
@@ -57,11 +59,12 @@ class AnswerSet:
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy: SFT, a PPO arm or a MetaRM round.
+    """A policy: SFT, an arm or a MetaRM round.
 
     against_sft, against_previous: set name to measure (`gold`, `judge_score`) to outcome;
     against_previous only for rounds 2 and later (the last promoted round). is_promoted: beat that
     one (round 1: SFT) on held-out judgement; None for what is no round.
+    budget: what it took beyond SFT; None where lineage does not say.
     drift: change of score and gold from the first to the last tenth of PPO's steps.
     score_spread_*: MetaRM's mean score difference between answers to one prompt.
     """
@@ -76,6 +79,7 @@ class Policy:
     collapse_reason: str | None
     num_steps: int | None
     policy_of_step: int | None
+    budget: Budget | None
     drift: Drift | None
     score_spread_before: float | None
     score_spread_after: float | None
@@ -111,7 +115,12 @@ def roles_of(arms: tuple[str, ...], rounds: tuple[int, ...]) -> list[Roles]:
 
 
 def policies(
-    artifacts: Artifacts, arms: tuple[str, ...], rounds: tuple[int, ...], has_gold: bool, seed: int
+    artifacts: Artifacts,
+    arms: tuple[str, ...],
+    rounds: tuple[int, ...],
+    has_gold: bool,
+    seed: int,
+    lineage: Sequence[LineageEntry] = (),
 ) -> tuple[list[Policy], dict[str, Curve]]:
     """Every policy that was evaluated or trained, and the PPO curves by policy name."""
     result, curves = [], {}
@@ -120,11 +129,14 @@ def policies(
         if curve is not None:
             curves[roles.name] = curve
         if artifacts.has(roles.evaluation) or curve is not None:
-            result.append(_policy(artifacts, roles, curve, seed))
+            budget = budget_of(artifacts, lineage, roles.policy)
+            result.append(_policy(artifacts, roles, curve, budget, seed))
     return result, curves
 
 
-def _policy(artifacts: Artifacts, roles: Roles, curve: Curve | None, seed: int) -> Policy:
+def _policy(
+    artifacts: Artifacts, roles: Roles, curve: Curve | None, budget: Budget | None, seed: int
+) -> Policy:
     training = artifacts.document(roles.policy, "summary.json") if curve else {}
     meta = artifacts.document(roles.meta_rm, "summary.json") if roles.meta_rm else {}
     rival = roles.against_previous or (roles.against_sft if roles.round else "")
@@ -142,6 +154,7 @@ def _policy(artifacts: Artifacts, roles: Roles, curve: Curve | None, seed: int) 
         collapse_reason=training.get("collapse_reason"),
         num_steps=training.get("stopped_at_step"),
         policy_of_step=training.get("policy_of_step"),
+        budget=budget,
         drift=drift(curve, seed) if curve else None,
         score_spread_before=meta.get("score_spread_before"),
         score_spread_after=meta.get("score_spread_after"),

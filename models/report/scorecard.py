@@ -63,7 +63,7 @@ class Scorecard:
     label_noise: by way of voting, in_sample or cross_fitted; vote_used: which of them relabelling
     used. human_votes: by way of voting, then by split; empty where no pair carries people's votes.
     scorers: baseline (raw labels, the ensemble's first member), relabelled, advantage_model.
-    policies: sft, the PPO arms, then MetaRM rounds. seeds: every seed of the configuration, by
+    policies: sft, the arms, then MetaRM rounds. seeds: every seed of the configuration, by
     dotted path.
     """
 
@@ -99,7 +99,9 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
     roles = strength_roles(artifacts)
     vote_used = next(iter(roles)) if artifacts.has("strength") else None
     noise = {mode: label_noise(artifacts, role, mode, seed) for mode, role in roles.items()}
-    found, curves = policies(artifacts, config.arms, config.rounds, config.has_gold, seed)
+    found, curves = policies(
+        artifacts, config.arms, config.rounds, config.has_gold, seed, config.lineage
+    )
     treated = relabelling(artifacts, seed)
     scorers = {
         name: measure(artifacts, role, seed)

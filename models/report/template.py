@@ -1,13 +1,7 @@
 """The page's template (jinja2, autoescaped). Python, not data files: it travels with the code."""
 
-from models.report.template_sections import (
-    HUMAN_VOTES,
-    LABELS,
-    LINEAGE,
-    POLICIES,
-    SAMPLES,
-    SCORERS,
-)
+from models.report.template_policies import POLICIES
+from models.report.template_sections import HUMAN_VOTES, LABELS, LINEAGE, SAMPLES, SCORERS
 
 MACROS = """
 {% macro charts(items) %}

@@ -37,6 +37,7 @@ def _policy(name: str, net: float) -> dict[str, object]:
         "name": name,
         "sets": {"main": {"gold": _estimate(0.5), "kl": _estimate(2), "length": _estimate(7)}},
         "against_sft": {"main": {"gold": {**shares, "net": _estimate(net)}}},
+        "budget": {"num_sampled": round(10_000 * net), "num_updates": 70},
     }
 
 
@@ -57,6 +58,9 @@ def test_policies_show_shares_and_the_spread_of_the_net() -> None:
     cards = [{"policies": [_policy("full", net)]} for net in (0.1, 0.3)]
     shown = policies_table(cards).splitlines()[-1]
     assert "| 0.500 / 0.250 / 0.250; net 0.200 ± 0.141 |  |  | 2.00 ± 0.00 | 7.00" in shown
+    assert shown.endswith("| 2,000 | 70 |")
+    before_budgets = {k: v for k, v in _policy("sft", 0.1).items() if k != "budget"}
+    assert policies_table([{"policies": [before_budgets]}]).endswith("|  |  |")
 
 
 def test_a_scorer_without_gold_leaves_those_cells_empty() -> None:

@@ -1,0 +1,46 @@
+"""Teaching a policy responses to say: the loss of SFT and of all that fine-tunes on samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from models.config_parts import TrainConfig
+from models.engine.learners import Metrics
+from models.engine.loop import fit
+from models.functional.rehearsal import nll_loss
+from models.nets.packing import Candidates, PackedBatch
+from models.nets.scoring import response_logprobs
+
+
+def imitate(
+    model: PreTrainedModel,
+    rows: Sequence[Candidates],
+    config: TrainConfig,
+    *,
+    seed: int,
+    workdir: Path,
+    parts: Sequence[Sequence[int]] | None = None,
+) -> dict[str, float]:
+    """Train `model` on one-response rows, response tokens only; `parts` and result as in `fit`."""
+
+    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
+        logprobs, entropies, response_mask = response_logprobs(model, batch)
+        loss, _ = nll_loss(logprobs, response_mask)
+        entropy = entropies.sum() / response_mask.sum()
+        return loss, {"entropy": entropy}
+
+    return fit(
+        model,
+        rows,
+        torch.tensor([float(len(row.responses[0])) for row in rows]),
+        loss_function,
+        config,
+        seed=seed,
+        workdir=workdir,
+        parts=parts,
+    )

@@ -1,0 +1,51 @@
+"""Reinforced self-training: thresholds that rise, and what they leave.
+
+[REST] Gulcehre et al., Reinforced Self-Training (ReST) for Language Modeling, 2023,
+arXiv 2308.08998.
+
+Deviations
+1. A score that equals the threshold passes (the paper: R > tau). Samples repeat, and so do their
+   scores: a high quantile could be the highest score, and leave nothing.
+2. Thresholds may be quantiles of the scores themselves; the paper picks values by hand, for rewards
+   in [0, 1], which those of a reward model are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from models.functional.checks import require_floating, require_shape
+
+ThresholdKind = Literal["quantile", "value"]
+
+
+def improvement_sets(
+    scores: Tensor, thresholds: Sequence[float], kind: ThresholdKind
+) -> list[Tensor]:
+    """What each Improve step learns from: F(x, y; tau_i) = 1[R(x, y) >= tau_i] [REST eq. 3].
+
+    scores: (N,), any unit. thresholds: strictly rising; in [0, 1) where `kind` is "quantile" (0.7:
+    the best 30 % stay), else in the scores' unit.
+    Returns for each threshold the places (n_i,) long of the samples that stay, each a part of the
+    one before. Raises ShapeError for other shapes, ValueError for thresholds that do not rise, or
+    that leave nothing.
+    """
+    require_shape("improvement_sets", 1, scores=scores)
+    require_floating("improvement_sets", scores=scores)
+    if any(later <= earlier for earlier, later in zip(thresholds, thresholds[1:], strict=False)):
+        raise ValueError(f"improvement_sets: thresholds must rise, found {list(thresholds)}")
+    sets = []
+    for threshold in thresholds:
+        least = torch.quantile(scores, threshold) if kind == "quantile" else threshold
+        kept = (scores >= least).nonzero()[:, 0]
+        if len(kept) == 0:
+            raise ValueError(
+                f"improvement_sets: no sample scores {threshold} or more; the highest score is "
+                f"{float(scores.max()):.3f}: lower the threshold, or use quantiles"
+            )
+        sets.append(kept)
+    return sets

@@ -1,0 +1,37 @@
+"""Task `cpl`: contrastive preference learning."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from models.config_optimisers import CPLConfig
+from tasks.kinds import GPU
+from tasks.perform import Place, perform
+from tasks.stage import StageResult
+
+
+@task(name="cpl", task_run_name="{label}", **GPU)
+def cpl(
+    config: CPLConfig,
+    policy: StageResult,
+    preferences: StageResult,
+    pairs: StageResult | None = None,
+    states: StageResult | None = None,
+    label: str = "cpl",
+    place: Place | None = None,
+    by_ranks: bool = False,
+) -> StageResult:
+    """A policy optimised on raw pairs, or on relabelled `pairs`; the last two as in `perform`."""
+    return perform(
+        "cpl",
+        config,
+        {
+            "policy": policy,
+            "preferences": preferences,
+            **({"pairs": pairs} if pairs else {}),
+            **({"states": states} if states else {}),
+        },
+        label,
+        place=place,
+        by_ranks=by_ranks,
+    )

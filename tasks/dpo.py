@@ -1,0 +1,39 @@
+"""Task `dpo`: direct preference optimisation."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from models.config_optimisers import DPOConfig
+from tasks.kinds import GPU
+from tasks.perform import Place, perform
+from tasks.stage import StageResult
+
+
+@task(name="dpo", task_run_name="{label}", **GPU)
+def dpo(
+    config: DPOConfig,
+    policy: StageResult,
+    reference: StageResult,
+    preferences: StageResult,
+    pairs: StageResult | None = None,
+    states: StageResult | None = None,
+    label: str = "dpo",
+    place: Place | None = None,
+    by_ranks: bool = False,
+) -> StageResult:
+    """A policy optimised on raw pairs, or on relabelled `pairs`; the last two as in `perform`."""
+    return perform(
+        "dpo",
+        config,
+        {
+            "policy": policy,
+            "reference": reference,
+            "preferences": preferences,
+            **({"pairs": pairs} if pairs else {}),
+            **({"states": states} if states else {}),
+        },
+        label,
+        place=place,
+        by_ranks=by_ranks,
+    )

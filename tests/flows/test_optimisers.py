@@ -1,0 +1,75 @@
+"""Arms beside PPO-max: refused settings, and budgets that equal PPO's in every recipe."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+
+from flows.changes import changed, parsed
+from flows.config import ConfigError, RunConfig
+from flows.plan import make_plan
+from flows.recipes import RECIPES, recipe_named
+from models.planning.machine import Machine
+
+LARGE = Machine(1, 10**15, 2, False)
+
+
+def _smoke(*overrides: str) -> RunConfig:
+    return changed(recipe_named("smoke"), parsed(overrides))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("dpo.label_smoothing=0.5", "Input should be less than 0.5; found 0.5"),
+        ("cpl.conservative_bias=0", "Input should be greater than 0; found 0"),
+        ("best_of_n.num_responses=1", "Input should be greater than or equal to 2; found 1"),
+        ("rest.improve.thresholds=[0.9,0.5]", "thresholds must rise from one to the next, found"),
+        ("rest.improve.thresholds=[0.5,1.0]", "must be in [0, 1) where threshold_kind is"),
+        ('hir.learn.instructions=["a","a"]', "instructions must differ and not be empty, found"),
+        ('hir.answers.instruction="b"', "answers.instruction of HIR must be empty, found 'b'"),
+        ('arms=["dpoo"]', "Input should be 'vanilla', 'ppo_max_rm'"),
+    ],
+)
+def test_mistakes_are_explained(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        _smoke(override)
+    assert message in str(error.value)
+
+
+def test_thresholds_that_are_scores_have_no_range() -> None:
+    config = _smoke("rest.improve.threshold_kind=value", "rest.improve.thresholds=[-2.5,0,3.5]")
+    assert config.rest.improve.thresholds == (-2.5, 0.0, 3.5)
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_arms_that_sample_take_as_many_responses_as_ppo(name: str) -> None:
+    config = recipe_named(name)
+    ppo = config.ppo
+    of_ppo = (ppo.critic_pretrain_steps + ppo.num_steps) * ppo.rollout_batch
+    loops = {
+        "rejection_sampling": (config.rejection_sampling, "num_iterations"),
+        "rest": (config.rest, "num_grow_steps"),
+        "hir": (config.hir, "num_iterations"),
+    }
+    for loop, times in loops.values():
+        drawn = loop.answers.num_prompts * loop.answers.num_responses * getattr(loop, times)
+        # All but what does not fill a prompt in each turn.
+        assert 0 <= of_ppo - drawn < loop.answers.num_responses * getattr(loop, times)
+        assert loop.answers.temperature == ppo.temperature
+        assert loop.answers.max_new_tokens == ppo.max_new_tokens
+
+
+def test_the_plan_of_the_demo_has_as_many_samples_and_about_as_many_updates() -> None:
+    """Updates within a third of PPO's; DPO and CPL pass the pairs once."""
+    arms = '["full","dpo","cpl","rejection_sampling","rest","hir"]'
+    config = changed(recipe_named("default"), parsed([f"arms={arms}"]))
+    plan = make_plan(config, "policy", LARGE)
+    rows = {role: row for row in plan.rows for role in row.roles}
+    sampled = rows["policy_full"].work.sampled_tokens
+    updates = config.ppo.num_steps * ceil(config.ppo.rollout_batch / config.ppo.train_batch)
+    for arm in ("rejection_sampling", "rest", "hir"):
+        own = [row.work for role, row in rows.items() if role.startswith((arm, f"policy_{arm}"))]
+        assert sum(work.sampled_tokens for work in own) == sampled
+        assert abs(sum(work.optimiser_steps for work in own) - updates) < updates / 3
