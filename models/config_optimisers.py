@@ -30,7 +30,7 @@ class DPOConfig(StageConfig):
 
 
 class CPLConfig(StageConfig):
-    """Contrastive preference learning [CPL eq. 6] on the relabelled pairs, without a reference.
+    """Contrastive preference learning [CPL] on the relabelled pairs, without a reference.
 
     Budget: as DPO's.
     """

@@ -4,7 +4,7 @@
 arXiv 2307.09288, section 3.2.3.
 
 Deviations:
-1. The paper raises the sampling temperature from iteration to iteration; here it stays.
+1. The paper adjusts the sampling temperature from iteration to iteration; here it stays.
 """
 
 from __future__ import annotations

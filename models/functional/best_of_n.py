@@ -17,7 +17,7 @@ from models.functional.checks import require_floating, require_shape
 
 
 def best_of_n_kl(num_samples: int) -> float:
-    """Most nats between the best of n samples and one [STIENNON G.3; BEIRAMI theorem 1].
+    """Most nats between the best of n samples and one [STIENNON G.3, BEIRAMI].
 
     KL <= log n - (n - 1) / n. num_samples: n >= 1. Raises ValueError for less.
     """

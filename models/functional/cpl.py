@@ -26,7 +26,7 @@ from models.functional.reward import pair_metrics
 
 
 def segment_scores(logprobs: Tensor, mask: Tensor, alpha: float, gamma: float) -> Tensor:
-    """Discounted sum of a segment's optimal advantages [CPL eq. 4 and 5].
+    """Discounted sum of a segment's optimal advantages [CPL eq. 5, its exponents].
 
     S = sum_t gamma^t alpha log pi(a_t | s_t), t counted over the segment's own steps from 0.
 
@@ -51,7 +51,7 @@ def cpl_loss(
     margin: Tensor | None = None,
     weight: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Contrastive loss of two segments [CPL eq. 5, with the bias lambda eq. 6].
+    """Contrastive loss of two segments [CPL eq. 5, with its conservative bias].
 
     L = -log sigmoid(S_c - lambda S_r), for label 1.
 

@@ -6,7 +6,7 @@ Model, 2023, arXiv 2305.18290. [cDPO] Mitchell, A note on DPO with noisy prefere
 Deviations
 1. A pair brings the treatment that relabelling gave it, as in the ranking loss of reward models:
    soft label, margin and weight. [DPO eq. 7] is that of label 1, margin 0 and weight 1; a soft
-   label of 1 - alpha is [cDPO eq. 3].
+   label of 1 - alpha is [cDPO].
 2. `label_smoothing` comes on top of the label, which may be soft already: p (1 - e) + (1 - p) e.
 """
 

@@ -22,7 +22,7 @@ from models.functional.masked import masked_mean
 
 
 def satisfied_instruction(scores: Tensor, num_instructions: int) -> Tensor:
-    """Which of K instructions, worst first, each response satisfies [HIR section 4.1, phi].
+    """Which of K instructions, worst first, each response satisfies [HIR, its phi].
 
     The lowest N / K scores get 0, the next 1, and so on; equal scores get that of their mean rank.
 
@@ -55,7 +55,7 @@ def hir_loss(
     contrastive_coef: float,
     entropy_coef: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """L = L_supervise + alpha L_contrastive - beta H [HIR section 4.2].
+    """L = L_supervise + alpha L_contrastive - beta H [HIR, its final loss].
 
     P_k = mean_t log pi(y_t | y_<t, x, instruction k); L_supervise = -P_s for the satisfied one,
     L_contrastive = -log (exp P_s / sum_k exp P_k), H the mean entropy of what y is drawn from under

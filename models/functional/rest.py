@@ -26,7 +26,7 @@ ThresholdKind = Literal["quantile", "value"]
 def improvement_sets(
     scores: Tensor, thresholds: Sequence[float], kind: ThresholdKind
 ) -> list[Tensor]:
-    """What each Improve step learns from: F(x, y; tau_i) = 1[R(x, y) >= tau_i] [REST eq. 3].
+    """What each Improve step learns from: F(x, y; tau_i) = 1[R(x, y) >= tau_i] [REST, its filter].
 
     scores: (N,), any unit. thresholds: strictly rising; in [0, 1) where `kind` is "quantile" (0.7:
     the best 30 % stay), else in the scores' unit.

@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from flows.changes import changed, parsed
+from flows.config import Arm
 from flows.plan import make_plan
 from flows.recipes import recipe_named
 from infra.prefect_server import local_prefect_server
@@ -185,6 +187,25 @@ def test_a_label_audit_finds_its_stages_and_leaves_the_whole_report_alone(home: 
     scorecard = json.loads((home / "reports/smoke-seed0-label-audit/scorecard.json").read_text())
     roles = {stage["role"] for stage in scorecard["stages"]}
     assert roles == {"data", "sft", "preferences", "member_0", "member_1", "strength", "relabelled"}
+
+
+def test_every_arm_is_trained_judged_and_counted(home: Path) -> None:
+    arms = [arm for arm in get_args(Arm) if arm != "full"]  # whose rounds take their time
+    _run(home, "--flow", "policy", f"arms={json.dumps(arms)}")
+    card = json.loads((home / "reports/smoke-seed0-policy/scorecard.json").read_text())
+    policies = {policy["name"]: policy for policy in card["policies"]}
+    assert list(policies) == ["sft", *arms]
+    for arm in arms:
+        assert "gold" in policies[arm]["against_sft"]["main"], arm
+    budgets = {arm: policies[arm]["budget"] for arm in arms if arm != "best_of_n"}
+    # 1 + 12 steps of 16 responses; vanilla has no step for the critic alone.
+    sampled = {arm: budget["num_sampled"] for arm, budget in budgets.items()}
+    assert (sampled["ppo_max_rm"], sampled["vanilla"]) == (13 * 16, 12 * 16)
+    assert sampled["dpo"] == sampled["cpl"] == 0
+    # Two times 10 prompts, of 4 answers each, where the recipe has 1 + 4 steps; PPO comes on top.
+    assert sampled["rejection_sampling"] == sampled["rest"] == sampled["hir"] == 5 * 16
+    assert sampled["rejection_sampling_ppo"] == 5 * 16 + 13 * 16
+    assert all(budget["num_updates"] > 0 for budget in budgets.values())
 
 
 def _newest_step(home: Path) -> int:

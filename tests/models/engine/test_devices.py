@@ -172,12 +172,41 @@ def test_rehearsal_then_ppo(
             assert row[name] == pytest.approx(value, rel=1e-2, abs=bound), name
 
 
-def test_evaluation(
+def test_dpo(both: Compare, smoke_config: Any, policy: Path, pairs: Path) -> None:
+    ours, theirs = both("dpo", smoke_config.dpo, policy=policy, reference=policy, preferences=pairs)
+    _assert_same_model(ours / "model", theirs / "model")
+
+
+def test_answers_then_rest_and_hir(
+    both: Compare,
+    tmp_path: Path,
+    smoke_config: Any,
+    few: Path,
+    policy: Path,
+    advantage_model: Path,
+) -> None:
+    config = smoke_config.hir.answers.model_copy(update={"instruction": "ten"})
+    inputs = {"data": few, "policy": policy, "scorer": advantage_model}
+    ours, theirs = both("answers", config, **inputs)
+    rows = (read_rows(folder / "answers.jsonl") for folder in (ours, theirs))
+    for row, other in zip(*rows, strict=True):
+        assert row["responses"] == other["responses"]
+        assert row["scores"] == pytest.approx(other["scores"], rel=1e-3, abs=1e-3)
+    (tmp_path / "cpu").rename(tmp_path / "answers")
+    sampled = {"policy": policy, "answers_0": tmp_path / "answers/output"}
+    for stage, config in (("rest", smoke_config.rest.improve), ("hir", smoke_config.hir.learn)):
+        ours, theirs = both(stage, config, **sampled)
+        _assert_same_model(ours / "model", theirs / "model")
+        (tmp_path / "gpu").rename(tmp_path / f"gpu_{stage}")
+        (tmp_path / "cpu").rename(tmp_path / f"cpu_{stage}")
+
+
+def test_evaluation_of_the_best_of_two(
     both: Compare, smoke_config: Any, few: Path, policy: Path, advantage_model: Path
 ) -> None:
     ours, theirs = both(
         "evaluate",
-        smoke_config.evaluate,
+        smoke_config.evaluate.model_copy(update={"num_candidates": 2}),
         policy=policy,
         reference=policy,
         data=few,

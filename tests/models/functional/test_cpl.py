@@ -72,7 +72,7 @@ def test_soft_label_margin_and_weight_equal_the_loop() -> None:
 
 
 def test_likelier_pairs_lose_less_below_lambda_1_and_the_same_at_1() -> None:
-    """Adding c to all log-probabilities adds (1 - lambda) alpha c to the logit [CPL prop. 2]."""
+    """Adding c to all log-probabilities adds (1 - lambda) alpha c to the logit."""
     chosen, rejected = -torch.rand(2, 5, dtype=F64) - 1
     for bias, is_smaller in ((0.5, True), (1.0, False)):
         before, _ = cpl_loss(chosen, rejected, conservative_bias=bias)
