@@ -14,8 +14,9 @@ from pydantic import ValidationError
 from models.engine import report
 from models.report.charts import smooth
 from models.report.config import ReportConfig
-from models.report.page import MOST_CHARACTERS, clip, percent, points, tidy
+from models.report.page import MOST_CHARACTERS, clip
 from models.report.statistics import Estimate
+from models.report.wording import percent, points, tidy
 
 Inputs = dict[str, Path]
 HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(2)>'
