@@ -105,6 +105,12 @@ class RelabelConfig(StageConfig):
         0.0, ge=0, description="Adaptive margin per unit of strength (free)"
     )
     margin_clip: float = Field(1.0, ge=0, description="Largest margin (free)")
+    review: str | None = Field(
+        None,
+        min_length=1,
+        description="Verdicts downloaded from the audit's page, in place of the vote's: a file, a "
+        "folder or an s3:// address",
+    )
 
 
 class AdvantageModelConfig(StageConfig):

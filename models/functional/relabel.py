@@ -9,8 +9,8 @@ Deviations
    flipped because of a negative mean carries a positive margin.
 3. "Smooth the pairs with a negative mean" leaves out those that were flipped: a flip already
    corrects them, and smoothing doubts the ones left as annotated.
-4. Every weight is 1: the paper drops and reweights no pair. The field exists because training
-   reads it.
+4. Every weight is 1: the paper drops and reweights no pair. Weight 0 is a person's verdict.
+5. `overrule` is not in the paper: where a person has read a pair, the vote on it no longer counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from models.functional.checks import require_floating, require_shape
+from models.functional.checks import require_floating, require_mask, require_shape
 
 Smooth = Literal["none", "negative", "all"]
 
@@ -80,6 +80,32 @@ def relabel(
             else torch.zeros_like(strength)
         ),
         weight=torch.ones_like(strength),
+    )
+
+
+def overrule(treated: Relabel, *, keep: Tensor, flip: Tensor, drop: Tensor) -> Relabel:
+    """A person's verdicts in place of the vote's (deviation 5).
+
+    treated: a Relabel of N pairs. keep, flip, drop: (N,) bool, at most one True for a pair; of a
+    pair with none the vote's treatment stays. A reviewed pair is flipped or as annotated, with
+    label 1 and margin 0, as both measure doubt that a person has settled; weight 0 drops it.
+    Returns a new Relabel, `treated` is kept.
+    Raises ShapeError for other shapes, ValueError where a pair has two verdicts.
+    """
+    verdicts = {"keep": keep, "flip": flip, "drop": drop}
+    require_shape("overrule", 1, is_flipped=treated.is_flipped, **verdicts)
+    for name, verdict in verdicts.items():
+        require_mask("overrule", verdict, name)
+    reviewed = keep | flip | drop
+    if bool((keep & flip | keep & drop | flip & drop).any()):
+        raise ValueError(
+            "overrule: found a pair with two verdicts, allowed: one of keep, flip, drop"
+        )
+    return Relabel(
+        is_flipped=torch.where(reviewed, flip, treated.is_flipped),
+        label=treated.label.masked_fill(reviewed, 1.0),
+        margin=treated.margin.masked_fill(reviewed, 0.0),
+        weight=treated.weight.masked_fill(reviewed, 1.0).masked_fill(drop, 0.0),
     )
 
 
