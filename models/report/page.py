@@ -79,6 +79,7 @@ def render(
         rounds=[p for p in card.policies if p.round],
         drawn=charts,
         audited=audit(artifacts),
+        has_audit=artifacts.has("audit"),
         samples=sample_groups(artifacts, f"eval_{final.name}", measure, config.seed)
         if final
         else [],

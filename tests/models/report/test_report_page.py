@@ -99,6 +99,15 @@ def test_whole_page_is_safe_and_self_contained(full_inputs: Inputs, tmp_path: Pa
     assert card["seconds_per_stage"] == {"sft": 12.5, "ppo_max": 30.0}
 
 
+def test_the_audit_s_page_is_linked_where_there_is_one(
+    label_inputs: Inputs, tmp_path: Path
+) -> None:
+    html, _ = build(ReportConfig(), label_inputs | {"audit": tmp_path}, tmp_path / "work")
+    tags = _Tags()
+    tags.feed(html)
+    assert [found for tag, found in tags.found if tag == "a"] == [{"href": "audit.html"}]
+
+
 def test_same_inputs_give_the_same_bytes(label_inputs: Inputs, tmp_path: Path) -> None:
     inputs = {role: label_inputs[role] for role in ("preferences", "member_0")}
     first, _ = build(ReportConfig(), inputs, tmp_path / "first")
