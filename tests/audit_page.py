@@ -151,7 +151,9 @@ def check_review(page: Browser, path: Path) -> None:
         "input.dispatchEvent(new Event('change')); })()"
     )
     page.wait("document.getElementById('progress').textContent.startsWith('2 of 4')")
-    assert text(page, "storage").endswith("2 verdicts taken up; left out, as no verdict on a pair of this page: 1.")
+    assert text(page, "storage").endswith(
+        "2 verdicts taken up; left out, as no verdict on a pair of this page: 1."
+    )
 
 
 def check_widths(page: Browser, path: Path) -> None:

@@ -49,7 +49,8 @@ function strip(strength, content) {
   const votes = content.differences.filter((vote) => vote !== null);
   const against = votes.filter((vote) => vote < 0).length;
   const words = `Votes of ${votes.length} members: ${votes.map((v) => signed(v)).join(", ")}; ` +
-    `mean ${signed(strength)}, deviation ${content.std.toFixed(decimals())}; ${against} against the label`;
+    `mean ${signed(strength)}, deviation ${content.std.toFixed(decimals())}; ` +
+    `${against} against the label`;
   const picture = drawn("svg", {
     class: "strip", viewBox: "0 0 416 66", role: "img", "aria-label": words,
   });
