@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.clean import clean
-from flows.commands import deploy_flows, next_round, roll_back, run_recipe
+from flows.commands import deploy_flows, next_round, roll_back, run_recipe, run_study
 from infra.settings import Settings
 
 
@@ -87,6 +87,18 @@ def _compare(options: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
+def _papers(options: argparse.Namespace, settings: Settings) -> int:
+    """docs/papers.md is what this prints."""
+    from models.studies.papers import papers_page
+
+    cards: dict[str, list[Any]] = {}
+    for path in sorted((settings.home / "reports").glob("study-*/scorecard.json")):
+        card = json.loads(path.read_text())
+        cards.setdefault(f"{card['paper']}-{card['name']}", []).append(card)
+    print(papers_page(cards), end="")
+    return 0
+
+
 def _ui(options: argparse.Namespace, settings: Settings) -> int:
     """Prefect's and MLflow's own servers on the embedded files, until interrupted."""
     host = options.host
@@ -148,6 +160,13 @@ def _add_runs(commands: Any) -> None:
     run.add_argument("--gpus", type=_positive(int), metavar="N", help="plan for N GPUs")
     run.add_argument("--gpu-memory", type=_positive(float), metavar="GIB", help="of each, in GiB")
     run.set_defaults(command=run_recipe)
+    study = commands.add_parser("study", help="a table or figure of the papers once more")
+    study.add_argument("paper", help="part-1, part-2, advantage-model")
+    study.add_argument("exhibit", help="e.g. figure-3, table-1; all: everything of the paper")
+    study.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. ensemble.size=10")
+    study.add_argument("--scale", default="default", metavar="RECIPE", help="default: default")
+    study.add_argument("--seeds", type=int, nargs="+", default=[2, 3, 4], help="default: 2 3 4")
+    study.set_defaults(command=run_study)
     rounds = commands.add_parser("rounds", help="one more MetaRM round from a recipe's champion")
     rounds.add_argument("recipe", help="the recipe whose champion to go on from")
     rounds.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. ppo.num_steps=40")
@@ -165,6 +184,8 @@ def _add_views(commands: Any) -> None:
     compare = commands.add_parser("compare", help="tables over runs: mean and spread, in Markdown")
     compare.add_argument("runs", nargs="+", metavar="run", help="e.g. default-seed0 default-seed1")
     compare.set_defaults(command=_compare)
+    papers = commands.add_parser("papers", help="all studies so far in one table, in Markdown")
+    papers.set_defaults(command=_papers)
     ui = commands.add_parser("ui", help="Prefect's and MLflow's pages on the embedded files")
     ui.add_argument("--host", default="127.0.0.1", help="address to bind (default: loopback)")
     ui.set_defaults(command=_ui)

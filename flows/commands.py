@@ -58,6 +58,29 @@ def _flow(name: str) -> Callable[..., object]:
     return flow
 
 
+def run_study(options: argparse.Namespace, settings: Settings) -> int:
+    """A paper's table or figure over several seeds."""
+
+    def load() -> Callable[[], None]:
+        from flows.changes import changed, parsed
+        from flows.recipes import recipe_named
+        from flows.study import checked, study
+
+        checked(options.paper, options.exhibit, options.seeds)
+        flow: Callable[..., dict[str, str]] = study
+        changes = parsed(options.overrides)
+        changed(recipe_named(options.scale), changes)
+
+        def run() -> None:
+            given = (options.paper, options.exhibit, options.scale, options.seeds, changes)
+            for slug, status in flow(*given).items():
+                print(f"{slug}: {status}")
+
+        return run
+
+    return _in_prefect(load)
+
+
 def next_round(options: argparse.Namespace, settings: Settings) -> int:
     """One more round from the champion, with changes to its run's configuration.
 

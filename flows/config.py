@@ -19,15 +19,24 @@ from models.config import (
     MetaRMConfig,
     PreferencesConfig,
     RehearsalConfig,
-    RelabelConfig,
-    RewardModelConfig,
     SFTConfig,
     WorldConfig,
 )
 from models.config_ppo import PPOConfig
+from models.config_rewards import RelabelConfig, RewardModelConfig
 
-Arm = Literal["vanilla", "ppo_max_rm", "ppo_max_am", "full"]
+Arm = Literal[
+    "vanilla",
+    "ppo_max_rm",
+    "ppo_max_am",
+    "full",
+    "ppo_max_ensemble",
+    "ppo_max_safety",
+    "ppo_max_no_sft",
+]
 Vote = Literal["in_sample", "cross_fitted"]
+# Judges never take part in optimising a policy: they are the members of the raw-label ensemble.
+NUM_JUDGES = 3
 
 
 class ConfigError(ValueError):
@@ -44,7 +53,7 @@ class EnsembleConfig(Section):
     """The reward-model ensemble that votes on every pair."""
 
     size: int = Field(
-        5, ge=2, description="M, members per vote; all but the first also judge policies [RM: 10]"
+        5, ge=2, description="M, members per vote; the second to the fourth also judge [RM: 10]"
     )
     votes: tuple[Vote, ...] = Field(
         ("in_sample",), min_length=1, description="Votes to hold; the first decides the labels"
@@ -108,6 +117,25 @@ class RunConfig(Section):
                 "preferences.sources is given but sft.model.base is not: real text needs a base "
                 "model (a folder, a hub id, or `smollm2-135m-instruct`)"
             )
+        if not self.is_synthetic and self.advantage_model.use_importance_weights:
+            raise ValueError(
+                "advantage_model.use_importance_weights must be false with preferences.sources, "
+                "found true: the policies that wrote people's comparisons are not known"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _arms_have_their_scorers(self) -> Self:
+        if "ppo_max_ensemble" in self.arms and self.ensemble.size < NUM_JUDGES + 2:
+            raise ValueError(
+                f"ensemble.size must be at least {NUM_JUDGES + 2} for the arm ppo_max_ensemble, "
+                f"found {self.ensemble.size}: it scores by the members that do not judge"
+            )
+        if "ppo_max_safety" in self.arms and not self.ppo.scoring.safety_categories:
+            raise ValueError(
+                "ppo.scoring.safety_categories must name categories of pairs for the arm "
+                "ppo_max_safety, found none: its two reward models are trained on these and others"
+            )
         return self
 
 
@@ -117,15 +145,20 @@ def seeded(config: Any, run_seed: int, offset: int = 0) -> Any:
 
 
 def vanilla(ppo: PPOConfig) -> PPOConfig:
-    """PPO with every PPO-max component switched off: the baseline that over-optimises."""
+    """PPO with every trick but the ratio clip switched off: the baseline that over-optimises."""
     return ppo.model_copy(
         update={
-            "normalise_scores": False,
+            "score_treatment": "raw",
             "score_clip": None,
             "normalise_advantages": False,
+            "advantage_clip": None,
             "kl_coef": 0.0,
+            "ratio_denominator": "sampling",
+            "entropy_coef": 0.0,
+            "entropy_clip": None,
             "value_clip": None,
             "critic_pretrain_steps": 0,
+            "ptx_coef": 0.0,
             "rehearsal_coef": 0.0,
             "guard": ppo.guard.model_copy(update={"action": "warn"}),
         }

@@ -147,11 +147,13 @@ def _amounts(config: RunConfig) -> Amounts:
 
 
 def _setting(stage: PlannedStage, shape: ModelShape, amounts: Amounts) -> Setting:
-    scorer = stage.inputs.get("scorer")
+    given = (stage.inputs.get(name) for name in ("scorer", "safety_scorer"))
+    heads = [_num_heads(scorer) for value in given for scorer in _stages_in(value)]
     return Setting(
         shape,
         amounts,
-        scorer_heads=1 if scorer is None else _num_heads(scorer),
+        scorer_heads=tuple(heads),
+        num_behaviours=len(_stages_in(stage.inputs.get("behaviour"))),
         num_judges=len(stage.inputs.get("judges", [])),
         has_rehearsal="rehearsal" in stage.inputs,
         starts_as_reference=stage.inputs.get("policy") is stage.inputs.get("reference"),

@@ -13,13 +13,12 @@ from models.config import (
     EvaluateConfig,
     MetaRMConfig,
     RehearsalConfig,
-    RelabelConfig,
-    RewardModelConfig,
     SFTConfig,
     WorldConfig,
 )
 from models.config_parts import ModelConfig, TrainConfig
-from models.config_ppo import PPOConfig
+from models.config_ppo import PPOConfig, ScoringConfig
+from models.config_rewards import RelabelConfig, RewardModelConfig
 from models.planning.machine import Machine
 
 
@@ -52,6 +51,7 @@ def default() -> RunConfig:
             rehearsal_coef=0.5,
             temperature=1.0,
             top_p=1.0,
+            scoring=ScoringConfig(safety_categories=("harmful",)),
         ),
         rounds=RoundsConfig(
             meta_rm=MetaRMConfig(train=TrainConfig(learning_rate=1e-4, batch_size=16, num_ranks=2))
@@ -90,6 +90,7 @@ def smoke() -> RunConfig:
             policy_learning_rate=1e-3,
             critic_learning_rate=1e-3,
             checkpoint_every=2,
+            scoring=ScoringConfig(safety_categories=("harmful",)),
         ),
         rounds=RoundsConfig(
             max_rounds=2,

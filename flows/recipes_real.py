@@ -9,12 +9,11 @@ from models.config import (
     MetaRMConfig,
     PreferencesConfig,
     RehearsalConfig,
-    RelabelConfig,
-    RewardModelConfig,
     SFTConfig,
 )
 from models.config_parts import ModelConfig, TrainConfig, ZeroConfig
-from models.config_ppo import CollapseConfig, PPOConfig
+from models.config_ppo import CollapseConfig, PPOConfig, ScoringConfig
+from models.config_rewards import RelabelConfig, RewardModelConfig
 
 
 def hh_smollm2() -> RunConfig:
@@ -77,6 +76,7 @@ def _ppo_on_two_cores() -> PPOConfig:
         checkpoint_every=4,
         trainable_layers=6,
         guard=CollapseConfig(window=4),
+        scoring=ScoringConfig(safety_categories=("harmless",)),
     )
 
 
@@ -125,6 +125,7 @@ def hh_7b() -> RunConfig:
         num_ranks=8,
         zero=ZeroConfig(stage=2),
     )
+    reward = scorer.model_copy(update={"dropout": 0.05})  # [RM: 0.05]
     return RunConfig(
         recipe="hh-7b",
         preferences=PreferencesConfig(
@@ -141,9 +142,9 @@ def hh_7b() -> RunConfig:
             model=ModelConfig(base="mistralai/Mistral-7B-v0.1", max_length=513),
             train=scorer.model_copy(update={"learning_rate": 9.5e-6, "num_epochs": 2}),
         ),
-        ensemble=EnsembleConfig(size=10, member=RewardModelConfig(train=scorer)),  # [RM: M = 10]
+        ensemble=EnsembleConfig(size=10, member=RewardModelConfig(train=reward)),  # [RM: M = 10]
         relabel=RelabelConfig(flip_fraction=0.1, flip_below=None),  # [RM: 10 % and 20 %]
-        reward_model=RewardModelConfig(train=scorer),
+        reward_model=RewardModelConfig(train=reward),
         # [AM: HH batch 180]
         advantage_model=AdvantageModelConfig(train=scorer.model_copy(update={"batch_size": 180})),
         rehearsal=RehearsalConfig(max_new_tokens=128),
@@ -152,8 +153,7 @@ def hh_7b() -> RunConfig:
         rounds=RoundsConfig(
             max_rounds=4,  # [META: Harmless is best in round 3 of 4]
             meta_rm=MetaRMConfig(
-                # [META: 5e-6, both mini-batches 16]
-                train=scorer.model_copy(update={"batch_size": 16}),
+                train=scorer.model_copy(update={"batch_size": 16}),  # [META: 5e-6, batches 16]
                 max_new_tokens=128,
             ),
         ),
@@ -174,4 +174,5 @@ def _ppo_of_the_papers(like: TrainConfig) -> PPOConfig:
         gradient_checkpointing=like.gradient_checkpointing,
         num_ranks=like.num_ranks,
         zero=ZeroConfig(stage=3),
+        scoring=ScoringConfig(safety_categories=("harmless",)),
     )

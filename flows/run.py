@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from flows.config import RunConfig
+from flows.config import NUM_JUDGES, RunConfig
 from flows.runner import resources_of
 from tasks.stage import StageResult
 
 # PrefectFuture[StageResult], which Prefect hands to a task as its result (its types do not say so),
 # or the StageResult of an earlier run.
 Future = Any
-
-# Judges never take part in optimising a policy: they are the members of the raw-label ensemble.
-NUM_JUDGES = 3
 
 
 @dataclass(frozen=True)
@@ -85,5 +82,14 @@ class Run:
     @property
     def judges(self) -> list[Future]:
         """The held-out judges: not member 0, which vanilla PPO is optimised against."""
-        last = min(NUM_JUDGES, self.config.ensemble.size - 1)
-        return [self[f"member_{index}"] for index in range(1, last + 1)]
+        return [self[f"member_{index}"] for index in range(1, self._num_judges + 1)]
+
+    @property
+    def optimised_members(self) -> list[Future]:
+        """The ensemble's other members, which policies may be optimised against."""
+        others = (0, *range(self._num_judges + 1, self.config.ensemble.size))
+        return [self[f"member_{index}"] for index in others]
+
+    @property
+    def _num_judges(self) -> int:
+        return min(NUM_JUDGES, self.config.ensemble.size - 1)

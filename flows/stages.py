@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flows.config import Arm, RunConfig, Vote, seeded, vanilla
+from flows.arms import scorer_of, start_of, train_safety_scorers
+from flows.config import RunConfig, Vote, seeded, vanilla
 from flows.run import Future, Run
-from models.config import AuditConfig, LowerStatesConfig, RewardModelConfig, StrengthConfig
+from models.config import AuditConfig, LowerStatesConfig, StrengthConfig
 from models.config_parts import TrainConfig
+from models.config_rewards import RewardModelConfig
 from tasks.advantage_model import advantage_model
 from tasks.audit import audit
 from tasks.comparisons import comparisons
@@ -145,7 +147,7 @@ def _member(config: RunConfig, vote: Vote, index: int) -> RewardModelConfig:
 
 
 def train_scorers(run: Run) -> None:
-    """The reward model and the Advantage Model on relabelled pairs."""
+    """The reward model and the Advantage Model on relabelled pairs, and what arms need besides."""
     config, seed = run.config, run.config.seed
     run["reward_model"] = run.submit(
         reward_model,
@@ -157,6 +159,8 @@ def train_scorers(run: Run) -> None:
         label="reward model",
         place=(0, 2),
     )
+    # What the synthetic world compares, SFT has written.
+    behaviour = [run["sft"]] if config.advantage_model.use_importance_weights else None
     run["advantage_model"] = run.submit(
         advantage_model,
         seeded(config.advantage_model, seed),
@@ -164,12 +168,14 @@ def train_scorers(run: Run) -> None:
         run["preferences"],
         run["relabelled"],
         states_for(run, config.advantage_model.train),
+        behaviour,
         place=(1, 2),
     )
+    train_safety_scorers(run, states_for(run, config.reward_model.train))
 
 
 def train_policies(run: Run) -> None:
-    """Every arm from the SFT policy, judged against it."""
+    """Every arm (flows.arms), judged against the SFT policy."""
     config, seed = run.config, run.config.seed
     if "full" in config.arms:
         run["rehearsal"] = run.submit(
@@ -184,15 +190,16 @@ def train_policies(run: Run) -> None:
     wait_for = [run["rehearsal" if "full" in config.arms else "advantage_model"]]
     for index, arm in enumerate(config.arms):
         place = (index, len(config.arms))
-        scorer = run[_scorer_role(arm)]
+        start, scorer = start_of(run, arm), scorer_of(run, arm)
         run[f"policy_{arm}"] = run.submit(
             ppo_max,
             seeded(vanilla(config.ppo) if arm == "vanilla" else config.ppo, seed),
-            run["sft"],
-            run["sft"],
+            start,
+            start,
             scorer,
             run["data"],
             run["rehearsal"] if arm == "full" else None,
+            run["safety_model"] if arm == "ppo_max_safety" else None,
             label=f"PPO {arm}",
             place=place,
             by_ranks=run.has_small_models,
@@ -200,7 +207,8 @@ def train_policies(run: Run) -> None:
         )
         # The rounds wait for the arm `full`: all cores are for its answers.
         of_answers = ALONE if arm == "full" else place
-        measure(run, arm, run[f"policy_{arm}"], scorer, place=of_answers)
+        first = scorer[0] if isinstance(scorer, list) else scorer
+        measure(run, arm, run[f"policy_{arm}"], first, place=of_answers)
         run[f"judge_{arm}"] = run.submit(
             judge,
             seeded(config.evaluate, seed),
@@ -208,12 +216,6 @@ def train_policies(run: Run) -> None:
             run["eval_sft"],
             label=f"judge {arm}",
         )
-
-
-def _scorer_role(arm: Arm) -> str:
-    """What an arm is optimised against; vanilla PPO gets the reward model of the raw labels."""
-    roles: dict[Arm, str] = {"vanilla": "member_0", "ppo_max_rm": "reward_model"}
-    return roles.get(arm, "advantage_model")
 
 
 def measure(

@@ -16,6 +16,7 @@ from infra.objects import Found
 from infra.storage import Store
 
 _Artifact = tuple[str, str]
+REPORTS = ("report", "study")  # the stages that people read the output of
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def unneeded(
     reports = {
         at
         for at, objects in zip(manifests, artifacts.values(), strict=True)
-        if at[0] == "report" and (at[1] in pinned or _is_young(objects, reports_since))
+        if at[0] in REPORTS and (at[1] in pinned or _is_young(objects, reports_since))
     }
     needed = _reachable(manifests, reports)
     finished = {key for (_, key), manifest in manifests.items() if manifest}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -80,16 +80,9 @@ class Manifest:
         """Bytes of all files together."""
         return sum(entry.size for entry in self.files)
 
-    def matches(self, folder: Path) -> bool:
-        """Whether `folder` holds exactly these files, unaltered."""
-        if not folder.is_dir():
-            return False
-        present = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if not p.is_dir()}
-        return present.keys() == {entry.name for entry in self.files} and all(
-            present[entry.name].stat().st_size == entry.size
-            and hash_file(present[entry.name]) == entry.sha256
-            for entry in self.files
-        )
+    def files_without(self, folders: Collection[str]) -> tuple[FileEntry, ...]:
+        """The files that lie in none of these folders at the top."""
+        return tuple(entry for entry in self.files if entry.name.partition("/")[0] not in folders)
 
     def to_bytes(self) -> bytes:
         """Canonical JSON. Raises ValueError where config or summary hold NaN or non-JSON values."""
@@ -114,6 +107,18 @@ class Manifest:
                 f"digest {manifest.digest!r} does not follow from the {len(files)} files listed"
             )
         return manifest
+
+
+def holds(folder: Path, files: Collection[FileEntry]) -> bool:
+    """Whether `folder` holds exactly these files, unaltered."""
+    if not folder.is_dir():
+        return False
+    present = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if not p.is_dir()}
+    return present.keys() == {entry.name for entry in files} and all(
+        present[entry.name].stat().st_size == entry.size
+        and hash_file(present[entry.name]) == entry.sha256
+        for entry in files
+    )
 
 
 def build_manifest(

@@ -18,7 +18,7 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -33,6 +33,7 @@ from infra.manifest import (
     build_manifest,
     check_part,
     hash_file,
+    holds,
     scan_folder,
 )
 from infra.objects import LocalObjects, Objects
@@ -104,14 +105,14 @@ class Store:
                 self._delete_folder(f"{root}/{manifest.content[:16]}")
             return winner
 
-    def materialise(self, manifest: Manifest, folder: Path) -> None:
-        """Bring an artifact's files to `folder`, read-only, every size and sha256 checked.
+    def materialise(self, manifest: Manifest, folder: Path, without: Collection[str] = ()) -> None:
+        """Bring files to `folder`, all but those in folders `without`, read-only, sha256 checked.
 
-        A folder that is already there and whole is kept; otherwise it is replaced in one rename.
-        Raises CorruptArtifactError naming the object that is missing, truncated or altered.
+        A whole folder is kept, any other replaced. CorruptArtifactError names what is missing.
         """
-        if not manifest.matches(folder):
-            self._fetch(_artifact(manifest.stage, manifest.key), manifest, folder)
+        files = manifest.files_without(without)
+        if not holds(folder, files):
+            self._fetch(_artifact(manifest.stage, manifest.key), manifest, folder, files=files)
 
     def delete(self, stage: str, key: str) -> None:
         """Remove an artifact."""
@@ -141,7 +142,7 @@ class Store:
             root = _checkpoint(key, step)
             manifest = self._read(root, "checkpoint", key)
             if manifest is not None:
-                return step, functools.partial(self._fetch, root, manifest)
+                return step, functools.partial(self._fetch, root, manifest, files=manifest.files)
         return None
 
     def delete_checkpoints(self, key: str) -> None:
@@ -180,10 +181,13 @@ class Store:
             name = _object(root, manifest, entry)
             self.objects.put_file(name, folder / entry.name, entry.sha256, link=link)
 
-    def _fetch(self, root: str, manifest: Manifest, folder: Path) -> None:
+    def _fetch(
+        self, root: str, manifest: Manifest, folder: Path, *, files: Collection[FileEntry]
+    ) -> None:
         temp = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}"
         try:
-            for entry in manifest.files:
+            temp.mkdir(parents=True)
+            for entry in files:
                 path = temp / entry.name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._fetch_file(_object(root, manifest, entry), entry, path)

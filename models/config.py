@@ -31,6 +31,9 @@ class ComparisonsConfig(StageConfig):
 
     seed: int = Field(0, description="Seed of sampling and of the annotators")
     num_responses: int = Field(4, ge=2, le=9, description="Responses sampled per prompt")
+    pairs_per_prompt: int = Field(
+        1, ge=1, le=36, description="Most pairs of a prompt's responses that are compared"
+    )
     temperature: float = Field(1.0, gt=0, description="Sampling temperature")
     max_new_tokens: int = Field(24, gt=0, description="Longest response in tokens")
     flip_share: float = Field(0.2, ge=0, lt=0.5, description="Clear pairs whose label is flipped")
@@ -60,6 +63,13 @@ class PreferencesConfig(StageConfig):
     validation_share: float = Field(0.1, gt=0, lt=1, description="Share held out for validation")
     test_share: float = Field(0.15, gt=0, lt=1, description="Share held out for testing")
     num_eval_prompts: int = Field(64, gt=0, description="Prompts policies are judged on")
+    flip_share: float = Field(
+        0.0,
+        ge=0,
+        lt=0.5,
+        description="Share of clear training labels (all votes agree) to turn round on purpose, "
+        "to measure how many of them the audit finds",
+    )
     seed: int = Field(0, description="Seed of the split")
 
 
@@ -68,16 +78,8 @@ class SFTConfig(StageConfig):
 
     seed: int = Field(0, description="Seed of initialisation and order")
     model: ModelConfig = ModelConfig()
+    fine_tune: bool = Field(True, description="Train at all; else the base model as it is")
     train: TrainConfig = TrainConfig(learning_rate=2e-3, num_epochs=6, batch_size=64)
-
-
-class RewardModelConfig(StageConfig):
-    """One Bradley-Terry reward model: an ensemble member or the final one."""
-
-    seed: int = Field(0, description="Seed of head initialisation and data order")
-    train: TrainConfig = TrainConfig(learning_rate=5e-4, batch_size=32)
-    fold: int | None = Field(None, ge=0, description="Fold held out from training (cross-fitting)")
-    num_folds: int = Field(2, ge=2, description="Folds of the cross-fitted vote")
 
 
 class LowerStatesConfig(StageConfig):
@@ -91,25 +93,6 @@ class StrengthConfig(StageConfig):
 
     mode: Literal["in_sample", "cross_fitted"] = Field(
         "in_sample", description="Whether a member may vote on pairs it was trained on"
-    )
-
-
-class RelabelConfig(StageConfig):
-    """Using the strength: flip, label smoothing, adaptive margin [RM section 2.4]."""
-
-    flip_fraction: float | None = Field(None, ge=0, le=0.5, description="Flip the weakest share")
-    flip_below: float | None = Field(0.0, description="Flip pairs of strength below this")
-    smoothing: float = Field(0.1, ge=0, lt=0.5, description="Label smoothing alpha (free)")
-    smooth: Literal["none", "negative", "all"] = Field("none", description="Which pairs to smooth")
-    margin_scale: float = Field(
-        0.0, ge=0, description="Adaptive margin per unit of strength (free)"
-    )
-    margin_clip: float = Field(1.0, ge=0, description="Largest margin (free)")
-    review: str | None = Field(
-        None,
-        min_length=1,
-        description="Verdicts downloaded from the audit's page, in place of the vote's: a file, a "
-        "folder or an s3:// address",
     )
 
 
@@ -128,7 +111,7 @@ class AdvantageModelConfig(StageConfig):
     margin: float = Field(2.5, gt=0, description="Bound m of advantage scores [AM: 2.5]")
     num_policies: float = Field(4.0, gt=0, description="N of eq. 8 (free)")
     use_importance_weights: bool = Field(
-        False, description="K = 1: weigh by policy over the policy that wrote the comparisons"
+        False, description="Weigh by policy over the K policies that wrote the comparisons"
     )
     log_ratio_clip: float = Field(2.0, gt=0, description="Clip of the log importance ratio (free)")
 
@@ -157,7 +140,7 @@ class MetaRMConfig(StageConfig):
 
     seed: int = Field(0, description="Seed of sampling and data order")
     train: TrainConfig = TrainConfig(learning_rate=1e-4, batch_size=16)
-    meta_learning_rate: float = Field(5e-6, gt=0, description="eta of the ascent [META: 5e-6]")
+    meta_learning_rate: float = Field(5e-6, ge=0, description="eta of the ascent [META: 5e-6]")
     num_responses: int = Field(5, ge=2, description="k, responses per prompt [META: 5]")
     meta_batch: int = Field(16, gt=0, description="Prompts in a meta batch [META: 16]")
     num_prompts: int = Field(256, gt=0, description="Prompts sampled for the meta set")
@@ -174,6 +157,14 @@ class MetaRMConfig(StageConfig):
                 "moves the whole parameters, of which it would hold a part"
             )
         return self
+
+
+class FeaturesConfig(StageConfig):
+    """A scorer's features of the test answers, drawn in the plane."""
+
+    seed: int = Field(0, description="Seed of t-SNE")
+    perplexity: float = Field(30.0, gt=1, description="Perplexity of t-SNE (free)")
+    num_neighbours: int = Field(15, gt=0, description="Neighbours that overlap is measured on")
 
 
 class EvaluateConfig(StageConfig):

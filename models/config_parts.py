@@ -66,13 +66,25 @@ class TrainerConfig(StageConfig):
 
 
 class TrainConfig(TrainerConfig):
-    """What every supervised stage shares. Schedule: warm-up, then cosine to 10 % [AM 4.2]."""
+    """What every supervised stage shares. Schedule: warm-up, then cosine to 10 % [AM 4.2].
+
+    PPO has no dropout: what it samples and what it learns must be of one policy.
+    """
 
     learning_rate: float = Field(5e-6, gt=0, description="Peak learning rate [AM, RM: 5e-6]")
     warmup_fraction: float = Field(0.1, ge=0, lt=1, description="Share of steps in linear warm-up")
     final_fraction: float = Field(0.1, ge=0, le=1, description="Final learning rate over peak")
     num_epochs: int = Field(1, gt=0, description="Passes over the data [RM, AM: 1]")
-    batch_size: int = Field(32, gt=0, description="Examples (pairs, dialogues) per optimiser step")
+    batch_size: int = Field(
+        32, gt=0, description="Examples (pairs, rankings, dialogues) per optimiser step"
+    )
+    dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share dropped of what attention and feed-forward of the trained layers add "
+        "[RM: 0.05]",
+    )
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay")
     checkpoint_every: int = Field(100, gt=0, description="Optimiser steps between checkpoints")
 

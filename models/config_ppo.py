@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from models.config_parts import StageConfig, TrainerConfig
 
@@ -20,6 +20,20 @@ class CollapseConfig(StageConfig):
     perplexity_drop: float = Field(0.6, gt=0, lt=1, description="Perplexity over its start")
 
 
+class ScoringConfig(StageConfig):
+    """Several scorers: an ensemble's scores become one, and one of safety has the first word."""
+
+    std_coef: float = Field(
+        1.0, ge=0, description="An ensemble's score: the mean less this times the spread (free)"
+    )
+    safety_threshold: float = Field(
+        0.15, gt=0, lt=1, description="Sigmoid of a safety score that decides below [Llama 2: 0.15]"
+    )
+    safety_categories: tuple[str, ...] = Field(
+        (), description="Categories of prompts on which safety always decides"
+    )
+
+
 class PPOConfig(TrainerConfig):
     """PPO-max [PPO section 5.4]; every component is a switch."""
 
@@ -31,12 +45,28 @@ class PPOConfig(TrainerConfig):
     policy_learning_rate: float = Field(5e-7, gt=0, description="[PPO: 5e-7]")
     critic_learning_rate: float = Field(1.65e-6, gt=0, description="[PPO: 1.65e-6]")
     kl_coef: float = Field(0.05, ge=0, description="beta of the token KL penalty [PPO: 0.05]")
-    normalise_scores: bool = Field(True, description="Running normalisation of scores")
+    scoring: ScoringConfig = ScoringConfig()
+    score_treatment: Literal["raw", "scaled", "normalised"] = Field(
+        "normalised",
+        description="Scores as they are, over their running deviation, or their mean off as well",
+    )
     score_clip: float | None = Field(0.8, gt=0, description="delta of clipped scores [PPO: 0.8]")
     normalise_advantages: bool = Field(True, description="Whiten advantages within a rollout batch")
+    advantage_clip: float | None = Field(
+        None, gt=0, description="Clip of advantages [PPO: 0.12, 0.5]; none switches off"
+    )
     gamma: float = Field(1.0, gt=0, le=1, description="Discount [PPO: 1]")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="GAE lambda [PPO: 0.95]")
-    policy_clip: float = Field(0.2, gt=0, description="Ratio clip [PPO: 0.2]")
+    policy_clip: float | None = Field(
+        0.2, gt=0, description="Ratio clip [PPO: 0.2], none switches off"
+    )
+    ratio_denominator: Literal["sampling", "reference"] = Field(
+        "sampling", description="The ratio is over the policy that sampled, or over the reference"
+    )
+    entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus (free)")
+    entropy_clip: float | None = Field(
+        None, gt=0, description="Nats a token that the bonus leads to [PPO code: 35]; none: ever up"
+    )
     value_clip: float | None = Field(0.2, gt=0, description="Value clip, none switches off")
     critic_init: Literal["scorer", "policy"] = Field(
         "scorer", description="Critic from the reward model, or from the policy with a random head"
@@ -51,3 +81,12 @@ class PPOConfig(TrainerConfig):
     max_new_tokens: int = Field(24, gt=0, description="Longest response in tokens")
     checkpoint_every: int = Field(20, gt=0, description="Steps between checkpoints")
     guard: CollapseConfig = CollapseConfig()
+
+    @model_validator(mode="after")
+    def _clip_has_a_bonus(self) -> Self:
+        if self.entropy_clip is not None and self.entropy_coef == 0:
+            raise ValueError(
+                f"entropy_clip must be none where entropy_coef is 0, found {self.entropy_clip}: "
+                "there is no bonus to clip"
+            )
+        return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect import task
 
 from models.config import AdvantageModelConfig
+from tasks.inputs import one_or_several
 from tasks.kinds import GPU
 from tasks.perform import Place, perform
 from tasks.stage import StageResult
@@ -17,10 +18,14 @@ def advantage_model(
     preferences: StageResult,
     pairs: StageResult | None = None,
     states: StageResult | None = None,
+    behaviour: StageResult | list[StageResult] | None = None,
     label: str = "advantage_model",
     place: Place | None = None,
 ) -> StageResult:
-    """An Advantage Model on raw pairs, or on relabelled `pairs`."""
+    """An Advantage Model on raw pairs, or on relabelled `pairs`.
+
+    `behaviour`: the policies that wrote the comparisons, where it weighs by them.
+    """
     return perform(
         "advantage_model",
         config,
@@ -29,6 +34,7 @@ def advantage_model(
             "preferences": preferences,
             **({"pairs": pairs} if pairs else {}),
             **({"states": states} if states else {}),
+            **one_or_several("behaviour", behaviour),
         },
         label,
         place=place,

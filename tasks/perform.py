@@ -24,6 +24,7 @@ from tasks.stage import Progress, StageContext, StageResult, run_stage
 EXPERIMENT = "trimtab"
 Place = tuple[int, int]
 ALONE: Place = (0, 1)
+WEIGHTS = ("model", "critic")  # folders of artifacts
 SECONDS_BETWEEN_UPDATES = 2.0
 SECONDS_BETWEEN_LINES = 15.0
 
@@ -77,12 +78,14 @@ def perform(
     place: Place | None = None,
     by_ranks: bool = False,
     is_patient: bool = False,
+    reads_weights: bool = True,
 ) -> StageResult:
     """Run a stage or find it done; called inside a Prefect task.
 
     `place` says which of how many like stages that run at once this one is; without it others run
     beside it, and it gets one core. Several cores are threads of one process or, `by_ranks`, a rank
-    each, unless the machine has GPUs. One that `is_patient` lets all others go first.
+    each, unless the machine has GPUs. One that `is_patient` lets all others go first. What
+    `reads_weights` of its inputs has them brought from the store.
     """
     base = base_context()
     context = StageContext(
@@ -102,6 +105,7 @@ def perform(
         *(context, stage, config, refs),
         name=label,
         is_patient=is_patient,
+        without=() if reads_weights else WEIGHTS,
         **_share(base.settings, config, place, by_ranks)._asdict(),
     )
     how = "found in the store" if result.cached else f"{result.seconds:.1f} s"

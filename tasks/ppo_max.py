@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect import task
 
 from models.config_ppo import PPOConfig
+from tasks.inputs import one_or_several
 from tasks.kinds import GPU
 from tasks.notices import COLLAPSED, tell
 from tasks.perform import Place, perform
@@ -16,15 +17,17 @@ def ppo_max(
     config: PPOConfig,
     policy: StageResult,
     reference: StageResult,
-    scorer: StageResult,
+    scorer: StageResult | list[StageResult],
     data: StageResult,
     rehearsal: StageResult | None = None,
+    safety_scorer: StageResult | None = None,
     label: str = "ppo_max",
     place: Place | None = None,
     by_ranks: bool = False,
 ) -> StageResult:
     """A policy optimised against `scorer` and held near `reference`; the last two as in `perform`.
 
+    Several scorers are an ensemble; `safety_scorer` has the first word (`PPOConfig.scoring`).
     A collapse that the guard acted on is an event, for those who asked to be told.
     """
     result = perform(
@@ -33,9 +36,10 @@ def ppo_max(
         {
             "policy": policy,
             "reference": reference,
-            "scorer": scorer,
             "data": data,
+            **one_or_several("scorer", scorer),
             **({"rehearsal": rehearsal} if rehearsal else {}),
+            **({"safety_scorer": safety_scorer} if safety_scorer else {}),
         },
         label,
         place=place,

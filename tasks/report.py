@@ -28,7 +28,7 @@ AUDIT_FILES = ("audit.html", "audited.jsonl.gz", "audited.parquet")
 @task(name="report", task_run_name="report", **CPU)
 def report(config: ReportConfig, artifacts: dict[str, StageResult]) -> StageResult:
     """The report over everything a run made, by role."""
-    return perform("report", config, artifacts, "report")
+    return perform("report", config, artifacts, "report", reads_weights=False)
 
 
 def lineage_of(results: Mapping[str, StageResult]) -> tuple[LineageEntry, ...]:

@@ -12,7 +12,7 @@ import logging
 import platform
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -68,6 +68,7 @@ def run_stage(
     num_ranks: int = 1,
     num_devices: int = 0,
     is_patient: bool = False,
+    without: Collection[str] = (),
 ) -> StageResult:
     """Return the stage's artifact, running its trainer only if the store has none.
 
@@ -76,6 +77,7 @@ def run_stage(
     `name` labels the run in MLflow and in progress reports; it takes no part in the key. The
     trainer holds `num_devices` of the context's device slots and, on a machine with GPUs, as many
     of those. One that `is_patient` starts only while no other waits for a core of this machine.
+    Folders of inputs that it does not read, as those of weights, are not brought: `without`.
 
     Raises StageInputError, infra.launch.TrainerError, StageOutputError, CorruptArtifactError,
     infra.gpus.TooFewGPUsError. The work folder with log and checkpoints then stays for the next
@@ -86,7 +88,8 @@ def run_stage(
     values = config.model_dump(mode="json")
     key = stage_key(stage, values, inputs, code)
     workdir = context.settings.work / f"{stage}-{key[:16]}"
-    job = StageJob(stage, name or stage, key, values, inputs, code, workdir, num_threads, num_ranks)
+    place = (workdir, num_threads, num_ranks, without)
+    job = StageJob(stage, name or stage, key, values, inputs, code, *place)
     found = context.store.find(stage, key)
     if found is not None and not workdir.exists():
         return _cached(context, job, found)
@@ -156,7 +159,8 @@ def _prepare(context: StageContext, job: StageJob) -> Path:
     paths = {}
     for name, ref in job.inputs.items():
         paths[name] = str(job.workdir / "inputs" / name)
-        context.store.materialise(_resolve(context, name, ref), Path(paths[name]))
+        manifest = _resolve(context, name, ref)
+        context.store.materialise(manifest, Path(paths[name]), job.without)
     if restore_newest(context.store, job.key, job.workdir / "checkpoints") is None:
         (job.workdir / METRICS_NAME).unlink(missing_ok=True)
     content = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,7 +86,7 @@ class StageResult:
 
 @dataclass(frozen=True)
 class StageJob:
-    """One call of run_stage, resolved."""
+    """One call of run_stage, resolved; `without` are folders of inputs that it does not read."""
 
     stage: str
     name: str
@@ -97,4 +97,5 @@ class StageJob:
     workdir: Path
     num_threads: int
     num_ranks: int
+    without: Collection[str] = ()
     gpus: tuple[str, ...] = ()

@@ -22,4 +22,5 @@ def strength(
         config,
         {f"member_{index}": member for index, member in enumerate(members)},
         label,
+        reads_weights=False,
     )

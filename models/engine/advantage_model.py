@@ -5,6 +5,8 @@ Deviations from the paper:
    overflow for all but the shortest answers (methods: log space, clipped, binding share logged).
 2. Used as a reward, the model answers r(x, y) - e(x): the sum over alternate policies describes
    how the comparisons were sampled and has no meaning for the current policy's own answers.
+
+[AM eq. 8] sums over all K policies, whichever of them wrote a response.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ import torch
 from torch import Tensor
 
 from models.config import AdvantageModelConfig
-from models.engine.batches import micro_batches
-from models.engine.data import Pairs, context_length, read_pairs
+from models.engine import ranks
+from models.engine.batches import my_parts
+from models.engine.data import Pairs, context_length, one_or_several, read_pairs
 from models.engine.learners import Metrics
 from models.engine.loop import fit
 from models.engine.progress import write_json
@@ -35,7 +38,8 @@ CONFIG = AdvantageModelConfig
 def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `policy` (trunk, pi_phi), `preferences`; `pairs`, `behaviour` (pi'), `states`.
 
-    The last three are optional. Output: model/ (two heads), scores.jsonl.
+    The last three are optional; K > 1 policies are `behaviour_0`, `behaviour_1` and so on. Output:
+    model/ (two heads), scores.jsonl.
     """
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     model = new_scorer(inputs["policy"] / "model", 2, config.seed)
@@ -44,7 +48,7 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
     pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
     log_ratios = None
     if config.use_importance_weights:
-        log_ratios = _log_ratios(inputs, pairs)
+        log_ratios = _log_ratios(config, inputs, pairs)
 
     def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
         rewards, expected = reward_heads(model, batch)
@@ -52,7 +56,7 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
         advantages, weight_metrics = advantage_scores(
             rewards,
             expected,
-            None if log_ratios is None else log_ratios[indices].view(-1, 1),
+            None if log_ratios is None else log_ratios[indices].flatten(0, 1),
             config.num_policies,
             config.log_ratio_clip,
         )
@@ -82,16 +86,29 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
     write_json(workdir / "output" / "summary.json", summary)
 
 
+def _log_ratios(config: AdvantageModelConfig, inputs: dict[str, Path], pairs: Pairs) -> Tensor:
+    """(N, 2, K) length-normalised log pi_phi / pi'_k of preferred and other responses.
+
+    Raises ValueError where no policy is given, or more than `num_policies`.
+    """
+    behaviour = one_or_several(inputs, "behaviour")
+    if not 1 <= len(behaviour) <= config.num_policies:
+        raise ValueError(
+            "use_importance_weights needs the policies that wrote the comparisons, from 1 to "
+            f"num_policies = {config.num_policies:g} of them, found {len(behaviour)}"
+        )
+    current = _mean_logprobs(inputs["policy"], pairs)
+    return torch.stack([current - _mean_logprobs(folder, pairs) for folder in behaviour], dim=-1)
+
+
 @torch.no_grad()
-def _log_ratios(inputs: dict[str, Path], pairs: Pairs) -> Tensor:
-    """(N, 2) length-normalised log pi_phi / pi' of preferred and other responses."""
-    if "behaviour" not in inputs:
-        raise ValueError("use_importance_weights needs the policy that wrote the comparisons")
+def _mean_logprobs(folder: Path, pairs: Pairs) -> Tensor:
+    """(N, 2) log-probability a token of both responses under a policy; ranks share the work out."""
+    policy = load_policy(folder / "model").eval()
     result = torch.zeros(len(pairs.rows), 2)
-    for name, sign in (("policy", 1.0), ("behaviour", -1.0)):
-        policy = load_policy(inputs[name] / "model").eval()
-        for part in micro_batches(pairs.rows, SCORING_TOKENS):
-            batch = pack([pairs.rows[index] for index in part])
-            logprobs, _, response_mask = response_logprobs(policy, batch)
-            result[part] += sign * masked_mean(logprobs, response_mask, dim=1).view(-1, 2)
-    return result
+    for part in my_parts(pairs.rows, SCORING_TOKENS):
+        batch = pack([pairs.rows[index] for index in part])
+        logprobs, _, response_mask = response_logprobs(policy, batch)
+        result[part] = masked_mean(logprobs, response_mask, dim=1).view(-1, 2)
+    ranks.add_up([result])
+    return result / ranks.times_counted(pairs.rows)

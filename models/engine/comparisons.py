@@ -39,13 +39,14 @@ def run(config: ComparisonsConfig, inputs: dict[str, Path], workdir: Path) -> No
         write_rows(output / f"{split}.jsonl", rows)
     write_rows(output / "truth.jsonl", truth)
     kinds = Counter(str(row["kind"]) for row in truth)
+    compared = {row["group"] for rows in splits.values() for row in rows}
     write_json(
         output / "summary.json",
         {
             **{f"num_{split}": len(rows) for split, rows in splits.items()},
             **{f"share_{kind}": count / len(truth) for kind, count in kinds.items()},
             "share_wrong": sum(bool(row["is_wrong"]) for row in truth) / len(truth),
-            "num_prompts_without_pair": len(prompts) - len(truth),
+            "num_prompts_without_pair": len(prompts) - len(compared),
         },
     )
 
@@ -55,36 +56,46 @@ def _compare(
 ) -> tuple[dict[str, list[Row]], list[Row]]:
     """Let annotators compare each prompt's answers: pairs by split, and the truth about them all.
 
-    responses: `num_responses` for each prompt, prompt after prompt.
+    responses: `num_responses` for each prompt, prompt after prompt. Of every prompt the first pair
+    is drawn from one sequence of random numbers, and further ones from another, so that how many
+    are asked for does not change the first.
     """
-    rng = random.Random(f"annotators/{config.seed}")
+    rng, further = (random.Random(f"{name}/{config.seed}") for name in ("annotators", "further"))
     splits: dict[str, list[Row]] = {"train": [], "validation": [], "test": []}
     truth: list[Row] = []
     for index, prompt in enumerate(prompts):
         split = _draw_split(config, rng)
         start = index * config.num_responses
-        comparison = annotate(
-            prompt,
-            responses[start : start + config.num_responses],
-            flip_share=config.flip_share,
-            ambiguous_share=config.ambiguous_share,
-            clear_gap=config.clear_gap,
-            sharpness=config.sharpness,
-            rng=rng,
-        )
-        if comparison is None:
-            continue
-        row = truth_row(f"pair-{index:05d}", comparison)
-        truth.append({**row, "split": split})
-        splits[split].append(
-            {
-                "id": row["id"],
-                "prompt": prompt,
-                "chosen": comparison.chosen,
-                "rejected": comparison.rejected,
-                "category": row["category"],
-            }
-        )
+        answers = responses[start : start + config.num_responses]
+        compared: set[frozenset[str]] = set()
+        for number in range(config.pairs_per_prompt):
+            comparison = annotate(
+                prompt,
+                answers,
+                flip_share=config.flip_share,
+                ambiguous_share=config.ambiguous_share,
+                clear_gap=config.clear_gap,
+                sharpness=config.sharpness,
+                rng=rng if number == 0 else further,
+                compared=compared,
+            )
+            if comparison is None:
+                continue
+            compared.add(frozenset((comparison.chosen, comparison.rejected)))
+            group = f"pair-{index:05d}"
+            row = truth_row(group if number == 0 else f"{group}-{number}", comparison)
+            truth.append({**row, "split": split})
+            splits[split].append(
+                {
+                    "id": row["id"],
+                    "prompt": prompt,
+                    "chosen": comparison.chosen,
+                    "rejected": comparison.rejected,
+                    "category": row["category"],
+                    "rating": comparison.rating,
+                    "group": group,
+                }
+            )
     return splits, truth
 
 

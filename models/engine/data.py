@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,14 @@ from models.nets.packing import Candidates, encode
 
 SPLITS = ("train", "validation", "test")
 HELD_OUT = ("validation", "test")
+
+
+def one_or_several(inputs: dict[str, Path], name: str) -> list[Path]:
+    """The input `name`, or those numbered `name_0`, `name_1` and so on; none where it is absent."""
+    if name in inputs:
+        return [inputs[name]]
+    numbers = itertools.takewhile(lambda number: f"{name}_{number}" in inputs, itertools.count())
+    return [inputs[f"{name}_{number}"] for number in numbers]
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -37,12 +46,15 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 class Pairs:
     """Encoded pairs, preferred response first, with their relabelling.
 
-    prompts: N texts, before any truncation. rows: N candidates of two responses.
-    label, margin, weight: (N,); 1, 0, 1 for raw pairs.
+    prompts: N texts, before any truncation. categories, groups: of each pair its category and the
+    ranking it is from, if any.
+    rows: N candidates of two responses. label, margin, weight: (N,); 1, 0, 1 for raw pairs.
     """
 
     identifiers: list[str]
     prompts: list[str]
+    categories: list[str | None]
+    groups: list[str | None]
     rows: list[Candidates]
     label: Tensor
     margin: Tensor
@@ -54,6 +66,8 @@ class Pairs:
         return Pairs(
             [self.identifiers[index] for index in indices],
             [self.prompts[index] for index in indices],
+            [self.categories[index] for index in indices],
+            [self.groups[index] for index in indices],
             [self.rows[index] for index in indices],
             self.label[at],
             self.margin[at],
@@ -83,6 +97,8 @@ def read_pairs(
     pairs = Pairs(
         [row["id"] for row in rows],
         prompts,
+        [row.get("category") for row in rows],
+        [row.get("group") for row in rows],
         [
             pair.exchanged() if row.get("is_flipped", False) else pair
             for pair, row in zip(raw, rows, strict=True)

@@ -154,7 +154,7 @@ def accumulate(
     total = ranks.times_counted(batch) * weights[batch].sum()
     sums: Metrics = defaultdict(lambda: torch.zeros(()))
     for number, (part, counts) in enumerate(parts, start=1):
-        indices = torch.tensor(part)
+        indices = torch.tensor(part, device="cpu")  # a loss may look into them without waiting
         loss, metrics = learner.loss(pack([rows[index] for index in part]), beside(indices))
         share = weights[indices].sum() / total if counts else torch.zeros(())
         learner.backward(coefficient * loss * share, is_last and number == len(parts))

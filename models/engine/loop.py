@@ -5,6 +5,7 @@ SFT, reward models and Advantage Models differ only in the loss they hand to `fi
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ from models.nets.packing import Candidates
 from models.nets.training import prepare_training
 
 Ascent = Callable[[int], Metrics]
+AfterStep = Callable[[int], None]
 
 
 def fit(
@@ -38,40 +40,48 @@ def fit(
     seed: int,
     workdir: Path,
     ascend: Ascent | None = None,
+    after_step: AfterStep | None = None,
 ) -> dict[str, float]:
     """Train `model` in place and return the means of the last tenth of the steps' metrics.
 
     `loss_function(batch, indices)` gets a packed batch and its rows' indices (b,) and returns
     (mean loss, metrics). It is a mean by `weights` (N,), what each row counts (pairs, tokens), by
     which micro batches and ranks equal one large batch. `ascend(step)` moves the parameters for
-    the gradient only. Of ranks the first returns.
+    the gradient only; `after_step(number)` looks at the model. Of ranks the first returns.
     """
     batches = [
         batch
         for epoch in range(config.num_epochs)
         for batch in epoch_batches([row.num_tokens for row in rows], config.batch_size, seed, epoch)
     ]
-    prepare_training(model, config, seed)
-    torch.manual_seed(seed)
+    prepare_training(model, config, seed, config.dropout)
     state = newest_checkpoint(workdir)
     decay = config.weight_decay
     learner = new_learner(model, loss_function, config, weight_decay=decay, state=state)
     start = 0 if state is None else state["step"]
-    progress = Progress(workdir, start)
+    progress = Progress(workdir)
     model.train()
     for step in range(start, len(batches)):
         rate = scheduled_rate(config, step, len(batches))
+        _seed_dropout(seed, step)
         with _ascended(model, ascend, step) as extra:
             metrics = _gradient(learner, rows, weights, batches[step], config) | extra
         metrics["grad_norm"] = learner.step(rate)
         progress.log(step + 1, {**metrics, "learning_rate": rate})
         if (step + 1) % 10 == 0 or step + 1 == len(batches):
             progress.advance(step + 1, len(batches))
+        if after_step is not None:
+            after_step(step + 1)
         checkpoint_or_stop(workdir, step + 1, config.checkpoint_every, learner.state_dict)
     learner.finish()
     ranks.leave()
     merge_adapters(model)
     return tail_means(progress.path)
+
+
+def _seed_dropout(seed: int, step: int) -> None:
+    """What a step drops depends on nothing before it, so that a resumed run drops the same."""
+    torch.manual_seed(random.Random(f"dropout/{seed}/{step}/{ranks.number()}").getrandbits(63))
 
 
 @contextmanager

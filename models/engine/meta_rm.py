@@ -18,11 +18,12 @@ from transformers import PreTrainedModel
 from models.config import MetaRMConfig
 from models.engine import ranks
 from models.engine.batches import endless, my_parts
-from models.engine.data import Pairs, context_length, read_pairs, read_rows
+from models.engine.data import Pairs, context_length, read_pairs, read_rows, write_rows
 from models.engine.learners import LossFunction, Metrics
 from models.engine.loop import fit
 from models.engine.progress import Progress, write_json
-from models.engine.reward_model import pair_ranking_loss, score_splits
+from models.engine.rankings import rankings_of, reward_loss
+from models.engine.reward_model import score_splits
 from models.engine.rollouts import respond
 from models.engine.scoring import score_rows, with_lower_states
 from models.engine.stored_states import stored_states
@@ -40,17 +41,19 @@ CONFIG = MetaRMConfig
 def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `scorer` (start), `policy` (current), `data`, `preferences`; `pairs`, `states`.
 
-    The last two are optional. Output: model/ (same kind as the scorer that came in), scores.jsonl.
+    The last two are optional. Output: model/ (same kind as the scorer that came in), scores.jsonl,
+    spreads.jsonl (of each meta prompt, before and after).
     """
     tokenizer = load_tokenizer(inputs["scorer"] / "model")
     model = load_scorer(inputs["scorer"] / "model")
     limit = context_length(model.config)
     source = inputs.get("pairs", inputs["preferences"])
-    pairs = read_pairs(source / "train.jsonl", tokenizer, limit, stored_states(inputs, model))
+    states = stored_states(inputs, model)
+    pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
     depth = num_frozen_layers(model, config.train.trainable_layers)
     sampled = _sample_meta_set(config, inputs, workdir, limit)
     meta_rows = with_lower_states(model, sampled, depth)
-    before = spread(model, meta_rows)
+    before = spreads(model, meta_rows)
     summary = fit(
         model,
         pairs.rows,
@@ -61,11 +64,17 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
         workdir=workdir,
         ascend=MetaAscent(config, model, meta_rows),
     )
-    after = spread(model, meta_rows)
+    after = spreads(model, meta_rows)
     save_model(model, tokenizer, workdir / "output" / "model")
     summary |= score_splits(model, tokenizer, inputs, workdir / "output")
     summary["num_trained_pairs"] = len(pairs.rows)
-    summary |= {"score_spread_before": before, "score_spread_after": after}
+    means = {"score_spread_before": float(before.mean()), "score_spread_after": float(after.mean())}
+    summary |= means
+    per_prompt = zip(before.tolist(), after.tolist(), strict=True)
+    write_rows(
+        workdir / "output" / "spreads.jsonl",
+        ({"before": before, "after": after} for before, after in per_prompt),
+    )
     write_json(workdir / "output" / "summary.json", summary)
 
 
@@ -120,7 +129,7 @@ def _sums(wholes: list[Tensor | None], parts: Sequence[Tensor | None]) -> list[T
 def _pair_loss(model: PreTrainedModel, pairs: Pairs, margin: float) -> LossFunction:
     """Ranking loss, for an Advantage Model with bounds (`margin`) but without importance ratios."""
     if not is_advantage_model(model):
-        return pair_ranking_loss(model, pairs)
+        return reward_loss(model, rankings_of(pairs))
 
     def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
         scores = response_scores(model, batch).view(-1, 2)
@@ -156,9 +165,9 @@ def _sample_meta_set(
     return encode(tokenizer, [row["prompt"] for row in rows], answers, limit)
 
 
-def spread(model: PreTrainedModel, rows: Sequence[Candidates]) -> float:
-    """Mean absolute score difference between responses of one prompt (what J widens)."""
+def spreads(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
+    """(N,) of each prompt: mean absolute score difference of its responses (what J widens)."""
     scores = score_rows(model, rows)
     differences = (scores[:, :, None] - scores[:, None, :]).abs()
     count = scores.shape[1]
-    return float(differences.sum((1, 2)).mean() / (count * (count - 1)))
+    return differences.sum((1, 2)) / (count * (count - 1))

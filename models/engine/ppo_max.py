@@ -4,9 +4,12 @@ Implementation details that matter:
 1. The ratio, the KL penalty and the reference all use softmax(logits / temperature), the sampler's
    distribution before nucleus and repetition penalty; old log-probabilities are those noted while
    sampling, so the first ratio of every batch is 1 but for float32's rounding.
-2. Scores are normalised by running moments over history, then clipped to +-delta.
+2. Scores are normalised by running moments over history, then clipped to +-delta. Those of several
+   scorers become one before (models.functional.combination).
 3. The critic is trained alone for `critic_pretrain_steps` before the policy moves.
-4. Rollouts with their scores are kept as text, so that evaluation can judge them afterwards;
+4. PPO-ptx [PPO eq. 17] has the demonstrations in place of a pre-training corpus, as the published
+   code may, and its likelihood is of responses.
+5. Rollouts with their scores are kept as text, so that evaluation can judge them afterwards;
    nothing here knows the gold scorer.
 """
 
@@ -23,10 +26,11 @@ from models.config_ppo import PPOConfig
 from models.engine import ranks
 from models.engine.batches import endless
 from models.engine.checkpoint import checkpoint_or_stop, newest_checkpoint, oldest_checkpoint
-from models.engine.data import encode_dialogues, read_rows
+from models.engine.data import encode_dialogues, one_or_several, read_rows
 from models.engine.guard import collapse_reason
 from models.engine.learners import hold
 from models.engine.ppo_rollout import Experience, collect
+from models.engine.ppo_scoring import Scorers
 from models.engine.ppo_update import ActorCritic, Replay, load_weights
 from models.engine.progress import Progress, read_metrics, tail_means, write_json
 from models.engine.scoring import with_lower_states
@@ -42,13 +46,16 @@ CONFIG = PPOConfig
 def run(config: PPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `policy` (start), `reference`, `scorer`, `data`; optionally `rehearsal`.
 
+    An ensemble of scorers is `scorer_0`, `scorer_1` and so on; the critic can start as the first.
+    Beside a `safety_scorer`, a reward model, they speak for helpfulness.
+
     Output: model/ (the policy), critic/, metrics.jsonl, rollouts.jsonl.
     """
     PPORun(config, inputs, workdir).train()
 
 
 class PPORun:
-    """The state of one run: four models, two optimisers, moments, generator, step."""
+    """The state of one run: its models, two optimisers, moments, generator, step."""
 
     def __init__(self, config: PPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
         self.config, self.workdir = config, workdir
@@ -56,11 +63,11 @@ class PPORun:
         self.tokenizer = load_tokenizer(start)
         # In this order at most two are whole at once where ranks hold parts.
         self.reference = hold(load_policy(inputs["reference"] / "model").eval(), config.zero)
-        self.scorer = hold(load_scorer(inputs["scorer"] / "model").eval(), config.zero)
+        self.scorers = Scorers.load(inputs, config.zero)
         self.policy = load_policy(start).eval()
         self.critic = new_scorer(start, 1, config.seed).eval()
         if config.critic_init == "scorer":
-            self.critic = load_scorer(inputs["scorer"] / "model").eval()
+            self.critic = load_scorer(one_or_several(inputs, "scorer")[0] / "model").eval()
         self.depth = self._share_lower_layers()
         self.prompts = read_rows(inputs["data"] / "policy_prompts.jsonl")
         self.moments = RunningMoments()
@@ -76,8 +83,8 @@ class PPORun:
         self.learner = ActorCritic(config, self.policy, self.critic, replay, saved)
         if not self.is_parted:
             for trained in (self.policy, self.critic):
-                share_frozen(trained, self.reference.model)
-                share_frozen(trained, self.scorer.model)
+                for other in (self.reference, *self.scorers.held):
+                    share_frozen(trained, other.model)
 
     @property
     def is_parted(self) -> bool:
@@ -85,14 +92,15 @@ class PPORun:
         return self.config.zero is not None and self.config.zero.stage == 3
 
     def _share_lower_layers(self) -> int:
-        """Layers frozen in all four models run once a response; returns how many these are.
+        """Layers frozen in all models run once a response; returns how many these are.
 
         None where ranks hold parts of them, of each model's its own.
         """
         if self.is_parted:
             return 0
         depth = num_frozen_layers(self.policy, self.config.trainable_layers)
-        for other in (self.reference.model, self.scorer.model, self.critic):
+        others = (each.model for each in (self.reference, *self.scorers.held))
+        for other in (*others, self.critic):
             depth = tie_lower_layers(self.policy, other, depth)
         return depth
 
@@ -111,9 +119,9 @@ class PPORun:
 
     def train(self) -> None:
         """All steps from the newest checkpoint on; writes the outputs."""
-        progress = Progress(self.workdir, self.step)
-        rollouts = _RolloutLog(self.workdir, self.step)
-        ranks.any_of(False)  # until the first has cut the files back that all read
+        progress = Progress(self.workdir)
+        rollouts = _RolloutLog(self.workdir)
+        ranks.any_of(False)  # until the first has put the files in place that all read
         history = read_metrics(progress.path) if progress.path.exists() else []
         total = self.config.critic_pretrain_steps + self.config.num_steps
         batches = endless(len(self.prompts), self.config.rollout_batch, self.config.seed)
@@ -141,7 +149,7 @@ class PPORun:
             policy=self.learner.policy,
             reference=self.reference,
             critic=self.learner.critic,
-            scorer=self.scorer,
+            scorers=self.scorers,
             moments=self.moments,
             generator=self.generator,
             shared_layers=self.depth,
@@ -184,20 +192,10 @@ class PPORun:
 
 
 class _RolloutLog:
-    """rollouts.jsonl: every sampled answer with its score, cut back to the step resumed from.
+    """rollouts.jsonl: every sampled answer with its score, written by the first rank."""
 
-    The first rank writes it.
-    """
-
-    def __init__(self, workdir: Path, resumed_step: int) -> None:
+    def __init__(self, workdir: Path) -> None:
         self.path = workdir / "rollouts.jsonl"
-        if not ranks.is_first():
-            return
-        lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
-        whole = [line for line in lines if line.endswith("\n")]
-        self.path.write_text(
-            "".join(line for line in whole if json.loads(line)["step"] <= resumed_step)
-        )
 
     def append(self, step: int, experience: Experience) -> None:
         if not ranks.is_first():

@@ -13,12 +13,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from models.config_ppo import PPOConfig
 from models.engine import ranks
 from models.engine.batches import my_parts
-from models.engine.learners import Held
+from models.engine.learners import Held, Metrics
+from models.engine.ppo_scoring import Scorers
 from models.engine.rollouts import encode_prompts, sample
-from models.engine.scoring import score_rows, with_lower_states
+from models.engine.scoring import with_lower_states
 from models.functional.masked import masked_mean, masked_whiten
 from models.functional.moments import RunningMoments
 from models.functional.ppo_max import gae, normalise_scores, token_rewards
+from models.functional.ppo_tricks import clip_advantages
 from models.nets.generation import Samples, Sampling
 from models.nets.packing import Candidates, PackedBatch, pack
 from models.nets.scoring import response_logprobs, response_values
@@ -32,7 +34,8 @@ class Experience:
 
     old_logprobs, ref_logprobs, values, advantages, returns, entropies: (N, L), nats or score
     units. response_mask: (N, L) bool, True = sampled by the policy. scores: (N,) raw from the
-    scorer; normalised_scores: (N,) after normalisation and clipping.
+    scorer, or combined from several; normalised_scores: (N,) after scaling or normalisation and
+    clipping. reported: what switches that are on say of themselves.
     """
 
     rows: list[Candidates]
@@ -46,6 +49,7 @@ class Experience:
     normalised_scores: Tensor
     advantages: Tensor
     returns: Tensor
+    reported: Metrics
 
     def monitors(self) -> dict[str, Tensor]:
         """What the collapse guard and the plots watch: means over the batch."""
@@ -59,6 +63,7 @@ class Experience:
             "ref_perplexity": (-masked_mean(self.ref_logprobs, mask)).exp(),
             "entropy": masked_mean(self.entropies, mask),
             "response_length": mask.sum(1).float().mean(),
+            **self.reported,
         }
 
 
@@ -71,14 +76,14 @@ def collect(
     policy: Held,
     reference: Held,
     critic: Held,
-    scorer: Held,
+    scorers: Scorers,
     moments: RunningMoments,
     generator: torch.Generator,
     shared_layers: int = 0,
 ) -> Experience:
     """Sample one response a prompt and compute all that the update needs; updates `moments`.
 
-    The lower `shared_layers` of all four models are the same modules and frozen.
+    The lower `shared_layers` of all models are the same modules and frozen.
     """
     with policy.whole() as sampled:
         rows, samples = _sample_rows(config, tokenizer, prompts, sampled, generator)
@@ -91,13 +96,10 @@ def collect(
     old_logprobs, entropies = samples.logprobs[:, :width], samples.entropies[:, :width]
     with critic.whole() as valuing:
         values, _ = in_parts(rows, lambda batch: response_values(valuing, batch))
-    with scorer.whole() as scoring:
-        scores = score_rows(scoring, rows)[:, 0]
-    normalised = _normalise(config, scores, moments)
+    scores, reported = scorers.score(config.scoring, prompts, rows)
+    normalised = _treat(config, scores, moments)
     rewards = token_rewards(normalised, old_logprobs, ref_logprobs, response_mask, config.kl_coef)
-    advantages, returns = gae(rewards, values, response_mask, config.gamma, config.gae_lambda)
-    if config.normalise_advantages:
-        advantages = masked_whiten(advantages, response_mask)
+    advantages, returns, clipped = _advantages(config, rewards, values, response_mask)
     return Experience(
         rows=rows,
         texts=_texts(tokenizer, prompts, rows, scores),
@@ -110,6 +112,7 @@ def collect(
         normalised_scores=normalised,
         advantages=advantages,
         returns=returns,
+        reported=reported | clipped,
     )
 
 
@@ -132,14 +135,25 @@ def _sample_rows(
     return [Candidates(prompt, (response,)) for prompt, response in pairs], samples
 
 
-def _normalise(config: PPOConfig, scores: Tensor, moments: RunningMoments) -> Tensor:
-    """Scores (N,) normalised by their history and clipped, as far as asked; updates `moments`."""
+def _treat(config: PPOConfig, scores: Tensor, moments: RunningMoments) -> Tensor:
+    """Scores (N,) over their history's spread, centred and clipped, as asked; adds to `moments`."""
     moments.update(scores)
-    if config.normalise_scores:
-        return normalise_scores(scores, moments.mean, moments.std, config.score_clip)
-    if config.score_clip is not None:
-        return scores.clamp(-config.score_clip, config.score_clip)
-    return scores
+    mean = moments.mean if config.score_treatment == "normalised" else 0.0
+    std = 1.0 if config.score_treatment == "raw" else moments.std
+    return normalise_scores(scores, mean, std, config.score_clip)
+
+
+def _advantages(
+    config: PPOConfig, rewards: Tensor, values: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor, Metrics]:
+    """Advantages (N, L), whitened and clipped as asked; returns (N, L); what the clip reports."""
+    advantages, returns = gae(rewards, values, mask, config.gamma, config.gae_lambda)
+    if config.normalise_advantages:
+        advantages = masked_whiten(advantages, mask)
+    if config.advantage_clip is None:
+        return advantages, returns, {}
+    advantages, clipped = clip_advantages(advantages, mask, config.advantage_clip)
+    return advantages, returns, clipped
 
 
 def _texts(

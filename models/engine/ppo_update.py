@@ -14,6 +14,7 @@ from models.engine import ranks
 from models.engine.learners import LossFunction, Metrics, accumulate, new_learner
 from models.engine.ppo_rollout import Experience
 from models.functional.ppo_max import policy_loss, value_loss
+from models.functional.ppo_tricks import entropy_loss
 from models.functional.rehearsal import nll_loss
 from models.nets.freezing import load_trained_state
 from models.nets.packing import Candidates, PackedBatch
@@ -82,12 +83,14 @@ class ActorCritic:
         return metrics
 
     def _policy_step(self, experience: Experience, batch: list[int]) -> Metrics:
+        over_reference = self.config.ratio_denominator == "reference"
+        old = experience.ref_logprobs if over_reference else experience.old_logprobs
         found = accumulate(
             self.policy,
             experience.rows,
             experience.response_mask.sum(1),
             batch,
-            lambda indices: (experience.old_logprobs[indices], experience.advantages[indices]),
+            lambda indices: (old[indices], experience.advantages[indices]),
             self.config.micro_batch_tokens,
             is_last=not self.replay,
         )
@@ -138,15 +141,19 @@ def load_weights(state: dict[str, Any], policy: PreTrainedModel, critic: PreTrai
 
 
 def _policy_loss(policy: PreTrainedModel, config: PPOConfig) -> LossFunction:
-    """The clipped loss of responses with (old log-probabilities, advantages), else their NLL."""
+    """Of responses with (the ratio's denominator, advantages) the clipped loss, else their NLL."""
 
     def loss_function(batch: PackedBatch, beside: Beside | None) -> tuple[Tensor, Metrics]:
         if beside is None:
             logprobs, _, mask = response_logprobs(policy, batch)
             return nll_loss(logprobs, mask)
-        logprobs, _, mask = response_logprobs(policy, batch, config.temperature)
+        logprobs, entropies, mask = response_logprobs(policy, batch, config.temperature)
         old, advantages = (values[:, : mask.shape[1]] for values in beside)
-        return policy_loss(logprobs, old, advantages, mask, config.policy_clip)
+        loss, metrics = policy_loss(logprobs, old, advantages, mask, config.policy_clip)
+        if config.entropy_coef > 0:
+            bonus, more = entropy_loss(entropies, mask, config.entropy_clip)
+            loss, metrics = loss + config.entropy_coef * bonus, metrics | more
+        return loss, metrics
 
     return loss_function
 

@@ -20,6 +20,7 @@ from models.preferences import (
     split_pairs,
     write_quarantine,
 )
+from models.preferences.planted import plant_flips, truth_of
 from models.records import PreferencePair
 
 CONFIG = PreferencesConfig
@@ -29,7 +30,8 @@ def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> No
     """Inputs: `source_<i>` for every source that is a file or folder.
 
     Output: train, validation and test pairs; demonstrations (chosen answers of the training
-    pairs), policy_prompts, eval/main (test prompts) and eval/validation; quarantine.jsonl.
+    pairs), policy_prompts, eval/main (test prompts) and eval/validation; quarantine.jsonl; where
+    labels were turned round on purpose, truth.jsonl.
     """
     output = workdir / "output"
     output.mkdir(parents=True, exist_ok=True)
@@ -48,6 +50,8 @@ def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> No
         seed=config.seed,
         split_by=config.split_by,
     )
+    if config.flip_share > 0:
+        splits["train"] = _planted(config, splits, output)
     _write_splits(splits, config.num_eval_prompts, output)
     write_json(
         output / "summary.json",
@@ -59,6 +63,23 @@ def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> No
             "share_chosen_longer": report.share_chosen_longer,
         },
     )
+
+
+def _planted(
+    config: PreferencesConfig, splits: dict[str, list[PreferencePair]], output: Path
+) -> list[PreferencePair]:
+    """The training pairs with some labels turned round; truth.jsonl says which."""
+    rng = random.Random(f"flips/{config.seed}")
+    turned = splits | {"train": plant_flips(splits["train"], config.flip_share, rng)}
+    write_rows(
+        output / "truth.jsonl",
+        (
+            truth_of(before, after, split)
+            for split, pairs in splits.items()
+            for before, after in zip(pairs, turned[split], strict=True)
+        ),
+    )
+    return turned["train"]
 
 
 def _load(

@@ -1,4 +1,4 @@
-"""Stage `relabel`: flips, soft labels and margins from the strength [RM section 2.4].
+"""Stage `relabel`: flips, soft labels and margins from the strength [RM section 2.4], and ratings.
 
 Raw pairs are never mutated: a relabelled pair is the raw pair plus what was decided about it. A
 person's verdict comes before the vote.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from models.config import RelabelConfig
+from models.config_rewards import RelabelConfig
 from models.engine.data import SPLITS, read_rows, write_rows
 from models.engine.progress import write_json
-from models.functional.relabel import overrule, relabel
+from models.functional.relabel import Relabel, overrule, rating_margin, relabel, strength_slice
 from models.preferences import Source, read_review
 
 CONFIG = RelabelConfig
@@ -36,11 +38,16 @@ def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
     if missing:
         raise ValueError(f"{len(missing)} pairs have no strength, the first: {missing[0]!r}")
     mean = torch.tensor([strength[pair["id"]] for pair in pairs], dtype=torch.float64)
+    own = {"rating_margins", "keep_from", "keep_to", "review"}
+    treated = relabel(mean, **config.model_dump(exclude=own))
+    if config.rating_margins is not None:
+        treated = treated._replace(margin=treated.margin + _of_ratings(config, pairs, treated))
     given = [verdicts.get(pair["id"]) for pair in pairs]
     treated = overrule(
-        relabel(mean, **config.model_dump(exclude={"review"})),
-        **{name: torch.tensor([each == name for each in given]) for name in OVERRULING},
+        treated, **{name: torch.tensor([each == name for each in given]) for name in OVERRULING}
     )
+    kept = strength_slice(mean, config.keep_from, config.keep_to)
+    treated = treated._replace(weight=treated.weight * kept)
     columns = zip(
         pairs,
         treated.is_flipped.tolist(),
@@ -88,3 +95,15 @@ def _verdicts(config: RelabelConfig, inputs: dict[str, Path]) -> dict[str, str]:
             stacklevel=2,
         )
     return verdicts
+
+
+def _of_ratings(config: RelabelConfig, pairs: list[dict[str, Any]], treated: Relabel) -> Tensor:
+    """Margins (N,) by the pairs' ratings; ValueError where no pair has one."""
+    assert config.rating_margins is not None
+    rating = torch.tensor([pair.get("rating") or 0 for pair in pairs])
+    if not bool(rating.any()):
+        raise ValueError(
+            f"relabel.rating_margins is {config.rating_margins}, but none of {len(pairs)} pairs "
+            "has a rating (1 to 4); leave it out, or give preferences with `rating`"
+        )
+    return rating_margin(rating, treated.is_flipped, config.rating_margins)

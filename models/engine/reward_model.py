@@ -6,24 +6,25 @@ the audit and the evaluation need no further pass.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from models.config import RewardModelConfig
+from models.config_rewards import RewardModelConfig
 from models.engine.data import HELD_OUT, SPLITS, Pairs, context_length, read_pairs, write_rows
-from models.engine.learners import LossFunction, Metrics
 from models.engine.loop import fit
 from models.engine.progress import write_json
+from models.engine.rankings import rankings_of, reward_loss
 from models.engine.scoring import score_rows
 from models.engine.stored_states import stored_states
-from models.functional.reward import ranking_loss
+from models.engine.validation_curve import ValidationCurve
 from models.functional.strength import fold_of
+from models.nets.further_heads import further_heads
 from models.nets.loading import load_tokenizer, new_scorer, save_model
-from models.nets.packing import PackedBatch
-from models.nets.scoring import response_scores
 from models.prompts import opening_of
 
 CONFIG = RewardModelConfig
@@ -34,33 +35,72 @@ FOLD_SEED = 0
 def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `policy` (trunk), `preferences`, optionally `pairs` and `states` (lower_states).
 
-    Output: model/, scores.jsonl.
+    Output: model/, scores.jsonl; with `score_every`, validation.jsonl.
     """
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     model = new_scorer(inputs["policy"] / "model", 1, config.seed)
     source = inputs.get("pairs", inputs["preferences"])
     limit, states = context_length(model.config), stored_states(inputs, model)
     pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
-    unseen: set[int] = set()
+    unseen = _other_categories(config, pairs)
     if config.fold is not None:
         folds = prompt_folds(pairs.prompts, config.num_folds).tolist()
-        unseen = {index for index, fold in enumerate(folds) if fold == config.fold}
+        unseen |= {index for index, fold in enumerate(folds) if fold == config.fold}
     seen = pairs.subset([index for index in range(len(pairs.rows)) if index not in unseen])
-    summary = fit(
-        model,
-        seen.rows,
-        seen.weight,
-        pair_ranking_loss(model, seen),
-        config.train,
-        seed=config.seed,
-        workdir=workdir,
-    )
+    rankings = rankings_of(seen, config.ranking)
+    curve = None
+    if config.score_every is not None:
+        held_out = inputs["preferences"] / "validation.jsonl"
+        validation = read_pairs(held_out, tokenizer, limit, states)
+        curve = ValidationCurve(model, validation, config.score_every, workdir / held_out.name)
+    with _heads_of_terms(model, config, inputs["policy"] / "model"):
+        summary = fit(
+            model,
+            rankings.rows,
+            rankings.weight,
+            reward_loss(model, rankings, config.imitation_coef, config.contrastive),
+            config.train,
+            seed=config.seed,
+            workdir=workdir,
+            after_step=curve,
+        )
     save_model(model, tokenizer, workdir / "output" / "model")
+    if curve is not None and curve.path.exists():  # not in fewer steps than between scorings
+        shutil.copyfile(curve.path, workdir / "output" / curve.path.name)
     # Training pairs need the score of a member only: it votes on their labels.
     splits = HELD_OUT if "pairs" in inputs else SPLITS
     summary |= score_splits(model, tokenizer, inputs, workdir / "output", splits, unseen)
     summary["num_trained_pairs"] = len(seen.rows)
     write_json(workdir / "output" / "summary.json", summary)
+
+
+def _other_categories(config: RewardModelConfig, pairs: Pairs) -> set[int]:
+    """Indices of the pairs that are left out by category; ValueError where none would be left."""
+    wanted, refused = set(config.categories), set(config.without_categories)
+    left_out = {
+        index
+        for index, category in enumerate(pairs.categories)
+        if category in refused or (wanted and category not in wanted)
+    }
+    if len(left_out) == len(pairs.rows):
+        raise ValueError(
+            f"no training pair is left by categories = {config.categories} and without_categories "
+            f"= {config.without_categories}; found {sorted(set(map(str, pairs.categories)))}"
+        )
+    return left_out
+
+
+def _heads_of_terms(
+    model: PreTrainedModel, config: RewardModelConfig, policy: Path
+) -> AbstractContextManager[None]:
+    """The heads that the loss's further terms train beside the model."""
+    term = config.contrastive
+    return further_heads(
+        model,
+        policy if config.imitation_coef > 0 else None,
+        term.num_prototypes if term is not None and term.kind == "swav" else None,
+        config.seed,
+    )
 
 
 def prompt_folds(prompts: Sequence[str], num_folds: int) -> Tensor:
@@ -74,22 +114,6 @@ def prompt_folds(prompts: Sequence[str], num_folds: int) -> Tensor:
     places = {opening: place for place, opening in enumerate(dict.fromkeys(openings))}
     folds = fold_of(len(places), num_folds, FOLD_SEED)
     return folds[[places[opening] for opening in openings]]
-
-
-def pair_ranking_loss(model: PreTrainedModel, pairs: Pairs) -> LossFunction:
-    """The ranking loss of `pairs` for `fit`, with their labels, margins and weights."""
-
-    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
-        scores = response_scores(model, batch).view(-1, 2)
-        return ranking_loss(
-            scores[:, 0],
-            scores[:, 1],
-            label_chosen=pairs.label[indices],
-            margin=pairs.margin[indices],
-            weight=pairs.weight[indices],
-        )
-
-    return loss_function
 
 
 def score_splits(

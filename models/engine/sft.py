@@ -6,8 +6,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from models.config import SFTConfig
+from models.engine import ranks
 from models.engine.data import encode_dialogues
 from models.engine.learners import Metrics
 from models.engine.loop import fit
@@ -22,22 +24,40 @@ CONFIG = SFTConfig
 
 
 def run(config: SFTConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `data` (demonstrations.jsonl and, from scratch, tokenizer/). Output: model/."""
+    """Inputs: `data` (demonstrations.jsonl and, from scratch, tokenizer/). Output: model/.
+
+    Without `fine_tune` the model is the base, from scratch the untrained one.
+    """
     base = config.model.base
     tokenizer = load_base_tokenizer(base or str(inputs["data"] / "tokenizer"))
     torch.manual_seed(config.seed)
     model = build_policy(config.model, tokenizer)
-    rows = encode_dialogues(
-        inputs["data"] / "demonstrations.jsonl", tokenizer, config.model.max_length
-    )
+    summary: dict[str, float] = {}
+    if config.fine_tune:
+        summary = _fit(config, model, tokenizer, inputs["data"], workdir)
+    else:
+        ranks.leave()
+    save_model(model, tokenizer, workdir / "output" / "model")
+    write_json(workdir / "output" / "summary.json", summary)
+
+
+def _fit(
+    config: SFTConfig,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    data: Path,
+    workdir: Path,
+) -> dict[str, float]:
+    """Train on the demonstrations; returns the summary."""
+    rows = encode_dialogues(data / "demonstrations.jsonl", tokenizer, config.model.max_length)
 
     def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
         logprobs, entropies, response_mask = response_logprobs(model, batch)
         loss, _ = nll_loss(logprobs, response_mask)
-        entropy = entropies.sum() / response_mask.sum()
+        entropy = entropies.detach().sum() / response_mask.sum()
         return loss, {"entropy": entropy}
 
-    summary = fit(
+    return fit(
         model,
         rows,
         torch.tensor([float(len(row.responses[0])) for row in rows]),
@@ -46,5 +66,3 @@ def run(config: SFTConfig, inputs: dict[str, Path], workdir: Path) -> None:
         seed=config.seed,
         workdir=workdir,
     )
-    save_model(model, tokenizer, workdir / "output" / "model")
-    write_json(workdir / "output" / "summary.json", summary)

@@ -10,6 +10,10 @@ Deviations
 4. All losses are means over the batch's counted tokens.
 5. The value loss is clipped around the rollout's values; the paper names the clip without a
    formula. The larger of the two errors is taken, and half the square, as in [PPO-clip] code.
+6. Reward scaling divides by the deviation of a "rolling discounted sum" [PPO section 5.3.1]. A
+   response has one score, at its end: that sum is the score, as in the paper's published code.
+7. Importance sampling against the reference [PPO section 5.3.2] is told in words: here the ratio's
+   denominator is the reference; the responses are still the current policy's own.
 """
 
 from __future__ import annotations
@@ -36,7 +40,8 @@ MIN_STD = 1e-8
 def normalise_scores(scores: Tensor, mean: float, std: float, clip: float | None) -> Tensor:
     """Reward normalisation and clipping [PPO eq. 18]: clip((r - mean) / std, -clip, clip).
 
-    scores: (B,), logits. mean, std: of the history, logits, the batch included.
+    scores: (B,), logits. mean, std: of the history, logits, the batch included; mean 0 is reward
+    scaling [PPO section 5.3.1, deviation 6], and std 1 besides the clip alone.
     clip: positive, in standard deviations (the paper's 0.8, also 0.3), None = no clip.
     Returns (B,), standard deviations.
     Raises ShapeError for other shapes, ValueError for a negative std or a clip not positive.
@@ -123,13 +128,14 @@ def policy_loss(
     old_logprobs: Tensor,
     advantages: Tensor,
     response_mask: Tensor,
-    policy_clip: float,
+    policy_clip: float | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped policy loss [PPO eq. 15]: -mean_t min(ratio A, clip(ratio, 1 - eps, 1 + eps) A).
 
-    logprobs: (B, T), nats, carries the gradient. old_logprobs: (B, T), nats, at sampling.
+    logprobs: (B, T), nats, carries the gradient. old_logprobs: (B, T), nats, the ratio's
+    denominator: at sampling, or of the reference [PPO section 5.3.2, deviation 7].
     advantages: (B, T), any scale. response_mask: (B, T) bool, True = counted.
-    policy_clip: eps > 0.
+    policy_clip: eps > 0, None = plain importance-weighted mean.
     Returns the loss (scalar, the advantages' unit) and detached means over counted tokens:
     `clip_fraction` (the clip binds: the clipped term is the smaller), `approx_kl`
     (ratio - 1 - log ratio >= 0, nats, an estimate of KL(old || new)), `ratio_mean`.
@@ -144,14 +150,15 @@ def policy_loss(
         response_mask=response_mask,
     )
     require_mask("policy_loss", response_mask, "response_mask")
-    if not policy_clip > 0:
-        raise ValueError(f"policy_loss: policy_clip must be positive, found {policy_clip}")
+    if policy_clip is not None and not policy_clip > 0:
+        raise ValueError(f"policy_loss: policy_clip must be positive or None, found {policy_clip}")
     difference = logprobs - old_logprobs.detach()
     log_ratio = torch.where(response_mask, difference, torch.zeros_like(difference))
     advantages = advantages.detach()
     ratio = log_ratio.exp()
-    unclipped = ratio * advantages
-    clipped = ratio.clamp(1 - policy_clip, 1 + policy_clip) * advantages
+    clipped = unclipped = ratio * advantages
+    if policy_clip is not None:
+        clipped = ratio.clamp(1 - policy_clip, 1 + policy_clip) * advantages
     loss = -masked_mean(torch.minimum(unclipped, clipped), response_mask)
     with torch.no_grad():
         metrics = {

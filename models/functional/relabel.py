@@ -1,6 +1,15 @@
-"""Using the preference strength: flips, soft labels and adaptive margins.
+"""Using the preference strength: flips, soft labels and adaptive margins; and people's ratings.
 
-[RM] Secrets of RLHF Part II, arXiv 2401.06080.
+[RM] Secrets of RLHF Part II, arXiv 2401.06080. [LLAMA] Llama 2, arXiv 2307.09288.
+
+The methods of [RM section 2.5], m a scale of margins, flip_below none where it is not given:
+- baseline: nothing.
+- flip: flip_fraction 0.1 or 0.2, or flip_below 0.
+- margin: margin_scale m.
+- flip + margin: the two together.
+- soft label: smooth "negative"; soft label + margin: with margin_scale m.
+- by bucket [RM section 2.4] (flip the lowest, smooth the middle and the highest, margin for all):
+  flip_fraction 0.2, smooth "not_flipped", margin_scale m.
 
 Deviations
 1. The margin is scaled and clipped. The paper uses the raw mean but asks for a small range, and
@@ -9,21 +18,25 @@ Deviations
    flipped because of a negative mean carries a positive margin.
 3. "Smooth the pairs with a negative mean" leaves out those that were flipped: a flip already
    corrects them, and smoothing doubts the ones left as annotated.
-4. Every weight is 1: the paper drops and reweights no pair. Weight 0 is a person's verdict.
+4. No pair is reweighted; weight 0 has what a study leaves out by strength [RM figures 4 to 6] and
+   what a person drops.
 5. `overrule` is not in the paper: where a person has read a pair, the vote on it no longer counts.
+6. A flipped pair gets no margin by rating. The rating says how much better its annotator found the
+   answer that the ensemble finds worse; of the order after the flip it says nothing.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from models.functional.checks import require_floating, require_mask, require_shape
+from models.functional.checks import ShapeError, require_floating, require_mask, require_shape
 
-Smooth = Literal["none", "negative", "all"]
+Smooth = Literal["none", "negative", "not_flipped", "all"]
 
 
 class Relabel(NamedTuple):
@@ -58,7 +71,7 @@ def relabel(
     first; the paper tries 0.1 and 0.2). flip_below: logits, flip every pair with
     strength_mean < flip_below. Only one of the two may be given; both None = no flips.
     smoothing: alpha in [0, 0.5]; a smoothed pair's label is 1 - alpha, every other's 1.
-    smooth: "none", "negative" (strength_mean < 0 and not flipped) or "all".
+    smooth: "none", "negative" (strength_mean < 0 and not flipped), "not_flipped" or "all".
     margin_scale: not negative, unitless; 0 = no margins. margin_clip: not negative, logits;
     margin = clip(margin_scale * strength after the flip, -margin_clip, margin_clip).
     Returns a Relabel of (N,) tensors on strength_mean's device, in its dtype.
@@ -109,6 +122,51 @@ def overrule(treated: Relabel, *, keep: Tensor, flip: Tensor, drop: Tensor) -> R
     )
 
 
+def rating_margin(rating: Tensor, is_flipped: Tensor, margins: Sequence[float]) -> Tensor:
+    """Margin by how much better people rated the chosen answer [LLAMA eq. 2], to be added.
+
+    rating: (N,) long, 1 (barely better) to 4 (much better), 0 = not rated. is_flipped: (N,) bool.
+    margins: four, of ratings 1 to 4, finite and not negative, logits ([LLAMA]: 0, 1/3, 2/3, 1).
+    Returns (N,), logits, float64; 0 for pairs that are not rated or flipped.
+    Raises ShapeError for other shapes, ValueError for other ratings or margins.
+    """
+    require_shape("rating_margin", 1, rating=rating, is_flipped=is_flipped)
+    if rating.dtype != torch.long or is_flipped.dtype != torch.bool:
+        raise ShapeError(
+            f"rating_margin: rating must be torch.long and is_flipped torch.bool, found "
+            f"{rating.dtype} and {is_flipped.dtype}"
+        )
+    if len(margins) != 4 or not all(math.isfinite(m) and m >= 0 for m in margins):
+        raise ValueError(
+            f"rating_margin: margins must be four, finite and not negative, found {margins}"
+        )
+    if not bool(((rating >= 0) & (rating <= 4)).all()):
+        raise ValueError(f"rating_margin: ratings must be 0 to 4, found {rating.unique().tolist()}")
+    by_rating = torch.tensor([0.0, *margins], dtype=torch.float64, device=rating.device)
+    return by_rating[torch.where(is_flipped, 0, rating)]
+
+
+def strength_slice(strength_mean: Tensor, keep_from: float, keep_to: float) -> Tensor:
+    """Which pairs lie in a slice of the ranking by strength, weakest first [RM section 2.3].
+
+    strength_mean: (N,), logits. keep_from, keep_to: in [0, 1], shares of all pairs; slices that
+    meet have no pair in common (ties: lower index first).
+    Returns (N,), 1 for pairs of rank round(keep_from N) up to round(keep_to N) - 1, 0 for others.
+    Raises ShapeError for other shapes, ValueError unless keep_from < keep_to.
+    """
+    require_shape("strength_slice", 1, strength_mean=strength_mean)
+    if not 0 <= keep_from < keep_to <= 1:
+        raise ValueError(
+            f"strength_slice: found keep_from={keep_from}, keep_to={keep_to}; allowed: "
+            "0 <= keep_from < keep_to <= 1"
+        )
+    order = torch.argsort(strength_mean, stable=True)
+    first, last = (round(share * len(order)) for share in (keep_from, keep_to))
+    weight = torch.zeros_like(strength_mean)
+    weight[order[first:last]] = 1
+    return weight
+
+
 def _flips(mean: Tensor, flip_fraction: float | None, flip_below: float | None) -> Tensor:
     """(N,) bool, True = flip; see `relabel`."""
     is_flipped = torch.zeros_like(mean, dtype=torch.bool)
@@ -124,6 +182,8 @@ def _labels(mean: Tensor, is_flipped: Tensor, smoothing: float, smooth: Smooth) 
     """(N,) label of the order after the flip; see `relabel`."""
     if smooth == "all":
         is_smoothed = torch.ones_like(is_flipped)
+    elif smooth == "not_flipped":
+        is_smoothed = ~is_flipped
     elif smooth == "negative":
         is_smoothed = (mean < 0) & ~is_flipped
     else:
@@ -151,8 +211,8 @@ def _check_options(
         raise ValueError(f"relabel: flip_below must be finite, found {flip_below}")
     if not 0 <= smoothing <= 0.5:
         raise ValueError(f"relabel: smoothing must be in [0, 0.5], found {smoothing}")
-    if smooth not in ("none", "negative", "all"):
-        raise ValueError(f"relabel: smooth must be 'none', 'negative' or 'all', found {smooth!r}")
+    if smooth not in get_args(Smooth):
+        raise ValueError(f"relabel: smooth must be one of {get_args(Smooth)}, found {smooth!r}")
     for name, value in (("margin_scale", margin_scale), ("margin_clip", margin_clip)):
         if not (math.isfinite(value) and value >= 0):
             raise ValueError(f"relabel: {name} must be finite and not negative, found {value}")

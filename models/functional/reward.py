@@ -1,6 +1,7 @@
-"""The reward model's ranking loss with soft labels, margins and weights.
+"""The reward model's ranking loss with soft labels, margins and weights, and its imitation term.
 
-[RM] Secrets of RLHF Part II, arXiv 2401.06080.
+[RM] Secrets of RLHF Part II, arXiv 2401.06080. [PPO] Secrets of RLHF Part I, arXiv 2307.04964.
+[InstructGPT] Ouyang et al., 2022, arXiv 2203.02155.
 
 Deviations
 1. The margin stands inside the sigmoid, -log sigmoid(r_c - r_r - margin). [RM eq. 6] prints it
@@ -10,15 +11,19 @@ Deviations
 3. The paper names "soft label + margin" without a formula. Here the margin shifts the difference
    in both terms: -[p log sigmoid(d - m) + (1 - p) log sigmoid(-(d - m))], so that swapping a pair
    while taking 1 - p for p and -m for m leaves the loss as it was.
+4. The imitation term is the mean over a response's tokens, not their sum, so that its coefficient
+   does not depend on response length, and then the same weighted mean over pairs as the ranking
+   loss.
 """
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.functional.checks import require_floating, require_shape
-from models.functional.masked import weighted_mean
+from models.functional.checks import ShapeError, require_floating, require_mask, require_shape
+from models.functional.masked import masked_mean, weighted_mean
 
 
 def ranking_losses(
@@ -90,3 +95,38 @@ def _pair_metrics(chosen_scores: Tensor, rejected_scores: Tensor) -> dict[str, T
         "score_rejected": rejected_scores.mean(),
         "score_gap": gap.mean(),
     }
+
+
+def per_prompt_weight(weight: Tensor, prompt: Tensor) -> Tensor:
+    """Weights under which a prompt counts once, however many pairs it has [InstructGPT eq. 1].
+
+    w_p / (number of pairs of p's prompt), which is K (K - 1) / 2 where all of K responses are
+    compared. In `ranking_loss` a prompt's pairs then have the mean of their losses as theirs.
+
+    weight: (P,), not negative. prompt: (P,) long, the prompt of each pair, any ids.
+    Returns (P,), in weight's unit.
+    Raises ShapeError for other shapes or prompts that are not long.
+    """
+    require_shape("per_prompt_weight", 1, weight=weight, prompt=prompt)
+    if prompt.dtype != torch.long:
+        raise ShapeError(f"per_prompt_weight: prompt must be torch.long, found {prompt.dtype}")
+    _, place, count = prompt.unique(return_inverse=True, return_counts=True)
+    return weight / count[place]
+
+
+def imitation_loss(
+    logprobs: Tensor, response_mask: Tensor, *, weight: Tensor | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Negative log-likelihood of preferred responses under the trunk [PPO section 3.1].
+
+    loss = sum_i w_i n_i / sum_i w_i, n_i = -mean_t log p(y_t | y_<t, x) over response i's tokens.
+
+    logprobs: (B, T), nats, of the tokens of each pair's preferred response. response_mask: (B, T)
+    bool, True = a token of the response, counted. weight: (B,), not negative, None = 1.
+    Returns the loss (scalar, nats per token) and the detached metric `imitation_loss`.
+    Raises ShapeError for other shapes or a mask that is not bool.
+    """
+    require_shape("imitation_loss", 2, logprobs=logprobs, response_mask=response_mask)
+    require_mask("imitation_loss", response_mask, "response_mask")
+    loss = weighted_mean(-masked_mean(logprobs, response_mask, dim=1), weight)
+    return loss, {"imitation_loss": loss.detach()}

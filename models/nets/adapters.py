@@ -19,8 +19,9 @@ from models.nets.freezing import layers_of
 def add_adapters(model: PreTrainedModel, config: LoraConfig, num_frozen: int, seed: int) -> None:
     """Adapters in all layers but the lower `num_frozen`; all else but a scorer's heads is frozen.
 
-    They begin as nothing: B is 0, A is drawn from `seed`. Raises ValueError for a model whose
-    layers have no `nn.Linear`.
+    A language-model head is frozen with the rest, whether a policy's or lent to a scorer. Adapters
+    begin as nothing: B is 0, A is drawn from `seed`. Raises ValueError for a model whose layers
+    have no `nn.Linear`.
     """
     from peft import LoraConfig as Lora  # loads in a second
     from peft import LoraModel
@@ -39,8 +40,9 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, num_frozen: int, se
             f"{type(model).__name__} has no nn.Linear in its layers: lora cannot be used with it"
         )
     LoraModel(model, Lora(r=config.rank, lora_alpha=config.alpha, target_modules=names), "default")
-    if hasattr(model, "score"):
-        model.score.requires_grad_(True)
+    for head in ("score", "prototypes"):
+        if hasattr(model, head):
+            getattr(model, head).requires_grad_(True)
 
 
 def merge_adapters(model: PreTrainedModel) -> None:

@@ -51,9 +51,36 @@ class Candidates:
         first, second = self.responses
         lower = self.lower
         if lower is not None:
-            parts = lower.values.split([len(self.prompt), len(first), len(second)])
+            parts = self.lower_parts()
             lower = replace(lower, values=torch.cat([parts[0], parts[2], parts[1]]))
         return Candidates(self.prompt, (second, first), lower)
+
+    def lower_parts(self) -> Sequence[Tensor]:
+        """The states of the prompt, then those of each response."""
+        assert self.lower is not None
+        return self.lower.values.split([len(self.prompt), *map(len, self.responses)])
+
+
+def united(rows: Sequence[Candidates]) -> Candidates:
+    """Rows of one prompt as one row, which holds every distinct response once, in order.
+
+    A prompt that was cut for long responses stays as short as in the row where it is shortest, as
+    if all responses had been encoded together. States under another cut are of other positions:
+    the row then has none.
+    """
+    if len(rows) == 1:
+        return rows[0]
+    prompt = min((row.prompt for row in rows), key=len)
+    first: dict[tuple[int, ...], tuple[Candidates, int]] = {}
+    for row in rows:
+        for place, response in enumerate(row.responses, start=1):
+            first.setdefault(tuple(response), (row, place))
+    responses = tuple(list(response) for response in first)
+    lower = rows[0].lower
+    if lower is None or any(row.lower is None or len(row.prompt) > len(prompt) for row in rows):
+        return Candidates(prompt, responses)
+    parts = [row.lower_parts()[place] for row, place in ((rows[0], 0), *first.values())]
+    return Candidates(prompt, responses, replace(lower, values=torch.cat(parts)))
 
 
 @dataclass(frozen=True)
@@ -74,18 +101,23 @@ class PackedBatch:
     prompt_end: Tensor
     lower: LowerStates | None = None
 
-    def response_tokens(self) -> tuple[Tensor, Tensor, Tensor]:
+    def response_tokens(self, chosen: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Where the n response tokens lie: `source` (n,), `target` (n,) and `mask` (R, L).
 
         `target` is a token's index, `source` the index whose hidden state predicts it: that of the
         prompt's last token for a response's first one, of the token before it else. `mask` is True
-        for the tokens, response by response, each padded to the longest.
+        for the tokens, response by response, each padded to the longest. Of all R responses, or of
+        those that `chosen` (R,) names, in its order.
         """
-        lengths = self.response_end - self.response_start + 1
+        start, end, prompt_end = (
+            places if chosen is None else places[chosen]
+            for places in (self.response_start, self.response_end, self.prompt_end)
+        )
+        lengths = end - start + 1
         offset = torch.arange(int(lengths.max()))
         mask = offset < lengths[:, None]
-        target = self.response_start[:, None] + offset
-        source = torch.where(offset == 0, self.prompt_end[:, None], target - 1)
+        target = start[:, None] + offset
+        source = torch.where(offset == 0, prompt_end[:, None], target - 1)
         return source[mask], target[mask], mask
 
 

@@ -28,7 +28,13 @@ def response_scores(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
 
 def reward_heads(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Tensor | None]:
     """r(x, y) (R,) and, for an Advantage Model, e(x) (R,) repeated for each response."""
-    hidden = hidden_states(model, batch)
+    return read_rewards(model, hidden_states(model, batch), batch)
+
+
+def read_rewards(
+    model: PreTrainedModel, hidden: Tensor, batch: PackedBatch
+) -> tuple[Tensor, Tensor | None]:
+    """What `reward_heads` says, from the last hidden states (N, H)."""
     rewards = model.score(hidden[batch.response_end])
     if model.config.num_labels == 1:
         return rewards[:, 0], None
@@ -50,8 +56,21 @@ def response_logprobs(
     on so many of them at once that their logits stay bounded; it runs again for the gradient where
     they are more.
     """
-    hidden = hidden_states(model, batch)
-    source, target, response_mask = batch.response_tokens()
+    return read_logprobs(model, hidden_states(model, batch), batch, temperature)
+
+
+def read_logprobs(
+    model: PreTrainedModel,
+    hidden: Tensor,
+    batch: PackedBatch,
+    temperature: float = 1.0,
+    chosen: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `response_logprobs` says, from the last hidden states (N, H).
+
+    Of all R responses, or of those that `chosen` (R,) names.
+    """
+    source, target, response_mask = batch.response_tokens(chosen)
     size = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
     head = model.get_output_embeddings()
 

@@ -20,7 +20,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[
     """log softmax(logits / temperature) of the tokens, and the distributions' entropies.
 
     logits: (n, V), finite, nats; they are overwritten, and computed in float32 at least.
-    tokens: (n,) long in [0, V). Returns (n,), (n,), nats; no gradient passes through entropies.
+    tokens: (n,) long in [0, V). Returns (n,), (n,), nats; gradients pass through both.
     """
     logprobs, entropies = _TokenLogprobs.apply(logits, tokens, temperature)
     return logprobs, entropies
@@ -39,22 +39,33 @@ class _TokenLogprobs(torch.autograd.Function):
             logprobs[part], entropies[part] = _replace_by_probabilities(
                 wide[part], tokens[part], temperature
             )
-        ctx.save_for_backward(wide, tokens)
+        ctx.save_for_backward(wide, tokens, entropies)
         ctx.temperature, ctx.rows, ctx.dtype = temperature, rows, logits.dtype
-        ctx.mark_non_differentiable(entropies)
+        ctx.set_materialize_grads(False)  # an entropy that no loss has in it costs nothing
         return logprobs, entropies
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-        """d log p(token) / d logits = (one-hot(token) - p) / temperature, where p was kept."""
-        probabilities, tokens = ctx.saved_tensors
-        scaled = (gradient / ctx.temperature)[:, None]
+    def backward(
+        ctx: Any, gradient: Tensor | None, entropy_gradient: Tensor | None
+    ) -> tuple[Tensor, None, None]:
+        """Where p was kept: d log p(token) / d logits = (one-hot(token) - p) / temperature.
+
+        And dH / d logits = -p (log p + H) / temperature.
+        """
+        probabilities, tokens, entropies = ctx.saved_tensors
+        scaled = torch.zeros_like(entropies) if gradient is None else gradient / ctx.temperature
+        scaled = scaled[:, None]
         for start in range(0, len(tokens), ctx.rows):
             part = slice(start, start + ctx.rows)
-            probabilities[part].mul_(-scaled[part]).scatter_add_(
-                1, tokens[part, None], scaled[part]
-            )
+            found = probabilities[part]
+            of_entropy = None
+            if entropy_gradient is not None:
+                of_entropy = torch.special.entr(found) - found * entropies[part, None]
+                of_entropy *= entropy_gradient[part, None] / ctx.temperature
+            found.mul_(-scaled[part]).scatter_add_(1, tokens[part, None], scaled[part])
+            if of_entropy is not None:
+                found += of_entropy
         return probabilities.to(ctx.dtype), None, None
 
 

@@ -1,4 +1,7 @@
-"""Making a model ready to be trained: which layers learn, and what is kept for their gradient."""
+"""Making a model ready to be trained: which layers learn, what is kept for their gradient, dropout.
+
+[RM] Secrets of RLHF Part II, arXiv 2401.06080, trains reward models with dropout 0.05.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
@@ -22,19 +26,48 @@ from models.nets.freezing import (
 )
 
 
-def prepare_training(model: PreTrainedModel, config: TrainerConfig, seed: int) -> None:
+def prepare_training(
+    model: PreTrainedModel, config: TrainerConfig, seed: int, dropout: float = 0.0
+) -> None:
     """Freeze what is not trained; keep the activations of what is, or of layers only their input.
 
-    `seed` draws adapters, if there are any. Raises ValueError where the configuration asks for
-    layers that the model does not have.
+    `seed` draws adapters, if there are any; `dropout` is of the layers that are trained. Raises
+    ValueError where the configuration asks for layers that the model does not have.
     """
     freeze_lower_layers(model, config.trainable_layers)
+    num_frozen = num_frozen_layers(model, config.trainable_layers)
     if config.lora is not None:
-        add_adapters(model, config.lora, num_frozen_layers(model, config.trainable_layers), seed)
+        add_adapters(model, config.lora, num_frozen, seed)
+    if dropout > 0:
+        for layer in layers_of(model)[num_frozen:]:
+            _drop(layer, dropout)
     if config.gradient_checkpointing:
         for layer in layers_of(model):
             if trained_parameters(layer):
                 _recompute(layer)
+
+
+def _drop(layer: nn.Module, share: float) -> None:
+    """Drop a share of what attention and feed-forward add to a layer's input, in training mode.
+
+    Those two are the layer's own children that have weight matrices. Raises ValueError where there
+    are none.
+    """
+
+    def hook(part: nn.Module, _: Any, output: Any) -> Any:
+        if not part.training:
+            return output
+        if isinstance(output, tuple):  # attention, with its weights behind
+            return F.dropout(output[0], share), *output[1:]
+        return F.dropout(output, share)
+
+    parts = [part for part in layer.children() if any(p.ndim > 1 for p in part.parameters())]
+    if not parts:
+        raise ValueError(
+            f"{type(layer).__name__} has no parts with weight matrices: dropout cannot be used"
+        )
+    for part in parts:
+        part.register_forward_hook(hook)
 
 
 def _recompute(layer: nn.Module) -> None:

@@ -6,6 +6,7 @@ import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from models.config import ComparisonsConfig, PreferencesConfig, WorldConfig
 from models.planning.shapes import PlanError
@@ -33,7 +34,8 @@ ASSUMED_PAIRS = 160_800
 class Amounts:
     """Counts of examples, and bounds on tokens a row (end tokens included).
 
-    train_pairs is what splitting gives on average. prompt_tokens, dialogue_tokens (prompt and one
+    train_pairs is what splitting gives on average, train_rankings how many prompts (and groups)
+    they are of; ranked: the most responses of one. prompt_tokens, dialogue_tokens (prompt and one
     response), pair_tokens (prompt and both responses in one packed row): the most of any row.
     assumptions: where the numbers come from, a sentence each.
     """
@@ -42,6 +44,8 @@ class Amounts:
     pair_prompts: int
     pairs: int
     train_pairs: int
+    train_rankings: int
+    ranked: int
     policy_prompts: int
     eval_prompts: int
     prompt_tokens: int
@@ -59,26 +63,30 @@ def of_world(world: WorldConfig, comparisons: ComparisonsConfig, max_length: int
     """What the synthetic world draws; max_length: tokens at which SFT cuts a dialogue."""
     expert = min(world.num_demonstrations // 10, MAX_EXPERT)
     shown = min(expert, EXPERT_SHOWN)
-    pairs = world.num_pair_prompts + shown
+    prompts = world.num_pair_prompts + shown
+    most = min(comparisons.pairs_per_prompt, math.comb(comparisons.num_responses, 2))
+    pairs = prompts * most
     train_share = 1 - comparisons.validation_share - comparisons.test_share
     prompt, demonstration = _longest_rows()
     return Amounts(
         demonstrations=world.num_demonstrations
         + expert * EXPERT_REPEATS
         + 3 * world.num_eval_prompts,
-        pair_prompts=pairs,
+        pair_prompts=prompts,
         pairs=pairs,
         train_pairs=round(pairs * train_share),
+        train_rankings=round(prompts * train_share),
+        ranked=min(comparisons.num_responses, 2 * most),
         policy_prompts=world.num_policy_prompts + shown,
         eval_prompts=3 * world.num_eval_prompts + EXPERT_JUDGED + NUM_FORGET,
         prompt_tokens=prompt,
         dialogue_tokens=min(demonstration, max_length),
         pair_tokens=prompt + 2 * (comparisons.max_new_tokens + 1),
         assumptions=(
-            f"rows: counted from `world`. Every one of {pairs:,} prompts is taken to give a pair, "
-            "which only those do whose answers differ enough (under half of them with a policy as "
-            "poor as that of `smoke`): pairs and steps on them are upper bounds; splits have their "
-            "average size",
+            f"rows: counted from `world`. Every one of {prompts:,} prompts is taken to give "
+            f"{'a pair' if most == 1 else f'{most} pairs'}, which only those do whose answers "
+            "differ enough (under half of them with a policy as poor as that of `smoke`): pairs "
+            "and steps on them are upper bounds; splits have their average size",
             f"tokens a row: the most there can be. A prompt has at most {prompt} tokens, a prompt "
             f"with its demonstration {demonstration}; every sampled answer is taken to run to "
             "max_new_tokens",
@@ -101,8 +109,14 @@ def of_preferences(config: PreferencesConfig, max_length: int) -> Amounts:
     Raises PlanError for a source that is here and cannot be read.
     """
     counts = [_count_pairs(source) for source in config.sources]
-    pairs, how = _total(counts, config.max_pairs)
-    train = round(pairs * (1 - config.validation_share - config.test_share))
+    found = [count for count in counts if count is not None]
+    pairs, how = _total([None if count is None else count.pairs for count in counts], config)
+    rankings, ranked = pairs, 2
+    if len(found) == len(counts):
+        rankings = min(pairs, sum(count.rankings for count in found))
+        ranked = max(count.ranked for count in found)
+    share = 1 - config.validation_share - config.test_share
+    train = round(pairs * share)
     evaluated = sum(
         min(config.num_eval_prompts, round(pairs * share))
         for share in (config.validation_share, config.test_share)
@@ -112,6 +126,8 @@ def of_preferences(config: PreferencesConfig, max_length: int) -> Amounts:
         pair_prompts=pairs,
         pairs=pairs,
         train_pairs=train,
+        train_rankings=round(rankings * share),
+        ranked=ranked,
         policy_prompts=train,
         eval_prompts=evaluated,
         prompt_tokens=config.max_tokens,
@@ -127,8 +143,9 @@ def of_preferences(config: PreferencesConfig, max_length: int) -> Amounts:
     )
 
 
-def _total(counts: list[int | None], max_pairs: int | None) -> tuple[int, str]:
+def _total(counts: list[int | None], config: PreferencesConfig) -> tuple[int, str]:
     """The number of pairs and how it is known."""
+    max_pairs = config.max_pairs
     known = [count for count in counts if count is not None]
     if len(known) == len(counts):
         pairs, how = sum(known), f"{sum(known):,} pairs counted in preferences.sources"
@@ -145,18 +162,29 @@ def _total(counts: list[int | None], max_pairs: int | None) -> tuple[int, str]:
     return pairs, how
 
 
-def _count_pairs(source: str) -> int | None:
-    """Pairs of a file or folder, a ranking of K giving K(K-1)/2; None for what is not here."""
+class _Counted(NamedTuple):
+    """Pairs of a source, of how many prompts (and groups), and the most responses of one."""
+
+    pairs: int
+    rankings: int
+    ranked: int
+
+
+def _count_pairs(source: str) -> _Counted | None:
+    """What a file or folder holds, a ranking of K giving K(K-1)/2; None for what is not here."""
     path = Path(source).expanduser()
     if not path.exists():
         return None
     count = 0
+    responses: dict[int, set[int]] = {}  # by hashes: the texts themselves may be gigabytes
     try:
         for raw in read_source(Source(str(path)), []):
             if raw.problem is None and not raw.is_blank:
                 row = parse_row(raw.value, None)
                 if not row.problems and not row.is_tie:
                     count += math.comb(len(row.answers), 2)
+                    own = responses.setdefault(hash((row.group, row.prompt)), set())
+                    own.update(map(hash, row.answers))
     except SourceError as error:
         raise PlanError(f"preferences.sources: {error}") from error
-    return count
+    return _Counted(count, len(responses), max(map(len, responses.values()), default=2))

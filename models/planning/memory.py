@@ -76,14 +76,19 @@ def trained(num_parameters: int, activations: int = 0) -> Memory:
 
 
 def kept_activations(
-    shape: ModelShape, tokens: int, repeated: int = 0, is_recomputed: bool = False
+    shape: ModelShape,
+    tokens: int,
+    repeated: int = 0,
+    is_recomputed: bool = False,
+    has_dropout: bool = False,
 ) -> int:
     """Bytes that autograd keeps of the trunk for `tokens`.
 
     Floats a token and layer, h hidden, q and kv heads times head size, f feed-forward:
     norms: each its input, the normalised input, its output and a scale, 2 (3 h + 1);
     attention: query, keys, values, output row by row and whole, log-sum-exp, 3 q + 2 kv + heads;
-    feed-forward: gate, its activation, up, their product, 4 f.
+    feed-forward: gate, its activation, up, their product, 4 f;
+    dropout: by what the outputs of both are multiplied, 2 h (a quarter of it on a GPU).
     Then once a token the last norm's input, normalised input and scale, the rotary cosines and
     sines, and its id (two floats wide).
     Of `repeated` tokens there are further keys and values: a prompt's for every response but its
@@ -93,6 +98,7 @@ def kept_activations(
     keys = 2 * shape.num_kv_heads * shape.head_dim
     attention = 3 * shape.num_heads * shape.head_dim + keys + shape.num_heads
     layer = 6 * shape.hidden_size + 2 + attention + 4 * shape.intermediate_size
+    layer += 2 * shape.hidden_size * has_dropout
     once = 2 * shape.hidden_size + 1 + 2 * shape.head_dim + 2
     whole = tokens * layer + repeated * keys
     if is_recomputed:
@@ -112,10 +118,14 @@ def forward_set(shape: ModelShape, tokens: int) -> int:
 
 
 def backward_set(
-    shape: ModelShape, tokens: int, repeated: int = 0, is_recomputed: bool = False
+    shape: ModelShape,
+    tokens: int,
+    repeated: int = 0,
+    is_recomputed: bool = False,
+    has_dropout: bool = False,
 ) -> int:
     """Bytes of a pass with gradient: what autograd keeps, and one layer's gradients on the way."""
-    kept = kept_activations(shape, tokens, repeated, is_recomputed)
+    kept = kept_activations(shape, tokens, repeated, is_recomputed, has_dropout)
     return kept + forward_set(shape, tokens)
 
 

@@ -43,13 +43,13 @@ def rehearsal(config: RehearsalConfig, setting: Setting) -> Work:
         forward_tokens=prompts * (prompt + row),
         phases={
             "sampling": sampling_phase(setting, setting.policy, prompts, prompt, row),
-            "scoring": scoring_phase(setting, setting.scorer, prompts, row),
+            "scoring": scoring_phase(setting, sum(setting.scorers), prompts, row),
         },
     )
 
 
 def ppo_max(config: PPOConfig, setting: Setting) -> Work:
-    """PPO-max: policy and critic train, reference and scorer run; see `_ppo_phases`."""
+    """PPO-max: policy and critic train, reference and scorers run; see `_ppo_phases`."""
     prompt, row = setting.capped(setting.amounts.prompt_tokens, config.max_new_tokens)
     rollout = min(config.rollout_batch, setting.amounts.policy_prompts)
     updates = config.num_epochs * ceil(rollout / config.train_batch)
@@ -63,7 +63,7 @@ def ppo_max(config: PPOConfig, setting: Setting) -> Work:
         num_ranks=config.num_ranks,
         optimiser_steps=rounds * updates,
         sampled_tokens=answers * config.max_new_tokens,
-        forward_tokens=answers * (prompt + 4 * row),
+        forward_tokens=answers * (prompt + (3 + len(setting.scorers)) * row),
         trained_tokens=of_critic + of_policy,
         parameters=trained_parameters(setting.shape, config, setting.shape.policy_parameters)
         + trained_parameters(setting.shape, config, _critic_parameters(config, setting)),
@@ -72,8 +72,8 @@ def ppo_max(config: PPOConfig, setting: Setting) -> Work:
 
 
 def _critic_parameters(config: PPOConfig, setting: Setting) -> int:
-    """A critic that starts as the scorer keeps its heads."""
-    heads = setting.scorer_heads if config.critic_init == "scorer" else 1
+    """A critic that starts as the first scorer keeps its heads."""
+    heads = setting.scorer_heads[0] if config.critic_init == "scorer" else 1
     return setting.shape.scorer_parameters(heads)
 
 
@@ -88,8 +88,8 @@ def _ppo_phases(
 ) -> dict[str, Memory]:
     """Both optimisers stay in memory throughout; gradients are of one model at a time.
 
-    What policy and critic do not train, reference and scorer share where they are their starts. Of
-    a rank: with ZeRO it holds its part, and the whole of a model that samples or scores.
+    What policy and critic do not train, reference and first scorer share where they are their
+    starts. Of a rank: with ZeRO it holds its part, and the whole of a model that samples or scores.
     """
     num_policy, num_critic = setting.shape.policy_parameters, _critic_parameters(config, setting)
     response = config.max_new_tokens + 1
@@ -104,7 +104,7 @@ def _ppo_phases(
     resident = Memory(
         weights=policy[0].weights + critic.weights,
         optimiser=policy[0].optimiser + critic.optimiser,
-        frozen=setting.policy + setting.scorer + policy[0].frozen + critic.frozen,
+        frozen=setting.policy + sum(setting.scorers) + policy[0].frozen + critic.frozen,
     )
     if config.zero is None or config.zero.stage < 3:
         resident = replace(
@@ -140,7 +140,7 @@ def _in_parts(config: PPOConfig, setting: Setting, held: dict[str, Memory]) -> d
         critic = FLOAT_BYTES * _critic_parameters(config, setting)
         gathered = {
             "sampling": setting.policy,
-            "scoring": max(setting.policy, setting.scorer, critic),
+            "scoring": max(setting.policy, *setting.scorers, critic),
         }
         for name, size in gathered.items():
             parts[name] = replace(parts[name], frozen=parts[name].frozen + size)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 
-from models.config import (
-    AdvantageModelConfig,
-    LowerStatesConfig,
-    MetaRMConfig,
-    RewardModelConfig,
-    SFTConfig,
-)
+from models.config import AdvantageModelConfig, LowerStatesConfig, MetaRMConfig, SFTConfig
 from models.config_parts import TrainConfig
+from models.config_rewards import RewardModelConfig
 from models.planning.memory import FLOAT_BYTES, Memory
 from models.planning.work import (
     Setting,
@@ -34,30 +29,43 @@ def _rows_of_a_rank(train: TrainConfig, examples: int) -> int:
     return ceil(min(train.batch_size, examples) / train.num_ranks)
 
 
+@dataclass(frozen=True)
+class Examples:
+    """What a stage is trained on: `count` rows of at most `row` tokens, `tokens` of all together.
+
+    Of a row, `responses` tokens need log-probabilities and `repeated` further keys and values. It
+    goes `passes` times through the trunk in a step.
+    """
+
+    count: int
+    row: int
+    tokens: int
+    responses: int = 0
+    repeated: int = 0
+    passes: int = 1
+
+
 def _training(
-    train: TrainConfig,
-    setting: Setting,
-    num_parameters: int,
-    examples: int,
-    row: int,
-    responses: int = 0,
-    repeated: int = 0,
+    train: TrainConfig, setting: Setting, num_parameters: int, examples: Examples
 ) -> Memory:
     """What one of the stage's ranks holds while it trains; see `training_phase`."""
     whole = training_phase(
         setting,
         num_parameters,
         train,
-        _rows_of_a_rank(train, examples),
-        row,
-        responses,
-        repeated,
+        _rows_of_a_rank(train, examples.count),
+        examples.row,
+        examples.responses,
+        examples.repeated,
+        examples.passes,
     )
     return whole if train.zero is None else whole.part(train.zero.stage, train.num_ranks)
 
 
 def sft(config: SFTConfig, setting: Setting) -> Work:
     """Supervised fine-tuning; the loss is on response tokens, of which a row may consist."""
+    if not config.fine_tune:
+        return Work(examples=0, phases={"loading": Memory(frozen=setting.policy)})
     count, row = setting.amounts.demonstrations, setting.amounts.dialogue_tokens
     train, parameters = config.train, setting.shape.policy_parameters
     return Work(
@@ -66,7 +74,11 @@ def sft(config: SFTConfig, setting: Setting) -> Work:
         optimiser_steps=_num_steps(train, count),
         trained_tokens=train.num_epochs * count * row,
         parameters=trained_parameters(setting.shape, train, parameters),
-        phases={"training": _training(train, setting, parameters, count, row, row)},
+        phases={
+            "training": _training(
+                train, setting, parameters, Examples(count, row, count * row, responses=row)
+            )
+        },
     )
 
 
@@ -75,21 +87,32 @@ def _pair_row(setting: Setting) -> int:
     return min(setting.amounts.pair_tokens, 2 * setting.shape.context)
 
 
+def _pairs(setting: Setting, count: int) -> Examples:
+    """Pairs as examples; at most all of one is its prompt and second response."""
+    row = _pair_row(setting)
+    return Examples(count, row, count * row, repeated=row)
+
+
 def _scorer_work(
-    train: TrainConfig, setting: Setting, num_heads: int, num_pairs: int, num_scored: int
+    train: TrainConfig,
+    setting: Setting,
+    num_heads: int,
+    examples: Examples,
+    num_scored: int,
+    further: int = 0,
 ) -> Work:
-    """Training a scorer on `num_pairs`, then scoring `num_scored`."""
+    """Training a scorer on `examples`, with `further` parameters, then scoring `num_scored`."""
     row, parameters = _pair_row(setting), setting.shape.scorer_parameters(num_heads)
+    trained = parameters + further
     return Work(
-        examples=num_pairs,
+        examples=examples.count,
         num_ranks=train.num_ranks,
-        optimiser_steps=_num_steps(train, num_pairs),
+        optimiser_steps=_num_steps(train, examples.count),
         forward_tokens=num_scored * row,
-        trained_tokens=train.num_epochs * num_pairs * row,
-        parameters=trained_parameters(setting.shape, train, parameters),
+        trained_tokens=train.num_epochs * examples.passes * examples.tokens,
+        parameters=trained_parameters(setting.shape, train, trained),
         phases={
-            # At most all of a pair is its prompt and second response.
-            "training": _training(train, setting, parameters, num_pairs, row, repeated=row),
+            "training": _training(train, setting, trained, examples),
             "scoring": scoring_phase(setting, FLOAT_BYTES * parameters, num_scored, row),
         },
     )
@@ -110,19 +133,58 @@ def lower_states(config: LowerStatesConfig, setting: Setting) -> Work:
 def reward_model(config: RewardModelConfig, setting: Setting) -> Work:
     """One reward model; cross-fitted, its own fold is left out of training.
 
+    Of some categories of pairs it is taken to train on all: how many they are is not known before.
     On raw pairs it is a member, which scores those it was trained on as well.
     """
-    pairs = setting.amounts.train_pairs
-    if config.fold is not None:
-        pairs -= pairs // config.num_folds
+    train, shape, term = config.train, setting.shape, config.contrastive
+    examples = _examples(config, setting)
     scored = setting.amounts.held_out_pairs if setting.is_relabelled else setting.amounts.pairs
-    return _scorer_work(config.train, setting, 1, pairs, scored)
+    # The policy's head for the imitation term: none where it is the embedding; adapters leave it.
+    head = shape.policy_parameters - shape.trunk_parameters if config.imitation_coef > 0 else 0
+    learning = head if train.lora is None else 0
+    if term is not None and term.kind == "swav":
+        learning += term.num_prototypes * shape.hidden_size
+    work = _scorer_work(train, setting, 1, examples, scored, learning)
+    training = work.phases["training"]
+    if train.lora is not None:
+        training = replace(training, frozen=training.frozen + FLOAT_BYTES * head)
+    return replace(work, phases={**work.phases, "training": training})
+
+
+def _examples(config: RewardModelConfig, setting: Setting) -> Examples:
+    """What a reward model is trained on: pairs, or rankings with each response once."""
+    pairs, rankings = setting.amounts.train_pairs, setting.amounts.train_rankings
+    if config.fold is not None:
+        pairs, rankings = (count - count // config.num_folds for count in (pairs, rankings))
+    found, ranked = _pairs(setting, pairs), 2
+    if config.ranking == "k_wise":
+        ranked = setting.amounts.ranked
+        row = ceil(ranked * found.row / 2)
+        tokens = min(rankings * row, found.tokens)
+        found = Examples(rankings, row, tokens, repeated=(ranked - 1) * found.row)
+    # All but one of a row's responses may be preferred to another; none is longer than its share.
+    preferred = found.row * (ranked - 1) // ranked if config.imitation_coef > 0 else 0
+    passes = 1 if config.contrastive is None else 2
+    return replace(found, responses=preferred, passes=passes)
 
 
 def advantage_model(config: AdvantageModelConfig, setting: Setting) -> Work:
-    """The Advantage Model: two heads in one pass."""
+    """The Advantage Model: two heads in one pass; first, one by one, the policies it weighs by."""
     amounts = setting.amounts
-    return _scorer_work(config.train, setting, 2, amounts.train_pairs, amounts.held_out_pairs)
+    examples = _pairs(setting, amounts.train_pairs)
+    work = _scorer_work(config.train, setting, 2, examples, amounts.held_out_pairs)
+    if not setting.num_behaviours:
+        return work
+    row, parameters = _pair_row(setting), setting.shape.scorer_parameters(2)
+    frozen = setting.policy + FLOAT_BYTES * parameters
+    pairs = ceil(amounts.train_pairs / config.train.num_ranks)
+    weighed = (1 + setting.num_behaviours) * amounts.train_pairs * row
+    likelihoods = scoring_phase(setting, frozen, pairs, row, row)
+    return replace(
+        work,
+        forward_tokens=work.forward_tokens + weighed,
+        phases={"likelihoods": likelihoods, **work.phases},
+    )
 
 
 def meta_rm(config: MetaRMConfig, setting: Setting) -> Work:
@@ -135,9 +197,9 @@ def meta_rm(config: MetaRMConfig, setting: Setting) -> Work:
     answers = prompts * config.num_responses
     prompt, row = setting.capped(amounts.prompt_tokens, config.max_new_tokens)
     meta_row = prompt + config.num_responses * (config.max_new_tokens + 1)
-    base = _scorer_work(
-        train, setting, setting.scorer_heads, amounts.train_pairs, amounts.held_out_pairs
-    )
+    examples = _pairs(setting, amounts.train_pairs)
+    heads = setting.scorer_heads[0]
+    base = _scorer_work(train, setting, heads, examples, amounts.held_out_pairs)
     descent = base.phases["training"]
     meta_prompts = min(config.meta_batch, prompts)
     with_copy = replace(descent, weights=2 * descent.weights)
@@ -153,7 +215,7 @@ def meta_rm(config: MetaRMConfig, setting: Setting) -> Work:
         phases={
             **base.phases,
             "sampling": sampling_phase(
-                setting, setting.policy + setting.scorer, answers, prompt, row
+                setting, setting.policy + sum(setting.scorers), answers, prompt, row
             ),
             "ascent": replace(
                 with_copy,

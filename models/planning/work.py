@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from models.config_parts import TrainerConfig
+from models.config_parts import TrainConfig, TrainerConfig
 from models.planning.amounts import Amounts
 from models.planning.memory import (
     FLOAT_BYTES,
@@ -31,13 +31,15 @@ ADAPTED_MAPS = 7
 class Setting:
     """What a stage's cost depends on beside its own configuration.
 
-    scorer_heads: 1 for a reward model, 2 for an Advantage Model, of the scorer that comes in.
+    scorer_heads: of each scorer that comes in, 1 for a reward model, 2 for an Advantage Model.
+    num_behaviours: policies that wrote the comparisons, where an Advantage Model weighs by them.
     starts_as_reference: whether PPO's policy is at first its reference.
     """
 
     shape: ModelShape
     amounts: Amounts
-    scorer_heads: int = 1
+    scorer_heads: tuple[int, ...] = (1,)
+    num_behaviours: int = 0
     num_judges: int = 0
     has_rehearsal: bool = False
     starts_as_reference: bool = False
@@ -54,9 +56,9 @@ class Setting:
         return FLOAT_BYTES * self.shape.policy_parameters
 
     @property
-    def scorer(self) -> int:
-        """Bytes of the incoming scorer's weights."""
-        return FLOAT_BYTES * self.shape.scorer_parameters(self.scorer_heads)
+    def scorers(self) -> list[int]:
+        """Bytes of each incoming scorer's weights."""
+        return [FLOAT_BYTES * self.shape.scorer_parameters(heads) for heads in self.scorer_heads]
 
 
 @dataclass(frozen=True)
@@ -122,15 +124,17 @@ def training_phase(
     row: int,
     responses: int = 0,
     repeated: int = 0,
+    passes: int = 1,
 ) -> Memory:
-    """One micro batch of an optimiser step.
+    """One micro batch of an optimiser step, on `passes` of the trunk over it.
 
     Of a row, `responses` tokens need log-probabilities and `repeated` further keys and values.
     """
     shape = setting.shape
     tokens = pass_tokens(config.micro_batch_tokens, num_rows, row)
-    logits = vocabulary_set(shape, tokens // row * responses)
-    kept = gradient_set(shape, config, tokens, tokens // row * repeated)
+    at_once = tokens // row
+    logits = passes * vocabulary_set(shape, at_once * responses)
+    kept = gradient_set(shape, config, passes * tokens, passes * at_once * repeated)
     learning = trained_parameters(shape, config, num_parameters)
     own = learning if config.lora is None else _heads(shape, num_parameters)
     frozen = num_parameters - own
@@ -140,7 +144,8 @@ def training_phase(
 def gradient_set(shape: ModelShape, config: TrainerConfig, tokens: int, repeated: int) -> int:
     """Bytes of a pass of the trained layers with gradient; `repeated` as in `kept_activations`."""
     upper = shape.upper(config.trainable_layers)
-    kept = backward_set(upper, tokens, repeated, config.gradient_checkpointing)
+    has_dropout = isinstance(config, TrainConfig) and config.dropout > 0
+    kept = backward_set(upper, tokens, repeated, config.gradient_checkpointing, has_dropout)
     if config.lora is None:
         return kept
     # Each map's input in the low rank.

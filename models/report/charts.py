@@ -31,6 +31,8 @@ STYLES = (
     (BLUE, "-", "D"),
     (GREEN, ":", "v"),
     (PURPLE, "--", "P"),
+    (BLACK, "-.", "X"),
+    (GREY, ":", "*"),
 )
 LOOK: Any = {
     "font.size": 10,

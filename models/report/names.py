@@ -15,6 +15,9 @@ POLICY_NAMES = {
     "ppo_max_rm": "PPO-max, reward model",
     "ppo_max_am": "PPO-max, Advantage Model",
     "full": "Full method (round 1)",
+    "ppo_max_ensemble": "PPO-max, ensemble",
+    "ppo_max_safety": "PPO-max, helpfulness and safety",
+    "ppo_max_no_sft": "PPO-max without SFT",
 }
 
 

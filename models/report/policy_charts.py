@@ -39,7 +39,7 @@ def curve_charts(curves: Mapping[str, Curve]) -> list[Chart]:
             )
         )
     for title, unit, field in (
-        ("KL to SFT", "KL (nats per answer)", "kl"),
+        ("KL to the reference", "KL (nats per answer)", "kl"),
         ("Perplexity under the policy", "perplexity (per token)", "perplexity"),
         ("Length of the answers", "length (tokens)", "response_length"),
     ):

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import math
 import random
+import sys
+from bisect import bisect
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from models.world.gold import quality, raw_score
 from models.world.tasks import task_of
+
+# Perceived gaps, in raw score, from which on an answer is rated 2, 3 and 4: what a courtesy word,
+# politeness and the right answer are worth.
+RATED_FROM = (0.15, 0.4, 0.7)
 
 
 @dataclass(frozen=True)
@@ -15,13 +22,15 @@ class Comparison:
     """A labelled pair with the truth that only evaluation may read.
 
     `kind` is `clear` (Bradley-Terry label), `flipped` (a clear pair whose label was then turned
-    round on purpose) or `ambiguous` (near-tie, the label is a coin toss).
+    round on purpose) or `ambiguous` (near-tie, the label is a coin toss). `rating` is how much
+    better the annotator found the chosen answer, 1 (barely) to 4 (much).
     """
 
     prompt: str
     chosen: str
     rejected: str
     kind: str
+    rating: int
     gold_chosen: float
     gold_rejected: float
 
@@ -40,32 +49,43 @@ def annotate(
     clear_gap: float,
     sharpness: float,
     rng: random.Random,
+    compared: Collection[frozenset[str]] = (),
 ) -> Comparison | None:
     """Compare two of a prompt's responses, or `None` when no pair of the wanted kind is among them.
 
     A clear pair differs in quality by at least `clear_gap`; an ambiguous one by less than half of
-    it. A clear pair's label is drawn from P(first better) = sigmoid(sharpness * raw score gap).
+    it. A clear pair's label is drawn from P(first better) = sigmoid(sharpness * raw score gap). The
+    pairs in `compared` are not taken again.
     """
     wants_ambiguous = rng.random() < ambiguous_share
     candidates = [
         (first, second)
         for index, first in enumerate(responses)
         for second in responses[index + 1 :]
-        if first != second and _fits(prompt, first, second, clear_gap, wants_ambiguous)
+        if first != second
+        and frozenset((first, second)) not in compared
+        and _fits(prompt, first, second, clear_gap, wants_ambiguous)
     ]
     if not candidates:
         return None
     first, second = rng.choice(candidates)
     if wants_ambiguous:
-        kind, first_wins = "ambiguous", rng.random() < 0.5
+        kind = "ambiguous"
+        first_wins, perceived = _perceive(0.0, sharpness, rng.random())
     else:
         gap = raw_score(prompt, first) - raw_score(prompt, second)
-        first_wins = annotator_prefers_first(gap, sharpness, 0.0, rng)
+        first_wins, perceived = _vote(gap, sharpness, 0.0, rng)
         is_flipped = rng.random() < flip_share
         kind, first_wins = ("flipped" if is_flipped else "clear"), first_wins != is_flipped
     chosen, rejected = (first, second) if first_wins else (second, first)
     return Comparison(
-        prompt, chosen, rejected, kind, quality(prompt, chosen), quality(prompt, rejected)
+        prompt,
+        chosen,
+        rejected,
+        kind,
+        1 + bisect(RATED_FROM, perceived),
+        quality(prompt, chosen),
+        quality(prompt, rejected),
     )
 
 
@@ -78,8 +98,26 @@ def annotator_prefers_first(
     gap: float, sharpness: float, flip_share: float, rng: random.Random
 ) -> bool:
     """One vote: P(first) = sigmoid(sharpness * gap), turned round with probability flip_share."""
-    prefers = rng.random() < 0.5 * (1 + math.tanh(sharpness * gap / 2))
-    return prefers != (rng.random() < flip_share)
+    return _vote(gap, sharpness, flip_share, rng)[0]
+
+
+def _vote(
+    gap: float, sharpness: float, flip_share: float, rng: random.Random
+) -> tuple[bool, float]:
+    """The vote of `annotator_prefers_first`, and how large a gap was perceived."""
+    prefers, perceived = _perceive(gap, sharpness, rng.random())
+    return prefers != (rng.random() < flip_share), perceived
+
+
+def _perceive(gap: float, sharpness: float, draw: float) -> tuple[bool, float]:
+    """Whether the first looks better, and by how much one looks better, from a draw in [0, 1).
+
+    Bradley-Terry is a gap seen through logistic noise: gap - logit(draw) / sharpness is above 0
+    with probability sigmoid(sharpness * gap).
+    """
+    prefers = draw < 0.5 * (1 + math.tanh(sharpness * gap / 2))
+    noise = math.log(max(draw, sys.float_info.min) / (1 - draw))
+    return prefers, abs(gap - noise / sharpness)
 
 
 def truth_row(identifier: str, comparison: Comparison) -> dict[str, object]:

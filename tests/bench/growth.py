@@ -27,7 +27,7 @@ from models.config_parts import TrainConfig
 from models.engine import ranks
 from models.engine.data import Pairs
 from models.engine.loop import fit
-from models.engine.reward_model import pair_ranking_loss
+from models.engine.rankings import rankings_of, reward_loss
 from models.engine.rollouts import sample
 from models.nets.generation import Sampling
 from models.nets.packing import Candidates
@@ -101,10 +101,10 @@ def _train(size: str, count: int) -> float:
     ]
     rows = [Candidates(prompt, (chosen, rejected)) for prompt, chosen, rejected in texts]
     names, ones = [str(number) for number in range(count)], torch.ones(count)
-    pairs = Pairs(names, names, rows, ones, torch.zeros(count), ones)
+    pairs = Pairs(names, names, [None] * count, rows, ones, torch.zeros(count), ones)
     config = TrainConfig(batch_size=BATCH)
     with tempfile.TemporaryDirectory() as folder:
-        loss = pair_ranking_loss(scorer, pairs)
+        loss = reward_loss(scorer, rankings_of(pairs))
         fit(scorer, rows, pairs.weight, loss, config, seed=0, workdir=Path(folder))
         lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
     times = [row["time"] for row in map(json.loads, lines) if "metrics" in row]

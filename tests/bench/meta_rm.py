@@ -23,7 +23,7 @@ from models.config_parts import TrainConfig
 from models.engine.data import Pairs, read_pairs
 from models.engine.loop import fit
 from models.engine.meta_rm import MetaAscent
-from models.engine.reward_model import pair_ranking_loss
+from models.engine.rankings import rankings_of, reward_loss
 from models.nets.loading import load_tokenizer, new_scorer
 from tests.bench.material import MAX_TOKENS, make_material
 
@@ -64,7 +64,7 @@ def pairs_per_second(pairs: Pairs, material: Path, work: Path, is_meta: bool) ->
     model = new_scorer(material / "policy" / "model", 1, 0)
     ascend = MetaAscent(config, model, pairs.rows) if is_meta else None
     fit(
-        *(model, pairs.rows, pairs.weight, pair_ranking_loss(model, pairs), config.train),
+        *(model, pairs.rows, pairs.weight, reward_loss(model, rankings_of(pairs)), config.train),
         seed=0,
         workdir=work,
         ascend=ascend,

@@ -11,6 +11,7 @@ from flows.cli import main
 from flows.config import ConfigError, RunConfig, load_config, seeded, vanilla
 from flows.recipes import RECIPES, recipe_named
 from models.config_parts import LoraConfig, ZeroConfig
+from models.config_ppo import PPOConfig
 
 
 def _smoke(*overrides: str) -> RunConfig:
@@ -44,8 +45,16 @@ def test_overrides_reach_any_depth_and_keep_the_rest() -> None:
         ("ppo=1", "ppo: Input should be a valid dictionary or instance of PPOConfig; found 1"),
         ("ppo.kl_coef=-1", "ppo.kl_coef: Input should be greater than or equal to 0; found -1"),
         ("ppo.critic_init=random", "Input should be 'scorer' or 'policy'; found 'random'"),
+        (
+            "ppo.entropy_clip=2",
+            "ppo: Value error, entropy_clip must be none where entropy_coef is 0, found 2.0",
+        ),
         ("seed=many", "seed: Input should be a valid integer"),
         ("ppo.kl_coef", "is not of the form field=value"),
+        (
+            "ppo.score_treatment=whitened",
+            "Input should be 'raw', 'scaled' or 'normalised'; found 'whitened'",
+        ),
         ("arms=[]", "arms: Tuple should have at least 1 item after validation, not 0; found []"),
     ],
 )
@@ -79,8 +88,8 @@ def test_changes_have_every_field_of_a_run_and_presuppose_none() -> None:
 def test_null_is_a_value_only_where_it_is_allowed() -> None:
     assert _smoke("ppo.num_steps=null", "seed=null", "ppo=null") == recipe_named("smoke")
     assert _smoke("ppo.score_clip=null").ppo.score_clip is None
-    assert _smoke("ppo.normalise_scores=null").ppo.normalise_scores is True
-    assert _smoke("ppo.normalise_scores=false").ppo.normalise_scores is False
+    assert _smoke("ppo.normalise_advantages=null").ppo.normalise_advantages is True
+    assert _smoke("ppo.normalise_advantages=false").ppo.normalise_advantages is False
 
 
 def test_a_section_in_which_nothing_is_given_changes_nothing() -> None:
@@ -128,15 +137,34 @@ def test_real_data_needs_a_base_model() -> None:
         _smoke('preferences.sources=["x.jsonl"]')
 
 
+def test_arms_need_what_they_are_optimised_against() -> None:
+    with pytest.raises(ConfigError, match=r"ensemble\.size must be at least 5 .*, found 2"):
+        _smoke('arms=["ppo_max_ensemble"]')
+    with pytest.raises(ConfigError, match=r"safety_categories must name categories .* found none"):
+        _smoke('arms=["ppo_max_safety"]', "ppo.scoring.safety_categories=[]")
+    same = ('reward_model.categories=["a","b"]', 'reward_model.without_categories=["b"]')
+    with pytest.raises(ConfigError, match=r"must have none in common, found \['b'\] in both"):
+        _smoke(*same)
+    weighed = ("advantage_model.use_importance_weights=true", "sft.model.base=x")
+    with pytest.raises(ConfigError, match="use_importance_weights must be false .*, found true"):
+        _smoke('preferences.sources=["x.jsonl"]', *weighed)
+    assert _smoke(*weighed).advantage_model.use_importance_weights
+
+
 def test_seeds_differ_between_runs_and_members_and_vanilla_has_no_trick_left() -> None:
     config = recipe_named("default")
     seeds = {seeded(config.ppo, run, member).seed for run in range(3) for member in range(10)}
     assert len(seeds) == 30
-    plain = vanilla(config.ppo)
-    assert not plain.normalise_scores
+    tricks = {"advantage_clip": 0.5, "ptx_coef": 1.0, "entropy_coef": 1.0, "entropy_clip": 2.0}
+    tricks |= {"ratio_denominator": "reference", "score_treatment": "scaled"}
+    plain = vanilla(config.ppo.model_copy(update=tricks))
+    assert PPOConfig.model_validate(plain.model_dump()) == plain
+    assert plain.score_treatment == "raw"
     assert not plain.normalise_advantages
-    assert plain.score_clip is plain.value_clip is None
+    assert plain.score_clip is plain.value_clip is plain.advantage_clip is None
     assert plain.kl_coef == plain.rehearsal_coef == plain.critic_pretrain_steps == 0
+    assert plain.ptx_coef == plain.entropy_coef == 0
+    assert plain.ratio_denominator == "sampling"
     assert plain.policy_learning_rate == config.ppo.policy_learning_rate
 
 

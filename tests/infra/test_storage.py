@@ -106,6 +106,21 @@ def test_materialise_keeps_a_whole_folder_and_replaces_any_other(
     assert _contents(target) == _contents(folder)
 
 
+def test_folders_that_are_not_read_are_not_brought(
+    store: Store, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "model").mkdir(exist_ok=True)
+    (folder / "model" / "weights").write_text("many")
+    manifest = publish(store, folder)
+    target = tmp_path / "copy"
+    store.materialise(manifest, target, without=("model", "critic"))
+    wanted = {k: v for k, v in _contents(folder).items() if not k.startswith("model/")}
+    assert 0 < len(wanted) < len(_contents(folder))
+    assert _contents(target) == wanted
+    store.materialise(manifest, target)  # part of it is not whole
+    assert _contents(target) == _contents(folder)
+
+
 def test_delete_removes_everything(store: Store, folder: Path) -> None:
     publish(store, folder)
     store.delete("toy", KEY)

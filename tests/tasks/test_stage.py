@@ -167,6 +167,23 @@ def test_corrupt_input_is_named(context: StageContext) -> None:
         count(context, inputs={"start": base.ref})
 
 
+def test_folders_that_a_stage_does_not_read_stay_in_the_store(
+    context: StageContext, tmp_path: Path
+) -> None:
+    (tmp_path / "made" / "model").mkdir(parents=True)
+    (tmp_path / "made" / "summary.json").write_text('{"count": 2}')
+    (tmp_path / "made" / "model" / "weights").write_text("heavy")
+    made = context.store.publish("counter", "k", tmp_path / "made")
+    (path,) = Path(context.settings.store_url).glob("artifacts/counter/k/*/model/weights")
+    path.chmod(0o644)
+    path.write_text("HEAVY")  # whoever brings it finds it corrupt
+    inputs = {"start": ArtifactRef("counter", "k", made.digest)}
+    with pytest.raises(CorruptArtifactError, match="weights is corrupt"):
+        count(context, inputs=inputs)
+    without = run_stage(context, "counter", CounterConfig(), inputs, without=("model",))
+    assert without.summary["count"] == 5
+
+
 def test_progress_and_mlflow_see_the_stage(context: StageContext, plan: Any) -> None:
     reports: list[Progress] = []
     tracking = Tracking.from_settings(context.settings, "toy")

@@ -63,3 +63,20 @@ def advantage_model(
         policy=policy,
         preferences=comparisons,
     )
+
+
+@pytest.fixture(scope="session")
+def reward_model(
+    tmp_path_factory: pytest.TempPathFactory, smoke_config: Any, policy: Path, comparisons: Path
+) -> Path:
+    folder = tmp_path_factory.mktemp("reward_model")
+    return run_stage(
+        "reward_model", smoke_config.reward_model, folder, policy=policy, preferences=comparisons
+    )
+
+
+@pytest.fixture(scope="session")
+def several_scorers(advantage_model: Path, reward_model: Path) -> dict[str, Path]:
+    """An ensemble of two, and one of them for safety as well."""
+    ensemble = {"scorer_0": advantage_model, "scorer_1": reward_model}
+    return {**ensemble, "safety_scorer": reward_model}

@@ -13,12 +13,14 @@ from safetensors.torch import load_file
 from infra.launch import TrainerError, launch
 from infra.warm_client import close_servers
 from models.config import LowerStatesConfig
+from models.config_rewards import ContrastiveConfig
 from models.engine.data import read_rows
 from models.engine.progress import read_metrics
 from tests.models.engine.conftest import run_stage
 from tests.models.engine.jobs import job
 
 NUM_ROWS = 24
+SWAV = ContrastiveConfig(kind="swav", on="differences", coef=0.5)
 Compare = Callable[..., tuple[Path, Path]]
 
 
@@ -108,6 +110,18 @@ def test_a_cross_fitted_member_above_stored_states(
         preferences=pairs,
         states=tmp_path / "states/output",
     )
+    _assert_same_model(ours / "model", theirs / "model")
+    _assert_same_rows(ours, theirs, "scores.jsonl")
+
+
+def test_a_reward_model_with_all_terms(
+    both: Compare, smoke_config: Any, policy: Path, pairs: Path
+) -> None:
+    """With so little dropout that none is dropped: devices draw other masks."""
+    train = smoke_config.reward_model.train.model_copy(update={"dropout": 1e-12})
+    terms = {"ranking": "k_wise", "imitation_coef": 0.5, "contrastive": SWAV}
+    config = smoke_config.reward_model.model_copy(update={"train": train, **terms})
+    ours, theirs = both("reward_model", config, policy=policy, preferences=pairs)
     _assert_same_model(ours / "model", theirs / "model")
     _assert_same_rows(ours, theirs, "scores.jsonl")
 

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from models.config import LowerStatesConfig
+from models.config_rewards import ContrastiveConfig
 from models.engine.data import read_rows, write_rows
 from models.engine.ppo_max import PPORun
 from models.nets.freezing import layers_of
@@ -20,10 +21,9 @@ from tests.models.engine.conftest import run_stage
 UPPER = 1
 
 
-def _frozen(config: Any) -> Any:
-    return config.model_copy(
-        update={"train": config.train.model_copy(update={"trainable_layers": UPPER})}
-    )
+def _frozen(config: Any, dropout: float = 0.0) -> Any:
+    train = {"trainable_layers": UPPER, "dropout": dropout}
+    return config.model_copy(update={"train": config.train.model_copy(update=train)})
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,9 @@ def _same(ours: Path, theirs: Path) -> None:
         assert row["chosen_score"] == pytest.approx(same["chosen_score"], abs=1e-3)
 
 
-@pytest.mark.parametrize("stage", ["reward_model", "advantage_model"])
+@pytest.mark.parametrize(
+    ("stage", "dropout"), [("reward_model", 0.0), ("reward_model", 0.2), ("advantage_model", 0.0)]
+)
 def test_scorers_train_and_score_alike_on_stored_states(
     tmp_path: Path,
     smoke_config: Any,
@@ -85,11 +87,29 @@ def test_scorers_train_and_score_alike_on_stored_states(
     relabelled: Path,
     states: Path,
     stage: str,
+    dropout: float,
 ) -> None:
-    config = _frozen(getattr(smoke_config, stage))
+    config = _frozen(getattr(smoke_config, stage), dropout)
     inputs = {"policy": policy, "preferences": comparisons, "pairs": relabelled}
     plain = run_stage(stage, config, tmp_path / "plain", **inputs)
     fast = run_stage(stage, config, tmp_path / "fast", **inputs, states=states)
+    _same(fast, plain)
+
+
+def test_rankings_train_alike_on_the_states_of_their_pairs(
+    tmp_path: Path, smoke_config: Any, world: Path, policy: Path
+) -> None:
+    """With all terms: two passes over the upper layers, and the likelihood that reads them too."""
+    comparisons = smoke_config.comparisons.model_copy(update={"pairs_per_prompt": 4})
+    inputs = {"data": world, "policy": policy}
+    rankings = run_stage("comparisons", comparisons, tmp_path / "rankings", **inputs)
+    inputs = {"policy": policy, "preferences": rankings}
+    kept = LowerStatesConfig(trainable_layers=UPPER)
+    states = run_stage("lower_states", kept, tmp_path / "states", **inputs)
+    terms = {"ranking": "k_wise", "imitation_coef": 1.0, "contrastive": ContrastiveConfig()}
+    config = _frozen(smoke_config.reward_model, 0.2).model_copy(update=terms)
+    plain = run_stage("reward_model", config, tmp_path / "plain", **inputs)
+    fast = run_stage("reward_model", config, tmp_path / "fast", **inputs, states=states)
     _same(fast, plain)
 
 
@@ -179,7 +199,7 @@ def test_ppo_shares_what_its_four_models_have_in_common(
     config = smoke_config.ppo.model_copy(update={"trainable_layers": UPPER, "rehearsal_coef": 0.0})
     shared, alone = (PPORun(config, inputs, tmp_path / name) for name in ("shared", "alone"))
     assert shared.depth == 1
-    models = (shared.policy, shared.reference.model, shared.scorer.model, shared.critic)
+    models = (shared.policy, shared.reference.model, shared.scorers.members[0].model, shared.critic)
     assert len({id(layers_of(model)[0]) for model in models}) == 1
     assert len({id(layers_of(model)[1]) for model in models}) == 4
     alone.depth = 0

@@ -77,18 +77,23 @@ def test_meta_rm_on_two_ranks_equals_that_on_one(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("has_several", [False, True], ids=["one scorer", "several"])
 def test_ppo_on_two_ranks_equals_that_on_one_and_goes_on_where_it_stopped(
     tmp_path: Path,
     smoke_config: Any,
     world: Path,
     policy: Path,
     advantage_model: Path,
+    several_scorers: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
+    has_several: bool,
 ) -> None:
     # Of 9 responses a rollout, 4 a step: the last step has one, fewer than ranks.
     changes = {"rollout_batch": 9, "train_batch": 4, "num_steps": 5, "ptx_coef": 0.1}
-    config = smoke_config.ppo.model_copy(update=changes)
-    inputs = {"policy": policy, "reference": policy, "scorer": advantage_model}
+    tricks = {"advantage_clip": 0.5, "entropy_coef": 0.1, "entropy_clip": 2.0}
+    config = smoke_config.ppo.model_copy(update=changes | (tricks if has_several else {}))
+    scorers = several_scorers if has_several else {"scorer": advantage_model}
+    inputs = {"policy": policy, "reference": policy, **scorers}
 
     def start(folder: Path, num_ranks: int) -> Path:
         launch(job(folder, config, world, num_ranks, "ppo_max", inputs))
@@ -97,8 +102,11 @@ def test_ppo_on_two_ranks_equals_that_on_one_and_goes_on_where_it_stopped(
     alone, both = start(tmp_path / "alone", 1), start(tmp_path / "both", 2)
     rows, others = (read_metrics(output / "metrics.jsonl") for output in (both, alone))
     assert [row["step"] for row in rows] == [row["step"] for row in others]
+    names = ("score", "kl", "policy_loss", "value_loss", "ptx_loss", "value_grad_norm")
+    of_tricks = ("ensemble_std", "safety_fraction", "policy_entropy_loss")
     for ours, theirs in zip(rows[:2], others, strict=False):
-        for name in ("score", "kl", "policy_loss", "value_loss", "ptx_loss", "value_grad_norm"):
+        assert ("ensemble_std" in ours) == has_several
+        for name in (*names, *of_tricks):
             if name in theirs:
                 assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5), name
     with stopped_at(tmp_path / "stopped", 2, monkeypatch):

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from models.config import RelabelConfig, StrengthConfig
+from models.config import StrengthConfig
+from models.config_rewards import RelabelConfig
 from models.engine.batches import epoch_batches, micro_batches
 from models.engine.data import read_rows
 from models.engine.progress import NotFiniteError, Progress
@@ -44,6 +45,26 @@ def test_splits_share_no_prompt_and_truth_covers_all(comparisons: Path) -> None:
     rows = read_rows(comparisons / "train.jsonl")
     assert {row["id"] for row in rows} <= truth.keys()
     assert not {"kind", "gold_chosen", "is_wrong"} & rows[0].keys()
+
+
+def test_further_pairs_of_a_prompt_leave_the_first_as_it_was(
+    tmp_path: Path, smoke_config: Any, world: Path, policy: Path, comparisons: Path
+) -> None:
+    config = smoke_config.comparisons.model_copy(update={"pairs_per_prompt": 3})
+    output = run_stage("comparisons", config, tmp_path, data=world, policy=policy)
+    for split in ("train", "validation", "test"):
+        rows = {row["id"]: row for row in read_rows(output / f"{split}.jsonl")}
+        alone = read_rows(comparisons / f"{split}.jsonl")
+        assert alone == [row for row in rows.values() if row["id"] == row["group"]]
+        assert len(rows) > len(alone)
+        together: dict[str, set[str]] = {}
+        for row in rows.values():
+            together.setdefault(row["group"], set()).add(row["prompt"])
+        assert all(len(prompts) == 1 for prompts in together.values())
+        assert len(
+            {(row["group"], row["chosen"], row["rejected"]) for row in rows.values()}
+        ) == len(rows)
+        assert {row["rating"] for row in rows.values()} <= {1, 2, 3, 4}
 
 
 def test_world_sets_are_disjoint(world: Path) -> None:

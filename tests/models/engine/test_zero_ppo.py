@@ -1,4 +1,7 @@
-"""PPO's policy and critic, an engine of DeepSpeed's each, learn what they do without."""
+"""PPO's policy and critic, an engine of DeepSpeed's each, learn what they do without.
+
+Of several scorers, each in parts under stage 3.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ CHANGES = {
     "critic_pretrain_steps": 2,
     "num_steps": 4,
     "ptx_coef": 0.1,
+    "entropy_coef": 0.1,
     "rehearsal_batch": 6,
     "micro_batch_tokens": 100,
     "checkpoint_every": 2,
@@ -46,8 +50,8 @@ def config(smoke_config: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def inputs(world: Path, policy: Path, advantage_model: Path) -> dict[str, Path]:
-    return {"policy": policy, "reference": policy, "scorer": advantage_model, "data": world}
+def inputs(world: Path, policy: Path, several_scorers: dict[str, Path]) -> dict[str, Path]:
+    return {"policy": policy, "reference": policy, "data": world, **several_scorers}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +70,9 @@ def _assert_same(ours: Path, alone: Path) -> None:
     rows, others = (read_metrics(folder.parent / "metrics.jsonl") for folder in (ours, alone))
     assert [row["step"] for row in rows] == [row["step"] for row in others] == [1, 2, 3, 4, 5, 6]
     for row, other in zip(rows, others, strict=True):
-        for name in ("score", "kl", "policy_loss", "ptx_loss", "value_loss", "value_grad_norm"):
+        of_scorers = ("score", "ensemble_std", "safety_fraction")
+        of_steps = ("policy_loss", "policy_entropy", "ptx_loss", "value_loss", "value_grad_norm")
+        for name in (*of_scorers, "kl", *of_steps):
             if name in other:
                 assert row[name] == pytest.approx(other[name], rel=1e-3, abs=1e-5), name
     for part in ("model", "critic"):

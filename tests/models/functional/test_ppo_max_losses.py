@@ -131,7 +131,7 @@ def test_losses_train_only_the_policy_and_the_critic() -> None:
 
 def test_policy_loss_refuses_bad_arguments() -> None:
     x = torch.zeros(2, 3)
-    with pytest.raises(ValueError, match=r"policy_clip must be positive, found 0\.0"):
+    with pytest.raises(ValueError, match=r"policy_clip must be positive or None, found 0\.0"):
         policy_loss(x, x, x, x.bool(), 0.0)
     with pytest.raises(ShapeError, match=r"advantages \(2, 1\)"):
         policy_loss(x, x, torch.zeros(2, 1), x.bool(), 0.2)

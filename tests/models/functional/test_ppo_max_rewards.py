@@ -33,6 +33,14 @@ def test_normalise_by_hand() -> None:
     assert normalise_scores(scores, 1.0, 2.0, None).tolist() == [2.0, 0.5, -5.0]
 
 
+def test_scaling_and_clipping_alone_by_hand() -> None:
+    # Reward scaling keeps the mean: 5 / 2 and -9 / 2, clipped to 3. Clipping alone: 3 and -3.
+    scores = torch.tensor([5.0, 2.0, -9.0], dtype=F64)
+    assert normalise_scores(scores, 0.0, 2.0, None).tolist() == [2.5, 1.0, -4.5]
+    assert normalise_scores(scores, 0.0, 2.0, 3.0).tolist() == [2.5, 1.0, -3.0]
+    assert normalise_scores(scores, 0.0, 1.0, 3.0).tolist() == [3.0, 2.0, -3.0]
+
+
 def test_normalise_equals_loop_and_history_gives_mean_zero_std_one() -> None:
     scores = torch.randn(20, dtype=F64)
     moments = RunningMoments()

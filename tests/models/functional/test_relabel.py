@@ -1,4 +1,4 @@
-"""relabel: flips, soft labels and adaptive margins."""
+"""relabel: flips, soft labels and adaptive margins; ratings."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.functional.checks import ShapeError
-from models.functional.relabel import Relabel, relabel
+from models.functional.relabel import Relabel, rating_margin, relabel, strength_slice
 from models.functional.reward import ranking_losses
 
 F64 = torch.float64
@@ -74,10 +74,72 @@ def test_label_by_hand() -> None:
     got = relabelled(MEAN, smoothing=0.1, smooth="negative")
     assert got.label.tolist() == [1.0, 0.9, 1.0, 0.9, 1.0]
     assert relabelled(MEAN, smoothing=0.1, smooth="none").label.tolist() == [1.0] * 5
+    got = relabelled(MEAN, flip_fraction=0.2, smoothing=0.1, smooth="not_flipped")
+    assert got.label.tolist() == [0.9, 1.0, 0.9, 0.9, 0.9]
+
+
+@pytest.mark.parametrize(
+    ("method", "flipped", "label", "margin"),
+    [
+        ({}, "", "1 1 1 1 1", "0 0 0 0 0"),
+        ({"flip_fraction": 0.2}, "1", "1 1 1 1 1", "0 0 0 0 0"),
+        ({"margin_scale": 0.5}, "", "1 1 1 1 1", ".25 -1 1 -.5 0"),
+        ({"flip_fraction": 0.2, "margin_scale": 0.5}, "1", "1 1 1 1 1", ".25 1 1 -.5 0"),
+        ({"smooth": "negative"}, "", "1 .75 1 .75 1", "0 0 0 0 0"),
+        ({"smooth": "negative", "margin_scale": 0.5}, "", "1 .75 1 .75 1", ".25 -1 1 -.5 0"),
+        (
+            {"flip_fraction": 0.2, "smooth": "not_flipped", "margin_scale": 0.5},
+            *("1", ".75 1 .75 .75 .75", ".25 1 1 -.5 0"),
+        ),
+    ],
+)
+def test_the_methods_of_part_two_by_hand(
+    method: dict[str, Any], flipped: str, label: str, margin: str
+) -> None:
+    """Baseline, flip, margin, both, soft label, with margin, and the treatment by bucket.
+
+    Of strengths 0.5, -3, 2, -1, 0 the lowest fifth is pair 1; alpha is 1/4, margins stop at 1.
+    """
+    got = relabelled(MEAN, **{"smoothing": 0.25, **method})
+    assert got.is_flipped.nonzero()[:, 0].tolist() == [int(pair) for pair in flipped]
+    assert got.label.tolist() == [float(value) for value in label.split()]
+    assert got.margin.tolist() == [float(value) for value in margin.split()]
+
+
+def test_rating_margin_by_hand() -> None:
+    # Llama 2's margins; the pair without rating and the flipped one have none.
+    rating = torch.tensor([1, 4, 2, 0, 3, 4])
+    flipped = torch.tensor([False, False, False, False, False, True])
+    got = rating_margin(rating, flipped, (0.0, 1 / 3, 2 / 3, 1.0))
+    assert got.tolist() == [0.0, 1.0, 1 / 3, 0.0, 2 / 3, 0.0]
+
+
+def test_rating_margin_equals_loop_and_flipping_all_leaves_none() -> None:
+    rating, margins = torch.randint(0, 5, (50,)), [0.1, 0.2, 0.4, 0.8]
+    flipped = torch.rand(50) < 0.3
+    expected = [
+        0.0 if turned or stars == 0 else margins[stars - 1]
+        for stars, turned in zip(rating.tolist(), flipped.tolist(), strict=True)
+    ]
+    assert rating_margin(rating, flipped, margins).tolist() == expected
+    assert not rating_margin(rating, torch.ones(50, dtype=torch.bool), margins).any()
+
+
+def test_wrong_ratings_and_margins_are_refused() -> None:
+    rating, no = torch.tensor([1, 5]), torch.zeros(2, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"ratings must be 0 to 4, found \[1, 5\]"):
+        rating_margin(rating, no, (0, 0, 0, 1))
+    for margins in ((0.0, 1.0, 2.0), (0.0, 0.0, 0.0, float("nan")), (-1.0, 0.0, 0.0, 0.0)):
+        with pytest.raises(ValueError, match="margins must be four, finite and not negative"):
+            rating_margin(rating, no, margins)
+    with pytest.raises(ShapeError, match=r"is_flipped \(1,\)"):
+        rating_margin(rating, no[:1], (0, 0, 0, 1))
+    with pytest.raises(ShapeError, match="rating must be torch.long"):
+        rating_margin(rating.float(), no, (0, 0, 0, 1))
 
 
 @pytest.mark.parametrize("flips", [{"flip_fraction": 0.3}, {"flip_below": -0.2}, {}])
-@pytest.mark.parametrize("smooth", ["none", "negative", "all"])
+@pytest.mark.parametrize("smooth", ["none", "negative", "not_flipped", "all"])
 def test_equals_loop(flips: dict[str, float], smooth: str) -> None:
     mean = torch.randn(40, dtype=F64)
     options: dict[str, Any] = {"smoothing": 0.2, "smooth": smooth, "margin_scale": 0.7}
@@ -89,7 +151,9 @@ def test_equals_loop(flips: dict[str, float], smooth: str) -> None:
             flipped = i in weakest
         else:
             flipped = "flip_below" in flips and value < flips["flip_below"]
-        smoothed = smooth == "all" or (smooth == "negative" and value < 0 and not flipped)
+        smoothed = smooth == "all" or (
+            not flipped and (smooth == "not_flipped" or (smooth == "negative" and value < 0))
+        )
         strength = -value if flipped else value
         assert bool(got.is_flipped[i]) == flipped
         assert got.label[i].item() == pytest.approx(0.8 if smoothed else 1.0, abs=1e-12)
@@ -167,3 +231,19 @@ def test_bad_strengths_are_refused() -> None:
         relabelled(torch.tensor([0.0, torch.nan]))
     with pytest.raises(ShapeError, match="1 axes"):
         relabelled(torch.zeros(2, 2))
+
+
+def test_slices_by_strength_share_out_all_pairs() -> None:
+    mean = torch.tensor([3.0, -1.0, 0.5, 2.0, -1.0], dtype=torch.float64)
+    # Weakest first: pairs 1, 4 (equal, lower index first), 2, 3, 0. Of five, 0 to .4 are two.
+    assert strength_slice(mean, 0.0, 0.4).tolist() == [0, 1, 0, 0, 1]
+    assert strength_slice(mean, 0.4, 1.0).tolist() == [1, 0, 1, 1, 0]
+    tenths = [strength_slice(mean, n / 10, (n + 1) / 10) for n in range(10)]
+    assert torch.stack(tenths).sum(0).tolist() == [1] * 5
+    assert strength_slice(mean, 0.0, 1.0).tolist() == [1] * 5
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.5, 0.5), (0.6, 0.4), (-0.1, 1.0), (0.0, 1.1)])
+def test_empty_slices_are_refused(low: float, high: float) -> None:
+    with pytest.raises(ValueError, match="0 <= keep_from < keep_to <= 1"):
+        strength_slice(torch.zeros(3), low, high)

@@ -1,4 +1,4 @@
-"""reward: the ranking loss with soft labels, margins and weights."""
+"""reward: the ranking loss with soft labels, margins and weights, and the imitation term."""
 
 import math
 
@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from models.functional.checks import ShapeError
-from models.functional.reward import ranking_loss, ranking_losses
+from models.functional.reward import (
+    imitation_loss,
+    per_prompt_weight,
+    ranking_loss,
+    ranking_losses,
+)
 
 F64 = torch.float64
 LOG3 = math.log(3)
@@ -135,3 +140,70 @@ def test_wrong_shapes_are_refused() -> None:
         ranking_loss(torch.zeros(3, 1), torch.zeros(3, 1))
     with pytest.raises(ShapeError, match="floating point"):
         ranking_loss(x.long(), x.long())
+
+
+def test_per_prompt_weight_by_hand() -> None:
+    # Prompt 7 has three pairs (of three ranked responses), prompt 4 one, which counts for itself.
+    weight = per_prompt_weight(torch.tensor([1.0, 1.0, 3.0, 0.5]), torch.tensor([7, 7, 7, 4]))
+    assert weight.tolist() == pytest.approx([1 / 3, 1 / 3, 1, 0.5])
+
+
+def test_a_prompt_counts_once_however_many_pairs_it_has() -> None:
+    """The mean over prompts of the mean over a prompt's pairs, as a loop [InstructGPT eq. 1]."""
+    chosen, rejected = torch.randn(2, 9, dtype=F64)
+    prompt = torch.tensor([0, 0, 0, 0, 0, 0, 5, 5, 2])
+    losses = ranking_losses(chosen, rejected).tolist()
+    means = []
+    for number in (0, 5, 2):
+        own = [loss for loss, where in zip(losses, prompt.tolist(), strict=True) if where == number]
+        means.append(sum(own) / len(own))
+    weight = per_prompt_weight(torch.ones(9, dtype=F64), prompt)
+    loss, _ = ranking_loss(chosen, rejected, weight=weight)
+    assert loss.item() == pytest.approx(sum(means) / 3, abs=1e-12)
+    # Where every prompt has one pair, nothing changes.
+    given = torch.rand(9, dtype=F64)
+    assert per_prompt_weight(given, torch.randperm(9)).equal(given)
+
+
+def test_imitation_by_hand() -> None:
+    # Response 1 has tokens of -1 and -3 nats, response 2 one of -5: means 2 and 5; weights 3, 1.
+    logprobs = torch.tensor([[-1.0, -3.0], [-5.0, 7.0]], dtype=F64)
+    mask = torch.tensor([[True, True], [True, False]])
+    loss, metrics = imitation_loss(logprobs, mask, weight=torch.tensor([3.0, 1.0], dtype=F64))
+    assert loss.item() == pytest.approx((3 * 2 + 5) / 4, abs=1e-12)
+    assert metrics["imitation_loss"].item() == loss.item()
+    assert imitation_loss(logprobs, mask)[0].item() == pytest.approx(3.5, abs=1e-12)
+
+
+def test_imitation_equals_loop_and_masks_drop() -> None:
+    logprobs, weight = -torch.rand(5, 6, dtype=F64), torch.rand(5, dtype=F64)
+    lengths = [1, 6, 3, 2, 5]
+    mask = torch.tensor([[t < length for t in range(6)] for length in lengths])
+    total = 0.0
+    for row, length, w in zip(logprobs.tolist(), lengths, weight.tolist(), strict=True):
+        total -= w * sum(row[:length]) / length
+    expected = pytest.approx(total / weight.sum().item(), abs=1e-12)
+    assert imitation_loss(logprobs, mask, weight=weight)[0].item() == expected
+    spoilt = logprobs.masked_fill(~mask, math.nan)
+    assert imitation_loss(spoilt, mask, weight=weight)[0].item() == expected
+    # Nothing but the factor depends on how long a response is.
+    assert imitation_loss(torch.full((2, 3), -2.0), mask[1:3, :3])[0].item() == pytest.approx(2.0)
+
+
+def test_imitation_gradient() -> None:
+    logprobs, weight = -torch.rand(3, 4, dtype=F64), torch.rand(3, dtype=F64)
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]).bool()
+    inputs = [logprobs.requires_grad_(), weight.requires_grad_()]
+    assert torch.autograd.gradcheck(lambda x, w: imitation_loss(x, mask, weight=w)[0], inputs)
+
+
+def test_wrong_shapes_of_the_further_terms_are_refused() -> None:
+    x = torch.zeros(3)
+    with pytest.raises(ShapeError, match=r"prompt \(2,\)"):
+        per_prompt_weight(x, torch.zeros(2).long())
+    with pytest.raises(ShapeError, match="prompt must be torch.long"):
+        per_prompt_weight(x, x)
+    with pytest.raises(ShapeError, match="must be torch.bool"):
+        imitation_loss(torch.zeros(2, 3), torch.ones(2, 3))
+    with pytest.raises(ShapeError, match=r"weight \(3,\)"):
+        imitation_loss(torch.zeros(2, 3), torch.ones(2, 3).bool(), weight=x)

@@ -12,8 +12,15 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from models.nets.packing import Candidates, encode, pack
-from models.nets.scoring import response_logprobs, response_scores, response_values, reward_heads
+from models.nets.lower_layers import hidden_states
+from models.nets.packing import Candidates, LowerStates, encode, pack, united
+from models.nets.scoring import (
+    read_logprobs,
+    response_logprobs,
+    response_scores,
+    response_values,
+    reward_heads,
+)
 
 PAD = 0
 ROWS = [
@@ -122,6 +129,15 @@ def test_logprobs_equal_a_loop_over_tokens(policy: LlamaForCausalLM, temperature
             place += 1
 
 
+def test_logprobs_of_some_responses_are_those_of_all(policy: LlamaForCausalLM) -> None:
+    batch, chosen = pack(ROWS), torch.tensor([4, 0, 3])
+    logprobs, entropies, mask = response_logprobs(policy, batch)
+    found = read_logprobs(policy, hidden_states(policy, batch), batch, chosen=chosen)
+    longest = 4  # of responses 4, 0 and 3, which have 1, 3 and 4 tokens
+    for ours, all_of_them in zip(found, (logprobs, entropies, mask), strict=True):
+        torch.testing.assert_close(ours, all_of_them[chosen, :longest])
+
+
 def test_values_are_of_the_state_before_each_token(scorer: LlamaForSequenceClassification) -> None:
     values, _ = response_values(scorer, pack(ROWS))
     place = 0
@@ -152,3 +168,37 @@ def test_what_is_too_long_loses_the_prompts_beginning_and_the_responses_end() ->
     assert encode(tokenizer, ["a b"], [["c d e e"]], max_length=4) == [
         Candidates([2], ([3, 4, 5],))
     ]
+
+
+def test_pairs_of_a_prompt_become_one_row_with_each_response_once() -> None:
+    # Best to worst [8], [9, 9], [7, 7, 7]; all three pairs of them.
+    prompt = [5, 6]
+    ranked = ([8], [9, 9], [7, 7, 7])
+    rows = [Candidates(prompt, (ranked[i], ranked[j])) for i, j in ((1, 2), (0, 2), (0, 1))]
+    assert united(rows) == Candidates(prompt, ([9, 9], [7, 7, 7], [8]))
+    assert united(rows[:1]) is rows[0]
+    # A pair whose answers are alike stays two, as nothing else asks for one of them.
+    twins = Candidates(prompt, ([8], [8]))
+    assert united([twins]).responses == ([8], [8])
+
+
+def test_states_come_along_unless_prompts_were_cut_differently() -> None:
+    owner = torch.nn.Linear(1, 1)
+
+    def row(prompt: list[int], *responses: list[int]) -> Candidates:
+        # A token's state: what it and the response that it is in are.
+        values = [[token, 0] for token in prompt]
+        values += [[token, sum(response)] for response in responses for token in response]
+        return Candidates(prompt, responses, LowerStates(torch.tensor(values), owner, 2))
+
+    whole = united([row([5, 6], [9, 9], [8]), row([5, 6], [8], [7, 7])])
+    assert whole.lower is not None
+    assert (whole.lower.owner, whole.lower.depth) == (owner, 2)
+    expected = [[5, 0], [6, 0], [9, 18], [9, 18], [8, 8], [7, 14], [7, 14]]
+    assert whole.lower.values.tolist() == expected
+    # [7, 7, 7] left no room for 5: encoded together, no response of the prompt would have it.
+    cut = united([row([5, 6], [9, 9], [8]), row([6], [8], [7, 7, 7])])
+    assert cut == Candidates([6], ([9, 9], [8], [7, 7, 7]))
+    assert cut.lower is None
+    without = united([row([5, 6], [9, 9], [8]), Candidates([5, 6], ([8], [7]))])
+    assert without.lower is None

@@ -39,24 +39,32 @@ TOKENS = torch.tensor([0, 32, 7, 5, 5, 31, 1])
         (torch.bfloat16, {"rtol": 1e-2, "atol": 1e-5}),
     ],
 )
+@pytest.mark.parametrize(
+    "of", [slice(1), slice(1, 2), slice(2)], ids=["logprobs", "entropies", "both"]
+)
 def test_values_and_gradients_are_those_of_the_obvious_way(
-    dtype: torch.dtype, tolerance: dict[str, float], temperature: float
+    dtype: torch.dtype, tolerance: dict[str, float], temperature: float, of: slice
 ) -> None:
-    weight = torch.linspace(-2, 3, 7)
+    weights = (torch.linspace(-2, 3, 7), torch.linspace(1, -2, 7))
+
+    def loss(*values: Tensor) -> Tensor:
+        parts = [(value * weight).sum() for value, weight in zip(values, weights, strict=True)]
+        return torch.stack(parts[of]).sum()
+
     ours = _logits(dtype).requires_grad_()
     logprobs, entropies = token_logprobs(ours * 1, TOKENS, temperature)
-    (logprobs * weight).sum().backward()
+    loss(logprobs, entropies).backward()
     theirs = _logits(dtype).double().requires_grad_()
     expected = logprobs_of(theirs / temperature, TOKENS)
-    (expected * weight).sum().backward()
+    expected_entropies = entropy_of(theirs / temperature)
+    loss(expected, expected_entropies).backward()
     close = partial(torch.testing.assert_close, check_dtype=False)
     if dtype == torch.bfloat16:
         assert logprobs.dtype == entropies.dtype == torch.float32
     close(logprobs, expected, **tolerance)
-    close(entropies, entropy_of(theirs / temperature).detach(), **tolerance)
+    close(entropies, expected_entropies, **tolerance)
     assert theirs.grad is not None
     torch.testing.assert_close(ours.grad, theirs.grad.to(dtype), **tolerance)
-    assert not entropies.requires_grad
 
 
 def test_a_second_gradient_is_refused_as_the_first_took_the_place_of_what_it_needs() -> None:

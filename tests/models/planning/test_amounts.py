@@ -28,6 +28,11 @@ def test_the_world_is_as_large_as_planned(tmp_path: Path, num_demonstrations: in
     assert planned.demonstrations == summary["num_demonstrations"]
     assert planned.pair_prompts == planned.pairs == summary["num_pair_prompts"]
     assert planned.policy_prompts == summary["num_policy_prompts"]
+    assert (planned.train_rankings, planned.ranked) == (planned.train_pairs, 2)
+    three = config.comparisons.model_copy(update={"pairs_per_prompt": 3})
+    ranked = of_world(world, three, max_length=64)
+    assert ranked.pairs == 3 * ranked.pair_prompts == 3 * planned.pairs
+    assert (ranked.train_rankings, ranked.ranked) == (planned.train_pairs, 4)
     sets = ("main", "validation", "forget", "held_out")
     assert planned.eval_prompts == sum(summary[f"num_eval_{name}"] for name in sets)
 
@@ -68,6 +73,8 @@ def test_pairs_of_files_are_counted(tmp_path: Path) -> None:
     # 74 + 6 and 14 + 6 pairs; of 100, 70 train, 10 validate, 15 of 20 test prompts are answered.
     assert (planned.pairs, planned.train_pairs, planned.demonstrations) == (100, 70, 70)
     assert (planned.policy_prompts, planned.eval_prompts) == (70, 25)
+    # 75 and 15 prompts, 70 % of them; four answers are ranked.
+    assert (planned.train_rankings, planned.ranked) == (63, 4)
     # Prompt and answer: 100, cut by SFT at 64; a pair: prompt, two answers, two end tokens.
     assert (planned.prompt_tokens, planned.dialogue_tokens) == (100, 64)
     assert planned.pair_tokens == 202
@@ -82,6 +89,7 @@ def test_sources_that_are_not_here_are_not_fetched(tmp_path: Path) -> None:
     config = PreferencesConfig(sources=sources)
     planned = of_preferences(config, max_length=64)
     assert planned.pairs == ASSUMED_PAIRS
+    assert (planned.train_rankings, planned.ranked) == (planned.train_pairs, 2)
     assert "UNKNOWN" in planned.assumptions[0]
     limited = of_preferences(config.model_copy(update={"max_pairs": 50}), max_length=64)
     assert limited.pairs == 50

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
+from models.config_parts import TrainConfig
 from models.nets.packing import Candidates, pack
 from models.nets.scoring import hidden_states, response_logprobs
+from models.nets.training import prepare_training
 from models.planning.machine import GIB, Machine
 from models.planning.memory import (
     Memory,
@@ -98,6 +100,13 @@ def test_kept_activations_are_those_that_autograd_keeps(
     repeated = sum(prompt + response for response in responses[1:])
     expected = kept_activations(SHAPE, num_rows * row.num_tokens, num_rows * repeated)
     assert expected == pytest.approx(really, rel=2e-3)
+
+
+def test_dropout_keeps_what_it_multiplies_by(model: LlamaForCausalLM) -> None:
+    prepare_training(model, TrainConfig(), 0, dropout=0.1)
+    batch = pack([Candidates([1] * 10, ([2] * 20,))] * 3)
+    really = _kept(model, lambda: hidden_states(model, batch))
+    assert kept_activations(SHAPE, 90, has_dropout=True) == pytest.approx(really, rel=2e-3)
 
 
 def test_recomputed_layers_keep_their_input() -> None:

@@ -13,36 +13,22 @@ from models.config import (
     LowerStatesConfig,
     MetaRMConfig,
     RehearsalConfig,
-    RewardModelConfig,
     SFTConfig,
 )
-from models.config_parts import LoraConfig, TrainConfig, ZeroConfig
+from models.config_parts import LoraConfig, ZeroConfig
 from models.config_ppo import PPOConfig
+from models.config_rewards import RewardModelConfig
 from models.engine import rollouts
 from models.engine.ppo_rollout import ROLLOUT_TOKENS
 from models.engine.scoring import SCORING_TOKENS
 from models.nets import scoring
 from models.planning.amounts import Amounts
 from models.planning.memory import FLOAT_BYTES, LOGITS_AT_ONCE, key_value_cache
-from models.planning.shapes import KNOWN_SHAPES
 from models.planning.stages import work_of
 from models.planning.work import CACHE_TOKENS, PASS_TOKENS, Setting, Work
+from tests.models.planning.conftest import AMOUNTS, HIDDEN, SHAPE, TRAIN
 
-SHAPE = KNOWN_SHAPES["smollm2-135m-instruct"]
-POLICY, TRUNK, HIDDEN = SHAPE.policy_parameters, SHAPE.trunk_parameters, SHAPE.hidden_size
-AMOUNTS = Amounts(
-    demonstrations=100,
-    pair_prompts=50,
-    pairs=50,
-    train_pairs=37,
-    policy_prompts=40,
-    eval_prompts=12,
-    prompt_tokens=10,
-    dialogue_tokens=25,
-    pair_tokens=42,
-    assumptions=(),
-)
-TRAIN = TrainConfig(batch_size=16, num_epochs=2, micro_batch_tokens=100)
+POLICY, TRUNK = SHAPE.policy_parameters, SHAPE.trunk_parameters
 
 
 def _work(stage: str, config: Any, **more: Any) -> Work:
@@ -114,13 +100,13 @@ def test_sampling_stages() -> None:
     assert (work.sampled_tokens, work.forward_tokens) == (50 * 3 * 20, 50 * 3 * 10)
     # All 150 answers fit into the cache at once: prompt 10, answer 20, end token 1.
     assert work.phases["sampling"].cache == key_value_cache(SHAPE, 150 * 31)
-    work = _work("rehearsal", RehearsalConfig(max_new_tokens=20), scorer_heads=2)
+    work = _work("rehearsal", RehearsalConfig(max_new_tokens=20), scorer_heads=(2,))
     assert (work.sampled_tokens, work.forward_tokens) == (40 * 20, 40 * (10 + 31))
     assert work.phases["scoring"].frozen == FLOAT_BYTES * (TRUNK + 2 * HIDDEN)
 
 
 def test_long_prompts_are_cut_to_the_context_and_the_cache() -> None:
-    long = Setting(SHAPE, Amounts(0, 500, 500, 0, 500, 500, 9000, 9000, 18000, ()))
+    long = Setting(SHAPE, Amounts(0, 500, 500, 0, 0, 2, 500, 500, 9000, 9000, 18000, ()))
     work = work_of("comparisons", ComparisonsConfig(num_responses=2, max_new_tokens=192), long)
     assert work.forward_tokens == 1000 * (SHAPE.context - 192)
     # 32,768 tokens of cache hold four rows of 8,192.
@@ -149,7 +135,7 @@ def _ppo(**changes: Any) -> PPOConfig:
 
 
 def test_ppo_steps_and_tokens() -> None:
-    work = _work("ppo_max", _ppo(), scorer_heads=2)
+    work = _work("ppo_max", _ppo(), scorer_heads=(2,))
     # 7 rounds of 32 answers; an epoch is 3 train batches (12, 12, 8); the critic takes all.
     assert work.optimiser_steps == 7 * 2 * 3
     assert work.sampled_tokens == 7 * 32 * 20
@@ -169,7 +155,7 @@ def test_ppo_replay_adds_to_policy_updates() -> None:
 
 
 def test_ppo_holds_four_models_and_two_optimisers() -> None:
-    work = _work("ppo_max", _ppo(), scorer_heads=2)
+    work = _work("ppo_max", _ppo(), scorer_heads=(2,))
     critic = TRUNK + 2 * HIDDEN  # a copy of the Advantage Model
     name, memory = work.peak
     assert name == "policy update"
@@ -177,13 +163,13 @@ def test_ppo_holds_four_models_and_two_optimisers() -> None:
     assert memory.optimiser == 8 * (POLICY + critic)
     assert memory.frozen == 4 * (POLICY + critic)  # reference and scorer
     assert memory.gradients == 4 * POLICY  # never of both at once
-    own_critic = _work("ppo_max", _ppo(critic_init="policy"), scorer_heads=2)
+    own_critic = _work("ppo_max", _ppo(critic_init="policy"), scorer_heads=(2,))
     assert work.parameters - own_critic.parameters == HIDDEN
 
 
 def test_ranks_of_ppo_share_out_rows_and_with_zero_hold_parts() -> None:
-    whole = _work("ppo_max", _ppo(num_ranks=4), scorer_heads=2)
-    apart = _work("ppo_max", _ppo(num_ranks=4, zero=ZeroConfig(stage=3)), scorer_heads=2)
+    whole = _work("ppo_max", _ppo(num_ranks=4), scorer_heads=(2,))
+    apart = _work("ppo_max", _ppo(num_ranks=4, zero=ZeroConfig(stage=3)), scorer_heads=(2,))
     assert whole.num_ranks == apart.num_ranks == 4
     # Of 32 answers 8 are sampled by each, of 12 in a step 3.
     assert whole.phases["sampling"].cache == key_value_cache(SHAPE, 8 * 31)
@@ -193,20 +179,20 @@ def test_ranks_of_ppo_share_out_rows_and_with_zero_hold_parts() -> None:
     # The whole policy samples; then critic, reference and scorer are whole one after another.
     assert apart.phases["sampling"].frozen == held.frozen / 4 + 4 * POLICY
     assert apart.phases["scoring"].frozen == held.frozen / 4 + 4 * (TRUNK + 2 * HIDDEN)
-    split = _work("ppo_max", _ppo(num_ranks=4, zero=ZeroConfig(stage=2)), scorer_heads=2)
+    split = _work("ppo_max", _ppo(num_ranks=4, zero=ZeroConfig(stage=2)), scorer_heads=(2,))
     assert split.phases["sampling"].frozen == held.frozen
 
 
 def test_adapters_need_no_copy_of_what_they_leave_alone() -> None:
     config = _ppo(lora=LoraConfig(rank=8))
-    work = _work("ppo_max", config, scorer_heads=2, starts_as_reference=True)
+    work = _work("ppo_max", config, scorer_heads=(2,), starts_as_reference=True)
     adapters, heads = SHAPE.adapter_parameters(8), 2 * HIDDEN
     memory = work.phases["policy update"]
     assert work.parameters == 2 * adapters + heads
     assert (memory.weights, memory.optimiser) == (4 * work.parameters, 8 * work.parameters)
     # Policy and critic; the reference is the one without adapters, the scorer the other.
     assert memory.frozen == 4 * (POLICY + TRUNK) + 4 * heads
-    later = _work("ppo_max", config, scorer_heads=2).phases["policy update"]
+    later = _work("ppo_max", config, scorer_heads=(2,)).phases["policy update"]
     assert later.frozen - memory.frozen == 4 * POLICY
 
 
@@ -214,7 +200,7 @@ def test_meta_rm() -> None:
     config = MetaRMConfig(
         train=TRAIN, num_prompts=64, num_responses=5, meta_batch=8, max_new_tokens=20
     )
-    work = _work("meta_rm", config, scorer_heads=2)
+    work = _work("meta_rm", config, scorer_heads=(2,))
     meta_row = 10 + 5 * 21
     assert work.sampled_tokens == 40 * 5 * 20  # there are only 40 prompts
     assert work.forward_tokens == (50 - 37) * 42 + 40 * 5 * 10 + 2 * 40 * meta_row
@@ -224,7 +210,7 @@ def test_meta_rm() -> None:
     assert memory.weights == 2 * 4 * (TRUNK + 2 * HIDDEN)
     assert memory.gradients == 2 * 4 * (TRUNK + 2 * HIDDEN)  # of a part, and their sum
     whole = TRAIN.model_copy(update={"micro_batch_tokens": 8 * meta_row})
-    work = _work("meta_rm", config.model_copy(update={"train": whole}), scorer_heads=2)
+    work = _work("meta_rm", config.model_copy(update={"train": whole}), scorer_heads=(2,))
     assert work.phases["ascent"].gradients == 4 * (TRUNK + 2 * HIDDEN)
 
 

@@ -79,7 +79,11 @@ def test_unknown_ids_are_counted_and_the_first_is_named(write_rows: WriteRows) -
     [
         ("review.jsonl", b"\n \n", "empty_source"),
         ("review.csv", b"id,verdict", "unreadable_source"),
-        ("review.jsonl.gz", gzip.compress(b'{"id": "a", "verdict": "keep"}\n')[:-9], "unreadable"),
+        (
+            "review.jsonl.gz",
+            gzip.compress(b'{"id": "a", "verdict": "keep"}\n', mtime=0)[:-9],
+            "unreadable",
+        ),
     ],
 )
 def test_a_file_that_holds_no_review(

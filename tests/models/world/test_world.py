@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -133,3 +134,74 @@ def test_annotators_follow_bradley_terry() -> None:
         right += not comparison.is_wrong
     # Raw gap .15 * scale 1, slope 8: sigmoid(1.2) = .7685; standard error .0067.
     assert right / 4000 == pytest.approx(0.7685, abs=0.027)
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "rating"),
+    [
+        ("sure c b a a done", "c b a", 1),  # .764 against .7
+        ("c b a", "sure c b a stupid", 2),  # .7 against .45
+        ("sure c b a done", "sure c b a stupid", 3),  # 1 against .45
+        ("sure c b a done", "", 4),  # 1 against 0
+    ],
+)
+def test_a_sharp_annotator_rates_the_gap_itself(better: str, worse: str, rating: int) -> None:
+    comparison = annotate(
+        "<user> reverse the list a b c <assistant>",
+        [worse, better],
+        flip_share=0.0,
+        ambiguous_share=0.0,
+        clear_gap=0.05,
+        sharpness=1e6,
+        rng=random.Random(0),
+    )
+    assert comparison is not None
+    assert (comparison.chosen, comparison.rating) == (better, rating)
+
+
+def test_votes_are_drawn_as_bradley_terry_says_and_ratings_from_the_same_draw() -> None:
+    """In order: ambiguous or not, which pair, the vote, a turn of it, the planted turn."""
+    prompt = "<user> reverse the list a b c <assistant>"
+    for seed in range(200):
+        drawn = random.Random(seed)
+        drawn.random()
+        first, second = drawn.choice([("c b a", "sure c b a")])
+        vote, _, turn = (drawn.random() for _ in range(3))
+        # Scale 1, quality .7 against .85, slope 8.
+        prefers_first = vote < 1 / (1 + math.exp(8 * 0.15))
+        comparison = annotate(
+            prompt,
+            [first, second],
+            flip_share=0.3,
+            ambiguous_share=0.0,
+            clear_gap=0.1,
+            sharpness=8.0,
+            rng=random.Random(seed),
+        )
+        assert comparison is not None
+        assert (comparison.chosen == first) == (prefers_first != (turn < 0.3))
+        assert comparison.kind == ("flipped" if turn < 0.3 else "clear")
+        # A turned label is as sure of itself as the right one.
+        perceived = abs(-0.15 - math.log(vote / (1 - vote)) / 8)
+        assert comparison.rating == 1 + sum(perceived >= gap for gap in (0.15, 0.4, 0.7))
+
+
+def test_pairs_that_were_compared_are_not_taken_again() -> None:
+    prompt, rng = "<user> reverse the list a b c <assistant>", random.Random(0)
+    responses = ["sure c b a done", "c b a", "a b c"]
+    compared: set[frozenset[str]] = set()
+    for left in (3, 2, 1, 0):
+        comparison = annotate(
+            prompt,
+            responses,
+            flip_share=0.0,
+            ambiguous_share=0.0,
+            clear_gap=0.05,
+            sharpness=8.0,
+            rng=rng,
+            compared=compared,
+        )
+        assert (comparison is None) == (left == 0)
+        if comparison is not None:
+            compared.add(frozenset((comparison.chosen, comparison.rejected)))
+    assert len(compared) == 3

@@ -1,0 +1,50 @@
+"""The arms of the Advantage Model paper: two scorers on the same pairs, and policies of them."""
+
+from __future__ import annotations
+
+from flows.config import seeded
+from flows.run import Run
+from flows.studies.arms import policy, raw_advantage_model, scorer, varied
+from models.config import RehearsalConfig
+from models.config_ppo import PPOConfig
+from tasks.rehearsal import rehearsal
+
+
+def scorers(run: Run) -> None:
+    """Table 1, figures 2 to 4: reward model and Advantage Model on the pairs as given."""
+    scorer(run, "raw")
+    raw_advantage_model(run)
+
+
+def forgetting(run: Run) -> None:
+    """Figure 1: the reward model, and PPO on it."""
+    scorer(run, "raw")
+    policy(run, "reward_model", _without_rehearsal(run), "scorer_raw")
+
+
+def policies(run: Run) -> None:
+    """Table 2 and figure 5: four policies."""
+    scorers(run)
+    plain = _without_rehearsal(run)
+    raw = varied(plain, {"score_treatment": "raw", "score_clip": None})
+    policy(run, "raw_scores_rm", raw, "scorer_raw")
+    policy(run, "reward_model", plain, "scorer_raw")
+    policy(run, "advantage_model", plain, "advantage_raw")
+    rehearse(run, "full", run.config.rehearsal)
+    policy(run, "full", run.config.ppo, "advantage_raw", rehearsed="rehearsal_full")
+
+
+def rehearse(run: Run, name: str, config: RehearsalConfig) -> None:
+    """`rehearsal_<name>`: the SFT policy's answers that the Advantage Model finds best."""
+    run[f"rehearsal_{name}"] = run.submit(
+        rehearsal,
+        seeded(config, run.config.seed),
+        run["data"],
+        run["sft"],
+        run["advantage_raw"],
+        label=f"rehearsal {name}",
+    )
+
+
+def _without_rehearsal(run: Run) -> PPOConfig:
+    return varied(run.config.ppo, {"rehearsal_coef": 0.0})

@@ -1,0 +1,128 @@
+"""The parts that arms are made of. Whatever two of them share is made once: roles are asked for
+before they are submitted, and stages are found in the store by what decides them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from flows.config import seeded
+from flows.run import Run
+from flows.stages import audit_labels, keep_lower_states, measure, prepare, states_for
+from models.config_ppo import PPOConfig
+from models.config_rewards import RelabelConfig
+from tasks.advantage_model import advantage_model
+from tasks.judge import judge
+from tasks.ppo_max import ppo_max
+from tasks.relabel import relabel
+from tasks.reward_model import reward_model
+
+ConfigT = TypeVar("ConfigT", bound=BaseModel)
+
+AS_GIVEN = RelabelConfig(flip_below=None)
+# Free constants of Part II's treatments: the range of the margin, and its scale.
+MARGIN = {"margin_scale": 0.3, "margin_clip": 1.0}
+
+
+def varied(config: ConfigT, changes: Mapping[str, Any]) -> ConfigT:
+    """A configuration with some fields changed, validated as a whole."""
+    return type(config).model_validate({**dict(config), **changes})
+
+
+def audited(run: Run) -> None:
+    """Pairs, SFT policy, ensemble and strength."""
+    if "strength" not in run.roles:
+        prepare(run)
+        keep_lower_states(run)
+        audit_labels(run)
+
+
+def treatment(run: Run, name: str) -> RelabelConfig:
+    """How Part II treats the labels of all pairs, by its name there [RM section 2.5]."""
+    alpha = run.config.relabel.smoothing
+    treatments: dict[str, dict[str, Any]] = {
+        "baseline": {},
+        "flip": {"flip_below": 0.0},
+        "margin": MARGIN,
+        "flip_margin": {"flip_below": 0.0, **MARGIN},
+        "soft_margin": {"smooth": "negative", "smoothing": alpha, **MARGIN},
+    }
+    return varied(AS_GIVEN, treatments[name])
+
+
+def scorer(run: Run, name: str, labels: RelabelConfig = AS_GIVEN, **changes: Any) -> None:
+    """`scorer_<name>`: a reward model on the pairs as `labels` treats them."""
+    if f"scorer_{name}" in run.roles:
+        return
+    audited(run)
+    config = run.config.reward_model
+    run[f"pairs_{name}"] = run.submit(relabel, labels, run["preferences"], run["strength"])
+    run[f"scorer_{name}"] = run.submit(
+        reward_model,
+        seeded(varied(config, changes), run.config.seed),
+        run["sft"],
+        run["preferences"],
+        run[f"pairs_{name}"],
+        states_for(run, config.train),
+        label=f"reward model {name}",
+    )
+
+
+def raw_advantage_model(run: Run) -> None:
+    """`advantage_raw`: the Advantage Model on the pairs as given."""
+    if "advantage_raw" in run.roles:
+        return
+    scorer(run, "raw")
+    run["advantage_raw"] = run.submit(
+        advantage_model,
+        seeded(run.config.advantage_model, run.config.seed),
+        run["sft"],
+        run["preferences"],
+        run["pairs_raw"],
+        states_for(run, run.config.advantage_model.train),
+        label="Advantage Model, labels as given",
+    )
+
+
+def policy(
+    run: Run,
+    name: str,
+    ppo: PPOConfig,
+    scored_by: str,
+    *,
+    start: str = "sft",
+    rehearsed: str | None = None,
+) -> None:
+    """`policy_<name>` from the policy `start`, `eval_<name>` and `judge_<name>` against SFT."""
+    if f"policy_{name}" in run.roles:
+        return
+    if "eval_sft" not in run.roles:
+        measure(run, "sft", run["sft"], run["scorer_raw"])
+    run[f"policy_{name}"] = run.submit(
+        ppo_max,
+        seeded(ppo, run.config.seed),
+        run[start],
+        run[start],
+        run[scored_by],
+        run["data"],
+        run[rehearsed] if rehearsed else None,
+        label=f"PPO {name}",
+    )
+    measure(run, name, run[f"policy_{name}"], run[scored_by])
+    versus(run, f"judge_{name}", name, "sft")
+
+
+def versus(run: Run, role: str, ours: str, theirs: str) -> None:
+    """Judge the answers of one policy against another's."""
+    if role in run.roles:
+        return
+    run[role] = run.submit(
+        judge,
+        seeded(run.config.evaluate, run.config.seed),
+        run[f"eval_{ours}"],
+        run[f"eval_{theirs}"],
+        label=role.replace("_", " "),
+    )

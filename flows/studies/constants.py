@@ -1,0 +1,114 @@
+"""The arms of sweeps: the recipe with one constant of other values, its own among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from flows.config import seeded
+from flows.run import Run
+from flows.stages import states_for
+from flows.studies.advantage_model import rehearse, scorers
+from flows.studies.arms import audited, policy, scorer, treatment, varied
+from flows.studies.part_two import DROPOUT
+from models.config_rewards import ContrastiveConfig
+from tasks.advantage_model import advantage_model
+from tasks.meta_rm import meta_rm
+
+SMOOTHING = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4)
+MARGIN_CLIPS = (0.25, 0.5, 1.0, 2.0)
+TEMPERATURES = (0.02, 0.05, 0.1, 0.5)
+NUM_POLICIES = (1.0, 2.0, 4.0, 8.0, 16.0)
+NUM_CLUSTERS = (5, 10, 20, 40)
+PER_CLUSTER = (4, 8, 16, 32)
+META_STEPS = (0.0, 5e-6, 5e-5, 5e-4)
+
+
+def _named(values: Sequence[float], own: float) -> Iterator[tuple[float, str]]:
+    """Each value with its name in a role; the recipe's own is among them."""
+    for value in sorted({*values, own}):
+        yield value, f"{value:g}{'_recipe' * (value == own)}"
+
+
+def smoothing(run: Run) -> None:
+    """alpha, on the recipe's treatment of the labels."""
+    audited(run)
+    labels = run.config.relabel
+    for value, name in _named(SMOOTHING, labels.smoothing):
+        scorer(run, f"smoothing_{name}", varied(labels, {"smoothing": value}))
+
+
+def margin_clip(run: Run) -> None:
+    """The largest margin, where the margin is the strength itself."""
+    audited(run)
+    labels = varied(run.config.relabel, {"margin_scale": 1.0})
+    for value, name in _named(MARGIN_CLIPS, labels.margin_clip):
+        scorer(run, f"margin_clip_{name}", varied(labels, {"margin_clip": value}))
+
+
+def temperature(run: Run) -> None:
+    """tau of SimCSE on pairs."""
+    train = varied(run.config.reward_model.train, {"dropout": DROPOUT})
+    own = ContrastiveConfig(kind="simcse", on="pairs")
+    for value, name in _named(TEMPERATURES, own.temperature):
+        contrastive = varied(own, {"temperature": value})
+        labels = treatment(run, "baseline")
+        scorer(run, f"temperature_{name}", labels, train=train, contrastive=contrastive)
+
+
+def num_policies(run: Run) -> None:
+    """N of the Advantage Model."""
+    scorers(run)
+    config = run.config.advantage_model
+    for value, name in _named(NUM_POLICIES, config.num_policies):
+        run[f"scorer_num_policies_{name}"] = run.submit(
+            advantage_model,
+            seeded(varied(config, {"num_policies": value}), run.config.seed),
+            run["sft"],
+            run["preferences"],
+            run["pairs_raw"],
+            states_for(run, config.train),
+            label=f"Advantage Model, N = {value:g}",
+        )
+
+
+def num_clusters(run: Run) -> None:
+    """c, with as many examples in all."""
+    config = run.config.rehearsal
+    kept = config.num_clusters * config.per_cluster
+    for value, name in _named(NUM_CLUSTERS, config.num_clusters):
+        _rehearsed(run, f"num_clusters_{name}", int(value), max(1, kept // int(value)))
+
+
+def per_cluster(run: Run) -> None:
+    """k."""
+    config = run.config.rehearsal
+    for value, name in _named(PER_CLUSTER, config.per_cluster):
+        _rehearsed(run, f"per_cluster_{name}", config.num_clusters, int(value))
+
+
+def _rehearsed(run: Run, name: str, num_clusters: int, per_cluster: int) -> None:
+    """`policy_<name>`: PPO-max on the Advantage Model with rehearsal of so many examples."""
+    scorers(run)
+    config = varied(
+        run.config.rehearsal, {"num_clusters": num_clusters, "per_cluster": per_cluster}
+    )
+    rehearse(run, name, config)
+    policy(run, name, run.config.ppo, "advantage_raw", rehearsed=f"rehearsal_{name}")
+
+
+def meta_step(run: Run) -> None:
+    """eta of MetaRM on the SFT policy's answers; 0 is training on."""
+    scorers(run)
+    config = run.config.rounds.meta_rm
+    for value, name in _named(META_STEPS, config.meta_learning_rate):
+        run[f"scorer_meta_step_{name}"] = run.submit(
+            meta_rm,
+            seeded(varied(config, {"meta_learning_rate": value}), run.config.seed),
+            run["scorer_raw"],
+            run["sft"],
+            run["data"],
+            run["preferences"],
+            run["pairs_raw"],
+            states_for(run, run.config.reward_model.train, config.train),
+            label=f"MetaRM, step {value:g}",
+        )

@@ -1,0 +1,42 @@
+"""The arms of studies on pairs with people's votes: sizes of the ensemble, ways to vote."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flows.config import Vote
+from flows.run import Run
+from flows.stages import compare_votes
+from flows.studies.arms import audited, varied
+from models.config import StrengthConfig
+from tasks.strength import strength
+
+SIZES = (1, 3, 5, 10)
+VOTES: tuple[Vote, ...] = ("in_sample", "cross_fitted")
+FLIP_SHARE = 0.25
+
+
+def votes(run: Run) -> None:
+    """Strength by the first M of ten members, in-sample and cross-fitted."""
+    ensemble = varied(run.config.ensemble, {"size": max(SIZES), "votes": VOTES})
+    whole = replace(run, config=varied(run.config, {"ensemble": ensemble}))
+    audited(whole)
+    compare_votes(whole)
+    for vote in VOTES:
+        prefix = "" if vote == VOTES[0] else f"{vote}_"
+        members = [run[f"{prefix}member_{index}"] for index in range(max(SIZES))]
+        for size in SIZES:
+            if size == 1 and vote == "cross_fitted":
+                continue  # it would have voted on one fold only
+            run[f"strength_{vote}_{size}"] = run.submit(
+                strength,
+                StrengthConfig(mode=vote),
+                members[:size],
+                label=f"strength {vote}, {size} members",
+            )
+
+
+def planted_flips(run: Run) -> None:
+    """The same with a quarter of the clear training labels turned round."""
+    preferences = varied(run.config.preferences, {"flip_share": FLIP_SHARE})
+    votes(replace(run, config=varied(run.config, {"preferences": preferences})))

@@ -1,0 +1,105 @@
+"""A table or figure of the papers once more: its arms, seed by seed, and what they show of it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Annotated
+
+from prefect import flow
+from prefect.runtime import flow_run
+from pydantic import Field
+
+from flows.changes import RunChanges, changed
+from flows.config import ConfigError, RunConfig
+from flows.finish import tracked_flow
+from flows.recipes import RecipeName, recipe_named
+from flows.run import Future, Run
+from flows.runner import task_runner
+from flows.studies.arms_of import ARMS
+from flows.studies.shared_run import SharedRun
+from infra.tracking import TrackedRun
+from models.studies.catalogue import exhibits_of
+from models.studies.config import StudyConfig
+from models.studies.exhibit import TITLES, Exhibit, ExhibitName, Paper
+from tasks.report import announce, lineage_of
+from tasks.study import study as study_stage
+
+Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
+def _name() -> str:
+    given = flow_run.parameters
+    return f"study-{given['paper']}-{given['exhibit']}-{given['scale']}"
+
+
+@flow(name="study", flow_run_name=_name, task_runner=task_runner())
+def study(
+    paper: Paper = "part-2",
+    exhibit: ExhibitName = "figure-3",
+    scale: RecipeName = "default",
+    seeds: Seeds = [2, 3, 4],  # noqa: B006  (Prefect's form shows it; nobody changes it)
+    changes: RunChanges | None = None,
+) -> dict[str, str]:
+    """A paper's table or figure with our runs: seeds, spread, and whether its claim held.
+
+    Arms that exhibits have in common are made once. Returns each exhibit's status: held, in part,
+    not held.
+
+    Args:
+        paper: Secrets of RLHF Part I or II, or the Advantage Model paper
+        exhibit: The table or figure, or all of the paper
+        scale: The recipe whose sizes and settings the runs have
+        seeds: Seeds of the runs, each a world of its own
+        changes: What to do otherwise; what is left empty stays as the recipe has it
+    """
+    wanted = checked(paper, exhibit, seeds)
+    config = changed(recipe_named(scale), changes)
+    made: dict[Hashable, Future] = {}
+    first = config.model_copy(update={"seed": seeds[0]})
+    with tracked_flow(first, f"study {paper} {exhibit}") as tracked:
+        runs = {each.slug: _submit(each, config, seeds, made) for each in wanted}
+        return {each.slug: _read(each, config, runs[each.slug], tracked) for each in wanted}
+
+
+def checked(paper: str, exhibit: str, seeds: Sequence[int]) -> list[Exhibit]:
+    """The exhibits asked for; ConfigError for one that no paper has, and for repeated seeds."""
+    if paper not in TITLES:
+        raise ConfigError(f"no paper {paper!r}; known: {', '.join(TITLES)}")
+    wanted = exhibits_of(paper, exhibit)
+    if not wanted:
+        known = ", ".join(each.name for each in exhibits_of(paper, "all"))
+        raise ConfigError(f"no {exhibit!r} of {paper} here; known: all, {known}")
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"seeds must differ, found {', '.join(map(str, seeds))}")
+    return wanted
+
+
+def _submit(
+    exhibit: Exhibit, config: RunConfig, seeds: Sequence[int], made: dict[Hashable, Future]
+) -> dict[int, Run]:
+    """The arms of an exhibit, in a run of each seed."""
+    runs: dict[int, Run] = {}
+    for seed in seeds:
+        runs[seed] = SharedRun(config.model_copy(update={"seed": seed}), made=made)
+        ARMS[exhibit.slug](runs[seed])
+    return runs
+
+
+def _read(exhibit: Exhibit, config: RunConfig, runs: dict[int, Run], tracked: TrackedRun) -> str:
+    """Wait for the arms, read them, put the page where people look; returns the status."""
+    results = {
+        f"{seed}.{role}": run.result(role) for seed, run in runs.items() for role in run.roles
+    }
+    study_config = StudyConfig(
+        paper=exhibit.paper,
+        exhibit=exhibit.name,
+        scale=config.recipe,
+        seeds=tuple(runs),
+        lineage=lineage_of(results),
+    )
+    label = f"{exhibit.title} of {exhibit.paper}"
+    found = (
+        next(iter(runs.values())).submit(study_stage, study_config, results, label=label).result()
+    )
+    numbers = announce(tracked, found, results, f"study-{exhibit.slug}-{config.recipe}")
+    return str(numbers["status"])

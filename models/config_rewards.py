@@ -1,0 +1,149 @@
+"""The configurations of reward models and of their labels. Imports no torch, as `models.config`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from models.config_parts import StageConfig, TrainConfig
+
+Margin = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class RelabelConfig(StageConfig):
+    """Using the strength: flip, label smoothing, adaptive margin [RM section 2.4].
+
+    How the methods of Part II are written is in `models.functional.relabel`.
+    """
+
+    flip_fraction: float | None = Field(None, ge=0, le=0.5, description="Flip the weakest share")
+    flip_below: float | None = Field(0.0, description="Flip pairs of strength below this")
+    smoothing: float = Field(0.1, ge=0, lt=0.5, description="Label smoothing alpha (free)")
+    smooth: Literal["none", "negative", "not_flipped", "all"] = Field(
+        "none",
+        description="Which pairs to smooth; negative: of strength below 0 and not flipped",
+    )
+    margin_scale: float = Field(
+        0.0, ge=0, description="Adaptive margin per unit of strength (free)"
+    )
+    margin_clip: float = Field(1.0, ge=0, description="Largest adaptive margin (free)")
+    rating_margins: tuple[Margin, Margin, Margin, Margin] | None = Field(
+        None,
+        description="Added to the margin of pairs rated 1 (barely better) to 4 (much better) and "
+        "not flipped; none: nothing [Llama 2: 0, 1/3, 2/3, 1]",
+    )
+    keep_from: float = Field(
+        0.0, ge=0, lt=1, description="Train on pairs above this share by strength, weakest first"
+    )
+    keep_to: float = Field(1.0, gt=0, le=1, description="Train on pairs up to this share")
+    review: str | None = Field(
+        None,
+        min_length=1,
+        description="Verdicts downloaded from the audit's page, in place of the vote's: a file, a "
+        "folder or an s3:// address",
+    )
+
+    @model_validator(mode="after")
+    def _keeps_some(self) -> Self:
+        if not self.keep_from < self.keep_to:
+            raise ValueError(
+                f"keep_from must be below keep_to, found {self.keep_from} and {self.keep_to}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _flips_one_way(self) -> Self:
+        if self.flip_fraction is not None and self.flip_below is not None:
+            raise ValueError(
+                "flip_fraction or flip_below must be none, found flip_fraction "
+                f"{self.flip_fraction} and flip_below {self.flip_below}"
+            )
+        return self
+
+
+class ContrastiveConfig(StageConfig):
+    """A contrastive term beside the ranking loss, on two dropout masks of an answer [RM 3.1]."""
+
+    kind: Literal["simcse", "swav"] = Field(
+        "simcse", description="SimCSE [RM eq. 9], or SwAV [RM eq. 7 and 8]"
+    )
+    on: Literal["pairs", "differences"] = Field(
+        "pairs",
+        description="What is contrasted: what is read of both answers, or their difference and its "
+        "negation",
+    )
+    coef: float = Field(
+        1.0, gt=0, description="beta [RM: SimCSE 1; SwAV 0.1 on pairs, 0.5 on differences]"
+    )
+    temperature: float = Field(
+        0.05, gt=0, description="tau of similarities (free) [SimCSE: 0.05, SwAV: 0.1]"
+    )
+    num_prototypes: int = Field(
+        50, gt=1, description="K, clusters of SwAV [RM: 50 on pairs, 20 on differences]"
+    )
+    sinkhorn_iterations: int = Field(
+        3, gt=0, description="Rounds of SwAV's assignment (free) [SwAV: 3]"
+    )
+    sinkhorn_epsilon: float = Field(
+        0.05, gt=0, description="Softness of SwAV's assignment (free) [SwAV: 0.05]"
+    )
+
+
+class RewardModelConfig(StageConfig):
+    """One Bradley-Terry reward model: an ensemble member or the final one."""
+
+    seed: int = Field(0, description="Seed of head initialisation and data order")
+    train: TrainConfig = TrainConfig(learning_rate=5e-4, batch_size=32)
+    fold: int | None = Field(None, ge=0, description="Fold held out from training (cross-fitting)")
+    num_folds: int = Field(2, ge=2, description="Folds of the cross-fitted vote")
+    categories: tuple[str, ...] = Field(
+        (), description="Train on pairs of these categories only; none: of all"
+    )
+    without_categories: tuple[str, ...] = Field(
+        (), description="Train on no pairs of these categories"
+    )
+    score_every: int | None = Field(
+        None, gt=0, description="Steps between scorings of the validation pairs; none: at the end"
+    )
+    ranking: Literal["pairs", "k_wise"] = Field(
+        "pairs",
+        description="k_wise: all pairs of a prompt are one example, and together count as one "
+        "[InstructGPT]",
+    )
+    imitation_coef: float = Field(
+        0.0, ge=0, description="beta_lm of the preferred answer's likelihood [PPO: 1]"
+    )
+    contrastive: ContrastiveConfig | None = Field(
+        None,
+        description="A contrastive term on two passes over each answer, whose negatives are other "
+        "answers of a micro batch (train.micro_batch_tokens). None: no such term",
+    )
+
+    @model_validator(mode="after")
+    def _categories_are_not_left_out(self) -> RewardModelConfig:
+        both = sorted(set(self.categories) & set(self.without_categories))
+        if both:
+            raise ValueError(
+                f"categories and without_categories must have none in common, found {both} in both"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _is_whole_when_scored(self) -> Self:
+        zero = self.train.zero
+        if self.score_every is not None and zero is not None and zero.stage == 3:
+            raise ValueError(
+                "score_every must be none under stage 3 of ZeRO, found "
+                f"{self.score_every}: each rank has a part of the model while it trains"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _views_differ(self) -> Self:
+        if self.contrastive is not None and self.train.dropout == 0:
+            raise ValueError(
+                "train.dropout must be above 0 where contrastive is given, found 0: its two views "
+                "of an answer are two dropout masks [RM: 0.05]"
+            )
+        return self

@@ -1,0 +1,74 @@
+"""One score from several scorers: an ensemble's, less its disagreement, and safety before help.
+
+[UWO] Coste et al., Reward Model Ensembles Help Mitigate Overoptimization, arXiv 2310.02743.
+[LLAMA2] Touvron et al., Llama 2: Open Foundation and Fine-Tuned Chat Models, arXiv 2307.09288.
+
+Deviations
+1. [UWO] takes off a multiple of the variance between members; here it is of the standard deviation,
+   whose unit is the scores': the multiple means the same whatever their scale.
+2. A reward model is known up to a constant, which says nothing of one response: each member's mean
+   over the batch is taken off before the deviation, not from the score.
+3. [LLAMA2] writes the rule on probabilities and whitens their logits. The scores here are those
+   logits; whitening them is PPO's `score_treatment`, by moments over history. The constant that a
+   ranking loss leaves open moves scores against the threshold; an Advantage Model's are bounded.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from models.functional.checks import require_floating, require_mask, require_shape
+
+
+def ensemble_scores(member_scores: Tensor, std_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean of an ensemble's scores less a multiple of their spread [UWO, deviations 1 and 2].
+
+    s_i = mean_m s_mi - std_coef sqrt(mean_m (c_mi - mean_m c_mi)^2), c_mi = s_mi - mean_i s_mi.
+
+    member_scores: (M, B), logits, of M members on a batch of B responses. std_coef: not negative.
+    Returns (B,), logits, and the metric `ensemble_std` (the spread, mean over responses, logits;
+    0 if M = 1).
+    Raises ShapeError for other shapes, ValueError for a negative std_coef.
+    """
+    require_shape("ensemble_scores", 2, member_scores=member_scores)
+    require_floating("ensemble_scores", member_scores=member_scores)
+    if not std_coef >= 0:
+        raise ValueError(f"ensemble_scores: std_coef must not be negative, found {std_coef}")
+    centred = member_scores - member_scores.mean(1, keepdim=True)
+    std = centred.std(0, correction=0)
+    return member_scores.mean(0) - std_coef * std, {"ensemble_std": std.detach().mean()}
+
+
+def safety_first(
+    helpfulness: Tensor, safety: Tensor, is_safety_prompt: Tensor, threshold: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Llama 2's piecewise combination of two reward models [LLAMA2 section 3.2.3].
+
+    s = s_safety if IS_SAFETY(prompt) or sigmoid(s_safety) < threshold, else s_helpfulness.
+
+    helpfulness, safety: (B,), logits. is_safety_prompt: (B,) bool, True = the prompt is tagged as
+    one that may elicit unsafe responses. threshold: in (0, 1), the paper's 0.15.
+    Returns (B,), logits, and metrics: `safety_fraction` (the safety score counts),
+    `unsafe_fraction` (it is below the threshold), `helpfulness_score` and `safety_score` (means).
+    Raises ShapeError for other shapes or a tag that is not bool, ValueError for the threshold.
+    """
+    require_shape(
+        "safety_first",
+        1,
+        helpfulness=helpfulness,
+        safety=safety,
+        is_safety_prompt=is_safety_prompt,
+    )
+    require_mask("safety_first", is_safety_prompt, "is_safety_prompt")
+    require_floating("safety_first", helpfulness=helpfulness, safety=safety)
+    if not 0 < threshold < 1:
+        raise ValueError(f"safety_first: threshold must be in (0, 1), found {threshold}")
+    is_unsafe = torch.sigmoid(safety) < threshold
+    decides = is_safety_prompt | is_unsafe
+    return torch.where(decides, safety, helpfulness), {
+        "safety_fraction": decides.to(safety.dtype).mean(),
+        "unsafe_fraction": is_unsafe.to(safety.dtype).mean(),
+        "helpfulness_score": helpfulness.detach().mean(),
+        "safety_score": safety.detach().mean(),
+    }

@@ -1,0 +1,96 @@
+"""Reading sweeps of constants that the papers do not publish, on validation data only.
+
+A swept value's role is `<kind>_<constant>_<value>`, with `_recipe` behind the recipe's own. Scorers
+are compared by the likelihood of the annotators' labels of the validation pairs, policies by wins
+minus losses against SFT on the validation prompts, as annotators (in the synthetic world) or
+held-out reward models judge them. Gold takes no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from models.report.artifacts import Artifacts, ReportInputError
+from models.studies.policies import answers
+from models.studies.reading import Plot, Reading
+
+NLL, ACCURACY = "negative log-likelihood, nats", "accuracy"
+NET, KL = "wins minus losses", "KL, nats"
+# What two values may differ by and still count as equal: about a standard error of each measure.
+EQUAL = {NLL: 0.01, NET: 0.04}
+Measure = Callable[[Artifacts, str], dict[str, float]]
+
+
+def of_scorer(artifacts: Artifacts, role: str) -> dict[str, float]:
+    """How likely a scorer finds the annotators' labels of the validation pairs."""
+    rows = artifacts.scores(role, "validation").values()
+    gap = torch.tensor(
+        [row["chosen_score"] - row["rejected_score"] for row in rows], dtype=torch.float64
+    )
+    return {NLL: float(-F.logsigmoid(gap).mean()), ACCURACY: float((gap > 0).double().mean())}
+
+
+def of_policy(artifacts: Artifacts, role: str) -> dict[str, float]:
+    """How a policy does against SFT on the validation prompts."""
+    name = role.removeprefix("policy_")
+    document = artifacts.document(f"judge_{name}", "judgement.json")
+    verdict = document.get("validation_annotators") or document.get("validation_judge_score")
+    if verdict is None:
+        raise ReportInputError(f"judge_{name} judged no validation prompts")
+    return {NET: verdict["net"], KL: answers(artifacts, name, "validation")["KL, nats"]}
+
+
+def swept(artifacts: Artifacts, prefix: str) -> dict[float, str]:
+    """The roles of a prefix by the value behind it, in order of the values."""
+    roles = [role for role in artifacts.inputs if role.startswith(prefix)]
+    values = {float(role.removeprefix(prefix).removesuffix("_recipe")): role for role in roles}
+    return {value: values[value] for value in sorted(values)}
+
+
+def _sweep(
+    constant: str, kind: str, measure: Measure, decisive: str, artifacts: Artifacts
+) -> Reading:
+    """A row a value; whether the recipe's is as good as any."""
+    values = swept(artifacts, f"{kind}_{constant}_")
+    recipes = [value for value, role in values.items() if role.endswith("_recipe")]
+    if len(recipes) != 1:
+        raise ReportInputError(f"one value of {constant} must be the recipe's, found {recipes}")
+    (recipe,) = recipes
+    found = {value: measure(artifacts, role) for value, role in values.items()}
+    sign = -1.0 if decisive == NLL else 1.0
+    best = max(sign * row[decisive] for row in found.values())
+    return Reading(
+        table={f"{v:g}{' (recipe)' * (v == recipe)}": row for v, row in found.items()},
+        checks={
+            f"the recipe's value is within {EQUAL[decisive]} of the best": best
+            - sign * found[recipe][decisive]
+            < EQUAL[decisive]
+        },
+        plots=[
+            Plot(
+                f"{column.partition(',')[0].capitalize()} by {constant.replace('_', ' ')}",
+                f"{constant.replace('_', ' ')}, values tried in order",
+                f"{column}\n(validation)",
+                {
+                    "validation": (
+                        [float(place) for place in range(len(found))],
+                        [row[column] for row in found.values()],
+                    )
+                },
+                ticks=tuple(f"{value:g}" for value in found),
+            )
+            for column in next(iter(found.values()))
+        ],
+    )
+
+
+OF_SCORERS = ("smoothing", "margin_clip", "temperature", "num_policies", "meta_step")
+OF_POLICIES = ("num_clusters", "per_cluster")
+READERS: dict[str, Callable[[Artifacts], Reading]] = {
+    **{name: partial(_sweep, name, "scorer", of_scorer, NLL) for name in OF_SCORERS},
+    **{name: partial(_sweep, name, "policy", of_policy, NET) for name in OF_POLICIES},
+}

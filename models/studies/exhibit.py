@@ -1,0 +1,71 @@
+"""A table or figure of a paper. Imports no torch.
+
+[RM] Secrets of RLHF Part II, arXiv 2401.06080. [PPO] Secrets of RLHF Part I, arXiv 2307.04964.
+[AM] Stabilizing RLHF through Advantage Model and Selective Rehearsal, arXiv 2309.10202.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Paper = Literal["part-1", "part-2", "advantage-model", "people", "constants"]
+TITLES: dict[Paper, str] = {
+    "part-1": "Secrets of RLHF Part I: PPO",
+    "part-2": "Secrets of RLHF Part II: reward modeling",
+    "advantage-model": "Stabilizing RLHF: Advantage Model and selective rehearsal",
+    "people": "Preference strength against people's votes",
+    "constants": "Constants that the papers do not publish",
+}
+ExhibitName = Literal[
+    "all",
+    "table-1",
+    "table-2",
+    "table-3",
+    "figure-1",
+    "figure-2",
+    "figure-3",
+    "figure-4",
+    "figure-5",
+    "figure-6",
+    "figure-7",
+    "figure-8",
+    "figure-9",
+    "figure-10",
+    "figure-11",
+    "figure-12",
+    "figure-13",
+    "figure-15",
+    "figure-16",
+    "figure-17",
+    "votes",
+    "planted-flips",
+    "smoothing",
+    "margin-clip",
+    "temperature",
+    "num-policies",
+    "num-clusters",
+    "per-cluster",
+    "meta-step",
+]
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A table, figure or swept constant: what it shows, the claim, and the paper's numbers."""
+
+    paper: Paper
+    name: str
+    shows: str
+    claim: str
+    printed: str = "no numbers printed"
+
+    @property
+    def slug(self) -> str:
+        """Its name among those of all papers, as in `part-2-figure-3`."""
+        return f"{self.paper}-{self.name}"
+
+    @property
+    def title(self) -> str:
+        """Its name as a reader knows it, as in `Figure 3`."""
+        return self.name.replace("-", " ").capitalize()

@@ -1,0 +1,168 @@
+"""Reading figures 4 and 6 to 9 of Part I: what PPO's tricks do, by step and to the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from models.report.artifacts import Artifacts
+from models.report.curves import Curve
+from models.studies.policies import (
+    LOSE,
+    NET,
+    WIN,
+    answers,
+    curve_of,
+    curve_plots,
+    curves_table,
+    outcome,
+)
+from models.studies.reading import Reading
+
+ALL_MONITORS = ("score", "gold", "kl", "perplexity", "response_length")
+VANILLA = "vanilla"
+# Policy to the words that name it, by figure.
+SCORES = {
+    VANILLA: "raw scores",
+    "scaled": "rewards scaled",
+    "normalised": "rewards normalised",
+    "normalised_clip_80": "the same, clipped at .8",
+    "normalised_clip_30": "the same, clipped at .3",
+    "advantage_clip_50": "advantages normalised, clipped at .5",
+    "advantage_clip_12": "the same, clipped at .12",
+}
+CONSTRAINTS = {
+    VANILLA: "no constraint",
+    "kl_05": "KL penalty .05",
+    "kl_10": "KL penalty .1",
+    "kl_20": "KL penalty .2",
+    "importance": "ratio to the reference",
+    "importance_kl_05": "the same, KL penalty .05",
+    "entropy": "entropy bonus",
+}
+STARTS = {
+    "ppo_max_rm": "critic: reward model, pre-trained",
+    "critic_scorer": "critic: reward model",
+    "critic_policy": "critic: SFT, random head",
+    "without_sft": "policy: without SFT",
+}
+
+
+def figure_4(artifacts: Artifacts) -> Reading:
+    """Vanilla PPO by step."""
+    curves = {"vanilla PPO": curve_of(artifacts, VANILLA)}
+    row = curves_table(curves)["vanilla PPO"]
+    judged = outcome(artifacts, f"judge_{VANILLA}")
+    curve = curves["vanilla PPO"]
+    return Reading(
+        table={"vanilla PPO": row | {"wins less losses against SFT": judged[NET]}},
+        checks={
+            "the score rises": row["score gained, spreads"] > 0,
+            "answers win less than a tenth more often than they lose": judged[NET] < 0.1,
+            "KL ends beyond 2 nats": row["KL, nats"] > 2,
+            "perplexity falls": row["perplexity"] < curve.perplexity[0],
+        },
+        plots=curve_plots(curves, ALL_MONITORS),
+    )
+
+
+def figure_6(artifacts: Artifacts) -> Reading:
+    """Score reparameterisation."""
+    curves = _curves(artifacts, SCORES)
+    table = _with_outcomes(artifacts, SCORES, curves)
+    raw = table["raw scores"]
+    clipped = [table[SCORES[n]] for n in ("normalised_clip_80", "normalised_clip_30")]
+    tight = [table[SCORES[n]] for n in ("advantage_clip_50", "advantage_clip_12")]
+    return Reading(
+        table,
+        checks={
+            "normalised and clipped rewards end at less KL than raw ones": all(
+                row["KL, nats"] < raw["KL, nats"] for row in clipped
+            ),
+            "clipped advantages do, too": all(row["KL, nats"] < raw["KL, nats"] for row in tight),
+            "a tighter reward clip keeps the policy nearer": clipped[1]["KL, nats"]
+            < clipped[0]["KL, nats"],
+        },
+        plots=curve_plots(curves, ("score", "gold", "kl", "perplexity")),
+    )
+
+
+def figure_7(artifacts: Artifacts) -> Reading:
+    """Policy constraints."""
+    curves = _curves(artifacts, CONSTRAINTS)
+    table = _with_outcomes(artifacts, CONSTRAINTS, curves)
+    free, bound = (
+        table["no constraint"],
+        [table[CONSTRAINTS[f"kl_{n}"]] for n in ("05", "10", "20")],
+    )
+    return Reading(
+        table,
+        checks={
+            "the more KL penalty, the less KL": free["KL, nats"]
+            > bound[0]["KL, nats"]
+            > bound[1]["KL, nats"]
+            > bound[2]["KL, nats"],
+            "with a penalty answers win more often against SFT": min(b[NET] for b in bound)
+            > free[NET],
+            "a penalty beside the ratio to the reference binds more than the ratio": table[
+                "the same, KL penalty .05"
+            ]["KL, nats"]
+            < table["ratio to the reference"]["KL, nats"],
+            "an entropy bonus is no better than the best penalty": table["entropy bonus"][NET]
+            <= max(b[NET] for b in bound),
+        },
+        plots=curve_plots(curves, ("score", "gold", "kl", "perplexity")),
+    )
+
+
+def figure_8(artifacts: Artifacts) -> Reading:
+    """Where critic and policy start from."""
+    curves = _curves(artifacts, STARTS)
+    table = _with_outcomes(artifacts, STARTS, curves)
+    critics = [table[STARTS[n]][NET] for n in ("ppo_max_rm", "critic_scorer", "critic_policy")]
+    return Reading(
+        table,
+        checks={
+            "critics of three starts end within ten points of each other": max(critics)
+            - min(critics)
+            < 0.1,
+            "without SFT the policy loses against SFT": table["policy: without SFT"][NET] < 0,
+        },
+        plots=curve_plots(curves, ("score", "gold", "kl", "response_length")),
+    )
+
+
+def figure_9(artifacts: Artifacts) -> Reading:
+    """PPO-max by step."""
+    curves = {"PPO-max": curve_of(artifacts, "ppo_max_rm")}
+    row = curves_table(curves)["PPO-max"]
+    judged = outcome(artifacts, "judge_ppo_max_rm")
+    return Reading(
+        table={"PPO-max": row | {name: judged[name] for name in (WIN, LOSE, NET)}},
+        checks={
+            "the score rises": row["score gained, spreads"] > 0,
+            "KL stays below 2 nats": max(curves["PPO-max"].kl) < 2,
+            "answers win more often than they lose against SFT": judged[NET] > 0,
+        },
+        plots=curve_plots(curves, ALL_MONITORS),
+    )
+
+
+def _curves(artifacts: Artifacts, names: Mapping[str, str]) -> dict[str, Curve]:
+    return {words: curve_of(artifacts, name) for name, words in names.items()}
+
+
+def _with_outcomes(
+    artifacts: Artifacts, names: Mapping[str, str], curves: Mapping[str, Curve]
+) -> dict[str, dict[str, float]]:
+    """Each run's last steps, its answers to the main prompts, and how these do against SFT's."""
+    table = curves_table(curves)
+    for name, words in names.items():
+        found = answers(artifacts, name)
+        table[words] = {
+            "score gained, spreads": table[words]["score gained, spreads"],
+            "KL, nats": table[words]["KL, nats"],
+            "perplexity": table[words]["perplexity"],
+            **{key: found[key] for key in found if key != "KL, nats"},
+            **outcome(artifacts, f"judge_{name}"),
+        }
+    return table

@@ -1,0 +1,116 @@
+"""What runs show of an exhibit: one seed's reading, and what readings of several seeds say."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Status = Literal["held", "in part", "not held"]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Curves, bars or points; the axes are labelled with units.
+
+    series: by name, places along x and the values there. Bars share their places, which `ticks`
+    may name.
+    """
+
+    title: str
+    x: str
+    y: str
+    series: dict[str, tuple[list[float], list[float]]]
+    kind: Literal["lines", "bars", "points"] = "lines"
+    note: str = ""
+    ticks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one seed's run shows.
+
+    table: row to column to value. checks: each part of the paper's claim, in words, and whether
+    this run shows it. plots: each of the same title in every seed.
+    """
+
+    table: dict[str, dict[str, float]]
+    checks: dict[str, bool]
+    plots: list[Plot] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure over seeds: mean, standard deviation (divided by seeds - 1; 0 of one seed)."""
+
+    mean: float
+    std: float
+    values: list[float]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What an exhibit's readings say together.
+
+    checks: each part of the claim with the seeds that show it and those that do not.
+    """
+
+    seeds: list[int]
+    table: dict[str, dict[str, Cell]]
+    checks: dict[str, list[bool]]
+    status: Status
+    sentence: str
+
+
+def find(readings: Mapping[int, Reading]) -> Finding:
+    """Readings by seed as one finding. Raises ValueError where they have other rows or checks."""
+    first, *others = readings.values()
+    for other in others:
+        if other.checks.keys() != first.checks.keys() or _shape(other) != _shape(first):
+            raise ValueError("readings of different seeds have different rows, columns or checks")
+    checks = {
+        words: [reading.checks[words] for reading in readings.values()] for words in first.checks
+    }
+    table = {
+        row: {
+            column: _cell([reading.table[row][column] for reading in readings.values()])
+            for column in columns
+        }
+        for row, columns in first.table.items()
+    }
+    status = status_of(checks)
+    return Finding(list(readings), table, checks, status, _sentence(checks, status))
+
+
+def status_of(checks: Mapping[str, Sequence[bool]]) -> Status:
+    """Held: every part in every seed. Not held: every part fails in most seeds, or in half."""
+    if all(all(seen) for seen in checks.values()):
+        return "held"
+    if all(2 * sum(seen) <= len(seen) for seen in checks.values()):
+        return "not held"
+    return "in part"
+
+
+def _shape(reading: Reading) -> list[tuple[str, list[str]]]:
+    return [(row, list(columns)) for row, columns in reading.table.items()]
+
+
+def _cell(values: list[float]) -> Cell:
+    std = statistics.stdev(values) if len(values) > 1 else 0.0
+    return Cell(statistics.fmean(values), std, values)
+
+
+def _sentence(checks: Mapping[str, Sequence[bool]], status: Status) -> str:
+    """The status in words: what was seen in how many seeds."""
+    parts = [f"{words}: {_count(seen)}" for words, seen in checks.items()]
+    begin = {"held": "It held", "in part": "It held in part", "not held": "It did not hold"}
+    return f"{begin[status]}. " + "; ".join(parts) + "."
+
+
+def _count(seen: Sequence[bool]) -> str:
+    if len(seen) == 1:
+        return "yes" if seen[0] else "no"
+    if all(seen) or not any(seen):
+        return f"{'yes' if seen[0] else 'no'}, in all {len(seen)} seeds"
+    return f"in {sum(seen)} of {len(seen)} seeds"

@@ -1,0 +1,18 @@
+"""Task `features`: a scorer's features of the test answers."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from models.config import FeaturesConfig
+from tasks.kinds import GPU
+from tasks.perform import perform
+from tasks.stage import StageResult
+
+
+@task(name="features", task_run_name="{label}", **GPU)
+def features(
+    config: FeaturesConfig, scorer: StageResult, preferences: StageResult, label: str = "features"
+) -> StageResult:
+    """Where the answers lie, and how much chosen and rejected ones mix."""
+    return perform("features", config, {"scorer": scorer, "preferences": preferences}, label)

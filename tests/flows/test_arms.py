@@ -1,0 +1,110 @@
+"""What every arm starts from and is optimised against, by the plan of a run that has them all."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from flows.changes import changed, parsed
+from flows.config import Arm
+from flows.plan import Plan, PlannedStage, PlanRow, make_plan
+from flows.recipes import recipe_named
+from models.planning.machine import Machine
+from models.report.names import POLICY_NAMES
+
+ARMS = get_args(Arm)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    changes = [f"arms={list(ARMS)}".replace("'", '"'), "ensemble.size=6"]
+    changes += ['ppo.scoring.safety_categories=["harmful","rude"]']
+    changes += ["advantage_model.use_importance_weights=true"]
+    return make_plan(
+        changed(recipe_named("smoke"), parsed(changes)), "policy", Machine(1, 10**15, 2, False)
+    )
+
+
+@pytest.fixture(scope="module")
+def rows(plan: Plan) -> dict[str, PlanRow]:
+    return {role: row for row in plan.rows for role in row.roles}
+
+
+def _inputs(rows: dict[str, PlanRow], role: str) -> dict[str, PlannedStage | list[PlannedStage]]:
+    return rows[role].stage.inputs
+
+
+def test_every_arm_starts_where_its_reference_is(rows: dict[str, PlanRow]) -> None:
+    for arm in ARMS:
+        start = rows["base" if arm == "ppo_max_no_sft" else "sft"].stage
+        inputs = _inputs(rows, f"policy_{arm}")
+        assert inputs["policy"] is inputs["reference"] is start
+    assert rows["base"].stage.config.fine_tune is False
+    assert rows["sft"].stage.config.fine_tune is True
+    assert rows["base"].work.optimiser_steps == 0
+    assert ("rehearsal" in _inputs(rows, "policy_full")) is True
+    assert not any("rehearsal" in _inputs(rows, f"policy_{a}") for a in ARMS if a != "full")
+
+
+def test_every_arm_has_its_scorers_and_is_measured_by_the_first(rows: dict[str, PlanRow]) -> None:
+    scorers = {
+        "vanilla": "member_0",
+        "ppo_max_rm": "reward_model",
+        "ppo_max_safety": "helpfulness_model",
+    }
+    for arm in ARMS:
+        inputs, measured = _inputs(rows, f"policy_{arm}"), _inputs(rows, f"eval_{arm}")
+        if arm == "ppo_max_ensemble":
+            # Members 1 to 3 judge.
+            ensemble = [rows[f"member_{index}"].stage for index in (0, 4, 5)]
+            assert inputs["scorer"] == ensemble
+            assert measured["scorer"] is ensemble[0]
+            judges = measured["judges"]
+            assert isinstance(judges, list)
+            assert not [judge for judge in judges if judge in ensemble]
+        else:
+            expected = rows[scorers.get(arm, "advantage_model")].stage
+            assert inputs["scorer"] is measured["scorer"] is expected
+        assert ("safety_scorer" in inputs) == (arm == "ppo_max_safety")
+    assert _inputs(rows, "policy_ppo_max_safety")["safety_scorer"] is rows["safety_model"].stage
+
+
+def test_two_reward_models_are_trained_on_their_own_categories(rows: dict[str, PlanRow]) -> None:
+    helpful, safe = (rows[role].stage.config for role in ("helpfulness_model", "safety_model"))
+    assert safe.categories == helpful.without_categories == ("harmful", "rude")
+    assert safe.without_categories == helpful.categories == ()
+    assert helpful.train == safe.train == rows["reward_model"].stage.config.train
+    assert _inputs(rows, "safety_model").keys() == _inputs(rows, "reward_model").keys()
+
+
+def test_the_plan_counts_every_scorer_and_every_policy_that_weighs(
+    plan: Plan, rows: dict[str, PlanRow]
+) -> None:
+    one, shape = rows["policy_ppo_max_rm"].work, plan.shape
+    weights = 4 * shape.scorer_parameters(1)
+    row = min(plan.amounts.prompt_tokens, shape.context - 24) + 25  # an answer and its end token
+    for arm, more in (("ppo_max_ensemble", 2), ("ppo_max_safety", 1)):
+        several = rows[f"policy_{arm}"].work
+        assert several.forward_tokens - one.forward_tokens == more * one.examples * row
+        assert several.peak[1].frozen - one.peak[1].frozen == more * weights
+        assert several.trained_tokens == one.trained_tokens
+    train, pair = plan.amounts.train_pairs, min(plan.amounts.pair_tokens, 2 * shape.context)
+    weighed = rows["advantage_model"].work
+    assert weighed.forward_tokens == (2 * train + plan.amounts.held_out_pairs) * pair
+    assert weighed.phases["likelihoods"].frozen == 4 * (
+        shape.policy_parameters + shape.scorer_parameters(2)
+    )
+
+
+def test_no_stage_is_trained_that_no_arm_needs() -> None:
+    roles = {
+        role
+        for row in make_plan(recipe_named("smoke"), "policy", Machine(1, 10**15, 2, False)).rows
+        for role in row.roles
+    }
+    assert not roles & {"base", "helpfulness_model", "safety_model"}
+
+
+def test_every_arm_has_a_name_in_the_report() -> None:
+    assert set(ARMS) <= set(POLICY_NAMES)

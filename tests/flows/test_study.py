@@ -1,0 +1,72 @@
+"""Studies: what exhibits share is made once, and what no paper has is refused."""
+
+from __future__ import annotations
+
+import pytest
+from prefect.tasks import Task
+
+from flows.config import ConfigError
+from flows.recipes import recipe_named
+from flows.run import Run
+from flows.studies.arms_of import ARMS
+from flows.studies.shared_run import SharedRun
+from flows.study import checked
+from tasks.stage import StageResult
+
+
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the stages handed to Prefect, which makes nothing of them."""
+    names: list[str] = []
+
+    def note(_run: Run, task: Task[..., object], *_given: object, **_named: object) -> object:
+        names.append(task.name)
+        return object()
+
+    def promoted(_run: Run, _role: str) -> StageResult:
+        return StageResult(None, {"is_promoted": True}, False, 0.0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Run, "submit", note)
+    monkeypatch.setattr(Run, "result", promoted)
+    return names
+
+
+def test_exhibits_share_their_stages(submitted: list[str]) -> None:
+    config, made = recipe_named("smoke"), {}
+    for slug in ("part-2-figure-1", "part-2-figure-7", "part-2-figure-9"):
+        ARMS[slug](SharedRun(config, made=made))
+    # Two members and, for figure 7, baseline and margin; figure 9 adds the three denoised ones, and
+    # the scorer that SFT's answers are measured with is the baseline again.
+    assert submitted.count("strength") == 1
+    assert submitted.count("reward_model") == 2 + 2 + 3
+    assert submitted.count("ppo_max") == 5
+
+
+def test_seeds_share_nothing(submitted: list[str]) -> None:
+    config, made = recipe_named("smoke"), {}
+    for seed in (2, 3):
+        ARMS["part-2-figure-1"](SharedRun(config.model_copy(update={"seed": seed}), made=made))
+    assert submitted.count("strength") == 2
+    assert submitted.count("reward_model") == 4
+
+
+@pytest.mark.parametrize("slug", ARMS)
+def test_every_exhibit_can_be_submitted(submitted: list[str], slug: str) -> None:
+    run = SharedRun(recipe_named("smoke"))
+    ARMS[slug](run)
+    assert len(submitted) == len(set(run.made.values()))
+    assert submitted.count("sft") <= 2  # a second one where a policy starts without SFT
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("part-3", "figure-1", [2]), "no paper 'part-3'; known: part-1, part-2, advantage-model"),
+        (("part-1", "table-2", [2]), "no 'table-2' of part-1 here; known: all, figure-4, "),
+        (("part-2", "figure-3", [2, 3, 2]), "seeds must differ, found 2, 3, 2"),
+    ],
+)
+def test_mistakes_are_named(given: tuple[str, str, list[int]], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        checked(*given)
+    assert str(error.value).startswith(message)

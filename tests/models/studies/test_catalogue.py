@@ -1,0 +1,62 @@
+"""Every table and figure has a row, a reader and arms."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from flows.studies.arms_of import ARMS
+from models.studies.catalogue import EXHIBITS, exhibits_of
+from models.studies.exhibit import ExhibitName, Paper
+from models.studies.papers import papers_page
+from models.studies.readers import READERS
+
+# As the papers are asked for: Part I figures 4 and 6 to 9; Part II figures 1 to 13 and 15 to 17,
+# tables 2 and 3; Advantage Model figures 1 to 6, tables 1 and 2; every free constant.
+WANTED = {
+    *(f"part-1-figure-{n}" for n in (4, 6, 7, 8, 9)),
+    *(f"part-2-figure-{n}" for n in (*range(1, 14), 15, 16, 17)),
+    *("part-2-table-2", "part-2-table-3"),
+    *(f"advantage-model-figure-{n}" for n in range(1, 7)),
+    *("advantage-model-table-1", "advantage-model-table-2"),
+    *("people-votes", "people-planted-flips"),
+    *(
+        f"constants-{name}"
+        for name in (
+            *("smoothing", "margin-clip", "temperature", "num-policies"),
+            *("num-clusters", "per-cluster", "meta-step"),
+        )
+    ),
+}
+
+
+def test_none_is_missing() -> None:
+    slugs = [exhibit.slug for exhibit in EXHIBITS]
+    assert len(slugs) == len(set(slugs))
+    assert {each.name for each in EXHIBITS} | {"all"} == set(get_args(ExhibitName))
+    assert {each.paper for each in EXHIBITS} == set(get_args(Paper))
+    assert set(slugs) == WANTED == set(READERS) == set(ARMS)
+
+
+def test_a_paper_has_its_own_exhibits() -> None:
+    assert [each.slug for each in exhibits_of("part-2", "table-2")] == ["part-2-table-2"]
+    assert exhibits_of("part-1", "table-2") == []
+    assert len(exhibits_of("part-1", "all")) == 5
+
+
+def test_the_page_has_a_row_for_each_whether_run_or_not() -> None:
+    card = {
+        "seeds": [2, 3],
+        "scale": "default",
+        "status": "in part",
+        "seconds": 1234.5,
+        "checks": {"it rises": [True, False]},
+        "table": {"row": {"column": {"mean": 0.5, "std": 0.1, "values": [0.4, 0.6]}}},
+    }
+    page = papers_page({"part-2-figure-3": [card]})
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "---" not in line]
+    rows = [row for row in rows if not row.startswith("|  |")]
+    assert len(rows) == len(WANTED)
+    assert sum("not run yet" in row for row in rows) == len(WANTED) - 1
+    (mine,) = [row for row in rows if "not run yet" not in row]
+    assert "it rises: 1 of 2 (row: column 0.500 ± 0.100)" in mine
+    assert "| in part | 1,234 | default, 2, 3 |" in mine

@@ -1,0 +1,117 @@
+"""Figures of reward models on scores written down by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from models.studies.calibration import figure_3 as score_distributions
+from models.studies.calibration import table_1
+from models.studies.scorers import GIVEN, RIGHT, accuracies, figure_4, figure_5, figure_8
+from tests.models.studies.conftest import Row, Run, pair, score, truth
+
+
+def _preferences() -> dict[str, list[Row]]:
+    """Four test pairs: one wrong label, one near-tie."""
+    return {
+        "test.jsonl": [pair(f"e{n}") for n in range(4)],
+        "truth.jsonl": [
+            truth("e0", False),
+            truth("e1", True),
+            truth("e2", False),
+            truth("e3", False, "ambiguous"),
+        ],
+    }
+
+
+def _scores(*gaps: float) -> dict[str, list[Row]]:
+    return {"scores.jsonl": [score(f"e{n}", gap) for n, gap in enumerate(gaps)]}
+
+
+def test_accuracy_on_given_and_on_right_labels(run: Run) -> None:
+    found = accuracies(run({"preferences": _preferences(), "s": _scores(1, 1, -1, 1)}), "s")
+    # Given labels: three of four. Right ones, near-tie left out: e0 right; e1 is turned: wrong; e2
+    # wrong.
+    assert found == {RIGHT: pytest.approx(1 / 3), GIVEN: 0.75}
+
+
+def test_figure_4_is_about_chance(run: Run) -> None:
+    worst, best = _scores(-1, 1, -1, 1), _scores(1, -1, 1, 1)
+    roles = {f"scorer_tenth_{n}": worst if n < 3 else best for n in range(1, 11)}
+    reading = figure_4(run({"preferences": _preferences(), **roles}))
+    assert reading.table["tenth 1"][RIGHT] == 0.0
+    assert reading.table["tenth 10"][RIGHT] == 1.0
+    # Worst below chance; tenths 3 and 4 are perfect, not near chance; the strongest is the best.
+    assert list(reading.checks.values()) == [True, False, False]
+
+
+def test_figure_5_compares_each_tenth_with_itself_flipped(run: Run) -> None:
+    worst, best = _scores(-1, 1, -1, 1), _scores(1, -1, 1, 1)
+    roles = {
+        "scorer_tenth_1": worst,
+        "scorer_tenth_1_flipped": best,
+        "scorer_tenth_2": best,
+        "scorer_tenth_2_flipped": worst,
+    }
+    assert list(figure_5(run({"preferences": _preferences(), **roles})).checks.values()) == [
+        True,
+        False,
+    ]
+
+
+def test_figure_8_measures_what_is_overfitted(run: Run) -> None:
+    def curve(*accuracies: int) -> dict[str, list[Row]]:
+        """Of four pairs, so many right on the given labels at each of the steps 10, 20, ..."""
+        return {
+            "validation.jsonl": [
+                {"step": 10 * step, "id": f"v{n}", "gap": 1.0 if n < right else -1.0}
+                for step, right in enumerate(accuracies, start=1)
+                for n in range(4)
+            ]
+        }
+
+    truths = [truth(f"v{n}", is_wrong=n == 3) for n in range(4)]
+    names = ("baseline", "margin", "flip", "flip_margin", "soft_margin")
+    roles = {
+        f"scorer_{name}_long": curve(2, 4, 3) if n < 2 else curve(1, 2, 2)
+        for n, name in enumerate(names)
+    }
+    reading = figure_8(run({"preferences": {"truth.jsonl": truths}, **roles}))
+    noisy, clean = reading.table["baseline"], reading.table["flip"]
+    assert noisy["last, given labels"] == 0.75
+    assert noisy["overfitted: best less last, given labels"] == 0.25
+    # By gold v3 is the other way round: three right and v3 rightly below 0 are all four.
+    assert noisy["last, gold's labels"] == 1.0
+    assert noisy["last, labels both give"] == 1.0
+    assert clean["last, gold's labels"] == 0.75
+    assert clean["overfitted: best less last, given labels"] == 0.0
+    assert list(reading.checks.values()) == [False, True]
+
+
+def test_table_1_compares_two_models_on_the_same_pairs(run: Run) -> None:
+    # Both order the pairs alike; the reward model is sure of itself, and wrong once in four.
+    sure, careful = _scores(9, 9, -9, 9), _scores(1, 1, -1, 1)
+    roles = {"scorer_raw": sure, "advantage_raw": careful}
+    reading = table_1(run({"preferences": _preferences(), **roles}))
+    errors = [row["calibration error, given labels"] for row in reading.table.values()]
+    # Confidence sigmoid(9) = .99988 against .75; sigmoid(1) = .73106 against .75.
+    assert errors == pytest.approx([0.24988, 0.01894], abs=1e-5)
+    assert all(reading.checks.values())
+
+
+def test_figure_3_tells_good_from_bad_whatever_the_unit(run: Run) -> None:
+    def rows(unit: float) -> list[Row]:
+        scores = {"e0": (3.0, 1.0), "e1": (2.0, 0.0)}
+        return [
+            score(name, unit * good) | {"rejected_score": unit * bad}
+            for name, (good, bad) in scores.items()
+        ]
+
+    roles = {
+        "scorer_raw": {"scores.jsonl": rows(1.0)},
+        "advantage_raw": {"scores.jsonl": rows(10.0)},
+    }
+    reading = score_distributions(run(roles))
+    found = [row["AUROC of good against bad answers"] for row in reading.table.values()]
+    # Good 3, 2 against bad 1, 0: every good answer is above every bad one.
+    assert found == [1.0, 1.0]
+    assert reading.plots[0].series == reading.plots[1].series
