@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from flows.arms import scorer_of, start_of, train_safety_scorers
 from flows.config import RunConfig, Vote, seeded, vanilla
 from flows.run import Future, Run
-from models.config import LowerStatesConfig, StrengthConfig
+from models.config import AuditConfig, LowerStatesConfig, StrengthConfig
 from models.config_parts import TrainConfig
 from models.config_rewards import RewardModelConfig
 from tasks.advantage_model import advantage_model
+from tasks.audit import audit
 from tasks.comparisons import comparisons
 from tasks.evaluate import evaluate
 from tasks.judge import judge
@@ -81,9 +82,18 @@ def states_for(run: Run, *trained: TrainConfig) -> Future | None:
 
 
 def audit_labels(run: Run) -> None:
-    """The ensemble, its votes, and the relabelled pairs."""
-    run["strength"] = _vote(run, run.config.ensemble.votes[0])
-    run["relabelled"] = run.submit(relabel, run.config.relabel, run["preferences"], run["strength"])
+    """The ensemble, its votes, the relabelled pairs, and all of it for a person to look at."""
+    config = run.config
+    run["strength"] = _vote(run, config.ensemble.votes[0])
+    run["relabelled"] = run.submit(relabel, config.relabel, run["preferences"], run["strength"])
+    run["audit"] = run.submit(
+        audit,
+        AuditConfig(recipe=config.recipe, seed=config.seed),
+        run["preferences"],
+        [run[f"member_{index}"] for index in range(config.ensemble.size)],
+        run["strength"],
+        run["relabelled"],
+    )
 
 
 def compare_votes(run: Run) -> None:
