@@ -12,10 +12,11 @@ from typing import Any
 from flows.arms import train_safety_scorers
 from flows.config import RunConfig, Vote, seeded
 from flows.run import Future, Run
-from models.config import LowerStatesConfig, StrengthConfig
+from models.config import AuditConfig, LowerStatesConfig, StrengthConfig
 from models.config_parts import TrainConfig
 from models.config_rewards import RewardModelConfig
 from tasks.advantage_model import advantage_model
+from tasks.audit import audit
 from tasks.comparisons import comparisons
 from tasks.evaluate import evaluate
 from tasks.lower_states import lower_states
@@ -80,9 +81,18 @@ def states_for(run: Run, *trained: TrainConfig) -> Future | None:
 
 
 def audit_labels(run: Run) -> None:
-    """The ensemble, its votes, and the relabelled pairs."""
-    run["strength"] = _vote(run, run.config.ensemble.votes[0])
-    run["relabelled"] = run.submit(relabel, run.config.relabel, run["preferences"], run["strength"])
+    """The ensemble, its votes, the relabelled pairs, and all of it for a person to look at."""
+    config = run.config
+    run["strength"] = _vote(run, config.ensemble.votes[0])
+    run["relabelled"] = run.submit(relabel, config.relabel, run["preferences"], run["strength"])
+    run["audit"] = run.submit(
+        audit,
+        AuditConfig(recipe=config.recipe, seed=config.seed),
+        run["preferences"],
+        [run[f"member_{index}"] for index in range(config.ensemble.size)],
+        run["strength"],
+        run["relabelled"],
+    )
 
 
 def compare_votes(run: Run) -> None:

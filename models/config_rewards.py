@@ -33,11 +33,16 @@ class RelabelConfig(StageConfig):
         description="Added to the margin of pairs rated 1 (barely better) to 4 (much better) and "
         "not flipped; none: nothing [Llama 2: 0, 1/3, 2/3, 1]",
     )
-
     keep_from: float = Field(
         0.0, ge=0, lt=1, description="Train on pairs above this share by strength, weakest first"
     )
     keep_to: float = Field(1.0, gt=0, le=1, description="Train on pairs up to this share")
+    review: str | None = Field(
+        None,
+        min_length=1,
+        description="Verdicts downloaded from the audit's page, in place of the vote's: a file, a "
+        "folder or an s3:// address",
+    )
 
     @model_validator(mode="after")
     def _keeps_some(self) -> Self:

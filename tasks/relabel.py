@@ -1,12 +1,14 @@
-"""Task `relabel`: flips, soft labels and margins."""
+"""Task `relabel`: flips, soft labels and margins, and a person's verdicts."""
 
 from __future__ import annotations
 
 from prefect import task
 
 from models.config_rewards import RelabelConfig
+from models.records import ArtifactRef
 from tasks.kinds import CPU
 from tasks.perform import perform
+from tasks.sources import import_source
 from tasks.stage import StageResult
 
 
@@ -17,5 +19,14 @@ def relabel(
     strength: StageResult,
     label: str = "relabel",
 ) -> StageResult:
-    """The training pairs with the treatment their strength calls for."""
-    return perform("relabel", config, {"preferences": preferences, "strength": strength}, label)
+    """The training pairs with the treatment that their strength, or their review, calls for.
+
+    The review enters the store under its content: another content is new work.
+    """
+    inputs: dict[str, StageResult | ArtifactRef] = {
+        "preferences": preferences,
+        "strength": strength,
+    }
+    if config.review is not None:
+        inputs["review"] = import_source(config.review)
+    return perform("relabel", config, inputs, label)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 
 from infra.locks import file_lock
-from infra.manifest import Manifest
 from infra.storage import Store
 from infra.tracking import TrackedRun
 from models.report.config import LineageEntry, ReportConfig
@@ -23,6 +22,7 @@ from tasks.stage import StageResult
 
 REQUESTS_AT_ONCE = 8
 REPORT_FILES = ("report.html", "scorecard.json", "summary.json")
+AUDIT_FILES = ("audit.html", "audited.jsonl.gz", "audited.parquet")
 
 
 @task(name="report", task_run_name="report", **CPU)
@@ -58,14 +58,15 @@ def lineage_of(results: Mapping[str, StageResult]) -> tuple[LineageEntry, ...]:
 def announce(
     tracked: TrackedRun, result: StageResult, results: Mapping[str, StageResult], name: str
 ) -> dict[str, Any]:
-    """Put the report where people look: a folder, MLflow, a Prefect artifact, the console."""
+    """Put report and audit where people look: a folder, MLflow, a Prefect artifact, the console."""
     context = base_context()
     folder = context.settings.home / "reports" / name
-    manifest = context.store.find(result.ref.stage, result.ref.key)
-    if manifest is None:
-        raise LookupError(f"the report {result.ref} vanished from {context.store.url}")
+    pages = {"report": folder / "report.html"}
     with file_lock(folder.with_name(f".{name}.lock")):  # another run may write the same report
-        _lay_out(context.store, manifest, folder)
+        _lay_out(context.store, result, folder, (*REPORT_FILES, "plots"))
+        if "audit" in results:
+            _lay_out(context.store, results["audit"], folder, AUDIT_FILES)
+            pages["audit"] = folder / "audit.html"
         tracked.log_artifacts(folder)
     numbers = {k: v for k, v in result.summary.items() if isinstance(v, int | float)}
     tracked.log(metrics={key: float(value) for key, value in numbers.items()})
@@ -73,11 +74,10 @@ def announce(
     lines = [f"| {key} | {_shown(value)} |" for key, value in result.summary.items()]
     create_markdown_artifact(
         key="trimtab-report",
-        description=f"Report: {folder / 'report.html'}; MLflow run {tracked.run_id}",
+        description=f"Report: {pages['report']}; MLflow run {tracked.run_id}",
         markdown="\n".join(
             [
-                f"Report: `{folder / 'report.html'}`",
-                "",
+                *(f"{page.capitalize()}: `{path}`\n" for page, path in pages.items()),
                 f"MLflow run: {tracked.link}. "
                 f"{cached} of {len(results)} stages were found in the store.",
                 "",
@@ -89,20 +89,25 @@ def announce(
     )
     print(_scorecard_text(result.summary))
     print(f"{cached} of {len(results)} stages were found in the store")
-    print(f"report: {folder / 'report.html'}\nscorecard: {folder / 'scorecard.json'}")
-    return {"report": str(folder / "report.html"), **json.loads(json.dumps(result.summary))}
+    for page, path in {**pages, "scorecard": folder / "scorecard.json"}.items():
+        print(f"{page}: {path}")
+    shown = {page: str(path) for page, path in pages.items()}
+    return shown | json.loads(json.dumps(result.summary))
 
 
-def _lay_out(store: Store, manifest: Manifest, folder: Path) -> None:
-    """Replace the report in `folder`, file by file: a page that is open there can be reloaded."""
+def _lay_out(store: Store, result: StageResult, folder: Path, names: Sequence[str]) -> None:
+    """Replace files and folders of an artifact in `folder`: a page that is open can be reloaded."""
+    manifest = store.find(result.ref.stage, result.ref.key)
+    if manifest is None:
+        raise LookupError(f"the {result.ref.stage} {result.ref} vanished from {store.url}")
     scratch = folder.with_name(f".{folder.name}")
     store.materialise(manifest, scratch)
     folder.mkdir(parents=True, exist_ok=True)
-    for file in REPORT_FILES:
-        (scratch / file).replace(folder / file)
-    shutil.rmtree(folder / "plots", ignore_errors=True)
-    if (scratch / "plots").is_dir():
-        (scratch / "plots").replace(folder / "plots")
+    for name in names:
+        if (folder / name).is_dir():
+            shutil.rmtree(folder / name)
+        if (scratch / name).exists():
+            (scratch / name).replace(folder / name)
     shutil.rmtree(scratch)
 
 

@@ -45,7 +45,7 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
     model = new_scorer(inputs["policy"] / "model", 2, config.seed)
     source = inputs.get("pairs", inputs["preferences"])
     limit, states = context_length(model.config), stored_states(inputs, model)
-    pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states).counted()
+    pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
     log_ratios = None
     if config.use_importance_weights:
         log_ratios = _log_ratios(config, inputs, pairs)

@@ -1,4 +1,8 @@
-"""Checkpoints: everything that determines the future of a run, written whole or not at all."""
+"""Checkpoints: everything that determines the future of a run, written whole or not at all.
+
+With it goes what the run has recorded so far, its `*.jsonl` files, so that a run that goes on
+elsewhere, or after more steps than were saved, has every row once.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from torch import Tensor
 from models.engine import ranks, signals
 
 STATE_FILE = "state.pt"
+_RECORDS = "*.jsonl"
 
 
 def save_checkpoint(workdir: Path, step: int, state: dict[str, Any], keep: int = 2) -> None:
@@ -26,6 +31,7 @@ def save_checkpoint(workdir: Path, step: int, state: dict[str, Any], keep: int =
         torch.save({**state, "step": step, **_random_states()}, stream)
         stream.flush()
         os.fsync(stream.fileno())
+    _save_records(workdir, partial)
     final = root / str(step)
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
@@ -36,10 +42,14 @@ def save_checkpoint(workdir: Path, step: int, state: dict[str, Any], keep: int =
 def newest_checkpoint(workdir: Path) -> dict[str, Any] | None:
     """The newest checkpoint's state, or `None`; restores torch's global random states.
 
-    From now on a request to stop waits for `checkpoint_or_stop`.
+    The run's records become those of the checkpoint, none without one. From now on a request to
+    stop waits for `checkpoint_or_stop`.
     """
     signals.defer()
     steps = _steps(workdir / "checkpoints")
+    if ranks.is_first():
+        newest = workdir / "checkpoints" / str(max(steps)) if steps else None
+        _restore_records(workdir, newest)
     if not steps:
         return None
     state = _load(workdir, max(steps))
@@ -59,6 +69,26 @@ def _load(workdir: Path, step: int) -> dict[str, Any]:
     path = workdir / "checkpoints" / str(step) / STATE_FILE
     state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
     return state
+
+
+def _save_records(workdir: Path, folder: Path) -> None:
+    for path in workdir.glob(_RECORDS):
+        with path.open("rb") as source, (folder / path.name).open("wb") as target:
+            shutil.copyfileobj(source, target)
+            target.flush()
+            os.fsync(target.fileno())
+
+
+def _restore_records(workdir: Path, folder: Path | None) -> None:
+    """Each is replaced by another file, which whoever reads along by offset sees."""
+    saved = set() if folder is None else {path.name for path in folder.glob(_RECORDS)}
+    for name in saved | {path.name for path in workdir.glob(_RECORDS)}:
+        partial = workdir / f"{name}.partial"
+        if folder is not None and name in saved:
+            shutil.copyfile(folder / name, partial)
+        else:
+            partial.write_bytes(b"")
+        partial.replace(workdir / name)
 
 
 def _random_states() -> dict[str, Tensor]:

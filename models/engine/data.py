@@ -60,13 +60,6 @@ class Pairs:
     margin: Tensor
     weight: Tensor
 
-    def counted(self) -> Pairs:
-        """Those that are trained on: of weight above 0. Raises ValueError where none is."""
-        indices = self.weight.nonzero().flatten().tolist()
-        if not indices:
-            raise ValueError(f"all {len(self.rows)} pairs have weight 0: nothing to train on")
-        return self if len(indices) == len(self.rows) else self.subset(indices)
-
     def subset(self, indices: Sequence[int]) -> Pairs:
         """The pairs at `indices`, in that order."""
         at = tensor(indices, dtype=torch.long)
@@ -90,7 +83,8 @@ def read_pairs(
 ) -> Pairs:
     """Read raw or relabelled pairs; a flipped pair comes with its responses exchanged.
 
-    `states` holds lower layers' states of the raw pairs of every split; the file's name says which.
+    Pairs of weight 0 are left out. `states` holds lower layers' states of the raw pairs of every
+    split; the file's name says which.
     """
     rows = read_rows(path)
     if not rows:
@@ -100,7 +94,7 @@ def read_pairs(
     raw = encode(tokenizer, prompts, responses, max_length)
     if states is not None:
         raw = states.attach(path.stem, raw)
-    return Pairs(
+    pairs = Pairs(
         [row["id"] for row in rows],
         prompts,
         [row.get("category") for row in rows],
@@ -113,6 +107,10 @@ def read_pairs(
         tensor([float(row.get("margin", 0.0)) for row in rows]),
         tensor([float(row.get("weight", 1.0)) for row in rows]),
     )
+    kept = pairs.weight.nonzero().flatten().tolist()
+    if not kept:
+        raise ValueError(f"{path}: all {len(rows)} pairs have weight 0: nothing to train on")
+    return pairs if len(kept) == len(rows) else pairs.subset(kept)
 
 
 def encode_dialogues(

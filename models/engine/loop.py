@@ -58,7 +58,7 @@ def fit(
     decay = config.weight_decay
     learner = new_learner(model, loss_function, config, weight_decay=decay, state=state)
     start = 0 if state is None else state["step"]
-    progress = Progress(workdir, start)
+    progress = Progress(workdir)
     model.train()
     for step in range(start, len(batches)):
         rate = scheduled_rate(config, step, len(batches))

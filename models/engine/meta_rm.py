@@ -49,7 +49,7 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     limit = context_length(model.config)
     source = inputs.get("pairs", inputs["preferences"])
     states = stored_states(inputs, model)
-    pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states).counted()
+    pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
     depth = num_frozen_layers(model, config.train.trainable_layers)
     sampled = _sample_meta_set(config, inputs, workdir, limit)
     meta_rows = with_lower_states(model, sampled, depth)

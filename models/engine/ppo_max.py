@@ -120,9 +120,9 @@ class PPORun:
 
     def train(self) -> None:
         """All steps from the newest checkpoint on; writes the outputs."""
-        progress = Progress(self.workdir, self.step)
-        rollouts = _RolloutLog(self.workdir, self.step)
-        ranks.any_of(False)  # until the first has cut the files back that all read
+        progress = Progress(self.workdir)
+        rollouts = _RolloutLog(self.workdir)
+        ranks.any_of(False)  # until the first has put the files in place that all read
         history = read_metrics(progress.path) if progress.path.exists() else []
         total = self.config.critic_pretrain_steps + self.config.num_steps
         batches = endless(len(self.prompts), self.config.rollout_batch, self.config.seed)
@@ -197,20 +197,10 @@ class PPORun:
 
 
 class _RolloutLog:
-    """rollouts.jsonl: every sampled answer with its score, cut back to the step resumed from.
+    """rollouts.jsonl: every sampled answer with its score, written by the first rank."""
 
-    The first rank writes it.
-    """
-
-    def __init__(self, workdir: Path, resumed_step: int) -> None:
+    def __init__(self, workdir: Path) -> None:
         self.path = workdir / "rollouts.jsonl"
-        if not ranks.is_first():
-            return
-        lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
-        whole = [line for line in lines if line.endswith("\n")]
-        self.path.write_text(
-            "".join(line for line in whole if json.loads(line)["step"] <= resumed_step)
-        )
 
     def append(self, step: int, experience: Experience) -> None:
         if not ranks.is_first():

@@ -20,21 +20,11 @@ class NotFiniteError(ValueError):
 class Progress:
     """Appends to `metrics.jsonl` in the work directory, from the first rank.
 
-    On resume, lines past the checkpoint are cut away, so that no step is ever reported twice.
+    A checkpoint brings it back as it was, so that no step is ever reported twice.
     """
 
-    def __init__(self, workdir: Path, resumed_step: int = 0) -> None:
+    def __init__(self, workdir: Path) -> None:
         self.path = workdir / "metrics.jsonl"
-        if ranks.is_first() and self.path.exists():
-            kept = [
-                line
-                for line in self.path.read_text().splitlines(keepends=True)
-                if line.endswith("\n") and json.loads(line).get("step", 0) <= resumed_step
-            ]
-            # A new file takes its place: whoever reads along by offset sees that it is another.
-            shorter = self.path.with_suffix(".partial")
-            shorter.write_text("".join(kept))
-            shorter.replace(self.path)
 
     def log(self, step: int, metrics: Mapping[str, float | Tensor]) -> None:
         """Record metrics of one step; raises `NotFiniteError` naming the first bad one."""

@@ -1,10 +1,12 @@
 """Stage `relabel`: flips, soft labels and margins from the strength [RM section 2.4], and ratings.
 
-Raw pairs are never mutated: a relabelled pair is the raw pair plus what was decided about it.
+Raw pairs are never mutated: a relabelled pair is the raw pair plus what was decided about it. A
+person's verdict comes before the vote.
 """
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +14,23 @@ import torch
 from torch import Tensor
 
 from models.config_rewards import RelabelConfig
-from models.engine.data import read_rows, write_rows
+from models.engine.data import SPLITS, read_rows, write_rows
 from models.engine.progress import write_json
-from models.functional.relabel import Relabel, rating_margin, relabel, strength_slice
+from models.functional.relabel import Relabel, overrule, rating_margin, relabel, strength_slice
+from models.preferences import Source, read_review
 
 CONFIG = RelabelConfig
+# Verdicts that stand in place of the vote's; the fourth, unsure, leaves the pair to the vote.
+OVERRULING = ("keep", "flip", "drop")
 
 
 def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `preferences` (train.jsonl), `strength`. Output: train.jsonl with the treatment."""
+    """Inputs: `preferences`, `strength`, and `review` where the configuration names one.
+
+    Output: train.jsonl with the treatment, and the reviewer's verdict (or null) as `review`.
+    """
     pairs = read_rows(inputs["preferences"] / "train.jsonl")
+    verdicts = _verdicts(config, inputs)
     strength = {
         row["id"]: row["strength_mean"] for row in read_rows(inputs["strength"] / "strength.jsonl")
     }
@@ -29,27 +38,31 @@ def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
     if missing:
         raise ValueError(f"{len(missing)} pairs have no strength, the first: {missing[0]!r}")
     mean = torch.tensor([strength[pair["id"]] for pair in pairs], dtype=torch.float64)
-    own = {"rating_margins", "keep_from", "keep_to"}
+    own = {"rating_margins", "keep_from", "keep_to", "review"}
     treated = relabel(mean, **config.model_dump(exclude=own))
-    kept = strength_slice(mean, config.keep_from, config.keep_to)
-    treated = treated._replace(weight=treated.weight * kept)
     if config.rating_margins is not None:
         treated = treated._replace(margin=treated.margin + _of_ratings(config, pairs, treated))
+    given = [verdicts.get(pair["id"]) for pair in pairs]
+    treated = overrule(
+        treated, **{name: torch.tensor([each == name for each in given]) for name in OVERRULING}
+    )
+    kept = strength_slice(mean, config.keep_from, config.keep_to)
+    treated = treated._replace(weight=treated.weight * kept)
     columns = zip(
         pairs,
         treated.is_flipped.tolist(),
         treated.label.tolist(),
         treated.margin.tolist(),
         treated.weight.tolist(),
+        given,
         strict=True,
     )
+    names = ("is_flipped", "label", "margin", "weight", "review")
     write_rows(
         workdir / "output" / "train.jsonl",
-        (
-            {**pair, "is_flipped": flipped, "label": label, "margin": margin, "weight": weight}
-            for pair, flipped, label, margin, weight in columns
-        ),
+        ({**pair, **dict(zip(names, values, strict=True))} for pair, *values in columns),
     )
+    num_reviewed = sum(each is not None for each in given)
     write_json(
         workdir / "output" / "summary.json",
         {
@@ -57,8 +70,31 @@ def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
             "share_flipped": float(treated.is_flipped.double().mean()),
             "share_smoothed": float((treated.label < 1).double().mean()),
             "mean_margin": float(treated.margin.mean()),
+            "num_reviewed": num_reviewed,
+            "num_reviewed_held_out": len(verdicts) - num_reviewed,
         },
     )
+
+
+def _verdicts(config: RelabelConfig, inputs: dict[str, Path]) -> dict[str, str]:
+    """The review by pair id; warns of verdicts on held-out pairs, which stay as annotated."""
+    if config.review is None:
+        return {}
+    split_of = {
+        row["id"]: split
+        for split in SPLITS
+        for row in read_rows(inputs["preferences"] / f"{split}.jsonl")
+    }
+    name = config.review.rstrip("/").rpartition("/")[2]
+    verdicts = read_review(Source(str(inputs["review"] / name), name=name), split_of.keys())
+    held_out = sum(split_of[identifier] != "train" for identifier in verdicts)
+    if held_out:
+        warnings.warn(
+            f"{name}: {held_out} of {len(verdicts)} verdicts are on validation and test pairs, "
+            "which stay as annotated: policies and scorers are measured on them",
+            stacklevel=2,
+        )
+    return verdicts
 
 
 def _of_ratings(config: RelabelConfig, pairs: list[dict[str, Any]], treated: Relabel) -> Tensor:

@@ -41,7 +41,7 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
     model = new_scorer(inputs["policy"] / "model", 1, config.seed)
     source = inputs.get("pairs", inputs["preferences"])
     limit, states = context_length(model.config), stored_states(inputs, model)
-    pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states).counted()
+    pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
     unseen = _other_categories(config, pairs)
     if config.fold is not None:
         folds = prompt_folds(pairs.prompts, config.num_folds).tolist()

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
 from models.engine import ranks
-from models.engine.data import Pairs, read_rows, write_rows
+from models.engine.data import Pairs
 from models.engine.scoring import score_rows
 
 
 class ValidationCurve:
     """validation.jsonl: the score gap of every validation pair, each time some steps are done.
 
-    A row has `step`, the pair's `id` and `gap`, chosen minus rejected. A run that goes on from an
-    earlier step takes the place of what came after it.
+    A row has `step`, the pair's `id` and `gap`, chosen minus rejected.
     """
 
     def __init__(self, model: PreTrainedModel, pairs: Pairs, every: int, path: Path) -> None:
@@ -28,11 +28,7 @@ class ValidationCurve:
         scores = score_rows(self.model, self.pairs.rows)
         if not ranks.is_first():
             return
-        before = read_rows(self.path) if self.path.exists() else []
-        rows = [row for row in before if row["step"] < step]
         gaps = (scores[:, 0] - scores[:, 1]).tolist()
-        for identifier, gap in zip(self.pairs.identifiers, gaps, strict=True):
-            rows.append({"step": step, "id": identifier, "gap": gap})
-        partial = self.path.with_suffix(".partial")
-        write_rows(partial, rows)
-        partial.replace(self.path)
+        with self.path.open("a", encoding="utf-8") as stream:
+            for identifier, gap in zip(self.pairs.identifiers, gaps, strict=True):
+                stream.write(json.dumps({"step": step, "id": identifier, "gap": gap}) + "\n")

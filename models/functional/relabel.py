@@ -18,8 +18,10 @@ Deviations
    flipped because of a negative mean carries a positive margin.
 3. "Smooth the pairs with a negative mean" leaves out those that were flipped: a flip already
    corrects them, and smoothing doubts the ones left as annotated.
-4. No pair is reweighted; what a study leaves out by strength [RM figures 4 to 6] has weight 0.
-5. A flipped pair gets no margin by rating. The rating says how much better its annotator found the
+4. No pair is reweighted; weight 0 has what a study leaves out by strength [RM figures 4 to 6] and
+   what a person drops.
+5. `overrule` is not in the paper: where a person has read a pair, the vote on it no longer counts.
+6. A flipped pair gets no margin by rating. The rating says how much better its annotator found the
    answer that the ensemble finds worse; of the order after the flip it says nothing.
 """
 
@@ -32,7 +34,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from models.functional.checks import ShapeError, require_floating, require_shape
+from models.functional.checks import ShapeError, require_floating, require_mask, require_shape
 
 Smooth = Literal["none", "negative", "not_flipped", "all"]
 
@@ -91,6 +93,32 @@ def relabel(
             else torch.zeros_like(strength)
         ),
         weight=torch.ones_like(strength),
+    )
+
+
+def overrule(treated: Relabel, *, keep: Tensor, flip: Tensor, drop: Tensor) -> Relabel:
+    """A person's verdicts in place of the vote's (deviation 5).
+
+    treated: a Relabel of N pairs. keep, flip, drop: (N,) bool, at most one True for a pair; of a
+    pair with none the vote's treatment stays. A reviewed pair is flipped or as annotated, with
+    label 1 and margin 0, as both measure doubt that a person has settled; weight 0 drops it.
+    Returns a new Relabel, `treated` is kept.
+    Raises ShapeError for other shapes, ValueError where a pair has two verdicts.
+    """
+    verdicts = {"keep": keep, "flip": flip, "drop": drop}
+    require_shape("overrule", 1, is_flipped=treated.is_flipped, **verdicts)
+    for name, verdict in verdicts.items():
+        require_mask("overrule", verdict, name)
+    reviewed = keep | flip | drop
+    if bool((keep & flip | keep & drop | flip & drop).any()):
+        raise ValueError(
+            "overrule: found a pair with two verdicts, allowed: one of keep, flip, drop"
+        )
+    return Relabel(
+        is_flipped=torch.where(reviewed, flip, treated.is_flipped),
+        label=treated.label.masked_fill(reviewed, 1.0),
+        margin=treated.margin.masked_fill(reviewed, 0.0),
+        weight=treated.weight.masked_fill(reviewed, 1.0).masked_fill(drop, 0.0),
     )
 
 

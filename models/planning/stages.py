@@ -33,6 +33,7 @@ _PLAIN_STAGES = {
     "preferences": "pairs",
     "strength": "pairs",
     "relabel": "train_pairs",
+    "audit": "pairs",
     "judge": "eval_prompts",
 }
 

@@ -10,6 +10,7 @@ from models.preferences.load import (
 from models.preferences.messages import Render, chat_renderer, render_hh
 from models.preferences.readers import Source
 from models.preferences.report import PreferenceReport, SourceCounts
+from models.preferences.review import ReviewError, read_review
 from models.preferences.splits import (
     LeakageError,
     SplitBy,
@@ -28,6 +29,7 @@ __all__ = [
     "PreferenceReport",
     "Problem",
     "Render",
+    "ReviewError",
     "Source",
     "SourceCounts",
     "SplitBy",
@@ -35,6 +37,7 @@ __all__ = [
     "chat_renderer",
     "check_leakage",
     "load_preferences",
+    "read_review",
     "render_hh",
     "split_pairs",
     "write_quarantine",

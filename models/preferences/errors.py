@@ -28,6 +28,7 @@ REASONS: Final[dict[str, str]] = {
     "identical_responses": "two answers are the same",
     "too_long": "prompt and answer together pass the limit",
     "duplicate_id": "an earlier row has the same id",
+    "unknown_id": "a review's id that no pair has",
     "tie": "neither answer was preferred",
     "missing_source": "nothing was found at the source",
     "unreadable_source": "the source cannot be read to its end",
@@ -105,6 +106,8 @@ class PreferenceDataError(ValueError):
     counts by reason.
     """
 
+    subject = "preference data"
+
     def __init__(self, bad_rows: Sequence[BadRow], advice: str) -> None:
         self.bad_rows = list(bad_rows)
         self.advice = advice
@@ -117,7 +120,7 @@ class PreferenceDataError(ValueError):
 
     def _message(self) -> str:
         counts = ", ".join(f"{reason} {n}" for reason, n in self.by_reason.most_common())
-        lines = [f"preference data: {len(self.bad_rows)} refused ({counts})"]
+        lines = [f"{self.subject}: {len(self.bad_rows)} refused ({counts})"]
         lines += [f"  {row.describe()}" for row in self.bad_rows[:NUM_LISTED]]
         if len(self.bad_rows) > NUM_LISTED:
             lines.append(f"  ... and {len(self.bad_rows) - NUM_LISTED} more")

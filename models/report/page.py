@@ -7,10 +7,8 @@ content security policy forbids scripts and requests.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 
-from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from models.report.artifacts import Artifacts
@@ -26,11 +24,11 @@ from models.report.policy_charts import cost_chart, curve_charts, outcome_charts
 from models.report.samples import sample_groups
 from models.report.scorecard import Scorecard
 from models.report.scorer_charts import SHOWN, scorer_charts
-from models.report.statistics import Estimate
 from models.report.stylesheet import STYLESHEET
 from models.report.template import TEMPLATES
 from models.report.verdict import answer_of
 from models.report.vote_charts import vote_charts
+from models.report.wording import new_environment, points
 
 MOST_CHARACTERS = 1500
 
@@ -60,20 +58,10 @@ def render(
     charts: Mapping[str, list[Chart]],
 ) -> str:
     """The whole page as HTML."""
-    environment = Environment(
-        loader=DictLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = new_environment(TEMPLATES)
     environment.filters |= {
-        "percent": percent,
-        "number": number,
-        "points": points,
         "bare_points": lambda estimate: points(estimate).replace(" points", ""),
         "clip": clip,
-        "tidy": tidy,
         "policy_name": policy_name,
         "answer_of": answer_of,
     }
@@ -93,6 +81,7 @@ def render(
         rounds=[p for p in card.policies if p.round],
         drawn=charts,
         audited=audit(artifacts),
+        has_audit=artifacts.has("audit"),
         samples=sample_groups(artifacts, f"eval_{final.name}", measure, config.seed)
         if final
         else [],
@@ -102,12 +91,6 @@ def render(
 def is_round(name: str) -> bool:
     """Whether a policy's name is that of a MetaRM round after the first."""
     return name.startswith("round_")
-
-
-def tidy(text: str) -> str:
-    """Real minus signs, and intervals that do not break across lines."""
-    text = re.sub(r"(?<![\w.])-(?=\d)", "−", text)
-    return re.sub(r"\[[^\]]*\]", lambda found: found.group().replace(" ", "\u00a0"), text)
 
 
 # How to print what a claim measured: name to words and filter.
@@ -127,29 +110,6 @@ CLAIM_UNITS = {
     "gold_change": ("change of gold", "change"),
     "forget_gain": ("difference", "change"),
 }
-
-
-def percent(estimate: Estimate | None) -> str:
-    """A share in percent with its interval."""
-    if estimate is None:
-        return "–"
-    low, high = 100 * estimate.low, 100 * estimate.high
-    return tidy(f"{100 * estimate.value:.1f}\u00a0% [{low:.1f}, {high:.1f}]")
-
-
-def number(estimate: Estimate | None, form: str = ".3f") -> str:
-    """A number with its interval."""
-    if estimate is None:
-        return "–"
-    return tidy(f"{estimate.value:{form}} [{estimate.low:{form}}, {estimate.high:{form}}]")
-
-
-def points(estimate: Estimate | None) -> str:
-    """A difference of shares in percentage points with its interval."""
-    if estimate is None:
-        return "–"
-    low, high = 100 * estimate.low, 100 * estimate.high
-    return tidy(f"{100 * estimate.value:+.1f} points [{low:+.1f}, {high:+.1f}]")
 
 
 def clip(text: str) -> str:

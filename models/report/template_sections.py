@@ -26,7 +26,9 @@ labelled better minus that of the other; below 0 the models together contradict 
 {% endif %}
 {% if audited %}
 <h3>Label audit: the {{ audited|length }} training pairs the ensemble doubts most</h3>
-<p class="note">Texts are shown as they came; some may be offensive or wrong.</p>
+<p class="note">{% if has_audit %}<a href="audit.html">All pairs, to filter and review</a>, are in
+<code>audit.html</code> beside this page. {% endif %}
+Texts are shown as they came; some may be offensive or wrong.</p>
 {% for pair in audited %}
 {% if loop.index == 6 %}<details><summary>The next {{ audited|length - 5 }}</summary>{% endif %}
 <div class="pair"><div><b>{{ loop.index }}.</b>

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from models.report.charts import Chart
-from models.report.page import tidy
 from models.report.stylesheet import STYLESHEET
 from models.report.template import MACROS
+from models.report.wording import new_environment
 from models.studies.config import StudyConfig
 from models.studies.exhibit import TITLES, Exhibit
 from models.studies.reading import Cell, Finding
@@ -58,14 +57,7 @@ def render(
     seconds: float,
 ) -> str:
     """The whole page as HTML."""
-    environment = Environment(
-        loader=DictLoader({"page": PAGE, "macros": MACROS}),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["tidy"] = tidy
+    environment = new_environment({"page": PAGE, "macros": MACROS})
     return environment.get_template("page").render(
         exhibit=exhibit,
         finding=finding,

@@ -54,7 +54,8 @@ def test_smoke_has_every_stage_once_after_what_it_needs() -> None:
     # Vanilla PPO needs the first member only, but must not hold up what the full method needs.
     assert steps["policy_vanilla"] == steps["policy_full"]
     assert steps["reward_model"] == steps["advantage_model"]
-    assert len(steps) == 22
+    assert steps["audit"] == steps["advantage_model"]
+    assert len(steps) == 23
 
 
 def test_the_plan_follows_the_configuration() -> None:
@@ -79,7 +80,7 @@ def test_the_plan_follows_the_configuration() -> None:
     no_rounds = _steps(_plan("default", "rounds.max_rounds=1"))
     assert not any(role.startswith("meta_rm") for role in no_rounds)
     label_audit = _steps(_plan("default", flow="label-audit"))
-    assert "relabelled" in label_audit
+    assert label_audit["audit"] == label_audit["relabelled"] + 1
     reward = _steps(_plan("default", flow="reward"))
     assert set(reward) - set(label_audit) == {"reward_model", "advantage_model"}
     assert not any(role.startswith(("policy", "eval", "rehearsal")) for role in reward)

@@ -80,7 +80,7 @@ def test_deploying_again_changes_nothing(running: Running) -> None:
     assert automations() == before
     limit = running.prefect("GET", "v2/concurrency_limits/trimtab-gpu").json()
     assert limit["limit"] == 3
-    assert running.prefect("POST", "deployments/count", {}).json() == 6
+    assert running.prefect("POST", "deployments/count", {}).json() == 7
 
 
 def test_notices_go_to_a_block(running: Running, listener: Listener) -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,44 +23,15 @@ from infra.prefect_server import local_prefect_server
 from models.planning.machine import Machine
 from models.planning.stages import work_of
 from models.planning.work import Setting
+from tests.flows.command import digests, from_store, start, trimtab
 
 pytestmark = pytest.mark.slow
 
 RUN = ["run", "smoke", "ppo.num_steps=12"]
 
 
-def _start(home: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", *arguments],
-        env={**os.environ, "TRIMTAB_HOME": str(home)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def _trimtab(home: Path, *arguments: str) -> str:
-    process = _start(home, *arguments)
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
-    return output
-
-
 def _run(home: Path, *overrides: str) -> str:
-    return _trimtab(home, *RUN, *overrides)
-
-
-def _digests(home: Path) -> dict[str, str]:
-    """Key -> digest of every artifact but reports, which hold durations."""
-    manifests = [json.loads(p.read_text()) for p in home.rglob("store/artifacts/**/manifest.json")]
-    return {m["key"]: m["digest"] for m in manifests if m["stage"] != "report"}
-
-
-def _from_store(output: str) -> tuple[int, int]:
-    found = re.search(r"(\d+) of (\d+) stages were found in the store", output)
-    assert found, output
-    return int(found[1]), int(found[2])
+    return trimtab(home, *RUN, *overrides)
 
 
 def _version(home: Path, alias: str) -> int:
@@ -134,14 +104,16 @@ def test_mlflow_holds_nested_runs_and_the_champion(home: Path) -> None:
     assert len(client.get_metric_history(ppo.info.run_id, "kl")) == 13
     plots = {file.path for file in client.list_artifacts(parents[0].info.run_id, "plots")}
     assert plots >= {"plots/labels_1.svg", "plots/scorers_1.svg", "plots/policies_1.svg"}
+    files = {file.path for file in client.list_artifacts(parents[0].info.run_id)}
+    assert files >= {"report.html", "audit.html", "audited.jsonl.gz", "audited.parquet"}
     assert _version(home, "champion") == _version(home, "candidate") == 1
 
 
 def test_again_everything_is_found_and_one_change_reruns_only_what_follows(home: Path) -> None:
-    found, total = _from_store(_run(home))
+    found, total = from_store(_run(home))
     assert found == total
     assert _version(home, "champion") == 1, "the same champion was registered again"
-    before = _digests(home)
+    before = digests(home)
     _run(home, "ppo.kl_coef=0.15")
     changed = {
         json.loads(path.read_text())["stage"]
@@ -153,25 +125,25 @@ def test_again_everything_is_found_and_one_change_reruns_only_what_follows(home:
 
 def test_one_more_round_and_back_and_then_nothing_new(home: Path) -> None:
     before = _version(home, "champion")
-    _trimtab(home, "rounds", "smoke")
+    trimtab(home, "rounds", "smoke")
     card = json.loads((home / "reports/smoke-seed0-rounds/scorecard.json").read_text())
     assert [policy["round"] for policy in card["policies"] if policy["round"]] == [1, 2, 3]
     assert _version(home, "champion") == _version(home, "candidate") == before + 1
-    assert f"version {before}\n" in _trimtab(home, "rollback", "smoke")
+    assert f"version {before}\n" in trimtab(home, "rollback", "smoke")
     # The same round again: it was champion, and was taken back.
-    found, total = _from_store(_trimtab(home, "rounds", "smoke"))
+    found, total = from_store(trimtab(home, "rounds", "smoke"))
     assert found == total
     assert _version(home, "champion") == before
-    digests = _digests(home)
-    output = _trimtab(home, "rounds", "smoke")
+    after = digests(home)
+    output = trimtab(home, "rounds", "smoke")
     assert f"Nothing new: round 3 from version {before}" in output
-    assert _digests(home) == digests
+    assert digests(home) == after
 
 
 def test_a_run_that_cannot_start_says_why_and_nothing_else(home: Path, tmp_path: Path) -> None:
     missing = tmp_path / "pairs.jsonl"
     base = next(home.glob("store/artifacts/sft/*/*/model"))
-    process = _start(tmp_path, *RUN, f'preferences.sources=["{missing}"]', f"sft.model.base={base}")
+    process = start(tmp_path, *RUN, f'preferences.sources=["{missing}"]', f"sft.model.base={base}")
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 1
     assert f"missing_source: found '{missing}', allowed: an existing file or folder" in output
@@ -181,12 +153,16 @@ def test_a_run_that_cannot_start_says_why_and_nothing_else(home: Path, tmp_path:
 def test_a_label_audit_finds_its_stages_and_leaves_the_whole_report_alone(home: Path) -> None:
     whole = home / "reports/smoke-seed0/scorecard.json"
     before = whole.read_bytes()
-    found, total = _from_store(_run(home, "--flow", "label-audit"))
+    found, total = from_store(_run(home, "--flow", "label-audit"))
     assert found == total
     assert whole.read_bytes() == before
     scorecard = json.loads((home / "reports/smoke-seed0-label-audit/scorecard.json").read_text())
     roles = {stage["role"] for stage in scorecard["stages"]}
-    assert roles == {"data", "sft", "preferences", "member_0", "member_1", "strength", "relabelled"}
+    members = {"member_0", "member_1"}
+    assert roles - members == {"data", "sft", "preferences", "strength", "relabelled", "audit"}
+    for folder in ("smoke-seed0", "smoke-seed0-label-audit"):
+        assert 'href="audit.html"' in (home / "reports" / folder / "report.html").read_text()
+        assert "pairs look wrong" in (home / "reports" / folder / "audit.html").read_text()
 
 
 def test_every_arm_is_trained_judged_and_counted(home: Path) -> None:
@@ -226,7 +202,7 @@ def test_stopped_and_killed_and_started_again_ends_bit_identical(
     home: Path, tmp_path: Path
 ) -> None:
     """SIGTERM in PPO, then kill -9 in PPO: every time it goes on where it was."""
-    process = _start(tmp_path, *RUN)
+    process = start(tmp_path, *RUN)
     _wait_until(lambda: any(tmp_path.glob("work/ppo_max-*/metrics.jsonl")), process)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=120)
@@ -235,13 +211,13 @@ def test_stopped_and_killed_and_started_again_ends_bit_identical(
     stopped_at = _newest_step(tmp_path)
     assert 0 < stopped_at < 12, "the trainer was not stopped at a checkpoint"
 
-    process = _start(tmp_path, *RUN)
+    process = start(tmp_path, *RUN)
     _wait_until(lambda: _newest_step(tmp_path) > stopped_at, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert not list(tmp_path.rglob("store/artifacts/report/*/manifest.json"))
 
     _run(tmp_path)
-    ours, undisturbed = _digests(tmp_path), _digests(home)
+    ours, undisturbed = digests(tmp_path), digests(home)
     assert ours.items() <= undisturbed.items()
     assert len(ours) > 20

@@ -12,7 +12,7 @@ import pytest
 from infra.storage import open_store
 from models.records import ArtifactRef
 from tasks import report as report_module
-from tasks.report import REPORT_FILES, announce
+from tasks.report import AUDIT_FILES, REPORT_FILES, announce
 from tasks.stage import StageResult
 
 
@@ -23,7 +23,7 @@ class _Tracked:
 
     def log_artifacts(self, folder: Path) -> None:
         files = [path for path in folder.rglob("*") if path.is_file()]
-        assert len(files) == len(REPORT_FILES) + 2
+        assert len(files) == len(REPORT_FILES) + 2 + len(AUDIT_FILES)
         for file in files:
             assert file.read_text() == "text"
 
@@ -35,23 +35,31 @@ def test_runs_that_end_at_once_may_write_the_same_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(str(tmp_path / "store"))
-    output = tmp_path / "output"
-    (output / "plots").mkdir(parents=True)
-    for name in (*REPORT_FILES, "plots/a.png", "plots/b.png"):
-        (output / name).write_text("text")
-    manifest = store.publish(
-        *("report", "k", output), config={}, parents={}, versions={}, seconds=1.0, summary={}
-    )
+
+    def published(stage: str, *names: str) -> StageResult:
+        output = tmp_path / stage
+        for name in names:
+            (output / name).parent.mkdir(parents=True, exist_ok=True)
+            (output / name).write_text("text")
+        manifest = store.publish(
+            *(stage, "k", output), config={}, parents={}, versions={}, seconds=1.0, summary={}
+        )
+        return StageResult(ArtifactRef(stage, "k", manifest.digest), {"score": 1.0}, False, 1.0)
+
+    result = published("report", *REPORT_FILES, "plots/a.png", "plots/b.png")
+    results = {"audit": published("audit", *AUDIT_FILES, "trainer.log")}
     context = SimpleNamespace(store=store, settings=SimpleNamespace(home=tmp_path))
     monkeypatch.setattr(report_module, "base_context", lambda: context)
-    monkeypatch.setattr(report_module, "create_markdown_artifact", lambda **_: None)
-    result = StageResult(ArtifactRef("report", "k", manifest.digest), {"score": 1.0}, False, 1.0)
+    artifacts: list[str] = []
+    monkeypatch.setattr(
+        report_module, "create_markdown_artifact", lambda **given: artifacts.append(str(given))
+    )
     told: list[dict[str, object]] = []
     tracked: Any = _Tracked()
 
     def tell() -> None:
         for _ in range(20):
-            told.append(announce(tracked, result, {}, "smoke-seed0"))
+            told.append(announce(tracked, result, results, "smoke-seed0"))
 
     threads = [threading.Thread(target=tell) for _ in range(3)]
     for thread in threads:
@@ -59,6 +67,9 @@ def test_runs_that_end_at_once_may_write_the_same_report(
     for thread in threads:
         thread.join()
     folder = tmp_path / "reports" / "smoke-seed0"
-    assert told == [{"report": str(folder / "report.html"), "score": 1.0}] * 60
-    assert sorted(path.name for path in folder.iterdir()) == sorted([*REPORT_FILES, "plots"])
+    pages = {name: str(folder / f"{name}.html") for name in ("report", "audit")}
+    assert told == [{**pages, "score": 1.0}] * 60
+    assert all(f"Audit: `{folder / 'audit.html'}`" in artifact for artifact in artifacts)
+    names = [*REPORT_FILES, *AUDIT_FILES, "plots"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
     assert len(list((folder / "plots").iterdir())) == 2

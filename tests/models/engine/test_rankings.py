@@ -38,6 +38,7 @@ def _pairs(groups: list[str | None] | None = None) -> Pairs:
     return Pairs(
         [f"pair {number}" for number in range(count)],
         [prompt for prompt, _, _ in COMPARED],
+        [None] * count,
         groups or [None] * count,
         rows,
         torch.rand(count, generator=generator, dtype=torch.float64) / 2 + 0.5,
@@ -167,7 +168,8 @@ def test_a_group_is_a_ranking_of_its_own() -> None:
 def test_more_responses_than_a_ranking_may_have_are_refused() -> None:
     rows = [Candidates([5], ([6], [7, number])) for number in range(9)]
     numbers = torch.ones(9)
-    pairs = Pairs([f"p{n}" for n in range(9)], ["a"] * 9, [None] * 9, rows, *[numbers] * 3)
+    none: list[str | None] = [None] * 9
+    pairs = Pairs([f"p{n}" for n in range(9)], ["a"] * 9, none, none, rows, *[numbers] * 3)
     with pytest.raises(ValueError, match=r"compare 10 different responses, at most 9.*'p0'"):
         rankings_of(pairs, "k_wise")
     assert len(rankings_of(pairs).rows) == 9

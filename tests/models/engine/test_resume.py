@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,27 @@ def _steps(path: Path) -> list[int]:
     return [row["step"] for row in rows if "metrics" in row]
 
 
+def _elsewhere(workdir: Path) -> Path:
+    """What another machine finds of a work folder: its checkpoints, and nothing else."""
+    other = workdir.with_name(f"{workdir.name}-elsewhere")
+    shutil.copytree(workdir / "checkpoints", other / "checkpoints")
+    return other
+
+
 def test_sft(
     tmp_path: Path, smoke_config: Any, world: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    often = smoke_config.sft.train.model_copy(update={"checkpoint_every": 10})
+    config = smoke_config.sft.model_copy(update={"train": often})
     die_after(monkeypatch, loop, 24)
     with pytest.raises(Killed):
-        run_stage("sft", smoke_config.sft, tmp_path, data=world)
+        run_stage("sft", config, tmp_path / "killed", data=world)
     monkeypatch.undo()
-    output = run_stage("sft", smoke_config.sft, tmp_path, data=world)
+    workdir = _elsewhere(tmp_path / "killed")
+    output = run_stage("sft", config, workdir, data=world)
     _assert_same_weights(output / "model", policy / "model")
-    steps = _steps(tmp_path / "metrics.jsonl")
-    assert steps == sorted(set(steps))
+    steps = _steps(workdir / "metrics.jsonl")
+    assert steps == list(range(1, len(steps) + 1))
 
 
 TRICKS = {
@@ -48,8 +59,15 @@ TRICKS = {
 
 
 @pytest.mark.parametrize(
-    ("killed_at", "changes"),
-    [(1, {}), (3, {}), (4, {}), (3, {"trainable_layers": 1}), (3, TRICKS)],
+    ("killed_at", "elsewhere", "changes"),
+    [
+        (1, False, {}),
+        (3, False, {}),
+        (3, True, {}),
+        (4, True, {}),
+        (3, True, {"trainable_layers": 1}),
+        (3, True, TRICKS),
+    ],
 )
 def test_ppo(
     tmp_path: Path,
@@ -60,6 +78,7 @@ def test_ppo(
     several_scorers: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
     killed_at: int,
+    elsewhere: bool,
     changes: dict[str, Any],
 ) -> None:
     config = smoke_config.ppo.model_copy(update=changes)
@@ -70,7 +89,9 @@ def test_ppo(
     with pytest.raises(Killed):
         run_stage("ppo_max", config, tmp_path / "killed", **inputs)
     monkeypatch.undo()
-    resumed = run_stage("ppo_max", config, tmp_path / "killed", **inputs)
+    workdir = tmp_path / "killed"
+    workdir = _elsewhere(workdir) if elsewhere else workdir
+    resumed = run_stage("ppo_max", config, workdir, **inputs)
     for part in ("model", "critic"):
         _assert_same_weights(resumed / part, whole / part)
     assert (resumed / "rollouts.jsonl").read_text() == (whole / "rollouts.jsonl").read_text()

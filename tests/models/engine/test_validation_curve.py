@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from pydantic import ValidationError
 
 from models.config_parts import ZeroConfig
 from models.config_rewards import RelabelConfig, RewardModelConfig
+from models.engine import loop
 from models.engine.data import Pairs, read_pairs, read_rows, write_rows
-from models.engine.validation_curve import ValidationCurve
 from models.nets.loading import load_scorer, load_tokenizer
 from tests.models.engine.conftest import run_stage
+from tests.models.engine.jobs import Killed, die_after
 
 
 def _validation(comparisons: Path, policy: Path) -> Pairs:
@@ -62,19 +64,28 @@ def test_looking_changes_nothing(
     assert all(torch.equal(plain[name], looked[name]) for name in plain)
 
 
-def test_what_came_after_the_step_gone_on_from_is_replaced(
-    tmp_path: Path, reward_model: Path, comparisons: Path, policy: Path
+def test_one_that_goes_on_elsewhere_has_every_row_once(
+    tmp_path: Path,
+    smoke_config: Any,
+    comparisons: Path,
+    policy: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pairs, path = _validation(comparisons, policy), tmp_path / "validation.jsonl"
-    curve = ValidationCurve(load_scorer(reward_model / "model"), pairs, 5, path)
-    for step in (5, 6, 10, 15):
-        curve(step)
-    write_rows(path, [{**row, "gap": 99.0} for row in read_rows(path)])
-    curve(10)
-    gaps = {row["step"]: row["gap"] for row in read_rows(path)}
-    assert list(gaps) == [5, 10]
-    assert gaps[5] == 99.0
-    assert gaps[10] != 99.0
+    train = smoke_config.reward_model.train.model_copy(
+        update={"num_epochs": 1, "checkpoint_every": 2}
+    )
+    config = RewardModelConfig(train=train, score_every=1)
+    inputs = {"policy": policy, "preferences": comparisons}
+    whole = run_stage("reward_model", config, tmp_path / "whole", **inputs)
+    die_after(monkeypatch, loop, 4)  # after its row of step 4, before its checkpoint
+    with pytest.raises(Killed):
+        run_stage("reward_model", config, tmp_path / "killed", **inputs)
+    monkeypatch.undo()
+    shutil.copytree(tmp_path / "killed/checkpoints", tmp_path / "elsewhere/checkpoints")
+    resumed = run_stage("reward_model", config, tmp_path / "elsewhere", **inputs)
+    rows = read_rows(resumed / "validation.jsonl")
+    assert rows == read_rows(whole / "validation.jsonl")
+    assert {row["step"] for row in rows} > {1, 2, 3, 4}
 
 
 def test_pairs_outside_the_slice_are_not_trained_on(
@@ -92,8 +103,7 @@ def test_pairs_outside_the_slice_are_not_trained_on(
     )
     pairs = read_pairs(kept / "train.jsonl", load_tokenizer(policy / "model"))
     first, last = round(0.5 * len(rows)), round(0.75 * len(rows))
-    counted = pairs.counted().identifiers
-    assert counted == [row["id"] for row in rows[first:last]]
+    assert pairs.identifiers == [row["id"] for row in rows[first:last]]
     made = run_stage(
         "reward_model",
         RewardModelConfig(train=smoke_config.reward_model.train),
@@ -103,16 +113,12 @@ def test_pairs_outside_the_slice_are_not_trained_on(
         pairs=kept,
     )
     summary = json.loads((made / "summary.json").read_text())
-    assert summary["num_trained_pairs"] == len(counted)
+    assert summary["num_trained_pairs"] == len(pairs.identifiers)
 
 
-def test_a_slice_of_nothing_is_refused(comparisons: Path, policy: Path) -> None:
+def test_a_slice_of_nothing_is_refused() -> None:
     with pytest.raises(ValidationError, match="keep_from must be below keep_to, found 0.5 and 0.2"):
         RelabelConfig(keep_from=0.5, keep_to=0.2)
-    pairs = _validation(comparisons, policy)
-    pairs.weight.zero_()
-    with pytest.raises(ValueError, match="have weight 0: nothing to train on"):
-        pairs.counted()
 
 
 def test_a_model_in_parts_is_not_scored_while_it_trains(smoke_config: Any) -> None:

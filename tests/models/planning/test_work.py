@@ -225,7 +225,9 @@ def test_gradient_checkpointing_leaves_activations_of_one_layer() -> None:
     assert less.activations < whole.activations / 4
 
 
-@pytest.mark.parametrize(("stage", "examples"), [("strength", 50), ("relabel", 37), ("judge", 12)])
+@pytest.mark.parametrize(
+    ("stage", "examples"), [("strength", 50), ("relabel", 37), ("audit", 50), ("judge", 12)]
+)
 def test_stages_without_a_model(stage: str, examples: int) -> None:
     work = _work(stage, None)
     assert work.examples == examples

@@ -14,8 +14,9 @@ from pydantic import ValidationError
 from models.engine import report
 from models.report.charts import smooth
 from models.report.config import ReportConfig
-from models.report.page import MOST_CHARACTERS, clip, percent, points, tidy
+from models.report.page import MOST_CHARACTERS, clip
 from models.report.statistics import Estimate
+from models.report.wording import percent, points, tidy
 
 Inputs = dict[str, Path]
 HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(2)>'
@@ -96,6 +97,15 @@ def test_whole_page_is_safe_and_self_contained(full_inputs: Inputs, tmp_path: Pa
     assert card["seeds"] == {"seed": 3, "ppo.seed": 4, "run": 3}
     assert card["total_seconds"] == 42.5
     assert card["seconds_per_stage"] == {"sft": 12.5, "ppo_max": 30.0}
+
+
+def test_the_audit_s_page_is_linked_where_there_is_one(
+    label_inputs: Inputs, tmp_path: Path
+) -> None:
+    html, _ = build(ReportConfig(), label_inputs | {"audit": tmp_path}, tmp_path / "work")
+    tags = _Tags()
+    tags.feed(html)
+    assert [found for tag, found in tags.found if tag == "a"] == [{"href": "audit.html"}]
 
 
 def test_same_inputs_give_the_same_bytes(label_inputs: Inputs, tmp_path: Path) -> None:

@@ -1,0 +1,31 @@
+"""Stage `audit`: the label audit for a person, a page to review pairs with and the audited set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from models.audit.export import export
+from models.audit.packed import weakest_first
+from models.audit.page import write_page
+from models.audit.pairs import audited_pairs
+from models.audit.summary import summarise
+from models.config import AuditConfig
+from models.engine.progress import write_json
+from models.report.artifacts import Artifacts
+
+CONFIG = AuditConfig
+
+
+def run(config: AuditConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `preferences`, `member_0` ... `member_{M-1}`, `strength`, `relabelled`.
+
+    Output: audit.html (self-contained), audited.jsonl.gz and audited.parquet (every pair with its
+    vote and its treatment).
+    """
+    pairs = audited_pairs(Artifacts(inputs))
+    summary = summarise(pairs, config.seed)
+    output = workdir / "output"
+    output.mkdir(parents=True, exist_ok=True)
+    export(pairs, output)
+    write_page(output / "audit.html", config, summary, weakest_first(pairs))
+    write_json(output / "summary.json", summary.numbers())

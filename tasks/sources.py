@@ -1,0 +1,45 @@
+"""Files that people give a run: brought into the store under their content."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from pathlib import Path
+
+from infra.fetch import fetch
+from models.records import ArtifactRef
+from tasks.perform import base_context
+
+
+def import_source(source: str) -> ArtifactRef:
+    """Publish a source's bytes as an artifact of stage `raw`, once.
+
+    Raises infra.fetch.FetchError where nothing is there.
+    """
+    store = base_context().store
+    with tempfile.TemporaryDirectory(prefix="trimtab-") as scratch:
+        folder = Path(scratch)
+        fetch(source, folder)
+        key = _digest(folder)
+        manifest = store.find("raw", key) or store.publish(
+            "raw",
+            key,
+            folder,
+            config={"name": source.rstrip("/").rpartition("/")[2]},
+            parents={},
+            versions={},
+            seconds=0.0,
+            summary={},
+        )
+    return ArtifactRef(manifest.stage, manifest.key, manifest.digest)
+
+
+def _digest(folder: Path) -> str:
+    """sha256 over the names and contents of a folder's files."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as stream:
+                content = hashlib.file_digest(stream, "sha256").hexdigest()
+            digest.update(f"{path.relative_to(folder)}\0{content}\n".encode())
+    return digest.hexdigest()

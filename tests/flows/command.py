@@ -1,0 +1,43 @@
+"""The command that people use, as a process with a home of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+
+def start(home: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start the command; its output is one text."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", *arguments],
+        env={**os.environ, "TRIMTAB_HOME": str(home)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def trimtab(home: Path, *arguments: str) -> str:
+    """Run the command to its end, which must be a good one; returns its output."""
+    process = start(home, *arguments)
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    return output
+
+
+def digests(home: Path) -> dict[str, str]:
+    """Key -> digest of every artifact but reports, which hold durations."""
+    manifests = [json.loads(p.read_text()) for p in home.rglob("store/artifacts/**/manifest.json")]
+    return {m["key"]: m["digest"] for m in manifests if m["stage"] != "report"}
+
+
+def from_store(output: str) -> tuple[int, int]:
+    """How many stages a run found in the store, of how many."""
+    found = re.search(r"(\d+) of (\d+) stages were found in the store", output)
+    assert found, output
+    return int(found[1]), int(found[2])
