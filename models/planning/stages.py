@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from models.planning.judging import judge_preferences
 from models.planning.rollouts import comparisons, evaluate, ppo_max, rehearsal
 from models.planning.supervised import advantage_model, lower_states, meta_rm, reward_model, sft
 from models.planning.work import Setting, Work
@@ -19,6 +20,7 @@ _MODEL_STAGES: dict[str, Callable[[Any, Setting], Work]] = {
     "ppo_max": ppo_max,
     "meta_rm": meta_rm,
     "evaluate": evaluate,
+    "judge_preferences": judge_preferences,
 }
 # Stages without a model, and which count of Amounts they take in.
 _PLAIN_STAGES = {
