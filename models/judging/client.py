@@ -29,6 +29,8 @@ from models.judging.chat import AnswerError, ChatAnswer, ChatRequest, Usage
 from models.judging.retries import BUSY_STATUS, Gate, backoff, is_retried, retry_after
 
 logger = logging.getLogger(__name__)
+# Its lines for debugging hold whatever headers come back.
+logging.getLogger("httpcore").setLevel(logging.INFO)
 
 MAX_BODY_BYTES = 16 << 20
 MAX_QUOTED = 300

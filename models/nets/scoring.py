@@ -71,7 +71,7 @@ def likeliest_tokens(
     """Log-probabilities (n,) of all n response tokens, response by response, under softmax(logits).
 
     And of the `count` likeliest tokens in the place of each, in order: log-probabilities (n, count)
-    and ids (n, count). Nats, float32 at least.
+    and ids (n, count). Nats, float32.
     """
     hidden = hidden_states(model, batch)
     source, target, _ = batch.response_tokens()
