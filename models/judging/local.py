@@ -1,17 +1,18 @@
 """A judge in this process: any causal language model of transformers, asked in batches.
 
 Answers of one token, which is all a verdict takes, come from one pass over packed prompts, without
-padding. Longer ones are sampled by the project's decoding loop; where log-probabilities are asked
-for, one packed pass over prompts and answers gives them. They are of softmax(logits), whatever the
-temperature. What a request is answered depends on it alone, not on what else is asked: its random
-numbers are its own. What looks like a control token in a message is encoded as the text it is.
+padding, in which the rubric that all of them begin with comes once. Longer ones are sampled by the
+project's decoding loop; where log-probabilities are asked for, one packed pass over prompts and
+answers gives them. They are of softmax(logits), whatever the temperature. But for rounding, what a
+request is answered depends on it alone: its random numbers are its own. What looks like a control
+token in a message is encoded as the text it is.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, islice
+from itertools import groupby, islice, takewhile
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from models.judging.chat import ChatAnswer, ChatRequest, Token, Usage, key_of
 from models.nets.generation import Sampling, decode, decoding_batches
 from models.nets.packaged import load_base_policy, load_base_tokenizer
 from models.nets.packing import Candidates, pack
-from models.nets.scoring import likeliest_tokens
+from models.nets.scoring import likeliest_tokens, next_logprobs
 
 REQUESTS_AT_ONCE = 64
 CACHE_TOKENS = 32_768
@@ -106,11 +107,9 @@ class LocalModel:
     def _likeliest(
         self, prompts: Sequence[list[int]], count: int
     ) -> list[tuple[list[int], tuple[Token, ...]]]:
-        """The likeliest token behind each prompt."""
-        # In the place of a response that is there to be predicted only.
-        end = [self._tokenizer.eos_token_id]
-        batch = pack([Candidates(prompt, (end,)) for prompt in prompts])
-        _, top, ids = likeliest_tokens(self._model, batch, max(1, count))
+        """The likeliest token behind each prompt; what all of them begin with runs once."""
+        logprobs = next_logprobs(self._model, pack(_with_shared_beginning(prompts)))
+        top, ids = logprobs.topk(max(1, count))
         tokens = self._tokens(ids[:, 0], top[:, 0], top, ids) if count else ()
         return [([token], tokens[row : row + 1]) for row, token in enumerate(ids[:, 0].tolist())]
 
@@ -147,6 +146,17 @@ class LocalModel:
             Token(texts[token], value, tuple(zip((texts[i] for i in others), values, strict=True)))
             for token, value, values, others in rows
         )
+
+
+def _with_shared_beginning(prompts: Sequence[list[int]]) -> list[Candidates]:
+    """Prompts as responses of one row to what they all begin with; apart if that is nothing."""
+    first, last = min(prompts), max(prompts)  # of a sorted list: what they share, all share
+    both = zip(first, last, strict=False)
+    shared = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], both)]
+    shared = shared[: min(map(len, prompts)) - 1]
+    if not shared:
+        return [Candidates(prompt[:-1], (prompt[-1:],)) for prompt in prompts]
+    return [Candidates(shared, tuple(prompt[len(shared) :] for prompt in prompts))]
 
 
 def _form(named: tuple[str, ChatRequest]) -> tuple[int, float, int]:

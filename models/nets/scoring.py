@@ -65,6 +65,14 @@ def response_logprobs(
 
 
 @torch.no_grad()
+def next_logprobs(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
+    """Log-probabilities (R, V) of what comes behind each of R responses. Nats, float32."""
+    hidden = hidden_states(model, batch)
+    logits: Tensor = model.get_output_embeddings()(hidden[batch.response_end])
+    return logits.float().log_softmax(-1)
+
+
+@torch.no_grad()
 def likeliest_tokens(
     model: PreTrainedModel, batch: PackedBatch, count: int
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """The work of stages that ask a judge; a function a stage, mirroring it.
 
-A judge behind an endpoint works elsewhere: what is counted here is that of a local model.
+A judge behind an endpoint works elsewhere: what is counted here is that of a local model. Of pairs
+it is taken to make as many tokens as the policy does.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def judge_preferences(config: JudgePreferencesConfig, setting: Setting) -> Work:
     judge, pairs = config.judge, _num_pairs(config, setting)
     if judge.local_model is None:
         return Work(examples=pairs)
-    theirs = replace(setting, shape=shape_of(ModelConfig(base=judge.local_model)))
+    base = ModelConfig(base=judge.local_model)
+    shape = shape_of(base, "judge_preferences.judge.local_model")
+    theirs = replace(setting, shape=shape)
     requests = 2 * judge.num_samples * pairs
     thoughts = judge.max_thought_tokens if judge.chain_of_thought else 0
     asked = setting.amounts.pair_tokens + _told(judge)

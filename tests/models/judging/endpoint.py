@@ -1,4 +1,4 @@
-"""A real endpoint on loopback that does as it is told: answers, or any of the faults of real ones."""
+"""A real endpoint on loopback that does as it is told: answers, or faults as real ones have."""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ def test_a_spent_budget_stops_and_a_larger_one_asks_for_the_rest_only(tmp_path: 
     # A request is held at 1 + 64 + 32 + 1 = 98 tokens, and comes to 11.
     texts = [str(number) for number in range(9)]
     with serving(_echo) as server:
+        small = _asker(server, tmp_path, Budget(max_tokens=150))
         with pytest.raises(BudgetError):
-            small = _asker(server, tmp_path, Budget(max_tokens=150))
             small.ask([request(text) for text in texts])
         done = len(server.bodies)
         # 98 fit beside 52 spent, so four answers (44) and no more than five (55).

@@ -13,9 +13,11 @@ from models.config_judge import JudgeConfig
 from models.judging.asking import Asker
 from models.judging.chat import ChatAnswer, ChatRequest, Message
 from models.judging.judge import Comparison, Judge
-from models.judging.local import LocalModel, RequestError
+from models.judging.local import LocalModel, RequestError, _with_shared_beginning
 from models.judging.prompts import Interview
 from models.judging.rubrics import load_rubric
+from models.nets.packing import pack
+from models.nets.scoring import next_logprobs
 from tests.models.judging.conftest import request
 from tests.models.judging.tiny import save_tiny, tiny_model, tiny_tokenizer
 
@@ -72,6 +74,18 @@ def test_one_token_and_its_rivals_are_those_of_a_plain_pass(local: LocalModel) -
         assert answer.usage is not None
         assert answer.usage.prompt_tokens == len(_rendered(each))
         assert answer.usage.completion_tokens == 1
+
+
+def test_requests_that_begin_alike_and_those_that_do_not(local: LocalModel) -> None:
+    """One is the beginning of another, one is there twice, one begins otherwise from the start."""
+    asked = [request(text, top_logprobs=3) for text in ("ab", "abc", "ab")]
+    for each, answer in zip(asked, _ask(local, *asked), strict=True):
+        expected = _next_logprobs(local.encode(each)).topk(3).values.tolist()
+        assert [v for _, v in answer.tokens[0].top] == pytest.approx(expected, abs=1e-4)
+    for prompts in ([[5, 6, 7], [5, 6, 7, 8]], [[5, 6], [5, 6]], [[5, 6, 7], [9, 6]]):
+        found = next_logprobs(tiny_model(), pack(_with_shared_beginning(prompts)))
+        for prompt, logprobs in zip(prompts, found, strict=True):
+            torch.testing.assert_close(logprobs, _next_logprobs(prompt), atol=1e-4, rtol=1e-4)
 
 
 def test_longer_greedy_answers_are_those_of_the_slow_loop(local: LocalModel) -> None:

@@ -74,8 +74,7 @@ def test_one_that_is_too_long_is_refused_and_the_others_are_not(url: str) -> Non
     found: list[str] = []
     questions = [(str(n), request("x" * (500 if n == 3 else n))) for n in range(8)]
     with pytest.raises(EndpointError, match="status 400: the request has .* more than the model"):
-        for name, _ in _endpoint(url, max_concurrency=8).answers(questions):
-            found.append(name)
+        found.extend(name for name, _ in _endpoint(url, max_concurrency=8).answers(questions))
     assert sorted(found) == ["0", "1", "2", "4", "5", "6", "7"]
 
 

@@ -1,4 +1,4 @@
-"""A tiny chat model from scratch: random weights, a token a byte, a template with control tokens."""
+"""A tiny chat model: random weights, a token a byte, a template with control tokens."""
 
 from __future__ import annotations
 
