@@ -1,12 +1,14 @@
 """Stage `judge_preferences`: a judge model compares the answers of preference pairs.
 
-Its probabilities are soft labels [RLAIF section 2.1]; how often it agrees with the labels given is
-its alignment. Every answer is kept on disk as it comes, and every finished part of the pairs is a
-checkpoint, so that a run that was killed or stopped asks nothing twice.
+Its probabilities are soft labels; how often it agrees with the labels given is its alignment
+([RLAIF] Lee et al., arXiv 2309.00267, sections 2.1 and 2.3). Every answer is kept on disk as it
+comes, so that a run that was killed asks nothing twice; what is finished is a checkpoint besides,
+from which a run that was stopped goes on elsewhere.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,9 @@ from models.judging.opening import open_judge
 
 CONFIG = JudgePreferencesConfig
 Row = dict[str, Any]
+
+# A checkpoint holds all rows so far: parts that are done quickly share one.
+SECONDS_BETWEEN_CHECKPOINTS = 30.0
 
 
 def run(config: JudgePreferencesConfig, inputs: dict[str, Path], workdir: Path) -> None:
@@ -53,7 +58,7 @@ def run(config: JudgePreferencesConfig, inputs: dict[str, Path], workdir: Path) 
             signals.stop()
         judge.asker.forget()
         progress.log(len(work.rows), {**_measures(work.rows), **_spending(judge)})
-        work.save(workdir)
+        work.save_if_due(workdir)
     write_rows(workdir / "output" / "judgements.jsonl", work.rows)
     write_json(workdir / "output" / "summary.json", _summary(config, work.rows))
 
@@ -73,6 +78,7 @@ class _Work:
     rows: list[Row] = field(default_factory=list)
     answers: dict[str, str] = field(default_factory=dict)
     step: int = 0
+    saved_at: float = field(default_factory=time.monotonic)
 
     @classmethod
     def resumed(cls, workdir: Path) -> _Work:
@@ -83,7 +89,13 @@ class _Work:
     def save(self, workdir: Path) -> None:
         self.step += 1
         save_checkpoint(workdir, self.step, {"rows": self.rows, "answers": self.answers})
+        self.saved_at = time.monotonic()
+
+    def save_if_due(self, workdir: Path) -> None:
+        """Between two parts, where no answers are on the way."""
         self.answers = {}
+        if time.monotonic() - self.saved_at >= SECONDS_BETWEEN_CHECKPOINTS:
+            self.save(workdir)
 
 
 def _judged(

@@ -179,6 +179,7 @@ class Judge:
             max_tokens=max(map(len, labels)),
             top_logprobs=config.top_logprobs,
             temperature=0.0,
+            seed=None,
         )
 
     def _repaired(

@@ -56,15 +56,14 @@ class Interview:
     def after_thoughts(self, thoughts: str) -> tuple[Message, ...]:
         """What follows a judge's thoughts: the question for its answer."""
         return (
-            Message("assistant", thoughts),
+            _said(thoughts),
             Message("user", load_questions()[f"{self.kind} answer"]),
         )
 
     def after_nonsense(self, answer: str) -> tuple[Message, ...]:
         """What follows an answer that was not understood: the form it must have."""
         return (
-            # Some endpoints refuse a message without text.
-            Message("assistant", answer.strip() or "(no answer)"),
+            _said(answer),
             Message("user", load_questions()[f"{self.kind} repair"]),
         )
 
@@ -74,6 +73,11 @@ class Interview:
             for name, text in blocks.items()
         )
         return Message("user", f"{quoted}\n\n{load_questions()[f'{self.kind} {part}']}")
+
+
+def _said(text: str) -> Message:
+    """What the judge said; some endpoints refuse a message without text."""
+    return Message("assistant", text.strip() or "(nothing)")
 
 
 def quote(text: str, max_characters: int, *, from_end: bool = False) -> str:
