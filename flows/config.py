@@ -22,6 +22,7 @@ from models.config import (
     SFTConfig,
     WorldConfig,
 )
+from models.config_judge import JudgePreferencesConfig
 from models.config_optimisers import (
     BestOfNConfig,
     CPLConfig,
@@ -101,6 +102,9 @@ class RunConfig(Section):
         True,
         description="Where trainable_layers is set: store the frozen layers' output for all pairs "
         "(4 bytes a token and hidden unit), so that scorers do not each compute it",
+    )
+    judge_preferences: JudgePreferencesConfig | None = Field(
+        None, description="Let a judge model compare the pairs; none: nobody is asked"
     )
     relabel: RelabelConfig = RelabelConfig()
     reward_model: RewardModelConfig = RewardModelConfig()

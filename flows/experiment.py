@@ -15,6 +15,7 @@ from flows.optimisers import train_policies
 from flows.recipes import RecipeName, recipe_named
 from flows.run import Run
 from flows.stages import (
+    ask_judge,
     audit_labels,
     compare_votes,
     keep_lower_states,
@@ -69,5 +70,6 @@ def audit(run: Run) -> None:
 def _prepare_labels(run: Run) -> None:
     """Preference pairs, the SFT policy, the ensemble's vote on the labels, relabelled pairs."""
     prepare(run)
+    ask_judge(run)
     keep_lower_states(run)
     audit_labels(run)

@@ -19,8 +19,9 @@ from tasks.advantage_model import advantage_model
 from tasks.audit import audit
 from tasks.comparisons import comparisons
 from tasks.evaluate import evaluate
+from tasks.judge_preferences import judge_preferences
 from tasks.lower_states import lower_states
-from tasks.perform import Place
+from tasks.perform import ALONE, Place
 from tasks.preferences import preferences
 from tasks.relabel import relabel
 from tasks.reward_model import reward_model
@@ -93,6 +94,19 @@ def audit_labels(run: Run) -> None:
         run["strength"],
         run["relabelled"],
     )
+
+
+def ask_judge(run: Run) -> None:
+    """A judge model's view of the pairs, beside all else: nothing is trained on it."""
+    config = run.config.judge_preferences
+    if config is not None:
+        is_local = config.judge.local_model is not None
+        run["judged"] = run.submit(
+            judge_preferences.with_options(tags=["gpu"]) if is_local else judge_preferences,
+            seeded(config, run.config.seed),
+            run["preferences"],
+            place=ALONE if is_local else None,
+        )
 
 
 def compare_votes(run: Run) -> None:

@@ -3,6 +3,7 @@
 TRIMTAB_HOME         work folders and the embedded defaults; `.trimtab` in the current folder
 TRIMTAB_STORE        a folder or s3://bucket/prefix; `<home>/store`
 MLFLOW_TRACKING_URI  `sqlite:///<home>/mlflow.db`
+TRIMTAB_ANSWERS      answers of judge models, which all runs share; `<home>/answers`
 TRIMTAB_MAX_PARALLEL cores that trainers share, each taking one or more; those this process may use
 CUDA_VISIBLE_DEVICES GPUs that trainers may use, a trainer one (or more); all of this host
 """
@@ -28,6 +29,7 @@ class Settings:
     home: Path
     store_url: str
     mlflow_uri: str
+    answers: Path
     max_parallel: int
     gpus: tuple[str, ...] = ()
 
@@ -50,6 +52,7 @@ class Settings:
             home=home,
             store_url=env.get("TRIMTAB_STORE") or str(home / "store"),
             mlflow_uri=env.get("MLFLOW_TRACKING_URI") or embedded_mlflow_uri(home),
+            answers=Path(env.get("TRIMTAB_ANSWERS") or home / "answers").expanduser().resolve(),
             max_parallel=_max_parallel(env.get("TRIMTAB_MAX_PARALLEL", "")),
             gpus=gpus_of_host(env),
         )

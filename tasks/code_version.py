@@ -1,8 +1,9 @@
 """The version of a stage's code: what, besides config and inputs, decides its result.
 
 It is a hash over the sources of every module of `models` that the stage imports, directly or not,
-found by reading the import statements (nothing is imported), and over the versions of the
-libraries that compute. Comments, layout and docstrings take no part: editing them reruns nothing.
+found by reading the import statements (nothing is imported), over the other files that lie in the
+folder of a package among them, and over the versions of the libraries that compute. Comments,
+layout and docstrings take no part: editing them reruns nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -110,7 +111,22 @@ def _source(module: str, path: Path) -> _Source:
     stat = path.stat()
     # One thread at a time: in Python 3.11 two that parse at once may raise SystemError.
     with _parsing:
-        return _parse(path, module, stat.st_mtime_ns, stat.st_size)
+        source = _parse(path, module, stat.st_mtime_ns, stat.st_size)
+    data = _data_beside(path) if path.name == "__init__.py" else {}
+    if not data:
+        return source
+    content = json.dumps([source.digest, data])
+    return replace(source, digest=hashlib.sha256(content.encode()).hexdigest())
+
+
+def _data_beside(path: Path) -> dict[str, str]:
+    """sha256 of the files beside a package's __init__.py that are no modules, such as texts."""
+    files = sorted(file for file in path.parent.iterdir() if file.is_file())
+    return {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in files
+        if file.suffix != ".py" and not file.name.startswith(".")
+    }
 
 
 @lru_cache(maxsize=4096)

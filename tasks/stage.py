@@ -207,6 +207,7 @@ def _train(context: StageContext, job: StageJob, job_path: Path, run: TrackedRun
             preload=context.trainers.preload,
             num_threads=job.num_threads,
             on_lines=on_lines,
+            env={"TRIMTAB_ANSWERS": str(context.settings.answers)},
         )
     finally:
         run.pump(tail)

@@ -97,6 +97,8 @@ def _resampled_statistics(
     chunks = []
     for start in range(0, num_resamples, rows_at_once):
         rows = min(rows_at_once, num_resamples - start)
-        sample = values[torch.randint(num_values, (rows, num_values), generator=generator)]
+        sample = values[
+            torch.randint(num_values, (rows, num_values), generator=generator, device="cpu")
+        ]
         chunks.append(sample.mean(1) if statistic == "mean" else sample.quantile(0.5, dim=1))
     return torch.cat(chunks)

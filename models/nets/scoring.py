@@ -83,6 +83,36 @@ def read_logprobs(
     return _spread(logprobs, response_mask), _spread(entropies, response_mask), response_mask
 
 
+@torch.no_grad()
+def next_logprobs(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
+    """Log-probabilities (R, V) of what comes behind each of R responses. Nats, float32."""
+    hidden = hidden_states(model, batch)
+    logits: Tensor = model.get_output_embeddings()(hidden[batch.response_end])
+    return logits.float().log_softmax(-1)
+
+
+@torch.no_grad()
+def likeliest_tokens(
+    model: PreTrainedModel, batch: PackedBatch, count: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities (n,) of all n response tokens, response by response, under softmax(logits).
+
+    And of the `count` likeliest tokens in the place of each, in order: log-probabilities (n, count)
+    and ids (n, count). Nats, float32.
+    """
+    hidden = hidden_states(model, batch)
+    source, target, _ = batch.response_tokens()
+    size = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
+    head = model.get_output_embeddings()
+    found = []
+    for places, tokens in zip(source.split(size), batch.input_ids[target].split(size), strict=True):
+        logits = head(hidden[places])
+        logprobs = logits.float().log_softmax(-1)
+        found.append((logprobs.gather(1, tokens[:, None])[:, 0], *logprobs.topk(count)))
+    own, top, ids = map(torch.cat, zip(*found, strict=True))
+    return own, top, ids
+
+
 def response_values(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Tensor]:
     """Critic values (R, L) of the states before each response token, and response_mask (R, L)."""
     hidden = hidden_states(model, batch)

@@ -109,8 +109,8 @@ KNOWN_SHAPES = {
 }
 
 
-def shape_of(config: ModelConfig) -> ModelShape:
-    """The dimensions of the model that SFT starts from.
+def shape_of(config: ModelConfig, field: str = "sft.model.base") -> ModelShape:
+    """The dimensions of the model that SFT starts from, or that another `field` names.
 
     Raises PlanError for a base that is neither a folder with a `config.json` nor in KNOWN_SHAPES,
     and for an architecture that is not in MODEL_TYPES.
@@ -122,7 +122,7 @@ def shape_of(config: ModelConfig) -> ModelShape:
         return _read_shape(path)
     if config.base not in KNOWN_SHAPES:
         raise PlanError(
-            f"sft.model.base is {config.base!r}, whose size is not known here; allowed for a plan: "
+            f"{field} is {config.base!r}, whose size is not known here; allowed for a plan: "
             f"a folder with config.json, or one of {', '.join(KNOWN_SHAPES)}. Nothing is "
             "downloaded for a dry run: download the model and give its folder"
         )

@@ -58,6 +58,14 @@ def test_smoke_has_every_stage_once_after_what_it_needs() -> None:
     assert len(steps) == 23
 
 
+def test_a_judge_of_the_pairs_is_there_where_it_is_asked_for() -> None:
+    gold = "judge_preferences.judge.gold_accuracy=0.8"
+    for flow in ("rlhf", "label-audit"):
+        asked, others = _steps(_plan("smoke", gold, flow=flow)), _steps(_plan("smoke", flow=flow))
+        assert asked.pop("judged") == others["preferences"] + 1
+        assert asked == others
+
+
 def test_the_plan_follows_the_configuration() -> None:
     roles = set(
         _steps(

@@ -65,6 +65,18 @@ def test_version_changes_with_reachable_code_only(
     assert (code_version("models.engine.sft", root=root) != before) == changes
 
 
+def test_version_changes_with_the_texts_of_a_package(root: Path) -> None:
+    versions = [code_version("models.engine.sft", root=root)]
+    text = root / "models" / "nets" / "prompt.txt"
+    for content in ("Which is better?", "Which one is better?"):
+        text.write_text(content)
+        versions.append(code_version("models.engine.sft", root=root))
+    assert len(set(versions)) == 3
+    (root / "models" / "nets" / ".prompt.txt.swp").write_text("an editor's")
+    (root / "flows" / "prompt.txt").write_text("Elsewhere")
+    assert code_version("models.engine.sft", root=root) == versions[-1]
+
+
 def test_version_changes_with_the_libraries(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = code_version("models.engine.sft", root=root)
     versions = {"torch": "9.9.9+cu130", "transformers": "1"}

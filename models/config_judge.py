@@ -1,0 +1,156 @@
+"""The configuration of a judge model. Imports no torch, as `models.config` does not.
+
+[RLAIF] Lee et al., RLAIF vs. RLHF, arXiv 2309.00267.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from models.config_parts import StageConfig
+
+
+class EndpointConfig(StageConfig):
+    """An OpenAI-compatible endpoint. Its key is in the environment, never here."""
+
+    base_url: str = Field(
+        "https://api.openai.com/v1", description="Address up to and including /v1"
+    )
+    model: str = Field(min_length=1, description="Name of the model, as the endpoint knows it")
+    key_variable: str = Field(
+        "OPENAI_API_KEY",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        description="Environment variable that holds the key; unset, none is sent",
+    )
+    limit_field: Literal["max_tokens", "max_completion_tokens"] = Field(
+        "max_tokens", description="What the endpoint calls the limit of an answer's tokens"
+    )
+    max_concurrency: int = Field(8, gt=0, le=256, description="Requests under way at once (free)")
+    timeout_seconds: float = Field(120.0, gt=0, description="Longest wait for one answer (free)")
+    max_retries: int = Field(6, ge=0, description="Further tries of one request (free)")
+    first_wait_seconds: float = Field(
+        1.0, gt=0, description="Wait before the first further try; it doubles from try to try"
+    )
+    max_wait_seconds: float = Field(
+        60.0, gt=0, description="Longest such wait; an endpoint that asks for more ends the stage"
+    )
+    input_price: float = Field(0.0, ge=0, description="Price of a million tokens of requests")
+    output_price: float = Field(0.0, ge=0, description="Price of a million tokens of answers")
+    max_cost: float | None = Field(
+        None, gt=0, description="Most to spend, in the prices' currency; none: no limit"
+    )
+    max_total_tokens: int | None = Field(
+        None, gt=0, description="Most tokens of requests and answers together; none: no limit"
+    )
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_plain_address(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must be an http:// or https:// address")
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise ValueError(
+                "must hold no user, password, query or fragment: a key belongs in the environment "
+                "variable that key_variable names"
+            )
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _a_cost_has_prices(self) -> Self:
+        if self.max_cost is not None and not self.input_price and not self.output_price:
+            raise ValueError(
+                f"max_cost is {self.max_cost}, but input_price and output_price are 0: the cost "
+                "could not be told; give the prices of a million tokens, or max_total_tokens"
+            )
+        return self
+
+
+Rubric = Literal["helpfulness", "harmlessness", "summarisation"]
+
+
+class JudgeConfig(StageConfig):
+    """Who judges, and how it is asked. Exactly one of endpoint, local_model and gold_accuracy."""
+
+    endpoint: EndpointConfig | None = Field(None, description="Judge behind an HTTP address")
+    local_model: str | None = Field(
+        None, min_length=1, description="Judge in this process: packaged model, folder or hub id"
+    )
+    gold_accuracy: float | None = Field(
+        None,
+        ge=0.5,
+        le=1,
+        description="Judge by the synthetic world's gold scorer, right in this share of verdicts",
+    )
+    rubric: Rubric = Field("helpfulness", description="What the judge is to look at")
+    num_examples: int = Field(
+        0, ge=0, le=2, description="Worked comparisons shown first [RLAIF: 0-8]"
+    )
+    chain_of_thought: bool = Field(
+        False, description="Let it write its thoughts before it answers [RLAIF: helps]"
+    )
+    num_samples: int = Field(
+        1, gt=0, description="Answers whose mean counts (self-consistency) [RLAIF: 1 is best]"
+    )
+    temperature: float = Field(0.0, ge=0, le=2, description="Sampling temperature of its answers")
+    top_logprobs: int = Field(
+        20,
+        ge=0,
+        le=20,
+        description="Most likely tokens to read a verdict's probability from; 0: by its text alone",
+    )
+    min_mass: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="Least probability of all labels together for tokens to count (free)",
+    )
+    max_answer_tokens: int = Field(16, gt=1, description="Longest answer in tokens (free)")
+    max_thought_tokens: int = Field(256, gt=0, description="Longest thoughts in tokens (free)")
+    max_characters: int = Field(
+        6000, gt=0, description="Longest dialogue, and longest response, shown to it (free)"
+    )
+
+    @model_validator(mode="after")
+    def _one_judge(self) -> Self:
+        given = [
+            name
+            for name in ("endpoint", "local_model", "gold_accuracy")
+            if getattr(self, name) is not None
+        ]
+        if len(given) != 1:
+            raise ValueError(
+                "exactly one of endpoint, local_model and gold_accuracy must be given, found "
+                f"{' and '.join(given) or 'none'}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> Self:
+        if self.num_samples > 1 and self.temperature == 0:
+            raise ValueError(
+                f"num_samples is {self.num_samples} at temperature 0, where all samples are "
+                "equal: raise temperature, or set num_samples to 1"
+            )
+        if self.num_samples > 1 and self.top_logprobs and not self.chain_of_thought:
+            raise ValueError(
+                f"num_samples is {self.num_samples}, but without chain_of_thought all samples "
+                "have the same token probabilities: set chain_of_thought, or top_logprobs to 0"
+            )
+        return self
+
+
+class JudgePreferencesConfig(StageConfig):
+    """Letting a judge model compare the answers of preference pairs [RLAIF section 2.1]."""
+
+    judge: JudgeConfig
+    splits: tuple[Literal["train", "validation", "test"], ...] = Field(
+        ("train",), min_length=1, description="Pairs of which splits are judged"
+    )
+    max_pairs: int | None = Field(None, gt=0, description="Pairs of each split; none: all")
+    pairs_at_once: int = Field(256, gt=0, description="Pairs between two reports and checkpoints")
+    num_resamples: int = Field(1000, gt=0, description="Bootstrap resamples")
+    seed: int = Field(0, description="Seed of sampled answers, gold's errors and the bootstrap")

@@ -1,0 +1,146 @@
+"""A judge's verdicts: probabilities without position bias, expected scores, agreement.
+
+[RLAIF] Lee et al., RLAIF vs. RLHF, arXiv 2309.00267.
+[MT] Zheng et al., Judging LLM-as-a-Judge with MT-Bench and Chatbot Arena, arXiv 2306.05685.
+[KAPPA] Cohen, A Coefficient of Agreement for Nominal Scales, Educational and Psychological
+Measurement 20, 1960.
+
+Deviations
+1. [RLAIF] leaves open what a preference of exactly 1/2 says. In the alignment it is half right, as
+   in a draw of lots; in a verdict it is a tie.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from models.functional.checks import ShapeError, require_floating, require_shape
+
+
+def label_probabilities(logprobs: Tensor) -> Tensor:
+    """Probabilities of the permitted answers alone [RLAIF section 2.1]: softmax over them.
+
+    P_l = exp(logprob_l) / sum_k exp(logprob_k).
+
+    logprobs: (N, L), nats, -inf for an answer that has no share; not normalised.
+    Returns (N, L), each row summing to 1.
+    Raises ShapeError for other shapes, ValueError for NaN and for a row without any share.
+    """
+    require_shape("label_probabilities", 2, logprobs=logprobs)
+    require_floating("label_probabilities", logprobs=logprobs)
+    if not bool((logprobs.amax(1) > -torch.inf).all()):
+        raise ValueError(
+            "label_probabilities: a row is -inf or NaN throughout, so that no answer is likelier "
+            "than another; leave it out and count it as not understood"
+        )
+    return logprobs.softmax(1)
+
+
+def debiased_preference(
+    shown_first: Tensor, shown_second: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Preference averaged over both orders of presentation [RLAIF section 2.1.1].
+
+    preference_i = (p_i + q_i) / 2, where p_i and q_i are the probabilities of the same response, of
+    two, when it is shown first and when it is shown second.
+
+    shown_first, shown_second: (N,), probabilities in [0, 1].
+    Returns preference (N,) and means: `position_bias` (mean probability of whatever is shown first,
+    minus 1/2: in [-1/2, 1/2], 0 without bias) and `share_same_position` (share of pairs in which
+    the same place wins in both orders, whichever response has it [RLAIF appendix B]).
+    Raises ShapeError for other shapes, ValueError for values outside [0, 1].
+    """
+    _require_probabilities(
+        "debiased_preference", shown_first=shown_first, shown_second=shown_second
+    )
+    # In the second order the other response stands first, with probability 1 - q.
+    bias = (shown_first - shown_second) / 2
+    first, second = shown_first.detach(), shown_second.detach()
+    same = ((first > 0.5) & (second < 0.5)) | ((first < 0.5) & (second > 0.5))
+    return (shown_first + shown_second) / 2, {
+        "position_bias": bias.detach().mean(),
+        "share_same_position": same.to(bias.dtype).mean(),
+    }
+
+
+def order_verdicts(shown_first: Tensor, shown_second: Tensor) -> Tensor:
+    """Win 1, tie 0, lose -1: a win only where both orders say so [MT section 3.4].
+
+    shown_first, shown_second: (N,), probabilities in [0, 1], as in `debiased_preference`.
+    Returns (N,) in {-1, 0, 1}, in the probabilities' dtype.
+    Raises ShapeError for other shapes, ValueError for values outside [0, 1].
+    """
+    _require_probabilities("order_verdicts", shown_first=shown_first, shown_second=shown_second)
+    wins = (shown_first > 0.5) & (shown_second > 0.5)
+    losses = (shown_first < 0.5) & (shown_second < 0.5)
+    return wins.to(shown_first.dtype) - losses.to(shown_first.dtype)
+
+
+def expected_score(probabilities: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean rating by its probabilities, and its place in [-1, 1] [RLAIF section 2.2.2].
+
+    s = sum_{i=1..S} i P_i; normalised: 2 (s - 1) / (S - 1) - 1.
+
+    probabilities: (N, S), of the ratings 1 to S, S >= 2, each row summing to 1.
+    Returns s (N,) in [1, S] and its normalised form (N,).
+    Raises ShapeError for other shapes, ValueError for rows that are no distributions.
+    """
+    _require_probabilities("expected_score", 2, probabilities=probabilities)
+    num_ratings = probabilities.shape[1]
+    if num_ratings < 2:
+        raise ShapeError(f"expected_score: at least 2 ratings are needed, found {num_ratings}")
+    if not bool(((probabilities.sum(1) - 1).abs() < 1e-4).all()):
+        raise ValueError(
+            "expected_score: each row must sum to 1; pass it through label_probabilities first"
+        )
+    ratings = torch.arange(1, num_ratings + 1, device=probabilities.device)
+    score = probabilities @ ratings.to(probabilities.dtype)
+    return score, 2 * (score - 1) / (num_ratings - 1) - 1
+
+
+def alignment(preference: Tensor) -> Tensor:
+    """Whether a judge agrees with each label [RLAIF section 2.3, AI labeler alignment, its mean].
+
+    1 where preference > 1/2, 0 where it is less, 1/2 where it is equal (deviation 1).
+
+    preference: (N,), the judge's probability in [0, 1] that the response labelled better is so.
+    Returns (N,) in {0, 1/2, 1}, in the probabilities' dtype.
+    Raises ShapeError for other shapes, ValueError for values outside [0, 1].
+    """
+    _require_probabilities("alignment", preference=preference)
+    return ((preference.detach() - 0.5).sign() + 1) / 2
+
+
+def cohen_kappa(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Agreement of two judges over N cases: raw, and beyond chance [KAPPA eq. 1].
+
+    p_o = share of equal verdicts; p_e = sum_c share_1(c) share_2(c); kappa = (p_o - p_e)/(1 - p_e).
+
+    first, second: (N,), verdicts of any kind and number (win 1, tie 0, lose -1), not floating.
+    Returns p_o in [0, 1] and kappa in [-1, 1], float64 scalars; kappa is NaN where both judges give
+    one and the same verdict throughout, as chance would agree just as well.
+    Raises ShapeError for other shapes and for floating-point verdicts.
+    """
+    require_shape("cohen_kappa", 1, first=first, second=second)
+    if first.is_floating_point() or second.is_floating_point():
+        raise ShapeError(
+            f"cohen_kappa: verdicts must be whole, found {first.dtype} and {second.dtype}; pass "
+            "them as .long()"
+        )
+    classes, place = torch.unique(torch.cat([first, second]), return_inverse=True)
+    mine, theirs = place.split(first.shape[0])
+    shares = [
+        torch.bincount(each, minlength=len(classes)).double() / len(mine) for each in (mine, theirs)
+    ]
+    by_chance = (shares[0] * shares[1]).sum()
+    agreement = (first == second).double().mean()
+    return agreement, (agreement - by_chance) / (1 - by_chance)
+
+
+def _require_probabilities(where: str, ndim: int = 1, **tensors: Tensor) -> None:
+    require_shape(where, ndim, **tensors)
+    require_floating(where, **tensors)
+    for name, values in tensors.items():
+        if not bool(((values >= 0) & (values <= 1)).all()):
+            raise ValueError(f"{where}: {name} must be probabilities in [0, 1]")

@@ -1,0 +1,194 @@
+"""Requests and answers of a chat model, as the OpenAI chat-completions interface writes them.
+
+One form serves the endpoint's client, the server and the answers kept on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+
+class AnswerError(ValueError):
+    """What is not an answer: unreadable, cut off, or not of the interface's form."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one side of a dialogue said; `role` is user, assistant or system."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """One request. temperature 0 asks for the likeliest tokens; top_logprobs 0 for no
+    log-probabilities; seed None leaves samples to the model."""
+
+    messages: tuple[Message, ...]
+    max_tokens: int
+    temperature: float = 0.0
+    top_logprobs: int = 0
+    seed: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The body of a request, without the model's name."""
+        return {
+            "messages": [{"role": m.role, "content": m.content} for m in self.messages],
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            **({"logprobs": True, "top_logprobs": self.top_logprobs} if self.top_logprobs else {}),
+            **({} if self.seed is None else {"seed": self.seed}),
+        }
+
+    def followed_by(self, *messages: Message, **changes: Any) -> ChatRequest:
+        """A request that goes on from this one's messages."""
+        return replace(self, messages=(*self.messages, *messages), **changes)
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of an answer; `top` holds the likeliest tokens in its place. Natural logarithms."""
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of requests and of answers, as they are billed."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def total(self) -> int:
+        """Both together."""
+        return self.prompt_tokens + self.completion_tokens
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+        )
+
+    def __sub__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens - other.prompt_tokens,
+            self.completion_tokens - other.completion_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class ChatAnswer:
+    """One answer; `usage` is None where the endpoint did not tell."""
+
+    content: str
+    usage: Usage | None
+    tokens: tuple[Token, ...] = ()
+    finish_reason: str = "stop"
+
+    def to_json(self) -> dict[str, Any]:
+        """The body of a response, without id and model."""
+        choice: dict[str, Any] = {
+            "index": 0,
+            "message": {"role": "assistant", "content": self.content},
+            "finish_reason": self.finish_reason,
+            "logprobs": None,
+        }
+        if self.tokens:
+            choice["logprobs"] = {"content": [_token_json(token) for token in self.tokens]}
+        body: dict[str, Any] = {"object": "chat.completion", "choices": [choice]}
+        if self.usage is not None:
+            body["usage"] = {
+                "prompt_tokens": self.usage.prompt_tokens,
+                "completion_tokens": self.usage.completion_tokens,
+                "total_tokens": self.usage.total,
+            }
+        return body
+
+    def to_text(self) -> str:
+        """The body of a response as text, which `from_text` reads."""
+        return json.dumps(self.to_json(), separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def from_text(cls, text: str) -> ChatAnswer:
+        """Read the body of a response. Raises AnswerError."""
+        try:
+            body = json.loads(text)
+            choice = body["choices"][0]
+            content = choice["message"]["content"]
+            found = (choice.get("logprobs") or {}).get("content") or []
+            answer = cls(
+                "" if content is None else content,
+                _usage_of(body.get("usage")),
+                tuple(_token_of(token) for token in found),
+                str(choice.get("finish_reason") or "stop"),
+            )
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as e:
+            raise AnswerError(f"not a chat completion ({type(e).__name__}: {e})") from None
+        if not isinstance(answer.content, str):
+            raise AnswerError(f"not a chat completion (content {answer.content!r} is no text)")
+        return answer
+
+
+class ChatModel(Protocol):
+    """What answers requests: an endpoint, a model of this process, the gold scorer.
+
+    identity: what, beside a request, decides its answer.
+    """
+
+    identity: str
+
+    def answers(
+        self, requests: Iterable[tuple[str, ChatRequest]]
+    ) -> Iterator[tuple[str, ChatAnswer]]:
+        """Answer requests as they come, each with the name it came with, in any order.
+
+        Requests are taken when there is room for them. Once they end, or one fails, those under way
+        are still answered; then a failure is raised.
+        """
+
+
+def key_of(identity: str, request: ChatRequest) -> str:
+    """sha256, in hex, of the canonical form of a request to whoever `identity` names."""
+    content = {"to": identity, "request": request.to_json()}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _token_json(token: Token) -> dict[str, Any]:
+    return {
+        "token": token.text,
+        "logprob": token.logprob,
+        "top_logprobs": [{"token": text, "logprob": value} for text, value in token.top],
+    }
+
+
+def _token_of(found: Mapping[str, Any]) -> Token:
+    top = ((each["token"], _logprob(each["logprob"])) for each in found.get("top_logprobs") or ())
+    return Token(str(found["token"]), _logprob(found["logprob"]), tuple(top))
+
+
+def _logprob(value: Any) -> float:
+    """A finite log-probability; what is less likely than can be written is very unlikely."""
+    number = float(value)
+    if math.isnan(number):
+        raise ValueError("a log-probability is NaN")
+    return min(0.0, max(-9999.0, number))
+
+
+def _usage_of(found: Any) -> Usage | None:
+    if found is None:
+        return None
+    usage = Usage(found["prompt_tokens"], found["completion_tokens"])
+    for count in (usage.prompt_tokens, usage.completion_tokens):
+        if type(count) is not int or count < 0:
+            raise ValueError(f"usage counts {count!r} tokens")
+    return usage

@@ -1,0 +1,60 @@
+"""From a configuration to a judge that can be asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from models.config_judge import JudgeConfig
+from models.judging.asking import Asker
+from models.judging.budget import Budget
+from models.judging.cache import AnswerCache
+from models.judging.chat import ChatModel
+from models.judging.client import Endpoint
+from models.judging.gold import GoldModel
+from models.judging.judge import Judge
+from models.judging.local import LocalModel
+
+# The folder of answers that all runs share (`infra.settings` gives it a place).
+ANSWERS_VARIABLE = "TRIMTAB_ANSWERS"
+
+
+def open_judge(
+    config: JudgeConfig,
+    workdir: Path,
+    seed: int,
+    stop_requested: Callable[[], bool] = lambda: False,
+) -> Judge:
+    """The judge of a configuration; without a shared folder its answers are kept in `workdir`.
+
+    Raises EndpointError for a key that cannot be sent, and what loading a model raises.
+    """
+    budget = budget_of(config)
+    model = _chat_model(config, budget, seed)
+    folder = Path(os.environ.get(ANSWERS_VARIABLE) or workdir / "answers")
+    # What the gold scorer says takes longer to keep than to find again.
+    cache = None if config.gold_accuracy is not None else AnswerCache(folder)
+    return Judge(Asker(model, cache, budget, stop_requested), config)
+
+
+def budget_of(config: JudgeConfig) -> Budget:
+    """The limits and prices of a judge's endpoint; none for other judges."""
+    endpoint = config.endpoint
+    if endpoint is None:
+        return Budget()
+    return Budget(
+        max_tokens=endpoint.max_total_tokens,
+        max_cost=endpoint.max_cost,
+        input_price=endpoint.input_price,
+        output_price=endpoint.output_price,
+    )
+
+
+def _chat_model(config: JudgeConfig, budget: Budget, seed: int) -> ChatModel:
+    if config.endpoint is not None:
+        return Endpoint(config.endpoint, budget)
+    if config.local_model is not None:
+        return LocalModel.load(config.local_model)
+    assert config.gold_accuracy is not None
+    return GoldModel(config.gold_accuracy, seed)

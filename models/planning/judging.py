@@ -1,0 +1,62 @@
+"""The work of stages that ask a judge; a function a stage, mirroring it.
+
+A judge behind an endpoint works elsewhere: what is counted here is that of a local model. Of pairs
+it is taken to make as many tokens as the policy does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+
+from models.config_judge import JudgeConfig, JudgePreferencesConfig
+from models.config_parts import ModelConfig
+from models.judging.rubrics import load_questions, load_rubric
+from models.planning.shapes import shape_of
+from models.planning.work import Setting, Work, sampling_phase, scoring_phase
+
+# Fewer than English has in any common vocabulary, so that tokens are an upper bound.
+CHARACTERS_PER_TOKEN = 3
+
+
+def judge_preferences(config: JudgePreferencesConfig, setting: Setting) -> Work:
+    """Each pair in both orders: thoughts where they are wanted, then one token."""
+    judge, pairs = config.judge, _num_pairs(config, setting)
+    if judge.local_model is None:
+        return Work(examples=pairs)
+    base = ModelConfig(base=judge.local_model)
+    shape = shape_of(base, "judge_preferences.judge.local_model")
+    theirs = replace(setting, shape=shape)
+    requests = 2 * judge.num_samples * pairs
+    thoughts = judge.max_thought_tokens if judge.chain_of_thought else 0
+    asked = setting.amounts.pair_tokens + _told(judge)
+    row = min(asked + thoughts + 1, theirs.shape.context)
+    # A judge is a language model: its weights are those of a policy of its shape.
+    phases = {"judging": scoring_phase(theirs, theirs.policy, requests, row, responses=1)}
+    if thoughts:
+        phases["thinking"] = sampling_phase(theirs, theirs.policy, requests, asked, row)
+    return Work(
+        examples=pairs,
+        sampled_tokens=requests * thoughts,
+        forward_tokens=requests * (row + (asked if thoughts else 0)),
+        phases=phases,
+    )
+
+
+def _num_pairs(config: JudgePreferencesConfig, setting: Setting) -> int:
+    """Validation and test are not told apart here: each is taken to be all that is held out."""
+    amounts = setting.amounts
+    of_split = {"train": amounts.train_pairs}
+    counts = [of_split.get(split, amounts.held_out_pairs) for split in config.splits]
+    return sum(
+        count if config.max_pairs is None else min(count, config.max_pairs) for count in counts
+    )
+
+
+def _told(judge: JudgeConfig) -> int:
+    """Tokens of rubric, questions and worked examples at most."""
+    rubric = load_rubric(judge.rubric)
+    texts = [rubric.criteria, *load_questions().values()]
+    for example in rubric.examples[: judge.num_examples]:
+        texts += [example.dialogue, example.first, example.second, example.thoughts]
+    return ceil(sum(map(len, texts)) / CHARACTERS_PER_TOKEN)

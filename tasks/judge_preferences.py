@@ -1,0 +1,24 @@
+"""Task `judge_preferences`: a judge model's view of preference pairs."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from models.config_judge import JudgePreferencesConfig
+from tasks.kinds import CPU
+from tasks.perform import Place, perform
+from tasks.stage import StageResult
+
+
+@task(name="judge_preferences", task_run_name="{label}", **CPU)
+def judge_preferences(
+    config: JudgePreferencesConfig,
+    preferences: StageResult,
+    label: str = "judge preferences",
+    place: Place | None = None,
+) -> StageResult:
+    """Soft labels, and how often the judge agrees with the labels given; `place` as in `perform`.
+
+    One of a local model takes a GPU where it is submitted with the tag `gpu`.
+    """
+    return perform("judge_preferences", config, {"preferences": preferences}, label, place=place)
