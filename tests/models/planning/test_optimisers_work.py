@@ -13,18 +13,14 @@ from models.config_optimisers import (
     RejectionSamplingConfig,
     RestConfig,
 )
-from models.config_parts import LoraConfig, TrainConfig, ZeroConfig
-from models.planning.amounts import Amounts
+from models.config_parts import LoraConfig, ZeroConfig
 from models.planning.memory import key_value_cache
-from models.planning.shapes import KNOWN_SHAPES
 from models.planning.stages import work_of
 from models.planning.work import Setting, Work
+from tests.models.planning.conftest import AMOUNTS, SHAPE, TRAIN
 
-SHAPE = KNOWN_SHAPES["smollm2-135m-instruct"]
 POLICY = SHAPE.policy_parameters
-# 37 training pairs of at most 42 tokens, 40 prompts of 10 for policies, 12 to evaluate on.
-AMOUNTS = Amounts(100, 50, 50, 37, 40, 12, 10, 25, 42, ())
-TRAIN = TrainConfig(batch_size=16, num_epochs=2, micro_batch_tokens=100)
+# AMOUNTS: 37 training pairs of at most 42 tokens, 40 prompts of 10 for policies, 12 to evaluate on.
 ANSWERS = AnswersConfig(num_prompts=24, num_responses=4, max_new_tokens=20)
 
 
@@ -33,7 +29,7 @@ def _work(stage: str, config: Any, **more: Any) -> Work:
 
 
 def test_answers_are_sampled_alone_and_scored_behind_one_prompt() -> None:
-    work = _work("answers", ANSWERS, scorer_heads=2)
+    work = _work("answers", ANSWERS, scorer_heads=(2,))
     assert (work.examples, work.sampled_tokens) == (24, 24 * 4 * 20)
     # A prompt of 10 a sample; then with four answers of 21 each.
     assert work.forward_tokens == 24 * 4 * 10 + 24 * (10 + 4 * 21)
