@@ -8,12 +8,16 @@ import pytest
 
 from flows.changes import changed, parsed
 from flows.config import Arm
+from flows.optimisers import TRAINERS
 from flows.plan import Plan, PlannedStage, PlanRow, make_plan
 from flows.recipes import recipe_named
 from models.planning.machine import Machine
 from models.report.names import POLICY_NAMES
 
-ARMS = get_args(Arm)
+GOES_ON = "rejection_sampling_ppo"
+ARMS: tuple[Arm, ...] = get_args(Arm)
+# Those that are PPO from a start that is their reference as well.
+OF_PPO = [arm for arm in ARMS if arm not in TRAINERS and arm not in ("best_of_n", GOES_ON)]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +40,7 @@ def _inputs(rows: dict[str, PlanRow], role: str) -> dict[str, PlannedStage | lis
 
 
 def test_every_arm_starts_where_its_reference_is(rows: dict[str, PlanRow]) -> None:
-    for arm in ARMS:
+    for arm in OF_PPO:
         start = rows["base" if arm == "ppo_max_no_sft" else "sft"].stage
         inputs = _inputs(rows, f"policy_{arm}")
         assert inputs["policy"] is inputs["reference"] is start
@@ -44,7 +48,22 @@ def test_every_arm_starts_where_its_reference_is(rows: dict[str, PlanRow]) -> No
     assert rows["sft"].stage.config.fine_tune is True
     assert rows["base"].work.optimiser_steps == 0
     assert ("rehearsal" in _inputs(rows, "policy_full")) is True
-    assert not any("rehearsal" in _inputs(rows, f"policy_{a}") for a in ARMS if a != "full")
+    assert not any("rehearsal" in _inputs(rows, f"policy_{a}") for a in OF_PPO if a != "full")
+
+
+def test_what_ppo_is_compared_with_starts_from_sft(rows: dict[str, PlanRow]) -> None:
+    sft = rows["sft"].stage
+    first = ("dpo", "cpl", "rejection_sampling_answers_1", "rest_answers_1", "hir_answers_1")
+    for role in (f"policy_{each}" if each in ARMS else each for each in first):
+        assert _inputs(rows, role)["policy"] is sft
+    for arm in ("dpo", "cpl"):
+        assert _inputs(rows, f"policy_{arm}")["pairs"] is rows["relabelled"].stage
+    assert _inputs(rows, "policy_dpo")["reference"] is sft
+    assert _inputs(rows, "eval_best_of_n")["policy"] is sft
+    assert rows["eval_best_of_n"].stage.config.num_candidates > 1
+    onwards = _inputs(rows, "policy_rejection_sampling_ppo")
+    assert onwards["policy"] is rows["policy_rejection_sampling"].stage
+    assert onwards["reference"] is sft
 
 
 def test_every_arm_has_its_scorers_and_is_measured_by_the_first(rows: dict[str, PlanRow]) -> None:
@@ -53,7 +72,7 @@ def test_every_arm_has_its_scorers_and_is_measured_by_the_first(rows: dict[str, 
         "ppo_max_rm": "reward_model",
         "ppo_max_safety": "helpfulness_model",
     }
-    for arm in ARMS:
+    for arm in OF_PPO:
         inputs, measured = _inputs(rows, f"policy_{arm}"), _inputs(rows, f"eval_{arm}")
         if arm == "ppo_max_ensemble":
             # Members 1 to 3 judge.

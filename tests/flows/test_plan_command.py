@@ -25,7 +25,7 @@ def test_dry_run_prints_the_plan_and_runs_nothing(
 ) -> None:
     assert main(["run", "smoke", "ppo.num_steps=7", "--dry-run"]) == 0
     text = capsys.readouterr().out
-    assert "Plan of smoke, seed 0, flow rlhf: 22 stages" in text
+    assert "Plan of smoke, seed 0, flow rlhf: 23 stages" in text
     # 1 round of critic pre-training and 7 more, 2 updates each.
     assert re.search(r"policy_full +ppo_max +128 +16 ", text)
     assert "shared by at most 3 trainers at once" in text
