@@ -6,7 +6,17 @@ import pytest
 
 from models.studies.calibration import figure_3 as score_distributions
 from models.studies.calibration import table_1
-from models.studies.scorers import GIVEN, RIGHT, accuracies, figure_4, figure_5, figure_8
+from models.studies.scorers import (
+    GIVEN,
+    METHODS,
+    RIGHT,
+    accuracies,
+    figure_4,
+    figure_5,
+    figure_6,
+    figure_7,
+    figure_8,
+)
 from tests.models.studies.conftest import Row, Run, pair, score, truth
 
 
@@ -56,6 +66,33 @@ def test_figure_5_compares_each_tenth_with_itself_flipped(run: Run) -> None:
         True,
         False,
     ]
+
+
+WORST, MIDDLE, BEST = (-1, 1, -1, 1), (1, 1, -1, 1), (1, -1, 1, 1)  # 0, 1/3 and 1 by right labels
+
+
+def test_figure_6_wants_margin_and_soft_labels_together(run: Run) -> None:
+    def roles(*gaps: tuple[float, ...]) -> dict[str, dict[str, list[Row]]]:
+        names = ("tenth_10", "tenth_10_margin", "tenth_10_soft", "tenth_10_soft_margin")
+        return {f"scorer_{n}": _scores(*g) for n, g in zip(names, gaps, strict=True)}
+
+    reading = figure_6(run({"preferences": _preferences(), **roles(MIDDLE, MIDDLE, BEST, BEST)}))
+    assert all(reading.checks.values())
+    assert reading.table["margin"][RIGHT] == pytest.approx(1 / 3)
+    worse = roles(MIDDLE, BEST, BEST, WORST)
+    assert not any(figure_6(run({"preferences": _preferences(), **worse})).checks.values())
+
+
+def test_figure_7_compares_with_and_without_a_margin(run: Run) -> None:
+    def holds(baseline: tuple[float, ...], margin: tuple[float, ...]) -> bool:
+        roles = {f"scorer_{name}": _scores(*MIDDLE) for name in METHODS}
+        roles |= {"scorer_baseline": _scores(*baseline), "scorer_margin": _scores(*margin)}
+        reading = figure_7(run({"preferences": _preferences(), **roles}))
+        assert list(reading.table) == ["baseline", "margin"]
+        return all(reading.checks.values())
+
+    assert holds(MIDDLE, BEST)
+    assert not holds(MIDDLE, MIDDLE)
 
 
 def test_figure_8_measures_what_is_overfitted(run: Run) -> None:
