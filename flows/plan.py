@@ -149,6 +149,9 @@ def _amounts(config: RunConfig) -> Amounts:
 def _setting(stage: PlannedStage, shape: ModelShape, amounts: Amounts) -> Setting:
     given = (stage.inputs.get(name) for name in ("scorer", "safety_scorer"))
     heads = [_num_heads(scorer) for value in given for scorer in _stages_in(value)]
+    labels = stage.inputs.get("pairs")
+    if labels is not None:
+        amounts = amounts.of_slice(labels.config.keep_to - labels.config.keep_from)
     return Setting(
         shape,
         amounts,
@@ -157,7 +160,7 @@ def _setting(stage: PlannedStage, shape: ModelShape, amounts: Amounts) -> Settin
         num_judges=len(stage.inputs.get("judges", [])),
         has_rehearsal="rehearsal" in stage.inputs,
         starts_as_reference=stage.inputs.get("policy") is stage.inputs.get("reference"),
-        is_relabelled="pairs" in stage.inputs,
+        is_relabelled=labels is not None,
         sampled=tuple(each.config for each in stage.inputs.get("answers", [])),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,6 +57,16 @@ class Amounts:
     def held_out_pairs(self) -> int:
         """Pairs of validation and test."""
         return self.pairs - self.train_pairs
+
+    def of_slice(self, share: float) -> Amounts:
+        """With that share of the training pairs, and as many held out."""
+        train = round(share * self.train_pairs)
+        return replace(
+            self,
+            pairs=self.held_out_pairs + train,
+            train_pairs=train,
+            train_rankings=min(train, self.train_rankings),
+        )
 
 
 def of_world(world: WorldConfig, comparisons: ComparisonsConfig, max_length: int) -> Amounts:

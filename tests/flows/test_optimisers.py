@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from math import ceil
 
 import pytest
 
 from flows.changes import changed, parsed
 from flows.config import ConfigError, RunConfig
-from flows.plan import make_plan
+from flows.plan import Plan, make_plan
 from flows.recipes import RECIPES, recipe_named
 from models.planning.machine import Machine
 
@@ -17,6 +18,10 @@ LARGE = Machine(1, 10**15, 2, False)
 
 def _smoke(*overrides: str) -> RunConfig:
     return changed(recipe_named("smoke"), parsed(overrides))
+
+
+def _plan(*overrides: str) -> Plan:
+    return make_plan(_smoke(*overrides), "rlhf", LARGE)
 
 
 @pytest.mark.parametrize(
@@ -73,3 +78,41 @@ def test_the_plan_of_the_demo_has_as_many_samples_and_about_as_many_updates() ->
         own = [row.work for role, row in rows.items() if role.startswith((arm, f"policy_{arm}"))]
         assert sum(work.sampled_tokens for work in own) == sampled
         assert abs(sum(work.optimiser_steps for work in own) - updates) < updates / 3
+
+
+def test_arms_in_turns_learn_from_all_that_was_sampled_before() -> None:
+    plan = _plan('arms=["rejection_sampling_ppo","hir","rest"]', "hir.num_iterations=3")
+    steps = {role: row.stage.step for row in plan.rows for role in row.roles}
+    stages = {role: row.stage for row in plan.rows for role in row.roles}
+    chain = [f"hir_{what}_{n}" for n in (1, 2, 3) for what in ("answers", "policy")][:-1]
+    begin = steps[chain[0]]
+    assert [steps[role] for role in (*chain, "policy_hir", "eval_hir", "judge_hir")] == [
+        *range(begin, begin + 8)
+    ]
+    sampled = [stages[f"hir_answers_{n}"] for n in (1, 2, 3)]
+    assert stages["policy_hir"].inputs["answers"] == sampled
+    assert [each.config.instruction for each in sampled] == ["", "ten", "ten"]
+    assert len({each.config.seed for each in sampled}) == 3
+    assert stages["eval_hir"].config.instruction == "ten"
+    # Llama 2's sequence trains rejection sampling, and judges what comes of it in the end.
+    before = stages["policy_rejection_sampling"]
+    assert stages["policy_rejection_sampling_ppo"].inputs["policy"] is before
+    assert stages["policy_rejection_sampling_ppo"].inputs["reference"] is stages["sft"]
+    assert "eval_rejection_sampling" not in steps
+    assert not any(role.startswith(("meta_rm", "policy_full", "rehearsal")) for role in steps)
+
+
+def test_rejection_sampling_is_trained_once_for_both_arms() -> None:
+    arms = ["rejection_sampling", "rejection_sampling_ppo"]
+    for order in (arms, arms[::-1]):
+        plan = _plan(f"arms={json.dumps(order)}")
+        stages = [row.stage.stage for row in plan.rows]
+        assert (stages.count("answers"), stages.count("rejection_sampling")) == (2, 2)
+        assert any("judge_rejection_sampling" in row.roles for row in plan.rows)
+
+
+def test_only_the_newest_samples_where_that_is_asked_for() -> None:
+    plan = _plan('arms=["rejection_sampling"]', "rejection_sampling.from_all_iterations=false")
+    stages = {role: row.stage for row in plan.rows for role in row.roles}
+    newest = [stages["rejection_sampling_answers_2"]]
+    assert stages["policy_rejection_sampling"].inputs["answers"] == newest

@@ -124,43 +124,15 @@ def test_work_reaches_the_rows_with_the_stage_s_own_settings() -> None:
     assert work["meta_rm_2"].parameters == plan.shape.scorer_parameters(2)
 
 
-def test_arms_in_turns_learn_from_all_that_was_sampled_before() -> None:
-    plan = _plan("smoke", 'arms=["rejection_sampling_ppo","hir","rest"]', "hir.num_iterations=3")
-    steps, stages = _steps(plan), {role: row.stage for row in plan.rows for role in row.roles}
-    chain = [f"hir_{what}_{n}" for n in (1, 2, 3) for what in ("answers", "policy")][:-1]
-    begin = steps[chain[0]]
-    assert [steps[role] for role in (*chain, "policy_hir", "eval_hir", "judge_hir")] == [
-        *range(begin, begin + 8)
-    ]
-    sampled = [stages[f"hir_answers_{n}"] for n in (1, 2, 3)]
-    assert stages["policy_hir"].inputs["answers"] == sampled
-    assert [each.config.instruction for each in sampled] == ["", "ten", "ten"]
-    assert len({each.config.seed for each in sampled}) == 3
-    assert stages["eval_hir"].config.instruction == "ten"
-    # Llama 2's sequence trains rejection sampling, and judges what comes of it in the end.
-    before = stages["policy_rejection_sampling"]
-    assert stages["policy_rejection_sampling_ppo"].inputs["policy"] is before
-    assert stages["policy_rejection_sampling_ppo"].inputs["reference"] is stages["sft"]
-    assert "eval_rejection_sampling" not in steps
-    assert not any(role.startswith(("meta_rm", "policy_full", "rehearsal")) for role in steps)
-
-
-def test_rejection_sampling_is_trained_once_for_both_arms() -> None:
-    arms = ["rejection_sampling", "rejection_sampling_ppo"]
-    for order in (arms, arms[::-1]):
-        plan = _plan("smoke", f"arms={json.dumps(order)}")
-        stages = [row.stage.stage for row in plan.rows]
-        assert (stages.count("answers"), stages.count("rejection_sampling")) == (2, 2)
-        assert "judge_rejection_sampling" in _steps(plan)
-
-
-def test_only_the_newest_samples_where_that_is_asked_for() -> None:
-    plan = _plan(
-        "smoke", 'arms=["rejection_sampling"]', "rejection_sampling.from_all_iterations=false"
+def test_a_slice_by_strength_trains_on_fewer_pairs_and_scores_as_many() -> None:
+    whole, tenth = (
+        {role: row.work for row in _plan("smoke", *changes).rows for role in row.roles}
+        for changes in ((), ("relabel.keep_from=0.9",))
     )
-    stages = {role: row.stage for row in plan.rows for role in row.roles}
-    newest = [stages["rejection_sampling_answers_2"]]
-    assert stages["policy_rejection_sampling"].inputs["answers"] == newest
+    for role in ("reward_model", "advantage_model", "meta_rm_2"):
+        assert tenth[role].examples == round(0.1 * whole[role].examples)
+    assert tenth["reward_model"].forward_tokens == whole["reward_model"].forward_tokens
+    assert tenth["member_0"] == whole["member_0"]
 
 
 def test_frozen_layers_run_once_for_policies_that_learn_from_pairs_too() -> None:
