@@ -31,7 +31,7 @@ def imitate(
     def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
         logprobs, entropies, response_mask = response_logprobs(model, batch)
         loss, _ = nll_loss(logprobs, response_mask)
-        entropy = entropies.sum() / response_mask.sum()
+        entropy = entropies.detach().sum() / response_mask.sum()
         return loss, {"entropy": entropy}
 
     return fit(

@@ -167,7 +167,8 @@ def test_a_label_audit_finds_its_stages_and_leaves_the_whole_report_alone(home: 
 
 def test_every_arm_is_trained_judged_and_counted(home: Path) -> None:
     arms = [arm for arm in get_args(Arm) if arm != "full"]  # whose rounds take their time
-    _run(home, "--flow", "policy", f"arms={json.dumps(arms)}")
+    safety = 'ppo.scoring.safety_categories=["harmful"]'
+    _run(home, "--flow", "policy", f"arms={json.dumps(arms)}", "ensemble.size=5", safety)
     card = json.loads((home / "reports/smoke-seed0-policy/scorecard.json").read_text())
     policies = {policy["name"]: policy for policy in card["policies"]}
     assert list(policies) == ["sft", *arms]

@@ -44,6 +44,13 @@ def _write(path: Path, rows: Iterable[Row]) -> None:
 def inputs(tmp_path: Path) -> Inputs:
     """The artifacts of an in-sample vote of two members, with truth."""
     root = tmp_path / "artifacts"
+    _write_preferences(root)
+    _write_votes(root)
+    return {folder.name: folder for folder in root.iterdir()}
+
+
+def _write_preferences(root: Path) -> None:
+    """The pairs as they came, as treated, and which labels are wrong."""
     for split in ("train", "validation", "test"):
         raw = [
             {
@@ -71,6 +78,10 @@ def inputs(tmp_path: Path) -> Inputs:
         for identifier, *_, wrong in PAIRS
     ]
     _write(root / "preferences" / "truth.jsonl", truths)
+
+
+def _write_votes(root: Path) -> None:
+    """Two members' scores, and the strength that is their mean."""
     for member in range(2):
         _write(
             root / f"member_{member}" / "scores.jsonl",
@@ -98,7 +109,6 @@ def inputs(tmp_path: Path) -> Inputs:
             for identifier, split, _, (first, second), *_ in PAIRS
         ),
     )
-    return {folder.name: folder for folder in root.iterdir()}
 
 
 @pytest.fixture

@@ -30,7 +30,6 @@ TOKENS = torch.tensor([0, 32, 7, 5, 5, 31, 1])
 
 
 @pytest.mark.usefixtures("_numbers_at_once")
-@pytest.mark.parametrize("learned", [(1.0, 0.0), (0.0, 1.0), (0.3, -2.0)])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
