@@ -63,7 +63,7 @@ def ppo_max(config: PPOConfig, setting: Setting) -> Work:
         num_ranks=config.num_ranks,
         optimiser_steps=rounds * updates,
         sampled_tokens=answers * config.max_new_tokens,
-        forward_tokens=answers * (prompt + (3 + len(setting.scorers)) * row),
+        forward_tokens=answers * (prompt + (2 + len(setting.scorers)) * row),
         trained_tokens=of_critic + of_policy,
         parameters=trained_parameters(setting.shape, config, setting.shape.policy_parameters)
         + trained_parameters(setting.shape, config, _critic_parameters(config, setting)),

@@ -141,7 +141,7 @@ def test_ppo_steps_and_tokens() -> None:
     # 7 rounds of 32 answers; an epoch is 3 train batches (12, 12, 8); the critic takes all.
     assert work.optimiser_steps == 7 * 2 * 3
     assert work.sampled_tokens == 7 * 32 * 20
-    assert work.forward_tokens == 7 * 32 * (10 + 4 * 31)
+    assert work.forward_tokens == 7 * 32 * (10 + 3 * 31)
     assert work.trained_tokens == (7 + 5) * 2 * 32 * 31
     # 40 prompts bound a larger rollout batch.
     assert _work("ppo_max", _ppo(rollout_batch=64)).examples == 7 * 40
