@@ -23,15 +23,16 @@ if TYPE_CHECKING:
 
 def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
     """Run a recipe, or print its plan or configuration."""
-    from flows.changes import changed, parsed
+    from flows.changes import parsed
     from flows.config import ConfigError
-    from flows.recipes import MACHINES, recipe_named
+    from flows.recipes import MACHINES
     from flows.runner import on_cluster
 
     try:
         _check_options(options)
         changes = parsed(options.overrides)
-        config = changed(recipe_named(options.recipe), changes)
+        given = _of_comparison(options)
+        config = _configured(options.recipe, changes, given)
     except ConfigError as error:
         print(f"trimtab: {error}", file=sys.stderr)
         return 2
@@ -48,7 +49,35 @@ def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
             file=sys.stderr,
         )
         return 2
-    return _in_prefect(lambda: partial(_flow(options.flow), options.recipe, changes))
+    return _in_prefect(
+        lambda: partial(_flow(options.flow), options.recipe, changes=changes, **given)
+    )
+
+
+def _of_comparison(options: argparse.Namespace) -> dict[str, Any]:
+    """What a comparison is given beside recipe and changes; nothing for the other flows."""
+    from flows.compared import METHODS, SEEDS
+    from flows.config import ConfigError
+
+    if options.flow == "compare":
+        return {"arms": options.arms or list(METHODS), "seeds": options.seeds or list(SEEDS)}
+    if options.arms or options.seeds:
+        raise ConfigError(
+            f"--arms and --seeds are for --flow compare, found --flow {options.flow}: give "
+            "arms=[...] and seed=..."
+        )
+    return {}
+
+
+def _configured(recipe: str, changes: dict[str, Any], given: dict[str, Any]) -> RunConfig:
+    """The configuration of a run, of a comparison that of its first seed."""
+    from flows.changes import changed
+    from flows.compared import of_seeds
+    from flows.recipes import recipe_named
+
+    if given:
+        return of_seeds(recipe, **given, changes=changes)[0]
+    return changed(recipe_named(recipe), changes)
 
 
 def _flow(name: str) -> Callable[..., object]:
@@ -224,7 +253,8 @@ def _dry_run(config: RunConfig, options: argparse.Namespace, settings: Settings)
     if options.gpus is not None:
         machine = Machine.of_gpus(options.gpus, options.gpu_memory)
     try:
-        print(plan_text(make_plan(config, options.flow, machine)))
+        num_seeds = len(_of_comparison(options).get("seeds", [config.seed]))
+        print(plan_text(make_plan(config, options.flow, machine, num_seeds)))
     except PlanError as error:
         print(f"trimtab: {error}", file=sys.stderr)
         return 2

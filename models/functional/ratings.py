@@ -88,8 +88,8 @@ def rating_intervals(
     games: (N, 3), for each game the indices of two players and the first one's outcome: 1 won, 0
     tied, -1 lost; whole numbers. num_players: P >= 2. clusters: (N,) long, 0 to C - 1, each with a
     game: those of a cluster are drawn together (deviation 4); None: each by itself. prior: above 0,
-    as resamples may leave anybody without a loss. num_resamples: at least 1. seed: determines the resamples; the global
-    random state is neither read nor advanced. level: in (0, 1).
+    as resamples may leave anybody without a loss. num_resamples: at least 1. seed: determines the
+    resamples; the global random state is neither read nor advanced. level: in (0, 1).
     Returns ratings, low, high: (P,) float64 each, Elo.
     Raises ShapeError for other shapes, ValueError for an option or an index out of range.
     """

@@ -11,10 +11,15 @@ from models.report.config import LineageEntry
 
 @dataclass(frozen=True)
 class Budget:
-    """num_sampled: responses sampled to train on; num_updates: gradient updates of the policy."""
+    """num_sampled: responses sampled to train on; num_updates: gradient updates of the policy;
+    num_trained_tokens: passed forward and backward, counted for each model that learned from them;
+    seconds: of the stages that made it.
+    """
 
     num_sampled: int
     num_updates: int
+    num_trained_tokens: int
+    seconds: float
 
 
 def budget_of(artifacts: Artifacts, lineage: Sequence[LineageEntry], role: str) -> Budget | None:
@@ -26,7 +31,8 @@ def budget_of(artifacts: Artifacts, lineage: Sequence[LineageEntry], role: str) 
     by_key = {entry.key: entry for entry in lineage}
     waiting = [entry.key for entry in lineage if entry.role == role]
     counted: set[str] = set()
-    totals = {"num_sampled": 0, "num_updates": 0}
+    totals = dict.fromkeys(("num_sampled", "num_updates", "num_trained_tokens"), 0)
+    seconds = 0.0
     while waiting:
         key = waiting.pop()
         entry = by_key.get(key)
@@ -36,9 +42,10 @@ def budget_of(artifacts: Artifacts, lineage: Sequence[LineageEntry], role: str) 
         summary = artifacts.document(entry.role, "summary.json")
         for name in totals:
             totals[name] += round(summary.get(name, 0))
+        seconds += entry.seconds
         waiting += [
             parent["key"]
             for name, parent in entry.parents.items()
             if name == "policy" or name.startswith("answers_")
         ]
-    return Budget(**totals) if counted else None
+    return Budget(**totals, seconds=seconds) if counted else None
