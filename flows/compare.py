@@ -22,7 +22,7 @@ from tasks.report import announce, lineage_of
 Arms = Annotated[list[Arm], Field(min_length=1)]
 Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 # Stages whose records say what a policy took, and how it went.
-READ = ("ppo_max", "dpo", "cpl", "answers", "rejection_sampling", "rest", "hir")
+READ = ("ppo_max", "rehearsal", "dpo", "cpl", "answers", "rejection_sampling", "rest", "hir")
 
 
 def _name() -> str:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from models.report.artifacts import ReportInputError, Row
 
-MEASURES = ("gold", "judge_score")  # who decides, the first that there is
+MEAN = "judge_score"
+MEASURES = ("gold", MEAN)  # who decides, the first that there is
 START = "sft"
 # Promotion is decided on these prompts, so that they are not judged here as well.
 LEFT_OUT = "validation"
@@ -79,7 +80,7 @@ def _by_set(path: Path) -> dict[str, list[Row]]:
 
 def _measures(row: Row) -> list[str]:
     """What a row has been measured by: its judges, KL and length."""
-    judges = sorted(name for name in row if name.startswith("judge_") and name != MEASURES[1])
+    judges = sorted(name for name in row if name.startswith("judge_") and name != MEAN)
     return [*(name for name in MEASURES if name in row), *judges, "kl", "length"]
 
 

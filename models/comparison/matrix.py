@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.comparison.answers import MEASURES, START, Answers
+from models.comparison.answers import MEAN, MEASURES, START, Answers
 from models.comparison.config import WinMatrixConfig
 from models.comparison.spread import Bootstrap, Spread
 from models.functional.judgement import outcome_matrix
@@ -70,6 +70,7 @@ class Rated:
 class Agreement:
     """Two judges on all games on main prompts: share of equal verdicts, and Cohen's kappa.
 
+    The mean of the held-out judges is held against gold only, as it is made of the others.
     kappa is None where both give one verdict throughout.
     """
 
@@ -172,6 +173,8 @@ def _on_main(answers: Answers, config: WinMatrixConfig) -> tuple[list[Rated], li
             rated += _rated(judge, answers, outcomes, ratings, bootstrap)
     agreements = []
     for first, second in combinations(verdicts, 2):
+        if first == MEAN:  # of which the second is a part
+            continue
         share, kappa = cohen_kappa(verdicts[first], verdicts[second])
         known = None if bool(kappa.isnan()) else float(kappa)
         agreements.append(Agreement(first, second, len(verdicts[first]), float(share), known))

@@ -44,7 +44,7 @@ class Method:
     @property
     def words(self) -> str:
         """Its name for people."""
-        return policy_name(self.name)
+        return policy_name(self.name).removesuffix(" (round 1)")
 
 
 def methods_of(
@@ -153,7 +153,8 @@ def answer_of(methods: Sequence[Method], matrix: WinMatrix) -> Answer:
         standing[method.against_sft.net.standing].append(method.words)
     better = standing["better"]
     sentence = (
-        f"{len(better)} of {len(trained)} methods are clearly better than SFT by {JUDGES[judge]}"
+        f"{len(better)} of {len(trained)} methods {'is' if len(better) == 1 else 'are'} clearly "
+        f"better than SFT by {JUDGES[judge]}"
         f"{': ' if better else ''}{'; '.join(better)}."
     )
     details = []

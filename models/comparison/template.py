@@ -28,7 +28,8 @@ Brackets: 95 % interval over prompts.</p>
 {% if has_forget %}<th>Forget set: lost / won (%)</th>{% endif %}
 <th>Responses sampled</th><th>Tokens trained</th><th>Seconds</th></tr>
 {% for method in methods %}{% set duel = method.against_sft %}
-<tr><td class="n">{{ loop.index }}</td><td>{{ method.words }}</td>
+<tr{% if not duel %} class="start"{% endif %}><td class="n">{{ loop.index }}</td>
+<td class="name">{{ method.words }}</td>
 <td class="n">{{ method.means[judge]|spread }}</td>
 {% if duel %}
 <td class="n">{{ '%.0f / %.0f / %.0f'|format(100 * duel.win.value, 100 * duel.tie.value,
@@ -48,10 +49,11 @@ Brackets: 95 % interval over prompts.</p>
 <td class="n">{{ '{:,.1f}'.format(method.budget.seconds) }}</td>
 {% else %}<td>–</td><td>–</td><td>–</td>{% endif %}</tr>
 {% endfor %}</table></div>
-<p class="note">Cost is a seed's, beyond SFT: the policy, the answers it learned from and earlier
-policies it went on from. What scorers took serves all methods and is not counted; DPO and CPL need
-no scorer. A token counts for each model that learns from it. {% if 'best_of_n' in config.arms %}The
-best of n trains nothing, but samples {{ config.num_candidates }} answers each time it is asked.
+<p class="note">Cost is a seed's, beyond SFT: the policy, the answers it learned from or rehearsed,
+and earlier policies it went on from. What scorers took serves all methods and is not counted; DPO
+and CPL need no scorer. A token counts for each model that learns from it.
+{% if 'best_of_n' in config.arms %}The best of n trains nothing, but samples
+{{ config.num_candidates }} answers each time it is asked.
 {% endif %}Win rate at equal length: what a logistic regression on the difference of lengths
 predicts where there is none, ties as half (as length-controlled AlpacaEval).
 {% if has_forget %}The forget set is what SFT was expert at.{% endif %}</p>
@@ -93,7 +95,9 @@ RATINGS = """
 {% endfor %}</table></div>
 <p class="note">Bradley-Terry ratings of all games, on Elo's scale: their mean is 1000, and 400
 points are odds of 10 to 1, a tie being half a win. Intervals resample prompts. Effect of length: in
-logits; above 0 the longer answer tends to win.</p>
+logits; above 0 the longer answer tends to win.
+{%- if 'gold' in grids %} A method that the held-out reward models rate far higher than gold does
+has found what reward models have in common, and not what they were to learn.{% endif %}</p>
 {% if agreements %}
 <div class="scroll"><table><tr><th>Judges</th><th>Same verdict (%)</th><th>Cohen's kappa</th></tr>
 {% for row in agreements %}
@@ -125,6 +129,7 @@ PAGE = """<!DOCTYPE html>
 STYLE = """
 body { max-width: 76rem; }
 table.wide { font-size: .82rem; } table.wide th { vertical-align: bottom; }
+td.name { min-width: 11rem; } tr.start { background: var(--box); }
 table.grid { width: auto; } table.grid td.n, table.grid th.n { text-align: right;
   padding: .25rem .4rem; min-width: 2.6rem; }
 """

@@ -43,7 +43,7 @@ def run(config: CompareConfig, inputs: dict[str, Path], workdir: Path) -> None:
     (output / "plots").mkdir()
     for name, chart in charts.items():
         (output / "plots" / f"{name}.svg").write_bytes(chart.svg)
-    numbers = {}
+    numbers: dict[str, float] = {}
     for method in methods:
         figures = {**method.means, "rating": method.rated.rating}
         if method.against_sft is not None:

@@ -25,8 +25,8 @@ class Budget:
 def budget_of(artifacts: Artifacts, lineage: Sequence[LineageEntry], role: str) -> Budget | None:
     """The budget of the policy that plays `role`; None for SFT, and where lineage has none.
 
-    Counted are the policy's own stage, the answers it learned from, and the same of the policy it
-    went on from. Scorers are not: what they took serves all arms.
+    Counted are the policy's own stage, the answers it learned from or rehearsed, and the same of
+    the policy it went on from. Scorers are not: what they took serves all arms.
     """
     by_key = {entry.key: entry for entry in lineage}
     waiting = [entry.key for entry in lineage if entry.role == role]
@@ -46,6 +46,6 @@ def budget_of(artifacts: Artifacts, lineage: Sequence[LineageEntry], role: str) 
         waiting += [
             parent["key"]
             for name, parent in entry.parents.items()
-            if name == "policy" or name.startswith("answers_")
+            if name in ("policy", "rehearsal") or name.startswith("answers_")
         ]
     return Budget(**totals, seconds=seconds) if counted else None

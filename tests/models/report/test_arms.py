@@ -36,6 +36,8 @@ LINEAGE = (
         answers_1="hir_answers_2",
     ),
     _entry("policy_dpo", "dpo", policy="sft", reference="sft"),
+    _entry("rehearsal", "rehearsal", policy="sft", scorer="advantage_model"),
+    _entry("policy_rehearsed", "ppo_max", policy="sft", rehearsal="rehearsal"),
 )
 COUNTS = {
     "sft": {"num_updates": 5000},
@@ -45,6 +47,8 @@ COUNTS = {
     "hir_answers_2": {"num_sampled": 60},
     "policy_hir": {"num_updates": 13, "num_trained_tokens": 1600},
     "policy_dpo": {"num_updates": 7},
+    "rehearsal": {"num_sampled": 30},
+    "policy_rehearsed": {"num_sampled": 20, "num_updates": 4},
 }
 
 
@@ -72,6 +76,7 @@ def test_budgets_by_hand(inputs: Inputs) -> None:
     # Both iterations, their answers once each; what SFT and the scorer took is not its own.
     assert budget_of(artifacts, LINEAGE, "policy_hir") == Budget(100, 18, 2300, 4 * 1.5)
     assert budget_of(artifacts, LINEAGE, "policy_dpo") == Budget(0, 7, 0, 1.5)
+    assert budget_of(artifacts, LINEAGE, "policy_rehearsed") == Budget(50, 4, 0, 3.0)
     assert budget_of(artifacts, LINEAGE, "sft") is None
     assert budget_of(artifacts, (), "policy_hir") is None
 
