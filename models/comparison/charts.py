@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from models.comparison.answers import START
 from models.comparison.methods import Method
 from models.report.charts import BLACK, GREEN, GREY, RED, STYLES, Chart, Panel
-from models.report.frontier import MARKERS
 from models.report.names import JUDGES, SETS
 
+MARKERS = "osD^vPX<>ph"  # SFT is the star
 STANDINGS = {"better": GREEN, "not clear": GREY, "worse": RED}
 
 
@@ -27,7 +27,8 @@ def frontier(methods: Sequence[Method], judge: str) -> Chart:
                 kl.by_seed, score.by_seed, marker, color=colour, alpha=0.45, markersize=4
             )
             panel.axes.plot(
-                [kl.value], [score.value], marker, color=colour, markersize=8,
+                [kl.value], [score.value], marker, color=colour,
+                markersize=13 if method.name == START else 8,
                 markeredgecolor="white", markeredgewidth=0.6, linestyle="none", label=method.words,
             )  # fmt: skip
         panel.figure.legend(loc="outside lower center", ncols=2, fontsize=8)

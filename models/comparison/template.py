@@ -9,7 +9,7 @@ budget · {{ '{:,.0f}'.format(seconds) }} s of work</div></header>
 <div class="verdict {{ answer.status }}"><strong>{{ answer.sentence }}</strong>
 {% for detail in answer.details %}<p>{{ detail }}</p>{% endfor %}
 <p class="note">Clearly: of wins minus losses on the main test prompts both the whole 95 % interval
-over prompts and every seed lie on one side of 0.
+over prompts and every seed lie on one side of 0. Nothing corrects for looking at several methods.
 {%- if config.seeds|length == 1 %} Here is one seed: another run of the same method may end
 elsewhere, which the interval does not know.{% endif %}</p></div>
 """
