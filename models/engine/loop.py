@@ -76,12 +76,12 @@ def fit(
     learner.finish()
     ranks.leave()
     merge_adapters(model)
-    trained_tokens = sum(rows[index].num_tokens for batch in batches for index in batch)
-    return {
-        **tail_means(progress.path),
-        "num_updates": len(batches),
-        "num_trained_tokens": trained_tokens,
-    }
+    return {**tail_means(progress.path), **_amounts(rows, batches)}
+
+
+def _amounts(rows: Sequence[Candidates], batches: Sequence[Sequence[int]]) -> dict[str, float]:
+    tokens = sum(rows[index].num_tokens for batch in batches for index in batch)
+    return {"num_updates": len(batches), "num_trained_tokens": tokens}
 
 
 def _batches(

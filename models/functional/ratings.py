@@ -93,26 +93,12 @@ def rating_intervals(
     Returns ratings, low, high: (P,) float64 each, Elo.
     Raises ShapeError for other shapes, ValueError for an option or an index out of range.
     """
-    require_shape("rating_intervals", 2, games=games)
-    if games.shape[1] != 3 or games.is_floating_point():
-        raise ShapeError(
-            f"rating_intervals: games must be whole numbers (N, 3), found {games.dtype} "
-            f"{tuple(games.shape)}"
-        )
     if not (prior > 0 and num_resamples >= 1 and 0 < level < 1):
         raise ValueError(
             "rating_intervals: prior must be above 0, num_resamples at least 1 and level in "
             f"(0, 1), found {prior}, {num_resamples} and {level}"
         )
-    players, outcome = games[:, :2], games[:, 2]
-    if not bool(((players >= 0) & (players < num_players)).all() and (outcome.abs() <= 1).all()):
-        raise ValueError(
-            f"rating_intervals: players must be in [0, {num_players}), outcomes -1, 0 or 1"
-        )
-    if clusters is not None and clusters.shape != games.shape[:1]:
-        raise ShapeError(
-            f"rating_intervals: clusters must be ({len(games)},), found {tuple(clusters.shape)}"
-        )
+    _require_results(games, num_players, clusters)
     generator = torch.Generator("cpu").manual_seed(seed)
     count = len(games) if clusters is None else int(clusters.max()) + 1
     resampled = []
@@ -125,6 +111,25 @@ def rating_intervals(
     ends = torch.tensor([tail, 1 - tail], dtype=torch.float64, device=games.device)
     low, high = torch.stack(resampled).quantile(ends, dim=0)
     return bradley_terry_ratings(wins_of(games, num_players), prior), low, high
+
+
+def _require_results(games: Tensor, num_players: int, clusters: Tensor | None) -> None:
+    """Require games and clusters as `rating_intervals` takes them."""
+    require_shape("rating_intervals", 2, games=games)
+    if games.shape[1] != 3 or games.is_floating_point():
+        raise ShapeError(
+            f"rating_intervals: games must be whole numbers (N, 3), found {games.dtype} "
+            f"{tuple(games.shape)}"
+        )
+    if clusters is not None and clusters.shape != games.shape[:1]:
+        raise ShapeError(
+            f"rating_intervals: clusters must be ({len(games)},), found {tuple(clusters.shape)}"
+        )
+    players, outcome = games[:, :2], games[:, 2]
+    if not bool(((players >= 0) & (players < num_players)).all() and (outcome.abs() <= 1).all()):
+        raise ValueError(
+            f"rating_intervals: players must be in [0, {num_players}), outcomes -1, 0 or 1"
+        )
 
 
 def wins_of(games: Tensor, num_players: int, times: Tensor | None = None) -> Tensor:
