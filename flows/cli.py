@@ -149,7 +149,12 @@ def _add_runs(commands: Any) -> None:
     run = commands.add_parser("run", help="run a recipe")
     run.add_argument("recipe", help="smoke, default, hh-smollm2, ukp-smollm2, hh-7b")
     run.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. ppo.kl_coef=0.1")
-    run.add_argument("--flow", choices=("rlhf", "policy", "reward", "label-audit"), default="rlhf")
+    flows = ("rlhf", "policy", "reward", "label-audit", "compare")
+    run.add_argument("--flow", choices=flows, default="rlhf")
+    run.add_argument(
+        "--arms", nargs="+", metavar="ARM", help="methods that --flow compare compares"
+    )
+    run.add_argument("--seeds", type=int, nargs="+", help="seeds of --flow compare (2 3 4)")
     instead = run.add_mutually_exclusive_group()
     instead.add_argument(
         "--dry-run", action="store_true", help="print stages, tokens, steps and memory, and stop"

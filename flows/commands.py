@@ -12,26 +12,25 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from flows.run_options import check_options, configured, dry_run, of_comparison
 from infra.imports import quick_imports
 from infra.settings import Settings
-
-if TYPE_CHECKING:
-    from flows.config import RunConfig
 
 
 def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
     """Run a recipe, or print its plan or configuration."""
-    from flows.changes import changed, parsed
+    from flows.changes import parsed
     from flows.config import ConfigError
-    from flows.recipes import MACHINES, recipe_named
+    from flows.recipes import MACHINES
     from flows.runner import on_cluster
 
     try:
-        _check_options(options)
+        check_options(options)
         changes = parsed(options.overrides)
-        config = changed(recipe_named(options.recipe), changes)
+        given = of_comparison(options)
+        config = configured(options.recipe, changes, given)
     except ConfigError as error:
         print(f"trimtab: {error}", file=sys.stderr)
         return 2
@@ -39,7 +38,7 @@ def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
         print(config.model_dump_json(indent=1))
         return 0
     if options.dry_run:
-        return _dry_run(config, options, settings)
+        return dry_run(config, options, settings)
     needed, here = MACHINES.get(options.recipe), len(settings.gpus)
     if needed is not None and here < needed.num_devices and not on_cluster():
         print(
@@ -48,7 +47,9 @@ def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
             file=sys.stderr,
         )
         return 2
-    return _in_prefect(lambda: partial(_flow(options.flow), options.recipe, changes))
+    return _in_prefect(
+        lambda: partial(_flow(options.flow), options.recipe, changes=changes, **given)
+    )
 
 
 def _flow(name: str) -> Callable[..., object]:
@@ -197,35 +198,4 @@ def _reported(
     except (ConfigError, LineageError, RegistryError, *known) as error:
         print(f"trimtab: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
-    return 0
-
-
-def _check_options(options: argparse.Namespace) -> None:
-    """The GPUs of a plan go together, and with a plan only."""
-    from flows.config import ConfigError
-
-    given = [name for name in ("gpus", "gpu_memory") if getattr(options, name) is not None]
-    if given and not (options.dry_run and len(given) == 2):
-        raise ConfigError(
-            f"--gpus is {options.gpus}, --gpu-memory is {options.gpu_memory}, --dry-run is "
-            f"{options.dry_run}; a dry run takes both of the first two, or none"
-        )
-
-
-def _dry_run(config: RunConfig, options: argparse.Namespace, settings: Settings) -> int:
-    """Print the plan; nothing is run, downloaded or stored."""
-    from flows.plan import make_plan
-    from flows.plan_text import plan_text
-    from flows.recipes import MACHINES
-    from models.planning.machine import Machine
-    from models.planning.shapes import PlanError
-
-    machine = MACHINES.get(options.recipe) or Machine.this_computer(settings.max_parallel)
-    if options.gpus is not None:
-        machine = Machine.of_gpus(options.gpus, options.gpu_memory)
-    try:
-        print(plan_text(make_plan(config, options.flow, machine)))
-    except PlanError as error:
-        print(f"trimtab: {error}", file=sys.stderr)
-        return 2
     return 0

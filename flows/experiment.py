@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 from flows.champions import first_champion, improve_in_rounds
 from flows.changes import RunChanges, changed
+from flows.config import seeded
 from flows.finish import finish, tracked_flow
-from flows.optimisers import train_policies
+from flows.optimisers import judge_policies, train_policies
 from flows.recipes import RecipeName, recipe_named
 from flows.run import Run
 from flows.stages import (
@@ -22,6 +23,8 @@ from flows.stages import (
     prepare,
     train_scorers,
 )
+from models.comparison.config import WinMatrixConfig
+from tasks.win_matrix import win_matrix
 
 
 def run_flow(
@@ -37,14 +40,38 @@ def run_flow(
 def experiment(run: Run) -> int | None:
     """All stages but the report; returns the champion's round, `None` without one."""
     _policies(run)
+    judge_policies(run)
     return improve_in_rounds(run)
 
 
 def first_round(run: Run) -> int | None:
     """All stages before the MetaRM rounds; returns 1 if the arm `full` is promoted."""
     _policies(run)
+    judge_policies(run)
     compare_votes(run)
     return first_champion(run)
+
+
+def contest(*runs: Run) -> None:
+    """The policies of every run, which are seeds of one configuration, and all of them judged.
+
+    The first run has the role `win_matrix`.
+    """
+    for run in runs:
+        _policies(run)
+    first = runs[0].config
+    names = ["sft", *first.arms]
+    runs[0]["win_matrix"] = runs[0].submit(
+        win_matrix,
+        seeded(
+            WinMatrixConfig(
+                tie_margin=first.evaluate.tie_margin, num_resamples=first.evaluate.num_resamples
+            ),
+            first.seed,
+        ),
+        [run[f"eval_{name}"] for run in runs for name in names],
+        [f"{run.config.seed}.{name}" for run in runs for name in names],
+    )
 
 
 def _policies(run: Run) -> None:

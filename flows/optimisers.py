@@ -30,7 +30,7 @@ How = dict[str, Any]
 
 
 def train_policies(run: Run) -> None:
-    """Every arm from the SFT policy, judged against it."""
+    """Every arm from the SFT policy, and its answers to the evaluation prompts."""
     config, seed = run.config, run.config.seed
     if "full" in config.arms:
         run["rehearsal"] = run.submit(
@@ -52,9 +52,14 @@ def train_policies(run: Run) -> None:
         scorer = scorer_of(run, arm)
         first = scorer[0] if isinstance(scorer, list) else scorer
         measure(run, arm, policy, first, place=of_answers, **_answering(run, arm))
+
+
+def judge_policies(run: Run) -> None:
+    """Every arm's answers against those of SFT."""
+    for arm in run.config.arms:
         run[f"judge_{arm}"] = run.submit(
             judge,
-            seeded(config.evaluate, seed),
+            seeded(run.config.evaluate, run.config.seed),
             run[f"eval_{arm}"],
             run["eval_sft"],
             label=f"judge {arm}",

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from flows.config import RunConfig
-from flows.experiment import audit, experiment, first_round, scorers
+from flows.experiment import audit, contest, experiment, first_round, scorers
 from flows.run import Run
 from models.config_parts import TrainerConfig
 from models.planning.amounts import Amounts, of_preferences, of_world
@@ -31,6 +31,7 @@ FLOWS: dict[str, Callable[[Run], Any]] = {
     "policy": first_round,
     "reward": scorers,
     "label-audit": audit,
+    "compare": contest,
 }
 
 
@@ -100,7 +101,7 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Plan:
-    """All of it: rows in the order in which stages can start."""
+    """All of it: rows, of one seed, in the order in which stages can start."""
 
     config: RunConfig
     flow: str
@@ -108,6 +109,7 @@ class Plan:
     amounts: Amounts
     machine: Machine
     rows: list[PlanRow]
+    num_seeds: int = 1
 
     @property
     def parallel(self) -> Iterator[list[PlanRow]]:
@@ -117,8 +119,8 @@ class Plan:
             yield list(rows)
 
 
-def make_plan(config: RunConfig, flow: str, machine: Machine) -> Plan:
-    """The plan of `config` under a flow of FLOWS.
+def make_plan(config: RunConfig, flow: str, machine: Machine, num_seeds: int = 1) -> Plan:
+    """The plan of `config`, the first of so many seeds, under a flow of FLOWS.
 
     Raises models.planning.shapes.PlanError where the model's size or the data cannot be told.
     """
@@ -136,7 +138,7 @@ def make_plan(config: RunConfig, flow: str, machine: Machine) -> Plan:
         work = work_of(stage.stage, stage.config, setting)
         rows.append(PlanRow(tuple(roles[key]), stage, setting, work))
     rows.sort(key=lambda row: row.stage.step)
-    return Plan(config, flow, shape, amounts, machine, rows)
+    return Plan(config, flow, shape, amounts, machine, rows, num_seeds)
 
 
 def _amounts(config: RunConfig) -> Amounts:

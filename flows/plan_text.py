@@ -26,9 +26,10 @@ THIS_BUILD = (
 def plan_text(plan: Plan) -> str:
     """The whole plan, a text of several tables."""
     shape, base = plan.shape, plan.config.sft.model.base
+    seeds = f" Each of {plan.num_seeds} seeds takes as much." if plan.num_seeds > 1 else ""
     parts = [
         f"Plan of {plan.config.recipe}, seed {plan.config.seed}, flow {plan.flow}: "
-        f"{len(plan.rows)} stages, then the report. Nothing was run.",
+        f"{len(plan.rows)} stages, then the report. Nothing was run.{seeds}",
         f"Model: {base or 'a small Llama from scratch'}; {shape.policy_parameters:,} parameters "
         f"as a policy, {shape.scorer_parameters(1):,} as a reward model or critic.",
         "Work. Stages of one step can run at once; tokens are upper bounds.\n" + _work_table(plan),

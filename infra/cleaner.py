@@ -16,7 +16,7 @@ from infra.objects import Found
 from infra.storage import Store
 
 _Artifact = tuple[str, str]
-REPORTS = ("report", "study")  # the stages that people read the output of
+REPORTS = ("report", "study", "compare")  # the stages that people read the output of
 
 
 @dataclass(frozen=True)

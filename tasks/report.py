@@ -21,7 +21,7 @@ from tasks.perform import base_context, perform
 from tasks.stage import StageResult
 
 REQUESTS_AT_ONCE = 8
-REPORT_FILES = ("report.html", "scorecard.json", "summary.json")
+REPORT_FILES = ("report.html", "scorecard.json", "summary.json", "methods.md")
 AUDIT_FILES = ("audit.html", "audited.jsonl.gz", "audited.parquet")
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from flows.champions import improve_in_rounds
-from flows.optimisers import train_policies
+from flows.optimisers import judge_policies, train_policies
 from flows.run import Run
 from flows.stages import train_scorers
 from flows.studies.arms import AS_GIVEN, MARGIN, audited, policy, scorer, treatment, varied, versus
@@ -128,6 +128,7 @@ def rounds(run: Run) -> None:
     audited(whole)
     train_scorers(whole)
     train_policies(whole)
+    judge_policies(whole)
     improve_in_rounds(whole)
     for number in range(1, NUM_ROUNDS + 1):
         name = "full" if number == 1 else f"round_{number}"

@@ -37,8 +37,9 @@ def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
 
     Output: responses.jsonl with, for every prompt of every set, response, length, kl and log-prob
     (nats, whole response), `score` (the scorer that was optimised), `judge_score` (mean of the
-    held-out judges) and, in the synthetic world, `gold`. Of several candidates best_of_k.json says
-    by set, for k = 1 ... n, what the best of k is worth, and its KL bound.
+    held-out judges), each judge's own under its name and, in the synthetic world, `gold`. Of
+    several candidates best_of_k.json says by set, for k = 1 ... n, what the best of k is worth, and
+    its KL bound.
     """
     rows = [
         {"set": path.stem, **row}
@@ -101,12 +102,12 @@ def _measures(
     scores = score_rows(scorer, rows)
     del scorer
 
-    votes = []
+    votes = {}
     for name in sorted(inputs):
         if name.startswith("judge_"):
             judge = load_scorer(inputs[name] / "model")
             tie_lower_layers(policy, judge, depth)
-            votes.append(score_rows(judge, rows))
+            votes[name] = score_rows(judge, rows)
             del judge
     best = best_of(scores)
     if config.num_candidates > 1:
@@ -123,7 +124,7 @@ def _measures(
     lengths: list[float] = [len(row.responses[0]) for row in rows]
     return (
         best,
-        {"score": scores, "judge_score": torch.stack(votes).mean(0)},
+        {"score": scores, "judge_score": torch.stack(list(votes.values())).mean(0), **votes},
         {"length": lengths, "logprob": ours.tolist(), "kl": kl.tolist()},
     )
 

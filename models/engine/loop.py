@@ -45,7 +45,8 @@ def fit(
 ) -> dict[str, float]:
     """Train `model` in place and return the means of the last tenth of the steps' metrics.
 
-    Beside them stands `num_updates`, the number of steps. `loss_function(batch, indices)` gets a
+    Beside them stand `num_updates`, the number of steps, and `num_trained_tokens`, of all rows
+    that they pass. `loss_function(batch, indices)` gets a
     packed batch and its rows' indices (b,) and returns (mean loss, metrics). It is a mean by
     `weights` (N,), what each row counts (pairs, tokens), by which micro batches and ranks equal one
     large batch. `ascend(step)` moves the parameters for the gradient only; `after_step(number)`
@@ -75,7 +76,12 @@ def fit(
     learner.finish()
     ranks.leave()
     merge_adapters(model)
-    return {**tail_means(progress.path), "num_updates": len(batches)}
+    return {**tail_means(progress.path), **_amounts(rows, batches)}
+
+
+def _amounts(rows: Sequence[Candidates], batches: Sequence[Sequence[int]]) -> dict[str, float]:
+    tokens = sum(rows[index].num_tokens for batch in batches for index in batch)
+    return {"num_updates": len(batches), "num_trained_tokens": tokens}
 
 
 def _batches(

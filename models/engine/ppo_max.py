@@ -185,6 +185,7 @@ class PPORun:
                 "policy_of_step": self.step,
                 "num_sampled": stopped_at * batch,
                 "num_updates": updates * max(0, stopped_at - self.config.critic_pretrain_steps),
+                "num_trained_tokens": self.learner.num_trained_tokens,
             },
         )
 

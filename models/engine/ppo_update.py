@@ -30,7 +30,8 @@ class ActorCritic:
     """The two trained models, a learner each.
 
     `replay` holds (coefficient, metric name, dialogues): rehearsal and pre-training terms added
-    to the policy loss. Their draws come from a generator of their own, kept in the checkpoint.
+    to the policy loss. Their draws come from a generator of their own, kept in the checkpoint
+    like `num_trained_tokens`: tokens learned from so far, of policy and critic each.
     """
 
     def __init__(
@@ -52,8 +53,10 @@ class ActorCritic:
             critic, _critic_loss(critic, config), config, state=saved.get("critic")
         )
         self.generator = torch.Generator().manual_seed(config.seed + 1)
+        self.num_trained_tokens = 0
         if state is not None:
             self.generator.set_state(state["generator"])
+            self.num_trained_tokens = state["num_trained_tokens"]
 
     def update(self, experience: Experience, updates_policy: bool) -> Metrics:
         """All epochs of train batches over one rollout batch; mean metrics over the updates."""
@@ -62,6 +65,8 @@ class ActorCritic:
             order = torch.randperm(len(experience.rows), generator=self.generator, device="cpu")
             for indices in order.split(self.config.train_batch):
                 row = self._critic_step(experience, indices.tolist())
+                drawn = [experience.rows[index] for index in indices.tolist()]
+                self._count(drawn, 1 + updates_policy)
                 if updates_policy:
                     row |= self._policy_step(experience, indices.tolist())
                 for name, value in row.items():
@@ -107,6 +112,7 @@ class ActorCritic:
             len(rows), (self.config.rehearsal_batch,), generator=self.generator, device="cpu"
         ).tolist()
         drawn = [rows[index] for index in draw]
+        self._count(drawn, 1)
         lengths = torch.tensor([len(row.responses[0]) for row in drawn])
         found = accumulate(
             self.policy,
@@ -120,12 +126,16 @@ class ActorCritic:
         )
         return found["loss"]
 
+    def _count(self, rows: list[Candidates], num_models: int) -> None:
+        self.num_trained_tokens += num_models * sum(row.num_tokens for row in rows)
+
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimiser states and the generator."""
+        """Weights, optimiser states, the generator and the count of tokens."""
         return {
             "policy": self.policy.state_dict(),
             "critic": self.critic.state_dict(),
             "generator": self.generator.get_state(),
+            "num_trained_tokens": self.num_trained_tokens,
         }
 
     def finish(self) -> None:

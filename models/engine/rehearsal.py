@@ -60,7 +60,7 @@ def run(config: RehearsalConfig, inputs: dict[str, Path], workdir: Path) -> None
     write_json(
         workdir / "output" / "summary.json",
         {
-            "num_rollouts": len(prompts),
+            "num_sampled": len(prompts),
             "num_kept": len(kept),
             "num_clusters": len(set(clusters.tolist())),
             "score_all": float(scores.mean()),

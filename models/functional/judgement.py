@@ -46,6 +46,28 @@ def win_tie_lose(ours: Tensor, theirs: Tensor, tie_margin: float) -> dict[str, f
     }
 
 
+def outcome_matrix(scores: Tensor, tie_margin: float) -> Tensor:
+    """Win 1, tie 0 and lose -1 of every system against every other, prompt by prompt.
+
+    o_ijn = sign(s_in - s_jn) where they differ by more than tie_margin, else 0, as `win_tie_lose`.
+
+    scores: (P, N), judged scores of P systems' responses to the same N prompts, in one unit.
+    tie_margin: not negative, in that unit.
+    Returns (P, P, N) int8; o_jin = -o_ijn.
+    Raises ShapeError for other shapes, ValueError for a negative margin or a score that is NaN.
+    """
+    require_shape("outcome_matrix", 2, scores=scores)
+    require_floating("outcome_matrix", scores=scores)
+    if not tie_margin >= 0:
+        raise ValueError(f"outcome_matrix: tie_margin must not be negative, found {tie_margin}")
+    if bool(scores.isnan().any()):
+        raise ValueError(
+            "outcome_matrix: a score is NaN, which neither wins nor loses; judge again"
+        )
+    gap = scores.detach().double()[:, None] - scores.detach().double()[None]
+    return (gap > tie_margin).to(torch.int8) - (gap < -tie_margin).to(torch.int8)
+
+
 def bootstrap_interval(
     values: Tensor,
     *,

@@ -12,6 +12,9 @@ Deviations
 3. A player who won, or lost, all games would have an infinite rating. `prior` adds that many ties
    between any two players, games or none: with it every rating is finite, and close together where
    games are few. 0 is the plain maximum.
+4. Where every player answers every prompt, the games on a prompt share their answers. Drawn one by
+   one they would pass for independent, and intervals come out too narrow: `clusters` keeps them
+   together. [ARENA] has a prompt for each game.
 """
 
 from __future__ import annotations
@@ -74,6 +77,7 @@ def rating_intervals(
     games: Tensor,
     num_players: int,
     *,
+    clusters: Tensor | None = None,
     prior: float = 0.1,
     num_resamples: int,
     seed: int,
@@ -82,33 +86,26 @@ def rating_intervals(
     """Ratings with percentile bootstrap intervals over games [ARENA section 4.1].
 
     games: (N, 3), for each game the indices of two players and the first one's outcome: 1 won, 0
-    tied, -1 lost; whole numbers. num_players: P >= 2. prior: above 0, as resamples may leave
-    anybody without a loss. num_resamples: at least 1. seed: determines the resamples; the global
-    random state is neither read nor advanced. level: in (0, 1).
+    tied, -1 lost; whole numbers. num_players: P >= 2. clusters: (N,) long, 0 to C - 1, each with a
+    game: those of a cluster are drawn together (deviation 4); None: each by itself. prior: above 0,
+    as resamples may leave anybody without a loss. num_resamples: at least 1. seed: determines the
+    resamples; the global random state is neither read nor advanced. level: in (0, 1).
     Returns ratings, low, high: (P,) float64 each, Elo.
     Raises ShapeError for other shapes, ValueError for an option or an index out of range.
     """
-    require_shape("rating_intervals", 2, games=games)
-    if games.shape[1] != 3 or games.is_floating_point():
-        raise ShapeError(
-            f"rating_intervals: games must be whole numbers (N, 3), found {games.dtype} "
-            f"{tuple(games.shape)}"
-        )
     if not (prior > 0 and num_resamples >= 1 and 0 < level < 1):
         raise ValueError(
             "rating_intervals: prior must be above 0, num_resamples at least 1 and level in "
             f"(0, 1), found {prior}, {num_resamples} and {level}"
         )
-    players, outcome = games[:, :2], games[:, 2]
-    if not bool(((players >= 0) & (players < num_players)).all() and (outcome.abs() <= 1).all()):
-        raise ValueError(
-            f"rating_intervals: players must be in [0, {num_players}), outcomes -1, 0 or 1"
-        )
+    _require_results(games, num_players, clusters)
     generator = torch.Generator("cpu").manual_seed(seed)
+    count = len(games) if clusters is None else int(clusters.max()) + 1
     resampled = []
     for _ in range(num_resamples):
-        index = torch.randint(len(games), (len(games),), generator=generator, device="cpu")
-        drawn = wins_of(games[index.to(games.device)], num_players)
+        index = torch.randint(count, (count,), generator=generator, device="cpu").to(games.device)
+        times = torch.bincount(index, minlength=count).double()
+        drawn = wins_of(games, num_players, times if clusters is None else times[clusters])
         resampled.append(bradley_terry_ratings(drawn, prior))
     tail = (1 - level) / 2
     ends = torch.tensor([tail, 1 - tail], dtype=torch.float64, device=games.device)
@@ -116,16 +113,36 @@ def rating_intervals(
     return bradley_terry_ratings(wins_of(games, num_players), prior), low, high
 
 
-def wins_of(games: Tensor, num_players: int) -> Tensor:
+def _require_results(games: Tensor, num_players: int, clusters: Tensor | None) -> None:
+    """Require games and clusters as `rating_intervals` takes them."""
+    require_shape("rating_intervals", 2, games=games)
+    if games.shape[1] != 3 or games.is_floating_point():
+        raise ShapeError(
+            f"rating_intervals: games must be whole numbers (N, 3), found {games.dtype} "
+            f"{tuple(games.shape)}"
+        )
+    if clusters is not None and clusters.shape != games.shape[:1]:
+        raise ShapeError(
+            f"rating_intervals: clusters must be ({len(games)},), found {tuple(clusters.shape)}"
+        )
+    players, outcome = games[:, :2], games[:, 2]
+    if not bool(((players >= 0) & (players < num_players)).all() and (outcome.abs() <= 1).all()):
+        raise ValueError(
+            f"rating_intervals: players must be in [0, {num_players}), outcomes -1, 0 or 1"
+        )
+
+
+def wins_of(games: Tensor, num_players: int, times: Tensor | None = None) -> Tensor:
     """(P, P) float64: how often each player won against each other, ties half each.
 
-    games: (N, 3) as in `rating_intervals`.
+    games: (N, 3) as in `rating_intervals`. times: (N,) float64, how often each counts; None: once.
     """
     first, second, outcome = games.unbind(1)
-    share = (outcome.double() + 1) / 2
+    times = torch.ones_like(outcome, dtype=torch.float64) if times is None else times
+    share = (outcome.double() + 1) / 2 * times
     wins = torch.zeros(num_players, num_players, dtype=torch.float64, device=games.device)
     wins.index_put_((first, second), share, accumulate=True)
-    wins.index_put_((second, first), 1 - share, accumulate=True)
+    wins.index_put_((second, first), times - share, accumulate=True)
     return wins
 
 

@@ -37,6 +37,7 @@ _PLAIN_STAGES = {
     "relabel": "train_pairs",
     "audit": "pairs",
     "judge": "eval_prompts",
+    "win_matrix": "eval_prompts",
 }
 
 

@@ -11,22 +11,28 @@ from models.report.config import LineageEntry
 
 @dataclass(frozen=True)
 class Budget:
-    """num_sampled: responses sampled to train on; num_updates: gradient updates of the policy."""
+    """num_sampled: responses sampled to train on; num_updates: gradient updates of the policy;
+    num_trained_tokens: passed forward and backward, counted for each model that learned from them;
+    seconds: of the stages that made it.
+    """
 
     num_sampled: int
     num_updates: int
+    num_trained_tokens: int
+    seconds: float
 
 
 def budget_of(artifacts: Artifacts, lineage: Sequence[LineageEntry], role: str) -> Budget | None:
     """The budget of the policy that plays `role`; None for SFT, and where lineage has none.
 
-    Counted are the policy's own stage, the answers it learned from, and the same of the policy it
-    went on from. Scorers are not: what they took serves all arms.
+    Counted are the policy's own stage, the answers it learned from or rehearsed, and the same of
+    the policy it went on from. Scorers are not: what they took serves all arms.
     """
     by_key = {entry.key: entry for entry in lineage}
     waiting = [entry.key for entry in lineage if entry.role == role]
     counted: set[str] = set()
-    totals = {"num_sampled": 0, "num_updates": 0}
+    totals = dict.fromkeys(("num_sampled", "num_updates", "num_trained_tokens"), 0)
+    seconds = 0.0
     while waiting:
         key = waiting.pop()
         entry = by_key.get(key)
@@ -36,9 +42,10 @@ def budget_of(artifacts: Artifacts, lineage: Sequence[LineageEntry], role: str) 
         summary = artifacts.document(entry.role, "summary.json")
         for name in totals:
             totals[name] += round(summary.get(name, 0))
+        seconds += entry.seconds
         waiting += [
             parent["key"]
             for name, parent in entry.parents.items()
-            if name == "policy" or name.startswith("answers_")
+            if name in ("policy", "rehearsal") or name.startswith("answers_")
         ]
-    return Budget(**totals) if counted else None
+    return Budget(**totals, seconds=seconds) if counted else None

@@ -44,13 +44,16 @@ Distinct: number of different answers over the number of answers.</p>
 {% if counted %}
 <h3>What each policy took beyond SFT</h3>
 <div class="scroll"><table><tr><th>Policy</th><th>Responses sampled to train on</th>
-<th>Gradient updates</th></tr>
+<th>Gradient updates</th><th>Tokens trained</th><th>Seconds</th></tr>
 {% for policy in counted %}
 <tr><td>{{ policy.name|policy_name }}</td>
 <td class="n">{{ '{:,}'.format(policy.budget.num_sampled) }}</td>
-<td class="n">{{ '{:,}'.format(policy.budget.num_updates) }}</td></tr>
+<td class="n">{{ '{:,}'.format(policy.budget.num_updates) }}</td>
+<td class="n">{{ '{:,}'.format(policy.budget.num_trained_tokens) }}</td>
+<td class="n">{{ '{:,.1f}'.format(policy.budget.seconds) }}</td></tr>
 {% endfor %}</table></div>
-<p class="note">Earlier policies that one went on from are counted with it. DPO and CPL learn from
+<p class="note">Earlier policies that one went on from are counted with it. A token counts for each
+model that learns from it: of PPO's rollouts, policy and critic. DPO and CPL learn from
 the preference pairs, which were sampled once for all.</p>
 {% endif %}
 {% if rounds %}

@@ -39,7 +39,7 @@ def test_every_deployment_names_its_flow_and_describes_every_parameter(name: str
 
 def test_what_is_deployed() -> None:
     whole = {"rlhf", "policy", "reward", "label-audit"}
-    assert set(DEPLOYMENTS) == whole | {"rounds", "evaluate", "study"}
+    assert set(DEPLOYMENTS) == whole | {"rounds", "evaluate", "study", "compare"}
     limit = DEPLOYMENTS["rounds"]["concurrency_limit"]
     assert limit == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
     assert {each["work_pool"]["name"] for each in DEPLOYMENTS.values()} == {"trimtab"}

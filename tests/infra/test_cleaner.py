@@ -55,6 +55,14 @@ def test_only_what_no_report_was_made_of_goes(store: Store, whole: dict[str, Man
     assert _roots(store, since=0, before=_later()) == []
 
 
+@pytest.mark.parametrize("stage", ["study", "compare"])
+def test_other_pages_keep_what_they_were_made_of(store: Store, tmp_path: Path, stage: str) -> None:
+    sft = _publish(store, tmp_path, "sft", "a")
+    matrix = _publish(store, tmp_path, "win_matrix", "b", sft=sft)
+    _publish(store, tmp_path, stage, "c", win_matrix=matrix)
+    assert _roots(store, since=0, before=_later()) == []
+
+
 def test_an_old_report_goes_with_all_of_its_own_unless_it_is_pinned(
     store: Store, whole: dict[str, Manifest], tmp_path: Path
 ) -> None:

@@ -44,6 +44,18 @@ def test_first_ratio_is_one(
     assert float(experience.monitors()["kl"]) == pytest.approx(0.0, abs=1e-5)
 
 
+def test_trained_tokens_count_for_each_model_that_learns(
+    tmp_path: Path, smoke_config: Any, inputs: dict[str, Path]
+) -> None:
+    run = PPORun(smoke_config.ppo.model_copy(update={"num_epochs": 2}), inputs, tmp_path)
+    experience = run._collect(list(range(16)))
+    tokens = sum(len(row.prompt) + len(row.responses[0]) for row in experience.rows)
+    run.learner.update(experience, updates_policy=False)
+    assert run.learner.num_trained_tokens == 2 * tokens  # the critic, twice
+    run.learner.update(experience, updates_policy=True)
+    assert run.learner.num_trained_tokens == 2 * tokens + 2 * 2 * tokens
+
+
 def test_sampler_and_trainer_agree_on_what_was_sampled(
     tmp_path: Path, smoke_config: Any, inputs: dict[str, Path]
 ) -> None:

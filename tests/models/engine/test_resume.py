@@ -94,7 +94,8 @@ def test_ppo(
     resumed = run_stage("ppo_max", config, workdir, **inputs)
     for part in ("model", "critic"):
         _assert_same_weights(resumed / part, whole / part)
-    assert (resumed / "rollouts.jsonl").read_text() == (whole / "rollouts.jsonl").read_text()
+    for record in ("rollouts.jsonl", "summary.json"):
+        assert (resumed / record).read_text() == (whole / record).read_text()
     assert _steps(resumed / "metrics.jsonl") == _steps(whole / "metrics.jsonl")
 
 

@@ -126,6 +126,11 @@ def test_rejection_sampling_teaches_the_best_answer_and_no_other(
     assert good > max(fair, bad) + 2
     summary = _summary(output)
     assert (summary["num_examples"], summary["num_updates"]) == (20, 3 * 3)
+    tokenizer = load_tokenizer(policy / "model")
+    prompts = [row["prompt"] for row in read_rows(graded / "answers.jsonl")]
+    kept = encode(tokenizer, prompts, [[GOOD] for _ in prompts])
+    tokens = sum(len(row.prompt) + len(row.responses[0]) for row in kept)
+    assert summary["num_trained_tokens"] == 3 * tokens
     assert summary["score_kept"] == pytest.approx(1.0 + 0.19 / 2)  # mean of 1.00 .. 1.19
 
 

@@ -125,7 +125,7 @@ def test_rehearsal_and_meta_rm_end_to_end(
     for row in rows:
         kept[row["cluster"]] += 1
     assert all(0 < count <= smoke_config.rehearsal.per_cluster for count in kept.values())
-    assert json.loads((rehearsal / "summary.json").read_text())["num_rollouts"] == 50
+    assert json.loads((rehearsal / "summary.json").read_text())["num_sampled"] == 50
     output = run_stage(
         "meta_rm",
         smoke_config.rounds.meta_rm,

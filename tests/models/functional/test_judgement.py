@@ -8,7 +8,12 @@ import torch
 
 from models.functional import judgement
 from models.functional.checks import ShapeError
-from models.functional.judgement import Statistic, bootstrap_interval, win_tie_lose
+from models.functional.judgement import (
+    Statistic,
+    bootstrap_interval,
+    outcome_matrix,
+    win_tie_lose,
+)
 
 F64 = torch.float64
 
@@ -51,6 +56,49 @@ def test_shares_refuse_bad_arguments() -> None:
         win_tie_lose(x * torch.nan, x, 0.0)
     with pytest.raises(ShapeError, match=r"theirs \(2,\)"):
         win_tie_lose(x, torch.zeros(2), 0.0)
+
+
+# outcome_matrix
+
+
+def test_outcomes_by_hand() -> None:
+    # Two prompts. On the first the systems stand 3, 2, 2; on the second 0, 2, 1; 1 apart is a tie.
+    scores = torch.tensor([[3.0, 0.0], [2.0, 2.0], [2.0, 1.0]])
+    found = outcome_matrix(scores, 1.0)
+    assert found[:, :, 0].tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, 0]]
+    assert found[:, :, 1].tolist() == [[0, -1, 0], [1, 0, 0], [0, 0, 0]]
+    assert outcome_matrix(scores, 0.5)[:, :, 0].tolist() == [[0, 1, 1], [-1, 0, 0], [-1, 0, 0]]
+
+
+def test_outcomes_equal_loop() -> None:
+    scores = torch.randn(4, 20, dtype=F64)
+    found = outcome_matrix(scores, 0.3)
+    for i in range(4):
+        for j in range(4):
+            for n in range(20):
+                gap = float(scores[i, n] - scores[j, n])
+                assert int(found[i, j, n]) == (1 if gap > 0.3 else -1 if gap < -0.3 else 0)
+
+
+def test_outcomes_invariants() -> None:
+    scores = torch.randn(5, 30)
+    found = outcome_matrix(scores, 0.2)
+    assert found.transpose(0, 1).equal(-found)
+    assert not found.diagonal().any()
+    assert outcome_matrix(scores + torch.randn(30), 0.0).equal(outcome_matrix(scores, 0.0))
+    order = torch.randperm(5)
+    assert outcome_matrix(scores[order], 0.2).equal(found[order][:, order])
+    shares = win_tie_lose(scores[0], scores[1], 0.2)
+    assert float((found[0, 1] == 1).double().mean()) == pytest.approx(shares["win"])
+
+
+def test_outcomes_refused() -> None:
+    with pytest.raises(ShapeError):
+        outcome_matrix(torch.zeros(3), 0.0)
+    with pytest.raises(ValueError, match="found -1"):
+        outcome_matrix(torch.zeros(2, 2), -1.0)
+    with pytest.raises(ValueError, match="is NaN"):
+        outcome_matrix(torch.tensor([[0.0], [math.nan]]), 0.0)
 
 
 # bootstrap_interval

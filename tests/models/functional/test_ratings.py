@@ -183,6 +183,22 @@ def test_intervals_invariants() -> None:
     torch.testing.assert_close(ratings, bradley_terry_ratings(wins_of(games, 3)))
 
 
+def test_games_of_a_cluster_are_drawn_together() -> None:
+    games = _games(60)
+    alone = rating_intervals(games, 3, num_resamples=30, seed=4)
+    each_its_own = rating_intervals(games, 3, clusters=torch.arange(60), num_resamples=30, seed=4)
+    assert all(mine.equal(other) for mine, other in zip(each_its_own, alone, strict=True))
+    # Games that are only written down twice say no more: with twice the prior, the same ratings.
+    clusters, twice = torch.arange(60).repeat(2), games.repeat(2, 1)
+    found = rating_intervals(twice, 3, clusters=clusters, prior=0.2, num_resamples=30, seed=4)
+    for mine, other in zip(found, alone, strict=True):
+        torch.testing.assert_close(mine, other)
+    _, low, high = rating_intervals(twice, 3, prior=0.2, num_resamples=30, seed=4)
+    assert bool((high - low < alone[2] - alone[1]).all())
+    with pytest.raises(ShapeError, match=r"clusters must be \(60,\), found \(59,\)"):
+        rating_intervals(games, 3, clusters=torch.arange(59), num_resamples=5, seed=0)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

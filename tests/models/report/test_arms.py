@@ -18,9 +18,9 @@ Inputs = dict[str, Path]
 
 
 def _entry(role: str, stage: str, **parents: str) -> LineageEntry:
-    """An artifact whose key is its role."""
+    """An artifact whose key is its role; each took 1.5 s."""
     found = {name: {"stage": "", "key": key, "digest": ""} for name, key in parents.items()}
-    return LineageEntry(role=role, stage=stage, key=role, digest="", parents=found)
+    return LineageEntry(role=role, stage=stage, key=role, digest="", seconds=1.5, parents=found)
 
 
 LINEAGE = (
@@ -36,15 +36,19 @@ LINEAGE = (
         answers_1="hir_answers_2",
     ),
     _entry("policy_dpo", "dpo", policy="sft", reference="sft"),
+    _entry("rehearsal", "rehearsal", policy="sft", scorer="advantage_model"),
+    _entry("policy_rehearsed", "ppo_max", policy="sft", rehearsal="rehearsal"),
 )
 COUNTS = {
     "sft": {"num_updates": 5000},
     "advantage_model": {"num_updates": 900, "num_trained_pairs": 6},
     "hir_answers_1": {"num_sampled": 40},
-    "hir_policy_1": {"num_updates": 5},
+    "hir_policy_1": {"num_updates": 5, "num_trained_tokens": 700},
     "hir_answers_2": {"num_sampled": 60},
-    "policy_hir": {"num_updates": 13},
+    "policy_hir": {"num_updates": 13, "num_trained_tokens": 1600},
     "policy_dpo": {"num_updates": 7},
+    "rehearsal": {"num_sampled": 30},
+    "policy_rehearsed": {"num_sampled": 20, "num_updates": 4},
 }
 
 
@@ -70,8 +74,9 @@ CONFIG = ReportConfig(
 def test_budgets_by_hand(inputs: Inputs) -> None:
     artifacts = Artifacts(inputs)
     # Both iterations, their answers once each; what SFT and the scorer took is not its own.
-    assert budget_of(artifacts, LINEAGE, "policy_hir") == Budget(100, 18)
-    assert budget_of(artifacts, LINEAGE, "policy_dpo") == Budget(0, 7)
+    assert budget_of(artifacts, LINEAGE, "policy_hir") == Budget(100, 18, 2300, 4 * 1.5)
+    assert budget_of(artifacts, LINEAGE, "policy_dpo") == Budget(0, 7, 0, 1.5)
+    assert budget_of(artifacts, LINEAGE, "policy_rehearsed") == Budget(50, 4, 0, 3.0)
     assert budget_of(artifacts, LINEAGE, "sft") is None
     assert budget_of(artifacts, (), "policy_hir") is None
 
@@ -86,7 +91,7 @@ def test_an_arm_without_ppo_has_all_but_ppo_s_course(inputs: Inputs) -> None:
         assert set(policy.sets) == set(policy.against_sft) == {"main", "forget"}
         assert policy.drift is None
         assert policy.collapsed is None
-    assert by_name["hir"].budget == Budget(100, 18)
+    assert by_name["hir"].budget == Budget(100, 18, 2300, 6.0)
     assert by_name["best_of_n"].budget is None
 
 

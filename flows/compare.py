@@ -1,0 +1,71 @@
+"""Several ways to optimise a policy on the same data and budget, over several seeds."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from prefect import flow
+from prefect.runtime import flow_run
+from pydantic import Field
+
+from flows.compared import METHODS, SEEDS, CompareChanges, of_seeds
+from flows.config import Arm
+from flows.experiment import contest
+from flows.finish import tracked_flow
+from flows.recipes import RecipeName
+from flows.run import Run
+from flows.runner import task_runner
+from models.comparison.config import CompareConfig
+from tasks.compare import compare as compare_stage
+from tasks.report import announce, lineage_of
+
+Arms = Annotated[list[Arm], Field(min_length=1)]
+Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+# Stages whose records say what a policy took, and how it went.
+READ = ("ppo_max", "rehearsal", "dpo", "cpl", "answers", "rejection_sampling", "rest", "hir")
+
+
+def _name() -> str:
+    return f"compare-{flow_run.parameters['recipe']}"
+
+
+@flow(name="compare", flow_run_name=_name, task_runner=task_runner())
+def compare(
+    recipe: RecipeName = "default",
+    arms: Arms = list(METHODS),  # noqa: B006  (Prefect's form shows it; nobody changes it)
+    seeds: Seeds = list(SEEDS),  # noqa: B006  (as above)
+    changes: CompareChanges | None = None,
+) -> dict[str, object]:
+    """Policies of several methods from one SFT policy a seed, and one page about all of them.
+
+    Score against KL, every two policies judged, ratings, cost. What methods share is made once.
+    Returns the key numbers and where the page lies.
+
+    Args:
+        recipe: The recipe whose sizes and settings the runs have
+        arms: The methods to compare, beside SFT
+        seeds: Seeds of the runs, each a world of its own
+        changes: What all runs do otherwise; what is left empty stays as the recipe has it
+    """
+    runs = [Run(config) for config in of_seeds(recipe, arms, seeds, changes)]
+    config = runs[0].config
+    with tracked_flow(config, "compare") as tracked:
+        contest(*runs)
+        matrix = runs[0].result("win_matrix")
+        results = {
+            f"{run.config.seed}.{role}": run.result(role) for run in runs for role in run.roles
+        }
+        page = CompareConfig(
+            recipe=config.recipe,
+            seeds=tuple(seeds),
+            arms=tuple(arms),
+            num_candidates=config.best_of_n.num_responses,
+            lineage=lineage_of(results),
+        )
+        read = {
+            name: result
+            for name, result in results.items()
+            if result.ref.stage in READ or name.endswith((".preferences", ".eval_best_of_n"))
+        }
+        found = runs[0].submit(compare_stage, page, {"win_matrix": matrix, **read}).result()
+        return announce(tracked, found, results, f"compare-{config.recipe}")

@@ -1,0 +1,36 @@
+"""What a comparison is of: methods, seeds, and what all of its runs do otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flows.changes import changed, changes_to
+from flows.config import Arm, ConfigError, RunConfig
+from flows.recipes import recipe_named
+
+METHODS: tuple[Arm, ...] = (
+    *("vanilla", "ppo_max_rm", "ppo_max_am", "full"),
+    *("dpo", "cpl", "best_of_n", "rejection_sampling", "rejection_sampling_ppo", "rest", "hir"),
+)
+SEEDS = (2, 3, 4)
+# Arms and seeds are given by themselves, and there are no rounds.
+_FIELDS = [name for name in RunConfig.model_fields if name not in ("arms", "seed", "rounds")]
+
+
+class CompareChanges(changes_to(RunConfig, _FIELDS)):  # type: ignore[misc]
+    """What all runs of a comparison do otherwise than their recipe."""
+
+
+def of_seeds(
+    recipe: str,
+    arms: Sequence[str],
+    seeds: Sequence[int],
+    changes: CompareChanges | Mapping[str, Any] | None,
+) -> list[RunConfig]:
+    """A run's configuration for each seed; ConfigError for what cannot be compared."""
+    for name, given in (("arms", arms), ("seeds", seeds)):
+        if len(set(given)) < len(given):
+            raise ConfigError(f"{name} must differ, found {', '.join(map(str, given))}")
+    config = changed(recipe_named(recipe), changes, CompareChanges)
+    return [changed(config, {"arms": list(arms), "seed": seed}) for seed in seeds]

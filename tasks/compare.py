@@ -1,0 +1,16 @@
+"""Task `compare`: the page about several ways to optimise a policy."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from models.comparison.config import CompareConfig
+from tasks.kinds import CPU
+from tasks.perform import perform
+from tasks.stage import StageResult
+
+
+@task(name="compare", task_run_name="compare", **CPU)
+def compare(config: CompareConfig, artifacts: dict[str, StageResult]) -> StageResult:
+    """The page over the win matrix and, by `<seed>.<role>`, what made the policies."""
+    return perform("compare", config, artifacts, "compare", reads_weights=False)

@@ -1,0 +1,19 @@
+"""Task `win_matrix`: every two policies of one or more seeds against each other."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from models.comparison.config import WinMatrixConfig
+from tasks.kinds import CPU
+from tasks.perform import perform
+from tasks.stage import StageResult
+
+
+@task(name="win_matrix", task_run_name="win matrix", **CPU)
+def win_matrix(
+    config: WinMatrixConfig, evaluations: list[StageResult], names: list[str]
+) -> StageResult:
+    """Outcomes, ratings and agreement; names: `<seed>.<policy>` of each evaluation."""
+    inputs = dict(zip(names, evaluations, strict=True))
+    return perform("win_matrix", config, inputs, "win matrix")

@@ -1,0 +1,128 @@
+"""Comparisons: every method is submitted, what they share is made once, mistakes are named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import pytest
+from prefect.tasks import Task
+
+from flows.cli import main
+from flows.compared import METHODS, of_seeds
+from flows.config import Arm, ConfigError
+from flows.experiment import contest
+from flows.plan import make_plan
+from flows.plan_text import plan_text
+from flows.recipes import recipe_named
+from flows.run import Run
+from models.planning.machine import Machine
+
+LARGE = Machine(1, 10**15, 2, False)
+Submitted = list[tuple[str, tuple[Any, ...]]]
+
+
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> Submitted:
+    """Names and arguments of the stages handed to Prefect, which makes nothing of them."""
+    found: Submitted = []
+
+    def note(_run: Run, task: Task[..., object], *given: object, **_named: object) -> object:
+        found.append((task.name, given))
+        return object()
+
+    monkeypatch.setattr(Run, "submit", note)
+    return found
+
+
+def _runs(arms: Sequence[str] = METHODS, seeds: Sequence[int] = (0,)) -> list[Run]:
+    runs = [Run(config) for config in of_seeds("smoke", arms, seeds, None)]
+    contest(*runs)
+    return runs
+
+
+def test_every_method_is_trained_and_answers(submitted: Submitted) -> None:
+    (run,) = _runs()
+    assert len(METHODS) == 11
+    for arm in METHODS:
+        assert f"eval_{arm}" in run.roles
+        assert f"policy_{arm}" in run.roles or arm == "best_of_n"
+    counts = [name for name, _ in submitted]
+    assert counts.count("ppo_max") == 5
+    assert counts.count("evaluate") == 1 + 11
+
+
+def test_what_methods_share_is_made_once(submitted: Submitted) -> None:
+    (run,) = _runs()
+    counts = [name for name, _ in submitted]
+    for stage in ("world", "sft", "comparisons", "strength", "advantage_model", "rehearsal", "dpo"):
+        assert counts.count(stage) == 1
+    # Two members and the reward model; PPO goes on from what rejection sampling has come to in two
+    # turns, which are not made again for it.
+    assert counts.count("reward_model") == 2 + 1
+    assert counts.count("rejection_sampling") == 2
+    starts = [given[1] for name, given in submitted if name == "ppo_max"]
+    assert starts.count(run["policy_rejection_sampling"]) == 1
+    assert starts.count(run["sft"]) == 4
+
+
+def test_seeds_share_nothing_but_the_matrix(submitted: Submitted) -> None:
+    first, second = _runs(("dpo", "best_of_n"), (2, 5))
+    counts = [name for name, _ in submitted]
+    assert counts.count("sft") == counts.count("dpo") == 2
+    (given,) = [given for name, given in submitted if name == "win_matrix"]
+    assert given[2] == ["2.sft", "2.dpo", "2.best_of_n", "5.sft", "5.dpo", "5.best_of_n"]
+    assert given[1][1] is first["eval_dpo"]
+    assert given[1][4] is second["eval_dpo"]
+    assert "judge" not in counts  # the matrix has it
+
+
+def test_every_arm_there_is_can_be_compared(submitted: Submitted) -> None:
+    arms = get_args(Arm)
+    changes = {"ensemble": {"size": 5}, "ppo": {"scoring": {"safety_categories": ["harmful"]}}}
+    (config,) = of_seeds("smoke", arms, [3], changes)
+    assert (config.arms, config.seed) == (arms, 3)
+    contest(run := Run(config))
+    assert {f"eval_{arm}" for arm in arms} <= set(run.roles)
+
+
+@pytest.mark.parametrize(
+    ("arms", "seeds", "changes", "message"),
+    [
+        (["dpo", "cpl", "dpo"], [1], None, "arms must differ, found dpo, cpl, dpo"),
+        (["dpo"], [1, 1], None, "seeds must differ, found 1, 1"),
+        (["dpoo"], [1], None, "arms.0: Input should be 'vanilla'"),
+        (["ppo_max_ensemble"], [1], None, "ensemble.size must be at least 5"),
+        (["dpo"], [1], {"seed": 3}, "seed: unknown field 'seed'"),
+        (["dpo"], [1], {"arms": ["cpl"]}, "arms: unknown field 'arms'"),
+    ],
+)
+def test_mistakes_are_named(
+    arms: list[str], seeds: list[int], changes: dict[str, Any] | None, message: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        of_seeds("smoke", arms, seeds, changes)
+    assert message in str(error.value)
+
+
+def test_the_plan_is_that_of_a_seed() -> None:
+    config = of_seeds("smoke", ("dpo",), (4, 5, 6), None)[0]
+    plan = make_plan(config, "compare", LARGE, 3)
+    assert [row.name for row in plan.rows][-1] == "win_matrix"
+    assert "seed 4, flow compare" in plan_text(plan)
+    assert "Each of 3 seeds takes as much." in plan_text(plan)
+    alone = make_plan(recipe_named("smoke"), "rlhf", LARGE)
+    assert "seeds takes" not in plan_text(alone)
+
+
+def test_the_command_plans_a_comparison(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path))
+    given = ["run", "smoke", "--flow", "compare", "--arms", "dpo", "cpl", "--seeds", "0", "1"]
+    assert main([*given, "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert "policy_cpl" in text
+    assert "policy_full" not in text
+    assert main(["run", "smoke", "--arms", "dpo", "--dry-run"]) == 2
+    assert "--arms and --seeds are for --flow compare" in capsys.readouterr().err
