@@ -83,6 +83,10 @@ def _compare(options: argparse.Namespace, settings: Settings) -> int:
         [json.loads((folder / file).read_text()) for folder in folders]
         for file in ("scorecard.json", "summary.json")
     )
+    others = [n for n, card in zip(options.runs, cards, strict=True) if "claims" not in card]
+    if others:
+        print(f"trimtab: {others[0]} is a page over several runs, not a run", file=sys.stderr)
+        return 2
     print(comparison(options.runs, cards, summaries))
     return 0
 

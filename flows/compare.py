@@ -51,7 +51,6 @@ def compare(
     config = runs[0].config
     with tracked_flow(config, "compare") as tracked:
         contest(*runs)
-        matrix = runs[0].result("win_matrix")
         results = {
             f"{run.config.seed}.{role}": run.result(role) for run in runs for role in run.roles
         }
@@ -67,5 +66,6 @@ def compare(
             for name, result in results.items()
             if result.ref.stage in READ or name.endswith((".preferences", ".eval_best_of_n"))
         }
-        found = runs[0].submit(compare_stage, page, {"win_matrix": matrix, **read}).result()
+        matrix = {"win_matrix": runs[-1].result("win_matrix")}
+        found = runs[-1].submit(compare_stage, page, matrix | read).result()
         return announce(tracked, found, results, f"compare-{config.recipe}")

@@ -55,13 +55,13 @@ def first_round(run: Run) -> int | None:
 def contest(*runs: Run) -> None:
     """The policies of every run, which are seeds of one configuration, and all of them judged.
 
-    The first run has the role `win_matrix`.
+    The last run has the role `win_matrix`, so that it comes behind all else that is waited for.
     """
     for run in runs:
         _policies(run)
     first = runs[0].config
     names = ["sft", *first.arms]
-    runs[0]["win_matrix"] = runs[0].submit(
+    runs[-1]["win_matrix"] = runs[-1].submit(
         win_matrix,
         seeded(
             WinMatrixConfig(

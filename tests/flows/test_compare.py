@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -17,6 +19,7 @@ from flows.plan_text import plan_text
 from flows.recipes import recipe_named
 from flows.run import Run
 from models.planning.machine import Machine
+from tests.flows.command import trimtab
 
 LARGE = Machine(1, 10**15, 2, False)
 Submitted = list[tuple[str, tuple[Any, ...]]]
@@ -116,7 +119,7 @@ def test_the_plan_is_that_of_a_seed() -> None:
 
 
 def test_the_command_plans_a_comparison(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path))
     given = ["run", "smoke", "--flow", "compare", "--arms", "dpo", "cpl", "--seeds", "0", "1"]
@@ -126,3 +129,34 @@ def test_the_command_plans_a_comparison(
     assert "policy_full" not in text
     assert main(["run", "smoke", "--arms", "dpo", "--dry-run"]) == 2
     assert "--arms and --seeds are for --flow compare" in capsys.readouterr().err
+
+
+def test_finished_runs_are_compared_by_another_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path))
+    folder = tmp_path / "reports" / "compare-smoke"
+    folder.mkdir(parents=True)
+    for name in ("scorecard.json", "summary.json"):
+        (folder / name).write_text("{}")
+    assert main(["compare", "compare-smoke"]) == 2
+    assert "compare-smoke is a page over several runs, not a run" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_comparison_is_made_once_and_another_method_added(tmp_path: Path) -> None:
+    given = ["run", "smoke", "--flow", "compare", "--seeds", "0", "--arms", "dpo", "best_of_n"]
+    trimtab(tmp_path, *given)
+
+    def made(stage: str) -> int:
+        return len(list(tmp_path.glob(f"store/artifacts/{stage}/*/manifest.json")))
+
+    stages = ("sft", "advantage_model", "dpo")
+    assert [made(stage) for stage in stages] == [1, 1, 1]
+    assert made("judge") == made("cpl") == 0
+    folder = tmp_path / "reports" / "compare-smoke"
+    card = json.loads((folder / "scorecard.json").read_text())
+    assert {method["name"] for method in card["methods"]} == {"sft", "dpo", "best_of_n"}
+    trimtab(tmp_path, *given, "cpl")
+    assert [made(stage) for stage in (*stages, "cpl")] == [1, 1, 1, 1]
+    assert "CPL" in (folder / "report.html").read_text()
