@@ -22,7 +22,7 @@ from models.config import (
     SFTConfig,
     WorldConfig,
 )
-from models.config_judge import JudgePreferencesConfig
+from models.config_judge import AILabelsConfig, JudgePreferencesConfig
 from models.config_optimisers import (
     BestOfNConfig,
     CPLConfig,
@@ -106,6 +106,9 @@ class RunConfig(Section):
     judge_preferences: JudgePreferencesConfig | None = Field(
         None, description="Let a judge model compare the pairs; none: nobody is asked"
     )
+    ai_labels: AILabelsConfig | None = Field(
+        None, description="Train on the judge's labels (RLAIF); none: on people's"
+    )
     relabel: RelabelConfig = RelabelConfig()
     reward_model: RewardModelConfig = RewardModelConfig()
     advantage_model: AdvantageModelConfig = AdvantageModelConfig()
@@ -146,6 +149,16 @@ class RunConfig(Section):
             raise ValueError(
                 "advantage_model.use_importance_weights must be false with preferences.sources, "
                 "found true: the policies that wrote people's comparisons are not known"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _labels_have_a_judge(self) -> Self:
+        judged = self.judge_preferences
+        if self.ai_labels is not None and (judged is None or "train" not in judged.splits):
+            raise ValueError(
+                "judge_preferences must name a judge of the split train where ai_labels is given, "
+                f"found {'none' if judged is None else f'splits {judged.splits}'}"
             )
         return self
 

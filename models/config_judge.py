@@ -154,3 +154,17 @@ class JudgePreferencesConfig(StageConfig):
     pairs_at_once: int = Field(256, gt=0, description="Pairs between two reports and checkpoints")
     num_resamples: int = Field(1000, gt=0, description="Bootstrap resamples")
     seed: int = Field(0, description="Seed of sampled answers, gold's errors and the bootstrap")
+
+
+class AILabelsConfig(StageConfig):
+    """A judge's preferences as the labels of training pairs [RLAIF section 2.1]."""
+
+    categories: tuple[str, ...] | None = Field(
+        None,
+        min_length=1,
+        description="Pairs of which categories take the judge's label, the others people's; "
+        "none: all",
+    )
+    soft: bool = Field(
+        True, description="Labels are the judge's probabilities [RLAIF]; else its choice, certain"
+    )

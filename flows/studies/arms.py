@@ -11,7 +11,14 @@ from pydantic import BaseModel
 
 from flows.config import seeded
 from flows.run import Run
-from flows.stages import audit_labels, keep_lower_states, measure, prepare, states_for
+from flows.stages import (
+    ask_judge,
+    audit_labels,
+    keep_lower_states,
+    measure,
+    prepare,
+    states_for,
+)
 from models.config_ppo import PPOConfig
 from models.config_rewards import RelabelConfig
 from tasks.advantage_model import advantage_model
@@ -36,6 +43,7 @@ def audited(run: Run) -> None:
     """Pairs, SFT policy, ensemble and strength."""
     if "strength" not in run.roles:
         prepare(run)
+        ask_judge(run)
         keep_lower_states(run)
         audit_labels(run)
 
