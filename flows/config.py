@@ -49,6 +49,7 @@ Arm = Literal[
     "rejection_sampling_ppo",
     "rest",
     "hir",
+    "rlaif_direct",
 ]
 Vote = Literal["in_sample", "cross_fitted"]
 # Judges never take part in optimising a policy: they are the members of the raw-label ensemble.
@@ -173,6 +174,10 @@ class RunConfig(Section):
             raise ValueError(
                 "ppo.scoring.safety_categories must name categories of pairs for the arm "
                 "ppo_max_safety, found none: its two reward models are trained on these and others"
+            )
+        if "rlaif_direct" in self.arms and self.ppo.scoring.judge is None:
+            raise ValueError(
+                "ppo.scoring.judge must name a judge for the arm rlaif_direct, found none"
             )
         return self
 

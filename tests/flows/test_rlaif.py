@@ -52,6 +52,7 @@ def test_a_label_audit_is_of_the_judges_labels() -> None:
             "judge of the split train where ai_labels is given, found splits ('test',)",
         ),
         ([*DISTILLED, "ai_labels.categories=[]"], "at least 1 item"),
+        (['arms=["rlaif_direct"]'], "ppo.scoring.judge must name a judge for the arm rlaif_direct"),
     ],
 )
 def test_what_cannot_be_run_is_refused(overrides: list[str], message: str) -> None:

@@ -1,0 +1,48 @@
+"""What a judge of this process costs PPO, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from models.config_judge import JudgeConfig
+from models.config_ppo import PPOConfig, ScoringConfig
+from models.judging.rubrics import load_questions, load_rubric
+from models.planning.memory import FLOAT_BYTES
+from models.planning.stages import work_of
+from models.planning.work import Setting, Work
+from tests.models.planning.conftest import AMOUNTS, SHAPE
+
+LOCAL = {"local_model": "smollm2-135m-instruct"}
+
+
+def _ppo(judge: dict[str, Any]) -> Work:
+    config = PPOConfig(
+        num_steps=5,
+        critic_pretrain_steps=2,
+        rollout_batch=32,
+        max_new_tokens=20,
+        critic_init="policy",
+        scoring=ScoringConfig(judge=JudgeConfig(**judge)),
+    )
+    return work_of("ppo_max", config, Setting(SHAPE, AMOUNTS, scorer_heads=()))
+
+
+def test_a_judge_in_the_place_of_a_scorer() -> None:
+    elsewhere, here = _ppo({"gold_accuracy": 0.9}), _ppo(LOCAL)
+    told = len(load_rubric("helpfulness").criteria + "".join(load_questions().values()))
+    # A prompt of 10 tokens with an answer of 20 and its end, what the judge is told, its rating.
+    asked = 31 + -(-told // 3) + 1
+    assert here.forward_tokens - elsewhere.forward_tokens == 7 * 32 * asked
+    weights = FLOAT_BYTES * SHAPE.policy_parameters
+    for name, phase in elsewhere.phases.items():
+        assert here.phases[name].frozen - phase.frozen == weights
+    assert here.phases.keys() - elsewhere.phases.keys() == {"judging"}
+    judging = here.phases["judging"]
+    assert judging.frozen == here.phases["sampling"].frozen
+    assert judging.activations > 0 == judging.cache
+
+
+def test_thoughts_before_a_rating_are_sampled() -> None:
+    thinking = _ppo({**LOCAL, "chain_of_thought": True, "max_thought_tokens": 30})
+    assert thinking.sampled_tokens - _ppo(LOCAL).sampled_tokens == 7 * 32 * 30
+    assert thinking.phases["thinking"].cache > 0
