@@ -156,6 +156,24 @@ class JudgePreferencesConfig(StageConfig):
     seed: int = Field(0, description="Seed of sampled answers, gold's errors and the bootstrap")
 
 
+class HarmlessConfig(StageConfig):
+    """Who tells whether answers to requests for harm are harmless [RLAIF section 2.3]."""
+
+    judge: JudgeConfig
+    categories: tuple[str, ...] = Field(
+        min_length=1, description="Categories of prompts that ask for harm"
+    )
+
+    @model_validator(mode="after")
+    def _looks_for_harm(self) -> Self:
+        if self.judge.rubric != "harmlessness":
+            raise ValueError(
+                f"judge.rubric must be harmlessness, found {self.judge.rubric}: it is asked "
+                "whether answers do harm"
+            )
+        return self
+
+
 class AILabelsConfig(StageConfig):
     """A judge's preferences as the labels of training pairs [RLAIF section 2.1]."""
 

@@ -103,8 +103,7 @@ class Rater:
         verdicts = judge.score([prompt for prompt, _ in new.values()], [r for _, r in new.values()])
         judge.asker.forget()
         for key, verdict in zip(new, verdicts, strict=True):
-            is_rated = verdict.num_unparsed < judge.config.num_samples
-            self._known[key] = verdict.normalised if is_rated else None
+            self._known[key] = verdict.normalised if judge.has_understood(verdict) else None
             self._spent += verdict.usage
         return {key: each.usage.total for key, each in zip(new, verdicts, strict=True)}
 

@@ -185,14 +185,28 @@ def evaluate(config: EvaluateConfig, setting: Setting) -> Work:
     prompt, row = setting.capped(setting.amounts.prompt_tokens, config.max_new_tokens)
     response = config.max_new_tokens + 1
     packed = prompt + count * (row - prompt)
+    asked = _harmlessness(config, setting, row)
     scored = (1 + setting.num_judges) * packed
     return Work(
         examples=prompts,
-        sampled_tokens=prompts * count * config.max_new_tokens,
-        forward_tokens=prompts * (count * prompt + scored + 2 * row),
+        sampled_tokens=prompts * count * config.max_new_tokens + asked.sampled_tokens,
+        forward_tokens=prompts * (count * prompt + scored + 2 * row) + asked.forward_tokens,
         phases={
             "sampling": sampling_phase(setting, setting.policy, prompts * count, prompt, row),
             "scoring": scoring_phase(setting, 2 * setting.policy, prompts, packed),
             "likelihoods": scoring_phase(setting, 2 * setting.policy, prompts, row, response),
+            **{
+                name: replace(phase, frozen=phase.frozen + setting.policy)
+                for name, phase in asked.phases.items()
+            },
         },
     )
+
+
+def _harmlessness(config: EvaluateConfig, setting: Setting, row: int) -> Work:
+    """A judge's view of the answers; all prompts are taken to ask for harm."""
+    prompts = setting.amounts.eval_prompts
+    if config.harmless is None:
+        return Work(examples=prompts)
+    field = "evaluate.harmless.judge.local_model"
+    return answering(config.harmless.judge, setting, prompts, prompts, row, field)

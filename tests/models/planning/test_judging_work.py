@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.config_judge import JudgeConfig
+from models.config import EvaluateConfig
+from models.config_judge import HarmlessConfig, JudgeConfig
 from models.config_ppo import PPOConfig, ScoringConfig
 from models.judging.rubrics import load_questions, load_rubric
 from models.planning.memory import FLOAT_BYTES
@@ -46,3 +47,17 @@ def test_thoughts_before_a_rating_are_sampled() -> None:
     thinking = _ppo({**LOCAL, "chain_of_thought": True, "max_thought_tokens": 30})
     assert thinking.sampled_tokens - _ppo(LOCAL).sampled_tokens == 7 * 32 * 30
     assert thinking.phases["thinking"].cache > 0
+
+
+def test_a_judge_of_harm_sees_every_answer() -> None:
+    judge = JudgeConfig(**LOCAL, rubric="harmlessness")
+    harmless = HarmlessConfig(judge=judge, categories=("harmful",))
+    setting = Setting(SHAPE, AMOUNTS)
+    plain, asked = (
+        work_of("evaluate", EvaluateConfig(max_new_tokens=20, harmless=each), setting)
+        for each in (None, harmless)
+    )
+    told = len(load_rubric("harmlessness").criteria + "".join(load_questions().values()))
+    assert asked.forward_tokens - plain.forward_tokens == 12 * (31 + -(-told // 3) + 1)
+    weights = FLOAT_BYTES * SHAPE.policy_parameters
+    assert asked.phases["judging"].frozen == 2 * weights  # beside the policy
