@@ -99,12 +99,15 @@ def policy(
     run: Run,
     name: str,
     ppo: PPOConfig,
-    scored_by: str,
+    scored_by: str | None,
     *,
     start: str = "sft",
     rehearsed: str | None = None,
 ) -> None:
-    """`policy_<name>` from the policy `start`, `eval_<name>` and `judge_<name>` against SFT."""
+    """`policy_<name>` from the policy `start`, `eval_<name>` and `judge_<name>` against SFT.
+
+    Scored by nothing, its judge rates it (`ppo.scoring`), and what SFT is measured by measures it.
+    """
     if f"policy_{name}" in run.roles:
         return
     if "eval_sft" not in run.roles:
@@ -114,12 +117,12 @@ def policy(
         seeded(ppo, run.config.seed),
         run[start],
         run[start],
-        run[scored_by],
+        run[scored_by] if scored_by else None,
         run["data"],
         run[rehearsed] if rehearsed else None,
         label=f"PPO {name}",
     )
-    measure(run, name, run[f"policy_{name}"], run[scored_by])
+    measure(run, name, run[f"policy_{name}"], run[scored_by or "scorer_raw"])
     versus(run, f"judge_{name}", name, "sft")
 
 

@@ -35,12 +35,12 @@ class AILabeler:
     cost: float
 
 
-def ai_labeler(artifacts: Artifacts, seed: int) -> AILabeler | None:
-    """Measure the role `judged`; none where nobody was asked."""
-    rows = artifacts.rows("judged", "judgements.jsonl")
+def ai_labeler(artifacts: Artifacts, seed: int, role: str = "judged") -> AILabeler | None:
+    """Measure a role that judge_preferences plays; none where nobody was asked."""
+    rows = artifacts.rows(role, "judgements.jsonl")
     if not rows:
         return None
-    summary = artifacts.document("judged", "summary.json")
+    summary = artifacts.document(role, "summary.json")
     labelled = artifacts.document("preferences", "summary.json").get("num_labelled", 0)
     known = _with_right_label(artifacts, rows)
     return AILabeler(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from flows.changes import changed, parsed
-from flows.config import ConfigError
-from flows.plan import PlanRow, make_plan
+from flows.config import ConfigError, load_config
+from flows.plan import PlannedRun, PlanRow, make_plan
 from flows.recipes import recipe_named
+from flows.studies.arms_of import ARMS
+from flows.studies.rlaif import ACCURACIES
 from models.planning.machine import Machine
 
+KINDS = ("distilled", "direct")
 GOLD = "judge_preferences.judge.gold_accuracy=0.8"
 DISTILLED = (GOLD, "ai_labels.soft=true")
 
@@ -59,3 +62,29 @@ def test_what_cannot_be_run_is_refused(overrides: list[str], message: str) -> No
     with pytest.raises(ConfigError) as error:
         _rows(*overrides)
     assert message in str(error.value)
+
+
+def test_the_studys_judges_differ_and_everything_else_is_shared() -> None:
+    run = PlannedRun(recipe_named("rlaif"))
+    ARMS["rlaif-alignment"](run)
+    given = run["preferences"]
+    assert given.stage == "comparisons"
+    for accuracy in ACCURACIES:
+        labelled = run[f"labelled_{accuracy:g}"]
+        assert labelled.inputs["preferences"] is given
+        assert run[f"judged_{accuracy:g}"].config.judge.gold_accuracy == accuracy
+        assert run[f"scorer_{accuracy:g}"].inputs["preferences"] is labelled
+        distilled, direct = (run[f"policy_{kind}_{accuracy:g}"] for kind in KINDS)
+        assert distilled.inputs["scorer"] is run[f"scorer_{accuracy:g}"]
+        assert "scorer" not in direct.inputs
+        assert direct.config.scoring.judge.gold_accuracy == accuracy
+        judges = {id(run[f"eval_{kind}_{accuracy:g}"].inputs["judges"][0]) for kind in KINDS}
+        assert judges == {id(run["member_1"])}
+    assert run["member_1"].inputs["preferences"] is given
+
+
+def test_the_recipe_is_whole() -> None:
+    config = recipe_named("rlaif")
+    assert load_config(config.model_dump()) == config
+    assert config.judge_preferences is not None and config.ai_labels is not None
+    assert config.arms == ("full", "rlaif_direct")
