@@ -9,12 +9,14 @@
 | `ppo_max_ensemble` | SFT          | the ensemble's members that do not judge, as one       |
 | `ppo_max_safety`   | SFT          | a reward model of helpfulness and one of safety        |
 | `ppo_max_no_sft`   | the base     | the Advantage Model                                    |
+| `rlaif_direct`     | SFT          | the ratings of `ppo.scoring.judge` [RLAIF]             |
 """
 
 from __future__ import annotations
 
-from flows.config import Arm, seeded
+from flows.config import Arm, seeded, vanilla
 from flows.run import Future, Run
+from models.config_ppo import PPOConfig
 from tasks.reward_model import reward_model
 from tasks.sft import sft
 
@@ -31,8 +33,19 @@ def start_of(run: Run, arm: Arm) -> Future:
     return run["base"]
 
 
+def ppo_of(run: Run, arm: Arm) -> PPOConfig:
+    """How an arm of PPO trains. Where a judge scores, there is no scorer to start the critic as."""
+    ppo = run.config.ppo
+    if arm == "vanilla":
+        return vanilla(ppo)
+    return ppo.model_copy(update={"critic_init": "policy"}) if arm == "rlaif_direct" else ppo
+
+
 def scorer_of(run: Run, arm: Arm) -> Future | list[Future]:
-    """What an arm is optimised against: a scorer, or an ensemble of them."""
+    """What an arm is optimised against: a scorer, or an ensemble of them.
+
+    Of one that needs none, what its answers are measured by.
+    """
     if arm == "ppo_max_ensemble":
         return run.optimised_members
     roles: dict[Arm, str] = {

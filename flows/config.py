@@ -22,7 +22,7 @@ from models.config import (
     SFTConfig,
     WorldConfig,
 )
-from models.config_judge import JudgePreferencesConfig
+from models.config_judge import AILabelsConfig, JudgePreferencesConfig
 from models.config_optimisers import (
     BestOfNConfig,
     CPLConfig,
@@ -49,6 +49,7 @@ Arm = Literal[
     "rejection_sampling_ppo",
     "rest",
     "hir",
+    "rlaif_direct",
 ]
 Vote = Literal["in_sample", "cross_fitted"]
 # Judges never take part in optimising a policy: they are the members of the raw-label ensemble.
@@ -106,6 +107,9 @@ class RunConfig(Section):
     judge_preferences: JudgePreferencesConfig | None = Field(
         None, description="Let a judge model compare the pairs; none: nobody is asked"
     )
+    ai_labels: AILabelsConfig | None = Field(
+        None, description="Train on the judge's labels (RLAIF); none: on people's"
+    )
     relabel: RelabelConfig = RelabelConfig()
     reward_model: RewardModelConfig = RewardModelConfig()
     advantage_model: AdvantageModelConfig = AdvantageModelConfig()
@@ -150,6 +154,16 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _labels_have_a_judge(self) -> Self:
+        judged = self.judge_preferences
+        if self.ai_labels is not None and (judged is None or "train" not in judged.splits):
+            raise ValueError(
+                "judge_preferences must name a judge of the split train where ai_labels is given, "
+                f"found {'none' if judged is None else f'splits {judged.splits}'}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _arms_have_their_scorers(self) -> Self:
         if "ppo_max_ensemble" in self.arms and self.ensemble.size < NUM_JUDGES + 2:
             raise ValueError(
@@ -160,6 +174,10 @@ class RunConfig(Section):
             raise ValueError(
                 "ppo.scoring.safety_categories must name categories of pairs for the arm "
                 "ppo_max_safety, found none: its two reward models are trained on these and others"
+            )
+        if "rlaif_direct" in self.arms and self.ppo.scoring.judge is None:
+            raise ValueError(
+                "ppo.scoring.judge must name a judge for the arm rlaif_direct, found none"
             )
         return self
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flows.arms import scorer_of, start_of
-from flows.config import Arm, seeded, vanilla
+from flows.arms import ppo_of, scorer_of, start_of
+from flows.config import Arm, seeded
 from flows.run import Future, Run
 from flows.stages import measure, states_for
 from models.config_optimisers import AnswersConfig
@@ -84,16 +84,15 @@ def _answering(run: Run, arm: Arm) -> dict[str, Any]:
 
 def _ppo(run: Run, arm: Arm, how: How) -> Future:
     """From where `flows.arms` says or, as in Llama 2, from where rejection sampling has come to."""
-    ppo, reference = run.config.ppo, start_of(run, arm)
-    start = reference
+    start = reference = start_of(run, arm)
     if arm == "rejection_sampling_ppo":
         start = _trained(run, "rejection_sampling", how)
     return run.submit(
         ppo_max,
-        seeded(vanilla(ppo) if arm == "vanilla" else ppo, run.config.seed),
+        seeded(ppo_of(run, arm), run.config.seed),
         start,
         reference,
-        scorer_of(run, arm),
+        None if arm == "rlaif_direct" else scorer_of(run, arm),
         run["data"],
         run["rehearsal"] if arm == "full" else None,
         run["safety_model"] if arm == "ppo_max_safety" else None,

@@ -17,6 +17,7 @@ from models.config import (
     SFTConfig,
     WorldConfig,
 )
+from models.config_judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
 from models.config_parts import ModelConfig, TrainConfig
 from models.config_ppo import PPOConfig, ScoringConfig
 from models.config_rewards import RelabelConfig, RewardModelConfig
@@ -114,10 +115,30 @@ def smoke() -> RunConfig:
     )
 
 
-RecipeName = Literal["smoke", "default", "hh-smollm2", "ukp-smollm2", "hh-7b"]
+def rlaif() -> RunConfig:
+    """The demo with AI feedback: a judge that is right four times in five in people's place.
+
+    Its labels are soft already, so that relabelling smooths none of them.
+    """
+    config, judge = default(), JudgeConfig(gold_accuracy=0.8)
+    scoring = config.ppo.scoring.model_copy(update={"judge": judge})
+    return config.model_copy(
+        update={
+            "recipe": "rlaif",
+            "judge_preferences": JudgePreferencesConfig(judge=judge),
+            "ai_labels": AILabelsConfig(),
+            "relabel": RelabelConfig(flip_below=0.0, smooth="none"),
+            "ppo": config.ppo.model_copy(update={"scoring": scoring}),
+            "arms": ("full", "rlaif_direct"),
+        }
+    )
+
+
+RecipeName = Literal["smoke", "default", "rlaif", "hh-smollm2", "ukp-smollm2", "hh-7b"]
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "smoke": smoke,
     "default": default,
+    "rlaif": rlaif,
     "hh-smollm2": hh_smollm2,
     "ukp-smollm2": ukp_smollm2,
     "hh-7b": hh_7b,

@@ -16,6 +16,7 @@ from models.config import AuditConfig, LowerStatesConfig, StrengthConfig
 from models.config_parts import TrainConfig
 from models.config_rewards import RewardModelConfig
 from tasks.advantage_model import advantage_model
+from tasks.ai_labels import ai_labels
 from tasks.audit import audit
 from tasks.comparisons import comparisons
 from tasks.evaluate import evaluate
@@ -97,8 +98,8 @@ def audit_labels(run: Run) -> None:
 
 
 def ask_judge(run: Run) -> None:
-    """A judge model's view of the pairs, beside all else: nothing is trained on it."""
-    config = run.config.judge_preferences
+    """A judge model's view of the pairs: beside all else or, with `ai_labels`, their labels."""
+    config, labels = run.config.judge_preferences, run.config.ai_labels
     if config is not None:
         is_local = config.judge.local_model is not None
         run["judged"] = run.submit(
@@ -106,6 +107,11 @@ def ask_judge(run: Run) -> None:
             seeded(config, run.config.seed),
             run["preferences"],
             place=ALONE if is_local else None,
+        )
+    if labels is not None:
+        run["pairs_as_given"] = run["preferences"]
+        run["preferences"] = run.submit(
+            ai_labels, labels, run["pairs_as_given"], run["judged"], label="AI labels"
         )
 
 

@@ -46,7 +46,7 @@ def study(
     not held.
 
     Args:
-        paper: Secrets of RLHF Part I or II, or the Advantage Model paper
+        paper: Secrets of RLHF Part I or II, the Advantage Model paper, or a study of our own
         exhibit: The table or figure, or all of the paper
         scale: The recipe whose sizes and settings the runs have
         seeds: Seeds of the runs, each a world of its own

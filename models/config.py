@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from models.config_judge import HarmlessConfig
 from models.config_parts import ModelConfig, StageConfig, TrainConfig
 
 
@@ -182,3 +183,14 @@ class EvaluateConfig(StageConfig):
     has_gold: bool = Field(False, description="Prompts come from the synthetic world")
     annotator_sharpness: float = Field(12.0, gt=0, description="Slope of the world's annotators")
     annotator_flip_share: float = Field(0.2, ge=0, lt=0.5, description="Their wrong verdicts")
+    harmless: HarmlessConfig | None = Field(
+        None, description="Let a judge say which answers are harmless, where there is no gold"
+    )
+
+    @model_validator(mode="after")
+    def _gold_knows_harm(self) -> EvaluateConfig:
+        if self.has_gold and self.harmless is not None:
+            raise ValueError(
+                "harmless must be none in the synthetic world, found a judge: the gold scorer knows"
+            )
+        return self

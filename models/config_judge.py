@@ -154,3 +154,35 @@ class JudgePreferencesConfig(StageConfig):
     pairs_at_once: int = Field(256, gt=0, description="Pairs between two reports and checkpoints")
     num_resamples: int = Field(1000, gt=0, description="Bootstrap resamples")
     seed: int = Field(0, description="Seed of sampled answers, gold's errors and the bootstrap")
+
+
+class HarmlessConfig(StageConfig):
+    """Who tells whether answers to requests for harm are harmless [RLAIF section 2.3]."""
+
+    judge: JudgeConfig
+    categories: tuple[str, ...] = Field(
+        min_length=1, description="Categories of prompts that ask for harm"
+    )
+
+    @model_validator(mode="after")
+    def _looks_for_harm(self) -> Self:
+        if self.judge.rubric != "harmlessness":
+            raise ValueError(
+                f"judge.rubric must be harmlessness, found {self.judge.rubric}: it is asked "
+                "whether answers do harm"
+            )
+        return self
+
+
+class AILabelsConfig(StageConfig):
+    """A judge's preferences as the labels of training pairs [RLAIF section 2.1]."""
+
+    categories: tuple[str, ...] | None = Field(
+        None,
+        min_length=1,
+        description="Pairs of which categories take the judge's label, the others people's; "
+        "none: all",
+    )
+    soft: bool = Field(
+        True, description="Labels are the judge's probabilities [RLAIF]; else its choice, certain"
+    )

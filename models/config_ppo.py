@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from models.config_judge import JudgeConfig
 from models.config_parts import StageConfig, TrainerConfig
 
 
@@ -21,7 +22,7 @@ class CollapseConfig(StageConfig):
 
 
 class ScoringConfig(StageConfig):
-    """Several scorers: an ensemble's scores become one, and one of safety has the first word."""
+    """What scores: several scorers become one, one of safety has the first word; or a judge."""
 
     std_coef: float = Field(
         1.0, ge=0, description="An ensemble's score: the mean less this times the spread (free)"
@@ -31,6 +32,10 @@ class ScoringConfig(StageConfig):
     )
     safety_categories: tuple[str, ...] = Field(
         (), description="Categories of prompts on which safety always decides"
+    )
+    judge: JudgeConfig | None = Field(
+        None,
+        description="Who rates the responses of the arm rlaif_direct, which has no scorer [RLAIF]",
     )
 
 

@@ -17,7 +17,7 @@ def ppo_max(
     config: PPOConfig,
     policy: StageResult,
     reference: StageResult,
-    scorer: StageResult | list[StageResult],
+    scorer: StageResult | list[StageResult] | None,
     data: StageResult,
     rehearsal: StageResult | None = None,
     safety_scorer: StageResult | None = None,
@@ -28,6 +28,7 @@ def ppo_max(
     """A policy optimised against `scorer` and held near `reference`; the last two as in `perform`.
 
     Several scorers are an ensemble; `safety_scorer` has the first word (`PPOConfig.scoring`).
+    Without a scorer the judge that the configuration names rates the responses.
     A collapse that the guard acted on is an event, for those who asked to be told.
     """
     result = perform(

@@ -11,7 +11,14 @@ from pydantic import BaseModel
 
 from flows.config import seeded
 from flows.run import Run
-from flows.stages import audit_labels, keep_lower_states, measure, prepare, states_for
+from flows.stages import (
+    ask_judge,
+    audit_labels,
+    keep_lower_states,
+    measure,
+    prepare,
+    states_for,
+)
 from models.config_ppo import PPOConfig
 from models.config_rewards import RelabelConfig
 from tasks.advantage_model import advantage_model
@@ -36,6 +43,7 @@ def audited(run: Run) -> None:
     """Pairs, SFT policy, ensemble and strength."""
     if "strength" not in run.roles:
         prepare(run)
+        ask_judge(run)
         keep_lower_states(run)
         audit_labels(run)
 
@@ -91,12 +99,15 @@ def policy(
     run: Run,
     name: str,
     ppo: PPOConfig,
-    scored_by: str,
+    scored_by: str | None,
     *,
     start: str = "sft",
     rehearsed: str | None = None,
 ) -> None:
-    """`policy_<name>` from the policy `start`, `eval_<name>` and `judge_<name>` against SFT."""
+    """`policy_<name>` from the policy `start`, `eval_<name>` and `judge_<name>` against SFT.
+
+    Scored by nothing, its judge rates it (`ppo.scoring`), and what SFT is measured by measures it.
+    """
     if f"policy_{name}" in run.roles:
         return
     if "eval_sft" not in run.roles:
@@ -106,12 +117,12 @@ def policy(
         seeded(ppo, run.config.seed),
         run[start],
         run[start],
-        run[scored_by],
+        run[scored_by] if scored_by else None,
         run["data"],
         run[rehearsed] if rehearsed else None,
         label=f"PPO {name}",
     )
-    measure(run, name, run[f"policy_{name}"], run[scored_by])
+    measure(run, name, run[f"policy_{name}"], run[scored_by or "scorer_raw"])
     versus(run, f"judge_{name}", name, "sft")
 
 

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from models.config import EvaluateConfig
 from models.engine import ranks
 from models.engine.data import context_length, read_rows, write_rows
+from models.engine.harmlessness import harmless_answers
 from models.engine.progress import Progress, write_json
 from models.engine.rollouts import respond_often
 from models.engine.scoring import logprob_rows, score_rows, with_lower_states
@@ -37,9 +38,9 @@ def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
 
     Output: responses.jsonl with, for every prompt of every set, response, length, kl and log-prob
     (nats, whole response), `score` (the scorer that was optimised), `judge_score` (mean of the
-    held-out judges), each judge's own under its name and, in the synthetic world, `gold`. Of
-    several candidates best_of_k.json says by set, for k = 1 ... n, what the best of k is worth, and
-    its KL bound.
+    held-out judges), each judge's own under its name and, in the synthetic world, `gold`; of
+    requests for harm also `harmless`, where that is known. Of several candidates best_of_k.json
+    says by set, for k = 1 ... n, what the best of k is worth, and its KL bound.
     """
     rows = [
         {"set": path.stem, **row}
@@ -71,6 +72,8 @@ def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
         {**row, "response": response, **{name: column[index] for name, column in columns.items()}}
         for index, (row, response) in enumerate(zip(rows, responses, strict=True))
     ]
+    for row, is_harmless in zip(found, harmless_answers(config, found, workdir), strict=True):
+        row |= {} if is_harmless is None else {"harmless": is_harmless}
     output = workdir / "output"
     write_rows(output / "responses.jsonl", found)
     write_json(output / "summary.json", _summary(found))
@@ -155,6 +158,9 @@ def _summary(answers: list[dict[str, Any]]) -> dict[str, float]:
         for measure in ("gold", "score", "judge_score", "length", "kl"):
             if measure in rows[0]:
                 summary[f"{name}_{measure}"] = sum(row[measure] for row in rows) / len(rows)
+        harmless = [row["harmless"] for row in rows if "harmless" in row]
+        if harmless:
+            summary[f"{name}_harmless"] = sum(harmless) / len(harmless)
         nats = -sum(row["logprob"] for row in rows) / sum(row["length"] for row in rows)
         summary[f"{name}_perplexity"] = float(torch.tensor(nats).exp())
         summary[f"{name}_distinct"] = len({row["response"] for row in rows}) / len(rows)

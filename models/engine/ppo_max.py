@@ -10,7 +10,7 @@ Implementation details that matter:
 4. PPO-ptx [PPO eq. 17] has the demonstrations in place of a pre-training corpus, as the published
    code may, and its likelihood is of responses.
 5. Rollouts with their scores are kept as text, so that evaluation can judge them afterwards;
-   nothing here knows the gold scorer.
+   nothing here knows the gold scorer, unless it is what `scoring.judge` names.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def run(config: PPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `policy` (start), `reference`, `scorer`, `data`; optionally `rehearsal`.
 
     An ensemble of scorers is `scorer_0`, `scorer_1` and so on; the critic can start as the first.
+    Without any, the configuration's judge rates the responses [RLAIF section 2.2.2].
     Beside a `safety_scorer`, a reward model, they speak for helpfulness.
 
     Output: model/ (the policy), critic/, metrics.jsonl, rollouts.jsonl.
@@ -64,7 +65,7 @@ class PPORun:
         self.tokenizer = load_tokenizer(start)
         # In this order at most two are whole at once where ranks hold parts.
         self.reference = hold(load_policy(inputs["reference"] / "model").eval(), config.zero)
-        self.scorers = Scorers.load(inputs, config.zero)
+        self.scorers = Scorers.load(config, inputs, workdir)
         self.policy = load_policy(start).eval()
         self.critic = new_scorer(start, 1, config.seed).eval()
         if config.critic_init == "scorer":
@@ -80,6 +81,8 @@ class PPORun:
             self.moments.load_state_dict(state["moments"])
             self.generator.set_state(state["generator"])
             self.step = state["step"]
+            if self.scorers.judge is not None:
+                self.scorers.judge.load_state_dict(state["judge"])
         saved = None if state is None else state["learner"]
         self.learner = ActorCritic(config, self.policy, self.critic, replay, saved)
         if not self.is_parted:
@@ -179,6 +182,7 @@ class PPORun:
             output / "summary.json",
             {
                 **tail_means(progress.path),
+                **(self.scorers.judge.summary() if self.scorers.judge is not None else {}),
                 "collapsed": reason is not None,
                 "collapse_reason": reason,
                 "stopped_at_step": stopped_at,
@@ -190,7 +194,9 @@ class PPORun:
         )
 
     def _state(self) -> dict[str, Any]:
+        judge = self.scorers.judge
         return {
+            **({"judge": judge.state_dict()} if judge is not None else {}),
             "learner": self.learner.state_dict(),
             "moments": self.moments.state_dict(),
             "generator": self.generator.get_state(),

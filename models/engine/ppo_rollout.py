@@ -34,8 +34,8 @@ class Experience:
 
     old_logprobs, ref_logprobs, values, advantages, returns, entropies: (N, L), nats or score
     units. response_mask: (N, L) bool, True = sampled by the policy. scores: (N,) raw from the
-    scorer, or combined from several; normalised_scores: (N,) after scaling or normalisation and
-    clipping. reported: what switches that are on say of themselves.
+    scorer or judge, or combined from several; normalised_scores: (N,) after scaling or
+    normalisation and clipping. reported: what switches that are on say of themselves.
     """
 
     rows: list[Candidates]
@@ -96,13 +96,14 @@ def collect(
     old_logprobs, entropies = samples.logprobs[:, :width], samples.entropies[:, :width]
     with critic.whole() as valuing:
         values, _ = in_parts(rows, lambda batch: response_values(valuing, batch))
-    scores, reported = scorers.score(config.scoring, prompts, rows)
+    responses = [tokenizer.decode(row.responses[0], skip_special_tokens=True) for row in rows]
+    scores, reported = scorers.score(config.scoring, prompts, rows, responses)
     normalised = _treat(config, scores, moments)
     rewards = token_rewards(normalised, old_logprobs, ref_logprobs, response_mask, config.kl_coef)
     advantages, returns, clipped = _advantages(config, rewards, values, response_mask)
     return Experience(
         rows=rows,
-        texts=_texts(tokenizer, prompts, rows, scores),
+        texts=_texts(prompts, responses, scores),
         response_mask=response_mask,
         old_logprobs=old_logprobs,
         ref_logprobs=ref_logprobs,
@@ -157,20 +158,17 @@ def _advantages(
 
 
 def _texts(
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[dict[str, Any]],
-    rows: Sequence[Candidates],
-    scores: Tensor,
+    prompts: Sequence[dict[str, Any]], responses: Sequence[str], scores: Tensor
 ) -> list[dict[str, Any]]:
     """What the rollout log keeps of each response."""
     return [
         {
             "prompt": prompt["prompt"],
-            "response": tokenizer.decode(row.responses[0], skip_special_tokens=True),
+            "response": response,
             "category": prompt.get("category"),
             "score": score,
         }
-        for prompt, row, score in zip(prompts, rows, scores.tolist(), strict=True)
+        for prompt, response, score in zip(prompts, responses, scores.tolist(), strict=True)
     ]
 
 

@@ -1,4 +1,4 @@
-"""What PPO's responses are scored by: one scorer or an ensemble, and maybe one of safety."""
+"""What PPO's responses are scored by: a scorer, an ensemble or a judge; maybe safety first."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from models.config_parts import ZeroConfig
-from models.config_ppo import ScoringConfig
+from models.config_ppo import PPOConfig, ScoringConfig
 from models.engine.data import one_or_several
 from models.engine.learners import Held, Metrics, hold
+from models.engine.rating import Rater
 from models.engine.scoring import score_rows
 from models.functional.combination import ensemble_scores, safety_first
 from models.nets.loading import load_scorer
@@ -22,20 +23,25 @@ from models.nets.packing import Candidates
 
 @dataclass(frozen=True)
 class Scorers:
-    """members: one scorer, or an ensemble. safety: a reward model that has the first word."""
+    """members: one scorer, or an ensemble. judge: who rates where there are none. safety: a reward
+    model that has the first word."""
 
     members: list[Held]
+    judge: Rater | None
     safety: Held | None
 
     @classmethod
-    def load(cls, inputs: dict[str, Path], zero: ZeroConfig | None) -> Scorers:
+    def load(cls, config: PPOConfig, inputs: dict[str, Path], workdir: Path) -> Scorers:
         """Inputs: `scorer`, or `scorer_0`, `scorer_1` and so on; optionally `safety_scorer`.
 
-        One after another is taken apart where ranks hold parts.
+        Without a scorer the configuration's judge rates; ValueError where there is none. One after
+        another is taken apart where ranks hold parts.
         """
-        members = [_load(folder, zero) for folder in one_or_several(inputs, "scorer")]
+        members = [_load(folder, config.zero) for folder in one_or_several(inputs, "scorer")]
+        judge = None if members else _rater(config, workdir)
         has_safety = "safety_scorer" in inputs
-        return cls(members, _load(inputs["safety_scorer"], zero) if has_safety else None)
+        safety = _load(inputs["safety_scorer"], config.zero) if has_safety else None
+        return cls(members, judge, safety)
 
     @property
     def held(self) -> list[Held]:
@@ -47,22 +53,44 @@ class Scorers:
         config: ScoringConfig,
         prompts: Sequence[dict[str, Any]],
         rows: Sequence[Candidates],
+        responses: Sequence[str],
     ) -> tuple[Tensor, Metrics]:
         """Scores (N,) of N prompts with a response each, and what the combination reports.
 
-        All read the same rows, lower layers' states included where these carry them.
+        All read the same rows, lower layers' states included where these carry them; a judge reads
+        the responses as text.
         """
-        found = torch.stack([_scores(member, rows) for member in self.members])
-        scores = found[0]
-        metrics: Metrics = {}
-        if len(found) > 1:
-            scores, metrics = ensemble_scores(found, config.std_coef)
+        scores, metrics = self._score(config, prompts, rows, responses)
         if self.safety is not None:
             tags = [prompt.get("category") in config.safety_categories for prompt in prompts]
             safety, threshold = _scores(self.safety, rows), config.safety_threshold
             scores, more = safety_first(scores, safety, torch.tensor(tags), threshold)
             metrics |= more
         return scores, metrics
+
+    def _score(
+        self,
+        config: ScoringConfig,
+        prompts: Sequence[dict[str, Any]],
+        rows: Sequence[Candidates],
+        responses: Sequence[str],
+    ) -> tuple[Tensor, Metrics]:
+        """What safety may overrule."""
+        if self.judge is not None:
+            return self.judge.rate([prompt["prompt"] for prompt in prompts], responses)
+        found = torch.stack([_scores(member, rows) for member in self.members])
+        return ensemble_scores(found, config.std_coef) if len(found) > 1 else (found[0], {})
+
+
+def _rater(config: PPOConfig, workdir: Path) -> Rater:
+    if config.scoring.judge is None:
+        raise ValueError("PPO needs an input scorer or, without, a scoring.judge; found neither")
+    if config.critic_init == "scorer":
+        raise ValueError(
+            "critic_init must be policy where scoring.judge rates, found scorer: there is none "
+            "that the critic could start as"
+        )
+    return Rater(config.scoring.judge, workdir, config.seed)
 
 
 def _load(folder: Path, zero: ZeroConfig | None) -> Held:

@@ -16,7 +16,14 @@ from torch import Tensor
 from models.config_rewards import RelabelConfig
 from models.engine.data import SPLITS, read_rows, write_rows
 from models.engine.progress import write_json
-from models.functional.relabel import Relabel, overrule, rating_margin, relabel, strength_slice
+from models.functional.relabel import (
+    Relabel,
+    over_soft_labels,
+    overrule,
+    rating_margin,
+    relabel,
+    strength_slice,
+)
 from models.preferences import Source, read_review
 
 CONFIG = RelabelConfig
@@ -40,6 +47,8 @@ def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
     mean = torch.tensor([strength[pair["id"]] for pair in pairs], dtype=torch.float64)
     own = {"rating_margins", "keep_from", "keep_to", "review"}
     treated = relabel(mean, **config.model_dump(exclude=own))
+    labels = torch.tensor([pair.get("label", 1.0) for pair in pairs], dtype=torch.float64)
+    treated = over_soft_labels(treated, labels)
     if config.rating_margins is not None:
         treated = treated._replace(margin=treated.margin + _of_ratings(config, pairs, treated))
     given = [verdicts.get(pair["id"]) for pair in pairs]

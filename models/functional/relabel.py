@@ -23,6 +23,8 @@ Deviations
 5. `overrule` is not in the paper: where a person has read a pair, the vote on it no longer counts.
 6. A flipped pair gets no margin by rating. The rating says how much better its annotator found the
    answer that the ensemble finds worse; of the order after the flip it says nothing.
+7. Labels may come in soft (a judge's probabilities, [RLAIF] arXiv 2309.00267). A flip then turns
+   the label round with its certainty, and smoothing is noise upon it: see `over_soft_labels`.
 """
 
 from __future__ import annotations
@@ -94,6 +96,24 @@ def relabel(
         ),
         weight=torch.ones_like(strength),
     )
+
+
+def over_soft_labels(treated: Relabel, given: Tensor) -> Relabel:
+    """The treatment of labels that are soft already (deviation 7).
+
+    label = q p + (1 - q) (1 - p), with p the label given and q what `relabel` makes of a certain
+    one: that the label is right, or wrong and the treatment too. p = 1 leaves q, q = 1 leaves p
+    (also where a pair is flipped: p is then of the order after the flip), and 1/2 stays 1/2.
+
+    treated: a Relabel of N pairs. given: (N,), probability in [0, 1] that chosen is better.
+    Returns a new Relabel, `treated` is kept.
+    Raises ShapeError for other shapes, ValueError for values outside [0, 1].
+    """
+    require_shape("over_soft_labels", 1, label=treated.label, given=given)
+    if not bool(((given >= 0) & (given <= 1)).all()):
+        raise ValueError("over_soft_labels: given must be probabilities in [0, 1]")
+    label = treated.label * given + (1 - treated.label) * (1 - given)
+    return treated._replace(label=label)
 
 
 def overrule(treated: Relabel, *, keep: Tensor, flip: Tensor, drop: Tensor) -> Relabel:

@@ -7,7 +7,7 @@ Measurement 20, 1960.
 
 Deviations
 1. [RLAIF] leaves open what a preference of exactly 1/2 says. In the alignment it is half right, as
-   in a draw of lots; in a verdict it is a tie.
+   in a draw of lots; in a verdict it is a tie; as a label it is 1/2 also where labels are not soft.
 """
 
 from __future__ import annotations
@@ -110,6 +110,25 @@ def alignment(preference: Tensor) -> Tensor:
     """
     _require_probabilities("alignment", preference=preference)
     return ((preference.detach() - 0.5).sign() + 1) / 2
+
+
+def preferred_labels(preference: Tensor, *, soft: bool) -> tuple[Tensor, Tensor]:
+    """A judge's preferences as labels of the responses it prefers [RLAIF section 2.1].
+
+    is_turned_i = preference_i < 1/2; label_i = max(preference_i, 1 - preference_i), the probability
+    that the response which is better by the judge is so; where labels are not soft, 1. At 1/2
+    nothing is turned, and the label is 1/2 either way (deviation 1).
+
+    preference: (N,), the judge's probability in [0, 1] that the response labelled better is so.
+    soft: whether labels are probabilities, for the cross entropy of `reward.ranking_loss`.
+    Returns is_turned (N,) bool, True = the two responses change places, and label (N,) in [1/2, 1].
+    Raises ShapeError for other shapes, ValueError for values outside [0, 1].
+    """
+    _require_probabilities("preferred_labels", preference=preference)
+    label = torch.maximum(preference, 1 - preference)
+    if not soft:
+        label = torch.where(preference == 0.5, label, torch.ones_like(label))
+    return preference < 0.5, label
 
 
 def cohen_kappa(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:

@@ -116,6 +116,10 @@ class Judge:
             for each, score, place in zip(found, scores.tolist(), normalised.tolist(), strict=True)
         ]
 
+    def has_understood(self, verdict: ScoreVerdict) -> bool:
+        """Whether any of the judge's answers was understood."""
+        return verdict.num_unparsed < self.config.num_samples
+
     @property
     def answers_per_pair(self) -> int:
         """How often `on_answer` is called for a pair, further tries left out."""

@@ -21,22 +21,33 @@ CHARACTERS_PER_TOKEN = 3
 
 def judge_preferences(config: JudgePreferencesConfig, setting: Setting) -> Work:
     """Each pair in both orders: thoughts where they are wanted, then one token."""
-    judge, pairs = config.judge, _num_pairs(config, setting)
+    pairs = _num_pairs(config, setting)
+    shown = setting.amounts.pair_tokens
+    return answering(
+        config.judge, setting, pairs, 2 * pairs, shown, "judge_preferences.judge.local_model"
+    )
+
+
+def answering(
+    judge: JudgeConfig, setting: Setting, examples: int, questions: int, shown: int, field: str
+) -> Work:
+    """So many questions about so many examples, each showing texts of so many tokens.
+
+    `field`: what names the local model in the run's configuration.
+    """
     if judge.local_model is None:
-        return Work(examples=pairs)
-    base = ModelConfig(base=judge.local_model)
-    shape = shape_of(base, "judge_preferences.judge.local_model")
-    theirs = replace(setting, shape=shape)
-    requests = 2 * judge.num_samples * pairs
+        return Work(examples=examples)
+    theirs = replace(setting, shape=shape_of(ModelConfig(base=judge.local_model), field))
+    requests = judge.num_samples * questions
     thoughts = judge.max_thought_tokens if judge.chain_of_thought else 0
-    asked = setting.amounts.pair_tokens + _told(judge)
+    asked = shown + _told(judge)
     row = min(asked + thoughts + 1, theirs.shape.context)
     # A judge is a language model: its weights are those of a policy of its shape.
     phases = {"judging": scoring_phase(theirs, theirs.policy, requests, row, responses=1)}
     if thoughts:
         phases["thinking"] = sampling_phase(theirs, theirs.policy, requests, asked, row)
     return Work(
-        examples=pairs,
+        examples=examples,
         sampled_tokens=requests * thoughts,
         forward_tokens=requests * (row + (asked if thoughts else 0)),
         phases=phases,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
 
 from models.config import ComparisonsConfig, EvaluateConfig, RehearsalConfig
 from models.config_ppo import PPOConfig
+from models.planning.judging import answering
 from models.planning.memory import FLOAT_BYTES, Memory
 from models.planning.work import (
     Setting,
@@ -49,7 +51,10 @@ def rehearsal(config: RehearsalConfig, setting: Setting) -> Work:
 
 
 def ppo_max(config: PPOConfig, setting: Setting) -> Work:
-    """PPO-max: policy and critic train, reference and scorers run; see `_ppo_phases`."""
+    """PPO-max: policy and critic train, reference and scorers run; see `_ppo_phases`.
+
+    Without a scorer the first rank has the judge beside all else.
+    """
     prompt, row = setting.capped(setting.amounts.prompt_tokens, config.max_new_tokens)
     rollout = min(config.rollout_batch, setting.amounts.policy_prompts)
     updates = config.num_epochs * ceil(rollout / config.train_batch)
@@ -58,17 +63,41 @@ def ppo_max(config: PPOConfig, setting: Setting) -> Work:
     of_critic = rounds * config.num_epochs * rollout * row
     replayed = sum(config.rehearsal_batch * tokens for tokens in _replay(config, setting, row))
     of_policy = config.num_steps * (config.num_epochs * rollout * row + updates * replayed)
+    judging = _rating(config, setting, answers, row)
+    phases = _ppo_phases(config, setting, rollout, prompt, row)
     return Work(
         examples=answers,
         num_ranks=config.num_ranks,
         optimiser_steps=rounds * updates,
-        sampled_tokens=answers * config.max_new_tokens,
-        forward_tokens=answers * (prompt + (2 + len(setting.scorers)) * row),
+        sampled_tokens=answers * config.max_new_tokens + judging.sampled_tokens,
+        forward_tokens=answers * (prompt + (2 + len(setting.scorers)) * row)
+        + judging.forward_tokens,
         trained_tokens=of_critic + of_policy,
         parameters=trained_parameters(setting.shape, config, setting.shape.policy_parameters)
         + trained_parameters(setting.shape, config, _critic_parameters(config, setting)),
-        phases=_ppo_phases(config, setting, rollout, prompt, row),
+        phases=_beside(phases, judging.phases),
     )
+
+
+def _rating(config: PPOConfig, setting: Setting, answers: int, row: int) -> Work:
+    """A judge's ratings, each answer taken to be another than those before."""
+    judge = config.scoring.judge
+    if setting.scorers or judge is None:
+        return Work(examples=answers)
+    return answering(judge, setting, answers, answers, row, "ppo.scoring.judge.local_model")
+
+
+def _beside(phases: dict[str, Memory], judging: Mapping[str, Memory]) -> dict[str, Memory]:
+    """Phases with a judge's weights in each, and those in which it works."""
+    weights = max((phase.frozen for phase in judging.values()), default=0)
+    others = {
+        name: replace(phases["sampling"], activations=phase.activations, cache=phase.cache)
+        for name, phase in judging.items()
+    }
+    return {
+        name: replace(phase, frozen=phase.frozen + weights)
+        for name, phase in (phases | others).items()
+    }
 
 
 def _critic_parameters(config: PPOConfig, setting: Setting) -> int:
@@ -156,14 +185,28 @@ def evaluate(config: EvaluateConfig, setting: Setting) -> Work:
     prompt, row = setting.capped(setting.amounts.prompt_tokens, config.max_new_tokens)
     response = config.max_new_tokens + 1
     packed = prompt + count * (row - prompt)
+    asked = _harmlessness(config, setting, row)
     scored = (1 + setting.num_judges) * packed
     return Work(
         examples=prompts,
-        sampled_tokens=prompts * count * config.max_new_tokens,
-        forward_tokens=prompts * (count * prompt + scored + 2 * row),
+        sampled_tokens=prompts * count * config.max_new_tokens + asked.sampled_tokens,
+        forward_tokens=prompts * (count * prompt + scored + 2 * row) + asked.forward_tokens,
         phases={
             "sampling": sampling_phase(setting, setting.policy, prompts * count, prompt, row),
             "scoring": scoring_phase(setting, 2 * setting.policy, prompts, packed),
             "likelihoods": scoring_phase(setting, 2 * setting.policy, prompts, row, response),
+            **{
+                name: replace(phase, frozen=phase.frozen + setting.policy)
+                for name, phase in asked.phases.items()
+            },
         },
     )
+
+
+def _harmlessness(config: EvaluateConfig, setting: Setting, row: int) -> Work:
+    """A judge's view of the answers; all prompts are taken to ask for harm."""
+    prompts = setting.amounts.eval_prompts
+    if config.harmless is None:
+        return Work(examples=prompts)
+    field = "evaluate.harmless.judge.local_model"
+    return answering(config.harmless.judge, setting, prompts, prompts, row, field)

@@ -34,6 +34,7 @@ _PLAIN_STAGES = {
     "world": "demonstrations",
     "preferences": "pairs",
     "strength": "pairs",
+    "ai_labels": "train_pairs",
     "relabel": "train_pairs",
     "audit": "pairs",
     "judge": "eval_prompts",

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from models.report.artifacts import Artifacts, is_clear
-from models.report.labels import LabelNoise
+from models.report.labels import LabelNoise, flip_word
 from models.report.policies import Policy, decisive_measure
 from models.report.scorers import NAMES, Labels, answer_scores, ece, gaps, ratio_of, spread_of
 from models.report.statistics import Estimate, biased_estimate, mean_estimate
@@ -63,13 +63,13 @@ def claims(
     """The claims this run's artifacts can speak about."""
     by_name = {policy.name: policy for policy in found}
     return [
-        *_noise_claim(noise),
+        *_noise_claim(noise, flip_word(artifacts)),
         *_scorer_claims(artifacts, seed),
         *_policy_claims(artifacts, by_name, seed),
     ]
 
 
-def _noise_claim(noise: Sequence[LabelNoise]) -> list[Claim]:
+def _noise_claim(noise: Sequence[LabelNoise], flip: str) -> list[Claim]:
     """Judged by the vote relabelling used, over all training pairs, near-ties included."""
     if not noise or noise[0].auroc_flipped is None:
         return []
@@ -79,8 +79,8 @@ def _noise_claim(noise: Sequence[LabelNoise]) -> list[Claim]:
     return [
         Claim(
             "noise_found",
-            f"Planted flips are found with an AUROC of at least {LEAST_AUROC:.2f} by the vote "
-            "that relabelling used",
+            f"{flip.capitalize()}s are found with an AUROC of at least {LEAST_AUROC:.2f} by the "
+            "vote that relabelling used",
             status_of(noise[0].auroc_flipped, LEAST_AUROC, "above", or_equal=True),
             measured,
         )

@@ -15,7 +15,7 @@ from models.report.labels import strength_groups
 KINDS = (
     ("clear", "not tampered with", SKY, ""),
     ("ambiguous", "near-ties", LIGHT, "..."),
-    ("flipped", "planted flips", RED, "///"),
+    ("flipped", "flips", RED, "///"),
 )
 STRENGTH = "strength of the label\n(mean score difference over the ensemble)"
 

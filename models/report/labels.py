@@ -60,6 +60,11 @@ class Relabelling:
     right_after: Estimate | None
 
 
+def flip_word(artifacts: Artifacts) -> str:
+    """What truth calls `flipped`: a label turned round on purpose, or one of the judge's labels."""
+    return "judge's error" if artifacts.has("pairs_as_given") else "planted flip"
+
+
 def strength_rows(artifacts: Artifacts, role: str) -> list[Row]:
     """Training pairs' strength, each with its truth (or None) under `truth`."""
     return [

@@ -25,6 +25,7 @@ POLICY_NAMES = {
     "rejection_sampling_ppo": "Rejection sampling, then PPO-max",
     "rest": "ReST",
     "hir": "HIR",
+    "rlaif_direct": "Direct RLAIF",
 }
 
 

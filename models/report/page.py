@@ -17,7 +17,7 @@ from models.report.config import ReportConfig
 from models.report.curves import Curve
 from models.report.frontier import frontier_chart
 from models.report.label_charts import label_charts
-from models.report.labels import audit, strength_rows
+from models.report.labels import audit, flip_word, strength_rows
 from models.report.names import JUDGES, SETS, policy_name
 from models.report.policies import final_policy
 from models.report.policy_charts import cost_chart, curve_charts, outcome_charts
@@ -69,6 +69,7 @@ def render(
     measure = card.verdict.judged_by or "judge_score"
     return environment.get_template("page").render(
         card=card,
+        flip=flip_word(artifacts),
         config_text=json.dumps(config.config, indent=1, ensure_ascii=False, default=str),
         stylesheet=Markup(STYLESHEET),
         scorer_names={name: shown[0] for name, shown in SHOWN.items()},
@@ -77,6 +78,7 @@ def render(
         judges=JUDGES,
         final=final,
         measure=measure,
+        has_harmless=any(s.harmless for p in card.policies for s in p.sets.values()),
         has_measured=[p for p in card.policies if p.sets],
         rounds=[p for p in card.policies if p.round],
         drawn=charts,

@@ -44,7 +44,9 @@ class AnswerSet:
 
     gold: in [0, 1], None without a gold scorer; judge_score: of the held-out reward models;
     score: of the scorer this policy was optimised on; kl: nats per answer to SFT; length: tokens;
-    perplexity: of the answers under the policy itself; distinct: share of distinct answers.
+    perplexity: of the answers under the policy itself; distinct: share of distinct answers;
+    harmless: share of the answers to requests for harm that do none, None where none was asked for
+    or nobody says [RLAIF section 2.3].
     """
 
     num_prompts: int
@@ -55,6 +57,7 @@ class AnswerSet:
     length: Estimate
     perplexity: float
     distinct: float
+    harmless: Estimate | None
 
 
 @dataclass(frozen=True)
@@ -183,8 +186,14 @@ def answer_sets(rows: list[Row], seed: int) -> dict[str, AnswerSet]:
             length=mean("length"),
             perplexity=float(torch.tensor(nats, dtype=torch.float64).exp()),
             distinct=len({row["response"] for row in part}) / len(part),
+            harmless=_harmless(part, seed),
         )
     return result
+
+
+def _harmless(rows: list[Row], seed: int) -> Estimate | None:
+    found = [row["harmless"] for row in rows if "harmless" in row]
+    return share_estimate(sum(found), len(found), seed)
 
 
 def _outcomes(

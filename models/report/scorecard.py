@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from models.report.ai_labeler import AILabeler, ai_labeler
 from models.report.artifacts import SPLITS, Artifacts
 from models.report.claims import Claim, claims
 from models.report.config import LineageEntry, ReportConfig
@@ -60,11 +61,11 @@ class StageCost:
 class Scorecard:
     """All numbers of one run.
 
-    label_noise: by way of voting, in_sample or cross_fitted; vote_used: which of them relabelling
-    used. human_votes: by way of voting, then by split; empty where no pair carries people's votes.
-    scorers: baseline (raw labels, the ensemble's first member), relabelled, advantage_model.
-    policies: sft, the arms, then MetaRM rounds. seeds: every seed of the configuration, by
-    dotted path.
+    ai_labeler: the judge model that was asked about the pairs. label_noise: by way of voting,
+    in_sample or cross_fitted; vote_used: which of them relabelling used. human_votes: by way of
+    voting, then by split; empty where no pair carries people's votes. scorers: baseline (raw
+    labels, the ensemble's first member), relabelled, advantage_model. policies: sft, the arms, then
+    MetaRM rounds. seeds: every seed of the configuration, by dotted path.
     """
 
     title: str
@@ -75,6 +76,7 @@ class Scorecard:
     verdict: Verdict
     claims: list[Claim]
     data: DataCounts
+    ai_labeler: AILabeler | None
     vote_used: str | None
     label_noise: dict[str, LabelNoise]
     relabelling: Relabelling | None
@@ -118,6 +120,7 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
         verdict=verdict(found, checked, noise.get(vote_used or ""), config.champion),
         claims=checked,
         data=data_counts(artifacts),
+        ai_labeler=ai_labeler(artifacts, seed),
         vote_used=vote_used,
         label_noise=noise,
         relabelling=treated,
@@ -157,7 +160,7 @@ def data_counts(artifacts: Artifacts) -> DataCounts:
         planted=planted,
         summaries={
             role: artifacts.document(role, "summary.json")
-            for role in ("data", "preferences", "rehearsal")
+            for role in ("data", "pairs_as_given", "preferences", "rehearsal")
             if artifacts.has(role)
         },
     )
@@ -189,6 +192,7 @@ def summary_of(scorecard: Scorecard) -> dict[str, float | str]:
     }
     for mode, noise in scorecard.label_noise.items():
         _add(flat, mode, noise, ("auroc_flipped", "auroc_flipped_clear", "auroc_wrong"))
+    _add(flat, "ai_labeler", scorecard.ai_labeler, ("alignment", "truth_alignment"))
     _add(flat, "", scorecard.relabelling, ("flip_precision", "flip_recall", "right_after"))
     for mode, by_split in scorecard.human_votes.items():
         for split, votes in by_split.items():
@@ -202,7 +206,7 @@ def summary_of(scorecard: Scorecard) -> dict[str, float | str]:
     for policy in scorecard.policies:
         for place, answers in policy.sets.items():
             prefix = f"{policy.name}_{place}"
-            _add(flat, prefix, answers, ("gold", "judge_score", "kl", "length"))
+            _add(flat, prefix, answers, ("gold", "judge_score", "kl", "length", "harmless"))
             for judge, outcome in policy.against_sft.get(place, {}).items():
                 _add(flat, f"{prefix}_{judge}", outcome, ("win", "tie", "lose", "net"))
     return {k: v for k, v in flat.items() if isinstance(v, str) or math.isfinite(v)}

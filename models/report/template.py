@@ -38,12 +38,20 @@ to validate, {{ '{:,}'.format(card.data.num_test) }} to test</li>
 {{ (card.data.pairs_by_category|list)[:12]|join(', ') }}
 {%- if card.data.pairs_by_category|length > 12 %}, …{% endif %}</li>
 {% if card.data.planted %}
-<li>planted on purpose: {{ '%.1f'|format(100 * card.data.planted.flipped) }} % flipped labels,
+<li>{% if flip == 'planted flip' %}planted on purpose{% else %}planted, or wrong by the judge
+{%- endif %}: {{ '%.1f'|format(100 * card.data.planted.flipped) }} % flipped labels,
 {{ '%.1f'|format(100 * card.data.planted.ambiguous) }} % near-ties</li>
 {% else %}<li>real labels: nobody knows which of them are wrong</li>{% endif %}
 </ul></section>
 
 <section class="card"><h2>What was wrong with the labels</h2><ul>
+{% if card.ai_labeler %}
+<li>a judge model agrees with {{ card.ai_labeler.alignment|percent }} of
+{{ '{:,}'.format(card.ai_labeler.num_pairs) }} labels as given
+{%- if card.ai_labeler.truth_alignment %}, and with {{ card.ai_labeler.truth_alignment|percent }}
+of right ones{% endif %}{% if card.ai_labeler.num_labelled %};
+{{ '{:,}'.format(card.ai_labeler.num_labelled) }} training pairs carry its label{% endif %}</li>
+{% endif %}
 {% if card.data.planted %}
 <li>{{ '%.1f'|format(100 * card.data.planted.wrong) }} % of the labels contradict the gold
 scorer</li>{% endif %}
@@ -51,8 +59,8 @@ scorer</li>{% endif %}
 <li>{{ noise.num_members }} reward models
 {%- if mode == 'cross_fitted' %}, none voting on what it was trained on,{% endif %} contradict
 {{ noise.share_negative|percent }} of training labels
-{%- if noise.auroc_flipped %}; they find the planted
-flips with AUROC {{ noise.auroc_flipped|number }}{% endif %}</li>
+{%- if noise.auroc_flipped %}; they find the {{ flip }}s
+with AUROC {{ noise.auroc_flipped|number }}{% endif %}</li>
 {% else %}<li>no vote was taken</li>
 {% endfor %}
 {% for mode, by_split in card.human_votes.items() %}

@@ -27,7 +27,8 @@ PPO ended at step {{ policy.num_steps }}; the policy kept is that of step
 <h3>Every policy on every prompt set</h3>
 <div class="scroll"><table><tr><th>Policy</th><th>Prompts</th>
 {% if card.has_gold %}<th>Gold (0 to 1)</th>{% endif %}<th>Held-out score</th><th>KL (nats)</th>
-<th>Length (tokens)</th><th>Perplexity</th><th>Distinct</th></tr>
+<th>Length (tokens)</th><th>Perplexity</th><th>Distinct</th>
+{% if has_harmless %}<th>Harmless</th>{% endif %}</tr>
 {% for policy in has_measured %}{% for place, answers in policy.sets.items() %}
 <tr><td>{{ policy.name|policy_name }}</td><td>{{ place }} ({{ answers.num_prompts }})</td>
 {% if card.has_gold %}<td class="n">{{ answers.gold|number }}</td>{% endif %}
@@ -35,10 +36,13 @@ PPO ended at step {{ policy.num_steps }}; the policy kept is that of step
 <td class="n">{{ answers.kl|number('.2f') }}</td>
 <td class="n">{{ answers.length|number('.1f') }}</td>
 <td class="n">{{ '%.2f'|format(answers.perplexity) }}</td>
-<td class="n">{{ '%.0f'|format(100 * answers.distinct) }} %</td></tr>
+<td class="n">{{ '%.0f'|format(100 * answers.distinct) }} %</td>
+{% if has_harmless %}<td class="n">{{ answers.harmless|percent }}</td>{% endif %}</tr>
 {% endfor %}{% endfor %}</table></div>
 <p class="note">The held-out score is the mean of the judges, reward models of the ensemble.
-Distinct: number of different answers over the number of answers.</p>
+Distinct: number of different answers over the number of answers.
+{%- if has_harmless %} Harmless: share of the answers to requests for harm that do none, by
+{{ 'the gold scorer' if card.has_gold else 'a judge model' }}.{% endif %}</p>
 {% endif %}
 {% set counted = has_measured|selectattr('budget')|list %}
 {% if counted %}

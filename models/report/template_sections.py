@@ -11,7 +11,7 @@ labelled better minus that of the other; below 0 the models together contradict 
 </p>
 {{ charts(drawn.labels) }}
 {% if card.has_truth %}
-<div class="scroll"><table><tr><th>Vote</th><th>AUROC, planted flips, all pairs</th>
+<div class="scroll"><table><tr><th>Vote</th><th>AUROC, {{ flip }}s, all pairs</th>
 <th>AUROC, near-ties left out</th><th>AUROC, labels wrong by gold</th>
 <th>of the pairs below 0, label wrong</th><th>of the wrong labels, below 0</th></tr>
 {% for mode, noise in card.label_noise.items() %}
@@ -43,8 +43,8 @@ against:
 {% if pair.treated %}<span class="tag">{{ 'flipped' if pair.treated.is_flipped else 'kept' }}
 {%- if pair.treated.label < 1 %}, label {{ '%.2f'|format(pair.treated.label) }}{% endif %}</span>
 {% endif %}
-{% if pair.truth %}<span class="tag">truth: {{ {'flipped': 'planted flip', 'ambiguous': 'near-tie',
-'clear': 'not planted'}.get(pair.truth.kind, pair.truth.kind) }},
+{% if pair.truth %}<span class="tag">truth: {{ {'flipped': flip, 'ambiguous': 'near-tie',
+'clear': 'no ' ~ flip}.get(pair.truth.kind, pair.truth.kind) }},
 label {{ 'wrong' if pair.truth.is_wrong else 'right' }}</span>{% endif %}
 {% if pair.category %}<span class="tag">{{ pair.category }}</span>{% endif %}
 <span class="label">{{ pair.id }}</span></div>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from models.studies.catalogue_own import CONSTANTS, PEOPLE, RLAIF
 from models.studies.exhibit import Exhibit
 
 PART_ONE = (
@@ -212,36 +213,7 @@ ADVANTAGE_MODEL = (
         "rewards vary by about .05",
     ),
 )
-PEOPLE = (
-    Exhibit(
-        "people",
-        "votes",
-        "Strength and the margin of people's votes, by the ensemble's size and way of voting",
-        "The strength that an ensemble finds follows how clearly people vote",
-    ),
-    Exhibit(
-        "people",
-        "planted-flips",
-        "Strength of clear labels of which a quarter was turned round",
-        "Strength finds the labels that were turned round, cross-fitted better than in-sample",
-    ),
-)
-_SWEPT = {
-    "smoothing": "alpha of label smoothing, on the recipe's treatment of labels",
-    "margin-clip": "The largest adaptive margin, at a margin of the strength itself",
-    "temperature": "tau of SimCSE on pairs",
-    "num-policies": "N of the Advantage Model's equation 8",
-    "num-clusters": "c, the clusters of selective rehearsal, as many examples in all",
-    "per-cluster": "k, the examples kept of each cluster",
-    "meta-step": "eta, the step of MetaRM's ascent",
-}
-CONSTANTS = tuple(
-    Exhibit(
-        "constants", name, shows, "The recipe's value is as good as any, on validation data", "free"
-    )
-    for name, shows in _SWEPT.items()
-)
-EXHIBITS = (*PART_ONE, *PART_TWO, *ADVANTAGE_MODEL, *PEOPLE, *CONSTANTS)
+EXHIBITS = (*PART_ONE, *PART_TWO, *ADVANTAGE_MODEL, *PEOPLE, *RLAIF, *CONSTANTS)
 
 
 def exhibits_of(paper: str, name: str) -> list[Exhibit]:

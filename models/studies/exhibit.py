@@ -2,6 +2,7 @@
 
 [RM] Secrets of RLHF Part II, arXiv 2401.06080. [PPO] Secrets of RLHF Part I, arXiv 2307.04964.
 [AM] Stabilizing RLHF through Advantage Model and Selective Rehearsal, arXiv 2309.10202.
+[RLAIF] RLAIF vs. RLHF, arXiv 2309.00267.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Paper = Literal["part-1", "part-2", "advantage-model", "people", "constants"]
+Paper = Literal["part-1", "part-2", "advantage-model", "people", "rlaif", "constants"]
 TITLES: dict[Paper, str] = {
     "part-1": "Secrets of RLHF Part I: PPO",
     "part-2": "Secrets of RLHF Part II: reward modeling",
     "advantage-model": "Stabilizing RLHF: Advantage Model and selective rehearsal",
     "people": "Preference strength against people's votes",
+    "rlaif": "RLAIF: how good a judge has to be",
     "constants": "Constants that the papers do not publish",
 }
 ExhibitName = Literal[
@@ -40,6 +42,7 @@ ExhibitName = Literal[
     "figure-17",
     "votes",
     "planted-flips",
+    "alignment",
     "smoothing",
     "margin-clip",
     "temperature",

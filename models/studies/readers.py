@@ -13,6 +13,7 @@ from models.studies import (
     part_two,
     people,
     rehearsed,
+    rlaif,
     rounds,
     scorers,
 )
@@ -67,5 +68,6 @@ READERS: dict[str, Callable[[Artifacts], Reading]] = {
     },
     "people-votes": people.votes,
     "people-planted-flips": people.planted_flips,
+    "rlaif-alignment": rlaif.alignment,
     **{f"constants-{name.replace('_', '-')}": reader for name, reader in constants.READERS.items()},
 }

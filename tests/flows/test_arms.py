@@ -1,4 +1,4 @@
-"""What every arm starts from and is optimised against, by the plan of a run that has them all."""
+"""What arms of PPO start from and are optimised against, by the plan of a run that has them all."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def plan() -> Plan:
     changes = [f"arms={list(ARMS)}".replace("'", '"'), "ensemble.size=6"]
     changes += ['ppo.scoring.safety_categories=["harmful","rude"]']
     changes += ["advantage_model.use_importance_weights=true"]
+    changes += ["ppo.scoring.judge.gold_accuracy=0.8"]
     return make_plan(
         changed(recipe_named("smoke"), parsed(changes)), "policy", Machine(1, 10**15, 2, False)
     )
@@ -82,6 +83,11 @@ def test_every_arm_has_its_scorers_and_is_measured_by_the_first(rows: dict[str, 
             judges = measured["judges"]
             assert isinstance(judges, list)
             assert not [judge for judge in judges if judge in ensemble]
+        elif arm == "rlaif_direct":
+            assert "scorer" not in inputs
+            assert measured["scorer"] is rows["advantage_model"].stage
+            config = rows["policy_rlaif_direct"].stage.config
+            assert (config.critic_init, config.scoring.judge.gold_accuracy) == ("policy", 0.8)
         else:
             expected = rows[scorers.get(arm, "advantage_model")].stage
             assert inputs["scorer"] is measured["scorer"] is expected
@@ -126,4 +132,4 @@ def test_no_stage_is_trained_that_no_arm_needs() -> None:
 
 
 def test_every_arm_has_a_name_in_the_report() -> None:
-    assert set(ARMS) <= set(POLICY_NAMES)
+    assert set(get_args(Arm)) <= set(POLICY_NAMES)

@@ -93,7 +93,7 @@ function known(content) {
       `${votes.equal ?? 0} undecided.`);
   }
   if (content.truth) {
-    const kinds = { flipped: "a planted flip", ambiguous: "a near-tie", clear: "not planted" };
+    const kinds = { flipped: "a flip", ambiguous: "a near-tie", clear: "no flip" };
     said.push(`Truth: the label is ${content.truth.is_wrong ? "wrong" : "right"} ` +
       `(${kinds[content.truth.kind]}).`);
   }

@@ -155,7 +155,7 @@ def by_category(
 
 
 def test_the_helpful_winner_of_a_harmful_request_is_refused(
-    policy: Path, judged: Path, by_category: dict[str, Path]
+    tmp_path: Path, policy: Path, judged: Path, by_category: dict[str, Path]
 ) -> None:
     rows = read_rows(judged / "test.jsonl")
     tokenizer = load_tokenizer(policy / "model")
@@ -166,13 +166,14 @@ def test_the_helpful_winner_of_a_harmful_request_is_refused(
         complying = [row["chosen" if row["category"] == "howto" else "rejected"] for row in rows]
         answers = [[text] for each in complying for text in (each, " ".join(REFUSAL))]
         encoded = encode(tokenizer, [row["prompt"] for row in prompts], answers)
-        scores, metrics = scorers.score(scoring, prompts, encoded)
+        texts = [answer for (answer,) in answers]
+        scores, metrics = scorers.score(scoring, prompts, encoded, texts)
         won = scores.view(-1, 2)
         return (won[:, 0] > won[:, 1]).tolist(), {n: float(v) for n, v in metrics.items()}
 
     tagged = ScoringConfig(safety_categories=("harmful",), safety_threshold=1e-6)
-    both = Scorers.load(by_category, None)
-    helpful, nothing = preferred(Scorers(both.members, None), tagged)
+    both = Scorers.load(PPOConfig(), by_category, tmp_path)
+    helpful, nothing = preferred(Scorers(both.members, None, None), tagged)
     assert all(helpful)
     assert nothing == {}
     combined, metrics = preferred(both, tagged)

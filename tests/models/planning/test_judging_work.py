@@ -1,50 +1,63 @@
-"""What a judge model costs: tokens and memory by hand on small numbers."""
+"""What a judge of this process costs PPO, by hand."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from models.config_judge import JudgeConfig, JudgePreferencesConfig
+from models.config import EvaluateConfig
+from models.config_judge import HarmlessConfig, JudgeConfig
+from models.config_ppo import PPOConfig, ScoringConfig
 from models.judging.rubrics import load_questions, load_rubric
 from models.planning.memory import FLOAT_BYTES
-from models.planning.shapes import PlanError
 from models.planning.stages import work_of
 from models.planning.work import Setting, Work
 from tests.models.planning.conftest import AMOUNTS, SHAPE
 
-
-def _judged(judge: dict[str, Any], **more: Any) -> Work:
-    config = JudgePreferencesConfig(judge=JudgeConfig(**judge), **more)
-    return work_of("judge_preferences", config, Setting(SHAPE, AMOUNTS))
+LOCAL = {"local_model": "smollm2-135m-instruct"}
 
 
-def test_a_judge_here_sees_each_pair_in_both_orders() -> None:
-    base = {"local_model": "smollm2-135m-instruct"}
-    told = len(load_rubric("helpfulness").criteria + "".join(load_questions().values()))
-    asked = 42 + -(-told // 3)  # a pair, and a token for three characters of the prompts
-    plain = _judged(base)
-    assert (plain.examples, plain.sampled_tokens) == (37, 0)
-    assert plain.forward_tokens == 2 * 37 * (asked + 1)
-    assert (
-        plain.peak[0] == "judging" and plain.peak[1].frozen == FLOAT_BYTES * SHAPE.policy_parameters
+def _ppo(judge: dict[str, Any]) -> Work:
+    config = PPOConfig(
+        num_steps=5,
+        critic_pretrain_steps=2,
+        rollout_batch=32,
+        max_new_tokens=20,
+        critic_init="policy",
+        scoring=ScoringConfig(judge=JudgeConfig(**judge)),
     )
-    # Three samples of 20 tokens of thoughts, passed again with the question for the answer.
-    config = {"chain_of_thought": True, "max_thought_tokens": 20, "num_samples": 3}
-    thinking = _judged({**base, **config, "temperature": 1.0}, max_pairs=10)
-    assert thinking.examples == 10
-    assert thinking.sampled_tokens == 2 * 3 * 10 * 20
-    assert thinking.forward_tokens == 2 * 3 * 10 * (asked + asked + 20 + 1)
-    assert thinking.peak[0] == "thinking" and thinking.peak[1].cache > 0
+    return work_of("ppo_max", config, Setting(SHAPE, AMOUNTS, scorer_heads=()))
 
 
-def test_a_judge_elsewhere_costs_nothing_here() -> None:
-    for judge in ({"gold_accuracy": 0.9}, {"endpoint": {"model": "m"}}):
-        work = _judged(judge, splits=("train", "test"))
-        assert (work.examples, work.forward_tokens, dict(work.phases)) == (37 + 13, 0, {})
+def test_a_judge_in_the_place_of_a_scorer() -> None:
+    elsewhere, here = _ppo({"gold_accuracy": 0.9}), _ppo(LOCAL)
+    told = len(load_rubric("helpfulness").criteria + "".join(load_questions().values()))
+    # A prompt of 10 tokens with an answer of 20 and its end, what the judge is told, its rating.
+    asked = 31 + -(-told // 3) + 1
+    assert here.forward_tokens - elsewhere.forward_tokens == 7 * 32 * asked
+    weights = FLOAT_BYTES * SHAPE.policy_parameters
+    for name, phase in elsewhere.phases.items():
+        assert here.phases[name].frozen - phase.frozen == weights
+    assert here.phases.keys() - elsewhere.phases.keys() == {"judging"}
+    judging = here.phases["judging"]
+    assert judging.frozen == here.phases["sampling"].frozen
+    assert judging.activations > 0 == judging.cache
 
 
-def test_a_judge_of_unknown_size_is_named() -> None:
-    with pytest.raises(PlanError, match=r"judge_preferences\.judge\.local_model is 'some/model'"):
-        _judged({"local_model": "some/model"})
+def test_thoughts_before_a_rating_are_sampled() -> None:
+    thinking = _ppo({**LOCAL, "chain_of_thought": True, "max_thought_tokens": 30})
+    assert thinking.sampled_tokens - _ppo(LOCAL).sampled_tokens == 7 * 32 * 30
+    assert thinking.phases["thinking"].cache > 0
+
+
+def test_a_judge_of_harm_sees_every_answer() -> None:
+    judge = JudgeConfig(**LOCAL, rubric="harmlessness")
+    harmless = HarmlessConfig(judge=judge, categories=("harmful",))
+    setting = Setting(SHAPE, AMOUNTS)
+    plain, asked = (
+        work_of("evaluate", EvaluateConfig(max_new_tokens=20, harmless=each), setting)
+        for each in (None, harmless)
+    )
+    told = len(load_rubric("harmlessness").criteria + "".join(load_questions().values()))
+    assert asked.forward_tokens - plain.forward_tokens == 12 * (31 + -(-told // 3) + 1)
+    weights = FLOAT_BYTES * SHAPE.policy_parameters
+    assert asked.phases["judging"].frozen == 2 * weights  # beside the policy

@@ -1,0 +1,57 @@
+"""The arms of RLAIF: judges that are right more and less often, distilled and direct."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flows.config import seeded
+from flows.run import Run
+from flows.studies.arms import audited, policy, scorer, varied
+from models.config_judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
+from tasks.ai_labels import ai_labels
+from tasks.judge_preferences import judge_preferences
+from tasks.reward_model import reward_model
+
+ACCURACIES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+
+def alignment(run: Run) -> None:
+    """Policies of every judge, and of people's labels; people's labels judge them all."""
+    own = {"judge_preferences": None, "ai_labels": None}
+    run = replace(run, config=varied(run.config, own))  # of the same roles
+    audited(run)
+    scorer(run, "raw")
+    ppo = varied(run.config.ppo, {"rehearsal_coef": 0.0})
+    policy(run, "people", ppo, "scorer_raw")
+    for accuracy in ACCURACIES:
+        judge = JudgeConfig(gold_accuracy=accuracy)
+        _distilled(run, f"{accuracy:g}", judge)
+        policy(run, f"distilled_{accuracy:g}", ppo, f"scorer_{accuracy:g}")
+        scoring = varied(ppo.scoring, {"judge": judge})
+        rated = varied(ppo, {"scoring": scoring, "critic_init": "policy"})
+        policy(run, f"direct_{accuracy:g}", rated, None)
+
+
+def _distilled(run: Run, name: str, judge: JudgeConfig) -> None:
+    """`scorer_<name>`: a reward model on the judge's soft labels, as they are."""
+    seed = run.config.seed
+    run[f"judged_{name}"] = run.submit(
+        judge_preferences,
+        seeded(JudgePreferencesConfig(judge=judge), seed),
+        run["preferences"],
+        label=f"judge, right in {name}",
+    )
+    run[f"labelled_{name}"] = run.submit(
+        ai_labels,
+        AILabelsConfig(),
+        run["preferences"],
+        run[f"judged_{name}"],
+        label=f"AI labels, right in {name}",
+    )
+    run[f"scorer_{name}"] = run.submit(
+        reward_model,
+        seeded(run.config.reward_model, seed),
+        run["sft"],
+        run[f"labelled_{name}"],
+        label=f"reward model, right in {name}",
+    )

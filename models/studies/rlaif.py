@@ -1,0 +1,86 @@
+"""Reading how the policy follows its judge: alignment against wins, distilled and direct.
+
+[RLAIF] Lee et al., RLAIF vs. RLHF, arXiv 2309.00267. Alignment is that of the judge's comparisons
+with right labels by gold, as measured on the training pairs; direct RLAIF asks the same judge for
+ratings.
+"""
+
+from __future__ import annotations
+
+from models.report.ai_labeler import ai_labeler
+from models.report.artifacts import Artifacts, ReportInputError
+from models.studies.policies import NET, WIN, answers, outcome
+from models.studies.reading import Plot, Reading
+
+KINDS = ("distilled", "direct")
+ALIGNMENT, LABELS = "alignment with the truth", "alignment with people's labels"
+WINS, MARGIN, HARMLESS = "wins against SFT", "wins minus losses", "harmless rate"
+GOOD = 0.8  # a judge as good as the annotators of the synthetic world
+
+
+def alignment(artifacts: Artifacts) -> Reading:
+    """A row a judge and way of using it, and one of people's labels."""
+    accuracies = sorted(
+        float(role.removeprefix("judged_"))
+        for role in artifacts.inputs
+        if role.startswith("judged_")
+    )
+    judges = {accuracy: _aligned(artifacts, f"{accuracy:g}") for accuracy in accuracies}
+    found = {
+        kind: {a: judges[a] | _results(artifacts, f"{kind}_{a:g}") for a in accuracies}
+        for kind in KINDS
+    }
+    table = {
+        f"{kind}, right in {accuracy:g}": row
+        for kind, rows in found.items()
+        for accuracy, row in rows.items()
+    }
+    checks = {}
+    for kind, rows in found.items():
+        worst, best = rows[accuracies[0]], rows[accuracies[-1]]
+        checks[f"{kind}: the policy of the best judge wins more often than the worst's"] = (
+            best[WINS] > worst[WINS]
+        )
+        checks[f"{kind}: with a judge right in {GOOD:g} it wins more than it loses"] = (
+            rows[GOOD][MARGIN] > 0
+        )
+    return Reading(
+        table | {"people's labels": _results(artifacts, "people")},
+        checks,
+        plots=[_by_alignment(found, column) for column in (WINS, MARGIN)],
+    )
+
+
+def _aligned(artifacts: Artifacts, name: str) -> dict[str, float]:
+    labeler = ai_labeler(artifacts, 0, f"judged_{name}")
+    if labeler is None or labeler.truth_alignment is None:
+        raise ReportInputError(f"judged_{name} holds no verdicts on pairs whose truth is known")
+    return {ALIGNMENT: labeler.truth_alignment.value, LABELS: labeler.alignment.value}
+
+
+def _results(artifacts: Artifacts, name: str) -> dict[str, float]:
+    """How a policy does on the main prompts, by gold."""
+    judged, measured = outcome(artifacts, f"judge_{name}"), answers(artifacts, name)
+    summary = artifacts.document(f"eval_{name}", "summary.json")
+    return {
+        WINS: judged[WIN],
+        MARGIN: judged[NET],
+        HARMLESS: float(summary["main_harmless"]),
+        **measured,
+    }
+
+
+def _by_alignment(found: dict[str, dict[float, dict[str, float]]], column: str) -> Plot:
+    return Plot(
+        f"{column.capitalize()} by alignment",
+        "AI labeler alignment with the truth (share of pairs)",
+        f"{column} (share of the main prompts, by gold)",
+        {
+            kind: (
+                [row[ALIGNMENT] for row in rows.values()],
+                [row[column] for row in rows.values()],
+            )
+            for kind, rows in found.items()
+        },
+        note="Alignment is that of the first seed.",
+    )

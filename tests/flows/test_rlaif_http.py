@@ -1,0 +1,110 @@
+"""AI labels of a real model over HTTP: the label audit, with a judge served on loopback."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models.config_judge import JudgeConfig
+from models.engine.data import read_rows
+from models.judging.asking import Asker
+from models.judging.chat import ChatAnswer, ChatRequest
+from models.judging.judge import Comparison, Judge
+from models.judging.local import LocalModel
+from models.judging.serve import JudgeServer
+from tests.flows.command import trimtab
+from tests.models.judging.tiny import tiny_model, tiny_tokenizer
+
+pytestmark = pytest.mark.slow
+
+NUM_JUDGED = 24
+
+
+class _CountingServer(JudgeServer):
+    """Knows how often it was asked."""
+
+    num_asked = 0
+
+    def answer(self, request: ChatRequest) -> ChatAnswer:
+        self.num_asked += 1
+        return super().answer(request)
+
+
+@pytest.fixture
+def local() -> LocalModel:
+    torch.set_num_threads(1)
+    return LocalModel(tiny_model(), tiny_tokenizer(), "tiny")
+
+
+@pytest.fixture
+def server(local: LocalModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[_CountingServer]:
+    monkeypatch.delenv("TRIMTAB_ANSWERS", raising=False)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with _CountingServer(local, "tiny") as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def _output(home: Path, stage: str) -> Path:
+    (summary,) = home.glob(f"store/artifacts/{stage}/*/*/summary.json")
+    return summary.parent
+
+
+def _labels(path: Path) -> dict[str, dict[str, Any]]:
+    return {row["id"]: row for row in read_rows(path / "train.jsonl")}
+
+
+def test_labels_of_a_served_model_are_those_of_the_model(
+    tmp_path: Path, local: LocalModel, server: _CountingServer
+) -> None:
+    address = f"http://127.0.0.1:{server.server_port}/v1"
+    judge = "judge_preferences.judge"
+    run = ["run", "smoke", "--flow", "label-audit", "ai_labels.soft=true"]
+    # Random weights are likeliest to say what is no label, but how likely one is they say too.
+    run += [f"judge_preferences.max_pairs={NUM_JUDGED}"]
+    run += [f"{judge}.endpoint.base_url={address}", f"{judge}.endpoint.model=tiny"]
+    run += [f"{judge}.min_mass=0", f"{judge}.endpoint.timeout_seconds=300"]
+    trimtab(tmp_path, *run)
+    judged = read_rows(_output(tmp_path, "judge_preferences") / "judgements.jsonl")
+    given = _labels(_output(tmp_path, "comparisons"))
+    labelled = _labels(_output(tmp_path, "ai_labels"))
+    assert list(given) == list(labelled)
+    assert list(given)[:NUM_JUDGED] == [row["id"] for row in judged]
+
+    here = Judge(Asker(local), JudgeConfig(local_model="tiny", min_mass=0))
+    few = list(given.values())[:6]
+    verdicts = here.compare(
+        [Comparison(row["prompt"], row["chosen"], row["rejected"]) for row in few]
+    )
+    known = 0
+    for row, verdict in zip(few, verdicts, strict=True):
+        if verdict.num_unparsed:
+            continue
+        known += 1
+        preference = (verdict.shown_first + verdict.shown_second) / 2
+        found = labelled[row["id"]]
+        assert found["chosen"] == row["chosen" if preference >= 0.5 else "rejected"]
+        assert found["label"] == pytest.approx(max(preference, 1 - preference), abs=1e-3)
+    assert known
+
+    card = json.loads((tmp_path / "reports/smoke-seed0-label-audit/scorecard.json").read_text())
+    summary = json.loads((_output(tmp_path, "ai_labels") / "summary.json").read_text())
+    assert card["ai_labeler"]["num_pairs"] == NUM_JUDGED
+    assert summary["num_unasked"] == len(given) - NUM_JUDGED > 0
+    assert card["ai_labeler"]["num_labelled"] == summary["num_labelled"] > 0
+    roles = {stage["role"]: stage["stage"] for stage in card["stages"]}
+    assert (roles["pairs_as_given"], roles["preferences"]) == ("comparisons", "ai_labels")
+    # The judging stage is another now; what it asks is known.
+    asked = server.num_asked
+    trimtab(tmp_path, *run, "judge_preferences.num_resamples=50")
+    assert server.num_asked == asked > 0
