@@ -45,18 +45,8 @@ def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
     if missing:
         raise ValueError(f"{len(missing)} pairs have no strength, the first: {missing[0]!r}")
     mean = torch.tensor([strength[pair["id"]] for pair in pairs], dtype=torch.float64)
-    own = {"rating_margins", "keep_from", "keep_to", "review"}
-    treated = relabel(mean, **config.model_dump(exclude=own))
-    labels = torch.tensor([pair.get("label", 1.0) for pair in pairs], dtype=torch.float64)
-    treated = over_soft_labels(treated, labels)
-    if config.rating_margins is not None:
-        treated = treated._replace(margin=treated.margin + _of_ratings(config, pairs, treated))
     given = [verdicts.get(pair["id"]) for pair in pairs]
-    treated = overrule(
-        treated, **{name: torch.tensor([each == name for each in given]) for name in OVERRULING}
-    )
-    kept = strength_slice(mean, config.keep_from, config.keep_to)
-    treated = treated._replace(weight=treated.weight * kept)
+    treated = _treated(config, pairs, mean, given)
     columns = zip(
         pairs,
         treated.is_flipped.tolist(),
@@ -83,6 +73,23 @@ def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
             "num_reviewed_held_out": len(verdicts) - num_reviewed,
         },
     )
+
+
+def _treated(
+    config: RelabelConfig, pairs: list[dict[str, Any]], mean: Tensor, given: list[str | None]
+) -> Relabel:
+    """The vote's treatment of labels and ratings, the review's verdicts, and the slice."""
+    own = {"rating_margins", "keep_from", "keep_to", "review"}
+    treated = relabel(mean, **config.model_dump(exclude=own))
+    labels = torch.tensor([pair.get("label", 1.0) for pair in pairs], dtype=torch.float64)
+    treated = over_soft_labels(treated, labels)
+    if config.rating_margins is not None:
+        treated = treated._replace(margin=treated.margin + _of_ratings(config, pairs, treated))
+    treated = overrule(
+        treated, **{name: torch.tensor([each == name for each in given]) for name in OVERRULING}
+    )
+    kept = strength_slice(mean, config.keep_from, config.keep_to)
+    return treated._replace(weight=treated.weight * kept)
 
 
 def _verdicts(config: RelabelConfig, inputs: dict[str, Path]) -> dict[str, str]:
