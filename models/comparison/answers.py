@@ -25,7 +25,8 @@ class Answers:
 
     policies: names, SFT first. seeds: (N,) long, which seed's prompt it is, counted from 0.
     scores: by judge (P, N): `gold`, where it is known, `judge_score`, the mean of the held-out
-    reward models, and each of these. kl: (P, N), nats to SFT. length: (P, N), tokens.
+    reward models, and each of these where they are several. kl: (P, N), nats to SFT. length:
+    (P, N), tokens.
     """
 
     policies: list[str]
@@ -81,7 +82,8 @@ def _by_set(path: Path) -> dict[str, list[Row]]:
 def _measures(row: Row) -> list[str]:
     """What a row has been measured by: its judges, KL and length."""
     judges = sorted(name for name in row if name.startswith("judge_") and name != MEAN)
-    return [*(name for name in MEASURES if name in row), *judges, "kl", "length"]
+    several = judges if len(judges) > 1 else []  # one is its own mean
+    return [*(name for name in MEASURES if name in row), *several, "kl", "length"]
 
 
 def _answers(policies: list[str], seeds: list[int], found: dict[str, list[list[float]]]) -> Answers:

@@ -20,7 +20,7 @@ from models.report.names import JUDGES, policy_name
 
 FORGET = "forget"
 # KL to SFT and the judge's mean score, point by point.
-Path2 = tuple[list[float], list[float]]
+Way = tuple[list[float], list[float]]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Method:
     against_sft: Duel | None
     forget: Duel | None
     budget: Budget | None
-    path: Path2 | None
+    path: Way | None
 
     @property
     def words(self) -> str:
@@ -60,7 +60,7 @@ def methods_of(
     means = {row.policy: row.means for row in matrix.measured if row.place == MAIN}
     rated = {row.policy: row for row in matrix.rated if row.judge == judge}
     budgets: dict[str, list[Budget]] = {}
-    paths: dict[str, list[Path2]] = {}
+    paths: dict[str, list[Way]] = {}
     for seed in config.seeds:
         own = dict(_of_seed(seed, inputs))
         lineage = [
@@ -103,7 +103,7 @@ def _lineage(seed: int, config: CompareConfig) -> list[tuple[str, LineageEntry]]
     ]
 
 
-def _path(artifacts: Artifacts, name: str, judge: str) -> Path2 | None:
+def _path(artifacts: Artifacts, name: str, judge: str) -> Way | None:
     """KL and what the judge says on the way to one seed's policy; None where it is not known."""
     best = artifacts.document(f"eval_{name}", "best_of_k.json").get(MAIN, {})
     if judge in best:
@@ -123,7 +123,7 @@ def _mean_budget(found: Sequence[Budget]) -> Budget | None:
     return Budget(**{name: round(value) for name, value in means.items()}, seconds=seconds)
 
 
-def _mean_path(found: Sequence[Path2]) -> Path2 | None:
+def _mean_path(found: Sequence[Way]) -> Way | None:
     """Mean over seeds, up to where the shortest ends."""
     if not found:
         return None

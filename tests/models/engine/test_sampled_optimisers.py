@@ -126,9 +126,8 @@ def test_rejection_sampling_teaches_the_best_answer_and_no_other(
     assert good > max(fair, bad) + 2
     summary = _summary(output)
     assert (summary["num_examples"], summary["num_updates"]) == (20, 3 * 3)
-    tokenizer = load_tokenizer(policy / "model")
     prompts = [row["prompt"] for row in read_rows(graded / "answers.jsonl")]
-    kept = encode(tokenizer, prompts, [[GOOD] for _ in prompts])
+    kept = encode(load_tokenizer(policy / "model"), prompts, [[GOOD] for _ in prompts])
     tokens = sum(len(row.prompt) + len(row.responses[0]) for row in kept)
     assert summary["num_trained_tokens"] == 3 * tokens
     assert summary["score_kept"] == pytest.approx(1.0 + 0.19 / 2)  # mean of 1.00 .. 1.19
@@ -225,14 +224,19 @@ def test_instructions_that_the_tokenizer_confuses_are_refused(policy: Path) -> N
 
 
 def test_the_best_of_n_answers_by_the_scorer(
-    tmp_path: Path, smoke_config: Any, world: Path, policy: Path, advantage_model: Path
+    tmp_path: Path, smoke_config: Any, world: Path, policy: Path, several_scorers: dict[str, Path]
 ) -> None:
-    inputs = {"policy": policy, "reference": policy, "data": world, "scorer": advantage_model}
+    ours, other = several_scorers["scorer_0"], several_scorers["scorer_1"]
+    inputs = {"policy": policy, "reference": policy, "data": world, "scorer": ours}
+    inputs |= {"judge_0": ours, "judge_1": other}
     outputs = {}
     for count in (1, 4):
         config = smoke_config.evaluate.model_copy(update={"num_candidates": count})
         folder = tmp_path / str(count)
-        outputs[count] = run_stage("evaluate", config, folder, judge_0=advantage_model, **inputs)
+        outputs[count] = run_stage("evaluate", config, folder, **inputs)
+    for row in read_rows(outputs[4] / "responses.jsonl"):
+        assert row["judge_0"] == row["score"]  # the same model
+        assert row["judge_score"] == pytest.approx((row["judge_0"] + row["judge_1"]) / 2, abs=1e-5)
     alone, best = (_summary(output) for output in outputs.values())
     assert best["main_score"] > alone["main_score"] + 0.01
     # The best of four is at most log 4 - 3/4 from SFT, which it is drawn from.
