@@ -17,6 +17,12 @@ from models.config import (
     SFTConfig,
     WorldConfig,
 )
+from models.config_constitution import (
+    ConstitutionalSFTConfig,
+    ConstitutionConfig,
+    ReviseConfig,
+)
+from models.config_judge import ChatModelConfig, JudgeConfig, JudgePreferencesConfig
 from models.config_parts import ModelConfig, TrainConfig
 from models.config_ppo import PPOConfig, ScoringConfig
 from models.config_rewards import RelabelConfig, RewardModelConfig
@@ -73,6 +79,26 @@ def default() -> RunConfig:
     )
 
 
+def constitutional() -> RunConfig:
+    """Constitutional AI in the synthetic world: the gold scorer revises, and judges, what is
+    harmful, right in nine of ten verdicts; all else is labelled by people, as in `default`."""
+    like, gold = default(), {"gold_accuracy": 0.9}
+    return like.model_copy(
+        update={
+            "recipe": "constitutional",
+            "constitution": ConstitutionConfig(
+                revise=ReviseConfig(judge=ChatModelConfig(**gold), categories=("harmful",)),
+                # As rejection sampling learns from as few answers.
+                learn=ConstitutionalSFTConfig(train=like.rejection_sampling.fine_tune.train),
+            ),
+            "judge_preferences": JudgePreferencesConfig(
+                judge=JudgeConfig(**gold, rubric="harmlessness", constitution="harmlessness"),
+                splits=("train", "validation"),
+            ),
+        }
+    )
+
+
 def smoke() -> RunConfig:
     """Every stage, as small as it can be: about a minute, for tests and for trying things out."""
     train = TrainConfig(learning_rate=1e-3, batch_size=16, checkpoint_every=20)
@@ -114,10 +140,11 @@ def smoke() -> RunConfig:
     )
 
 
-RecipeName = Literal["smoke", "default", "hh-smollm2", "ukp-smollm2", "hh-7b"]
+RecipeName = Literal["smoke", "default", "constitutional", "hh-smollm2", "ukp-smollm2", "hh-7b"]
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "smoke": smoke,
     "default": default,
+    "constitutional": constitutional,
     "hh-smollm2": hh_smollm2,
     "ukp-smollm2": ukp_smollm2,
     "hh-7b": hh_7b,
