@@ -26,13 +26,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from models.config_judge import JudgeConfig
-from models.functional.verdicts import expected_score, label_probabilities
+from models.functional.verdicts import expected_score
 from models.judging.asking import Asker
 from models.judging.chat import ChatAnswer, ChatRequest, Usage
 from models.judging.constitutions import Constitution
+from models.judging.finding import Finding
 from models.judging.parse import label_logprobs
 from models.judging.prompts import Interview, Kind
 from models.judging.rubrics import load_rubric
@@ -152,7 +152,7 @@ class Judge:
         cases: Sequence[_Case],
         labels: Sequence[str],
         on_answer: OnAnswer,
-    ) -> list[_Finding]:
+    ) -> list[Finding]:
         """What the judge says of each: all samples of one after those of another."""
         num_samples = self.config.num_samples
         requests = [
@@ -174,7 +174,7 @@ class Judge:
         answers, usages = self._repaired(interview, requests, answers, usages, labels)
         found = [label_logprobs(each, labels, self.config.min_mass) for each in answers]
         return [
-            _Finding.of(found[at : at + num_samples], usages[at : at + num_samples], len(labels))
+            Finding.of(found[at : at + num_samples], usages[at : at + num_samples], len(labels))
             for at in range(0, len(found), num_samples)
         ]
 
@@ -230,28 +230,6 @@ class Judge:
             answers[at] = answer
             usages[at] += answer.usage or Usage()
         return answers, usages
-
-
-@dataclass(frozen=True)
-class _Finding:
-    """The mean distribution (L,) of the samples that were understood, float64."""
-
-    probabilities: Tensor
-    num_unparsed: int
-    usage: Usage
-
-    @classmethod
-    def of(
-        cls, logprobs: Sequence[list[float] | None], usages: Sequence[Usage], num_labels: int
-    ) -> _Finding:
-        understood = [each for each in logprobs if each is not None]
-        if understood:
-            rows = torch.tensor(understood, dtype=torch.float64, device="cpu")
-            mean = label_probabilities(rows).mean(0)
-        else:
-            even = 1 / num_labels
-            mean = torch.full((num_labels,), even, dtype=torch.float64, device="cpu")
-        return cls(mean, len(logprobs) - len(understood), sum(usages, Usage()))
 
 
 def _added(usages: Sequence[Usage], answers: Sequence[ChatAnswer]) -> list[Usage]:

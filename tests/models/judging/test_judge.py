@@ -11,7 +11,6 @@ import pytest
 from models.config_judge import JudgeConfig
 from models.judging.asking import Asker
 from models.judging.chat import ChatModel, Usage
-from models.judging.constitutions import Constitution
 from models.judging.judge import Comparison, Judge, PairVerdict
 from models.judging.rubrics import load_questions
 from tests.models.judging.conftest import endpoint
@@ -53,36 +52,6 @@ def test_both_orders_by_hand() -> None:
     assert (verdict.num_unparsed, verdict.usage) == (0, Usage(20, 2))
     assert [body["max_tokens"] for body in server.bodies] == [1, 1]
     assert all(_last(body).endswith(ASKS["compare answer"]) for body in server.bodies)
-
-
-@pytest.mark.parametrize("thinks", [False, True])
-def test_a_principle_decides_a_pair_in_both_orders(thinks: bool) -> None:
-    """Drawn by seed and pair; it stands right before the first question."""
-    principles = Constitution(("Be kind.", "Be brief."))
-    pairs = [Comparison("Human: Which?", f"the good one {n}", "the bad one") for n in range(20)]
-    first = ASKS["compare thoughts" if thinks else "compare answer"]
-
-    def drawn(server: ScriptedServer, pairs: list[Comparison], seed: int) -> list[str]:
-        server.bodies.clear()
-        config = JudgeConfig(local_model="any", chain_of_thought=thinks)
-        judge = Judge(Asker(endpoint(server, max_concurrency=1)), config, principles, seed)
-        judge.compare(pairs)
-        shown = [str(body["messages"][0]["content"]) for body in server.bodies]
-        assert all(text.endswith(f"\n\n{first}") for text in shown)
-        found = [
-            text.removesuffix(f"\n\n{first}").rsplit(f"{ASKS['principle']}\n")[1] for text in shown
-        ]
-        found = found[: 2 * len(pairs)]
-        assert found[::2] == found[1::2]
-        return found[::2]
-
-    with serving(lambda *_: completion("A")) as server:
-        found = drawn(server, pairs, 0)
-        assert set(found) == set(principles.principles)
-        assert drawn(server, pairs[::-1], 0) == found[::-1]
-        turned = [Comparison(pair.prompt, pair.second, pair.first) for pair in pairs]
-        assert drawn(server, turned, 0) == found
-        assert drawn(server, pairs, 1) != found
 
 
 def test_a_judge_that_always_says_a_prefers_nobody() -> None:
