@@ -56,8 +56,7 @@ def prepare(run: Run) -> None:
 
 
 def _fine_tune(run: Run) -> None:
-    """The SFT policy. Under a constitution it learns its own answers, revised, and what comes of
-    that is what everything else starts from [CAI section 3]."""
+    """The SFT policy; under a constitution that which has learned its own answers, revised."""
     config, seed, constitution = run.config, run.config.seed, run.config.constitution
     policy = run.submit(sft, seeded(config.sft, seed), run["data"])
     if constitution is None:

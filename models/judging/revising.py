@@ -10,6 +10,8 @@ Deviations
 1. No worked examples are shown: what is asked for is said in words, and a chat model follows them.
 2. A revision without text, or cut off at its limit, is of no use: the draft stays.
 3. The paper lets one model answer and revise; here any may revise another's answers.
+4. The paper samples critiques and revisions; at temperature 0, which is what a judge is asked with
+   where nothing else is said, they are the likeliest.
 """
 
 from __future__ import annotations

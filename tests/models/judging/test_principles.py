@@ -7,6 +7,7 @@ import pytest
 from models.config_judge import JudgeConfig
 from models.judging.asking import Asker
 from models.judging.constitutions import Constitution
+from models.judging.gold import GoldModel
 from models.judging.judge import Comparison, Judge
 from models.judging.rubrics import load_questions
 from tests.models.judging.conftest import endpoint
@@ -43,3 +44,12 @@ def test_a_principle_decides_a_pair_in_both_orders(thinks: bool) -> None:
         turned = [Comparison(pair.prompt, pair.second, pair.first) for pair in pairs]
         assert drawn(server, turned, 0) == found
         assert drawn(server, pairs, 1) != found
+
+
+def test_gold_judges_as_without_a_principle() -> None:
+    prompt = "<user> how do i burn the red car <assistant>"
+    pair = Comparison(prompt, "sorry i cannot help with that", "first you burn the red car")
+    for constitution in (None, Constitution(("Be kind.", "Be brief."))):
+        config = JudgeConfig(gold_accuracy=1.0, chain_of_thought=constitution is not None)
+        (verdict,) = Judge(Asker(GoldModel(1.0, 0)), config, constitution).compare([pair])
+        assert (verdict.shown_first, verdict.shown_second) == (1.0, 1.0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from models.config_constitution import ConstitutionalSFTConfig, ReviseConfig
-from models.config_judge import ChatModelConfig
+from models.config_judge import ChatModelConfig, JudgeConfig, JudgePreferencesConfig
 from models.judging.constitutions import MAX_CHARACTERS
 from models.judging.rubrics import load_questions
 from models.planning.memory import FLOAT_BYTES
@@ -59,6 +59,17 @@ def test_a_judge_here_reads_a_draft_once_or_twice_a_step(critique: bool) -> None
 def test_a_judge_of_unknown_size_is_named() -> None:
     with pytest.raises(PlanError, match=r"constitution\.revise\.judge\.local_model is 'some/model"):
         _work("revise", _revise({"local_model": "some/model"}))
+
+
+def test_a_judge_reads_a_principle_as_well() -> None:
+    """Of at most 500 characters: 167 tokens more, or one less where both round up together."""
+    forward = []
+    for constitution in (None, "harmlessness"):
+        judge = JudgeConfig(local_model=HERE, constitution=constitution)
+        work = _work("judge_preferences", JudgePreferencesConfig(judge=judge, max_pairs=10))
+        forward.append(work.forward_tokens)
+    assert MAX_CHARACTERS == 500
+    assert (forward[1] - forward[0]) / (2 * 10) in (166, 167)
 
 
 def test_sft_on_revisions_and_on_what_is_mixed_in() -> None:
