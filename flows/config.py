@@ -22,6 +22,7 @@ from models.config import (
     SFTConfig,
     WorldConfig,
 )
+from models.config_constitution import ConstitutionConfig
 from models.config_judge import AILabelsConfig, JudgePreferencesConfig
 from models.config_optimisers import (
     BestOfNConfig,
@@ -98,6 +99,9 @@ class RunConfig(Section):
     comparisons: ComparisonsConfig = ComparisonsConfig()
     preferences: PreferencesConfig = PreferencesConfig()
     sft: SFTConfig = SFTConfig()
+    constitution: ConstitutionConfig | None = Field(
+        None, description="Let SFT learn its answers as a model has revised them; none: SFT alone"
+    )
     ensemble: EnsembleConfig = EnsembleConfig()
     keep_lower_states: bool = Field(
         True,
@@ -150,6 +154,13 @@ class RunConfig(Section):
             raise ValueError(
                 "advantage_model.use_importance_weights must be false with preferences.sources, "
                 "found true: the policies that wrote people's comparisons are not known"
+            )
+        reviser = self.constitution and self.constitution.revise.judge
+        if not self.is_synthetic and reviser and reviser.gold_accuracy is not None:
+            raise ValueError(
+                "constitution.revise.judge.gold_accuracy must be none with preferences.sources, "
+                f"found {reviser.gold_accuracy}: gold knows the synthetic world only: give "
+                "endpoint or local_model"
             )
         return self
 

@@ -17,7 +17,12 @@ from models.config import (
     SFTConfig,
     WorldConfig,
 )
-from models.config_judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
+from models.config_constitution import (
+    ConstitutionalSFTConfig,
+    ConstitutionConfig,
+    ReviseConfig,
+)
+from models.config_judge import AILabelsConfig, ChatModelConfig, JudgeConfig, JudgePreferencesConfig
 from models.config_parts import ModelConfig, TrainConfig
 from models.config_ppo import PPOConfig, ScoringConfig
 from models.config_rewards import RelabelConfig, RewardModelConfig
@@ -71,6 +76,27 @@ def default() -> RunConfig:
         ),
         # Judged at the temperature PPO samples at: the distribution it optimises.
         evaluate=EvaluateConfig(has_gold=True, temperature=1.0),
+    )
+
+
+def constitutional() -> RunConfig:
+    """Constitutional AI in the synthetic world: the gold scorer revises, and judges, what is
+    harmful, right in nine of ten verdicts; all else is labelled by people, as in `default`."""
+    like, gold = default(), {"gold_accuracy": 0.9}
+    return like.model_copy(
+        update={
+            "recipe": "constitutional",
+            "constitution": ConstitutionConfig(
+                revise=ReviseConfig(judge=ChatModelConfig(**gold), categories=("harmful",)),
+                # As rejection sampling learns from as few answers.
+                learn=ConstitutionalSFTConfig(train=like.rejection_sampling.fine_tune.train),
+            ),
+            "judge_preferences": JudgePreferencesConfig(
+                judge=JudgeConfig(**gold, rubric="harmlessness", constitution="harmlessness"),
+                splits=("train", "validation"),
+            ),
+            "ai_labels": AILabelsConfig(categories=("harmful",)),
+        }
     )
 
 
@@ -134,11 +160,14 @@ def rlaif() -> RunConfig:
     )
 
 
-RecipeName = Literal["smoke", "default", "rlaif", "hh-smollm2", "ukp-smollm2", "hh-7b"]
+RecipeName = Literal[
+    "smoke", "default", "rlaif", "constitutional", "hh-smollm2", "ukp-smollm2", "hh-7b"
+]
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "smoke": smoke,
     "default": default,
     "rlaif": rlaif,
+    "constitutional": constitutional,
     "hh-smollm2": hh_smollm2,
     "ukp-smollm2": ukp_smollm2,
     "hh-7b": hh_7b,

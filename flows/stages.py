@@ -19,12 +19,14 @@ from tasks.advantage_model import advantage_model
 from tasks.ai_labels import ai_labels
 from tasks.audit import audit
 from tasks.comparisons import comparisons
+from tasks.constitutional_sft import constitutional_sft
 from tasks.evaluate import evaluate
 from tasks.judge_preferences import judge_preferences
 from tasks.lower_states import lower_states
 from tasks.perform import ALONE, Place
 from tasks.preferences import preferences
 from tasks.relabel import relabel
+from tasks.revise import revise
 from tasks.reward_model import reward_model
 from tasks.sft import sft
 from tasks.strength import strength
@@ -36,7 +38,7 @@ def prepare(run: Run) -> None:
     config, seed = run.config, run.config.seed
     if config.is_synthetic:
         run["data"] = run.submit(world, seeded(config.world, seed))
-        run["sft"] = run.submit(sft, seeded(config.sft, seed), run["data"])
+        _fine_tune(run)
         run["preferences"] = run.submit(
             comparisons,
             seeded(config.comparisons, seed),
@@ -51,7 +53,23 @@ def prepare(run: Run) -> None:
                 update={"tokenizer": config.sft.model.base}
             ),
         )
-        run["sft"] = run.submit(sft, seeded(config.sft, seed), run["data"])
+        _fine_tune(run)
+
+
+def _fine_tune(run: Run) -> None:
+    """The SFT policy; under a constitution that which has learned its own answers, revised."""
+    config, seed, constitution = run.config, run.config.seed, run.config.constitution
+    policy = run.submit(sft, seeded(config.sft, seed), run["data"])
+    if constitution is None:
+        run["sft"] = policy
+        return
+    run["helpful_sft"] = policy
+    run["revisions"] = run.submit(revise, seeded(constitution.revise, seed), run["data"], policy)
+    learn = constitution.learn
+    learn = learn.model_copy(update={"train": learn.train or config.sft.train})
+    run["sft"] = run.submit(
+        constitutional_sft, seeded(learn, seed), run["data"], policy, run["revisions"]
+    )
 
 
 def keep_lower_states(run: Run) -> None:

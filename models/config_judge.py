@@ -1,6 +1,7 @@
 """The configuration of a judge model. Imports no torch, as `models.config` does not.
 
 [RLAIF] Lee et al., RLAIF vs. RLHF, arXiv 2309.00267.
+[CAI] Bai et al., Constitutional AI: Harmlessness from AI Feedback, arXiv 2212.08073.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ class EndpointConfig(StageConfig):
 Rubric = Literal["helpfulness", "harmlessness", "summarisation"]
 
 
-class JudgeConfig(StageConfig):
-    """Who judges, and how it is asked. Exactly one of endpoint, local_model and gold_accuracy."""
+class ChatModelConfig(StageConfig):
+    """Who answers. Exactly one of endpoint, local_model and gold_accuracy."""
 
     endpoint: EndpointConfig | None = Field(None, description="Judge behind an HTTP address")
     local_model: str | None = Field(
@@ -85,31 +86,7 @@ class JudgeConfig(StageConfig):
         le=1,
         description="Judge by the synthetic world's gold scorer, right in this share of verdicts",
     )
-    rubric: Rubric = Field("helpfulness", description="What the judge is to look at")
-    num_examples: int = Field(
-        0, ge=0, le=2, description="Worked comparisons shown first [RLAIF: 0-8]"
-    )
-    chain_of_thought: bool = Field(
-        False, description="Let it write its thoughts before it answers [RLAIF: helps]"
-    )
-    num_samples: int = Field(
-        1, gt=0, description="Answers whose mean counts (self-consistency) [RLAIF: 1 is best]"
-    )
     temperature: float = Field(0.0, ge=0, le=2, description="Sampling temperature of its answers")
-    top_logprobs: int = Field(
-        20,
-        ge=0,
-        le=20,
-        description="Most likely tokens to read a verdict's probability from; 0: by its text alone",
-    )
-    min_mass: float = Field(
-        0.1,
-        ge=0,
-        lt=1,
-        description="Least probability of all labels together for tokens to count (free)",
-    )
-    max_answer_tokens: int = Field(16, gt=1, description="Longest answer in tokens (free)")
-    max_thought_tokens: int = Field(256, gt=0, description="Longest thoughts in tokens (free)")
     max_characters: int = Field(
         6000, gt=0, description="Longest dialogue, and longest response, shown to it (free)"
     )
@@ -128,6 +105,46 @@ class JudgeConfig(StageConfig):
             )
         return self
 
+
+class JudgeConfig(ChatModelConfig):
+    """Who judges, and how it is asked. Exactly one of endpoint, local_model and gold_accuracy."""
+
+    rubric: Rubric = Field("helpfulness", description="What the judge is to look at")
+    constitution: str | None = Field(
+        None,
+        min_length=1,
+        description="Principles, of which one drawn at random decides each comparison: "
+        "`harmlessness`, a file, a folder or an s3:// address; none: the rubric alone",
+    )
+    num_examples: int = Field(
+        0, ge=0, le=2, description="Worked comparisons shown first [RLAIF: 0-8]"
+    )
+    chain_of_thought: bool = Field(
+        False, description="Let it write its thoughts before it answers [RLAIF: helps]"
+    )
+    num_samples: int = Field(
+        1, gt=0, description="Answers whose mean counts (self-consistency) [RLAIF: 1 is best]"
+    )
+    top_logprobs: int = Field(
+        20,
+        ge=0,
+        le=20,
+        description="Most likely tokens to read a verdict's probability from; 0: by its text alone",
+    )
+    min_mass: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="Least probability of all labels together for tokens to count (free)",
+    )
+    max_answer_tokens: int = Field(16, gt=1, description="Longest answer in tokens (free)")
+    max_thought_tokens: int = Field(256, gt=0, description="Longest thoughts in tokens (free)")
+    clamp: tuple[float, float] | None = Field(
+        None,
+        description="Bounds of a pair's preference [CAI: 0.4 and 0.6 with chain_of_thought]; none: "
+        "as it is",
+    )
+
     @model_validator(mode="after")
     def _samples_differ(self) -> Self:
         if self.num_samples > 1 and self.temperature == 0:
@@ -139,6 +156,14 @@ class JudgeConfig(StageConfig):
             raise ValueError(
                 f"num_samples is {self.num_samples}, but without chain_of_thought all samples "
                 "have the same token probabilities: set chain_of_thought, or top_logprobs to 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _clamp_is_around_a_half(self) -> Self:
+        if self.clamp is not None and not 0 <= self.clamp[0] <= 0.5 <= self.clamp[1] <= 1:
+            raise ValueError(
+                f"clamp must be two bounds with 0 <= low <= 0.5 <= high <= 1, found {self.clamp}"
             )
         return self
 

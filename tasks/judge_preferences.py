@@ -5,8 +5,10 @@ from __future__ import annotations
 from prefect import task
 
 from models.config_judge import JudgePreferencesConfig
+from models.records import ArtifactRef
 from tasks.kinds import CPU
 from tasks.perform import Place, perform
+from tasks.sources import import_constitution
 from tasks.stage import StageResult
 
 
@@ -21,4 +23,6 @@ def judge_preferences(
 
     One of a local model takes a GPU where it is submitted with the tag `gpu`.
     """
-    return perform("judge_preferences", config, {"preferences": preferences}, label, place=place)
+    inputs: dict[str, StageResult | ArtifactRef] = {"preferences": preferences}
+    inputs |= import_constitution(config.judge.constitution)
+    return perform("judge_preferences", config, inputs, label, place=place)

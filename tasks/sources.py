@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from infra.fetch import fetch
+from models.judging.constitutions import PACKAGED
 from models.records import ArtifactRef
 from tasks.perform import base_context
 
@@ -32,6 +33,14 @@ def import_source(source: str) -> ArtifactRef:
             summary={},
         )
     return ArtifactRef(manifest.stage, manifest.key, manifest.digest)
+
+
+def import_constitution(name: str | None) -> dict[str, ArtifactRef]:
+    """A constitution of one's own under the name of the input it is; no input for a packaged one.
+
+    Raises infra.fetch.FetchError as above.
+    """
+    return {} if name is None or name in PACKAGED else {"constitution": import_source(name)}
 
 
 def _digest(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 [RLAIF] Lee et al., RLAIF vs. RLHF, arXiv 2309.00267.
 [MT] Zheng et al., Judging LLM-as-a-Judge with MT-Bench and Chatbot Arena, arXiv 2306.05685.
+[CAI] Bai et al., Constitutional AI: Harmlessness from AI Feedback, arXiv 2212.08073.
 [KAPPA] Cohen, A Coefficient of Agreement for Nominal Scales, Educational and Psychological
 Measurement 20, 1960.
 
@@ -62,6 +63,23 @@ def debiased_preference(
         "position_bias": bias.detach().mean(),
         "share_same_position": same.to(bias.dtype).mean(),
     }
+
+
+def clamped_preference(preference: Tensor, low: float, high: float) -> Tensor:
+    """A preference moved into bounds, where thoughts make a judge surer than it is right to be.
+
+    min(max(p, low), high) [CAI section 4.1: 0.4 and 0.6, with chain of thought].
+
+    preference: (N,), probabilities in [0, 1]. low, high: 0 <= low <= high <= 1.
+    Returns (N,) in [low, high].
+    Raises ShapeError for other shapes, ValueError for other values.
+    """
+    _require_probabilities("clamped_preference", preference=preference)
+    if not 0 <= low <= high <= 1:
+        raise ValueError(
+            f"clamped_preference: bounds must be 0 <= low <= high <= 1, found {low} and {high}"
+        )
+    return preference.clamp(low, high)
 
 
 def order_verdicts(shown_first: Tensor, shown_second: Tensor) -> Tensor:

@@ -10,6 +10,11 @@ the probability of its verdict is its accuracy, and 1/2 where gold finds both al
 A single response is rated 1 to 10 by its quality, or, with probability 1 - sqrt(2 accuracy - 1), by
 lot. Two ratings then put two responses in the right order with probability `accuracy` where they
 are close, a little more where they are far apart.
+
+A draft is revised well with probability 2 accuracy - 1: it becomes the right answer, if that is
+better. Otherwise the model only guesses, and as often leaves it as makes it an answer with faults,
+if that is worse. So at 1 every step helps and at 1/2 none does. The critique before says which it
+is going to be.
 """
 
 from __future__ import annotations
@@ -21,6 +26,8 @@ from collections.abc import Iterable, Iterator
 
 from models.judging.chat import ChatAnswer, ChatRequest, Token, Usage
 from models.judging.prompts import read_blocks
+from models.judging.rubrics import load_questions
+from models.world.demonstrations import corrupted_response, perfect_response
 from models.world.gold import quality
 
 
@@ -40,6 +47,8 @@ class GoldModel:
 
     def _answer(self, request: ChatRequest) -> ChatAnswer:
         blocks = read_blocks(request.messages)
+        if "draft" in blocks:
+            return ChatAnswer(self._revise(request, blocks["dialogue"], blocks["draft"]), Usage())
         if "response A" in blocks:
             shares = self._compare(blocks["dialogue"], blocks["response A"], blocks["response B"])
         else:
@@ -64,6 +73,23 @@ class GoldModel:
         if draw.random() < 1 - math.sqrt(2 * self._accuracy - 1):
             value = draw.random()
         return str(1 + round(9 * value))
+
+    def _revise(self, request: ChatRequest, prompt: str, draft: str) -> str:
+        """The critique or the revision of a draft, whichever the last message asks for."""
+        shown = next(m.content for m in request.messages if "[draft]" in m.content)
+        principle = shown.rsplit("\n\n", 2)[1]
+        draw = self._draw(prompt, draft, principle)
+        chance = draw.random()
+        right, faulty = perfect_response(prompt, draw), corrupted_response(prompt, draw)
+        before = quality(prompt, draft)
+        revision = draft
+        if chance < 2 * self._accuracy - 1:
+            revision = right if quality(prompt, right) > before else draft
+        elif chance < self._accuracy:
+            revision = faulty if quality(prompt, faulty) < before else draft
+        if request.messages[-1].content.endswith(load_questions()["revise answer"]):
+            return revision
+        return "Nothing has to change." if revision == draft else f"It would rather be: {revision}"
 
     def _draw(self, *texts: str) -> random.Random:
         """Chance that depends on the texts alone."""

@@ -1,16 +1,23 @@
 """A judge: which of two responses is better, and how good one is by itself.
 
 [RLAIF] Lee et al., RLAIF vs. RLHF, arXiv 2309.00267.
+[CAI] Bai et al., Constitutional AI: Harmlessness from AI Feedback, arXiv 2212.08073.
 
 Each question is put so: thoughts first where they are wanted (section 2.1.2: they are decoded, and
 the answer is asked for behind them), then the answer, whose probabilities are read from its tokens;
 where it is not understood, once more with the form it must have. Several samples are averaged
-(self-consistency), those that were not understood left out.
+(self-consistency), those that were not understood left out. With a constitution a comparison is
+decided by one of its principles, drawn at random for each pair ([CAI] section 4.1).
 
 Deviations from [RLAIF]
 1. The labels are A and B instead of 1 and 2, which a rating could be mistaken for.
 2. A comparison of which nothing was understood in one order counts as 1/2 in that order.
 3. A single response of which nothing was understood is rated in the middle of the scale.
+
+Deviations from [CAI]
+1. The principle stands behind the rubric, which says what else to look at, and worked examples;
+   the paper shows the principle alone.
+2. Labels are A and B in both orders of presentation, as in [RLAIF]; the paper asks in one.
 """
 
 from __future__ import annotations
@@ -19,12 +26,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from models.config_judge import JudgeConfig
-from models.functional.verdicts import expected_score, label_probabilities
+from models.functional.verdicts import expected_score
 from models.judging.asking import Asker
 from models.judging.chat import ChatAnswer, ChatRequest, Usage
+from models.judging.constitutions import Constitution
+from models.judging.finding import Finding
 from models.judging.parse import label_logprobs
 from models.judging.prompts import Interview, Kind
 from models.judging.rubrics import load_rubric
@@ -32,6 +40,8 @@ from models.judging.rubrics import load_rubric
 PLACES = ("A", "B")
 RATINGS = tuple(str(rating) for rating in range(1, 11))
 OnAnswer = Callable[[], None]
+# What is judged, by name and in order, and the principle that decides.
+_Case = tuple[dict[str, str], str | None]
 
 
 @dataclass(frozen=True)
@@ -68,10 +78,12 @@ class ScoreVerdict:
 
 @dataclass(frozen=True)
 class Judge:
-    """A chat model with a way of asking it."""
+    """A chat model with a way of asking it; `seed` is that of drawing principles."""
 
     asker: Asker
     config: JudgeConfig
+    constitution: Constitution | None = None
+    seed: int = 0
 
     def compare(
         self, comparisons: Sequence[Comparison], on_answer: OnAnswer = lambda: None
@@ -80,12 +92,14 @@ class Judge:
 
         Raises StoppedError, and what the chat model raises.
         """
-        blocks = []
+        cases = []
         for pair in comparisons:
+            principle = self._principle(pair)
             for one, other in ((pair.first, pair.second), (pair.second, pair.first)):
-                blocks.append({"dialogue": pair.prompt, "response A": one, "response B": other})
+                shown = {"dialogue": pair.prompt, "response A": one, "response B": other}
+                cases.append((shown, principle))
         interview = self._interview("compare", self.config.num_examples)
-        found = self._conduct(interview, blocks, PLACES, on_answer)
+        found = self._conduct(interview, cases, PLACES, on_answer)
         return [
             PairVerdict(
                 float(before.probabilities[0]),
@@ -103,11 +117,11 @@ class Judge:
         on_answer: OnAnswer = lambda: None,
     ) -> list[ScoreVerdict]:
         """Ratings of responses one by one [RLAIF section 2.2.2]; raises as `compare` does."""
-        blocks = [
-            {"dialogue": prompt, "response": response}
+        cases: list[_Case] = [
+            ({"dialogue": prompt, "response": response}, None)
             for prompt, response in zip(prompts, responses, strict=True)
         ]
-        found = self._conduct(self._interview("score", 0), blocks, RATINGS, on_answer)
+        found = self._conduct(self._interview("score", 0), cases, RATINGS, on_answer)
         if not found:
             return []
         scores, normalised = expected_score(torch.stack([each.probabilities for each in found]))
@@ -125,6 +139,13 @@ class Judge:
         """How often `on_answer` is called for a pair, further tries left out."""
         return 2 * self.config.num_samples * (2 if self.config.chain_of_thought else 1)
 
+    def _principle(self, pair: Comparison) -> str | None:
+        """What decides a pair, in both orders and whichever response is named first."""
+        if self.constitution is None:
+            return None
+        texts = sorted((pair.first, pair.second))
+        return self.constitution.draw(self.seed, "compare", pair.prompt, *texts)
+
     def _interview(self, kind: Kind, num_examples: int) -> Interview:
         config = self.config
         return Interview(kind, load_rubric(config.rubric), num_examples, config.max_characters)
@@ -132,15 +153,15 @@ class Judge:
     def _conduct(
         self,
         interview: Interview,
-        blocks: Sequence[dict[str, str]],
+        cases: Sequence[_Case],
         labels: Sequence[str],
         on_answer: OnAnswer,
-    ) -> list[_Finding]:
+    ) -> list[Finding]:
         """What the judge says of each: all samples of one after those of another."""
         num_samples = self.config.num_samples
         requests = [
-            self._first_request(interview, shown, number)
-            for shown in blocks
+            self._first_request(interview, case, number)
+            for case in cases
             for number in range(num_samples)
         ]
         usages = [Usage()] * len(requests)
@@ -157,16 +178,15 @@ class Judge:
         answers, usages = self._repaired(interview, requests, answers, usages, labels)
         found = [label_logprobs(each, labels, self.config.min_mass) for each in answers]
         return [
-            _Finding.of(found[at : at + num_samples], usages[at : at + num_samples], len(labels))
+            Finding.of(found[at : at + num_samples], usages[at : at + num_samples], len(labels))
             for at in range(0, len(found), num_samples)
         ]
 
-    def _first_request(
-        self, interview: Interview, shown: dict[str, str], number: int
-    ) -> ChatRequest:
+    def _first_request(self, interview: Interview, case: _Case, number: int) -> ChatRequest:
         config = self.config
+        shown, principle = case
         return ChatRequest(
-            interview.opening(shown, config.chain_of_thought),
+            interview.opening(shown, config.chain_of_thought, principle),
             max_tokens=config.max_thought_tokens,
             temperature=config.temperature,
             # Where one sample is taken, none is sent: some endpoints know no seeds.
@@ -214,28 +234,6 @@ class Judge:
             answers[at] = answer
             usages[at] += answer.usage or Usage()
         return answers, usages
-
-
-@dataclass(frozen=True)
-class _Finding:
-    """The mean distribution (L,) of the samples that were understood, float64."""
-
-    probabilities: Tensor
-    num_unparsed: int
-    usage: Usage
-
-    @classmethod
-    def of(
-        cls, logprobs: Sequence[list[float] | None], usages: Sequence[Usage], num_labels: int
-    ) -> _Finding:
-        understood = [each for each in logprobs if each is not None]
-        if understood:
-            rows = torch.tensor(understood, dtype=torch.float64, device="cpu")
-            mean = label_probabilities(rows).mean(0)
-        else:
-            even = 1 / num_labels
-            mean = torch.full((num_labels,), even, dtype=torch.float64, device="cpu")
-        return cls(mean, len(logprobs) - len(understood), sum(usages, Usage()))
 
 
 def _added(usages: Sequence[Usage], answers: Sequence[ChatAnswer]) -> list[Usage]:

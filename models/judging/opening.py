@@ -6,12 +6,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from models.config_judge import JudgeConfig
+from models.config_judge import ChatModelConfig, JudgeConfig
 from models.judging.asking import Asker
 from models.judging.budget import Budget
 from models.judging.cache import AnswerCache
 from models.judging.chat import ChatModel
 from models.judging.client import Endpoint
+from models.judging.constitutions import load_constitution
 from models.judging.gold import GoldModel
 from models.judging.judge import Judge
 from models.judging.local import LocalModel
@@ -25,8 +26,26 @@ def open_judge(
     workdir: Path,
     seed: int,
     stop_requested: Callable[[], bool] = lambda: False,
+    principles: Path | None = None,
 ) -> Judge:
-    """The judge of a configuration; without a shared folder its answers are kept in `workdir`.
+    """The judge of a configuration; `principles`: the folder of a constitution of one's own.
+
+    Raises ConstitutionError, and as `open_asker` does.
+    """
+    constitution = None
+    if config.constitution is not None:
+        constitution = load_constitution(config.constitution, principles)
+    asker = open_asker(config, workdir, seed, stop_requested)
+    return Judge(asker, config, constitution, seed)
+
+
+def open_asker(
+    config: ChatModelConfig,
+    workdir: Path,
+    seed: int,
+    stop_requested: Callable[[], bool] = lambda: False,
+) -> Asker:
+    """The chat model of a configuration; without a shared folder its answers are in `workdir`.
 
     Raises EndpointError for a key that cannot be sent, and what loading a model raises.
     """
@@ -35,10 +54,10 @@ def open_judge(
     folder = Path(os.environ.get(ANSWERS_VARIABLE) or workdir / "answers")
     # What the gold scorer says takes longer to keep than to find again.
     cache = None if config.gold_accuracy is not None else AnswerCache(folder)
-    return Judge(Asker(model, cache, budget, stop_requested), config)
+    return Asker(model, cache, budget, stop_requested)
 
 
-def budget_of(config: JudgeConfig) -> Budget:
+def budget_of(config: ChatModelConfig) -> Budget:
     """The limits and prices of a judge's endpoint; none for other judges."""
     endpoint = config.endpoint
     if endpoint is None:
@@ -51,7 +70,7 @@ def budget_of(config: JudgeConfig) -> Budget:
     )
 
 
-def _chat_model(config: JudgeConfig, budget: Budget, seed: int) -> ChatModel:
+def _chat_model(config: ChatModelConfig, budget: Budget, seed: int) -> ChatModel:
     if config.endpoint is not None:
         return Endpoint(config.endpoint, budget)
     if config.local_model is not None:

@@ -18,7 +18,7 @@ from models.judging.rubrics import RubricText, load_questions
 QUOTE = "| "
 CUT = "[cut here]"
 Kind = Literal["compare", "score"]
-_MARKER = re.compile(r"\[(dialogue|response|response A|response B)\]")
+_MARKER = re.compile(r"\[(dialogue|draft|response|response A|response B)\]")
 # <|im_end|> and its like, <s>, </s>, <start_of_turn>, [INST], <<SYS>>: a space behind the bracket.
 _CONTROL = re.compile(
     r"<(?=[|｜]|/?s>|/?(?:bos|eos|pad|unk)>|(?:start|end)_of_turn>|</?SYS>>)|\[(?=/?INST\])"
@@ -34,8 +34,13 @@ class Interview:
     num_examples: int = 0
     max_characters: int = 6000
 
-    def opening(self, blocks: Mapping[str, str], with_thoughts: bool) -> tuple[Message, ...]:
-        """Everything up to the first question, which is for thoughts or for the answer."""
+    def opening(
+        self, blocks: Mapping[str, str], with_thoughts: bool, principle: str | None = None
+    ) -> tuple[Message, ...]:
+        """Everything up to the first question, which is for thoughts or for the answer.
+
+        A principle stands right before it, behind all that other requests begin with as well.
+        """
         questions = load_questions()
         first = "thoughts" if with_thoughts else "answer"
         messages: list[Message] = []
@@ -49,33 +54,44 @@ class Interview:
             if with_thoughts:
                 messages += self.after_thoughts(example.thoughts)
             messages.append(Message("assistant", example.verdict))
-        messages.append(self._ask(blocks, first))
+        messages.append(self._ask(blocks, first, principle))
         introduction = f"{self.rubric.criteria}\n\n{questions[self.kind]}\n\n{messages[0].content}"
         return (Message("user", introduction), *messages[1:])
 
     def after_thoughts(self, thoughts: str) -> tuple[Message, ...]:
         """What follows a judge's thoughts: the question for its answer."""
         return (
-            _said(thoughts),
+            said(thoughts),
             Message("user", load_questions()[f"{self.kind} answer"]),
         )
 
     def after_nonsense(self, answer: str) -> tuple[Message, ...]:
         """What follows an answer that was not understood: the form it must have."""
         return (
-            _said(answer),
+            said(answer),
             Message("user", load_questions()[f"{self.kind} repair"]),
         )
 
-    def _ask(self, blocks: Mapping[str, str], part: str) -> Message:
-        quoted = "\n\n".join(
-            f"[{name}]\n{quote(text, self.max_characters, from_end=name == 'dialogue')}"
-            for name, text in blocks.items()
-        )
-        return Message("user", f"{quoted}\n\n{load_questions()[f'{self.kind} {part}']}")
+    def _ask(self, blocks: Mapping[str, str], part: str, principle: str | None = None) -> Message:
+        question = load_questions()[f"{self.kind} {part}"]
+        shown = [quote_blocks(blocks, self.max_characters), *under(principle), question]
+        return Message("user", "\n\n".join(shown))
 
 
-def _said(text: str) -> Message:
+def under(principle: str | None) -> list[str]:
+    """What says that a principle decides; nothing without one."""
+    return [] if principle is None else [f"{load_questions()['principle']}\n{principle}"]
+
+
+def quote_blocks(blocks: Mapping[str, str], max_characters: int) -> str:
+    """Each text quoted below its name; too long a dialogue keeps its end."""
+    return "\n\n".join(
+        f"[{name}]\n{quote(text, max_characters, from_end=name == 'dialogue')}"
+        for name, text in blocks.items()
+    )
+
+
+def said(text: str) -> Message:
     """What the judge said; some endpoints refuse a message without text."""
     return Message("assistant", text.strip() or "(nothing)")
 

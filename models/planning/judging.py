@@ -11,6 +11,7 @@ from math import ceil
 
 from models.config_judge import JudgeConfig, JudgePreferencesConfig
 from models.config_parts import ModelConfig
+from models.judging.constitutions import MAX_CHARACTERS
 from models.judging.rubrics import load_questions, load_rubric
 from models.planning.shapes import shape_of
 from models.planning.work import Setting, Work, sampling_phase, scoring_phase
@@ -65,9 +66,10 @@ def _num_pairs(config: JudgePreferencesConfig, setting: Setting) -> int:
 
 
 def _told(judge: JudgeConfig) -> int:
-    """Tokens of rubric, questions and worked examples at most."""
+    """Tokens of rubric, principle, questions and worked examples at most."""
     rubric = load_rubric(judge.rubric)
     texts = [rubric.criteria, *load_questions().values()]
     for example in rubric.examples[: judge.num_examples]:
         texts += [example.dialogue, example.first, example.second, example.thoughts]
-    return ceil(sum(map(len, texts)) / CHARACTERS_PER_TOKEN)
+    principle = 0 if judge.constitution is None else MAX_CHARACTERS
+    return ceil((sum(map(len, texts)) + principle) / CHARACTERS_PER_TOKEN)

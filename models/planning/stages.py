@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from models.planning.constitution import constitutional_sft, revise
 from models.planning.judging import judge_preferences
 from models.planning.optimisers import answers, cpl, dpo, hir, rejection_sampling, rest
 from models.planning.rollouts import comparisons, evaluate, ppo_max, rehearsal
@@ -13,6 +14,8 @@ from models.planning.work import Setting, Work
 
 _MODEL_STAGES: dict[str, Callable[[Any, Setting], Work]] = {
     "sft": sft,
+    "revise": revise,
+    "constitutional_sft": constitutional_sft,
     "comparisons": comparisons,
     "lower_states": lower_states,
     "reward_model": reward_model,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from models.config_constitution import ReviseConfig
 from models.config_optimisers import AnswersConfig
 from models.config_parts import TrainConfig, TrainerConfig
 from models.planning.amounts import Amounts
@@ -35,7 +36,7 @@ class Setting:
     scorer_heads: of each scorer that comes in, 1 for a reward model, 2 for an Advantage Model.
     num_behaviours: policies that wrote the comparisons, where an Advantage Model weighs by them.
     starts_as_reference: whether PPO's policy is at first its reference. sampled: how the answers
-    that come in were sampled.
+    that come in were sampled. revised: how the revisions that come in were made.
     """
 
     shape: ModelShape
@@ -47,6 +48,7 @@ class Setting:
     starts_as_reference: bool = False
     is_relabelled: bool = False
     sampled: tuple[AnswersConfig, ...] = ()
+    revised: ReviseConfig | None = None
 
     def capped(self, prompt_tokens: int, new_tokens: int) -> tuple[int, int]:
         """A prompt cut to the context, and the row it makes with one answer and its end token."""

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from models.report.artifacts import Artifacts
 from models.report.config import LineageEntry
 
+# Stages whose policies all arms start from.
+STARTS = ("sft", "constitutional_sft")
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -36,7 +39,7 @@ def budget_of(artifacts: Artifacts, lineage: Sequence[LineageEntry], role: str) 
     while waiting:
         key = waiting.pop()
         entry = by_key.get(key)
-        if entry is None or entry.stage == "sft" or key in counted:
+        if entry is None or entry.stage in STARTS or key in counted:
             continue
         counted.add(key)
         summary = artifacts.document(entry.role, "summary.json")

@@ -21,6 +21,7 @@ from models.report.labels import audit, flip_word, strength_rows
 from models.report.names import JUDGES, SETS, policy_name
 from models.report.policies import final_policy
 from models.report.policy_charts import cost_chart, curve_charts, outcome_charts
+from models.report.revisions import revision_examples
 from models.report.samples import sample_groups
 from models.report.scorecard import Scorecard
 from models.report.scorer_charts import SHOWN, scorer_charts
@@ -83,6 +84,7 @@ def render(
         rounds=[p for p in card.policies if p.round],
         drawn=charts,
         audited=audit(artifacts),
+        revised=revision_examples(artifacts, config.seed),
         has_audit=artifacts.has("audit"),
         samples=sample_groups(artifacts, f"eval_{final.name}", measure, config.seed)
         if final

@@ -28,6 +28,7 @@ from models.report.labels import (
     strength_roles,
 )
 from models.report.policies import Policy, policies
+from models.report.revisions import Revisions, revisions
 from models.report.scorers import NAMES, LengthBaseline, Scorer, length_baseline, measure
 from models.report.statistics import Estimate
 from models.report.verdict import Verdict, verdict
@@ -64,8 +65,9 @@ class Scorecard:
     ai_labeler: the judge model that was asked about the pairs. label_noise: by way of voting,
     in_sample or cross_fitted; vote_used: which of them relabelling used. human_votes: by way of
     voting, then by split; empty where no pair carries people's votes. scorers: baseline (raw
-    labels, the ensemble's first member), relabelled, advantage_model. policies: sft, the arms, then
-    MetaRM rounds. seeds: every seed of the configuration, by dotted path.
+    labels, the ensemble's first member), relabelled, advantage_model. revisions: None without a
+    constitution. policies: sft, the arms, then MetaRM rounds. seeds: every seed of the
+    configuration, by dotted path.
     """
 
     title: str
@@ -83,6 +85,7 @@ class Scorecard:
     human_votes: dict[str, dict[str, VoteAgreement]]
     scorers: dict[str, Scorer]
     length_baseline: LengthBaseline | None
+    revisions: Revisions | None
     policies: list[Policy]
     stages: list[StageCost]
     seconds_per_stage: dict[str, float]
@@ -127,6 +130,7 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
         human_votes=human_votes(artifacts, roles, seed),
         scorers=scorers,
         length_baseline=length_baseline(artifacts, seed),
+        revisions=revisions(artifacts, config.has_gold, seed),
         policies=found,
         stages=[stage_cost(entry) for entry in config.lineage],
         seconds_per_stage={
@@ -203,6 +207,8 @@ def summary_of(scorecard: Scorecard) -> dict[str, float | str]:
     for name, scorer in scorecard.scorers.items():
         measures = [field.name for field in dataclasses.fields(scorer)]
         _add(flat, name, scorer, measures)
+    for step in scorecard.revisions.steps if scorecard.revisions else []:
+        _add(flat, f"revision_{step.number}", step, ("gold", "share_harmless"))
     for policy in scorecard.policies:
         for place, answers in policy.sets.items():
             prefix = f"{policy.name}_{place}"

@@ -1,6 +1,7 @@
 """The page's template (jinja2, autoescaped). Python, not data files: it travels with the code."""
 
 from models.report.template_policies import POLICIES
+from models.report.template_revisions import REVISIONS
 from models.report.template_sections import HUMAN_VOTES, LABELS, LINEAGE, SAMPLES, SCORERS
 
 MACROS = """
@@ -136,6 +137,7 @@ PAGE = """<!DOCTYPE html>
 <title>{{ card.title }}</title><style>{{ stylesheet }}</style></head><body>
 {% from "macros" import charts %}
 {% include "first_screen" %}
+{% include "revisions" %}
 {% include "labels" %}
 {% include "human_votes" %}
 {% include "scorers" %}
@@ -149,6 +151,7 @@ TEMPLATES = {
     "page": PAGE,
     "macros": MACROS,
     "first_screen": FIRST_SCREEN,
+    "revisions": REVISIONS,
     "labels": LABELS,
     "human_votes": HUMAN_VOTES,
     "scorers": SCORERS,

@@ -128,7 +128,7 @@ def test_all_mistakes_are_reported_at_once() -> None:
 
 
 def test_unknown_recipe_lists_the_known() -> None:
-    with pytest.raises(ConfigError, match="known: smoke, default, rlaif, hh-smollm2"):
+    with pytest.raises(ConfigError, match="known: smoke, default, rlaif, constitutional, hh-sm"):
         recipe_named("defualt")
 
 

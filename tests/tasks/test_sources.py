@@ -10,7 +10,7 @@ import pytest
 from infra.fetch import FetchError
 from infra.storage import open_store
 from tasks import sources
-from tasks.sources import import_source
+from tasks.sources import import_constitution, import_source
 
 
 @pytest.fixture(autouse=True)
@@ -35,3 +35,12 @@ def test_where_a_file_lies_does_not_count_what_it_holds_does(tmp_path: Path) -> 
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FetchError, match="review.jsonl: found no file or folder"):
         import_source(str(tmp_path / "review.jsonl"))
+
+
+def test_a_constitution_of_one_s_own_is_an_input_a_packaged_one_is_not(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.txt"
+    mine.write_text("Be kind.")
+    assert import_constitution(str(mine)) == {"constitution": import_source(str(mine))}
+    assert import_constitution("harmlessness") == import_constitution(None) == {}
+    with pytest.raises(FetchError, match="harmles: found no file or folder"):
+        import_constitution("harmles")

@@ -13,10 +13,13 @@ from functools import cache
 from importlib import resources
 
 EXAMPLE = ("dialogue", "response A", "response B", "thoughts", "verdict")
-QUESTIONS = tuple(
-    f"{kind}{part}"
-    for kind in ("compare", "score")
-    for part in ("", " thoughts", " answer", " repair")
+QUESTIONS = (
+    *(
+        f"{kind}{part}"
+        for kind in ("compare", "score")
+        for part in ("", " thoughts", " answer", " repair")
+    ),
+    *("principle", "revise", "revise critique", "revise answer"),
 )
 _HEADING = re.compile(r"== (.+) ==")
 

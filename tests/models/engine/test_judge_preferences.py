@@ -107,6 +107,28 @@ def test_rows_and_summary_by_hand(tmp_path: Path, pairs: Path) -> None:
     assert (last["num_asked"], last["num_known"], last["tokens"]) == (24, 0, 22 * NUM_PAIRS)
 
 
+def test_labels_stay_within_the_bounds_and_a_constitution_is_read(
+    tmp_path: Path, pairs: Path
+) -> None:
+    """.8 and .2 become .6 and .4: who wins stays, and so does what each order said."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "mine.txt").write_text("Longer is better.")
+    with serving(_prefer_longer) as server:
+        config = _config(server)
+        changed = {"clamp": (0.4, 0.6), "constitution": "mine.txt"}
+        config = config.model_copy(update={"judge": config.judge.model_copy(update=changed)})
+        inputs = {"preferences": pairs, "constitution": tmp_path / "own"}
+        output = run_stage("judge_preferences", config, tmp_path / "w", **inputs)
+        asked = server.bodies[0]["messages"][0]["content"]
+    assert "\nLonger is better.\n" in asked
+    rows = read_rows(output / "judgements.jsonl")
+    assert [row["preference"] for row in rows[:2]] == pytest.approx([0.4, 0.6])
+    assert (rows[1]["shown_first"], rows[1]["verdict"]) == (pytest.approx(0.9), 1)
+    summary = json.loads((output / "summary.json").read_text())
+    assert summary["alignment"] == pytest.approx(2 / 3)
+    assert summary["mean_preference"] == pytest.approx((0.4 + 2 * 0.6) / 3)
+
+
 @pytest.mark.parametrize("killed_at", [1, 7, 15])
 def test_killed_and_run_again_it_asks_nothing_twice(
     tmp_path: Path, pairs: Path, killed_at: int

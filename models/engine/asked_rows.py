@@ -1,0 +1,118 @@
+"""What stages that ask a chat model have in common: rows made part by part, nothing asked twice.
+
+Every answer is kept on disk as it comes, so that a run that was killed asks nothing twice; what is
+finished is a checkpoint besides, from which a run that was stopped goes on elsewhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from models.engine import signals
+from models.engine.checkpoint import newest_checkpoint, save_checkpoint
+from models.engine.progress import Progress
+from models.judging.asking import Asker, StoppedError
+from models.judging.chat import Usage
+
+Row = dict[str, Any]
+# Rows of a part of the items; its second argument is called for every answer.
+MakeRows = Callable[[Sequence[Row], Callable[[], None]], list[Row]]
+SPENT = ("prompt_tokens", "completion_tokens", "cost")
+
+# A checkpoint holds all rows so far: parts that are done quickly share one.
+SECONDS_BETWEEN_CHECKPOINTS = 30.0
+
+
+@dataclass
+class AskedRows:
+    """Rows of the items that are finished so far, and answers on the way to further ones."""
+
+    workdir: Path
+    rows: list[Row] = field(default_factory=list)
+    answers: dict[str, str] = field(default_factory=dict)
+    step: int = 0
+    saved_at: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def resumed(cls, workdir: Path) -> AskedRows:
+        """From the newest checkpoint; from now on a request to stop waits for the answers."""
+        state = newest_checkpoint(workdir) or {}
+        found = (state.get("rows", []), state.get("answers", {}), state.get("step", 0))
+        return cls(workdir, *found)
+
+    def save(self) -> None:
+        """A checkpoint of what is finished, and of what is on the way."""
+        self.step += 1
+        save_checkpoint(self.workdir, self.step, {"rows": self.rows, "answers": self.answers})
+        self.saved_at = time.monotonic()
+
+    def complete(
+        self,
+        asker: Asker,
+        items: Sequence[Row],
+        make_rows: MakeRows,
+        measures: Callable[[list[Row]], dict[str, float]],
+        *,
+        at_once: int,
+        answers_per_item: int,
+    ) -> list[Row]:
+        """Rows of all items, in order, each with what `spent` says; told to stop, it leaves."""
+        usages = (Usage(row["prompt_tokens"], row["completion_tokens"]) for row in self.rows)
+        asker.budget.count(sum(usages, Usage()))
+        asker.remember(self.answers)
+        progress = Progress(self.workdir)
+        while len(self.rows) < len(items):
+            part = items[len(self.rows) :][:at_once]
+            tick = _ticks(progress, len(self.rows), len(items), answers_per_item)
+            try:
+                self.rows += make_rows(part, tick)
+            except StoppedError:
+                self.answers = asker.known()
+                self.save()
+                signals.stop()
+            asker.forget()
+            self.answers = {}
+            progress.log(len(self.rows), {**measures(self.rows), **_spending(asker)})
+            if time.monotonic() - self.saved_at >= SECONDS_BETWEEN_CHECKPOINTS:
+                self.save()
+        return self.rows
+
+
+def spent(asker: Asker, usage: Usage) -> dict[str, float]:
+    """What a row's answers came to, by the names of SPENT."""
+    cost = asker.budget.cost(usage)
+    return dict(zip(SPENT, (usage.prompt_tokens, usage.completion_tokens, cost), strict=True))
+
+
+def _ticks(
+    progress: Progress, num_before: int, num_items: int, answers_per_item: int
+) -> Callable[[], None]:
+    """What is called for every answer: progress is told in whole percent of all items."""
+    answers = 0
+
+    def on_answer() -> None:
+        nonlocal answers
+        before, now = (
+            100 * (num_before + count // answers_per_item) // num_items
+            for count in (answers, answers + 1)
+        )
+        answers += 1
+        if now > before:
+            progress.advance(num_before + answers // answers_per_item, num_items)
+
+    return on_answer
+
+
+def _spending(asker: Asker) -> dict[str, float]:
+    """What this process has asked, and what all that was asked came to."""
+    return {
+        "num_asked": asker.num_asked,
+        "num_known": asker.num_known,
+        "num_retries": getattr(asker.model, "num_retries", 0),
+        "tokens": asker.budget.spent.total,
+        "cost": asker.budget.cost(asker.budget.spent),
+    }

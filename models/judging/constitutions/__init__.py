@@ -1,0 +1,90 @@
+"""Constitutions: principles, one a line, by which a model criticises, revises and compares.
+
+[CAI] Bai et al., Constitutional AI: Harmlessness from AI Feedback, arXiv 2212.08073, sections 3.1
+and 4.1. Those packaged are text files beside this module.
+
+Deviation from [CAI]
+1. The paper writes a principle out as a request for a critique, one for a revision, and a question
+   for comparisons. Here it is one sentence about the response, which stands before requests that
+   are the same for all (`rubrics/questions.txt`): one list serves all three.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+PACKAGED = ("harmlessness",)
+MAX_CHARACTERS = 500
+COMMENT = "#"
+
+
+class ConstitutionError(ValueError):
+    """All that is wrong with a constitution, a line each."""
+
+
+@dataclass(frozen=True)
+class Constitution:
+    """Principles, at least one, all different."""
+
+    principles: tuple[str, ...]
+
+    def draw(self, seed: int, *texts: str) -> str:
+        """A principle at random; the same for the same seed and texts, whatever else is drawn."""
+        content = "\0".join((str(seed), *texts))
+        number = int.from_bytes(hashlib.sha256(content.encode(errors="replace")).digest())
+        return self.principles[number % len(self.principles)]
+
+
+def load_constitution(name: str, folder: Path | None) -> Constitution:
+    """The packaged constitution of that name or, where there is a folder, the one file in it.
+
+    Raises ConstitutionError.
+    """
+    if folder is None:
+        packaged = resources.files(__name__) / f"{name}.txt"
+        return parse_constitution(packaged.read_bytes(), packaged.name)
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    if len(paths) != 1:
+        found = ", ".join(path.name for path in paths) or "none"
+        raise ConstitutionError(f"{name}: found {len(paths)} files ({found}); allowed: one file")
+    return parse_constitution(paths[0].read_bytes(), paths[0].name)
+
+
+def parse_constitution(content: bytes, source: str) -> Constitution:
+    """Check and read a constitution; `source` is its name in messages. Raises ConstitutionError."""
+    try:
+        lines = content.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        number = error.object.count(b"\n", 0, error.start) + 1
+        raise ConstitutionError(
+            f"{source}:{number}: found the byte {error.object[error.start]:#04x}; allowed: UTF-8"
+        ) from None
+    found: dict[str, int] = {}
+    problems: list[str] = []
+    for number, line in enumerate(map(str.strip, lines), start=1):
+        if not line or line.startswith(COMMENT):
+            continue
+        problems += [f"{source}:{number}: {problem}" for problem in _problems(line, found)]
+        found.setdefault(line, number)
+    if not found:
+        problems.append(
+            f"{source}: found no principle; allowed: at least one, on a line of its own"
+        )
+    if problems:
+        raise ConstitutionError("\n".join(problems))
+    return Constitution(tuple(found))
+
+
+def _problems(line: str, before: dict[str, int]) -> Iterator[str]:
+    """What is wrong with a principle, after those on the lines `before`."""
+    if len(line) > MAX_CHARACTERS:
+        yield f"found {len(line)} characters; allowed: at most {MAX_CHARACTERS} a principle"
+    if not line.isprintable():
+        bad = next(character for character in line if not character.isprintable())
+        yield f"found the character U+{ord(bad):04X}; allowed: printable text"
+    if line in before:
+        yield f"found the principle of line {before[line]} again; allowed: each principle once"

@@ -1,0 +1,28 @@
+"""Task `revise`: a model criticises and revises a policy's answers by a constitution."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from models.config_constitution import ReviseConfig
+from tasks.kinds import GPU
+from tasks.perform import ALONE, perform
+from tasks.sources import import_constitution
+from tasks.stage import StageResult
+
+
+@task(name="revise", task_run_name="{label}", **GPU)
+def revise(
+    config: ReviseConfig,
+    data: StageResult,
+    policy: StageResult,
+    label: str = "revise",
+) -> StageResult:
+    """What a policy learns to say instead, to the prompts that its answers are revised for."""
+    return perform(
+        "revise",
+        config,
+        {"data": data, "policy": policy, **import_constitution(config.constitution)},
+        label,
+        place=ALONE,
+    )
