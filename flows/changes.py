@@ -15,7 +15,8 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
-from flows.config import ConfigError, RunConfig, explain, load_config
+from flows.config import ConfigError, RunConfig, load_config
+from flows.explain import explain
 
 
 class _Changes(BaseModel):
