@@ -45,10 +45,8 @@ def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
     if missing:
         raise ValueError(f"{len(missing)} pairs have no strength, the first: {missing[0]!r}")
     mean = torch.tensor([strength[pair["id"]] for pair in pairs], dtype=torch.float64)
-    own = {"rating_margins", "keep_from", "keep_to", "review"}
-    treated = relabel(mean, **config.model_dump(exclude=own))
-    labels = torch.tensor([pair.get("label", 1.0) for pair in pairs], dtype=torch.float64)
-    treated = over_soft_labels(treated, labels)
+    options = config.model_dump(exclude={"rating_margins", "keep_from", "keep_to", "review"})
+    treated = over_soft_labels(relabel(mean, **options), _given_labels(pairs))
     if config.rating_margins is not None:
         treated = treated._replace(margin=treated.margin + _of_ratings(config, pairs, treated))
     given = [verdicts.get(pair["id"]) for pair in pairs]
@@ -83,6 +81,11 @@ def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
             "num_reviewed_held_out": len(verdicts) - num_reviewed,
         },
     )
+
+
+def _given_labels(pairs: list[dict[str, Any]]) -> Tensor:
+    """Labels (N,) that the pairs came with: certain, but for a judge's."""
+    return torch.tensor([pair.get("label", 1.0) for pair in pairs], dtype=torch.float64)
 
 
 def _verdicts(config: RelabelConfig, inputs: dict[str, Path]) -> dict[str, str]:
