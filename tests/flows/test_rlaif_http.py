@@ -38,8 +38,17 @@ class _CountingServer(JudgeServer):
 
 @pytest.fixture
 def local() -> LocalModel:
+    """Random weights, which answer every question with A or B."""
     torch.set_num_threads(1)
-    return LocalModel(tiny_model(), tiny_tokenizer(), "tiny")
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    labels = tokenizer.convert_tokens_to_ids(["A", "B"])
+    with torch.no_grad():  # one feature is constant, and by it all other tokens are unlikely
+        model.model.embed_tokens.weight[:, 0] = 4.0
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight[0] = layer.mlp.down_proj.weight[0] = 0.0
+        model.lm_head.weight[:, 0] = -9.0
+        model.lm_head.weight[labels, 0] = 0.0
+    return LocalModel(model, tokenizer, "tiny")
 
 
 @pytest.fixture
@@ -70,10 +79,9 @@ def test_labels_of_a_served_model_are_those_of_the_model(
     address = f"http://127.0.0.1:{server.server_port}/v1"
     judge = "judge_preferences.judge"
     run = ["run", "smoke", "--flow", "label-audit", "ai_labels.soft=true"]
-    # Random weights are likeliest to say what is no label, but how likely one is they say too.
     run += [f"judge_preferences.max_pairs={NUM_JUDGED}"]
     run += [f"{judge}.endpoint.base_url={address}", f"{judge}.endpoint.model=tiny"]
-    run += [f"{judge}.min_mass=0", f"{judge}.endpoint.timeout_seconds=300"]
+    run += [f"{judge}.endpoint.timeout_seconds=300"]
     trimtab(tmp_path, *run)
     judged = read_rows(_output(tmp_path, "judge_preferences") / "judgements.jsonl")
     given = _labels(_output(tmp_path, "comparisons"))
@@ -81,27 +89,24 @@ def test_labels_of_a_served_model_are_those_of_the_model(
     assert list(given) == list(labelled)
     assert list(given)[:NUM_JUDGED] == [row["id"] for row in judged]
 
-    here = Judge(Asker(local), JudgeConfig(local_model="tiny", min_mass=0))
-    few = list(given.values())[:6]
+    here = Judge(Asker(local), JudgeConfig(local_model="tiny"))
+    few = list(given.values())[:8]
     verdicts = here.compare(
         [Comparison(row["prompt"], row["chosen"], row["rejected"]) for row in few]
     )
-    known = 0
-    for row, verdict in zip(few, verdicts, strict=True):
-        if verdict.num_unparsed:
-            continue
-        known += 1
-        preference = (verdict.shown_first + verdict.shown_second) / 2
-        found = labelled[row["id"]]
+    for row, verdict, told in zip(few, verdicts, judged, strict=False):
+        assert told["shown_first"] == pytest.approx(verdict.shown_first, abs=1e-5)
+        assert told["shown_second"] == pytest.approx(verdict.shown_second, abs=1e-5)
+        preference, found = told["preference"], labelled[row["id"]]
         assert found["chosen"] == row["chosen" if preference >= 0.5 else "rejected"]
-        assert found["label"] == pytest.approx(max(preference, 1 - preference), abs=1e-3)
-    assert known
+        assert found["label"] == max(preference, 1 - preference)
 
     card = json.loads((tmp_path / "reports/smoke-seed0-label-audit/scorecard.json").read_text())
     summary = json.loads((_output(tmp_path, "ai_labels") / "summary.json").read_text())
     assert card["ai_labeler"]["num_pairs"] == NUM_JUDGED
     assert summary["num_unasked"] == len(given) - NUM_JUDGED > 0
-    assert card["ai_labeler"]["num_labelled"] == summary["num_labelled"] > 0
+    assert card["ai_labeler"]["num_labelled"] == summary["num_labelled"] == NUM_JUDGED
+    assert 0 < summary["num_turned"] < NUM_JUDGED
     roles = {stage["role"]: stage["stage"] for stage in card["stages"]}
     assert (roles["pairs_as_given"], roles["preferences"]) == ("comparisons", "ai_labels")
     # The judging stage is another now; what it asks is known.
