@@ -15,7 +15,7 @@ from models.report.config import ReportConfig
 from tasks.perform import start_tracked_run
 from tasks.registry import register_policies
 from tasks.report import announce, lineage_of, report
-from tasks.restarts import take_over
+from tasks.restarts import end_earlier, take_over
 
 
 def run_name() -> str:
@@ -42,6 +42,7 @@ def tracked_flow(config: RunConfig, name: str) -> Iterator[TrackedRun]:
             yield tracked
         finally:
             tracked.tracking.background.settle()
+            end_earlier(tracked)
 
 
 def finish(

@@ -7,14 +7,17 @@ from typing import Any
 from infra.launch import TrainerKilledError
 from infra.manifest import StoreUnavailableError
 from infra.registry import RegistryError
+from tasks.stage_key import CodeChangedError
+
+_PASSING = (TrainerKilledError, StoreUnavailableError, RegistryError, CodeChangedError)
 
 
 def may_pass(_task: Any, _task_run: Any, state: Any) -> bool:
     """Whether a task failed of something that is often over a moment later: a kill, an outage.
 
-    A trainer goes on from its newest checkpoint.
+    A trainer goes on from its newest checkpoint, and with other code from the beginning.
     """
-    return isinstance(state.data, TrainerKilledError | StoreUnavailableError | RegistryError)
+    return isinstance(state.data, _PASSING)
 
 
 _AGAIN: dict[str, Any] = {

@@ -11,7 +11,7 @@ from prefect.exceptions import Abort
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Crashed, State
 
-from infra.tracking import Tracking
+from infra.tracking import TrackedRun, Tracking
 from tasks.perform import FLOW_RUN, base_context
 
 # Automations resume a crashed run; one that crashes every time must not go on for ever.
@@ -56,7 +56,7 @@ def _end_task_runs() -> None:
         left = client.read_task_runs(
             flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [flow_run.id]}}),
             task_run_filter=TaskRunFilter.model_validate(
-                {"state": {"type": {"any_": ["RUNNING", "PENDING"]}}}
+                {"state": {"type": {"any_": ["RUNNING", "PENDING", "SCHEDULED"]}}}
             ),
         )
         for each in left:
@@ -65,8 +65,16 @@ def _end_task_runs() -> None:
             )
 
 
-def _end_mlflow_runs(tracking: Tracking) -> None:
+def end_earlier(tracked: TrackedRun) -> None:
+    """Close what MLflow runs earlier starts left: it may have been down when this one began."""
+    if flow_run.run_count > 1:
+        _end_mlflow_runs(tracked.tracking, but=tracked.run_id)
+
+
+def _end_mlflow_runs(tracking: Tracking, but: str | None = None) -> None:
     for run in tracking.running({FLOW_RUN: str(flow_run.id)}):
+        if run == but:
+            continue
         for child in tracking.running({"mlflow.parentRunId": run}):
             tracking.attach(child).end("KILLED")
         tracking.attach(run).end("KILLED")

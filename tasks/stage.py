@@ -6,7 +6,6 @@ under the key means the work is done: one mechanism for the cache, for resuming 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import platform
@@ -16,7 +15,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -28,7 +26,7 @@ from infra.manifest import Manifest, StorageError
 from infra.tail import LineTail
 from infra.tracking import TrackedRun
 from models.records import ArtifactRef
-from tasks.code_version import code_version, library_versions
+from tasks.code_version import library_versions
 from tasks.stage_context import (
     Progress,
     StageContext,
@@ -38,6 +36,7 @@ from tasks.stage_context import (
     StageResult,
     Trainers,
 )
+from tasks.stage_key import CodeChangedError, code_of, stage_key
 from tasks.stage_reporting import ProgressReporter, of_artifact, read_summary, tracked
 
 __all__ = [
@@ -49,7 +48,6 @@ __all__ = [
     "Trainers",
     "result_of",
     "run_stage",
-    "stage_key",
 ]
 
 logger = logging.getLogger(__name__)
@@ -83,8 +81,7 @@ def run_stage(
     infra.gpus.TooFewGPUsError. The work folder with log and checkpoints then stays for the next
     try.
     """
-    module = f"{context.trainers.package}.{stage}"
-    code = code_version(module, root=context.trainers.root, packages=(module.partition(".")[0],))
+    code = code_of(context.trainers, stage)
     values = config.model_dump(mode="json")
     key = stage_key(stage, values, inputs, code)
     workdir = context.settings.work / f"{stage}-{key[:16]}"
@@ -109,24 +106,6 @@ def run_stage(
             return _compute(context, replace(job, gpus=gpus))
 
 
-def stage_key(
-    stage: str, config: Mapping[str, Any], inputs: Mapping[str, ArtifactRef], code: str
-) -> str:
-    """sha256 over the canonical JSON of what decides a stage's result.
-
-    Inputs count by content, not by the key that made them: an upstream change that leaves its
-    output as it was reruns nothing downstream.
-    """
-    content = {
-        "stage": stage,
-        "config": config,
-        "inputs": {name: ref.digest for name, ref in inputs.items()},
-        "code": code,
-    }
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def _cached(context: StageContext, job: StageJob, manifest: Manifest) -> StageResult:
     context.tracking.background.later(partial(_note, context, job, manifest))
     return result_of(manifest)
@@ -144,6 +123,9 @@ def _compute(context: StageContext, job: StageJob) -> StageResult:
         with CheckpointUploader(context.store, job.key, job.workdir / "checkpoints") as uploader:
             seconds = _train(context, job, job_path, run)
             uploader.discard()
+        if code_of(context.trainers, job.stage) != job.code:
+            _clean_up(context, job)
+            raise CodeChangedError(job.name)
         manifest = _publish(context, job, seconds)
         run.log(**of_artifact(manifest))
     _clean_up(context, job)

@@ -31,6 +31,7 @@ def test_killed_runs_go_on_without_anybody(running: Running) -> None:
         (4, ("prefect.engine",)),
     ):
         runs.append(_start_and_train(running, seed))
+        _have_a_task_wait_for_its_retry(running, runs[-1])
         for process in [each for victim in victims for each in running.processes(victim)]:
             os.kill(process, signal.SIGKILL)
         running.wait_for_prefect()
@@ -44,6 +45,13 @@ def test_killed_runs_go_on_without_anybody(running: Running) -> None:
         while left := running.left_running(run):  # the dead trainers' slots, for up to a minute
             assert time.monotonic() < deadline, left
             time.sleep(1)
+
+
+def _have_a_task_wait_for_its_retry(running: Running, run: dict[str, Any]) -> None:
+    state = {"type": "SCHEDULED", "name": "AwaitingRetry"}
+    lost = {"flow_run_id": run["id"], "task_key": "lost", "dynamic_key": "0", "state": state}
+    answer = running.prefect("POST", "task_runs/", lost)
+    assert answer.status_code == 201, answer.text
 
 
 def test_a_cancelled_run_stays_cancelled(running: Running) -> None:

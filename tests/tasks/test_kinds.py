@@ -9,6 +9,7 @@ from infra.launch import TrainerError, TrainerKilledError, TrainerStoppedError
 from infra.manifest import CorruptArtifactError, StoreUnavailableError
 from infra.registry import RegistryError
 from tasks.kinds import may_pass
+from tasks.stage_key import CodeChangedError
 
 
 @pytest.mark.parametrize(
@@ -17,6 +18,7 @@ from tasks.kinds import may_pass
         (TrainerKilledError("by SIGKILL"), True),
         (StoreUnavailableError("503"), True),
         (RegistryError("connection refused"), True),
+        (CodeChangedError("sft"), True),
         (TrainerError("ValueError: learning rate is negative"), False),
         (TrainerStoppedError("SIGTERM"), False),
         (CorruptArtifactError("truncated"), False),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from infra.settings import Settings
+from infra.tracking import Tracking
 from tasks import restarts
+from tasks.perform import FLOW_RUN
 
 
 @pytest.mark.parametrize(
@@ -28,3 +32,24 @@ def test_earlier_starts_are_closed_and_there_is_an_end_to_them(
     else:
         restarts.take_over()
     assert len(closed) == closes
+
+
+def test_what_could_not_be_closed_at_the_start_is_closed_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = Settings.from_env({"TRIMTAB_HOME": str(tmp_path)})
+    tracking = Tracking.from_settings(settings, "toy")
+    earlier, of_another, current = (
+        tracking.start_run(name, tags={FLOW_RUN: flow})
+        for name, flow in (("earlier", "a"), ("another", "b"), ("current", "a"))
+    )
+    stage, running = earlier.child("stage"), current.child("running")
+    monkeypatch.setattr(restarts, "flow_run", SimpleNamespace(run_count=1, id="a"))
+    restarts.end_earlier(current)
+    assert len(tracking.running({})) == 5
+    monkeypatch.setattr(restarts, "flow_run", SimpleNamespace(run_count=2, id="a"))
+    restarts.end_earlier(current)
+    left = {of_another.run_id, current.run_id, running.run_id}
+    assert set(tracking.running({})) == left
+    statuses = {tracking._client.get_run(run.run_id).info.status for run in (earlier, stage)}
+    assert statuses == {"KILLED"}
