@@ -22,6 +22,7 @@ from tests.flows.malformed import malformed
 from tests.flows.running_stack import Running, processes_of, running_stack
 
 pytestmark = pytest.mark.slow
+PREFECT_FILE = Path(__file__).parents[2] / "prefect.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +75,16 @@ def test_deploying_again_changes_nothing(running: Running) -> None:
         assert len(found) == len({each["name"] for each in found})
         return {each["name"] for each in found if each["name"].startswith("trimtab")}
 
-    before = automations()
+    def count() -> int:
+        return int(running.prefect("POST", "deployments/count", {}).json())
+
+    before, num_deployments = automations(), count()
     assert len(before) == 3
     running.trimtab("deploy", "--gpus", "3")
     assert automations() == before
     limit = running.prefect("GET", "v2/concurrency_limits/trimtab-gpu").json()
     assert limit["limit"] == 3
-    assert running.prefect("POST", "deployments/count", {}).json() == 7
+    assert count() == num_deployments == PREFECT_FILE.read_text().count("entrypoint:")
 
 
 def test_notices_go_to_a_block(running: Running, listener: Listener) -> None:
