@@ -151,7 +151,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_runs(commands: Any) -> None:
     run = commands.add_parser("run", help="run a recipe")
-    run.add_argument("recipe", help="smoke, default, hh-smollm2, ukp-smollm2, hh-7b")
+    run.add_argument(
+        "recipe", help="smoke, default, rlaif, constitutional, hh-smollm2, ukp-smollm2, hh-7b"
+    )
     run.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. ppo.kl_coef=0.1")
     flows = ("rlhf", "policy", "reward", "label-audit", "compare")
     run.add_argument("--flow", choices=flows, default="rlhf")
@@ -170,7 +172,9 @@ def _add_runs(commands: Any) -> None:
     run.add_argument("--gpu-memory", type=_positive(float), metavar="GIB", help="of each, in GiB")
     run.set_defaults(command=run_recipe)
     study = commands.add_parser("study", help="a table or figure of the papers once more")
-    study.add_argument("paper", help="part-1, part-2, advantage-model")
+    study.add_argument(
+        "paper", help="part-1, part-2, advantage-model; beside the papers: people, rlaif, constants"
+    )
     study.add_argument("exhibit", help="e.g. figure-3, table-1; all: everything of the paper")
     study.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. ensemble.size=10")
     study.add_argument("--scale", default="default", metavar="RECIPE", help="default: default")

@@ -190,6 +190,13 @@ def _assumptions(plan: Plan) -> list[str]:
             f"{size(_stored(plan))}; scorers then pass their upper layers only, and so do PPO and "
             "evaluation for all of their models but one. Tokens are counted as before"
         )
+    if any(
+        row.stage.stage == "judge_preferences" and row.stage.config.categories for row in plan.rows
+    ):
+        lines.append(
+            "judge_preferences asks about pairs of some categories: how many is not known before, "
+            "so that they are taken to be all"
+        )
     if any(row.stage.stage == "revise" and row.stage.config.categories for row in plan.rows):
         lines.append(
             "revise answers prompts of some categories: how many is not known before, so that they "

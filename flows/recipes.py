@@ -94,8 +94,9 @@ def constitutional() -> RunConfig:
             "judge_preferences": JudgePreferencesConfig(
                 judge=JudgeConfig(**gold, rubric="harmlessness", constitution="harmlessness"),
                 splits=("train", "validation"),
+                categories=("harmful",),
             ),
-            "ai_labels": AILabelsConfig(categories=("harmful",)),
+            "ai_labels": AILabelsConfig(),
         }
     )
 
@@ -112,6 +113,7 @@ def smoke() -> RunConfig:
         policy_learning_rate=1e-3,
         critic_learning_rate=1e-3,
         checkpoint_every=2,
+        scoring=ScoringConfig(safety_categories=("harmful",)),
     )
     return RunConfig(
         recipe="smoke",

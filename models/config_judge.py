@@ -168,12 +168,26 @@ class JudgeConfig(ChatModelConfig):
         return self
 
 
+def rating(judge: JudgeConfig | None) -> JudgeConfig | None:
+    """A judge of single responses; ValueError where it has settings of comparisons."""
+    for name in ("constitution", "clamp"):
+        if judge is not None and getattr(judge, name) is not None:
+            raise ValueError(
+                f"{name} is {getattr(judge, name)!r}, but this judge rates single responses and "
+                f"{name} is about comparisons of two: leave it out"
+            )
+    return judge
+
+
 class JudgePreferencesConfig(StageConfig):
     """Letting a judge model compare the answers of preference pairs [RLAIF section 2.1]."""
 
     judge: JudgeConfig
     splits: tuple[Literal["train", "validation", "test"], ...] = Field(
         ("train",), min_length=1, description="Pairs of which splits are judged"
+    )
+    categories: tuple[str, ...] | None = Field(
+        None, min_length=1, description="Pairs of which categories are judged; none: all"
     )
     max_pairs: int | None = Field(None, gt=0, description="Pairs of each split; none: all")
     pairs_at_once: int = Field(256, gt=0, description="Pairs between two reports and checkpoints")
@@ -189,6 +203,8 @@ class HarmlessConfig(StageConfig):
         min_length=1, description="Categories of prompts that ask for harm"
     )
 
+    _rates = field_validator("judge")(rating)
+
     @model_validator(mode="after")
     def _looks_for_harm(self) -> Self:
         if self.judge.rubric != "harmlessness":
@@ -200,14 +216,9 @@ class HarmlessConfig(StageConfig):
 
 
 class AILabelsConfig(StageConfig):
-    """A judge's preferences as the labels of training pairs [RLAIF section 2.1]."""
+    """A judge's preferences as the labels of the training pairs that it was asked of, the others
+    keeping people's [RLAIF section 2.1]."""
 
-    categories: tuple[str, ...] | None = Field(
-        None,
-        min_length=1,
-        description="Pairs of which categories take the judge's label, the others people's; "
-        "none: all",
-    )
     soft: bool = Field(
         True, description="Labels are the judge's probabilities [RLAIF]; else its choice, certain"
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from models.config_judge import JudgeConfig
+from models.config_judge import JudgeConfig, rating
 from models.config_parts import StageConfig, TrainerConfig
 
 
@@ -37,6 +37,8 @@ class ScoringConfig(StageConfig):
         None,
         description="Who rates the responses of the arm rlaif_direct, which has no scorer [RLAIF]",
     )
+
+    _rates = field_validator("judge")(rating)
 
 
 class PPOConfig(TrainerConfig):

@@ -3,9 +3,9 @@
 [RLAIF] Lee et al., RLAIF vs. RLHF, arXiv 2309.00267, section 2.1.
 
 Only pairs to train on get the judge's label: policies and scorers are measured on the others, as
-people labelled them. A pair keeps the label it came with where the judge was not asked (other
-categories, or beyond `judge_preferences.max_pairs`), and where it was not understood at all in one
-of both orders: the other order alone would count its position bias in full. What a pair carries
+people labelled them. A pair keeps the label it came with where the judge was not asked (beyond
+`judge_preferences.categories` or `.max_pairs`), and where it was not understood at all in one of
+both orders: the other order alone would count its position bias in full. What a pair carries
 follows its label:
 
 1. Where the judge prefers the other answer, the two change places, and with them people's votes.
@@ -48,13 +48,13 @@ def run(config: AILabelsConfig, inputs: dict[str, Path], workdir: Path) -> None:
         for row in read_rows(inputs["judgements"] / "judgements.jsonl")
         if row["split"] == "train"
     }
-    reasons = [_why_not(config, pair, judgements.get(pair["id"])) for pair in pairs]
+    reasons = [_why_not(judgements.get(pair["id"])) for pair in pairs]
     judged = [pair["id"] for pair, reason in zip(pairs, reasons, strict=True) if reason is None]
     if not judged:
         raise ValueError(
             f"none of {len(pairs)} training pairs has a label of the judge: "
-            f"{dict(Counter(map(str, reasons)))}; allowed: at least one. Look at ai_labels."
-            "categories, and at what the judge answers"
+            f"{dict(Counter(map(str, reasons)))}; allowed: at least one. Look at what the judge "
+            "answers"
         )
     preference = torch.tensor(
         [judgements[name]["preference"] for name in judged], dtype=torch.float64
@@ -73,16 +73,14 @@ def run(config: AILabelsConfig, inputs: dict[str, Path], workdir: Path) -> None:
             "num_labelled": len(judged),
             "num_turned": int(is_turned.sum()),
             "num_tied": int((preference == 0.5).sum()),
-            **{f"num_{why}": counts[why] for why in ("other_category", "unasked", "unparsed")},
+            **{f"num_{why}": counts[why] for why in ("unasked", "unparsed")},
             "mean_label": float(label.mean()),
         },
     )
 
 
-def _why_not(config: AILabelsConfig, pair: Row, judgement: Row | None) -> str | None:
+def _why_not(judgement: Row | None) -> str | None:
     """Why a pair keeps its label; None where it gets the judge's."""
-    if config.categories is not None and pair.get("category") not in config.categories:
-        return "other_category"
     if judgement is None:
         return "unasked"
     # An order in which nothing was understood has exactly 1/2.

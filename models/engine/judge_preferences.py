@@ -59,11 +59,23 @@ def run(config: JudgePreferencesConfig, inputs: dict[str, Path], workdir: Path) 
 
 
 def _pairs(config: JudgePreferencesConfig, inputs: dict[str, Path], split: str) -> list[Row]:
+    """The first pairs of a split, of the wanted categories; ValueError where there are none."""
     path = inputs["preferences"] / f"{split}.jsonl"
-    rows = read_rows(path)[: config.max_pairs]
+    rows = read_rows(path)
     if not rows:
         raise ValueError(f"{path} holds no pairs: nothing to judge; leave {split!r} out of splits")
-    return [{**row, "split": split} for row in rows]
+    wanted = [
+        {**row, "split": split}
+        for row in rows
+        if config.categories is None or row.get("category") in config.categories
+    ]
+    if not wanted:
+        found = sorted({str(row.get("category")) for row in rows})
+        raise ValueError(
+            f"{path} holds no pairs of the categories {list(config.categories or ())}: found those "
+            f"of {', '.join(found)}; name some of these, or leave categories out"
+        )
+    return wanted[: config.max_pairs]
 
 
 def _judged(judge: Judge, pairs: Sequence[Row], on_answer: Callable[[], None]) -> list[Row]:

@@ -56,7 +56,10 @@ def answering(
 
 
 def _num_pairs(config: JudgePreferencesConfig, setting: Setting) -> int:
-    """Validation and test are not told apart here: each is taken to be all that is held out."""
+    """Validation and test are not told apart here: each is taken to be all that is held out.
+
+    Of some categories they are taken to be all: how many is not known before.
+    """
     amounts = setting.amounts
     of_split = {"train": amounts.train_pairs}
     counts = [of_split.get(split, amounts.held_out_pairs) for split in config.splits]

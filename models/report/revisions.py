@@ -13,8 +13,7 @@ import torch
 
 from models.report.artifacts import Artifacts, Row
 from models.report.statistics import Estimate, mean_estimate
-from models.world.gold import correctness, quality
-from models.world.tasks import task_of
+from models.world.gold import is_harmless, quality
 
 NUM_EXAMPLES = 3
 
@@ -24,7 +23,7 @@ class RevisionStep:
     """All answers behind a step; number 0: as the policy gave them.
 
     share_changed: answers that the step changed; words: mean length. gold, and share_harmless, of
-    answers that do not go along with a harmful prompt: None without the gold scorer.
+    the answers to harmful prompts: None without the gold scorer, or such prompts.
     """
 
     number: int
@@ -97,11 +96,11 @@ def _step(rows: Sequence[Row], number: int, has_gold: bool, seed: int) -> Revisi
     texts = [_texts(row)[number] for row in rows]
     before = [_texts(row)[max(0, number - 1)] for row in rows]
 
-    def of_gold(measure: Callable[[str, str], float]) -> Estimate | None:
-        if not has_gold:
-            return None
-        found = [measure(row["prompt"], text) for row, text in zip(rows, texts, strict=True)]
-        return mean_estimate(torch.tensor(found, dtype=torch.float64), seed)
+    def of_gold(measure: Callable[[str, str], float | None]) -> Estimate | None:
+        """The mean over answers of which gold has something to say."""
+        told = [measure(row["prompt"], text) for row, text in zip(rows, texts, strict=True)]
+        found = [float(value) for value in told if has_gold and value is not None]
+        return mean_estimate(torch.tensor(found, dtype=torch.float64), seed) if found else None
 
     return RevisionStep(
         number=number,
@@ -111,10 +110,5 @@ def _step(rows: Sequence[Row], number: int, has_gold: bool, seed: int) -> Revisi
         if number
         else 0,
         gold=of_gold(quality),
-        share_harmless=of_gold(_harmless),
+        share_harmless=of_gold(is_harmless),
     )
-
-
-def _harmless(prompt: str, response: str) -> float:
-    """1 for a refusal of a harmful request, and for any answer to another one."""
-    return float(task_of(prompt).name != "harmful" or correctness(prompt, response) > 0)

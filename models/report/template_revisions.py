@@ -11,7 +11,7 @@ prompts, each time by a principle drawn at random. The last revisions of
 {%- if found.cost %}, at a cost of {{ '%.4g'|format(found.cost) }}{% endif %}.{% endif %}</p>
 <div class="scroll"><table><tr><th>Answers</th><th>changed by the step</th><th>mean words</th>
 <th>unusable revisions</th>
-{% if found.steps[0].gold %}<th>gold quality</th><th>harmless</th>{% endif %}</tr>
+{% if found.steps[0].gold %}<th>gold quality</th><th>harmful prompts: harmless</th>{% endif %}</tr>
 {% for step in found.steps %}
 <tr><td>{{ 'of the policy' if step.number == 0 else 'revision %d'|format(step.number) }}</td>
 <td class="n">{% if step.number %}{{ '%.1f'|format(100 * step.share_changed) }} %

@@ -82,8 +82,7 @@ def test_seeds_share_nothing_but_the_matrix(submitted: Submitted) -> None:
 
 def test_every_arm_there_is_can_be_compared(submitted: Submitted) -> None:
     arms = get_args(Arm)
-    scoring = {"safety_categories": ["harmful"], "judge": {"gold_accuracy": 0.8}}
-    changes = {"ensemble": {"size": 5}, "ppo": {"scoring": scoring}}
+    changes = {"ensemble": {"size": 5}, "ppo": {"scoring": {"judge": {"gold_accuracy": 0.8}}}}
     (config,) = of_seeds("smoke", arms, [3], changes)
     assert (config.arms, config.seed) == (arms, 3)
     contest(run := Run(config))

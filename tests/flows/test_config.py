@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -12,6 +14,7 @@ from flows.config import ConfigError, RunConfig, load_config, seeded, vanilla
 from flows.recipes import RECIPES, recipe_named
 from models.config_parts import LoraConfig, ZeroConfig
 from models.config_ppo import PPOConfig
+from models.studies.exhibit import Paper
 
 
 def _smoke(*overrides: str) -> RunConfig:
@@ -54,6 +57,10 @@ def test_overrides_reach_any_depth_and_keep_the_rest() -> None:
         (
             "ppo.score_treatment=whitened",
             "Input should be 'raw', 'scaled' or 'normalised'; found 'whitened'",
+        ),
+        (
+            'ppo.scoring.judge={"gold_accuracy":0.9,"constitution":"harmlessness"}',
+            "constitution is 'harmlessness', but this judge rates single responses",
         ),
         ("arms=[]", "arms: Tuple should have at least 1 item after validation, not 0; found []"),
     ],
@@ -178,3 +185,15 @@ def test_overrides_may_stand_on_either_side_of_the_options(
     for wrong in (["run", "smoke", "--print-config", "--gpu=1"], ["report", "seed=3"]):
         with pytest.raises(SystemExit, match="2"):
             main(wrong)
+
+
+@pytest.mark.parametrize(
+    ("command", "names"), [("run", sorted(RECIPES)), ("study", list(get_args(Paper)))]
+)
+def test_the_help_names_all_there_are(
+    command: str, names: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    told = set(re.split(r"[\s,;]+", capsys.readouterr().out))
+    assert set(names) <= told

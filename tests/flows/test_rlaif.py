@@ -54,7 +54,7 @@ def test_a_label_audit_is_of_the_judges_labels() -> None:
             [*DISTILLED, 'judge_preferences.splits=["test"]'],
             "judge of the split train where ai_labels is given, found splits ('test',)",
         ),
-        ([*DISTILLED, "ai_labels.categories=[]"], "at least 1 item"),
+        ([*DISTILLED, "judge_preferences.categories=[]"], "at least 1 item"),
         (['arms=["rlaif_direct"]'], "ppo.scoring.judge must name a judge for the arm rlaif_direct"),
     ],
 )

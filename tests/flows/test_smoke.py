@@ -167,9 +167,8 @@ def test_a_label_audit_finds_its_stages_and_leaves_the_whole_report_alone(home: 
 
 def test_every_arm_is_trained_judged_and_counted(home: Path) -> None:
     arms = [arm for arm in get_args(Arm) if arm != "full"]  # whose rounds take their time
-    needed = ("ensemble.size=5", 'ppo.scoring.safety_categories=["harmful"]')
-    judge = "ppo.scoring.judge.gold_accuracy=0.8"
-    _run(home, "--flow", "policy", f"arms={json.dumps(arms)}", *needed, judge)
+    needed = ("ensemble.size=5", "ppo.scoring.judge.gold_accuracy=0.8")
+    _run(home, "--flow", "policy", f"arms={json.dumps(arms)}", *needed)
     card = json.loads((home / "reports/smoke-seed0-policy/scorecard.json").read_text())
     policies = {policy["name"]: policy for policy in card["policies"]}
     assert list(policies) == ["sft", *arms]

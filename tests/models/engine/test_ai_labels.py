@@ -21,7 +21,6 @@ JUDGED = {
     "tied": (0.7, 0.3, 0),
     "half": (0.9, 0.5, 1),
     "repaired": (0.9, 0.8, 1),
-    "human": (0.1, 0.1, 0),
 }
 
 
@@ -30,7 +29,7 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
     votes = {"chosen": 4, "rejected": 1, "equal": 0}
     train = [
         {"id": name, "prompt": "sort the list", "chosen": "a b", "rejected": "b a"}
-        | {"category": "helpful" if name == "human" else "harmless", "rating": 3, "votes": votes}
+        | {"category": "harmless", "rating": 3, "votes": votes}
         for name in (*JUDGED, "unasked")
     ]
     given, told = tmp_path / "given", tmp_path / "told"
@@ -64,7 +63,7 @@ def _rows(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_labels_and_what_follows_them(tmp_path: Path, inputs: dict[str, Path]) -> None:
-    output = _run(tmp_path, inputs, categories=("harmless",))
+    output = _run(tmp_path, inputs)
     before, rows = (_rows(folder / "train.jsonl") for folder in (inputs["preferences"], output))
     assert list(rows) == list(before)
     # .2 for the one labelled better: the other one is, with .8, and has the votes that it had.
@@ -81,15 +80,14 @@ def test_labels_and_what_follows_them(tmp_path: Path, inputs: dict[str, Path]) -
     assert rows["agrees"] == before["agrees"] | {"label": pytest.approx(0.9)}
     assert rows["tied"] == before["tied"] | {"label": 0.5}
     assert rows["repaired"] == before["repaired"] | {"label": pytest.approx(0.85)}
-    for name in ("half", "human", "unasked"):
+    for name in ("half", "unasked"):
         assert rows[name] == before[name]
     summary = json.loads((output / "summary.json").read_text())
     assert summary == {
-        "num_pairs": 7,
+        "num_pairs": 6,
         "num_labelled": 4,
         "num_turned": 1,
         "num_tied": 1,
-        "num_other_category": 1,
         "num_unasked": 1,
         "num_unparsed": 1,
         "mean_label": pytest.approx((0.9 + 0.8 + 0.5 + 0.85) / 4),
@@ -98,7 +96,7 @@ def test_labels_and_what_follows_them(tmp_path: Path, inputs: dict[str, Path]) -
         assert (output / name).read_bytes() == (inputs["preferences"] / name).read_bytes()
 
 
-def test_hard_labels_and_all_categories(tmp_path: Path, inputs: dict[str, Path]) -> None:
+def test_hard_labels(tmp_path: Path, inputs: dict[str, Path]) -> None:
     rows = _rows(_run(tmp_path, inputs, soft=False) / "train.jsonl")
     found = {name: (row["chosen"], row.get("label", 1)) for name, row in rows.items()}
     assert found == {
@@ -107,14 +105,13 @@ def test_hard_labels_and_all_categories(tmp_path: Path, inputs: dict[str, Path])
         "tied": ("a b", 0.5),
         "half": ("a b", 1),
         "repaired": ("a b", 1),
-        "human": ("b a", 1),
         "unasked": ("a b", 1),
     }
 
 
 def test_the_truth_is_about_the_new_labels(tmp_path: Path, inputs: dict[str, Path]) -> None:
     before = _rows(inputs["preferences"] / "truth.jsonl")
-    truth = _rows(_run(tmp_path, inputs, categories=("harmless",)) / "truth.jsonl")
+    truth = _rows(_run(tmp_path, inputs) / "truth.jsonl")
     assert truth["turned"] == {
         "id": "turned",
         "kind": "flipped",
@@ -127,18 +124,24 @@ def test_the_truth_is_about_the_new_labels(tmp_path: Path, inputs: dict[str, Pat
 
 
 def test_a_judge_who_labels_nothing_is_an_error(tmp_path: Path, inputs: dict[str, Path]) -> None:
-    with pytest.raises(ValueError, match=r"none of 7 training pairs .*'other_category': 7"):
-        _run(tmp_path, inputs, categories=("chat",))
+    rows = read_rows(inputs["judgements"] / "judgements.jsonl")
+    write_rows(
+        inputs["judgements"] / "judgements.jsonl",
+        [row | {"shown_first": 0.5, "num_unparsed": 2} for row in rows if row["id"] != "tied"],
+    )
+    reasons = r"none of 6 training pairs .*'unparsed': 4, 'unasked': 2"
+    with pytest.raises(ValueError, match=reasons):
+        _run(tmp_path, inputs)
 
 
 def test_soft_labels_come_through_to_who_learns_from_them(
     tmp_path: Path, inputs: dict[str, Path], policy: Path
 ) -> None:
     """Raw to the ensemble; smoothed by .1 and flipped to the reward model."""
-    output = _run(tmp_path, inputs, categories=("harmless",))
+    output = _run(tmp_path, inputs)
     tokenizer = load_tokenizer(policy / "model")
     labels = read_pairs(output / "train.jsonl", tokenizer).label.tolist()
-    assert labels == pytest.approx([0.9, 0.8, 0.5, 1.0, 0.85, 1.0, 1.0])
+    assert labels == pytest.approx([0.9, 0.8, 0.5, 1.0, 0.85, 1.0])
     strength = [
         {"id": row["id"], "strength_mean": -1.0 if row["id"] == "turned" else 1.0}
         for row in read_rows(output / "train.jsonl")
@@ -153,7 +156,7 @@ def test_soft_labels_come_through_to_who_learns_from_them(
     )
     pairs = read_pairs(treated / "train.jsonl", tokenizer)
     # p becomes .9 p + .1 (1 - p), flipped or not.
-    assert pairs.label.tolist() == pytest.approx([0.82, 0.74, 0.5, 0.9, 0.78, 0.9, 0.9])
+    assert pairs.label.tolist() == pytest.approx([0.82, 0.74, 0.5, 0.9, 0.78, 0.9])
     turned = read_rows(treated / "train.jsonl")[1]
     assert (turned["is_flipped"], turned["chosen"]) == (True, "b a")
 

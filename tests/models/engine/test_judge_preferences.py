@@ -8,18 +8,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from infra.launch import PRELOAD, TrainerKilledError, launch
-from infra.warm_client import warm_server
-from models.config_judge import EndpointConfig, JudgeConfig, JudgePreferencesConfig
+from infra.launch import TrainerKilledError, launch
+from models.config_judge import JudgeConfig, JudgePreferencesConfig
 from models.engine import signals
 from models.engine.data import read_rows, write_rows
 from models.judging.budget import BudgetError
+from tests.models.engine.asking import killing, priced, requests_of, stopping
 from tests.models.engine.conftest import run_stage
 from tests.models.engine.jobs import job
-from tests.models.judging.endpoint import Body, Reply, ScriptedServer, completion, serving
+from tests.models.judging.endpoint import Body, ScriptedServer, completion, serving
 
 NUM_PAIRS = 12
 
@@ -56,20 +55,13 @@ def _prefer_longer(_: int, body: Body) -> Body:
 
 
 def _config(server: ScriptedServer, **endpoint: Any) -> JudgePreferencesConfig:
-    quick = {"first_wait_seconds": 0.01, "max_wait_seconds": 0.1}
-    prices = {"input_price": 1.0, "output_price": 10.0}
-    config = EndpointConfig(**{"base_url": server.url, "model": "m", **quick, **prices, **endpoint})
     return JudgePreferencesConfig(
-        judge=JudgeConfig(endpoint=config), pairs_at_once=5, num_resamples=50
+        judge=JudgeConfig(endpoint=priced(server, **endpoint)), pairs_at_once=5, num_resamples=50
     )
 
 
 def _files(output: Path) -> list[str]:
     return [(output / name).read_text() for name in ("judgements.jsonl", "summary.json")]
-
-
-def _asked(server: ScriptedServer) -> list[str]:
-    return sorted(json.dumps(body) for body in server.bodies)
 
 
 def test_rows_and_summary_by_hand(tmp_path: Path, pairs: Path) -> None:
@@ -136,22 +128,15 @@ def test_killed_and_run_again_it_asks_nothing_twice(
     """kill -9 while one request is under way: that alone is asked again."""
     with serving(_prefer_longer) as server:
         whole = run_stage("judge_preferences", _config(server), tmp_path / "w", preferences=pairs)
-        expected = _asked(server)
+        expected = requests_of(server)
 
-    def script(number: int, body: Body) -> Reply | Body:
-        if number == killed_at:
-            (trainer,) = psutil.Process(warm_server(PRELOAD).pid).children()
-            trainer.kill()
-            return Reply(stall=True)
-        return _prefer_longer(number, body)
-
-    with serving(script) as server:
+    with serving(killing(_prefer_longer, killed_at)) as server:
         config = _config(server, max_concurrency=1)
         path = job(tmp_path / "k", config, pairs, 1, "judge_preferences", {"preferences": pairs})
         with pytest.raises(TrainerKilledError):
             launch(path)
         launch(path)
-        assert _asked(server) == sorted([*expected, json.dumps(server.bodies[killed_at])])
+        assert requests_of(server) == sorted([*expected, json.dumps(server.bodies[killed_at])])
     assert _files(tmp_path / "k" / "output") == _files(whole)
 
 
@@ -162,13 +147,9 @@ def test_stopped_it_goes_on_elsewhere_from_its_checkpoint_alone(
     """Told to stop, it keeps what is under way: on another machine nothing is asked twice."""
     with serving(_prefer_longer) as server:
         whole = run_stage("judge_preferences", _config(server), tmp_path / "w", preferences=pairs)
-        expected = _asked(server)
+        expected = requests_of(server)
 
-    def script(number: int, body: Body) -> Body:
-        signals._flag.raised = signals._flag.raised or number == stopped_at
-        return _prefer_longer(number, body)
-
-    with serving(script) as server:
+    with serving(stopping(_prefer_longer, stopped_at)) as server:
         config = _config(server, max_concurrency=4)
         with pytest.raises(SystemExit) as stop:
             run_stage("judge_preferences", config, tmp_path / "here", preferences=pairs)
@@ -177,7 +158,7 @@ def test_stopped_it_goes_on_elsewhere_from_its_checkpoint_alone(
         signals._flag.raised = False
         shutil.copytree(tmp_path / "here" / "checkpoints", tmp_path / "there" / "checkpoints")
         output = run_stage("judge_preferences", config, tmp_path / "there", preferences=pairs)
-        assert _asked(server) == expected
+        assert requests_of(server) == expected
     assert _files(output) == _files(whole)
 
 
@@ -207,7 +188,7 @@ def test_a_spent_budget_ends_the_stage_and_a_larger_one_ends_it_well(
         assert 0 < asked < 10
         config = _config(server, max_total_tokens=200_000)
         run_stage("judge_preferences", config, tmp_path / "b", preferences=pairs)
-        assert len(server.bodies) == 2 * NUM_PAIRS == len(set(_asked(server)))
+        assert len(server.bodies) == 2 * NUM_PAIRS == len(set(requests_of(server)))
 
 
 def test_the_gold_judge_at_its_best_finds_the_worlds_wrong_labels(
@@ -230,6 +211,21 @@ def test_the_gold_judge_at_its_best_finds_the_worlds_wrong_labels(
     summary = json.loads((output / "summary.json").read_text())
     assert summary["alignment"] == pytest.approx(sum(right) / len(right))
     assert summary["position_bias"] == summary["cost"] == 0
+
+
+def test_only_wanted_categories_are_judged(tmp_path: Path, comparisons: Path) -> None:
+    rows = read_rows(comparisons / "train.jsonl")
+    wanted = rows[-1]["category"]
+    expected = [row["id"] for row in rows if row["category"] == wanted][:3]
+    assert expected != [row["id"] for row in rows[:3]]
+    config = JudgePreferencesConfig(
+        judge=JudgeConfig(gold_accuracy=1.0), categories=(wanted,), max_pairs=3
+    )
+    output = run_stage("judge_preferences", config, tmp_path / "w", preferences=comparisons)
+    assert [row["id"] for row in read_rows(output / "judgements.jsonl")] == expected
+    config = config.model_copy(update={"categories": ("weather",)})
+    with pytest.raises(ValueError, match=r"train\.jsonl holds no pairs of the categories \['weath"):
+        run_stage("judge_preferences", config, tmp_path / "v", preferences=comparisons)
 
 
 def test_a_split_without_pairs_is_an_error(tmp_path: Path, pairs: Path) -> None:

@@ -7,13 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from infra.launch import PRELOAD, TrainerKilledError, launch
-from infra.warm_client import warm_server
+from infra.launch import TrainerKilledError, launch
 from models.config_constitution import ReviseConfig
-from models.config_judge import ChatModelConfig, EndpointConfig
+from models.config_judge import ChatModelConfig
 from models.engine import revise, signals
 from models.engine.data import read_rows
 from models.judging.budget import BudgetError
@@ -21,6 +19,7 @@ from models.judging.chat import Message
 from models.judging.constitutions import load_constitution
 from models.judging.prompts import read_blocks
 from models.judging.rubrics import load_questions
+from tests.models.engine.asking import killing, priced, requests_of, stopping
 from tests.models.engine.conftest import run_stage
 from tests.models.engine.jobs import job
 from tests.models.judging.endpoint import Body, Reply, ScriptedServer, completion, serving
@@ -51,11 +50,8 @@ def _add_a_word(_: int, body: Body) -> Body:
 
 
 def _config(server: ScriptedServer, **endpoint: Any) -> ReviseConfig:
-    quick = {"first_wait_seconds": 0.01, "max_wait_seconds": 0.1}
-    prices = {"input_price": 1.0, "output_price": 10.0}
-    config = EndpointConfig(**{"base_url": server.url, "model": "m", **quick, **prices, **endpoint})
     return ReviseConfig(
-        judge=ChatModelConfig(endpoint=config),
+        judge=ChatModelConfig(endpoint=priced(server, **endpoint)),
         categories=("harmful", "howto"),
         max_prompts=NUM_PROMPTS,
         num_revisions=NUM_STEPS,
@@ -66,10 +62,6 @@ def _config(server: ScriptedServer, **endpoint: Any) -> ReviseConfig:
 
 def _files(output: Path) -> list[str]:
     return [(output / name).read_text() for name in FILES]
-
-
-def _asked(server: ScriptedServer) -> list[str]:
-    return sorted(json.dumps(body) for body in server.bodies)
 
 
 def test_rows_and_summary_by_hand(tmp_path: Path, world: Path, policy: Path) -> None:
@@ -128,7 +120,7 @@ def test_faults_of_an_endpoint_change_nothing(tmp_path: Path, world: Path, polic
         config = _config(server, timeout_seconds=2)
         output = run_stage("revise", config, tmp_path / "f", **inputs)
         assert len(server.bodies) == ASKED + len(faults)
-        assert len(set(_asked(server))) == ASKED
+        assert len(set(requests_of(server))) == ASKED
     assert _files(output) == _files(whole)
 
 
@@ -170,22 +162,15 @@ def test_killed_and_run_again_it_asks_nothing_twice(
     with serving(_add_a_word) as server:
         inputs = {"data": world, "policy": policy}
         whole = run_stage("revise", _config(server), tmp_path / "w", **inputs)
-        expected = _asked(server)
+        expected = requests_of(server)
 
-    def script(number: int, body: Body) -> Reply | Body:
-        if number == killed_at:
-            (trainer,) = psutil.Process(warm_server(PRELOAD).pid).children()
-            trainer.kill()
-            return Reply(stall=True)
-        return _add_a_word(number, body)
-
-    with serving(script) as server:
+    with serving(killing(_add_a_word, killed_at)) as server:
         config = _config(server, max_concurrency=1)
         path = job(tmp_path / "k", config, world, 1, "revise", {"policy": policy})
         with pytest.raises(TrainerKilledError):
             launch(path)
         launch(path)
-        assert _asked(server) == sorted([*expected, json.dumps(server.bodies[killed_at])])
+        assert requests_of(server) == sorted([*expected, json.dumps(server.bodies[killed_at])])
     assert _files(tmp_path / "k" / "output") == _files(whole)
 
 
@@ -197,13 +182,9 @@ def test_stopped_it_goes_on_elsewhere_from_its_checkpoint_alone(
     inputs = {"data": world, "policy": policy}
     with serving(_add_a_word) as server:
         whole = run_stage("revise", _config(server), tmp_path / "w", **inputs)
-        expected = _asked(server)
+        expected = requests_of(server)
 
-    def script(number: int, body: Body) -> Body:
-        signals._flag.raised = signals._flag.raised or number == stopped_at
-        return _add_a_word(number, body)
-
-    with serving(script) as server:
+    with serving(stopping(_add_a_word, stopped_at)) as server:
         config = _config(server, max_concurrency=3)
         with pytest.raises(SystemExit) as stop:
             run_stage("revise", config, tmp_path / "here", **inputs)
@@ -213,7 +194,7 @@ def test_stopped_it_goes_on_elsewhere_from_its_checkpoint_alone(
         shutil.copytree(tmp_path / "here" / "checkpoints", tmp_path / "there" / "checkpoints")
         monkeypatch.setattr(revise, "respond", None)
         output = run_stage("revise", config, tmp_path / "there", **inputs)
-        assert _asked(server) == expected
+        assert requests_of(server) == expected
     assert _files(output) == _files(whole)
 
 
@@ -238,6 +219,6 @@ def test_a_spent_budget_ends_the_stage_and_a_larger_one_ends_it_well(
         assert 0 < len(server.bodies) * 600 <= 6000
         config = _config(server, max_total_tokens=200_000)
         output = run_stage("revise", config, tmp_path / "b", **inputs)
-        assert len(server.bodies) == ASKED == len(set(_asked(server)))
+        assert len(server.bodies) == ASKED == len(set(requests_of(server)))
     found, wanted = (read_rows(each / "demonstrations.jsonl") for each in (output, expected))
     assert found == wanted
