@@ -26,8 +26,8 @@ HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)> é
 SHOWN = "document.getElementById('content')?.children.length > 0"
 PAIR = AuditedPair(
     id="", prompt="Q", chosen="A", rejected="B", category="a", split="train", strength_mean=1.0,
-    strength_std=0.5, differences=(0.5, 1.5), is_flipped=False, label=1.0, margin=0.0, weight=1.0,
-    review=None, votes=None, truth=None,
+    strength_std=0.5, differences=(0.5, 1.5), label_given=1.0, is_flipped=False, label=1.0,
+    margin=0.0, weight=1.0, review=None, votes=None, truth=None,
 )  # fmt: skip
 PAIRS = [
     replace(PAIR, id=f"weak{HOSTILE}", strength_mean=-2.0, is_flipped=True, category=HOSTILE,

@@ -19,9 +19,10 @@ class AuditedPair:
 
     differences: each member's score of `chosen` minus that of `rejected`, in the members' order;
     None where the member was trained on the pair and has no vote. strength_mean, strength_std: of
-    those that vote. is_flipped, label, margin, weight, review: of a training pair, as relabelled;
-    held-out pairs are not relabelled and stand as annotated. votes: people's. truth: what the
-    synthetic world knows. None where there is nothing.
+    those that vote. label_given: what the pair came with, below 1 where a judge was unsure.
+    is_flipped, label, margin, weight, review: of a training pair, as relabelled; held-out pairs are
+    not relabelled and stand as annotated. votes: people's. truth: what the synthetic world knows.
+    None where there is nothing.
     """
 
     id: str
@@ -33,6 +34,7 @@ class AuditedPair:
     strength_mean: float
     strength_std: float
     differences: tuple[float | None, ...]
+    label_given: float
     is_flipped: bool
     label: float
     margin: float
@@ -54,8 +56,8 @@ class AuditedPair:
 
     @property
     def is_smoothed(self) -> bool:
-        """Whether relabelling made the label soft."""
-        return self.label < 1
+        """Whether relabelling made the label softer than it came."""
+        return self.label < self.label_given
 
 
 def audited_pairs(artifacts: Artifacts) -> list[AuditedPair]:
@@ -84,6 +86,7 @@ def audited_pairs(artifacts: Artifacts) -> list[AuditedPair]:
         raw: dict[str, Any] = {name: pair.get(name) for name in ("category", "votes")}
         raw |= {name: pair[name] for name in ("id", "prompt", "chosen", "rejected", "split")}
         raw |= {name: vote[name] for name in ("strength_mean", "strength_std")}
+        raw["label_given"] = pair.get("label", 1.0)
         truth = artifacts.truth.get(pair["id"])
         result.append(AuditedPair(**raw, **treatment, differences=differences, truth=truth))
     return result

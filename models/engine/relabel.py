@@ -62,12 +62,16 @@ def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
         ({**pair, **dict(zip(names, values, strict=True))} for pair, *values in columns),
     )
     num_reviewed = sum(each is not None for each in given)
+    num_smoothed = sum(
+        label < pair.get("label", 1.0)
+        for pair, label in zip(pairs, treated.label.tolist(), strict=True)
+    )
     write_json(
         workdir / "output" / "summary.json",
         {
             "num_pairs": len(pairs),
             "share_flipped": float(treated.is_flipped.double().mean()),
-            "share_smoothed": float((treated.label < 1).double().mean()),
+            "share_smoothed": num_smoothed / len(pairs),
             "mean_margin": float(treated.margin.mean()),
             "num_reviewed": num_reviewed,
             "num_reviewed_held_out": len(verdicts) - num_reviewed,

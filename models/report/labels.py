@@ -45,8 +45,9 @@ class Relabelling:
     """What relabelling did to the training labels; truth-based shares are None without truth.
 
     flip_precision: share of the flipped pairs whose label was wrong by gold; flip_recall: share of
-    the wrong labels that were flipped; right_before, right_after: labels that agree with gold
-    (pairs that gold holds equal left out).
+    the wrong labels that were flipped; share_smoothed: of labels made softer than they came;
+    right_before, right_after: of labels that agree with gold (pairs that gold holds equal left
+    out).
     """
 
     num_pairs: int
@@ -137,6 +138,7 @@ def relabelling(artifacts: Artifacts, seed: int) -> Relabelling | None:
     if not rows:
         return None
     flipped = [bool(row["is_flipped"]) for row in rows]
+    given = {row["id"]: row.get("label", 1.0) for row in artifacts.pairs("train")}
     shares: dict[str, Estimate | None] = dict.fromkeys(
         ("flip_precision", "flip_recall", "right_before", "right_after")
     )
@@ -158,7 +160,7 @@ def relabelling(artifacts: Artifacts, seed: int) -> Relabelling | None:
         num_pairs=len(rows),
         num_flipped=sum(flipped),
         share_flipped=sum(flipped) / len(rows),
-        share_smoothed=sum(row["label"] < 1 for row in rows) / len(rows),
+        share_smoothed=sum(row["label"] < given[row["id"]] for row in rows) / len(rows),
         mean_margin=sum(row["margin"] for row in rows) / len(rows),
         **shares,
     )

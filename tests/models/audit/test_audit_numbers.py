@@ -29,6 +29,17 @@ def test_every_pair_with_its_votes(pairs: list[AuditedPair]) -> None:
     assert (held_out.label, held_out.margin, held_out.weight) == (1.0, 0.0, 1.0)
 
 
+def test_a_label_that_came_soft_was_not_smoothed_by_relabelling(
+    inputs: Inputs, edit: Callable[..., None]
+) -> None:
+    """A judge's labels of .8: t2's left alone, t3's smoothed by .1 to .9 * .8 + .1 * .2."""
+    edit(inputs["preferences"] / "train.jsonl", t2={"label": 0.8}, t3={"label": 0.8})
+    edit(inputs["relabelled"] / "train.jsonl", t2={"label": 0.8}, t3={"label": 0.74})
+    pairs = audited_pairs(Artifacts(inputs))
+    assert [pair.label_given for pair in pairs] == [1.0, 1.0, 0.8, 0.8, 1.0, 1.0]
+    assert [pair.is_smoothed for pair in pairs] == [False, True, False, True, False, False]
+
+
 def test_first_screen_by_hand(pairs: list[AuditedPair]) -> None:
     summary = summarise(pairs, 0)
     whole = summary.whole

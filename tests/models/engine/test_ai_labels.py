@@ -159,6 +159,11 @@ def test_soft_labels_come_through_to_who_learns_from_them(
     assert pairs.label.tolist() == pytest.approx([0.82, 0.74, 0.5, 0.9, 0.78, 0.9])
     turned = read_rows(treated / "train.jsonl")[1]
     assert (turned["is_flipped"], turned["chosen"]) == (True, "b a")
+    flips = RelabelConfig(flip_below=0.0, smooth="none")
+    inputs = {"preferences": output, "strength": tmp_path / "strength"}
+    treated = run_stage("relabel", flips, tmp_path / "flips", **inputs)
+    # Three labels came soft, and nothing was smoothed.
+    assert json.loads((treated / "summary.json").read_text())["share_smoothed"] == 0.0
 
 
 def test_gold_at_its_best_puts_every_label_right_and_a_reward_model_learns_them(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -60,6 +61,19 @@ def test_relabelling_by_hand(label_inputs: Inputs) -> None:
     # Right before: t2, t3, t5. After flipping t0, t3, t4: t0, t2, t4, t5.
     assert value(found.right_before) == pytest.approx(3 / 6)
     assert value(found.right_after) == pytest.approx(4 / 6)
+
+
+def test_labels_that_came_soft_were_not_smoothed(label_inputs: Inputs) -> None:
+    """t1 and t2 come with .8; relabelling leaves t1 and smooths t2 and t3."""
+    given, treated = {"t1": 0.8, "t2": 0.8}, {"t1": 0.8, "t2": 0.74, "t3": 0.9}
+    for role, labels in (("preferences", given), ("relabelled", treated)):
+        path = label_inputs[role] / "train.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = [row | ({"label": labels[row["id"]]} if row["id"] in labels else {}) for row in rows]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = relabelling(Artifacts(label_inputs), 0)
+    assert found is not None
+    assert found.share_smoothed == pytest.approx(2 / 6)
 
 
 def test_scorer_by_hand(label_inputs: Inputs) -> None:
