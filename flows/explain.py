@@ -7,6 +7,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from models.config_parts import MAY_BE_SECRET
+
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """One line a mistake: field, what was found, what is allowed, the nearest name."""
@@ -16,7 +18,9 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         if problem["type"] == "extra_forbidden":
             lines.append(_unknown(path, _fields_at(model, problem["loc"][:-1])))
         else:
-            lines.append(f"{path or 'configuration'}: {problem['msg']}; found {problem['input']!r}")
+            is_shown = problem["type"] != MAY_BE_SECRET
+            found = f"; found {problem['input']!r}" if is_shown else ""
+            lines.append(f"{path or 'configuration'}: {problem['msg']}{found}")
     return "\n".join(lines)
 
 

@@ -6,12 +6,31 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+import re
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from models.config_parts import StageConfig
+from models.config_parts import MAY_BE_SECRET, StageConfig
+
+VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+
+
+def _is_variable(value: str) -> str:
+    if not re.fullmatch(VARIABLE, value):
+        raise PydanticCustomError(
+            MAY_BE_SECRET,
+            "must be the name of an environment variable (letters, digits and _), not the key",
+        )
+    return value
+
+
+# A pattern of pydantic's own would show what it found, which may be the key itself.
+Variable = Annotated[
+    str, AfterValidator(_is_variable), WithJsonSchema({"type": "string", "pattern": VARIABLE})
+]
 
 
 class EndpointConfig(StageConfig):
@@ -21,9 +40,8 @@ class EndpointConfig(StageConfig):
         "https://api.openai.com/v1", description="Address up to and including /v1"
     )
     model: str = Field(min_length=1, description="Name of the model, as the endpoint knows it")
-    key_variable: str = Field(
+    key_variable: Variable = Field(
         "OPENAI_API_KEY",
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
         description="Environment variable that holds the key; unset, none is sent",
     )
     limit_field: Literal["max_tokens", "max_completion_tokens"] = Field(
@@ -51,13 +69,15 @@ class EndpointConfig(StageConfig):
     @classmethod
     def _is_plain_address(cls, value: str) -> str:
         parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("must be an http:// or https:// address")
         if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError(
+            raise PydanticCustomError(
+                MAY_BE_SECRET,
                 "must hold no user, password, query or fragment: a key belongs in the environment "
-                "variable that key_variable names"
+                "variable that key_variable names",
             )
+        is_usable = value.isprintable() and " " not in value and parts.port != 0
+        if parts.scheme not in ("http", "https") or not parts.hostname or not is_usable:
+            raise ValueError("must be an http:// or https:// address")
         return value.rstrip("/")
 
     @model_validator(mode="after")
@@ -170,8 +190,8 @@ class JudgeConfig(ChatModelConfig):
 
 def rating(judge: JudgeConfig | None) -> JudgeConfig | None:
     """A judge of single responses; ValueError where it has settings of comparisons."""
-    for name in ("constitution", "clamp"):
-        if judge is not None and getattr(judge, name) is not None:
+    for name in ("constitution", "clamp", "num_examples"):
+        if judge is not None and getattr(judge, name):
             raise ValueError(
                 f"{name} is {getattr(judge, name)!r}, but this judge rates single responses and "
                 f"{name} is about comparisons of two: leave it out"

@@ -6,6 +6,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+# The type of a mistake whose value no message shows: it may hold a key.
+MAY_BE_SECRET = "may_be_secret"
+
 
 class StageConfig(BaseModel):
     """Base of all stage configurations: frozen, unknown keys refused."""

@@ -62,6 +62,10 @@ def test_overrides_reach_any_depth_and_keep_the_rest() -> None:
             'ppo.scoring.judge={"gold_accuracy":0.9,"constitution":"harmlessness"}',
             "constitution is 'harmlessness', but this judge rates single responses",
         ),
+        (
+            'ppo.scoring.judge={"gold_accuracy":0.9,"num_examples":1}',
+            "num_examples is 1, but this judge rates single responses",
+        ),
         ("arms=[]", "arms: Tuple should have at least 1 item after validation, not 0; found []"),
     ],
 )
@@ -69,6 +73,17 @@ def test_mistakes_are_explained(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         _smoke(override)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "given", ["base_url=https://me:sk-9x81hu2b@host/v1", "key_variable=sk-9x81hu2b"]
+)
+def test_a_key_given_in_the_wrong_place_is_not_shown(given: str) -> None:
+    with pytest.raises(ConfigError, match="judge_preferences.judge.endpoint") as error:
+        _smoke(
+            "judge_preferences.judge.endpoint.model=m", f"judge_preferences.judge.endpoint.{given}"
+        )
+    assert "sk-9x81hu2b" not in str(error.value)
 
 
 def test_changes_have_every_field_of_a_run_and_presuppose_none() -> None:

@@ -200,7 +200,14 @@ def test_verdicts_are_in_the_order_of_the_pairs() -> None:
         ({"endpoint": {"model": "m", "base_url": "http://u:p@x/v1"}}, "belongs in the environment"),
         ({"endpoint": {"model": "m", "base_url": "http://x/v1?key=1"}}, "no user, password, query"),
         ({"endpoint": {"model": "m", "max_cost": 1}}, "max_cost is 1.0, but input_price"),
-        ({"endpoint": {"model": "m", "key_variable": "sk-123"}}, "should match pattern"),
+        (
+            {"endpoint": {"model": "m", "key_variable": "sk-123"}},
+            "must be the name of an environment",
+        ),
+        ({"endpoint": {"model": "m", "base_url": "http://x:port/v1"}}, "Port could not be cast"),
+        ({"endpoint": {"model": "m", "base_url": "http://x:70000/v1"}}, "Port out of range"),
+        ({"endpoint": {"model": "m", "base_url": "http://a b/v1"}}, "must be an http"),
+        ({"endpoint": {"model": "m", "base_url": "http://a/v\t1"}}, "must be an http"),
     ],
 )
 def test_impossible_combinations_are_refused(config: dict[str, Any], message: str) -> None:
