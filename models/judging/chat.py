@@ -12,6 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+# What reading a body raises that has another form; OverflowError: of numbers beyond all bounds.
+MALFORMED = (
+    *(ValueError, KeyError, IndexError, TypeError, AttributeError),
+    *(RecursionError, OverflowError),
+)
+MOST_TOKENS = 2**53  # of one answer; a float holds it exactly
+
 
 class AnswerError(ValueError):
     """What is not an answer: unreadable, cut off, or not of the interface's form."""
@@ -125,17 +132,15 @@ class ChatAnswer:
             choice = body["choices"][0]
             content = choice["message"]["content"]
             found = (choice.get("logprobs") or {}).get("content") or []
-            answer = cls(
-                "" if content is None else content,
+            return cls(
+                "" if content is None else _text(content),
                 _usage_of(body.get("usage")),
                 tuple(_token_of(token) for token in found),
                 str(choice.get("finish_reason") or "stop"),
             )
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as e:
-            raise AnswerError(f"not a chat completion ({type(e).__name__}: {e})") from None
-        if not isinstance(answer.content, str):
-            raise AnswerError(f"not a chat completion (content {answer.content!r} is no text)")
-        return answer
+        except MALFORMED as error:
+            what = f"{type(error).__name__}: {error}"
+            raise AnswerError(f"not a chat completion ({what})") from None
 
 
 class ChatModel(Protocol):
@@ -172,8 +177,17 @@ def _token_json(token: Token) -> dict[str, Any]:
 
 
 def _token_of(found: Mapping[str, Any]) -> Token:
-    top = ((each["token"], _logprob(each["logprob"])) for each in found.get("top_logprobs") or ())
-    return Token(str(found["token"]), _logprob(found["logprob"]), tuple(top))
+    listed = found.get("top_logprobs") or ()
+    top = ((_text(each["token"]), _logprob(each["logprob"])) for each in listed)
+    return Token(_text(found["token"]), _logprob(found["logprob"]), tuple(top))
+
+
+def _text(value: Any) -> str:
+    """A text that can be written: half a surrogate pair, as of an answer cut off in an emoji, is
+    none."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _logprob(value: Any) -> float:
@@ -189,6 +203,6 @@ def _usage_of(found: Any) -> Usage | None:
         return None
     usage = Usage(found["prompt_tokens"], found["completion_tokens"])
     for count in (usage.prompt_tokens, usage.completion_tokens):
-        if type(count) is not int or count < 0:
+        if type(count) is not int or not 0 <= count < MOST_TOKENS:
             raise ValueError(f"usage counts {count!r} tokens")
     return usage

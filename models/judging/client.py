@@ -26,7 +26,14 @@ import httpx
 from models.config_judge import EndpointConfig
 from models.judging.budget import Budget, worst_case
 from models.judging.chat import AnswerError, ChatAnswer, ChatRequest, Usage
-from models.judging.retries import BUSY_STATUS, Gate, backoff, is_retried, retry_after
+from models.judging.retries import (
+    BUSY_STATUS,
+    UNKNOWN_STATUS,
+    Gate,
+    backoff,
+    is_retried,
+    retry_after,
+)
 
 logger = logging.getLogger(__name__)
 # Its lines for debugging hold whatever headers come back.
@@ -154,6 +161,8 @@ class Endpoint:
     def _try_once(self, content: bytes) -> ChatAnswer | _Failure:
         try:
             status, headers, text = self._post(content)
+        except (httpx.InvalidURL, UnicodeError) as error:  # of a name that no machine can have
+            return _Failure(self._said(f"no address ({_name(error)})"), is_final=True)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
             return _Failure(self._said(f"no connection ({_name(error)})"))
         except httpx.RequestError as error:
@@ -172,6 +181,7 @@ class Endpoint:
             wait=retry_after(headers.get("retry-after")),
             is_final=not is_retried(status),
             is_busy=status in BUSY_STATUS,
+            may_be_billed=status in UNKNOWN_STATUS,
         )
 
     def _post(self, content: bytes) -> tuple[int, httpx.Headers, str]:
@@ -196,7 +206,10 @@ class Endpoint:
         return self._without_key(f"{self._url} ({self._config.model}): {what}")
 
     def _without_key(self, text: str) -> str:
-        return text.replace(self._key, HIDDEN) if len(self._key) >= MIN_KEY_LENGTH else text
+        if len(self._key) < MIN_KEY_LENGTH:
+            return text
+        # Some write a slash in JSON with a backslash before it.
+        return text.replace(self._key, HIDDEN).replace(self._key.replace("/", "\\/"), HIDDEN)
 
 
 def _read_key(variable: str) -> str:
@@ -210,7 +223,7 @@ def _read_key(variable: str) -> str:
     return key
 
 
-def _name(error: httpx.RequestError) -> str:
+def _name(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 

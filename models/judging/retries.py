@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 RETRIED_STATUS = frozenset({408, 409, 429})
+# Of what stands between: nobody knows whether the model behind it has answered, and bills it.
+UNKNOWN_STATUS = frozenset({408, 502, 504, 520, 524})
 # Said of the endpoint as a whole: all requests wait, not only the one that was told so.
 BUSY_STATUS = frozenset({429, 503})
 
@@ -19,20 +21,29 @@ def is_retried(status: int) -> bool:
 
 
 def retry_after(value: str | None, now: datetime | None = None) -> float | None:
-    """Seconds that a Retry-After header asks for, as a number or a date; None without one."""
+    """Seconds that a Retry-After header asks for, as a number or a date; None without one.
+
+    None as well for one that asks for no wait, as a date does where clocks differ: tries without
+    any would be used up at once.
+    """
     if value is None:
         return None
     try:
-        return max(0.0, float(value))
+        seconds = float(value)
     except ValueError:
-        pass
+        seconds = _until(value, now or datetime.now(UTC))
+    return seconds if seconds > 0 else None
+
+
+def _until(date: str, now: datetime) -> float:
+    """Seconds up to a date; 0 for what is none."""
     try:
-        moment = parsedate_to_datetime(value)
-    except ValueError:
-        return None
+        moment = parsedate_to_datetime(date)
+    except (ValueError, OverflowError):
+        return 0.0
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - (now or datetime.now(UTC))).total_seconds())
+    return (moment - now).total_seconds()
 
 
 def backoff(attempt: int, first: float, longest: float) -> float:

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from models.judging.chat import ChatAnswer, ChatModel, ChatRequest, Message
+from models.judging.chat import MALFORMED, ChatAnswer, ChatModel, ChatRequest, Message
 from models.judging.local import REQUESTS_AT_ONCE, LocalModel
 
 logger = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ def request_of(body: bytes) -> ChatRequest:
         )
     except BadRequestError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except MALFORMED as error:
         raise BadRequestError(f"not a chat request ({type(error).__name__}: {error})") from None
     if not request.messages or request.max_tokens < 1:
         raise BadRequestError("at least one message and one token are needed")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -62,7 +61,6 @@ class ScriptedServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.script = script
         self.bodies: list[Body] = []
-        self.times: list[float] = []
         self.headers: list[dict[str, str]] = []
         self.most_at_once = 0
         self.ended = threading.Event()
@@ -76,7 +74,6 @@ class ScriptedServer(ThreadingHTTPServer):
     def enter(self, body: Body, headers: dict[str, str]) -> int:
         with self._lock:
             self.bodies.append(body)
-            self.times.append(time.monotonic())
             self.headers.append(headers)
             self._running += 1
             self.most_at_once = max(self.most_at_once, self._running)

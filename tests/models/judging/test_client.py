@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from typing import Any
@@ -21,6 +22,13 @@ def _ask(server: ScriptedServer, *texts: str, **config: Any) -> dict[str, ChatAn
 
 def _first_then_well(first: Reply) -> Script:
     return lambda number, _: first if number == 0 else completion("A")
+
+
+def _with_token(token: Any) -> Body:
+    """A completion that says of the likeliest token what is no text."""
+    body = completion("A", A=-0.5, B=-2.0)
+    body["choices"][0]["logprobs"]["content"][0]["top_logprobs"][1]["token"] = token
+    return body
 
 
 def test_a_request_and_its_answer_by_hand() -> None:
@@ -98,6 +106,12 @@ def test_requests_are_taken_only_when_there_is_room() -> None:
         Reply(completion("A"), cut=20),
         Reply(completion("A"), cut=0),
         Reply(completion("A", A=float("nan"))),
+        Reply(text=json.dumps(completion("A", A=-1.0)).replace("-1.0", f"-1{400 * '0'}")),
+        Reply(completion("A", prompt_tokens=10**400)),
+        Reply(_with_token(None)),
+        Reply(_with_token(["A"])),
+        Reply({}, 429, headers={"Retry-After": "Mon, 01 Jan 99999999999 00:00:00 GMT"}),
+        Reply(text="not gzipped", headers={"Content-Encoding": "gzip"}),
     ],
     ids=lambda fault: f"{fault.status} {fault.text or ''}{fault.cut}"[:30],
 )
@@ -125,6 +139,23 @@ def test_an_endpoint_that_is_not_there_is_an_error_after_so_many_tries() -> None
     with pytest.raises(EndpointError, match=r"no connection \(ConnectError.*\(3 tries\)"):
         list(gone.answers([("x", request("x"))]))
     assert gone.num_retries == 2
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+def test_a_name_that_no_machine_can_have_is_an_error_at_once(host: str) -> None:
+    with serving(lambda *_: completion("A")) as server:
+        asked = endpoint(server, base_url=f"http://{host}/v1")
+        with pytest.raises(EndpointError, match=r"\(judge\): no address"):
+            list(asked.answers([("x", request("x"))]))
+
+
+def test_half_of_a_surrogate_pair_is_no_text() -> None:
+    """As of an answer cut off in an emoji: what is kept of it can be written to any file."""
+    text = json.dumps(completion("A?")).replace("?", "\\ud83d")
+    with serving(lambda *_: Reply(text=text)) as server:
+        answer = _ask(server, "x")["x"]
+    assert answer.content == "A\ufffd"
+    assert answer.content.encode() == b"A\xef\xbf\xbd"
 
 
 def test_faults_that_stay_are_an_error_that_quotes_the_last_one() -> None:
@@ -170,41 +201,6 @@ def test_after_a_failure_those_under_way_are_answered_and_no_more_are_asked() ->
     assert sorted(body["messages"][0]["content"] for body in server.bodies) == ["bad", "good"]
 
 
-def test_the_endpoints_word_on_when_to_come_back_is_followed(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    fault = Reply({"error": {"message": "slow down"}}, 429, headers={"Retry-After": "0.25"})
-    with serving(_first_then_well(fault)) as server:
-        _ask(server, "x", max_wait_seconds=5)
-    (line,) = caplog.messages
-    assert (
-        line
-        == f"judge: {server.url}/chat/completions (judge): status 429: slow down; again in 0.2 s"
-    )
-
-
-def test_one_that_asks_to_wait_longer_than_allowed_ends_it() -> None:
-    with (
-        serving(lambda *_: Reply({}, 429, headers={"Retry-After": "3600"})) as server,
-        pytest.raises(EndpointError, match=r"asks to wait 3600 s, and max_wait_seconds is 0\.05"),
-    ):
-        _ask(server, "x")
-    assert len(server.bodies) == 1
-
-
-def test_a_caller_that_leaves_is_not_waited_for() -> None:
-    with serving(lambda number, _: completion("A") if number == 0 else Reply({}, 429)) as server:
-        config = {"first_wait_seconds": 1000, "max_wait_seconds": 1000, "max_concurrency": 2}
-        answers = endpoint(server, **config).answers((str(n), request(str(n))) for n in range(2))
-        next(answers)
-        answers.close()
-        names = [thread.name for thread in threading.enumerate()]
-        for thread in threading.enumerate():
-            if thread.name.startswith("judge_"):
-                thread.join(20)
-                assert not thread.is_alive(), names
-
-
 def test_usage_that_is_not_told_is_taken_to_be_the_most_it_can_be() -> None:
     body = completion("A")
     del body["usage"]
@@ -213,3 +209,14 @@ def test_usage_that_is_not_told_is_taken_to_be_the_most_it_can_be() -> None:
         ((_, answer),) = endpoint(server, budget).answers([("x", request("abc", max_tokens=5))])
     # 3 bytes of text, 64 a request, 32 a message; 5 tokens of answer.
     assert answer.usage == budget.spent == Usage(3 + 64 + 32, 5)
+
+
+@pytest.mark.parametrize(
+    ("status", "billed"), [(502, True), (504, True), (408, True), (500, False), (429, False)]
+)
+def test_what_a_gateway_gave_up_on_may_be_billed(status: int, billed: bool) -> None:
+    budget = Budget()
+    with serving(_first_then_well(Reply({}, status))) as server:
+        list(endpoint(server, budget).answers([("x", request("abc"))]))
+    most = Usage(3 + 64 + 32, 1)
+    assert budget.spent == (most if billed else Usage()) + Usage(10, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -65,6 +66,25 @@ def test_the_key_is_in_no_log_error_answer_file_or_repr(
         *(model.identity, repr(asker), repr(vars(model)["_client"]), config.model_dump_json()),
     ]
     assert not [text for text in said if KEY in text]
+
+
+def test_a_key_with_a_slash_is_cut_out_however_it_is_written(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """PHP's JSON has a backslash before a slash."""
+    monkeypatch.setenv("MY_KEY", key := "sk-Zx81/hu2bqTestKey/ThatNobodyElseHas")
+    written = key.replace("/", "\\/")
+
+    def script(number: int, _: Body) -> Reply:
+        if number == 0:
+            return Reply(text=f'{{"message": "wrong: {written}"}}', status=500)
+        return Reply(text=json.dumps(completion("wrong: ?")).replace("?", written))
+
+    with serving(script) as server:
+        ((_, answer),) = endpoint(server, key_variable="MY_KEY").answers([("x", request("x"))])
+    assert answer.content == "wrong: [key]"
+    assert "wrong: [key]" in caplog.messages[0]
+    assert not [line for line in caplog.messages if "hu2bqTestKey" in line]
 
 
 @pytest.mark.parametrize("bad", [f"{KEY}\nX-Other: 1", f"{KEY} {KEY}", f"{KEY}é", f"{KEY}\x00"])

@@ -90,6 +90,10 @@ def test_one_that_is_too_long_is_refused_and_the_others_are_not(url: str) -> Non
         ({"messages": [{"role": "user", "content": "x"}], "n": 2}, "stream must be false and n 1"),
         ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, "one token"),
         ({"messages": [{"role": "user", "content": "x"}], "temperature": 3}, "from 0 to 2"),
+        (
+            f'{{"messages": [{{"role": "user", "content": "x"}}], "max_tokens": 1{400 * "0"}.5}}',
+            "not a chat request (OverflowError",
+        ),
     ],
 )
 def test_bad_requests_are_explained(url: str, body: Any, message: str) -> None:
