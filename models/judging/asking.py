@@ -31,6 +31,7 @@ class Asker:
     num_asked: int = 0
     num_known: int = 0
     _texts: dict[str, str] = field(default_factory=dict)
+    _counted: set[str] = field(default_factory=set)
 
     def ask(
         self, requests: Sequence[ChatRequest], on_answer: Callable[[], None] = lambda: None
@@ -53,6 +54,7 @@ class Asker:
             del waiting[key]
             self.num_asked += 1
             self._texts[key] = text = answer.to_text()
+            self._counted.add(key)
             if self.cache is not None:
                 self.cache.put(key, text)
             for _ in range(counts[key]):
@@ -83,8 +85,11 @@ class Asker:
         return key in self._texts
 
     def _learn(self, key: str, text: str) -> None:
+        """Take an answer in; one that was let go of and comes back has been counted already."""
         self._texts[key] = text
-        self.budget.count(ChatAnswer.from_text(text).usage or Usage())
+        if key not in self._counted:
+            self._counted.add(key)
+            self.budget.count(ChatAnswer.from_text(text).usage or Usage())
 
     def _until_stopped(
         self, requests: Mapping[str, ChatRequest]

@@ -108,6 +108,7 @@ def test_what_one_knows_can_be_told_to_another_without_the_folder(tmp_path: Path
         assert first.known() == {}
         first.ask([request("a")])
         assert _asked(server) == ["a", "b"]
+        assert first.budget.spent == Usage(20, 2)  # what comes back from disk was paid for once
 
 
 def test_without_a_cache_a_process_remembers_what_it_needs() -> None:
