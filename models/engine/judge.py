@@ -81,11 +81,9 @@ def _verdict(ours: torch.Tensor, theirs: torch.Tensor, config: EvaluateConfig) -
     """Shares of win, tie and lose, the mean outcome (win 1, tie 0, lose -1) and its interval."""
     difference = ours - theirs
     outcome = torch.where(difference.abs() <= config.tie_margin, 0.0, difference.sign())
-    low, high = bootstrap_interval(
-        outcome, statistic="mean", num_resamples=config.num_resamples, seed=config.seed
-    )
+    low, high = bootstrap_interval(outcome, num_resamples=config.num_resamples, seed=config.seed)
     low_difference, high_difference = bootstrap_interval(
-        difference, statistic="mean", num_resamples=config.num_resamples, seed=config.seed
+        difference, num_resamples=config.num_resamples, seed=config.seed
     )
     return {
         **win_tie_lose(ours, theirs, config.tie_margin),

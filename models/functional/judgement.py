@@ -7,14 +7,10 @@ The papers give no interval; the percentile one of [BOOT chapter 13] is added.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from models.functional.checks import require_floating, require_shape
-
-Statistic = Literal["mean", "median"]
 
 # Resampled values held at once: 32 MiB of float64.
 _CHUNK_ELEMENTS = 4_000_000
@@ -71,29 +67,23 @@ def outcome_matrix(scores: Tensor, tie_margin: float) -> Tensor:
 def bootstrap_interval(
     values: Tensor,
     *,
-    statistic: Statistic = "mean",
     num_resamples: int,
     seed: int,
     level: float = 0.95,
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of a statistic [BOOT chapter 13].
+    """Percentile bootstrap interval of the mean [BOOT chapter 13].
 
     Resamples N values with replacement; the interval holds the central `level` of the resampled
-    statistics. For a win rate pass 0 and 1; for paired systems pass the differences by prompt.
+    means. For a win rate pass 0 and 1; for paired systems pass the differences by prompt.
 
-    values: (N,), any unit. statistic: "mean" or "median". num_resamples: at least 1.
-    seed: determines the resamples; the global random state is neither read nor advanced.
-    level: in (0, 1).
+    values: (N,), any unit. num_resamples: at least 1. seed: determines the resamples; the global
+    random state is neither read nor advanced. level: in (0, 1).
     Returns (low, high) in the values' unit.
     Raises ShapeError for other shapes, ValueError for an option out of range or a value not
     finite.
     """
     require_shape("bootstrap_interval", 1, values=values)
     require_floating("bootstrap_interval", values=values)
-    if statistic not in ("mean", "median"):
-        raise ValueError(
-            f"bootstrap_interval: statistic must be 'mean' or 'median', found {statistic!r}"
-        )
     if num_resamples < 1:
         raise ValueError(
             f"bootstrap_interval: num_resamples must be at least 1, found {num_resamples}"
@@ -103,16 +93,14 @@ def bootstrap_interval(
     values = values.detach().double().cpu()
     if not bool(values.isfinite().all()):
         raise ValueError("bootstrap_interval: values hold NaN or infinity; judge again")
-    resampled = _resampled_statistics(values, statistic, num_resamples, seed)
+    resampled = _resampled_means(values, num_resamples, seed)
     tail = (1 - level) / 2
     low, high = resampled.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
     return low, high
 
 
-def _resampled_statistics(
-    values: Tensor, statistic: Statistic, num_resamples: int, seed: int
-) -> Tensor:
-    """(num_resamples,) float64, the statistic of each resample; see `bootstrap_interval`."""
+def _resampled_means(values: Tensor, num_resamples: int, seed: int) -> Tensor:
+    """(num_resamples,) float64, the mean of each resample; see `bootstrap_interval`."""
     generator = torch.Generator().manual_seed(seed)
     num_values = values.shape[0]
     rows_at_once = max(1, _CHUNK_ELEMENTS // num_values)
@@ -122,5 +110,5 @@ def _resampled_statistics(
         sample = values[
             torch.randint(num_values, (rows, num_values), generator=generator, device="cpu")
         ]
-        chunks.append(sample.mean(1) if statistic == "mean" else sample.quantile(0.5, dim=1))
+        chunks.append(sample.mean(1))
     return torch.cat(chunks)

@@ -9,7 +9,6 @@ import torch
 from models.functional import judgement
 from models.functional.checks import ShapeError
 from models.functional.judgement import (
-    Statistic,
     bootstrap_interval,
     outcome_matrix,
     win_tie_lose,
@@ -120,29 +119,23 @@ def test_interval_of_the_mean_is_the_normal_one_for_many_values() -> None:
     assert high == pytest.approx(0.098, abs=0.01)
 
 
-@pytest.mark.parametrize("statistic", ["mean", "median"])
-def test_interval_equals_loop(statistic: Statistic) -> None:
+def test_interval_equals_loop() -> None:
     values = torch.randn(9, dtype=F64)
     index = torch.randint(9, (200, 9), generator=torch.Generator().manual_seed(5))
-    statistics = []
-    for row in index.tolist():
-        sample = sorted(values[i].item() for i in row)
-        statistics.append(sum(sample) / 9 if statistic == "mean" else sample[4])
-    statistics.sort()
+    means = sorted(sum(values[i].item() for i in row) / 9 for row in index.tolist())
 
     def percentile(share: float) -> float:
         place = share * 199
         below = math.floor(place)
-        return statistics[below] + (place - below) * (statistics[below + 1] - statistics[below])
+        return means[below] + (place - below) * (means[below + 1] - means[below])
 
-    got = bootstrap_interval(values, statistic=statistic, num_resamples=200, seed=5, level=0.9)
+    got = bootstrap_interval(values, num_resamples=200, seed=5, level=0.9)
     assert got == pytest.approx((percentile(0.05), percentile(0.95)), abs=1e-12)
 
 
-@pytest.mark.parametrize("statistic", ["mean", "median"])
-def test_interval_invariants(statistic: Statistic) -> None:
+def test_interval_invariants() -> None:
     values = torch.randn(40, dtype=F64)
-    options: dict[str, Any] = {"statistic": statistic, "num_resamples": 300}
+    options: dict[str, Any] = {"num_resamples": 300}
     state = torch.get_rng_state()
     low, high = bootstrap_interval(values, seed=1, **options)
     assert torch.get_rng_state().equal(state)
@@ -166,7 +159,6 @@ def test_interval_does_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"statistic": "mode"}, "found 'mode'"),
         ({"num_resamples": 0}, "found 0"),
         ({"level": 1.0}, r"level must be in \(0, 1\), found 1\.0"),
     ],
