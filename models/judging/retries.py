@@ -64,11 +64,14 @@ class Gate:
 
     def __init__(self) -> None:
         self._opens_at = 0.0
+        self._closing = threading.Lock()
         self._is_gone = threading.Event()
 
     def close_for(self, seconds: float) -> None:
         """Let nobody through for so long."""
-        self._opens_at = max(self._opens_at, time.monotonic() + seconds)
+        opens_at = time.monotonic() + seconds
+        with self._closing:
+            self._opens_at = max(self._opens_at, opens_at)
 
     def give_up(self) -> None:
         """Let everybody know that the caller has gone."""

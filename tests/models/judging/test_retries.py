@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -45,6 +46,22 @@ def test_which_statuses_may_pass() -> None:
         *(408, 409, 429),
         *range(500, 600),
     ]
+
+
+def test_a_gate_that_two_close_at_once_stays_closed_for_the_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One is told to wait 5 s, another, while the first looks at the clock, 10,000."""
+    gate = Gate()
+
+    def clock() -> float:
+        monkeypatch.undo()
+        gate.close_for(10_000)
+        return time.monotonic()
+
+    monkeypatch.setattr("models.judging.retries.time.monotonic", clock)
+    gate.close_for(5)
+    assert gate._opens_at > time.monotonic() + 5000
 
 
 def test_a_closed_gate_lets_nobody_through_before_the_caller_goes() -> None:
