@@ -24,7 +24,6 @@ def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
     from flows.changes import parsed
     from flows.config import ConfigError
     from flows.recipes import MACHINES
-    from flows.runner import on_cluster
 
     try:
         check_options(options)
@@ -40,7 +39,7 @@ def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
     if options.dry_run:
         return dry_run(config, options, settings)
     needed, here = MACHINES.get(options.recipe), len(settings.gpus)
-    if needed is not None and here < needed.num_devices and not on_cluster():
+    if needed is not None and here < needed.num_devices and settings.dask is None:
         print(
             f"trimtab: {options.recipe} is for {needed}; this host has {here}. --dry-run says what "
             "it would need; hh-smollm2 is the same with a small model",

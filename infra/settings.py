@@ -5,6 +5,7 @@ TRIMTAB_STORE        a folder or s3://bucket/prefix; `<home>/store`
 MLFLOW_TRACKING_URI  `sqlite:///<home>/mlflow.db`
 TRIMTAB_ANSWERS      answers of judge models, which all runs share; `<home>/answers`
 TRIMTAB_MAX_PARALLEL cores that trainers share, each taking one or more; those this process may use
+TRIMTAB_DASK         scheduler of a Dask cluster, such as tls://10.0.0.5:8786; unset, threads
 CUDA_VISIBLE_DEVICES GPUs that trainers may use, a trainer one (or more); all of this host
 """
 
@@ -32,6 +33,7 @@ class Settings:
     answers: Path
     max_parallel: int
     gpus: tuple[str, ...] = ()
+    dask: str | None = None
 
     @property
     def work(self) -> Path:
@@ -55,6 +57,7 @@ class Settings:
             answers=Path(env.get("TRIMTAB_ANSWERS") or home / "answers").expanduser().resolve(),
             max_parallel=_max_parallel(env.get("TRIMTAB_MAX_PARALLEL", "")),
             gpus=gpus_of_host(env),
+            dask=env.get("TRIMTAB_DASK") or None,
         )
 
 

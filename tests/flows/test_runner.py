@@ -9,25 +9,25 @@ import pytest
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.config import ConfigError
-from flows.runner import DASK, task_runner
+from flows.runner import task_runner
 
 
 def test_threads_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(DASK, raising=False)
+    monkeypatch.delenv("TRIMTAB_DASK", raising=False)
     assert isinstance(task_runner(), ThreadPoolTaskRunner)
 
 
 def test_a_cluster_without_its_package_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(DASK, "tls://10.0.0.5:8786")
+    monkeypatch.setenv("TRIMTAB_DASK", "tls://10.0.0.5:8786")
     monkeypatch.setitem(sys.modules, "prefect_dask", None)
     with pytest.raises(ConfigError, match=r"TRIMTAB_DASK is set: pip install 'trimtab\[dask\]'"):
         task_runner()
 
 
 def test_a_cluster_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(DASK, "tcp://127.0.0.1:9")
+    monkeypatch.setenv("TRIMTAB_DASK", "tcp://127.0.0.1:9")
     runner = task_runner()
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "200ms"}),
