@@ -1,6 +1,7 @@
 """Where a flow's tasks run: threads of its own process, or the workers of a Dask cluster.
 
-On a cluster (TRIMTAB_DASK) a task takes one of its worker's resource "GPU", or "CPU" if it needs no GPU.
+On a cluster (TRIMTAB_DASK) a task takes one of its worker's resource "GPU", or "CPU" if it needs no
+GPU.
 """
 
 from __future__ import annotations

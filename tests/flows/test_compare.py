@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -143,20 +144,36 @@ def test_finished_runs_are_compared_by_another_command(
     assert "compare-smoke is a page over several runs, not a run" in capsys.readouterr().err
 
 
+def _trained(home: Path) -> Counter[str]:
+    """How many models of each stage there are."""
+    return Counter(path.parts[-5] for path in home.glob("store/artifacts/*/*/*/model/config.json"))
+
+
 @pytest.mark.slow
-def test_a_comparison_is_made_once_and_another_method_added(tmp_path: Path) -> None:
-    given = ["run", "smoke", "--flow", "compare", "--seeds", "0", "--arms", "dpo", "best_of_n"]
-    trimtab(tmp_path, *given)
+@pytest.mark.usefixtures("prefect")
+def test_every_arm_is_trained_once_judged_and_counted(home: Path) -> None:
+    arms = [arm for arm in get_args(Arm) if arm not in ("full", "cpl")]
+    given = ["run", "smoke", "ensemble.size=5", "ppo.scoring.judge.gold_accuracy=0.8"]
+    given += ["--flow", "compare", "--seeds", "0", "--arms", *arms]
+    trimtab(home, *given)
 
-    def made(stage: str) -> int:
-        return len(list(tmp_path.glob(f"store/artifacts/{stage}/*/manifest.json")))
-
-    stages = ("sft", "advantage_model", "dpo")
-    assert [made(stage) for stage in stages] == [1, 1, 1]
-    assert made("judge") == made("cpl") == 0
-    folder = tmp_path / "reports" / "compare-smoke"
-    card = json.loads((folder / "scorecard.json").read_text())
-    assert {method["name"] for method in card["methods"]} == {"sft", "dpo", "best_of_n"}
-    trimtab(tmp_path, *given, "cpl")
-    assert [made(stage) for stage in (*stages, "cpl")] == [1, 1, 1, 1]
+    before = _trained(home)
+    assert before["dpo"] == before["rest"] == 1 and "cpl" not in before
+    trimtab(home, *given, "cpl")  # one method more, and nothing else
+    assert _trained(home) == before | {"cpl": 1}
+    folder = home / "reports" / "compare-smoke"
     assert "CPL" in (folder / "report.html").read_text()
+    methods = json.loads((folder / "scorecard.json").read_text())["methods"]
+    methods = {method["name"]: method for method in methods}
+    assert set(methods) == {"sft", "cpl", *arms}
+    for arm in (*arms, "cpl"):
+        assert methods[arm]["against_sft"]["judge"] == "gold", arm
+    budgets = {arm: methods[arm]["budget"] for arm in (*arms, "cpl") if arm != "best_of_n"}
+    # 1 + 4 steps of 16 responses; vanilla has no step for the critic alone.
+    sampled = {arm: budget["num_sampled"] for arm, budget in budgets.items()}
+    assert (sampled["ppo_max_rm"], sampled["vanilla"]) == (5 * 16, 4 * 16)
+    assert sampled["dpo"] == sampled["cpl"] == 0
+    # Two times 10 prompts, of 4 answers each; PPO comes on top.
+    assert sampled["rejection_sampling"] == sampled["rest"] == sampled["hir"] == 5 * 16
+    assert sampled["rejection_sampling_ppo"] == 5 * 16 + 5 * 16
+    assert all(budget["num_updates"] > 0 for budget in budgets.values())

@@ -21,7 +21,7 @@ from models.judging.serve import JudgeServer
 from tests.flows.command import trimtab
 from tests.models.judging.tiny import tiny_model, tiny_tokenizer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 NUM_JUDGED = 24
 
@@ -74,7 +74,7 @@ def _labels(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_labels_of_a_served_model_are_those_of_the_model(
-    tmp_path: Path, local: LocalModel, server: _CountingServer
+    home: Path, local: LocalModel, server: _CountingServer
 ) -> None:
     address = f"http://127.0.0.1:{server.server_port}/v1"
     judge = "judge_preferences.judge"
@@ -82,10 +82,10 @@ def test_labels_of_a_served_model_are_those_of_the_model(
     run += [f"judge_preferences.max_pairs={NUM_JUDGED}"]
     run += [f"{judge}.endpoint.base_url={address}", f"{judge}.endpoint.model=tiny"]
     run += [f"{judge}.endpoint.timeout_seconds=300"]
-    trimtab(tmp_path, *run)
-    judged = read_rows(_output(tmp_path, "judge_preferences") / "judgements.jsonl")
-    given = _labels(_output(tmp_path, "comparisons"))
-    labelled = _labels(_output(tmp_path, "ai_labels"))
+    trimtab(home, *run)
+    judged = read_rows(_output(home, "judge_preferences") / "judgements.jsonl")
+    given = _labels(_output(home, "comparisons"))
+    labelled = _labels(_output(home, "ai_labels"))
     assert list(given) == list(labelled)
     assert list(given)[:NUM_JUDGED] == [row["id"] for row in judged]
 
@@ -101,8 +101,8 @@ def test_labels_of_a_served_model_are_those_of_the_model(
         assert found["chosen"] == row["chosen" if preference >= 0.5 else "rejected"]
         assert found["label"] == max(preference, 1 - preference)
 
-    card = json.loads((tmp_path / "reports/smoke-seed0-label-audit/scorecard.json").read_text())
-    summary = json.loads((_output(tmp_path, "ai_labels") / "summary.json").read_text())
+    card = json.loads((home / "reports/smoke-seed0-label-audit/scorecard.json").read_text())
+    summary = json.loads((_output(home, "ai_labels") / "summary.json").read_text())
     assert card["ai_labeler"]["num_pairs"] == NUM_JUDGED
     assert summary["num_unasked"] == len(given) - NUM_JUDGED > 0
     assert card["ai_labeler"]["num_labelled"] == summary["num_labelled"] == NUM_JUDGED
@@ -111,5 +111,5 @@ def test_labels_of_a_served_model_are_those_of_the_model(
     assert (roles["pairs_as_given"], roles["preferences"]) == ("comparisons", "ai_labels")
     # The judging stage is another now; what it asks is known.
     asked = server.num_asked
-    trimtab(tmp_path, *run, "judge_preferences.num_resamples=50")
+    trimtab(home, *run, "judge_preferences.num_resamples=50")
     assert server.num_asked == asked > 0

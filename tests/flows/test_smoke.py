@@ -8,30 +8,26 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from flows.changes import changed, parsed
-from flows.config import Arm
 from flows.plan import make_plan
 from flows.recipes import recipe_named
-from infra.prefect_server import local_prefect_server
 from models.planning.machine import Machine
 from models.planning.stages import work_of
 from models.planning.work import Setting
 from tests.flows.command import digests, from_store, start, trimtab
+from tests.flows.conftest import FINISHED
 
-pytestmark = pytest.mark.slow
-
-RUN = ["run", "smoke", "ppo.num_steps=12"]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 
 def _run(home: Path, *overrides: str) -> str:
-    return trimtab(home, *RUN, *overrides)
+    return trimtab(home, *FINISHED, *overrides)
 
 
 def _version(home: Path, alias: str) -> int:
@@ -39,19 +35,6 @@ def _version(home: Path, alias: str) -> int:
 
     client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
     return int(client.get_model_version_by_alias("trimtab-policy-smoke", alias).version)
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A run that was left alone; later commands share a Prefect server, which saves time."""
-    home = tmp_path_factory.mktemp("undisturbed")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("PREFECT_API_URL", raising=False)
-        _run(home)
-        patch.setenv("PREFECT_HOME", str(home / "prefect"))
-        with local_prefect_server() as wait_until_ready:
-            wait_until_ready()
-            yield home
 
 
 def test_report_and_scorecard(home: Path) -> None:
@@ -143,7 +126,9 @@ def test_one_more_round_and_back_and_then_nothing_new(home: Path) -> None:
 def test_a_run_that_cannot_start_says_why_and_nothing_else(home: Path, tmp_path: Path) -> None:
     missing = tmp_path / "pairs.jsonl"
     base = next(home.glob("store/artifacts/sft/*/*/model"))
-    process = start(tmp_path, *RUN, f'preferences.sources=["{missing}"]', f"sft.model.base={base}")
+    process = start(
+        tmp_path, *FINISHED, f'preferences.sources=["{missing}"]', f"sft.model.base={base}"
+    )
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 1
     assert f"missing_source: found '{missing}', allowed: an existing file or folder" in output
@@ -165,26 +150,6 @@ def test_a_label_audit_finds_its_stages_and_leaves_the_whole_report_alone(home: 
         assert "pairs look wrong" in (home / "reports" / folder / "audit.html").read_text()
 
 
-def test_every_arm_is_trained_judged_and_counted(home: Path) -> None:
-    arms = [arm for arm in get_args(Arm) if arm != "full"]  # whose rounds take their time
-    needed = ("ensemble.size=5", "ppo.scoring.judge.gold_accuracy=0.8")
-    _run(home, "--flow", "policy", f"arms={json.dumps(arms)}", *needed)
-    card = json.loads((home / "reports/smoke-seed0-policy/scorecard.json").read_text())
-    policies = {policy["name"]: policy for policy in card["policies"]}
-    assert list(policies) == ["sft", *arms]
-    for arm in arms:
-        assert "gold" in policies[arm]["against_sft"]["main"], arm
-    budgets = {arm: policies[arm]["budget"] for arm in arms if arm != "best_of_n"}
-    # 1 + 12 steps of 16 responses; vanilla has no step for the critic alone.
-    sampled = {arm: budget["num_sampled"] for arm, budget in budgets.items()}
-    assert (sampled["ppo_max_rm"], sampled["vanilla"]) == (13 * 16, 12 * 16)
-    assert sampled["dpo"] == sampled["cpl"] == 0
-    # Two times 10 prompts, of 4 answers each, where the recipe has 1 + 4 steps; PPO comes on top.
-    assert sampled["rejection_sampling"] == sampled["rest"] == sampled["hir"] == 5 * 16
-    assert sampled["rejection_sampling_ppo"] == 5 * 16 + 13 * 16
-    assert all(budget["num_updates"] > 0 for budget in budgets.values())
-
-
 def _newest_step(home: Path) -> int:
     """The newest checkpoint of PPO so far; 0 without one."""
     folders = home.glob("work/ppo_max-*/checkpoints/[0-9]*")
@@ -203,7 +168,7 @@ def test_stopped_and_killed_and_started_again_ends_bit_identical(
     home: Path, tmp_path: Path
 ) -> None:
     """SIGTERM in PPO, then kill -9 in PPO: every time it goes on where it was."""
-    process = start(tmp_path, *RUN)
+    process = start(tmp_path, *FINISHED)
     _wait_until(lambda: any(tmp_path.glob("work/ppo_max-*/metrics.jsonl")), process)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=120)
@@ -212,7 +177,7 @@ def test_stopped_and_killed_and_started_again_ends_bit_identical(
     stopped_at = _newest_step(tmp_path)
     assert 0 < stopped_at < 12, "the trainer was not stopped at a checkpoint"
 
-    process = start(tmp_path, *RUN)
+    process = start(tmp_path, *FINISHED)
     _wait_until(lambda: _newest_step(tmp_path) > stopped_at, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()

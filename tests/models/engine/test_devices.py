@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest
 from safetensors.torch import load_file
 
 from infra.launch import TrainerError, launch
-from infra.warm_client import close_servers
 from models.config import LowerStatesConfig
 from models.config_rewards import ContrastiveConfig
 from models.engine.data import read_rows
@@ -22,12 +21,6 @@ from tests.models.engine.jobs import job
 NUM_ROWS = 24
 SWAV = ContrastiveConfig(kind="swav", on="differences", coef=0.5)
 Compare = Callable[..., tuple[Path, Path]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _servers() -> Iterator[None]:
-    yield
-    close_servers()
 
 
 def _few(folder: Path, copy: Path) -> Path:

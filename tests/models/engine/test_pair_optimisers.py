@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 
 from infra.launch import launch
-from infra.warm_client import close_servers
 from models.config_optimisers import CPLConfig, DPOConfig
 from models.config_parts import LoraConfig, TrainConfig, ZeroConfig
 from models.engine import loop
@@ -160,7 +159,6 @@ def test_two_ranks_learn_what_one_does(
     config = DPO.model_copy(update={"train": TRAIN.model_copy(update={"zero": zero})})
     inputs = {**inputs, "reference": inputs["policy"]}
     launch(job(tmp_path, config, tmp_path, 2, "dpo", inputs))
-    close_servers()
     ours, alone = (read_metrics(folder / "metrics.jsonl") for folder in (tmp_path, trained.parent))
     assert [row["step"] for row in ours] == [row["step"] for row in alone]
     for row, other in zip(ours[:5], alone, strict=False):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import filecmp
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,10 @@ import pytest
 from safetensors.torch import load_file
 
 from infra.launch import TrainerError, TrainerKilledError, launch
-from infra.warm_client import close_servers
 from models.engine import ranks
 from models.engine.data import read_rows
 from models.engine.progress import read_metrics
 from tests.models.engine.jobs import job, kill_a_rank, stopped_at
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _servers() -> Iterator[None]:
-    yield
-    close_servers()
 
 
 @pytest.mark.slow

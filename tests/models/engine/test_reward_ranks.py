@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from infra.launch import launch
-from infra.warm_client import close_servers
 from models.config_parts import ZeroConfig
 from models.config_rewards import ContrastiveConfig, RewardModelConfig
 from models.engine.progress import read_metrics
@@ -19,12 +17,6 @@ from models.nets.loading import load_policy, load_tokenizer, save_model
 from tests.models.engine.jobs import job, stopped_at
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _servers() -> Iterator[None]:
-    yield
-    close_servers()
 
 
 @pytest.fixture(scope="module")

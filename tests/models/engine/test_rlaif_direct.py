@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 from safetensors.torch import load_file
 
 from infra.launch import TrainerError, launch
-from infra.warm_client import close_servers
 from models.config_judge import EndpointConfig, JudgeConfig
 from models.config_ppo import PPOConfig, ScoringConfig
 from models.engine import ppo_max
@@ -31,11 +29,9 @@ TOKENS = 11  # of every request and its answer below
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRIMTAB_ANSWERS", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    yield
-    close_servers()
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from infra.launch import launch
-from infra.warm_client import close_servers
 from models.config_optimisers import (
     AnswersConfig,
     HIRConfig,
@@ -93,7 +92,6 @@ def test_two_ranks_sample_the_answers_that_one_does(
     inputs = {"policy": policy, "scorer": advantage_model}
     for number in (1, 2):
         launch(job(tmp_path / str(number), ANSWERS, world, number, "answers", inputs))
-    close_servers()
     alone, both = (read_rows(tmp_path / name / "output/answers.jsonl") for name in ("1", "2"))
     for row, other in zip(both, alone, strict=True):
         assert row["responses"] == other["responses"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from infra.launch import TrainerError, TrainerKilledError, launch
-from infra.warm_client import close_servers
 from models.config import MetaRMConfig
 from models.config_parts import TrainConfig, ZeroConfig
 from models.engine import loop
@@ -21,12 +19,6 @@ from tests.models.engine.conftest import run_stage
 from tests.models.engine.jobs import Killed, die_after, job, kill_a_rank, stopped_at
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _servers() -> Iterator[None]:
-    yield
-    close_servers()
 
 
 def _assert_same(ours: Path, alone: Path) -> None:

@@ -5,7 +5,6 @@ Of several scorers, each in parts under stage 3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from safetensors.torch import load_file
 
 from infra.launch import launch
-from infra.warm_client import close_servers
 from models.config_parts import ZeroConfig
 from models.engine.progress import read_metrics
 from tests.models.engine.conftest import run_stage
@@ -36,12 +34,6 @@ CHANGES = {
     # So slow that no response differs for the rounding of another order of sums.
     "policy_learning_rate": 1e-6,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _servers() -> Iterator[None]:
-    yield
-    close_servers()
 
 
 @pytest.fixture(scope="module")

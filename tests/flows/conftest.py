@@ -1,0 +1,49 @@
+"""A finished run, and a server of Prefect's, for tests of whole commands."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from infra.prefect_server import local_prefect_server
+from tests.flows.command import trimtab
+
+FINISHED = ("run", "smoke", "ppo.num_steps=12")
+
+
+@pytest.fixture(scope="session")
+def _finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made by the first process of pytest that asks for it; the others wait."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    home, done = folder / "finished", folder / "finished.done"
+    with FileLock(folder / "finished.lock"), pytest.MonkeyPatch.context() as patch:
+        if not done.exists():
+            patch.delenv("PREFECT_API_URL", raising=False)
+            shutil.rmtree(home, ignore_errors=True)
+            trimtab(home, *FINISHED)
+            done.touch()
+    return home
+
+
+@pytest.fixture(scope="module")
+def home(_finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the home of a run of FINISHED that was left alone."""
+    return shutil.copytree(_finished, tmp_path_factory.mktemp("undisturbed") / "home")
+
+
+@pytest.fixture(scope="module")
+def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Commands share a server, which saves time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PREFECT_API_URL", raising=False)
+        patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("prefect")))
+        with local_prefect_server() as wait_until_ready:
+            wait_until_ready()
+            yield
