@@ -34,7 +34,7 @@ Variable = Annotated[
 
 
 class EndpointConfig(StageConfig):
-    """An OpenAI-compatible endpoint. Its key is in the environment, never here."""
+    """An OpenAI-compatible endpoint. Its key is in the environment or a block, never here."""
 
     base_url: str = Field(
         "https://api.openai.com/v1", description="Address up to and including /v1"
@@ -43,6 +43,11 @@ class EndpointConfig(StageConfig):
     key_variable: Variable = Field(
         "OPENAI_API_KEY",
         description="Environment variable that holds the key; unset, none is sent",
+    )
+    key_block: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$",
+        description="Prefect's Secret block that holds the key, in place of the variable",
     )
     limit_field: Literal["max_tokens", "max_completion_tokens"] = Field(
         "max_tokens", description="What the endpoint calls the limit of an answer's tokens"

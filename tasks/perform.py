@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 from uuid import UUID
 
@@ -19,6 +19,7 @@ from models.config_parts import trainer_of
 from models.records import ArtifactRef
 from tasks.code_version import read_sources
 from tasks.gpu_slots import gpu_slots
+from tasks.judge_keys import judge_keys
 from tasks.stage import Progress, StageContext, StageResult, run_stage
 
 EXPERIMENT = "trimtab"
@@ -96,6 +97,7 @@ def perform(
         seed=getattr(config, "seed", 0),
         on_progress=_ProgressArtifact(label),
         device_slots=gpu_slots,
+        secrets=partial(judge_keys, config),
     )
     refs = {
         name: value.ref if isinstance(value, StageResult) else value

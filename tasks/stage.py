@@ -189,7 +189,7 @@ def _train(context: StageContext, job: StageJob, job_path: Path, run: TrackedRun
             preload=context.trainers.preload,
             num_threads=job.num_threads,
             on_lines=on_lines,
-            env={"TRIMTAB_ANSWERS": str(context.settings.answers)},
+            env={"TRIMTAB_ANSWERS": str(context.settings.answers), **context.secrets()},
         )
     finally:
         run.pump(tail)

@@ -55,7 +55,8 @@ class StageContext:
     """What all stages of a run share.
 
     `run_id` is the parent MLflow run, None without one. `device_slots` is held around a trainer,
-    for as many devices as it takes; those of this machine's cores are the engine's own.
+    for as many devices as it takes; those of this machine's cores are the engine's own. `secrets`
+    are environment variables for the trainer alone, asked for when there is one.
     """
 
     settings: Settings
@@ -66,6 +67,7 @@ class StageContext:
     on_progress: Callable[[Progress], None] | None = None
     trainers: Trainers = field(default_factory=Trainers)
     device_slots: Callable[[int], AbstractContextManager[None]] = no_slots
+    secrets: Callable[[], Mapping[str, str]] = dict
 
     @classmethod
     def open(cls, settings: Settings, experiment: str, **more: Any) -> StageContext:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 
 from models.config_judge import JudgeConfig
 from models.engine.data import read_rows
+from models.judging import serve
 from models.judging.asking import Asker
 from models.judging.chat import ChatAnswer, ChatRequest
 from models.judging.judge import Comparison, Judge
@@ -24,16 +27,30 @@ from tests.models.judging.tiny import tiny_model, tiny_tokenizer
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 NUM_JUDGED = 24
+KEY = "sk-Zx81hu2bqTestKeyOfABlock"
 
 
 class _CountingServer(JudgeServer):
-    """Knows how often it was asked."""
+    """Knows how often it was asked, and with which keys."""
 
     num_asked = 0
+
+    def __init__(self, model: LocalModel, name: str) -> None:
+        super().__init__(model, name)
+        self.keys: set[str | None] = set()
+        self.RequestHandlerClass = _Handler
 
     def answer(self, request: ChatRequest) -> ChatAnswer:
         self.num_asked += 1
         return super().answer(request)
+
+
+class _Handler(serve._Handler):
+    server: _CountingServer
+
+    def do_POST(self) -> None:
+        self.server.keys.add(self.headers["Authorization"])
+        super().do_POST()
 
 
 @pytest.fixture
@@ -64,6 +81,11 @@ def server(local: LocalModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Coun
         thread.join()
 
 
+def _python(code: str) -> None:
+    """Lines of a client of Prefect's server."""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def _output(home: Path, stage: str) -> Path:
     (summary,) = home.glob(f"store/artifacts/{stage}/*/*/summary.json")
     return summary.parent
@@ -81,7 +103,8 @@ def test_labels_of_a_served_model_are_those_of_the_model(
     run = ["run", "smoke", "--flow", "label-audit", "ai_labels.soft=true"]
     run += [f"judge_preferences.max_pairs={NUM_JUDGED}"]
     run += [f"{judge}.endpoint.base_url={address}", f"{judge}.endpoint.model=tiny"]
-    run += [f"{judge}.endpoint.timeout_seconds=300"]
+    run += [f"{judge}.endpoint.timeout_seconds=300", f"{judge}.endpoint.key_block=judge"]
+    _python(f"from prefect.blocks.system import Secret; Secret(value={KEY!r}).save('judge')")
     trimtab(home, *run)
     judged = read_rows(_output(home, "judge_preferences") / "judgements.jsonl")
     given = _labels(_output(home, "comparisons"))
@@ -113,3 +136,17 @@ def test_labels_of_a_served_model_are_those_of_the_model(
     asked = server.num_asked
     trimtab(home, *run, "judge_preferences.num_resamples=50")
     assert server.num_asked == asked > 0
+    assert server.keys == {f"Bearer {KEY}"}
+    for path in home.rglob("*"):
+        assert not path.is_file() or KEY.encode() not in path.read_bytes(), path
+
+
+def test_a_block_that_is_not_there_is_named() -> None:
+    _python(
+        "import pytest\n"
+        "from models.config_judge import EndpointConfig\n"
+        "from tasks.judge_keys import judge_keys\n"
+        "from tasks.stage import StageInputError\n"
+        "with pytest.raises(StageInputError, match=\"key_block is 'no-such', and Prefect's\"):\n"
+        "    judge_keys(EndpointConfig(model='m', key_block='no-such'))"
+    )
