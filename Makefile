@@ -25,9 +25,7 @@ static: $(INSTALLED)
 
 PYTEST_MARK ?= -m "not slow"
 # Files in their order: those of few and slow tests, tests/flows, first and not last.
-# Hundreds of processes import the packages: where PYTHONDONTWRITEBYTECODE is set each would compile them.
 tests: $(INSTALLED)
-	@$(BIN)/python -m compileall -q flows tasks models infra
 	@echo "== tests"; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_MARK)
 
 # Two releases of the peer, as the later one has no PPO. PAIRS: a file or a hub id.

@@ -22,6 +22,13 @@ THIS_BUILD = (
     "counted above."
 )
 
+OF_SOME_CATEGORIES = {
+    "judge_preferences": "judge_preferences asks about pairs of some categories: how many is not "
+    "known before, so that they are taken to be all",
+    "revise": "revise answers prompts of some categories: how many is not known before, so that "
+    "they are taken to be all, here and in what constitutional_sft learns",
+}
+
 
 def plan_text(plan: Plan) -> str:
     """The whole plan, a text of several tables."""
@@ -190,18 +197,8 @@ def _assumptions(plan: Plan) -> list[str]:
             f"{size(_stored(plan))}; scorers then pass their upper layers only, and so do PPO and "
             "evaluation for all of their models but one. Tokens are counted as before"
         )
-    if any(
-        row.stage.stage == "judge_preferences" and row.stage.config.categories for row in plan.rows
-    ):
-        lines.append(
-            "judge_preferences asks about pairs of some categories: how many is not known before, "
-            "so that they are taken to be all"
-        )
-    if any(row.stage.stage == "revise" and row.stage.config.categories for row in plan.rows):
-        lines.append(
-            "revise answers prompts of some categories: how many is not known before, so that they "
-            "are taken to be all, here and in what constitutional_sft learns"
-        )
+    limited = {row.stage.stage for row in plan.rows if getattr(row.stage.config, "categories", ())}
+    lines += [line for stage, line in OF_SOME_CATEGORIES.items() if stage in limited]
     if plan.machine.has_gpus:
         lines.append(
             "ZeRO over n GPUs: stage 1 keeps 1/n of Adam's state on each, with a copy of that part "

@@ -16,21 +16,24 @@ from pydantic_core import PydanticCustomError
 from models.config_parts import MAY_BE_SECRET, StageConfig
 
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+BLOCK = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 
 
-def _is_variable(value: str) -> str:
-    if not re.fullmatch(VARIABLE, value):
-        raise PydanticCustomError(
-            MAY_BE_SECRET,
-            "must be the name of an environment variable (letters, digits and _), not the key",
-        )
-    return value
+def _checked(pattern: str, whose: str) -> AfterValidator:
+    """A pattern of pydantic's own would show what it found, which may be the key itself."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise PydanticCustomError(MAY_BE_SECRET, f"must be the name of {whose}, not the key")
+        return value
+
+    return AfterValidator(check)
 
 
-# A pattern of pydantic's own would show what it found, which may be the key itself.
-Variable = Annotated[
-    str, AfterValidator(_is_variable), WithJsonSchema({"type": "string", "pattern": VARIABLE})
-]
+_OF_VARIABLES = WithJsonSchema({"type": "string", "pattern": VARIABLE})
+_OF_BLOCKS = WithJsonSchema({"type": "string", "pattern": BLOCK})
+Variable = Annotated[str, _checked(VARIABLE, "an environment variable"), _OF_VARIABLES]
+Block = Annotated[str, _checked(BLOCK, "a Secret block (small letters, digits, -)"), _OF_BLOCKS]
 
 
 class EndpointConfig(StageConfig):
@@ -44,9 +47,8 @@ class EndpointConfig(StageConfig):
         "OPENAI_API_KEY",
         description="Environment variable that holds the key; unset, none is sent",
     )
-    key_block: str | None = Field(
+    key_block: Block | None = Field(
         None,
-        pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$",
         description="Prefect's Secret block that holds the key, in place of the variable",
     )
     limit_field: Literal["max_tokens", "max_completion_tokens"] = Field(
@@ -166,8 +168,7 @@ class JudgeConfig(ChatModelConfig):
     max_thought_tokens: int = Field(256, gt=0, description="Longest thoughts in tokens (free)")
     clamp: tuple[float, float] | None = Field(
         None,
-        description="Bounds of a pair's preference [CAI: 0.4 and 0.6 with chain_of_thought]; none: "
-        "as it is",
+        description="Bounds of a pair's preference [CAI: .4, .6 with chain_of_thought], if any",
     )
 
     @model_validator(mode="after")

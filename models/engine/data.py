@@ -42,6 +42,23 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
             stream.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
+def rows_of(path: Path, categories: Sequence[str] | None, *, what: str) -> list[dict[str, Any]]:
+    """The rows of some categories, or all; ValueError where there are none. what: of the rows."""
+    rows = read_rows(path)
+    if not rows:
+        raise ValueError(f"{path} holds no {what}: there is nothing to ask about")
+    if categories is None:
+        return rows
+    wanted = [row for row in rows if row.get("category") in categories]
+    if not wanted:
+        found = sorted({str(row.get("category")) for row in rows})
+        raise ValueError(
+            f"{path} holds no {what} of the categories {list(categories)}: found those of "
+            f"{', '.join(found)}; name some of these, or leave categories out"
+        )
+    return wanted
+
+
 @dataclass(frozen=True)
 class Pairs:
     """Encoded pairs, preferred response first, with their relabelling.

@@ -16,7 +16,7 @@ from torch import Tensor
 from models.config_judge import JudgePreferencesConfig
 from models.engine import signals
 from models.engine.asked_rows import SPENT, AskedRows, spent
-from models.engine.data import read_rows, write_rows
+from models.engine.data import rows_of, write_rows
 from models.engine.progress import write_json
 from models.functional.judgement import bootstrap_interval
 from models.functional.verdicts import (
@@ -60,22 +60,8 @@ def run(config: JudgePreferencesConfig, inputs: dict[str, Path], workdir: Path) 
 
 def _pairs(config: JudgePreferencesConfig, inputs: dict[str, Path], split: str) -> list[Row]:
     """The first pairs of a split, of the wanted categories; ValueError where there are none."""
-    path = inputs["preferences"] / f"{split}.jsonl"
-    rows = read_rows(path)
-    if not rows:
-        raise ValueError(f"{path} holds no pairs: nothing to judge; leave {split!r} out of splits")
-    wanted = [
-        {**row, "split": split}
-        for row in rows
-        if config.categories is None or row.get("category") in config.categories
-    ]
-    if not wanted:
-        found = sorted({str(row.get("category")) for row in rows})
-        raise ValueError(
-            f"{path} holds no pairs of the categories {list(config.categories or ())}: found those "
-            f"of {', '.join(found)}; name some of these, or leave categories out"
-        )
-    return wanted[: config.max_pairs]
+    rows = rows_of(inputs["preferences"] / f"{split}.jsonl", config.categories, what="pairs")
+    return [{**row, "split": split} for row in rows[: config.max_pairs]]
 
 
 def _judged(judge: Judge, pairs: Sequence[Row], on_answer: Callable[[], None]) -> list[Row]:

@@ -21,7 +21,7 @@ import torch
 from models.config_constitution import ReviseConfig
 from models.engine import signals
 from models.engine.asked_rows import SPENT, AskedRows, spent
-from models.engine.data import read_rows, write_rows
+from models.engine.data import read_rows, rows_of, write_rows
 from models.engine.progress import write_json
 from models.engine.rollouts import respond
 from models.judging.chat import Usage
@@ -97,15 +97,8 @@ def _prompts(config: ReviseConfig, path: Path) -> list[Row]:
     """The prompts to answer, with their categories; ValueError where there are none."""
     rows = [
         {"prompt": row["prompt"], "category": row.get("category")}
-        for row in read_rows(path)
-        if config.categories is None or row.get("category") in config.categories
+        for row in rows_of(path, config.categories, what="prompts")
     ]
-    if not rows:
-        found = sorted({str(row.get("category")) for row in read_rows(path)})
-        raise ValueError(
-            f"{path} holds no prompts of the categories {list(config.categories or ())}: found "
-            f"those of {', '.join(found) or 'none'}; name some of these, or leave categories out"
-        )
     if config.max_prompts is None or config.max_prompts >= len(rows):
         return rows
     return random.Random(f"revise/{config.seed}").sample(rows, config.max_prompts)

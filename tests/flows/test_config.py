@@ -76,14 +76,19 @@ def test_mistakes_are_explained(override: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["base_url=https://me:sk-9x81hu2b@host/v1", "key_variable=sk-9x81hu2b"]
+    "given",
+    [
+        "base_url=https://me:sk-9x81hu2b@host/v1",
+        "key_variable=sk-9x81hu2b",
+        "key_block=sk-9X81hu2b",
+    ],
 )
 def test_a_key_given_in_the_wrong_place_is_not_shown(given: str) -> None:
     with pytest.raises(ConfigError, match="judge_preferences.judge.endpoint") as error:
         _smoke(
             "judge_preferences.judge.endpoint.model=m", f"judge_preferences.judge.endpoint.{given}"
         )
-    assert "sk-9x81hu2b" not in str(error.value)
+    assert "81hu2b" not in str(error.value)
 
 
 def test_changes_have_every_field_of_a_run_and_presuppose_none() -> None:

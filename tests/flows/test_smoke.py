@@ -150,6 +150,15 @@ def test_a_label_audit_finds_its_stages_and_leaves_the_whole_report_alone(home: 
         assert "pairs look wrong" in (home / "reports" / folder / "audit.html").read_text()
 
 
+def test_the_policies_alone_are_found_too_without_the_rounds(home: Path) -> None:
+    found, total = from_store(_run(home, "--flow", "policy"))
+    assert found == total
+    scorecard = json.loads((home / "reports/smoke-seed0-policy/scorecard.json").read_text())
+    assert [policy["name"] for policy in scorecard["policies"]] == ["sft", "vanilla", "full"]
+    roles = {stage["role"] for stage in scorecard["stages"]}
+    assert not {role for role in roles if "round" in role or "meta_rm" in role}
+
+
 def _newest_step(home: Path) -> int:
     """The newest checkpoint of PPO so far; 0 without one."""
     folders = home.glob("work/ppo_max-*/checkpoints/[0-9]*")

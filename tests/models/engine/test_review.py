@@ -41,7 +41,7 @@ def _review(tmp_path: Path, **verdicts: str) -> Path:
 
 
 def _relabelled(tmp_path: Path, inputs: dict[str, Path]) -> tuple[list[dict[str, Any]], Any]:
-    config = CONFIG.model_copy(update={"review": "/home/me/review.jsonl"})
+    config = CONFIG.model_copy(update={"review": "review.jsonl"})
     output = run_stage("relabel", config, tmp_path / "work", **inputs)
     summary = json.loads((output / "summary.json").read_text())
     return read_rows(output / "train.jsonl"), summary
