@@ -7,7 +7,7 @@ them, the command line writes them as `path.to.field=value`; what is left out st
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import or_
 from types import UnionType
@@ -132,6 +132,30 @@ def parsed(overrides: Sequence[str]) -> dict[str, Any]:
             value = {name: value}
         changes = _merged(changes, {first: value})
     return changes
+
+
+def overrides(changes: BaseModel | Mapping[str, Any] | None) -> list[str]:
+    """The command line's way to write changes: what `parsed` reads."""
+    if changes is None:
+        return []
+    if isinstance(changes, BaseModel):
+        changes = changes.model_dump(mode="json", exclude_unset=True)
+    return [f"{path}={_text(value)}" for path, value in _leaves(_without_empty(changes))]
+
+
+def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def _text(value: Any) -> str:
+    """Text as it is, unless it would be read as something else."""
+    if isinstance(value, str) and _value(value) == value:
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _value(text: str) -> Any:

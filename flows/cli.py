@@ -92,14 +92,17 @@ def _compare(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _papers(options: argparse.Namespace, settings: Settings) -> int:
-    """docs/papers.md is what this prints."""
-    from models.studies.papers import papers_page
+    """With `--into docs`: docs/papers.md, and docs/papers for what it is made of."""
+    from models.studies.papers import cards_below, keep, papers_page
 
-    cards: dict[str, list[Any]] = {}
-    for path in sorted((settings.home / "reports").glob("study-*/scorecard.json")):
-        card = json.loads(path.read_text())
-        cards.setdefault(f"{card['paper']}-{card['name']}", []).append(card)
-    print(papers_page(cards), end="")
+    reports, into = settings.home / "reports", options.into
+    if into is None:
+        print(papers_page(cards_below(reports)), end="")
+        return 0
+    keep(reports, into / "papers")
+    page = papers_page(cards_below(into / "papers"), plots="papers")
+    (into / "papers.md").write_text(page, encoding="utf-8")
+    print(into / "papers.md")
     return 0
 
 
@@ -198,6 +201,12 @@ def _add_views(commands: Any) -> None:
     compare.add_argument("runs", nargs="+", metavar="run", help="e.g. default-seed0 default-seed1")
     compare.set_defaults(command=_compare)
     papers = commands.add_parser("papers", help="all studies so far in one table, in Markdown")
+    papers.add_argument(
+        "--into",
+        type=Path,
+        metavar="FOLDER",
+        help="write FOLDER/papers.md, with scorecards and plots kept beside it from call to call",
+    )
     papers.set_defaults(command=_papers)
     ui = commands.add_parser("ui", help="Prefect's and MLflow's pages on the embedded files")
     ui.add_argument("--host", default="127.0.0.1", help="address to bind (default: loopback)")

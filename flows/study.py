@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Hashable, Sequence
 from typing import Annotated
 
@@ -9,7 +10,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import Field
 
-from flows.changes import RunChanges, changed
+from flows.changes import RunChanges, changed, overrides
 from flows.config import ConfigError, RunConfig
 from flows.finish import tracked_flow
 from flows.recipes import RecipeName, recipe_named
@@ -55,10 +56,11 @@ def study(
     wanted = checked(paper, exhibit, seeds)
     config = changed(recipe_named(scale), changes)
     made: dict[Hashable, Future] = {}
+    how = ("--scale", scale, "--seeds", *map(str, seeds), *overrides(changes))
     first = config.model_copy(update={"seed": seeds[0]})
     with tracked_flow(first, f"study {paper} {exhibit}") as tracked:
         runs = {each.slug: _submit(each, config, seeds, made) for each in wanted}
-        return {each.slug: _read(each, config, runs[each.slug], tracked) for each in wanted}
+        return {each.slug: _read(each, config, runs[each.slug], tracked, how) for each in wanted}
 
 
 def checked(paper: str, exhibit: str, seeds: Sequence[int]) -> list[Exhibit]:
@@ -85,7 +87,13 @@ def _submit(
     return runs
 
 
-def _read(exhibit: Exhibit, config: RunConfig, runs: dict[int, Run], tracked: TrackedRun) -> str:
+def _read(
+    exhibit: Exhibit,
+    config: RunConfig,
+    runs: dict[int, Run],
+    tracked: TrackedRun,
+    how: Sequence[str],
+) -> str:
     """Wait for the arms, read them, put the page where people look; returns the status."""
     results = {
         f"{seed}.{role}": run.result(role) for seed, run in runs.items() for role in run.roles
@@ -95,6 +103,7 @@ def _read(exhibit: Exhibit, config: RunConfig, runs: dict[int, Run], tracked: Tr
         exhibit=exhibit.name,
         scale=config.recipe,
         seeds=tuple(runs),
+        command=shlex.join(["trimtab", "study", exhibit.paper, exhibit.name, *how]),
         lineage=lineage_of(results),
     )
     label = f"{exhibit.title} of {exhibit.paper}"

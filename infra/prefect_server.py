@@ -29,12 +29,10 @@ START_SECONDS = 120.0
 # Events wait up to two seconds in the client and two in the server before they are written.
 DRAIN_SECONDS = 5.0
 # Block types are for the pages of `trimtab ui`, whose server registers them itself. To memoise that
-# they are registered, every integration that is installed would be imported. And a server that
-# lives as long as a command reports to nobody.
-SETTINGS = {
+# they are registered, every integration that is installed would be imported.
+WITHOUT_BLOCKS = {
     "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
     "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
 }
 
 
@@ -60,7 +58,7 @@ def local_prefect_server() -> Iterator[Callable[[], None]]:
         server = subprocess.Popen(
             [sys.executable, "-m", "infra.prefect_server", str(listener.fileno())],
             stdin=subprocess.PIPE,
-            env={**os.environ, **SETTINGS},
+            env={**os.environ, **WITHOUT_BLOCKS},
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from flows.changes import RoundChanges, RunChanges, changed, parsed
+from flows.changes import RoundChanges, RunChanges, changed, overrides, parsed
 from flows.cli import main
 from flows.config import ConfigError, RunConfig, load_config, seeded, vanilla
 from flows.recipes import RECIPES, recipe_named
@@ -217,3 +217,18 @@ def test_the_help_names_all_there_are(
         main([command, "--help"])
     told = set(re.split(r"[\s,;]+", capsys.readouterr().out))
     assert set(names) <= told
+
+
+def test_overrides_say_what_changes_do() -> None:
+    given = [
+        'arms=["full"]',
+        "constitution.learn.train.num_epochs=9",
+        "ppo.kl_coef=0.1",
+        'preferences.sources=["a b.jsonl"]',
+        'recipe="7"',
+        "rehearsal.text=plain",
+    ]
+    assert sorted(overrides(parsed(given))) == sorted(given)
+    changes = RunChanges.model_validate(parsed(given[:-1]))
+    assert sorted(overrides(changes)) == sorted(given[:-1])
+    assert overrides(None) == overrides(RunChanges()) == []

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import get_args
 
+import pytest
+
+from flows.cli import main
 from flows.studies.arms_of import ARMS
 from models.studies.catalogue import EXHIBITS, exhibits_of
 from models.studies.exhibit import ExhibitName, Paper
-from models.studies.papers import papers_page
+from models.studies.papers import cards_below, papers_page
 from models.studies.readers import READERS
 
 # As the papers are asked for: Part I figures 4 and 6 to 9; Part II figures 1 to 13 and 15 to 17,
@@ -43,20 +49,51 @@ def test_a_paper_has_its_own_exhibits() -> None:
     assert len(exhibits_of("part-1", "all")) == 5
 
 
+CARD = {
+    "paper": "part-2",
+    "name": "figure-3",
+    "seeds": [2, 3],
+    "scale": "default",
+    "command": "trimtab study part-2 figure-3 --seeds 2 3",
+    "status": "in part",
+    "seconds": 1234.5,
+    "checks": {"it rises": [True, False]},
+    "table": {"row": {"column": {"mean": 0.5, "std": 0.1, "values": [0.4, 0.6]}}},
+}
+
+
 def test_the_page_has_a_row_for_each_whether_run_or_not() -> None:
-    card = {
-        "seeds": [2, 3],
-        "scale": "default",
-        "status": "in part",
-        "seconds": 1234.5,
-        "checks": {"it rises": [True, False]},
-        "table": {"row": {"column": {"mean": 0.5, "std": 0.1, "values": [0.4, 0.6]}}},
-    }
-    page = papers_page({"part-2-figure-3": [card]})
+    page = papers_page({"study-part-2-figure-3-default": CARD})
     rows = [line for line in page.splitlines() if line.startswith("| ") and "---" not in line]
     rows = [row for row in rows if not row.startswith("|  |")]
     assert len(rows) == len(WANTED)
     assert sum("not run yet" in row for row in rows) == len(WANTED) - 1
     (mine,) = [row for row in rows if "not run yet" not in row]
     assert "it rises: 1 of 2 (row: column 0.500 ± 0.100)" in mine
-    assert "| in part | 1,234 | default, 2, 3 |" in mine
+    assert "| in part | 1,234 | `trimtab study part-2 figure-3 --seeds 2 3` |" in mine
+
+
+def test_what_was_kept_stays_until_it_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path / "home"))
+    for name, status in (("figure-3", "held"), ("figure-4", "in part"), ("figure-3", "not held")):
+        shutil.rmtree(tmp_path / "home", ignore_errors=True)  # as on another machine
+        study = tmp_path / "home" / "reports" / f"study-part-2-{name}-default"
+        (study / "plots").mkdir(parents=True)
+        (study / "plots" / f"{status}.svg").write_text("<svg/>")
+        card = json.dumps({**CARD, "name": name, "status": status})
+        (study / "scorecard.json").write_text(card)
+        assert main(["papers", "--into", str(tmp_path)]) == 0
+    page = (tmp_path / "papers.md").read_text()
+    rows = [line for line in page.splitlines() if "trimtab study part-2" in line]
+    assert [row.split(" | ")[4] for row in rows] == ["not held", "in part"]
+    assert "[Figure 3](papers/study-part-2-figure-3-default)" in rows[0]
+    kept = tmp_path / "papers" / "study-part-2-figure-3-default"
+    assert {path.name for path in kept.iterdir()} == {"not held.svg", "scorecard.json"}
+
+
+def test_the_papers_page_is_made_of_the_scorecards_beside_it() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    page = papers_page(cards_below(docs / "papers"), plots="papers")
+    assert (docs / "papers.md").read_text(encoding="utf-8") == page
