@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from models.studies.catalogue import EXHIBITS
 from models.studies.exhibit import TITLES, Exhibit
+from models.studies.reading import Status
 
 # A study's scorecard.json.
 Card = Mapping[str, Any]
 MOST_FIGURES = 4
+SUMMARY_HEADS = ("", *get_args(Status), "not run yet")
 HEADS = ("", "claim", "the paper", "ours", "held", "seconds", "command")
 
 
@@ -33,7 +35,7 @@ def keep(reports: Path, folder: Path) -> None:
 
 def papers_page(cards: Mapping[str, Card], plots: str | None = None) -> str:
     """The page in Markdown, of cards by folder; plots: where these folders are, to link to."""
-    parts = [HEADER.strip()]
+    parts = [HEADER.strip(), _markdown(SUMMARY_HEADS, _summary(cards))]
     for paper, title in TITLES.items():
         rows = [
             row
@@ -41,8 +43,20 @@ def papers_page(cards: Mapping[str, Card], plots: str | None = None) -> str:
             if exhibit.paper == paper
             for row in _rows(exhibit, cards, plots)
         ]
-        parts += [f"## {title}", _markdown(rows)]
+        parts += [f"## {title}", _markdown(HEADS, rows)]
     return "\n\n".join(parts) + "\n"
+
+
+def _summary(cards: Mapping[str, Card]) -> list[list[str]]:
+    """How many studies of each paper ended how; exhibits that were not run."""
+    rows = []
+    for paper, title in TITLES.items():
+        own = [card for card in cards.values() if card["paper"] == paper]
+        run = {card["name"] for card in own}
+        missing = [each for each in EXHIBITS if each.paper == paper and each.name not in run]
+        ended = [sum(card["status"] == status for card in own) for status in get_args(Status)]
+        rows.append([title, *map(str, ended), str(len(missing))])
+    return rows
 
 
 def _rows(exhibit: Exhibit, cards: Mapping[str, Card], plots: str | None) -> list[list[str]]:
@@ -90,8 +104,8 @@ def _cell(cell: Mapping[str, Any]) -> str:
     return f"{cell['mean']:.3f}{spread}"
 
 
-def _markdown(rows: list[list[str]]) -> str:
-    lines: list[Iterable[str]] = [HEADS, ["---"] * len(HEADS), *rows]
+def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
