@@ -29,8 +29,9 @@ def keep(reports: Path, folder: Path) -> None:
     """Copy scorecard and plots of each study among the reports, in place of what was kept of it."""
     for name in cards_below(reports):
         shutil.rmtree(folder / name, ignore_errors=True)
-        shutil.copytree(reports / name / "plots", folder / name)
-        shutil.copy2(reports / name / "scorecard.json", folder / name)
+        (folder / name).mkdir(parents=True)
+        for path in (reports / name / "scorecard.json", *(reports / name).glob("plots/*.svg")):
+            shutil.copy2(path, folder / name)
 
 
 def papers_page(cards: Mapping[str, Card], plots: str | None = None) -> str:
