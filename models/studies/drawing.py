@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from models.report.charts import BLUE, GREY, LIGHT, ORANGE, Chart, Panel, style
+from models.report.charts import BLUE, GREY, LIGHT, ORANGE, RED, Chart, Panel, style
 from models.studies.reading import Plot
 
 # As in a run's own report.
 OUTCOMES = {"win": BLUE, "tie": LIGHT, "lose": ORANGE}
+# Clouds lie over one another: neighbours among the curves' colours would look alike.
+POINTS = (BLUE, RED)
 
 
 def draw(plots: Sequence[Plot]) -> Chart:
@@ -70,7 +72,7 @@ def _bars(panel: Panel, index: int, name: str, plots: Sequence[Plot]) -> None:
 
 
 def _points(panel: Panel, index: int, name: str, plot: Plot) -> None:
-    colour, _, marker = style(index)
+    (*_, marker), colour = style(index), POINTS[index % len(POINTS)]
     x, y = plot.series[name]
     panel.axes.scatter(x, y, s=9, color=colour, marker=marker, alpha=0.6, label=name)
 

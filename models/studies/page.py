@@ -12,7 +12,7 @@ from models.report.template import MACROS
 from models.report.wording import new_environment
 from models.studies.config import StudyConfig
 from models.studies.exhibit import TITLES, Exhibit
-from models.studies.reading import Cell, Finding
+from models.studies.reading import Finding, key_figures
 
 COLOURS = {"held": "better", "in part": "unclear", "not held": "worse"}
 
@@ -29,7 +29,8 @@ PAGE = """<!DOCTYPE html>
 {{ '{:,.0f}'.format(seconds) }} s of work</div></header>
 <div class="verdict {{ colour }}"><strong>{{ finding.status|capitalize }}: {{ exhibit.claim }}.
 </strong>
-<p>The paper: {{ exhibit.printed }}.</p></div>
+<p>The paper: {{ exhibit.printed }}.</p>
+<p>Here: {{ figures|tidy }}.</p></div>
 <div class="scroll"><table><tr><th>Part of the claim</th><th>Seeds that show it</th></tr>
 {% for words, seen in finding.checks.items() %}
 <tr><td>{{ words }}</td><td class="n">{{ seen|select|list|length }} of {{ seen|length }}</td></tr>
@@ -42,7 +43,7 @@ PAGE = """<!DOCTYPE html>
 {% for column in columns %}<th>{{ column }}</th>{% endfor %}</tr>
 {% for row, cells in finding.table.items() %}
 <tr><td>{{ row }}</td>{% for column in columns %}
-<td class="n">{{ shown(cells.get(column))|tidy }}</td>{% endfor %}</tr>
+<td class="n">{{ (cells.get(column, '')|string)|tidy }}</td>{% endfor %}</tr>
 {% endfor %}</table></div>
 {% if config.command %}<h2>Run it again</h2><pre>{{ config.command }}</pre>{% endif %}
 </body></html>
@@ -67,7 +68,7 @@ def render(
         colour=COLOURS[finding.status],
         columns=columns_of(finding),
         drawn=charts,
-        shown=shown,
+        figures=key_figures(finding.table),
         stylesheet=Markup(STYLESHEET),
     )
 
@@ -75,11 +76,3 @@ def render(
 def columns_of(finding: Finding) -> list[str]:
     """All columns that any row has, in order."""
     return list(dict.fromkeys(column for row in finding.table.values() for column in row))
-
-
-def shown(cell: Cell | None) -> str:
-    """A figure with its spread, where there is one."""
-    if cell is None:
-        return ""
-    spread = f" ± {cell.std:.3f}" if len(cell.values) > 1 else ""
-    return f"{cell.mean:.3f}{spread}"

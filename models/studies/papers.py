@@ -10,11 +10,10 @@ from typing import Any, get_args
 
 from models.studies.catalogue import EXHIBITS
 from models.studies.exhibit import TITLES, Exhibit
-from models.studies.reading import Status
+from models.studies.reading import Cell, Status, key_figures
 
 # A study's scorecard.json.
 Card = Mapping[str, Any]
-MOST_FIGURES = 4
 SUMMARY_HEADS = ("", *get_args(Status), "not run yet")
 HEADS = ("", "claim", "the paper", "ours", "held", "seconds", "command")
 
@@ -91,18 +90,8 @@ def _checks(card: Card) -> str:
 
 
 def _figures(card: Card) -> str:
-    """The first column of the table: what the exhibit is mostly about."""
-    found = [
-        f"{row}: {next(iter(columns))} {_cell(next(iter(columns.values())))}"
-        for row, columns in card["table"].items()
-    ]
-    more = f"; {len(found) - MOST_FIGURES} more rows" if len(found) > MOST_FIGURES else ""
-    return "; ".join(found[:MOST_FIGURES]) + more
-
-
-def _cell(cell: Mapping[str, Any]) -> str:
-    spread = f" ± {cell['std']:.3f}" if len(cell["values"]) > 1 else ""
-    return f"{cell['mean']:.3f}{spread}"
+    table = card["table"].items()
+    return key_figures({r: {c: Cell(**cell) for c, cell in row.items()} for r, row in table})
 
 
 def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Status = Literal["held", "in part", "not held"]
+MOST_FIGURES = 4
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,10 @@ class Cell:
     std: float
     values: list[float]
 
+    def __str__(self) -> str:
+        spread = f" ± {self.std:.3f}" if len(self.values) > 1 else ""
+        return f"{self.mean:.3f}{spread}"
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -81,6 +86,17 @@ def find(readings: Mapping[int, Reading]) -> Finding:
     }
     status = status_of(checks)
     return Finding(list(readings), table, checks, status, _sentence(checks, status))
+
+
+def key_figures(table: Mapping[str, Mapping[str, Cell]]) -> str:
+    """What a table says in a line: of one row its columns, of several each one's first."""
+    found = [
+        f"{row}: {column} {cell}"
+        for row, columns in table.items()
+        for column, cell in list(columns.items())[: None if len(table) == 1 else 1]
+    ]
+    more = [f"{len(found) - MOST_FIGURES} more"] if len(found) > MOST_FIGURES else []
+    return "; ".join(found[:MOST_FIGURES] + more)
 
 
 def status_of(checks: Mapping[str, Sequence[bool]]) -> Status:

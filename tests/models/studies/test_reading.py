@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from models.studies.drawing import draw
-from models.studies.reading import Plot, Reading, find, status_of
+from models.studies.reading import Cell, Plot, Reading, find, key_figures, status_of
 
 
 def _reading(value: float, *checks: bool) -> Reading:
@@ -61,3 +61,11 @@ def test_plots_have_axes_and_say_what_the_band_is(kind: str) -> None:
     assert chart.alt == "A title Axes: a place against a value."
     assert ("2 seeds" in chart.note) == (kind != "points")
     assert chart.svg.startswith(b"<?xml")
+
+
+def test_key_figures_are_the_one_row_or_each_row_s_first() -> None:
+    cells = {name: Cell(mean, 0.1, [mean, mean]) for name, mean in (("a", 1.0), ("b", 2.0))}
+    assert key_figures({"one": cells}) == "one: a 1.000 ± 0.100; one: b 2.000 ± 0.100"
+    alone = {f"row {n}": {"a": Cell(float(n), 0.0, [n]), "b": cells["b"]} for n in range(6)}
+    rows = "row 0: a 0.000; row 1: a 1.000; row 2: a 2.000; row 3: a 3.000"
+    assert key_figures(alone) == f"{rows}; 2 more"
