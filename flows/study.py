@@ -56,7 +56,7 @@ def study(
     wanted = checked(paper, exhibit, seeds)
     config = changed(recipe_named(scale), changes)
     made: dict[Hashable, Future] = {}
-    how = ("--scale", scale, "--seeds", *map(str, seeds), *overrides(changes))
+    how = (*overrides(changes), "--scale", scale, "--seeds", *map(str, seeds))
     first = config.model_copy(update={"seed": seeds[0]})
     with tracked_flow(first, f"study {paper} {exhibit}") as tracked:
         runs = {each.slug: _submit(each, config, seeds, made) for each in wanted}

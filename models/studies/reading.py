@@ -89,14 +89,14 @@ def find(readings: Mapping[int, Reading]) -> Finding:
 
 
 def key_figures(table: Mapping[str, Mapping[str, Cell]]) -> str:
-    """What a table says in a line: of one row its columns, of several each one's first."""
-    found = [
-        f"{row}: {column} {cell}"
+    """What a table says in a line: of one row its columns, of several the first two of each."""
+    wide = MOST_FIGURES if len(table) == 1 else 2
+    parts = [
+        f"{row}: " + ", ".join(f"{name} {cell}" for name, cell in list(columns.items())[:wide])
         for row, columns in table.items()
-        for column, cell in list(columns.items())[: None if len(table) == 1 else 1]
     ]
-    more = [f"{len(found) - MOST_FIGURES} more"] if len(found) > MOST_FIGURES else []
-    return "; ".join(found[:MOST_FIGURES] + more)
+    more = [f"{len(parts) - MOST_FIGURES} more"] if len(parts) > MOST_FIGURES else []
+    return "; ".join(parts[:MOST_FIGURES] + more)
 
 
 def status_of(checks: Mapping[str, Sequence[bool]]) -> Status:

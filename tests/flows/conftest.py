@@ -17,7 +17,7 @@ FINISHED = ("run", "smoke", "ppo.num_steps=12")
 
 
 @pytest.fixture(scope="session")
-def _finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Made by the first process of pytest that asks for it; the others wait."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -33,9 +33,9 @@ def _finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def home(_finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the home of a run of FINISHED that was left alone."""
-    return shutil.copytree(_finished, tmp_path_factory.mktemp("undisturbed") / "home")
+    return shutil.copytree(finished, tmp_path_factory.mktemp("undisturbed") / "home")
 
 
 @pytest.fixture(scope="module")
