@@ -42,9 +42,10 @@ def play_round(run: Run, number: int) -> bool:
 
 
 def _is_promoted(run: Run, judgement: str) -> bool:
-    """The promotion rule; waits for the judgement."""
-    verdict = run.result(judgement).summary["is_promoted"]
-    return bool(verdict) or run.config.rounds.promote == "always"
+    """The promotion rule; waits for the judgement, if that decides."""
+    if run.config.rounds.promote == "always":
+        return True
+    return bool(run.result(judgement).summary["is_promoted"])
 
 
 def _start_round(run: Run, number: int) -> str:

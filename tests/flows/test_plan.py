@@ -47,10 +47,14 @@ def test_smoke_has_every_stage_once_after_what_it_needs() -> None:
     assert list(steps)[:3] == ["data", "sft", "preferences"]
     chain = [
         *("data", "sft", "preferences", "member_1", "strength", "relabelled", "advantage_model"),
-        *("rehearsal", "policy_full", "eval_full", "judge_full", "meta_rm_2", "policy_round_2"),
-        *("eval_round_2", "judge_round_2"),
+        *("rehearsal", "policy_full", "meta_rm_2", "policy_round_2", "eval_round_2"),
+        "judge_round_2",
     ]
-    assert [steps[role] for role in chain] == list(range(1, 16))
+    assert [steps[role] for role in chain] == list(range(1, 14))
+    # Every round is promoted in smoke, so that the next waits for no judgement.
+    assert steps["eval_full"] == steps["meta_rm_2"]
+    waits = _steps(_plan("smoke", "rounds.promote=by_judgement"))
+    assert waits["meta_rm_2"] == waits["judge_full"] + 1
     # Vanilla PPO needs the first member only, but must not hold up what the full method needs.
     assert steps["policy_vanilla"] == steps["policy_full"]
     assert steps["reward_model"] == steps["advantage_model"]

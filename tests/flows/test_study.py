@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import pytest
 from prefect.tasks import Task
 
@@ -11,7 +13,6 @@ from flows.run import Run
 from flows.studies.arms_of import ARMS
 from flows.studies.shared_run import SharedRun
 from flows.study import checked
-from tasks.stage import StageResult
 
 
 @pytest.fixture
@@ -23,11 +24,11 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(task.name)
         return object()
 
-    def promoted(_run: Run, _role: str) -> StageResult:
-        return StageResult(None, {"is_promoted": True}, False, 0.0)  # type: ignore[arg-type]
+    def waited(_run: Run, role: str) -> NoReturn:
+        pytest.fail(f"{role} is waited for, and other seeds' runs with it")
 
     monkeypatch.setattr(Run, "submit", note)
-    monkeypatch.setattr(Run, "result", promoted)
+    monkeypatch.setattr(Run, "result", waited)
     return names
 
 
