@@ -19,7 +19,7 @@ class RelabelConfig(StageConfig):
 
     flip_fraction: float | None = Field(None, ge=0, le=0.5, description="Flip the weakest share")
     flip_below: float | None = Field(0.0, description="Flip pairs of strength below this")
-    smoothing: float = Field(0.1, ge=0, lt=0.5, description="Label smoothing alpha (free)")
+    smoothing: float = Field(0.2, ge=0, lt=0.5, description="Label smoothing alpha (free)")
     smooth: Literal["none", "negative", "not_flipped", "all"] = Field(
         "none",
         description="Which pairs to smooth; negative: of strength below 0 and not flipped",
@@ -27,7 +27,7 @@ class RelabelConfig(StageConfig):
     margin_scale: float = Field(
         0.0, ge=0, description="Adaptive margin per unit of strength (free)"
     )
-    margin_clip: float = Field(1.0, ge=0, description="Largest adaptive margin (free)")
+    margin_clip: float = Field(0.25, ge=0, description="Largest adaptive margin (free)")
     rating_margins: tuple[Margin, Margin, Margin, Margin] | None = Field(
         None,
         description="Added to the margin of pairs rated 1 (barely better) to 4 (much better) and "

@@ -17,10 +17,10 @@ from tasks.meta_rm import meta_rm
 SMOOTHING = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4)
 MARGIN_CLIPS = (0.25, 0.5, 1.0, 2.0)
 TEMPERATURES = (0.02, 0.05, 0.1, 0.5)
-NUM_POLICIES = (1.0, 2.0, 4.0, 8.0, 16.0)
+NUM_POLICIES = (2.0, 4.0, 8.0, 16.0)  # of 1 nothing is left to learn where SFT wrote all
 NUM_CLUSTERS = (5, 10, 20, 40)
 PER_CLUSTER = (4, 8, 16, 32)
-META_STEPS = (0.0, 5e-6, 5e-5, 5e-4)
+META_STEPS = (0.0, 5e-6, 5e-5, 5e-4, 5e-3, 5e-2)
 
 
 def _named(values: Sequence[float], own: float) -> Iterator[tuple[float, str]]:
@@ -56,9 +56,9 @@ def temperature(run: Run) -> None:
 
 
 def num_policies(run: Run) -> None:
-    """N of the Advantage Model."""
+    """N of the Advantage Model, which counts where it weighs by who wrote the comparisons."""
     scorers(run)
-    config = run.config.advantage_model
+    config = varied(run.config.advantage_model, {"use_importance_weights": True})
     for value, name in _named(NUM_POLICIES, config.num_policies):
         run[f"scorer_num_policies_{name}"] = run.submit(
             advantage_model,
@@ -67,6 +67,7 @@ def num_policies(run: Run) -> None:
             run["preferences"],
             run["pairs_raw"],
             states_for(run, config.train),
+            behaviour=run["sft"],
             label=f"Advantage Model, N = {value:g}",
         )
 

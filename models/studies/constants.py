@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from statistics import fmean
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from models.studies.reading import Plot, Reading
 
 NLL, ACCURACY = "negative log-likelihood, nats", "accuracy"
 NET, KL = "wins minus losses", "KL, nats"
+SPREAD = "difference of answers' scores, after / before"
 # What two values may differ by and still count as equal: about a standard error of each measure.
 EQUAL = {NLL: 0.01, NET: 0.04}
 Measure = Callable[[Artifacts, str], dict[str, float]]
@@ -32,6 +34,13 @@ def of_scorer(artifacts: Artifacts, role: str) -> dict[str, float]:
         [row["chosen_score"] - row["rejected_score"] for row in rows], dtype=torch.float64
     )
     return {NLL: float(-F.logsigmoid(gap).mean()), ACCURACY: float((gap > 0).double().mean())}
+
+
+def of_meta_rm(artifacts: Artifacts, role: str) -> dict[str, float]:
+    """The same, and how far it has spread the scores of answers to one prompt."""
+    rows = artifacts.rows(role, "spreads.jsonl")
+    before, after = (fmean(row[name] for row in rows) for name in ("before", "after"))
+    return {**of_scorer(artifacts, role), SPREAD: after / before}
 
 
 def of_policy(artifacts: Artifacts, role: str) -> dict[str, float]:
@@ -73,7 +82,7 @@ def _sweep(
         plots=[
             Plot(
                 f"{column.partition(',')[0].capitalize()} by {constant.replace('_', ' ')}",
-                f"{constant.replace('_', ' ')}, values tried in order",
+                f"{constant.replace('_', ' ')} (the recipe has {recipe:g})",
                 f"{column}\n(validation)",
                 {
                     "validation": (
@@ -88,9 +97,10 @@ def _sweep(
     )
 
 
-OF_SCORERS = ("smoothing", "margin_clip", "temperature", "num_policies", "meta_step")
+OF_SCORERS = ("smoothing", "margin_clip", "temperature", "num_policies")
 OF_POLICIES = ("num_clusters", "per_cluster")
 READERS: dict[str, Callable[[Artifacts], Reading]] = {
     **{name: partial(_sweep, name, "scorer", of_scorer, NLL) for name in OF_SCORERS},
     **{name: partial(_sweep, name, "policy", of_policy, NET) for name in OF_POLICIES},
+    "meta_step": partial(_sweep, "meta_step", "scorer", of_meta_rm, NLL),
 }

@@ -28,7 +28,7 @@ def draw(plots: Sequence[Plot]) -> Chart:
                 _bars(panel, index, name, plots)
             else:
                 _line(panel, index, name, plots)
-        if first.kind == "bars" and first.ticks:
+        if first.ticks:
             panel.axes.set_xticks(next(iter(first.series.values()))[0], first.ticks, fontsize=8)
         if len(first.series) > 1:  # above the axes: inside it would hide what it names
             columns = 3 if len(first.series) == 3 else 2

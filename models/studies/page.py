@@ -21,9 +21,9 @@ PAGE = """<!DOCTYPE html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy"
  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<title>{{ exhibit.title }}, {{ paper }}</title><style>{{ stylesheet }}</style></head><body>
+<title>{{ exhibit.title }} · {{ paper }}</title><style>{{ stylesheet }}</style></head><body>
 {% from "macros" import charts %}
-<header><h1>{{ exhibit.title }} of {{ paper }}</h1>
+<header><h1>{{ exhibit.title }} · {{ paper }}</h1>
 <div class="meta">{{ exhibit.shows }} · scale {{ config.scale }},
 {% if finding.seeds|length == 1 %}seed{% else %}seeds{% endif %} {{ finding.seeds|join(', ') }} ·
 {{ '{:,.0f}'.format(seconds) }} s of work</div></header>

@@ -15,8 +15,8 @@ MOST_FIGURES = 4
 class Plot:
     """Curves, bars or points; the axes are labelled with units.
 
-    series: by name, places along x and the values there. Bars share their places, which `ticks`
-    may name.
+    series: by name, places along x and the values there. Those of bars and of what `ticks` names
+    are the same for all.
     """
 
     title: str

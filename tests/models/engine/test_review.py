@@ -53,7 +53,7 @@ def test_verdicts_overrule_the_vote(tmp_path: Path, inputs: dict[str, Path]) -> 
     names = ("id", "is_flipped", "label", "margin", "weight", "review")
     assert [tuple(row[name] for name in names) for row in rows] == [
         ("p0", False, 1.0, 0.0, 1.0, "keep"),
-        ("p1", True, 0.8, 0.5, 1.0, None),
+        ("p1", True, 0.8, 0.25, 1.0, None),
         ("p2", True, 1.0, 0.0, 1.0, "flip"),
         ("p3", False, 1.0, 0.0, 0.0, "drop"),
     ]

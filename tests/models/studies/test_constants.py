@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from models.report.artifacts import ReportInputError
-from models.studies.constants import NLL, READERS, swept
+from models.studies.constants import NLL, READERS, SPREAD, swept
 from models.studies.rehearsed import figure_6
 from tests.models.studies.conftest import Run, score
 
@@ -32,6 +32,16 @@ def test_scorers_are_compared_by_likelihood_on_validation_pairs(run: Run) -> Non
         "0.2 (recipe)": pytest.approx(0.5 + math.log(1 + math.exp(-1))),
     }
     assert list(reading.checks.values()) == [False]
+
+
+def test_meta_rm_is_measured_by_what_it_spreads_apart_too(run: Run) -> None:
+    def trained(after: float) -> dict[str, Any]:
+        spreads = [{"before": 1.0, "after": 0.0}, {"before": 3.0, "after": after}]
+        return {**_scorer(0.0), "spreads.jsonl": spreads}
+
+    roles = {"scorer_meta_step_0": trained(4.0), "scorer_meta_step_0.5_recipe": trained(8.0)}
+    table = READERS["meta_step"](run(roles)).table
+    assert [row[SPREAD] for row in table.values()] == [1.0, 2.0]
 
 
 def _judged(net: float) -> dict[str, Any]:
