@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from models.report.artifacts import Artifacts, ReportInputError
 from models.studies.policies import answers
-from models.studies.reading import Plot, Reading
+from models.studies.reading import Plot, Reading, titled
 
 NLL, ACCURACY = "negative log-likelihood, nats", "accuracy"
 NET, KL = "wins minus losses", "KL, nats"
@@ -81,7 +81,7 @@ def _sweep(
         },
         plots=[
             Plot(
-                f"{column.partition(',')[0].capitalize()} by {constant.replace('_', ' ')}",
+                f"{titled(column.partition(',')[0])} by {constant.replace('_', ' ')}",
                 f"{constant.replace('_', ' ')} (the recipe has {recipe:g})",
                 f"{column}\n(validation)",
                 {

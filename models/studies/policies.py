@@ -12,7 +12,7 @@ from typing import Any
 
 from models.report.artifacts import Artifacts, ReportInputError
 from models.report.curves import Curve, training_curve
-from models.studies.reading import Plot
+from models.studies.reading import Plot, titled
 
 WIN, TIE, LOSE, NET = "win", "tie", "lose", "net"
 MONITORS = {
@@ -96,7 +96,7 @@ def curve_plots(curves: Mapping[str, Curve], monitors: Sequence[str]) -> list[Pl
     """A plot a monitor, a curve a policy."""
     return [
         Plot(
-            _title(words),
+            titled(words.split("\n")[0].split(" (")[0]),
             "PPO step",
             words,
             {name: _by_step(curve, monitor) for name, curve in curves.items()},
@@ -104,12 +104,6 @@ def curve_plots(curves: Mapping[str, Curve], monitors: Sequence[str]) -> list[Pl
         for monitor, words in MONITORS.items()
         if monitor in monitors and all(_by_step(curve, monitor)[1] for curve in curves.values())
     ]
-
-
-def _title(words: str) -> str:
-    """An axis label's words without its unit."""
-    words = words.split("\n")[0].split(" (")[0]
-    return words[0].upper() + words[1:]
 
 
 def _by_step(curve: Curve, monitor: str) -> tuple[list[float], list[float]]:

@@ -88,6 +88,11 @@ def find(readings: Mapping[int, Reading]) -> Finding:
     return Finding(list(readings), table, checks, status, _sentence(checks, status))
 
 
+def titled(words: str) -> str:
+    """Words as a title begins, acronyms left alone."""
+    return words[:1].upper() + words[1:]
+
+
 def key_figures(table: Mapping[str, Mapping[str, Cell]]) -> str:
     """What a table says in a line: of one row its columns, of several the first two of each."""
     wide = MOST_FIGURES if len(table) == 1 else 2

@@ -10,7 +10,7 @@ from __future__ import annotations
 from models.report.ai_labeler import ai_labeler
 from models.report.artifacts import Artifacts, ReportInputError
 from models.studies.policies import NET, WIN, answers, outcome
-from models.studies.reading import Plot, Reading
+from models.studies.reading import Plot, Reading, titled
 
 KINDS = ("distilled", "direct")
 ALIGNMENT, LABELS = "alignment with the truth", "alignment with people's labels"
@@ -27,7 +27,14 @@ def alignment(artifacts: Artifacts) -> Reading:
     )
     judges = {accuracy: _aligned(artifacts, f"{accuracy:g}") for accuracy in accuracies}
     found = {
-        kind: {a: judges[a] | _results(artifacts, f"{kind}_{a:g}") for a in accuracies}
+        kind: {
+            a: {
+                ALIGNMENT: judges[a][ALIGNMENT],
+                **_results(artifacts, f"{kind}_{a:g}"),
+                LABELS: judges[a][LABELS],
+            }
+            for a in accuracies
+        }
         for kind in KINDS
     }
     table = {
@@ -63,8 +70,8 @@ def _results(artifacts: Artifacts, name: str) -> dict[str, float]:
     judged, measured = outcome(artifacts, f"judge_{name}"), answers(artifacts, name)
     summary = artifacts.document(f"eval_{name}", "summary.json")
     return {
-        WINS: judged[WIN],
         MARGIN: judged[NET],
+        WINS: judged[WIN],
         HARMLESS: float(summary["main_harmless"]),
         **measured,
     }
@@ -72,9 +79,9 @@ def _results(artifacts: Artifacts, name: str) -> dict[str, float]:
 
 def _by_alignment(found: dict[str, dict[float, dict[str, float]]], column: str) -> Plot:
     return Plot(
-        f"{column.capitalize()} by alignment",
+        f"{titled(column)} by alignment",
         "AI labeler alignment with the truth (share of pairs)",
-        f"{column} (share of the main prompts, by gold)",
+        f"{column}, by gold\n(share of the main prompts)",
         {
             kind: (
                 [row[ALIGNMENT] for row in rows.values()],
