@@ -39,7 +39,11 @@ _SWEPT = {
 }
 CONSTANTS = tuple(
     Exhibit(
-        "constants", name, shows, "The recipe's value is as good as any, on validation data", "free"
+        "constants",
+        name,
+        shows,
+        "The recipe's value is as good as any, on validation data",
+        "not published",
     )
     for name, shows in _SWEPT.items()
 )

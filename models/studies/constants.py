@@ -21,7 +21,7 @@ from models.studies.reading import Plot, Reading, titled
 
 NLL, ACCURACY = "negative log-likelihood, nats", "accuracy"
 NET, KL = "wins minus losses", "KL, nats"
-SPREAD = "difference of answers' scores, after / before"
+SPREAD = "spread of answers, after / before"
 # What two values may differ by and still count as equal: about a standard error of each measure.
 EQUAL = {NLL: 0.01, NET: 0.04}
 Measure = Callable[[Artifacts, str], dict[str, float]]
