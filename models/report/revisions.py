@@ -98,8 +98,10 @@ def _step(rows: Sequence[Row], number: int, has_gold: bool, seed: int) -> Revisi
 
     def of_gold(measure: Callable[[str, str], float | None]) -> Estimate | None:
         """The mean over answers of which gold has something to say."""
+        if not has_gold:
+            return None
         told = [measure(row["prompt"], text) for row, text in zip(rows, texts, strict=True)]
-        found = [float(value) for value in told if has_gold and value is not None]
+        found = [float(value) for value in told if value is not None]
         return mean_estimate(torch.tensor(found, dtype=torch.float64), seed) if found else None
 
     return RevisionStep(

@@ -62,8 +62,12 @@ def test_numbers_by_hand(inputs: dict[str, Path]) -> None:
 
 
 def test_without_gold_nothing_is_said_of_it_and_without_revisions_nothing(
-    inputs: dict[str, Path], label_inputs: dict[str, Path]
+    label_inputs: dict[str, Path], write: Write
 ) -> None:
+    """Of people's prompts, which are no tasks of the world's."""
+    rows = [_row("Human: what is best?", "this", ("that", True))]
+    of_people = {"revisions.jsonl": rows, "demonstrations.jsonl": rows}
+    inputs = label_inputs | {"revisions": write("revisions", of_people)}
     found = revisions(Artifacts(inputs), False, 0)
     assert found is not None and found.steps[0].gold is found.steps[0].share_harmless is None
     assert revisions(Artifacts(label_inputs), True, 0) is None
