@@ -99,6 +99,7 @@ def _papers(options: argparse.Namespace, settings: Settings) -> int:
     if into is None:
         print(papers_page(cards_below(reports)), end="")
         return 0
+    (into / "papers").mkdir(parents=True, exist_ok=True)
     keep(reports, into / "papers")
     page = papers_page(cards_below(into / "papers"), plots="papers")
     (into / "papers.md").write_text(page, encoding="utf-8")

@@ -87,12 +87,12 @@ def test_what_was_kept_stays_until_it_is_run_again(
             (study / "plots" / f"{status}.svg").write_text("<svg/>")
         card = json.dumps({**CARD, "name": name, "status": status})
         (study / "scorecard.json").write_text(card)
-        assert main(["papers", "--into", str(tmp_path)]) == 0
-    page = (tmp_path / "papers.md").read_text()
+        assert main(["papers", "--into", str(tmp_path / "docs")]) == 0
+    page = (tmp_path / "docs" / "papers.md").read_text()
     rows = [line for line in page.splitlines() if "trimtab study part-2" in line]
     assert [row.split(" | ")[4] for row in rows] == ["not held", "in part"]
     assert "[Figure 3](papers/study-part-2-figure-3-default)" in rows[0]
-    kept = tmp_path / "papers" / "study-part-2-figure-3-default"
+    kept = tmp_path / "docs" / "papers" / "study-part-2-figure-3-default"
     assert {path.name for path in kept.iterdir()} == {"not held.svg", "scorecard.json"}
 
 
