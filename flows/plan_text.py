@@ -17,9 +17,8 @@ MEMORY_HEADER = (
     *("activations", "cache", "total", "roles"),
 )
 THIS_BUILD = (
-    "Trainers compute in float32, each on a GPU of its own where there are any; so do ranks that "
-    "share batches out (num_ranks). Each holds the whole of its models, with ZeRO a part, as "
-    "counted above."
+    "Trainers have a GPU each where there are any; so have ranks that share batches out "
+    "(num_ranks). Each holds the whole of its models, with ZeRO a part, as counted above."
 )
 
 OF_SOME_CATEGORIES = {
@@ -183,8 +182,9 @@ def _assumptions(plan: Plan) -> list[str]:
         "collapse guard is taken never to stop PPO",
         "trained tokens count once for each model they train; optimiser steps are those of PPO's "
         "critic, which takes more than the policy",
-        "bytes a parameter: 4 a weight, 4 a gradient, 8 for Adam's two moments; no bf16, no master "
-        "copies. Frozen: models that only run. Weights under MetaRM hold a saved copy",
+        "bytes a parameter: 4 a weight, 4 a gradient, 8 for Adam's two moments, under "
+        "precision=bfloat16 too, which narrows activations. Frozen: models that only run. Weights "
+        "under MetaRM hold a saved copy",
         "activations are kept whole where gradient_checkpointing is off; attention is fused (its "
         f"scores are not kept); without gradient up to {PASS_TOKENS:,} tokens pass at once and "
         f"generation caches up to {CACHE_TOKENS:,}, which no setting changes",

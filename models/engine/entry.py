@@ -38,6 +38,7 @@ def main(job_path: str) -> None:
     _make_deterministic(job["num_threads"])
     stage = importlib.import_module(f"models.engine.{job['stage']}")
     config = stage.CONFIG.model_validate(job["config"])
+    _choose_precision(config)
     inputs = {name: Path(path) for name, path in job["inputs"].items()}
     stage.run(config, inputs, Path(job["workdir"]))
 
@@ -67,6 +68,14 @@ def _become_ranks(job: dict[str, Any], job_path: str) -> None:
         devices.compute_on_gpu()
     if is_launched:
         ranks.join()
+
+
+def _choose_precision(config: Any) -> None:
+    from models.config_parts import trainer_of
+    from models.nets.precision import multiply_in
+
+    trainer = trainer_of(config)
+    multiply_in("float32" if trainer is None else trainer.precision)
 
 
 def _make_deterministic(num_threads: int) -> None:

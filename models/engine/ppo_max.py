@@ -3,7 +3,8 @@
 Implementation details that matter:
 1. The ratio, the KL penalty and the reference all use softmax(logits / temperature), the sampler's
    distribution before nucleus and repetition penalty; old log-probabilities are those noted while
-   sampling, so the first ratio of every batch is 1 but for float32's rounding.
+   sampling, so the first ratio of every batch is 1 but for float32's rounding. Where layers
+   multiply in bfloat16 they are taken again, as the update takes them.
 2. Scores are normalised by running moments over history, then clipped to +-delta. Those of several
    scorers become one before (models.functional.combination).
 3. The critic is trained alone for `critic_pretrain_steps` before the policy moves.

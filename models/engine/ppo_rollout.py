@@ -23,6 +23,7 @@ from models.functional.ppo_max import gae, normalise_scores, token_rewards
 from models.functional.ppo_tricks import clip_advantages
 from models.nets.generation import Samples, Sampling
 from models.nets.packing import Candidates, PackedBatch, pack
+from models.nets.precision import is_narrow
 from models.nets.scoring import response_logprobs, response_values
 
 ROLLOUT_TOKENS = 8192
@@ -88,12 +89,11 @@ def collect(
     with policy.whole() as sampled:
         rows, samples = _sample_rows(config, tokenizer, prompts, sampled, generator)
         rows = with_lower_states(sampled, rows, shared_layers)
+        old_logprobs, entropies = _own_logprobs(config, sampled, rows, samples)
     with reference.whole() as referring:
         ref_logprobs, _, response_mask = in_parts(
             rows, lambda batch: response_logprobs(referring, batch, config.temperature)
         )
-    width = response_mask.shape[1]
-    old_logprobs, entropies = samples.logprobs[:, :width], samples.entropies[:, :width]
     with critic.whole() as valuing:
         values, _ = in_parts(rows, lambda batch: response_values(valuing, batch))
     responses = [tokenizer.decode(row.responses[0], skip_special_tokens=True) for row in rows]
@@ -134,6 +134,23 @@ def _sample_rows(
     samples = sample(policy, tokenizer, encoded, sampling, generator)
     pairs = zip(encoded, samples.responses, strict=True)
     return [Candidates(prompt, (response,)) for prompt, response in pairs], samples
+
+
+def _own_logprobs(
+    config: PPOConfig, policy: PreTrainedModel, rows: Sequence[Candidates], samples: Samples
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies (N, L) of sampled tokens, as the policy's next update has it.
+
+    They were noted in float32. Narrow products end elsewhere, and a ratio over what was noted would
+    not begin at 1: they pass the policy once more.
+    """
+    if is_narrow():
+        logprobs, entropies, _ = in_parts(
+            rows, lambda batch: response_logprobs(policy, batch, config.temperature)
+        )
+        return logprobs, entropies
+    width = max(len(row.responses[0]) for row in rows)
+    return samples.logprobs[:, :width], samples.entropies[:, :width]
 
 
 def _treat(config: PPOConfig, scores: Tensor, moments: RunningMoments) -> Tensor:

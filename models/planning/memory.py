@@ -1,10 +1,10 @@
 """Memory of one trainer process: what its models, optimisers, activations and caches hold.
 
-All of it in bytes, float32, as the trainers have it. Counted are tensors that grow with the model
-or the batch; the interpreter and its libraries (0.4 GiB) are not, nor is the allocator's slack.
-Training SFT and a reward model of 26 million parameters peaked 7 to 10 % below what is said here
-when every tensor had pages of its own, and 27 to 39 % above on the C library's ordinary heap, which
-rows of many lengths leave holes in (growth of resident memory).
+All of it in bytes; float32, but for what a trainer's `precision` makes narrower. Counted are
+tensors that grow with the model or the batch; the interpreter and its libraries (0.4 GiB) are not,
+nor is the allocator's slack. Training SFT and a reward model of 26 million parameters peaked 7 to
+10 % below what is said here when every tensor had pages of its own, and 27 to 39 % above on the C
+library's ordinary heap, which rows of many lengths leave holes in (growth of resident memory).
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
+from models.config_parts import Precision
 from models.planning.shapes import ModelShape
 
 FLOAT_BYTES = 4
+PRODUCT_BYTES: dict[Precision, int] = {"float32": FLOAT_BYTES, "bfloat16": 2}
 # AdamW keeps two moments a parameter (a fused step has no master copy or temporaries).
 ADAM_BYTES = 2 * FLOAT_BYTES
 # Most logits at once where log-probabilities are taken: more are computed in turns, and again for
@@ -81,31 +83,38 @@ def kept_activations(
     repeated: int = 0,
     is_recomputed: bool = False,
     has_dropout: bool = False,
+    precision: Precision = "float32",
 ) -> int:
     """Bytes that autograd keeps of the trunk for `tokens`.
 
-    Floats a token and layer, h hidden, q and kv heads times head size, f feed-forward:
-    norms: each its input, the normalised input, its output and a scale, 2 (3 h + 1);
-    attention: query, keys, values, output row by row and whole, log-sum-exp, 3 q + 2 kv + heads;
+    Numbers a token and layer, h hidden, q and kv heads times head size, f feed-forward. In float32:
+    norms: each its input, the normalised input and a scale, 2 (2 h + 1);
+    attention: log-sum-exp, heads.
+    In the products' precision:
+    norms: their output, 2 h, or where it is made narrower, a copy for each of five products, 5 h;
+    attention: query, keys, values, output row by row and whole, 3 q + 2 kv;
     feed-forward: gate, its activation, up, their product, 4 f;
     dropout: by what the outputs of both are multiplied, 2 h (a quarter of it on a GPU).
+    Narrow products also keep a narrow copy of their weights.
     Then once a token the last norm's input, normalised input and scale, the rotary cosines and
     sines, and its id (two floats wide).
     Of `repeated` tokens there are further keys and values: a prompt's for every response but its
     first, and that response's own.
     Recomputed (gradient checkpointing), all layers keep their input, h, and one at a time the rest.
     """
-    keys = 2 * shape.num_kv_heads * shape.head_dim
-    attention = 3 * shape.num_heads * shape.head_dim + keys + shape.num_heads
-    layer = 6 * shape.hidden_size + 2 + attention + 4 * shape.intermediate_size
-    layer += 2 * shape.hidden_size * has_dropout
-    once = 2 * shape.hidden_size + 1 + 2 * shape.head_dim + 2
+    hidden, product, is_narrow = shape.hidden_size, PRODUCT_BYTES[precision], precision != "float32"
+    keys = product * 2 * shape.num_kv_heads * shape.head_dim
+    layer = FLOAT_BYTES * (4 * hidden + 2 + shape.num_heads)
+    layer += product * hidden * ((5 if is_narrow else 2) + 2 * has_dropout)
+    layer += product * (3 * shape.num_heads * shape.head_dim + 4 * shape.intermediate_size) + keys
     whole = tokens * layer + repeated * keys
+    whole += product * (shape.layer_parameters - 2 * hidden) * is_narrow
+    once = FLOAT_BYTES * (2 * hidden + 1 + 2 * shape.head_dim + 2)
     if is_recomputed:
-        layers = shape.num_layers * tokens * shape.hidden_size + whole
+        layers = FLOAT_BYTES * shape.num_layers * tokens * hidden + whole
     else:
         layers = shape.num_layers * whole
-    return FLOAT_BYTES * (layers + tokens * once)
+    return layers + tokens * once
 
 
 def forward_set(shape: ModelShape, tokens: int) -> int:
@@ -123,9 +132,10 @@ def backward_set(
     repeated: int = 0,
     is_recomputed: bool = False,
     has_dropout: bool = False,
+    precision: Precision = "float32",
 ) -> int:
     """Bytes of a pass with gradient: what autograd keeps, and one layer's gradients on the way."""
-    kept = kept_activations(shape, tokens, repeated, is_recomputed, has_dropout)
+    kept = kept_activations(shape, tokens, repeated, is_recomputed, has_dropout, precision)
     return kept + forward_set(shape, tokens)
 
 

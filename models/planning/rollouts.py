@@ -65,13 +65,14 @@ def ppo_max(config: PPOConfig, setting: Setting) -> Work:
     of_policy = config.num_steps * (config.num_epochs * rollout * row + updates * replayed)
     judging = _rating(config, setting, answers, row)
     phases = _ppo_phases(config, setting, rollout, prompt, row)
+    # Reference, critic and scorers; of narrow products the policy too.
+    passes = 2 + len(setting.scorers) + (config.precision != "float32")
     return Work(
         examples=answers,
         num_ranks=config.num_ranks,
         optimiser_steps=rounds * updates,
         sampled_tokens=answers * config.max_new_tokens + judging.sampled_tokens,
-        forward_tokens=answers * (prompt + (2 + len(setting.scorers)) * row)
-        + judging.forward_tokens,
+        forward_tokens=answers * (prompt + passes * row) + judging.forward_tokens,
         trained_tokens=of_critic + of_policy,
         parameters=trained_parameters(setting.shape, config, setting.shape.policy_parameters)
         + trained_parameters(setting.shape, config, _critic_parameters(config, setting)),

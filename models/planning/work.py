@@ -150,7 +150,8 @@ def gradient_set(shape: ModelShape, config: TrainerConfig, tokens: int, repeated
     """Bytes of a pass of the trained layers with gradient; `repeated` as in `kept_activations`."""
     upper = shape.upper(config.trainable_layers)
     has_dropout = isinstance(config, TrainConfig) and config.dropout > 0
-    kept = backward_set(upper, tokens, repeated, config.gradient_checkpointing, has_dropout)
+    recomputed, precision = config.gradient_checkpointing, config.precision
+    kept = backward_set(upper, tokens, repeated, recomputed, has_dropout, precision)
     if config.lora is None:
         return kept
     # Each map's input in the low rank.

@@ -14,6 +14,7 @@ from models.config_ppo import CollapseConfig
 from models.engine.guard import collapse_reason
 from models.engine.ppo_max import PPORun
 from models.nets.packing import pack
+from models.nets.precision import multiply_in
 from models.nets.scoring import response_logprobs
 from tests.models.engine.conftest import run_stage
 
@@ -42,6 +43,23 @@ def test_first_ratio_is_one(
         old = experience.old_logprobs[indices, : mask.shape[1]]
         torch.testing.assert_close((logprobs - old)[mask].exp(), torch.ones(int(mask.sum())))
     assert float(experience.monitors()["kl"]) == pytest.approx(0.0, abs=1e-5)
+
+
+def test_first_ratio_is_one_where_layers_multiply_in_bfloat16(
+    tmp_path: Path, smoke_config: Any, inputs: dict[str, Path], narrow_products: None
+) -> None:
+    """Over what was noted in float32 it would not be."""
+    config = smoke_config.ppo.model_copy(update={"critic_pretrain_steps": 0, "train_batch": 16})
+    run = PPORun(config, inputs, tmp_path)
+    experience = run._collect(list(range(16)))
+    assert float(experience.monitors()["kl"]) == 0.0
+    multiply_in("float32")
+    wide, _, mask = response_logprobs(run.policy, pack(experience.rows), config.temperature)
+    assert (wide - experience.old_logprobs)[mask].abs().max() > 1e-4
+    multiply_in("bfloat16")
+    metrics = run.learner.update(experience, updates_policy=True)
+    assert float(metrics["policy_ratio_mean"]) == pytest.approx(1.0, abs=1e-5)
+    assert float(metrics["policy_approx_kl"]) < 1e-8
 
 
 def test_trained_tokens_count_for_each_model_that_learns(

@@ -102,6 +102,17 @@ def test_kept_activations_are_those_that_autograd_keeps(
     assert expected == pytest.approx(really, rel=2e-3)
 
 
+@pytest.mark.parametrize(("num_rows", "responses"), [(3, [20]), (4, [6, 9, 2])])
+def test_narrow_products_keep_narrow_numbers(
+    model: LlamaForCausalLM, narrow_products: None, num_rows: int, responses: list[int]
+) -> None:
+    row = Candidates([1] * 20, tuple([2] * response for response in responses))
+    really = _kept(model, lambda: hidden_states(model, pack([row] * num_rows)))
+    sizes = num_rows * row.num_tokens, num_rows * sum(20 + n for n in responses[1:])
+    # Further responses' own keys are counted twice: narrow ones are kept behind the prompt's alone.
+    assert kept_activations(SHAPE, *sizes, precision="bfloat16") == pytest.approx(really, rel=1e-2)
+
+
 def test_dropout_keeps_what_it_multiplies_by(model: LlamaForCausalLM) -> None:
     prepare_training(model, TrainConfig(), 0, dropout=0.1)
     batch = pack([Candidates([1] * 10, ([2] * 20,))] * 3)

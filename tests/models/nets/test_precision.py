@@ -1,0 +1,107 @@
+"""Narrow products: near the wide ones, float32 at every end, and the trainer's choice alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+
+from models.config_parts import TrainConfig
+from models.nets.lower_layers import hidden_states
+from models.nets.packing import Candidates, PackedBatch, pack
+from models.nets.precision import is_narrow, multiply_in
+from models.nets.scoring import response_logprobs, response_scores
+from models.nets.training import prepare_training
+
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+}
+
+
+@pytest.fixture
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SIZES)).train()
+
+
+@pytest.fixture
+def batch() -> PackedBatch:
+    tokens = torch.randint(1, 50, (60,), generator=torch.Generator().manual_seed(1)).tolist()
+    rows = [Candidates(tokens[:10], (tokens[10:25], tokens[25:32])), Candidates([7], ([8, 9],))]
+    return pack(rows)
+
+
+def _gradients(model: LlamaForCausalLM, batch: PackedBatch) -> dict[str, Tensor]:
+    model.zero_grad()
+    response_logprobs(model, batch)[0].sum().backward()
+    return {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
+
+
+def test_gradients_are_wide_and_near_those_of_wide_products(
+    model: LlamaForCausalLM, batch: PackedBatch, request: pytest.FixtureRequest
+) -> None:
+    wide = _gradients(model, batch)
+    request.getfixturevalue("narrow_products")
+    narrow = _gradients(model, batch)
+    assert wide.keys() == narrow.keys()
+    for name, gradient in narrow.items():
+        assert gradient.dtype == torch.float32
+        assert not torch.equal(gradient, wide[name]), name
+        assert torch.cosine_similarity(gradient.flatten(), wide[name].flatten(), 0) > 0.999, name
+
+
+def test_what_leaves_a_trunk_and_its_heads_is_wide(
+    model: LlamaForCausalLM, batch: PackedBatch, narrow_products: None
+) -> None:
+    torch.manual_seed(0)
+    scorer = LlamaForSequenceClassification(LlamaConfig(**SIZES, num_labels=1))
+    found: list[Callable[[], Tensor]] = [
+        lambda: hidden_states(model, batch),
+        lambda: response_logprobs(model, batch)[0],
+        lambda: response_scores(scorer, batch),
+    ]
+    assert [function().dtype for function in found] == [torch.float32] * 3
+    # A score that had been rounded to bfloat16 would be equal to its own rounding.
+    scores = response_scores(scorer, batch)
+    assert not torch.equal(scores, scores.bfloat16().float())
+
+
+def test_recomputed_layers_multiply_as_they_did_at_first(
+    model: LlamaForCausalLM, batch: PackedBatch, narrow_products: None
+) -> None:
+    kept = _gradients(model, batch)
+    prepare_training(model, TrainConfig(gradient_checkpointing=True), 0)
+    again = _gradients(model, batch)
+    for name, gradient in kept.items():
+        assert torch.equal(gradient, again[name]), name
+
+
+def test_a_step_of_the_weights_is_seen_by_the_next_pass(
+    model: LlamaForCausalLM, batch: PackedBatch, narrow_products: None
+) -> None:
+    before = hidden_states(model, batch).detach()
+    with torch.no_grad():
+        for value in model.parameters():
+            value.mul_(1.5)
+    assert (hidden_states(model, batch) - before).abs().max() > 0.1
+
+
+def test_a_cpu_without_such_instructions_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    with pytest.warns(UserWarning, match="this CPU has none of amx_bf16, avx512_bf16"):
+        multiply_in("bfloat16")
+    assert is_narrow()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        multiply_in("float32")
+    assert not is_narrow()
