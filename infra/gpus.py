@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from infra.launch import wait_unless_stopped
 from infra.locks import some_of
 
 DEVICES = Path("/dev")
@@ -34,7 +35,8 @@ def gpus_of_host(env: Mapping[str, str], devices: Path = DEVICES) -> tuple[str, 
 def own_gpus(gpus: Sequence[str], count: int, locks: Path) -> Iterator[tuple[str, ...]]:
     """Hold `count` of a host's `gpus`, waiting for them as long as it takes; none if it has none.
 
-    `locks` is the folder that all trainers of the host keep their locks in. Raises TooFewGPUsError.
+    `locks` is the folder that all trainers of the host keep their locks in. Raises TooFewGPUsError,
+    and TrainerStoppedError where it is asked to stop meanwhile.
     """
     if not gpus or count == 0:
         yield ()
@@ -45,5 +47,5 @@ def own_gpus(gpus: Sequence[str], count: int, locks: Path) -> Iterator[tuple[str
             f"has {len(gpus)} ({', '.join(gpus)}): lower their number, or use a larger host"
         )
     files = {locks / "gpus" / f"{name.replace('/', '_')}.lock": name for name in gpus}
-    with some_of(list(files), count) as held:
+    with some_of(list(files), count, wait=wait_unless_stopped) as held:
         yield tuple(files[path] for path in held)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from infra import locks
 from infra.tail import LineTail, last_lines, raised
 from infra.warm_client import Job, ServerGoneError, child_env, warm_server
 
@@ -67,8 +68,7 @@ def launch(
     started = time.monotonic()
     child = child_env({**_thread_env(num_threads), **(env or {})})
     with drain_on_sigterm():
-        if _drain.requested:
-            raise TrainerStoppedError(f"not started, as a SIGTERM is in hand: {workdir}")
+        _stop_if_asked()
         try:
             job = warm_server(preload).run(entry, job_path.resolve(), log, child)
         except ServerGoneError as error:
@@ -124,6 +124,17 @@ def drain_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
         if requested:
             signal.raise_signal(signal.SIGTERM)
+
+
+def _stop_if_asked() -> None:
+    if _drain.requested:
+        raise TrainerStoppedError("a stage was not started, as a SIGTERM is in hand")
+
+
+def wait_unless_stopped() -> None:
+    """Between two tries for a lock; TrainerStoppedError while `drain_on_sigterm` has a SIGTERM."""
+    _stop_if_asked()
+    locks.pause()
 
 
 def _wait(

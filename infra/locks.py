@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
@@ -14,22 +14,33 @@ _POLL_SECONDS = 0.05
 _PATIENCE_SECONDS = 1.0
 
 
+def pause() -> None:
+    """What is done between two tries."""
+    time.sleep(_POLL_SECONDS)
+
+
 @contextmanager
-def file_lock(path: Path) -> Iterator[None]:
+def file_lock(path: Path, wait: Callable[[], None] = pause) -> Iterator[None]:
     """Hold an exclusive lock on a file, waiting for it as long as it takes.
 
     It polls rather than blocks, so that a thread that is cancelled meanwhile notices. The file
     stays: removing it would let two holders in.
     """
-    with some_of([path], 1):
+    with some_of([path], 1, wait=wait):
         yield
 
 
 @contextmanager
-def some_of(paths: list[Path], count: int, *, is_patient: bool = False) -> Iterator[list[Path]]:
+def some_of(
+    paths: list[Path],
+    count: int,
+    *,
+    is_patient: bool = False,
+    wait: Callable[[], None] = pause,
+) -> Iterator[list[Path]]:
     """Hold `count` of several locks, or all where there are fewer, whichever are free first: slots.
 
-    Gives those it holds.
+    Gives those it holds. What `wait` raises, between two tries, ends the waiting.
 
     It takes all of them at once or none, so that nobody waits for the rest with some in hand. The
     patient take theirs once they were free for a while and nobody waits, and never the first.
@@ -41,11 +52,11 @@ def some_of(paths: list[Path], count: int, *, is_patient: bool = False) -> Itera
         streams = [stack.enter_context(_opened(path)) for path in paths]
         queue = stack.enter_context(_opened(paths[0].with_name("waiting.lock")))
         if is_patient:
-            taken = _wait_behind(queue, streams, count)
+            taken = _wait_behind(queue, streams, count, wait)
         else:
             fcntl.flock(queue.fileno(), fcntl.LOCK_SH)  # held by all that wait
             while not (taken := _take(streams, count)):
-                time.sleep(_POLL_SECONDS)
+                wait()
             fcntl.flock(queue.fileno(), fcntl.LOCK_UN)
         yield [Path(stream.name) for stream in taken]
 
@@ -55,7 +66,9 @@ def _opened(path: Path) -> IO[str]:
     return path.open("a")
 
 
-def _wait_behind(queue: IO[str], streams: Sequence[IO[str]], count: int) -> list[IO[str]]:
+def _wait_behind(
+    queue: IO[str], streams: Sequence[IO[str]], count: int, wait: Callable[[], None]
+) -> list[IO[str]]:
     """Take slots that have been free for a while, with nobody waiting."""
     free_since = time.monotonic()
     while True:
@@ -66,7 +79,7 @@ def _wait_behind(queue: IO[str], streams: Sequence[IO[str]], count: int) -> list
             return taken
         else:
             _give_back(streams)
-        time.sleep(_POLL_SECONDS)
+        wait()
 
 
 def _take_behind(queue: IO[str], streams: Sequence[IO[str]], count: int) -> list[IO[str]]:

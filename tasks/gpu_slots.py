@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 
+from infra.launch import wait_unless_stopped
+
 GPU_SLOTS = "trimtab-gpu"
 # The shortest lease Prefect grants; that of a holder that died runs out by itself.
 LEASE_SECONDS = 60.0
@@ -54,7 +56,7 @@ def gpu_slots(count: int) -> Iterator[None]:
                 )
                 break
             except TimeoutError:
-                continue
+                wait_unless_stopped()
             except ConcurrencySlotAcquisitionError as error:
                 if TOO_MANY not in str(error.__cause__):
                     raise

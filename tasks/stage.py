@@ -20,7 +20,13 @@ from pydantic import BaseModel
 
 from infra.checkpoints import CheckpointUploader, restore_newest
 from infra.gpus import own_gpus
-from infra.launch import LOG_NAME, METRICS_NAME, drain_on_sigterm, launch
+from infra.launch import (
+    LOG_NAME,
+    METRICS_NAME,
+    drain_on_sigterm,
+    launch,
+    wait_unless_stopped,
+)
 from infra.locks import file_lock, some_of
 from infra.manifest import Manifest, StorageError
 from infra.tail import LineTail
@@ -91,14 +97,15 @@ def run_stage(
     if found is not None and not workdir.exists():
         return _cached(context, job, found)
     locks = context.settings.work / ".locks"
-    with file_lock(locks / f"{workdir.name}.lock"):
+    with file_lock(locks / f"{workdir.name}.lock", wait_unless_stopped):
         found = context.store.find(stage, key)
         if found is not None:
             _clean_up(context, job)
             return _cached(context, job, found)
         slots = [locks / f"slot-{index}.lock" for index in range(context.settings.max_parallel)]
+        count, wait = num_threads * num_ranks, wait_unless_stopped
         with (
-            some_of(slots, num_threads * num_ranks, is_patient=is_patient),
+            some_of(slots, count, is_patient=is_patient, wait=wait),
             own_gpus(context.settings.gpus, num_devices, locks) as gpus,
             context.device_slots(num_devices),
             drain_on_sigterm(),

@@ -41,7 +41,8 @@ SAME = {
     "adam_beta2": 0.95,
     "num_train_epochs": 1,
 }
-# What it has for a CPU: no recomputation of activations, rows of like length in a batch.
+FLOAT32 = {"bf16": False}  # without, TRL multiplies in bfloat16
+# What else it has for a CPU: no recomputation of activations, rows of like length in a batch.
 BEST = {
     "gradient_checkpointing": False,
     "train_sampling_strategy": "group_by_length",
@@ -70,9 +71,14 @@ def main() -> None:
         material = Path(folder) / "material"
         make_material(options.pairs, material, options.limit)
         arms: dict[str, Callable[[Path], Epoch]] = {
-            "Trimtab, two ranks": lambda work: ours(material, work),
+            "Trimtab, bfloat16": lambda work: ours(material, work, "bfloat16"),
             "TRL, its defaults": lambda work: theirs(material, work, {}, options.peer),
             "TRL, its best settings": lambda work: theirs(material, work, BEST, options.peer),
+            "Trimtab, float32": lambda work: ours(material, work, "float32"),
+            "TRL, float32": lambda work: theirs(material, work, FLOAT32, options.peer),
+            "TRL, its best settings, float32": lambda work: theirs(
+                material, work, BEST | FLOAT32, options.peer
+            ),
         }
         epochs: dict[str, list[Epoch]] = {name: [] for name in arms}
         for turn in range(options.runs):
@@ -84,10 +90,10 @@ def main() -> None:
         print(table(epochs, mean(map(training_work, rows_of(material)))))
 
 
-def ours(material: Path, work: Path) -> Epoch:
+def ours(material: Path, work: Path, precision: str) -> Epoch:
     """The stage `reward_model`, as a run starts it."""
     (work / "output").mkdir()
-    train = {"batch_size": BATCH, "learning_rate": RATE, "num_ranks": 2}
+    train = {"batch_size": BATCH, "learning_rate": RATE, "num_ranks": 2, "precision": precision}
     job = {
         "stage": "reward_model",
         "config": {"train": train},
@@ -134,14 +140,14 @@ def rows_of(material: Path) -> Sequence[Candidates]:
 
 
 def table(epochs: dict[str, list[Epoch]], work: float) -> str:
-    """A row for each, with the first's ratio to it in the same turns.
+    """A row for each, with the ratio in the same turns of the first in its precision to it.
 
     work: of a pair, without padding and with its prompt once.
     """
     lines = ["| | pairs/s | least to most | Trimtab is faster by | of the machine's rate | loss |"]
     lines.append("|---|---|---|---|---|---|")
-    first, *_ = epochs.values()
     for name, found in epochs.items():
+        first = epochs[f"Trimtab, {'float32' if 'float32' in name else 'bfloat16'}"]
         rates = [each.rate for each in found]
         ratio = median(mine.rate / other.rate for mine, other in zip(first, found, strict=True))
         share = median(each.rate * work / each.machine for each in found)

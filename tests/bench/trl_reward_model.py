@@ -53,7 +53,6 @@ def main(material: Path, output: Path, settings: dict[str, Any]) -> None:
             save_strategy="no",
             report_to="none",
             use_cpu=True,
-            bf16=False,
             **settings,
         ),
         train_dataset=Dataset.from_list(rows).remove_columns("id"),

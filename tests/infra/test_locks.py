@@ -37,6 +37,28 @@ def test_the_patient_wait_until_nobody_else_does(
     assert order[0] == "wide" and sorted(order[1:]) == ["patient", "patient too"]
 
 
+@pytest.mark.parametrize("is_patient", [False, True])
+def test_who_gives_up_waiting_leaves_everything_to_others(tmp_path: Path, is_patient: bool) -> None:
+    slots = [tmp_path / f"slot-{index}" for index in range(3)]
+    tries = 0
+
+    def wait() -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 3:
+            raise InterruptedError
+
+    with (
+        some_of(slots, 2),
+        pytest.raises(InterruptedError),
+        some_of(slots, 2, is_patient=is_patient, wait=wait),
+    ):
+        raise AssertionError("two were to be held by another")
+    assert tries == 3
+    with some_of(slots, 2, is_patient=True) as held:  # nobody is taken to wait any more
+        assert held == slots[1:]
+
+
 def test_holders_of_one_and_of_many_never_exceed_the_slots(tmp_path: Path) -> None:
     slots = [tmp_path / f"slot-{index}" for index in range(3)]
     taken, most, ended = 0, 0, []

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from infra.launch import TrainerError
+from infra.launch import TrainerError, TrainerStoppedError
+from infra.locks import file_lock, some_of
 from infra.warm_client import child_env
 from tasks.stage import StageContext
 from tests.tasks.toy_stage import count, started_from
@@ -35,6 +36,22 @@ def test_killed_trainer_continues_from_its_newest_checkpoint(
     assert result.summary["count"] == 4
     assert not workdir.exists()
     assert context.store.objects.list("checkpoints") == {}
+
+
+def test_a_stage_that_waits_for_a_core_or_for_another_run_stops_when_asked_to(
+    context: StageContext, plan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infra.launch._drain.requested", True)
+    plan()
+    locks = context.settings.work / ".locks"
+    slots = [locks / f"slot-{index}.lock" for index in range(context.settings.max_parallel)]
+    with some_of(slots, len(slots)), pytest.raises(TrainerStoppedError, match="was not started"):
+        count(context, total=4)
+    (of_stage,) = locks.glob("counter-*.lock")
+    with file_lock(of_stage), pytest.raises(TrainerStoppedError, match="was not started"):
+        count(context, total=4)
+    monkeypatch.undo()
+    assert count(context, total=4).summary["count"] == 4
 
 
 _ORCHESTRATOR = """
