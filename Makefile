@@ -28,9 +28,9 @@ PYTEST_MARK ?= -m "not slow"
 tests: $(INSTALLED)
 	@echo "== tests"; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_MARK)
 
-# Two releases of the peer, as the later one has no PPO. PAIRS: a file or a hub id.
+# Beside the peer's release that is installed, an earlier one: it has PPO. PAIRS: a file or a hub id.
 PAIRS ?= Anthropic/hh-rlhf/harmless-base
-bench: $(INSTALLED) .bench/trl-1.16 .bench/trl-1.10 ## the tables of docs/performance.md (well over an hour)
+bench: $(INSTALLED) .bench/trl-1.10 ## the tables of docs/performance.md (well over an hour)
 	$(BIN)/python -m tests.bench.rollouts
 	$(BIN)/python -m tests.bench.ppo --pairs $(PAIRS)
 	$(BIN)/python -m tests.bench.meta_rm --pairs $(PAIRS) --limit 96

@@ -1,6 +1,5 @@
 """One epoch of reward-model training on real pairs: this project's stage, and TRL's RewardTrainer.
 
-    pip install --no-deps --target .bench/trl-1.16 trl==1.16.0
     python -m tests.bench.reward_model --pairs Anthropic/hh-rlhf/harmless-base --limit 96
 
 The same small Llama, tokens, batch size, optimiser and schedule; each a process of its own, in
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -65,20 +63,17 @@ def main() -> None:
     parser.add_argument("--pairs", required=True, help="HH's harmless pairs: a file or a hub id")
     parser.add_argument("--limit", type=int, help="train on the first so many; default: all")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--peer", type=Path, default=ROOT / ".bench/trl-1.16", help="where TRL is")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         material = Path(folder) / "material"
         make_material(options.pairs, material, options.limit)
         arms: dict[str, Callable[[Path], Epoch]] = {
             "Trimtab, bfloat16": lambda work: ours(material, work, "bfloat16"),
-            "TRL, its defaults": lambda work: theirs(material, work, {}, options.peer),
-            "TRL, its best settings": lambda work: theirs(material, work, BEST, options.peer),
+            "TRL, its defaults": lambda work: theirs(material, work, {}),
+            "TRL, its best settings": lambda work: theirs(material, work, BEST),
             "Trimtab, float32": lambda work: ours(material, work, "float32"),
-            "TRL, float32": lambda work: theirs(material, work, FLOAT32, options.peer),
-            "TRL, its best settings, float32": lambda work: theirs(
-                material, work, BEST | FLOAT32, options.peer
-            ),
+            "TRL, float32": lambda work: theirs(material, work, FLOAT32),
+            "TRL, its best settings, float32": lambda work: theirs(material, work, BEST | FLOAT32),
         }
         epochs: dict[str, list[Epoch]] = {name: [] for name in arms}
         for turn in range(options.runs):
@@ -116,12 +111,11 @@ def ours(material: Path, work: Path, precision: str) -> Epoch:
     return epoch([step["time"] for step in steps], losses, share * len(rows))
 
 
-def theirs(material: Path, work: Path, more: dict[str, object], peer: Path) -> Epoch:
+def theirs(material: Path, work: Path, more: dict[str, object]) -> Epoch:
     """RewardTrainer, in a process of its own."""
     script, output = Path(__file__).with_name("trl_reward_model.py"), work / "steps.json"
-    environment = {**os.environ, "PYTHONPATH": str(peer)}
     command = [sys.executable, str(script), str(material), str(output), json.dumps(SAME | more)]
-    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     steps = json.loads(output.read_text())
     return epoch(steps["times"], steps["losses"], len(rows_of(material)))
 
