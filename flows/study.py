@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Annotated
 
 from prefect import flow
@@ -24,6 +26,8 @@ from models.studies.config import StudyConfig
 from models.studies.exhibit import TITLES, Exhibit, ExhibitName, Paper
 from tasks.report import announce, lineage_of
 from tasks.study import study as study_stage
+
+logger = logging.getLogger("trimtab")
 
 Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
@@ -60,7 +64,8 @@ def study(
     first = config.model_copy(update={"seed": seeds[0]})
     with tracked_flow(first, f"study {paper} {exhibit}") as tracked:
         runs = {each.slug: _submit(each, config, seeds, made) for each in wanted}
-        return {each.slug: _read(each, config, runs[each.slug], tracked, how) for each in wanted}
+        read = partial(_read, config=config, tracked=tracked, how=how)
+        return read_all({each: runs[each.slug] for each in wanted}, read)
 
 
 def checked(paper: str, exhibit: str, seeds: Sequence[int]) -> list[Exhibit]:
@@ -76,6 +81,23 @@ def checked(paper: str, exhibit: str, seeds: Sequence[int]) -> list[Exhibit]:
     return wanted
 
 
+def read_all(
+    runs: Mapping[Exhibit, dict[int, Run]], read: Callable[[Exhibit, dict[int, Run]], str]
+) -> dict[str, str]:
+    """The status of each exhibit; one that fails leaves the others theirs, and then raises."""
+    found: dict[str, str] = {}
+    failed: list[Exception] = []
+    for exhibit, of_seeds in runs.items():
+        try:
+            found[exhibit.slug] = read(exhibit, of_seeds)
+        except Exception as error:
+            logger.error("%s has no page: %s", exhibit.slug, error)
+            failed.append(error)
+    if failed:
+        raise failed[0]
+    return found
+
+
 def _submit(
     exhibit: Exhibit, config: RunConfig, seeds: Sequence[int], made: dict[Hashable, Future]
 ) -> dict[int, Run]:
@@ -89,8 +111,8 @@ def _submit(
 
 def _read(
     exhibit: Exhibit,
-    config: RunConfig,
     runs: dict[int, Run],
+    config: RunConfig,
     tracked: TrackedRun,
     how: Sequence[str],
 ) -> str:

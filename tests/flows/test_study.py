@@ -12,7 +12,9 @@ from flows.recipes import recipe_named
 from flows.run import Run
 from flows.studies.arms_of import ARMS
 from flows.studies.shared_run import SharedRun
-from flows.study import checked
+from flows.study import checked, read_all
+from models.studies.catalogue import exhibits_of
+from models.studies.exhibit import Exhibit
 
 
 @pytest.fixture
@@ -49,6 +51,23 @@ def test_seeds_share_nothing(submitted: list[str]) -> None:
         ARMS["part-2-figure-1"](SharedRun(config.model_copy(update={"seed": seed}), made=made))
     assert submitted.count("strength") == 2
     assert submitted.count("reward_model") == 4
+
+
+def test_an_exhibit_without_a_page_leaves_the_others_theirs() -> None:
+    pages = []
+
+    def read(exhibit: Exhibit, _: object) -> str:
+        if exhibit.name in ("figure-6", "figure-8"):
+            raise ValueError(f"{exhibit.name} cannot be read")
+        pages.append(exhibit.name)
+        return "held"
+
+    wanted: dict[Exhibit, dict[int, Run]] = {each: {} for each in exhibits_of("part-1", "all")}
+    with pytest.raises(ValueError, match="figure-6 cannot be read"):
+        read_all(wanted, read)
+    assert pages == ["figure-4", "figure-7", "figure-9"]
+    kept = {each: runs for each, runs in wanted.items() if each.name in pages}
+    assert read_all(kept, read) == {each.slug: "held" for each in kept}
 
 
 @pytest.mark.parametrize("slug", ARMS)
