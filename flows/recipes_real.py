@@ -130,6 +130,7 @@ def hh_7b() -> RunConfig:
         batch_size=128,
         micro_batch_tokens=2052,
         gradient_checkpointing=True,
+        precision="bfloat16",
         num_ranks=8,
         zero=ZeroConfig(stage=2),
     )
@@ -192,6 +193,7 @@ def _ppo_of_the_papers(like: TrainConfig) -> PPOConfig:
         max_new_tokens=128,
         micro_batch_tokens=like.micro_batch_tokens,
         gradient_checkpointing=like.gradient_checkpointing,
+        precision=like.precision,
         num_ranks=like.num_ranks,
         zero=ZeroConfig(stage=3),
         scoring=ScoringConfig(safety_categories=("harmless",)),
