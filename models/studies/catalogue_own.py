@@ -10,12 +10,14 @@ PEOPLE = (
         "votes",
         "Strength and the margin of people's votes, by the ensemble's size and way of voting",
         "The strength that an ensemble finds follows how clearly people vote",
+        printed="",
     ),
     Exhibit(
         "people",
         "planted-flips",
         "Strength of clear labels of which a quarter was turned round",
         "Strength finds the labels that were turned round, cross-fitted better than in-sample",
+        printed="",
     ),
 )
 RLAIF = (

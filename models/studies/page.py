@@ -29,7 +29,7 @@ PAGE = """<!DOCTYPE html>
 {{ '{:,.0f}'.format(seconds) }} s of work</div></header>
 <div class="verdict {{ colour }}"><strong>{{ finding.status|capitalize }}: {{ exhibit.claim }}.
 </strong>
-<p>The paper: {{ exhibit.printed }}.</p>
+{% if exhibit.printed %}<p>The paper: {{ exhibit.printed }}.</p>{% endif %}
 <p>Here: {{ figures|tidy }}.</p></div>
 <div class="scroll"><table><tr><th>Part of the claim</th><th>Seeds that show it</th></tr>
 {% for words, seen in finding.checks.items() %}
