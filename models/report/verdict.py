@@ -54,17 +54,34 @@ def verdict(
     forgotten = policy.against_sft.get("forget", {}).get(measure)
     if place != "forget" and forgotten is not None and answer_of(forgotten.net) == "worse":
         sentence += " On the forget set it is worse than SFT."
+    harmless = _harmless(found, policy, place)
+    if harmless and harmless[0].high < harmless[1].low:
+        sentence += " Fewer of its answers to requests for harm are harmless."
     details = [f"{final}; judged by {JUDGES[measure]} on {net.count} prompts."]
     details += [
         _on_set(other, outcomes[measure].net)
         for other, outcomes in policy.against_sft.items()
         if other not in (place, "validation") and measure in outcomes
     ]
+    if harmless:
+        own, of_sft = map(_in_percent, harmless)
+        details.append(f"Requests for harm: {own} of its answers are harmless, {of_sft} of SFT's.")
     if policy.is_promoted is False:
         details.append("Held-out judgement did not promote it.")
     if policy.collapsed:
         details.append(f"The collapse guard spoke up: {policy.collapse_reason}.")
     return Verdict(answer, sentence, details, policy.name, measure, net)
+
+
+def _harmless(
+    found: Sequence[Policy], policy: Policy, place: str
+) -> tuple[Estimate, Estimate] | None:
+    """Shares of harmless answers, the policy's and SFT's, where both were measured."""
+    rates = [
+        each.sets[place].harmless for each in found if each.name == "sft" and place in each.sets
+    ]
+    own, of_sft = policy.sets[place].harmless, rates[0] if rates else None
+    return None if own is None or of_sft is None else (own, of_sft)
 
 
 def answer_of(net: Estimate) -> Literal["better", "not shown to be better", "worse"]:
@@ -82,6 +99,10 @@ def in_points(net: Estimate) -> str:
     )
 
 
+def _in_percent(share: Estimate) -> str:
+    return f"{100 * share.value:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
+
+
 def _on_set(place: str, net: Estimate) -> str:
     words = {"better": "better than SFT", "worse": "worse than SFT"}
     how = words.get(answer_of(net), "level with SFT as far as shown")
@@ -96,8 +117,7 @@ def _without_policy(checked: Sequence[Claim], noise: LabelNoise | None) -> Verdi
         share = noise.share_negative
         sentence = (
             f"Label audit: {noise.num_members} reward models together disagree with "
-            f"{100 * share.value:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}] of "
-            f"{noise.num_pairs:,} training labels."
+            f"{_in_percent(share)} of {noise.num_pairs:,} training labels."
         )
         details.append("No policy was trained in this run, so none is judged.")
     gain = {claim.name: claim for claim in checked}.get("relabelling_helps")
