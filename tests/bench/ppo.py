@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -38,9 +39,11 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--peer", type=Path, default=ROOT / ".bench/trl-1.10", help="where TRL is")
     options = parser.parse_args()
+    # TRL's default is bfloat16.
     arms: dict[str, Callable[[Path, Path], list[float]]] = {
-        "Trimtab, two ranks": ours,
-        "TRL, two threads": lambda material, work: theirs(material, work, options.peer),
+        f"{name}, {precision}": partial(arm, precision=precision)
+        for precision in ("bfloat16", "float32")
+        for name, arm in (("Trimtab", ours), ("TRL", partial(theirs, peer=options.peer)))
     }
     rates: dict[str, list[float]] = {name: [] for name in arms}
     with tempfile.TemporaryDirectory() as folder:
@@ -55,8 +58,8 @@ def main() -> None:
                 print(f"{turn} {name}: {rates[name][-1]:.1f}", file=sys.stderr, flush=True)
     print("| | episodes/s | least to most | Trimtab is faster by |")
     print("|---|---|---|---|")
-    first, *_ = rates.values()
     for name, found in rates.items():
+        first = rates[name.replace("TRL", "Trimtab")]
         ratio = median(mine / other for mine, other in zip(first, found, strict=True))
         spread = f"{min(found):.1f} to {max(found):.1f}"
         print(f"| {name} | {median(found):.1f} | {spread} | {ratio:.2f} |")
@@ -80,7 +83,7 @@ def make_material(source: str, folder: Path) -> None:
             stream.write(json.dumps({"prompt": short}) + "\n")
 
 
-def ours(material: Path, work: Path) -> list[float]:
+def ours(material: Path, work: Path, precision: str) -> list[float]:
     """The stage `ppo_max`, as a run starts it; returns when each step ended."""
     (work / "output").mkdir()
     inputs = {name: str(material / name) for name in ("policy", "scorer", "data")}
@@ -93,6 +96,7 @@ def ours(material: Path, work: Path) -> list[float]:
         "temperature": 0.8,
         "top_p": 1.0,
         "max_new_tokens": RESPONSE,
+        "precision": precision,
     }
     job = {
         "stage": "ppo_max",
@@ -109,11 +113,11 @@ def ours(material: Path, work: Path) -> list[float]:
     return [row["time"] for row in rows if "metrics" in row]
 
 
-def theirs(material: Path, work: Path, peer: Path) -> list[float]:
+def theirs(material: Path, work: Path, precision: str, peer: Path) -> list[float]:
     """PPOTrainer, in a process of its own; returns when each step ended."""
     script, output = Path(__file__).with_name("trl_ppo.py"), work / "steps.json"
     command = [sys.executable, str(script), str(material), str(output)]
-    command += [str(number) for number in (STEPS, BATCH, RESPONSE)]
+    command += [str(number) for number in (STEPS, BATCH, RESPONSE)] + [precision]
     environment = {**os.environ, "PYTHONPATH": str(peer)}
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     times: list[float] = json.loads(output.read_text())["times"]

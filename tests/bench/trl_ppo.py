@@ -1,6 +1,6 @@
 """TRL's experimental PPOTrainer on the benchmark's material; notes when each step ended.
 
-python tests/bench/trl_ppo.py MATERIAL OUTPUT STEPS BATCH RESPONSE
+python tests/bench/trl_ppo.py MATERIAL OUTPUT STEPS BATCH RESPONSE PRECISION
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Steps(TrainerCallback):
         self.times.append(time.time())
 
 
-def main(material: Path, output: Path, num_steps: int, batch: int, response: int) -> None:
+def main(
+    material: Path, output: Path, num_steps: int, batch: int, response: int, precision: str
+) -> None:
     torch.set_num_threads(2)
     policy, scorer = material / "policy" / "model", material / "scorer" / "model"
     tokenizer = AutoTokenizer.from_pretrained(policy, padding_side="left")
@@ -62,7 +64,7 @@ def main(material: Path, output: Path, num_steps: int, batch: int, response: int
             save_strategy="no",
             report_to="none",
             use_cpu=True,
-            bf16=False,
+            bf16=precision == "bfloat16",
         ),
         processing_class=tokenizer,
         model=written(),
@@ -78,4 +80,4 @@ def main(material: Path, output: Path, num_steps: int, batch: int, response: int
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:6]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:6]), sys.argv[6])
