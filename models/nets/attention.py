@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
+from models.nets.precision import attention_dtype
+
 _NAME = "trimtab_packed"
 # Of each row, the tokens of its prompt and of each of its responses.
 Lengths = Sequence[tuple[int, ...]]
@@ -77,6 +79,23 @@ def _attend(
     attention_mask: `further_mask`. Raises ValueError for attention that is cut or bent otherwise.
     """
     _check_plain(module, packed_lengths, options)
+    dtype = attention_dtype(value.dtype)
+    query, key, value = (each.to(dtype) for each in (query, key, value))
+    with torch.autocast(query.device.type, enabled=False):  # they are what they are to be
+        whole = _attend_rows(query, key, value, attention_mask, dropout, scaling, packed_lengths)
+    return whole.transpose(1, 2).contiguous(), None
+
+
+def _attend_rows(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    dropout: float,
+    scaling: float | None,
+    packed_lengths: Lengths,
+) -> Tensor:
+    """As `_attend`, heads before tokens: (1, heads, N, d)."""
     sizes = [size for row in packed_lengths for size in (row[0] + row[1], *row[2:])]
     parts = iter(zip(*(whole.split(sizes, dim=2) for whole in (query, key, value)), strict=True))
     longest = attention_mask.shape[-1] - attention_mask.shape[-2]
@@ -96,7 +115,7 @@ def _attend(
             keys, values = (torch.cat(p, 2) for p in zip(shared, (own_key, own_value), strict=True))
             mask = attention_mask[:, :, :response, longest - prompt : longest + response]
             outputs.append(attend(own_query, keys, values, attn_mask=mask))
-    return torch.cat(outputs, 2).transpose(1, 2).contiguous(), None
+    return torch.cat(outputs, 2)
 
 
 AttentionInterface.register(_NAME, _attend)

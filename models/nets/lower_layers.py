@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from models.nets.attention import further_mask, packed_attention
 from models.nets.freezing import embeddings_of, find_layers, layers_of
 from models.nets.packing import PackedBatch
-from models.nets.precision import product_dtype, trunk_precision
+from models.nets.precision import attention_dtype, trunk_precision
 
 
 def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
@@ -98,7 +98,7 @@ def _trunk(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
         output = model.base_model(
             input_ids=batch.input_ids[None],
             position_ids=batch.position_ids[None],
-            attention_mask=further_mask(batch.lengths, product_dtype(model.dtype)),
+            attention_mask=further_mask(batch.lengths, attention_dtype(model.dtype)),
             packed_lengths=batch.lengths,
             use_cache=False,
         )

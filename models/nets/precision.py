@@ -1,8 +1,9 @@
 """In which precision packed trunks multiply: float32, or bfloat16 on weights kept in float32.
 
-With bfloat16 the products of the layers, attention's included, and what they hand to one another
-inside a layer are narrow. The residual stream, norms, heads, log-probabilities, losses, weights,
-their gradient and the optimiser's state stay in float32.
+With bfloat16 the products of the layers, and what they hand to one another inside a layer, are
+narrow; on a GPU attention is, too, which takes a CPU three times as long then. The residual stream,
+norms, heads, log-probabilities, losses, weights, their gradient and the optimiser's state stay in
+float32.
 """
 
 from __future__ import annotations
@@ -35,17 +36,19 @@ def is_narrow() -> bool:
     return _is_narrow
 
 
-def product_dtype(weights: torch.dtype) -> torch.dtype:
-    """What layers with such weights multiply in."""
-    return torch.bfloat16 if _is_narrow else weights
-
-
 def trunk_precision() -> AbstractContextManager[object]:
     """Inside, a trunk passes as was said.
 
     Narrow weights are made for each pass: kept, they would outlive an optimiser's step.
     """
     return torch.autocast(_device(), torch.bfloat16, enabled=_is_narrow, cache_enabled=False)
+
+
+def attention_dtype(weights: torch.dtype) -> torch.dtype:
+    """What a trunk of such weights attends in."""
+    if not _is_narrow:
+        return weights
+    return torch.float32 if _device() == "cpu" else torch.bfloat16
 
 
 def _device() -> str:

@@ -92,7 +92,8 @@ def kept_activations(
     attention: log-sum-exp, heads.
     In the products' precision:
     norms: their output, 2 h, or where it is made narrower, a copy for each of five products, 5 h;
-    attention: query, keys, values, output row by row and whole, 3 q + 2 kv;
+    attention: query, keys, values, output row by row and whole, 3 q + 2 kv (a CPU attends in
+    float32);
     feed-forward: gate, its activation, up, their product, 4 f;
     dropout: by what the outputs of both are multiplied, 2 h (a quarter of it on a GPU).
     Narrow products also keep a narrow copy of their weights.

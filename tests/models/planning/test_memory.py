@@ -104,13 +104,18 @@ def test_kept_activations_are_those_that_autograd_keeps(
 
 @pytest.mark.parametrize(("num_rows", "responses"), [(3, [20]), (4, [6, 9, 2])])
 def test_narrow_products_keep_narrow_numbers(
-    model: LlamaForCausalLM, narrow_products: None, num_rows: int, responses: list[int]
+    model: LlamaForCausalLM,
+    narrow_products: None,
+    monkeypatch: pytest.MonkeyPatch,
+    num_rows: int,
+    responses: list[int],
 ) -> None:
+    for module in ("attention", "lower_layers"):  # as on a GPU
+        monkeypatch.setattr(f"models.nets.{module}.attention_dtype", lambda _: torch.bfloat16)
     row = Candidates([1] * 20, tuple([2] * response for response in responses))
     really = _kept(model, lambda: hidden_states(model, pack([row] * num_rows)))
     sizes = num_rows * row.num_tokens, num_rows * sum(20 + n for n in responses[1:])
-    # Further responses' own keys are counted twice: narrow ones are kept behind the prompt's alone.
-    assert kept_activations(SHAPE, *sizes, precision="bfloat16") == pytest.approx(really, rel=1e-2)
+    assert kept_activations(SHAPE, *sizes, precision="bfloat16") == pytest.approx(really, rel=2e-3)
 
 
 def test_dropout_keeps_what_it_multiplies_by(model: LlamaForCausalLM) -> None:
