@@ -153,8 +153,7 @@ def hh_7b() -> RunConfig:
         ppo=ppo,
         **beside(
             ppo,
-            # [DPO]: 1e-6, batch 64.
-            pairs=scorer.model_copy(update={"learning_rate": 1e-6, "batch_size": 64}),
+            pairs=scorer.model_copy(update={"learning_rate": 1e-6, "batch_size": 64}),  # [DPO]
             answers=sft.model_copy(update={"batch_size": ppo.train_batch, "num_epochs": 5}),
             num_responses=8,
         ),
