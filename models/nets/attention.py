@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
-from models.nets.precision import attention_dtype
+from models.nets.precision import attention_dtype, own_precision
 
 _NAME = "trimtab_packed"
 # Of each row, the tokens of its prompt and of each of its responses.
@@ -81,7 +81,7 @@ def _attend(
     _check_plain(module, packed_lengths, options)
     dtype = attention_dtype(value.dtype)
     query, key, value = (each.to(dtype) for each in (query, key, value))
-    with torch.autocast(query.device.type, enabled=False):  # they are what they are to be
+    with own_precision():
         whole = _attend_rows(query, key, value, attention_mask, dropout, scaling, packed_lengths)
     return whole.transpose(1, 2).contiguous(), None
 

@@ -9,7 +9,7 @@ float32.
 from __future__ import annotations
 
 import warnings
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -41,7 +41,14 @@ def trunk_precision() -> AbstractContextManager[object]:
 
     Narrow weights are made for each pass: kept, they would outlive an optimiser's step.
     """
-    return torch.autocast(_device(), torch.bfloat16, enabled=_is_narrow, cache_enabled=False)
+    if not _is_narrow:
+        return nullcontext()
+    return torch.autocast(_device(), torch.bfloat16, cache_enabled=False)
+
+
+def own_precision() -> AbstractContextManager[object]:
+    """Inside, products are in the precision of what they are of, though a trunk's are narrow."""
+    return torch.autocast(_device(), enabled=False) if _is_narrow else nullcontext()
 
 
 def attention_dtype(weights: torch.dtype) -> torch.dtype:

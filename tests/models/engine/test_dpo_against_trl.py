@@ -77,7 +77,7 @@ def test_loss_and_gradients_are_trls(
     (batch,) = trainer.get_train_dataloader()
     theirs = trainer.compute_loss(trainer.model.eval(), batch)
     theirs.backward()
-    assert abs(float(theirs) - math.log(2)) > 0.01
-    assert float(loss) == pytest.approx(float(theirs), abs=1e-5)
+    assert abs(theirs.item() - math.log(2)) > 0.01
+    assert loss.item() == pytest.approx(theirs.item(), abs=1e-5)
     for name, value in model.named_parameters():
         torch.testing.assert_close(ours[name], value.grad, rtol=1e-3, atol=1e-5, msg=name)
