@@ -65,7 +65,7 @@ class TrainerConfig(StageConfig):
     precision: Precision = Field(
         "float32",
         description="What layers multiply in; weights and optimiser state stay float32. bfloat16 "
-        "is faster, and needs less memory, on GPUs and on CPUs with AMX or AVX512-BF16",
+        "is for GPUs, and for CPUs with AMX or AVX512-BF16",
     )
     max_grad_norm: float = Field(1.0, gt=0, description="Global gradient clip [PPO: 1.0]")
     num_ranks: int = Field(1, gt=0, description="Processes that share out each batch")
