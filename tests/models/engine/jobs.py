@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +18,7 @@ import pytest
 from infra import launch as launch_module
 from infra.warm_client import warm_server
 from models.engine import checkpoint
+from tests.models.engine import stopping
 
 
 def job(
@@ -46,26 +49,24 @@ def job(
 
 
 @contextmanager
-def stopped_at(workdir: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Inside, the trainers of this process are told to stop once one has done so many steps.
+def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Inside, a trainer has this process get a SIGTERM once it has done so many steps.
 
-    They must, with `TrainerStoppedError`; behind it they may be started again.
+    `launch` must hand it on, and raise TrainerStoppedError.
     """
-    monkeypatch.setattr(launch_module._drain, "depth", 1)
-    monkeypatch.setattr(launch_module._drain, "requested", False)
-
-    def terminate() -> None:
-        path = workdir / "metrics.jsonl"
-        while not path.exists() or f'"step": {step},' not in path.read_text():
-            time.sleep(0.01)
-        launch_module._drain.requested = True
-
-    thread = threading.Thread(target=terminate)
-    thread.start()
-    with pytest.raises(launch_module.TrainerStoppedError):
-        yield
-    thread.join()
-    launch_module._drain.requested = False
+    drain = launch_module._drain
+    previous = signal.signal(signal.SIGTERM, drain.handle)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(drain, "depth", 1)  # so that it does not end this process afterwards
+            patch.setitem(launch_module.launch.__kwdefaults__, "entry", stopping.__name__)
+            patch.setenv(stopping.STEP, str(step))
+            patch.setenv(stopping.ORCHESTRATOR, str(os.getpid()))
+            with pytest.raises(launch_module.TrainerStoppedError):
+                yield
+    finally:
+        drain.requested = False
+        signal.signal(signal.SIGTERM, previous)
 
 
 def kill_a_rank(workdir: Path) -> threading.Thread:

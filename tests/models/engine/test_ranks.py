@@ -31,7 +31,7 @@ def test_two_ranks_equal_one_and_go_on_where_they_stopped(
     assert both[-1] == pytest.approx(alone[-1], rel=0.05)
 
     stopped, config = tmp_path / "stopped", smoke_config.sft
-    with stopped_at(stopped, 7, monkeypatch):
+    with stopped_at(7, monkeypatch):
         launch(job(stopped, config, world))
     launch(job(stopped, config, world))
     ours = load_file(stopped / "output/model/model.safetensors")
@@ -39,7 +39,7 @@ def test_two_ranks_equal_one_and_go_on_where_they_stopped(
     assert all(bool((ours[name] == theirs[name]).all()) for name in theirs)
 
     fewer = tmp_path / "fewer"
-    with stopped_at(fewer, 7, monkeypatch):
+    with stopped_at(7, monkeypatch):
         launch(job(fewer, config, world))
     launch(job(fewer, config, world, num_ranks=1))
     rows = read_metrics(fewer / "metrics.jsonl")
@@ -101,7 +101,7 @@ def test_ppo_on_two_ranks_equals_that_on_one_and_goes_on_where_it_stopped(
         for name in (*names, *of_tricks):
             if name in theirs:
                 assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5), name
-    with stopped_at(tmp_path / "stopped", 2, monkeypatch):
+    with stopped_at(2, monkeypatch):
         start(tmp_path / "stopped", 2)
     stopped = start(tmp_path / "stopped", 2)
     for name in ("model/model.safetensors", "critic/model.safetensors", "rollouts.jsonl"):

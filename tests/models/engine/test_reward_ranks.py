@@ -88,7 +88,7 @@ def test_two_ranks_go_on_where_they_stopped(
     whole: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with stopped_at(tmp_path, 2, monkeypatch):
+    with stopped_at(2, monkeypatch):
         _launch(tmp_path, config, inputs, 2)
     stopped = _launch(tmp_path, config, inputs, 2)
     for name in ("model/model.safetensors", "scores.jsonl"):

@@ -87,7 +87,7 @@ def test_two_ranks_in_parts_and_one_with_the_whole_go_on_for_one_another(
         (3, {"zero": ZeroConfig(stage=2)}),
     ]
     for last_step, changes in parts:
-        with stopped_at(tmp_path, last_step, monkeypatch):
+        with stopped_at(last_step, monkeypatch):
             _launch(tmp_path, config, inputs, 2, **changes)
     assert len(read_metrics(tmp_path / "metrics.jsonl")) < 6
     _launch(tmp_path, config, inputs, 1)
@@ -101,7 +101,7 @@ def test_two_ranks_of_stage_3_go_on_where_they_stopped(
     alone: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with stopped_at(tmp_path, 4, monkeypatch):
+    with stopped_at(4, monkeypatch):
         _launch(tmp_path, config, inputs, 2, zero=ZeroConfig(stage=3))
     _launch(tmp_path, config, inputs, 2, zero=ZeroConfig(stage=3))
     _assert_same(tmp_path / "output", alone)
