@@ -94,7 +94,7 @@ def lower_digest(model: PreTrainedModel, depth: int) -> str:
 
 
 def _trunk(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
-    with packed_attention(model.base_model), trunk_precision():
+    with packed_attention(model.base_model), trunk_precision(model.base_model):
         output = model.base_model(
             input_ids=batch.input_ids[None],
             position_ids=batch.position_ids[None],

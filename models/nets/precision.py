@@ -1,22 +1,26 @@
 """In which precision packed trunks multiply: float32, or bfloat16 on weights kept in float32.
 
 With bfloat16 the products of the layers, and what they hand to one another inside a layer, are
-narrow; on a GPU attention is, too, which takes a CPU three times as long then. The residual stream,
-norms, heads, log-probabilities, losses, weights, their gradient and the optimiser's state stay in
-float32.
+narrow, from the input on that attention or a feed-forward part gets from its norm; on a GPU
+attention itself is, too, which takes a CPU three times as long then. The residual stream, norms,
+heads, log-probabilities, losses, weights, their gradient and the optimiser's state stay in float32.
 """
 
 from __future__ import annotations
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+from weakref import WeakSet
 
 import torch
+from torch import nn
 
 from models.config_parts import Precision
 
 _FAST = ("amx_bf16", "avx512_bf16")  # instructions without which a CPU imitates such products
 _is_narrow = False
+_casting: WeakSet[nn.Module] = WeakSet()
 
 
 def multiply_in(precision: Precision) -> None:
@@ -36,14 +40,44 @@ def is_narrow() -> bool:
     return _is_narrow
 
 
-def trunk_precision() -> AbstractContextManager[object]:
-    """Inside, a trunk passes as was said.
+def trunk_precision(trunk: nn.Module) -> AbstractContextManager[object]:
+    """Inside, it passes as was said.
 
     Narrow weights are made for each pass: kept, they would outlive an optimiser's step.
     """
     if not _is_narrow:
         return nullcontext()
+    for layers in trunk.children():
+        if isinstance(layers, nn.ModuleList):
+            for layer in layers:
+                _cast_inputs_once(layer)
     return torch.autocast(_device(), torch.bfloat16, cache_enabled=False)
+
+
+def _cast_inputs_once(layer: nn.Module) -> None:
+    """Of its attention and feed-forward part, whose products would each make a copy and keep it.
+
+    For good, as layers are also run again where their activations are recomputed.
+    """
+    for part in layer.children():
+        if part not in _casting and any(isinstance(each, nn.Linear) for each in part.modules()):
+            part.register_forward_pre_hook(_with_narrow_input, with_kwargs=True)
+            _casting.add(part)
+
+
+def _with_narrow_input(
+    _: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A part's arguments, in which hidden states come first or by name."""
+    device = _device()
+    if not torch.is_autocast_enabled(device):  # outside of a trunk's pass: sampling
+        return positional, named
+    dtype = torch.get_autocast_dtype(device)
+    if positional:
+        return (positional[0].to(dtype), *positional[1:]), named
+    if "hidden_states" in named:
+        named = {**named, "hidden_states": named["hidden_states"].to(dtype)}
+    return positional, named
 
 
 def own_precision() -> AbstractContextManager[object]:

@@ -88,29 +88,29 @@ def kept_activations(
     """Bytes that autograd keeps of the trunk for `tokens`.
 
     Numbers a token and layer, h hidden, q and kv heads times head size, f feed-forward. In float32:
-    norms: each its input, the normalised input and a scale, 2 (2 h + 1);
+    norms (`models.nets.norms`): each its input and a scale, 2 (h + 1);
     attention: log-sum-exp, heads.
     In the products' precision:
-    norms: their output, 2 h, or where it is made narrower, a copy for each of five products, 5 h;
+    norms: their output, 2 h;
     attention: query, keys, values, output row by row and whole, 3 q + 2 kv (a CPU attends in
     float32);
     feed-forward: gate, its activation, up, their product, 4 f;
     dropout: by what the outputs of both are multiplied, 2 h (a quarter of it on a GPU).
     Narrow products also keep a narrow copy of their weights.
-    Then once a token the last norm's input, normalised input and scale, the rotary cosines and
-    sines, and its id (two floats wide).
+    Then once a token the last norm's input and scale, the rotary cosines and sines, and its id (two
+    floats wide).
     Of `repeated` tokens there are further keys and values: a prompt's for every response but its
     first, and that response's own.
     Recomputed (gradient checkpointing), all layers keep their input, h, and one at a time the rest.
     """
     hidden, product, is_narrow = shape.hidden_size, PRODUCT_BYTES[precision], precision != "float32"
     keys = product * 2 * shape.num_kv_heads * shape.head_dim
-    layer = FLOAT_BYTES * (4 * hidden + 2 + shape.num_heads)
-    layer += product * hidden * ((5 if is_narrow else 2) + 2 * has_dropout)
+    layer = FLOAT_BYTES * (2 * hidden + 2 + shape.num_heads)
+    layer += product * hidden * (2 + 2 * has_dropout)
     layer += product * (3 * shape.num_heads * shape.head_dim + 4 * shape.intermediate_size) + keys
     whole = tokens * layer + repeated * keys
     whole += product * (shape.layer_parameters - 2 * hidden) * is_narrow
-    once = FLOAT_BYTES * (2 * hidden + 1 + 2 * shape.head_dim + 2)
+    once = FLOAT_BYTES * (hidden + 1 + 2 * shape.head_dim + 2)
     if is_recomputed:
         layers = FLOAT_BYTES * shape.num_layers * tokens * hidden + whole
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 
@@ -11,8 +12,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from models.config_parts import TrainConfig
-from models.nets.lower_layers import hidden_states
-from models.nets.packing import Candidates, PackedBatch, pack
+from models.nets.lower_layers import hidden_states, lower_output
+from models.nets.packing import Candidates, LowerStates, PackedBatch, pack
 from models.nets.precision import is_narrow, multiply_in
 from models.nets.scoring import response_logprobs, response_scores
 from models.nets.training import prepare_training
@@ -84,6 +85,22 @@ def test_recomputed_layers_multiply_as_they_did_at_first(
     again = _gradients(model, batch)
     for name, gradient in kept.items():
         assert torch.equal(gradient, again[name]), name
+
+
+def test_inputs_of_products_are_narrow_where_they_are_handed_to_several(
+    model: LlamaForCausalLM, batch: PackedBatch, narrow_products: None
+) -> None:
+    """Cast once, in a pass of the upper layers alone, too; when sampling they stay wide."""
+    layer, found = model.model.layers[2], []
+    for part in (layer.self_attn, layer.mlp):
+        next(part.children()).register_forward_pre_hook(lambda _, given: found.append(given[0]))
+    prepare_training(model, TrainConfig(trainable_layers=1), 0)
+    lower = LowerStates(lower_output(model, batch, 2), model.model.layers[1], 2)
+    hidden_states(model, dataclasses.replace(batch, lower=lower))
+    hidden_states(model, batch)
+    assert [each.dtype for each in found] == [torch.bfloat16] * 4
+    model(torch.tensor([[1, 2, 3]]))
+    assert [each.dtype for each in found[4:]] == [torch.float32] * 2
 
 
 def test_a_step_of_the_weights_is_seen_by_the_next_pass(

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from models.config_parts import TrainConfig
+from models.nets.norms import with_lean_norms
 from models.nets.packing import Candidates, pack
 from models.nets.scoring import hidden_states, response_logprobs
 from models.nets.training import prepare_training
@@ -40,8 +41,8 @@ SHAPE = ModelShape(
 
 
 @pytest.fixture
-def model() -> LlamaForCausalLM:
-    return LlamaForCausalLM(
+def model() -> PreTrainedModel:
+    model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=SHAPE.vocab_size,
             hidden_size=SHAPE.hidden_size,
@@ -53,7 +54,8 @@ def model() -> LlamaForCausalLM:
             max_position_embeddings=SHAPE.context,
             pad_token_id=0,
         )
-    ).train()
+    )
+    return with_lean_norms(model.train())
 
 
 def test_a_7b_model_under_adam_by_hand() -> None:
@@ -73,7 +75,7 @@ def test_zero_by_hand() -> None:
     assert memory.part(3, 8).total == 400 / 8 + 400 / 8 + 1200 / 8 + 96 / 8 + 37
 
 
-def _kept(model: LlamaForCausalLM, function: Callable[[], Tensor]) -> int:
+def _kept(model: PreTrainedModel, function: Callable[[], Tensor]) -> int:
     """Bytes of every distinct storage that autograd keeps, parameters apart."""
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, Tensor] = {}
@@ -93,7 +95,7 @@ def _kept(model: LlamaForCausalLM, function: Callable[[], Tensor]) -> int:
     ("num_rows", "prompt", "responses"), [(3, 10, [20]), (5, 30, [4]), (4, 20, [6, 9, 2])]
 )
 def test_kept_activations_are_those_that_autograd_keeps(
-    model: LlamaForCausalLM, num_rows: int, prompt: int, responses: list[int]
+    model: PreTrainedModel, num_rows: int, prompt: int, responses: list[int]
 ) -> None:
     row = Candidates([1] * prompt, tuple([2] * response for response in responses))
     really = _kept(model, lambda: hidden_states(model, pack([row] * num_rows)))
@@ -104,7 +106,7 @@ def test_kept_activations_are_those_that_autograd_keeps(
 
 @pytest.mark.parametrize(("num_rows", "responses"), [(3, [20]), (4, [6, 9, 2])])
 def test_narrow_products_keep_narrow_numbers(
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     narrow_products: None,
     monkeypatch: pytest.MonkeyPatch,
     num_rows: int,
@@ -118,7 +120,7 @@ def test_narrow_products_keep_narrow_numbers(
     assert kept_activations(SHAPE, *sizes, precision="bfloat16") == pytest.approx(really, rel=2e-3)
 
 
-def test_dropout_keeps_what_it_multiplies_by(model: LlamaForCausalLM) -> None:
+def test_dropout_keeps_what_it_multiplies_by(model: PreTrainedModel) -> None:
     prepare_training(model, TrainConfig(), 0, dropout=0.1)
     batch = pack([Candidates([1] * 10, ([2] * 20,))] * 3)
     really = _kept(model, lambda: hidden_states(model, batch))
@@ -126,21 +128,21 @@ def test_dropout_keeps_what_it_multiplies_by(model: LlamaForCausalLM) -> None:
 
 
 def test_recomputed_layers_keep_their_input() -> None:
-    # Of Mistral: 4,096 floats a token and layer, one layer's 96,290, and 8,451 once.
-    floats = 32 * 4_096 + 96_290 + 8_451
+    # Of Mistral: 4,096 floats a token and layer, one layer's 88,098, and 4,355 once.
+    floats = 32 * 4_096 + 88_098 + 4_355
     assert kept_activations(MISTRAL, 1, is_recomputed=True) == 4 * floats
     assert backward_set(MISTRAL, 7, is_recomputed=True) < backward_set(MISTRAL, 7) / 5
 
 
 def test_kept_activations_of_mistral_by_hand() -> None:
-    # A layer, floats a token: 6 x 4,096 + 2 of the norms, 3 x 4,096 + 2 x 1,024 + 32 of attention,
-    # 4 x 14,336 of the feed-forward: 96,290. 32 layers, and 2 x 4,096 + 1 + 2 x 128 + 2 once:
-    # 3,089,731 floats, so 11.8 MiB a token.
-    assert kept_activations(MISTRAL, 1) == 4 * 3_089_731
+    # A layer, floats a token: 4 x 4,096 + 2 of the norms, 3 x 4,096 + 2 x 1,024 + 32 of attention,
+    # 4 x 14,336 of the feed-forward: 88,098. 32 layers, and 4,096 + 1 + 2 x 128 + 2 once:
+    # 2,823,491 floats, so 10.8 MiB a token.
+    assert kept_activations(MISTRAL, 1) == 4 * 2_823_491
     assert backward_set(MISTRAL, 1) > kept_activations(MISTRAL, 1)
 
 
-def test_the_cache_is_as_large_as_a_real_one(model: LlamaForCausalLM) -> None:
+def test_the_cache_is_as_large_as_a_real_one(model: PreTrainedModel) -> None:
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
         model(input_ids=torch.ones(2, 9, dtype=torch.long), past_key_values=cache, use_cache=True)
@@ -157,7 +159,7 @@ def test_logits_by_hand() -> None:
     assert vocabulary_set(MISTRAL, 100_000) == 8_388 * 32_000 * 4
 
 
-def test_of_the_logits_autograd_keeps_their_probabilities(model: LlamaForCausalLM) -> None:
+def test_of_the_logits_autograd_keeps_their_probabilities(model: PreTrainedModel) -> None:
     batch = pack([Candidates([1] * 10, ([2] * 20,))] * 3)
     trunk = _kept(model, lambda: hidden_states(model, batch))
     really = _kept(model, lambda: response_logprobs(model, batch)[0]) - trunk
