@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from models.config_parts import ModelConfig
-from models.nets.norms import with_lean_norms
+from models.nets.lean_layers import with_lean_layers
 from models.nets.packaged import load_base_policy, load_base_tokenizer
 
 SCORER_LABELS = {1: {0: "reward"}, 2: {0: "reward", 1: "expected_reward"}}
@@ -32,7 +32,7 @@ SCORER_LABELS = {1: {0: "reward"}, 2: {0: "reward", 1: "expected_reward"}}
 def build_policy(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """The base model to fine-tune: loaded from `config.base`, or a fresh small Llama."""
     if config.base is not None:
-        return with_lean_norms(load_base_policy(config.base))
+        return with_lean_layers(load_base_policy(config.base))
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
@@ -48,13 +48,13 @@ def build_policy(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Pre
             pad_token_id=tokenizer.pad_token_id,
         )
     )
-    return with_lean_norms(model)
+    return with_lean_layers(model)
 
 
 def load_policy(folder: Path) -> PreTrainedModel:
     """A causal language model in float32 from a `save_pretrained` folder."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return with_lean_norms(model)
+    return with_lean_layers(model)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -80,13 +80,13 @@ def new_scorer(folder: Path, num_heads: int, seed: int) -> PreTrainedModel:
         model.score.weight.copy_(
             torch.randn(model.score.weight.shape, generator=generator, device="cpu").mul_(std)
         )
-    return with_lean_norms(model)
+    return with_lean_layers(model)
 
 
 def load_scorer(folder: Path) -> PreTrainedModel:
     """A reward model, critic or Advantage Model from its `save_pretrained` folder."""
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
-    return with_lean_norms(model)
+    return with_lean_layers(model)
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

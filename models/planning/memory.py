@@ -88,13 +88,13 @@ def kept_activations(
     """Bytes that autograd keeps of the trunk for `tokens`.
 
     Numbers a token and layer, h hidden, q and kv heads times head size, f feed-forward. In float32:
-    norms (`models.nets.norms`): each its input and a scale, 2 (h + 1);
+    norms: each its input and a scale, 2 (h + 1);
     attention: log-sum-exp, heads.
     In the products' precision:
     norms: their output, 2 h;
     attention: query, keys, values, output row by row and whole, 3 q + 2 kv (a CPU attends in
     float32);
-    feed-forward: gate, its activation, up, their product, 4 f;
+    feed-forward: gate, up, their product, 3 f (`models.nets.lean_layers`);
     dropout: by what the outputs of both are multiplied, 2 h (a quarter of it on a GPU).
     Narrow products also keep a narrow copy of their weights.
     Then once a token the last norm's input and scale, the rotary cosines and sines, and its id (two
@@ -107,7 +107,7 @@ def kept_activations(
     keys = product * 2 * shape.num_kv_heads * shape.head_dim
     layer = FLOAT_BYTES * (2 * hidden + 2 + shape.num_heads)
     layer += product * hidden * (2 + 2 * has_dropout)
-    layer += product * (3 * shape.num_heads * shape.head_dim + 4 * shape.intermediate_size) + keys
+    layer += product * (3 * shape.num_heads * shape.head_dim + 3 * shape.intermediate_size) + keys
     whole = tokens * layer + repeated * keys
     whole += product * (shape.layer_parameters - 2 * hidden) * is_narrow
     once = FLOAT_BYTES * (hidden + 1 + 2 * shape.head_dim + 2)

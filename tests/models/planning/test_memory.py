@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from models.config_parts import TrainConfig
-from models.nets.norms import with_lean_norms
+from models.nets.lean_layers import with_lean_layers
 from models.nets.packing import Candidates, pack
 from models.nets.scoring import hidden_states, response_logprobs
 from models.nets.training import prepare_training
@@ -55,7 +55,7 @@ def model() -> PreTrainedModel:
             pad_token_id=0,
         )
     )
-    return with_lean_norms(model.train())
+    return with_lean_layers(model.train())
 
 
 def test_a_7b_model_under_adam_by_hand() -> None:
@@ -128,17 +128,17 @@ def test_dropout_keeps_what_it_multiplies_by(model: PreTrainedModel) -> None:
 
 
 def test_recomputed_layers_keep_their_input() -> None:
-    # Of Mistral: 4,096 floats a token and layer, one layer's 88,098, and 4,355 once.
-    floats = 32 * 4_096 + 88_098 + 4_355
+    # Of Mistral: 4,096 floats a token and layer, one layer's 73,762, and 4,355 once.
+    floats = 32 * 4_096 + 73_762 + 4_355
     assert kept_activations(MISTRAL, 1, is_recomputed=True) == 4 * floats
     assert backward_set(MISTRAL, 7, is_recomputed=True) < backward_set(MISTRAL, 7) / 5
 
 
 def test_kept_activations_of_mistral_by_hand() -> None:
     # A layer, floats a token: 4 x 4,096 + 2 of the norms, 3 x 4,096 + 2 x 1,024 + 32 of attention,
-    # 4 x 14,336 of the feed-forward: 88,098. 32 layers, and 4,096 + 1 + 2 x 128 + 2 once:
-    # 2,823,491 floats, so 10.8 MiB a token.
-    assert kept_activations(MISTRAL, 1) == 4 * 2_823_491
+    # 3 x 14,336 of the feed-forward: 73,762. 32 layers, and 4,096 + 1 + 2 x 128 + 2 once:
+    # 2,364,739 floats, so 9.0 MiB a token.
+    assert kept_activations(MISTRAL, 1) == 4 * 2_364_739
     assert backward_set(MISTRAL, 1) > kept_activations(MISTRAL, 1)
 
 

@@ -1,4 +1,4 @@
-"""Norms with a gradient by hand equal transformers' own, in numbers and in gradients."""
+"""Layers with gradients by hand equal transformers' own, in numbers and in gradients."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from models.nets.lean_layers import rms_norm, swiglu, with_lean_layers
 from models.nets.lower_layers import hidden_states
-from models.nets.norms import rms_norm, with_lean_norms
 from models.nets.packing import Candidates, PackedBatch, pack
 from tests.models.nets.test_precision import SIZES
 
@@ -41,7 +42,7 @@ def _pass(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, dict[str,
 def test_a_pass_and_all_gradients_are_those_of_transformers(
     model: PreTrainedModel, batch: PackedBatch
 ) -> None:
-    lean = with_lean_norms(copy.deepcopy(model))
+    lean = with_lean_layers(copy.deepcopy(model))
     (hidden, gradients), (same, others) = _pass(model, batch), _pass(lean, batch)
     torch.testing.assert_close(same, hidden, rtol=1e-5, atol=1e-6)
     assert gradients.keys() == others.keys() and len(gradients) > 20
@@ -54,12 +55,14 @@ def test_gradients_are_those_of_finite_differences() -> None:
     hidden = torch.randn(2, 3, 8, dtype=torch.float64, generator=drawn).requires_grad_()
     weight = torch.rand(8, dtype=torch.float64, generator=drawn).requires_grad_()
     assert torch.autograd.gradcheck(rms_norm, (hidden, weight, 1e-3))
+    up = torch.randn(2, 3, 8, dtype=torch.float64, generator=drawn).requires_grad_()
+    assert torch.autograd.gradcheck(swiglu, (hidden, up))
 
 
 def test_a_frozen_weight_has_no_gradient_and_a_copy_norms_with_its_own(
     model: PreTrainedModel, batch: PackedBatch
 ) -> None:
-    lean = with_lean_norms(model)
+    lean = with_lean_layers(model)
     lean.base_model.norm.weight.requires_grad_(False)
     _, gradients = _pass(lean, batch)
     assert "model.norm.weight" not in gradients and "model.layers.0.mlp.up_proj.weight" in gradients
@@ -68,9 +71,25 @@ def test_a_frozen_weight_has_no_gradient_and_a_copy_norms_with_its_own(
     assert not hidden_states(other, batch).any() and hidden_states(lean, batch).any()
 
 
+def test_narrow_gated_products_and_their_gradients_round_as_the_models_own() -> None:
+    drawn = torch.Generator().manual_seed(1)
+    pair = tuple(torch.randn(9, 8, generator=drawn).bfloat16().requires_grad_() for _ in range(2))
+    products = F.silu(pair[0]) * pair[1], swiglu(*pair)
+    assert torch.equal(*products)
+    both = (torch.autograd.grad(product.sin().sum(), pair) for product in products)
+    assert all(torch.equal(*gradients) for gradients in zip(*both, strict=True))
+
+
+def test_another_activation_is_left_to_the_model(batch: PackedBatch) -> None:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, hidden_act="gelu"))
+    expected = hidden_states(model, batch)
+    torch.testing.assert_close(hidden_states(with_lean_layers(model), batch), expected)
+
+
 def test_numbers_that_are_not_float32_are_left_to_the_model(model: PreTrainedModel) -> None:
     narrow = torch.randn(2, 32).bfloat16()
     norm = model.base_model.norm.bfloat16()
     expected = norm(narrow)
-    with_lean_norms(model)
+    with_lean_layers(model)
     assert torch.equal(norm(narrow), expected) and expected.dtype == torch.bfloat16
