@@ -12,7 +12,7 @@ import mmap
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
@@ -126,27 +126,47 @@ def add_up(tensors: Sequence[Tensor]) -> None:
     """Replace every tensor by its sum over ranks (float32), the same to the bit on each of them."""
     if _ranks.count == 1 or not tensors:
         return
+    if not _ranks.is_launched:
+        for pieces in _windows_full(tensors):
+            _add_up_in_window(pieces)
+        return
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    if _ranks.is_launched:
-        torch.distributed.all_reduce(flat)
-    else:
-        _add_up_in_windows(flat)
+    torch.distributed.all_reduce(flat)
     sums = flat.split([tensor.numel() for tensor in tensors])
     for tensor, total in zip(tensors, sums, strict=True):
         tensor.copy_(total.view_as(tensor))
 
 
-def _add_up_in_windows(flat: Tensor) -> None:
+def _windows_full(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Flat pieces of all tensors in order, as many at a time as a window holds."""
+    pieces: list[Tensor] = []
+    room = _WINDOW
+    for tensor in tensors:
+        rest = tensor.view(-1)
+        while len(rest) > 0:
+            pieces.append(rest[:room])
+            rest, room = rest[room:], room - len(pieces[-1])
+            if room == 0:
+                yield pieces
+                pieces, room = [], _WINDOW
+    if pieces:
+        yield pieces
+
+
+def _add_up_in_window(pieces: Sequence[Tensor]) -> None:
     assert _ranks.windows is not None
-    for part in flat.split(_WINDOW):
-        # A rank is never more than one turn ahead: two windows are enough.
-        windows = _ranks.windows[_ranks.turn % 2, :, : len(part)]
-        windows[_ranks.number] = part
-        _meet()
-        torch.add(windows[0], windows[1], out=part)  # windows.sum(0) takes four times as long
-        for others in windows[2:]:
-            part += others
-        _ranks.turn += 1
+    # A rank is never more than one turn ahead: two windows are enough.
+    window = _ranks.windows[_ranks.turn % 2]
+    sizes = [len(piece) for piece in pieces]
+    places = [own[: sum(sizes)].split(sizes) for own in window]
+    for piece, place in zip(pieces, places[_ranks.number], strict=True):
+        place.copy_(piece)
+    _meet()
+    for piece, first, second, *others in zip(pieces, *places, strict=True):
+        torch.add(first, second, out=piece)
+        for other in others:
+            piece += other
+    _ranks.turn += 1
 
 
 def any_of(flag: bool) -> bool:
