@@ -25,7 +25,7 @@ from models.engine import signals
 
 T = TypeVar("T")
 
-_WINDOW = 1 << 22  # floats that are added up at a time
+_WINDOW = 1 << 20  # floats that are added up at a time
 _REAP_SECONDS = 5.0
 
 
