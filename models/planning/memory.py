@@ -94,11 +94,12 @@ def kept_activations(
     norms: their output, 2 h;
     attention: query, keys, values, output row by row and whole, 3 q + 2 kv (a CPU attends in
     float32);
-    feed-forward: gate, up, their product, 3 f (`models.nets.lean_layers`);
+    feed-forward: gate, up, their product, 3 f;
     dropout: by what the outputs of both are multiplied, 2 h (a quarter of it on a GPU).
     Narrow products also keep a narrow copy of their weights.
     Then once a token the last norm's input and scale, the rotary cosines and sines, and its id (two
     floats wide).
+    Norms and feed-forward parts that `models.nets.lean_layers` does not know keep 2 h and f more.
     Of `repeated` tokens there are further keys and values: a prompt's for every response but its
     first, and that response's own.
     Recomputed (gradient checkpointing), all layers keep their input, h, and one at a time the rest.
