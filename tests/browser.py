@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"),
@@ -49,7 +50,7 @@ def browser(program: str) -> Iterator[Browser]:
 class Browser:
     """The page of a browser."""
 
-    def __init__(self, connection: ClientConnection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection, self._number = connection, 0
         self.events: list[dict[str, Any]] = []
         for domain in ("Page", "Runtime", "Log"):
@@ -105,6 +106,8 @@ class Browser:
     @property
     def complaints(self) -> list[str]:
         """Errors, warnings and dialogs so far."""
-        kinds = ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled")
-        kinds += ("Page.javascriptDialogOpening",)
+        kinds = (
+            *("Runtime.exceptionThrown", "Runtime.consoleAPICalled"),
+            *("Log.entryAdded", "Page.javascriptDialogOpening"),
+        )
         return [json.dumps(event) for event in self.events if event["method"] in kinds]

@@ -101,7 +101,8 @@ def _train(size: str, count: int) -> float:
     ]
     rows = [Candidates(prompt, (chosen, rejected)) for prompt, chosen, rejected in texts]
     names, ones = [str(number) for number in range(count)], torch.ones(count)
-    pairs = Pairs(names, names, [None] * count, rows, ones, torch.zeros(count), ones)
+    none: list[str | None] = [None] * count
+    pairs = Pairs(names, names, none, none, rows, ones, torch.zeros(count), ones)
     config = TrainConfig(batch_size=BATCH)
     with tempfile.TemporaryDirectory() as folder:
         loss = reward_loss(scorer, rankings_of(pairs))

@@ -14,7 +14,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -111,10 +111,16 @@ def ours(material: Path, work: Path, precision: str) -> Epoch:
     return epoch([step["time"] for step in steps], losses, share * len(rows))
 
 
-def theirs(material: Path, work: Path, more: dict[str, object]) -> Epoch:
+def theirs(material: Path, work: Path, more: Mapping[str, object]) -> Epoch:
     """RewardTrainer, in a process of its own."""
     script, output = Path(__file__).with_name("trl_reward_model.py"), work / "steps.json"
-    command = [sys.executable, str(script), str(material), str(output), json.dumps(SAME | more)]
+    command = [
+        sys.executable,
+        str(script),
+        str(material),
+        str(output),
+        json.dumps({**SAME, **more}),
+    ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     steps = json.loads(output.read_text())
     return epoch(steps["times"], steps["losses"], len(rows_of(material)))

@@ -80,4 +80,5 @@ def main(
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:6]), sys.argv[6])
+    steps, batch, response = map(int, sys.argv[3:6])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), steps, batch, response, sys.argv[6])
