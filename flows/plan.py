@@ -89,7 +89,8 @@ class PlanRow:
 
     def in_parts(self, zero_stage: int, num_ranks: int) -> Work | None:
         """Its work by so many ranks under ZeRO; none where it cannot be done so."""
-        config, changes = self.stage.config, {"num_ranks": num_ranks, "zero": {"stage": zero_stage}}
+        config = self.stage.config
+        changes = {"num_ranks": num_ranks, "zero": {"stage": zero_stage}, "optimiser": "adamw"}
         values = config.model_dump()
         (values if isinstance(config, TrainerConfig) else values["train"]).update(changes)
         try:

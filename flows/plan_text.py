@@ -161,11 +161,12 @@ def _remedy(plan: Plan, row: PlanRow) -> str:
     works = {stage: row.in_parts(stage, gpus) for stage in (1, 2, 3)}
     parts = {stage: work.peak for stage, work in works.items() if work is not None}
     prefix = "" if trainer is row.stage.config else "train."
+    whole = "" if trainer.optimiser == "adamw" else f" {prefix}optimiser=adamw"
     for stage, (_, memory) in parts.items():
         if memory.total <= plan.machine.memory:
             return (
                 f"It needs ZeRO stage {stage} over {gpus} GPUs ({size(memory.total)} each): "
-                f"{prefix}num_ranks={gpus} {prefix}zero.stage={stage}"
+                f"{prefix}num_ranks={gpus} {prefix}zero.stage={stage}{whole}"
             )
     stage, (phase, memory) = max(parts.items())
     return (
@@ -182,8 +183,8 @@ def _assumptions(plan: Plan) -> list[str]:
         "collapse guard is taken never to stop PPO",
         "trained tokens count once for each model they train; optimiser steps are those of PPO's "
         "critic, which takes more than the policy",
-        "bytes a parameter: 4 a weight, 4 a gradient, 8 for Adam's two moments, under "
-        "precision=bfloat16 too, which narrows activations. Frozen: models that only run. Weights "
+        "bytes a parameter: 4 a weight, 4 a gradient, 8 for Adam's two moments (2 with "
+        "optimiser=adamw_8bit), under precision=bfloat16 too, which narrows activations. Frozen: models that only run. Weights "
         "under MetaRM hold a saved copy",
         "activations are kept whole where gradient_checkpointing is off; attention is fused (its "
         f"scores are not kept); without gradient up to {PASS_TOKENS:,} tokens pass at once and "

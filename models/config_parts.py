@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Precision = Literal["float32", "bfloat16"]
+Optimiser = Literal["adamw", "adamw_8bit"]
 # The type of a mistake whose value no message shows: it may hold a key.
 MAY_BE_SECRET = "may_be_secret"
 
@@ -67,11 +68,25 @@ class TrainerConfig(StageConfig):
         description="What layers multiply in; weights and optimiser state stay float32. bfloat16 "
         "is for GPUs, and for CPUs with AMX or AVX512-BF16",
     )
+    optimiser: Optimiser = Field(
+        "adamw",
+        description="adamw_8bit keeps its moments in two bytes a parameter for eight "
+        "(bitsandbytes); not with ZeRO, which parts them",
+    )
     max_grad_norm: float = Field(1.0, gt=0, description="Global gradient clip [PPO: 1.0]")
     num_ranks: int = Field(1, gt=0, description="Processes that share out each batch")
     zero: ZeroConfig | None = Field(
         None, description="What the ranks hold a part of; none: each holds the whole of all"
     )
+
+    @model_validator(mode="after")
+    def _optimiser_is_whole(self) -> Self:
+        if self.zero is not None and self.optimiser != "adamw":
+            raise ValueError(
+                f"found optimiser {self.optimiser} with zero; allowed: one of the two, as DeepSpeed"
+                " parts moments of 32 bits"
+            )
+        return self
 
 
 class TrainConfig(TrainerConfig):

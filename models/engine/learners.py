@@ -82,7 +82,7 @@ class WholeLearner(WholeModel):
     ) -> None:
         super().__init__(model)
         self.loss, self.config = loss_function, config
-        self.optimiser = adamw(model, weight_decay)
+        self.optimiser = adamw(model, weight_decay, config.optimiser)
         if state is not None:
             load_trained_state(model, state["model"])
             self.optimiser.load_state_dict(state["optimiser"])

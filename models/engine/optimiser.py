@@ -8,21 +8,28 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from models.config_parts import TrainConfig
+from models.config_parts import Optimiser, TrainConfig
 from models.nets.freezing import trained_parameters
 
 
-def adamw(model: nn.Module, weight_decay: float) -> torch.optim.AdamW:
-    """Fused AdamW over what is not frozen, with the betas of [PPO] (0.9, 0.95).
+def adamw(
+    model: nn.Module, weight_decay: float, kind: Optimiser = "adamw"
+) -> torch.optim.Optimizer:
+    """AdamW over what is not frozen, with the betas of [PPO] (0.9, 0.95): fused, or of 8 bits.
 
-    Its rate is to be set before every step.
+    That keeps its moments in blocks of 256 numbers, each with a scale [Dettmers et al. 2022]; those
+    of parameters of fewer than 4,096 stay in float32. The rate is to be set before every step.
     """
-    return torch.optim.AdamW(
-        trained_parameters(model),
-        betas=(0.9, 0.95),
-        weight_decay=weight_decay,
-        fused=True,
-    )
+    parameters, betas = trained_parameters(model), (0.9, 0.95)
+    if kind == "adamw":
+        return torch.optim.AdamW(parameters, betas=betas, weight_decay=weight_decay, fused=True)
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            "optimiser=adamw_8bit needs bitsandbytes: pip install 'trimtab[eight-bit]'"
+        ) from error
+    return AdamW8bit(parameters, betas=betas, weight_decay=weight_decay)
 
 
 def scheduled_rate(config: TrainConfig, step: int, total: int) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from models.config_parts import Precision
+from models.config_parts import Optimiser, Precision
 from models.planning.shapes import ModelShape
 
 FLOAT_BYTES = 4
@@ -67,12 +67,15 @@ class Memory:
         )
 
 
-def trained(num_parameters: int, activations: int = 0) -> Memory:
-    """A model under AdamW in its backward pass: 16 bytes a parameter and the activations."""
+def trained(num_parameters: int, activations: int = 0, optimiser: Optimiser = "adamw") -> Memory:
+    """A model under AdamW in its backward pass: 16 bytes a parameter and the activations.
+
+    With moments of 8 bits 10 bytes; what they are scaled by, and small parameters, do not count.
+    """
     return Memory(
         weights=FLOAT_BYTES * num_parameters,
         gradients=FLOAT_BYTES * num_parameters,
-        optimiser=ADAM_BYTES * num_parameters,
+        optimiser=(ADAM_BYTES if optimiser == "adamw" else 2) * num_parameters,
         activations=activations,
     )
 

@@ -143,7 +143,8 @@ def training_phase(
     learning = trained_parameters(shape, config, num_parameters)
     own = learning if config.lora is None else _heads(shape, num_parameters)
     frozen = num_parameters - own
-    return replace(trained(learning, kept + logits), frozen=FLOAT_BYTES * frozen)
+    memory = trained(learning, kept + logits, config.optimiser)
+    return replace(memory, frozen=FLOAT_BYTES * frozen)
 
 
 def gradient_set(shape: ModelShape, config: TrainerConfig, tokens: int, repeated: int) -> int:

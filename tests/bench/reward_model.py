@@ -4,7 +4,7 @@
 
 The same small Llama, tokens, batch size, optimiser and schedule; each a process of its own, in
 turns. Prints a table: pairs per second (median, least, most), and the share of the machine's rate
-of float32 matrix products that useful tokens make.
+of float32 matrix products that useful tokens make. `--plot` draws the losses of the last turn.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import mean, median
+
+import matplotlib.pyplot as plt
+import numpy as np
 
 from models.engine.batches import epoch_batches
 from models.engine.data import read_pairs
@@ -50,11 +53,16 @@ BEST = {
 
 @dataclass(frozen=True)
 class Epoch:
-    """Pairs per second, mean loss of the last quarter of the steps (nats), the machine's rate."""
+    """Pairs per second, each step's loss (nats), the machine's rate."""
 
     rate: float
-    loss: float
+    losses: list[float]
     machine: float
+
+    @property
+    def loss(self) -> float:
+        """Mean of the last quarter of the steps."""
+        return mean(self.losses[-len(self.losses) // 4 :])
 
 
 def main() -> None:
@@ -63,6 +71,8 @@ def main() -> None:
     parser.add_argument("--pairs", required=True, help="HH's harmless pairs: a file or a hub id")
     parser.add_argument("--limit", type=int, help="train on the first so many; default: all")
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--precision", choices=("bfloat16", "float32"), help="default: both")
+    parser.add_argument("--plot", type=Path, help="where to draw the losses")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         material = Path(folder) / "material"
@@ -75,14 +85,17 @@ def main() -> None:
             "TRL, float32": lambda work: theirs(material, work, FLOAT32),
             "TRL, its best settings, float32": lambda work: theirs(material, work, BEST | FLOAT32),
         }
-        epochs: dict[str, list[Epoch]] = {name: [] for name in arms}
+        wanted = [name for name in arms if options.precision in (None, precision_of(name))]
+        epochs: dict[str, list[Epoch]] = {name: [] for name in wanted}
         for turn in range(options.runs):
-            for number, (name, arm) in enumerate(arms.items()):
+            for number, name in enumerate(wanted):
                 work = Path(folder) / f"{turn}-{number}"
                 work.mkdir()
-                epochs[name].append(arm(work))
-                print(f"{turn} {name}: {epochs[name][-1]}", file=sys.stderr, flush=True)
+                epochs[name].append(arms[name](work))
+                print(f"{turn} {name}: {epochs[name][-1].rate}", file=sys.stderr, flush=True)
         print(table(epochs, mean(map(training_work, rows_of(material)))))
+    if options.plot:
+        draw({name: found[-1].losses for name, found in epochs.items()}, options.plot)
 
 
 def ours(material: Path, work: Path, precision: str) -> Epoch:
@@ -129,7 +142,7 @@ def theirs(material: Path, work: Path, more: Mapping[str, object]) -> Epoch:
 def epoch(times: list[float], losses: list[float], num_pairs: float) -> Epoch:
     """`num_pairs` average pairs were passed from the first of the times to the last."""
     rate = num_pairs / (times[-1] - times[0])
-    return Epoch(rate, mean(losses[-len(losses) // 4 :]), matrix_rate())
+    return Epoch(rate, losses, matrix_rate())
 
 
 @cache
@@ -147,7 +160,7 @@ def table(epochs: dict[str, list[Epoch]], work: float) -> str:
     lines = ["| | pairs/s | least to most | Trimtab is faster by | of the machine's rate | loss |"]
     lines.append("|---|---|---|---|---|---|")
     for name, found in epochs.items():
-        first = epochs[f"Trimtab, {'float32' if 'float32' in name else 'bfloat16'}"]
+        first = epochs[f"Trimtab, {precision_of(name)}"]
         rates = [each.rate for each in found]
         ratio = median(mine.rate / other.rate for mine, other in zip(first, found, strict=True))
         share = median(each.rate * work / each.machine for each in found)
@@ -157,6 +170,26 @@ def table(epochs: dict[str, list[Epoch]], work: float) -> str:
             f"| {name} | {median(rates):.2f} | {spread} | {ratio:.2f} | {share:.0%} | {loss:.3f} |"
         )
     return "\n".join(lines)
+
+
+def precision_of(name: str) -> str:
+    """In which an arm multiplies: TRL's default is bfloat16."""
+    return "float32" if name.endswith("float32") else "bfloat16"
+
+
+def draw(losses: dict[str, list[float]], path: Path) -> None:
+    """Each arm's loss, the mean of a window of a tenth of the steps around each."""
+    figure, axes = plt.subplots(figsize=(7, 3.2), layout="tight")
+    for name, found in losses.items():
+        window = np.ones(max(1, len(found) // 10))
+        smooth = np.convolve(found, window, "same") / np.convolve(
+            np.ones(len(found)), window, "same"
+        )
+        axes.plot(range(1, len(found) + 1), smooth, label=name)
+    axes.axhline(np.log(2), color="#888888", linestyle=":", label="chance, log 2")
+    axes.set(xlabel="optimiser step", ylabel="ranking loss, nats")
+    axes.legend(fontsize="small")
+    figure.savefig(path)
 
 
 if __name__ == "__main__":

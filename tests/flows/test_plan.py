@@ -188,6 +188,9 @@ def test_gpus_are_given_one_trainer_each_and_what_is_too_large_is_named() -> Non
     # Of MetaRM there is no stage 3; and where nothing is trained, there are no parts.
     assert "No ZeRO stage is enough: under stage 2 over 8 GPUs" in text
     assert "Nothing is trained in it: it needs GPUs with more memory, or a smaller model" in text
+    # Moments of 8 bits are not parted: what is said to fit has those of 32.
+    eight = _plan("hh-7b", *ALONE, "ppo.optimiser=adamw_8bit", machine=plan.machine)
+    assert "num_ranks=8 zero.stage=3 optimiser=adamw" in " ".join(plan_text(eight).split())
     # A model of 135 million parameters fits on one such GPU.
     small = plan_text(_plan("hh-7b", "sft.model.base=smollm2-135m-instruct", machine=plan.machine))
     assert "none: everything fits" in small
