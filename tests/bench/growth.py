@@ -1,4 +1,4 @@
-"""How the cost of training and sampling grows: with pairs, model, response length and ranks.
+"""How cost grows: with pairs, model, members of an ensemble, response length and ranks.
 
     python -m tests.bench.growth --plot docs/growth.svg
 
@@ -21,7 +21,7 @@ from statistics import median
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from models.config_parts import TrainConfig
 from models.engine import ranks
@@ -29,7 +29,10 @@ from models.engine.data import Pairs
 from models.engine.loop import fit
 from models.engine.rankings import rankings_of, reward_loss
 from models.engine.rollouts import sample
+from models.engine.scoring import with_lower_states
 from models.nets.generation import Sampling
+from models.nets.lean_layers import with_lean_layers
+from models.nets.lower_layers import tie_lower_layers
 from models.nets.packing import Candidates
 from tests.bench.material import small_llama
 from tests.bench.rollouts import SIZES, VOCABULARY, Words
@@ -39,6 +42,7 @@ PAIRS, BATCH, PROMPT, RESPONSE = 64, 8, 96, 48
 SERIES: dict[str, tuple[list[int], str]] = {
     "pairs": ([32, 64, 128, 256], "reward model: pairs"),
     "parameters": ([0, 1, 2, 3], "reward model: parameters"),
+    "members": ([1, 2, 5, 10], "ensemble: members, upper 1 of 4 layers trained"),
     "response": ([16, 32, 64, 128, 256], "sampling: tokens a response"),
     "ranks": ([1, 2], "reward model: ranks, one core each"),
 }
@@ -81,6 +85,8 @@ def seconds(series: str, value: int) -> float:
     torch.set_num_threads(1)
     if series == "response":
         return _sample(value)
+    if series == "members":
+        return _ensemble(value)
     if series == "ranks":
         ranks.start(value)
     size = list(SIZES)[value] if series == "parameters" else "2 M"
@@ -88,22 +94,48 @@ def seconds(series: str, value: int) -> float:
 
 
 def _train(size: str, count: int) -> float:
-    """A step's mean but for the first, times the number of steps."""
+    return _epoch(_scorer(size), _rows(count), TrainConfig(batch_size=BATCH))
+
+
+def _ensemble(num_members: int) -> float:
+    """What the frozen layers make of all rows, once, and each member's upper layer behind it."""
+    first, rows = _scorer("2 M"), _rows(PAIRS)
+    depth = first.config.num_hidden_layers - 1
+    with_lower_states(first, rows[:BATCH], depth)
+    started = time.perf_counter()
+    rows = with_lower_states(first, rows, depth)
+    took = time.perf_counter() - started
+    for _ in range(num_members):
+        member = _scorer("2 M")
+        tie_lower_layers(first, member, depth)
+        took += _epoch(member, rows, TrainConfig(batch_size=BATCH, trainable_layers=1))
+    return took
+
+
+def _scorer(size: str) -> PreTrainedModel:
     width, layers = SIZES[size]
     model = small_llama(Words(), width, layers, max_tokens=512)
     model.config.num_labels = 1
-    scorer = AutoModelForSequenceClassification.from_config(model.config)
+    return with_lean_layers(AutoModelForSequenceClassification.from_config(model.config))
+
+
+def _rows(count: int) -> list[Candidates]:
+    """Pairs of random tokens."""
     draw = torch.Generator().manual_seed(0)
     lengths = (PROMPT, RESPONSE, RESPONSE)
     texts = [
         [torch.randint(2, VOCABULARY, (length,), generator=draw).tolist() for length in lengths]
         for _ in range(count)
     ]
-    rows = [Candidates(prompt, (chosen, rejected)) for prompt, chosen, rejected in texts]
+    return [Candidates(prompt, (chosen, rejected)) for prompt, chosen, rejected in texts]
+
+
+def _epoch(scorer: PreTrainedModel, rows: list[Candidates], config: TrainConfig) -> float:
+    """A step's mean but for the first, times the number of steps."""
+    count = len(rows)
     names, ones = [str(number) for number in range(count)], torch.ones(count)
     none: list[str | None] = [None] * count
     pairs = Pairs(names, names, none, none, rows, ones, torch.zeros(count), ones)
-    config = TrainConfig(batch_size=BATCH)
     with tempfile.TemporaryDirectory() as folder:
         loss = reward_loss(scorer, rankings_of(pairs))
         fit(scorer, rows, pairs.weight, loss, config, seed=0, workdir=Path(folder))
@@ -124,7 +156,7 @@ def _sample(length: int) -> float:
 
 def draw(found: dict[str, tuple[list[float], list[float]]], path: Path) -> None:
     """A panel a series, both axes logarithmic, with the line of its exponent."""
-    figure, panels = plt.subplots(1, len(found), figsize=(3.2 * len(found), 3), layout="tight")
+    figure, panels = plt.subplots(1, len(found), figsize=(3 * len(found), 3), layout="tight")
     for axes, (told, (counts, took)) in zip(panels, found.items(), strict=True):
         slope, offset = np.polyfit(np.log(counts), np.log(took), 1)
         axes.loglog(counts, took, "o", color="#1f5f8b")
