@@ -69,7 +69,7 @@ def _path(panel: Panel, index: int, name: str, plots: Sequence[Plot]) -> None:
     order = sorted(range(len(xs)), key=lambda place: fmean(xs[place]))
     (x, x_ends), (y, y_ends) = (_whiskers([side[place] for place in order]) for side in (xs, ys))
     panel.axes.errorbar(
-        x, y, y_ends, x_ends, marker + line, color=colour, elinewidth=0.8, markersize=6,
+        x, y, y_ends, x_ends, marker + line, color=colour, elinewidth=0.8, markersize=7,
         markeredgecolor="white", markeredgewidth=0.6, label=name,
     )  # fmt: skip
 

@@ -32,6 +32,7 @@ NAMES["best_of_n"] += " (KL: upper bound)"
 START, DPO, BOUND = policy_name("sft"), NAMES["dpo"], NAMES["best_of_n"]
 KL, LENGTH = "KL, nats", "length, tokens"
 MEASURES = {"gold": "gold", "judge_score": "held-out score"}
+UNITS = {"gold": "0 to 1", "judge_score": "no unit"}
 
 
 def frontier(artifacts: Artifacts) -> Reading:
@@ -68,7 +69,7 @@ def frontier(artifacts: Artifacts) -> Reading:
             Plot(
                 "What is gained for the distance from SFT",
                 "KL to SFT (nats per answer), main test prompts",
-                f"mean {gain}, main test prompts",
+                f"mean {gain} ({UNITS[measure]}), main test prompts",
                 lines,
                 kind="paths",
                 note="Higher and further to the left is better. A point a setting.",

@@ -53,7 +53,7 @@ def test_a_setting_is_a_row_and_a_point(run: Run) -> None:
     assert plot.series["DPO"] == ([3.0, 1.0], pytest.approx([0.2, 0.2]))
     assert plot.series[START] == ([0.0], [0.0])
     assert plot.x == "KL to SFT (nats per answer), main test prompts"
-    assert plot.y == f"mean {GAIN}, main test prompts"
+    assert plot.y == f"mean {GAIN} (0 to 1), main test prompts"
 
 
 def test_the_claim_is_dpos(run: Run) -> None:
