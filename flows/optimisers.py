@@ -19,7 +19,7 @@ from tasks.cpl import cpl
 from tasks.dpo import dpo
 from tasks.hir import hir
 from tasks.judge import judge
-from tasks.perform import ALONE
+from tasks.perform import ALONE, Place
 from tasks.ppo_max import ppo_max
 from tasks.rehearsal import rehearsal
 from tasks.rejection_sampling import rejection_sampling
@@ -46,12 +46,16 @@ def train_policies(run: Run) -> None:
     for index, arm in enumerate(config.arms):
         place = (index, len(config.arms))
         how = {"place": place, "by_ranks": run.has_small_models, "wait_for": wait_for}
-        policy = run["sft"] if arm == "best_of_n" else _trained(run, arm, how)
         # The rounds wait for the arm `full`: all cores are for its answers.
-        of_answers = ALONE if arm == "full" else place
-        scorer = scorer_of(run, arm)
-        first = scorer[0] if isinstance(scorer, list) else scorer
-        measure(run, arm, policy, first, place=of_answers, **_answering(run, arm))
+        train_policy(run, arm, how, ALONE if arm == "full" else place)
+
+
+def train_policy(run: Run, arm: Arm, how: How, of_answers: Place | None = None) -> None:
+    """An arm from the SFT policy, and at the place `of_answers` its answers."""
+    policy = run["sft"] if arm == "best_of_n" else _trained(run, arm, how)
+    scorer = scorer_of(run, arm)
+    first = scorer[0] if isinstance(scorer, list) else scorer
+    measure(run, arm, policy, first, place=of_answers, **_answering(run, arm))
 
 
 def judge_policies(run: Run) -> None:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flows.run import Run
-from flows.studies import advantage_model, constants, part_one, part_two, people, rlaif
+from flows.studies import (
+    advantage_model,
+    constants,
+    frontier,
+    part_one,
+    part_two,
+    people,
+    rlaif,
+)
 
 ARMS: dict[str, Callable[[Run], None]] = {
     "part-1-figure-4": part_one.vanilla_ppo,
@@ -42,6 +50,7 @@ ARMS: dict[str, Callable[[Run], None]] = {
     "people-votes": people.votes,
     "people-planted-flips": people.planted_flips,
     "rlaif-alignment": rlaif.alignment,
+    "optimisers-frontier": frontier.frontier,
     "constants-smoothing": constants.smoothing,
     "constants-margin-clip": constants.margin_clip,
     "constants-temperature": constants.temperature,

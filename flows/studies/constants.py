@@ -23,7 +23,7 @@ PER_CLUSTER = (4, 8, 16, 32)
 META_STEPS = (0.0, 5e-6, 5e-5, 5e-4, 5e-3, 5e-2)
 
 
-def _named(values: Sequence[float], own: float) -> Iterator[tuple[float, str]]:
+def named(values: Sequence[float], own: float) -> Iterator[tuple[float, str]]:
     """Each value with its name in a role; the recipe's own is among them."""
     for value in sorted({*values, own}):
         yield value, f"{value:g}{'_recipe' * (value == own)}"
@@ -33,7 +33,7 @@ def smoothing(run: Run) -> None:
     """alpha, on the recipe's treatment of the labels."""
     audited(run)
     labels = run.config.relabel
-    for value, name in _named(SMOOTHING, labels.smoothing):
+    for value, name in named(SMOOTHING, labels.smoothing):
         scorer(run, f"smoothing_{name}", varied(labels, {"smoothing": value}))
 
 
@@ -41,7 +41,7 @@ def margin_clip(run: Run) -> None:
     """The largest margin, where the margin is the strength itself."""
     audited(run)
     labels = varied(run.config.relabel, {"margin_scale": 1.0})
-    for value, name in _named(MARGIN_CLIPS, labels.margin_clip):
+    for value, name in named(MARGIN_CLIPS, labels.margin_clip):
         scorer(run, f"margin_clip_{name}", varied(labels, {"margin_clip": value}))
 
 
@@ -49,7 +49,7 @@ def temperature(run: Run) -> None:
     """tau of SimCSE on pairs."""
     train = varied(run.config.reward_model.train, {"dropout": DROPOUT})
     own = ContrastiveConfig(kind="simcse", on="pairs")
-    for value, name in _named(TEMPERATURES, own.temperature):
+    for value, name in named(TEMPERATURES, own.temperature):
         contrastive = varied(own, {"temperature": value})
         labels = treatment(run, "baseline")
         scorer(run, f"temperature_{name}", labels, train=train, contrastive=contrastive)
@@ -59,7 +59,7 @@ def num_policies(run: Run) -> None:
     """N of the Advantage Model, which counts where it weighs by who wrote the comparisons."""
     scorers(run)
     config = varied(run.config.advantage_model, {"use_importance_weights": True})
-    for value, name in _named(NUM_POLICIES, config.num_policies):
+    for value, name in named(NUM_POLICIES, config.num_policies):
         run[f"scorer_num_policies_{name}"] = run.submit(
             advantage_model,
             seeded(varied(config, {"num_policies": value}), run.config.seed),
@@ -76,14 +76,14 @@ def num_clusters(run: Run) -> None:
     """c, with as many examples in all."""
     config = run.config.rehearsal
     kept = config.num_clusters * config.per_cluster
-    for value, name in _named(NUM_CLUSTERS, config.num_clusters):
+    for value, name in named(NUM_CLUSTERS, config.num_clusters):
         _rehearsed(run, f"num_clusters_{name}", int(value), max(1, kept // int(value)))
 
 
 def per_cluster(run: Run) -> None:
     """k."""
     config = run.config.rehearsal
-    for value, name in _named(PER_CLUSTER, config.per_cluster):
+    for value, name in named(PER_CLUSTER, config.per_cluster):
         _rehearsed(run, f"per_cluster_{name}", config.num_clusters, int(value))
 
 
@@ -101,7 +101,7 @@ def meta_step(run: Run) -> None:
     """eta of MetaRM on the SFT policy's answers; 0 is training on."""
     scorers(run)
     config = run.config.rounds.meta_rm
-    for value, name in _named(META_STEPS, config.meta_learning_rate):
+    for value, name in named(META_STEPS, config.meta_learning_rate):
         run[f"scorer_meta_step_{name}"] = run.submit(
             meta_rm,
             seeded(varied(config, {"meta_learning_rate": value}), run.config.seed),

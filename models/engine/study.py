@@ -14,7 +14,7 @@ from models.studies.catalogue import exhibits_of
 from models.studies.config import StudyConfig
 from models.studies.drawing import draw
 from models.studies.page import render
-from models.studies.readers import READERS
+from models.studies.readers import READERS, REMARKS
 from models.studies.reading import Reading, find
 
 CONFIG = StudyConfig
@@ -32,7 +32,8 @@ def run(config: StudyConfig, inputs: dict[str, Path], workdir: Path) -> None:
         roles[int(seed)][role] = path
     read = READERS[exhibit.slug]
     readings = {seed: read(Artifacts(roles[seed])) for seed in config.seeds}
-    finding, charts = find(readings), charts_of(list(readings.values()))
+    finding = find(readings, REMARKS.get(exhibit.slug))
+    charts = charts_of(list(readings.values()))
     seconds = sum({entry.key: entry.seconds for entry in config.lineage}.values())
     output = workdir / "output"
     card = {

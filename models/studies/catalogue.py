@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.studies.catalogue_own import CONSTANTS, PEOPLE, RLAIF
+from models.studies.catalogue_own import CONSTANTS, OPTIMISERS, PEOPLE, RLAIF
 from models.studies.exhibit import Exhibit
 
 PART_ONE = (
@@ -213,7 +213,7 @@ ADVANTAGE_MODEL = (
         "rewards vary by about .05",
     ),
 )
-EXHIBITS = (*PART_ONE, *PART_TWO, *ADVANTAGE_MODEL, *PEOPLE, *RLAIF, *CONSTANTS)
+EXHIBITS = (*PART_ONE, *PART_TWO, *ADVANTAGE_MODEL, *PEOPLE, *RLAIF, *OPTIMISERS, *CONSTANTS)
 
 
 def exhibits_of(paper: str, name: str) -> list[Exhibit]:

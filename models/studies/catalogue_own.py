@@ -30,6 +30,15 @@ RLAIF = (
         "no such curve; distilled, 71 % wins against SFT on summaries and 63 % in helpful dialogue",
     ),
 )
+OPTIMISERS = (
+    Exhibit(
+        "optimisers",
+        "frontier",
+        "Gold score over SFT's by KL to SFT, each method at several strengths",
+        "At equal KL DPO gains more than every other method",
+        "[DPO] figure 2, on sentiment: DPO has the highest reward at every KL; no numbers printed",
+    ),
+)
 _SWEPT = {
     "smoothing": "alpha of label smoothing, on the recipe's treatment of labels",
     "margin-clip": "The largest adaptive margin, at a margin of the strength itself",

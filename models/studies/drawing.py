@@ -12,6 +12,8 @@ from models.studies.reading import Plot
 OUTCOMES = {"win": BLUE, "tie": LIGHT, "lose": ORANGE}
 # Clouds lie over one another: neighbours among the curves' colours would look alike.
 POINTS = (BLUE, RED)
+# Height and width of paths, of which there are many: their names stand below.
+PATHS = (5.6, 6.2)
 
 
 def draw(plots: Sequence[Plot]) -> Chart:
@@ -20,17 +22,21 @@ def draw(plots: Sequence[Plot]) -> Chart:
     Curves end where the shortest seed's does: a policy may have been stopped.
     """
     first = plots[0]
-    with Panel() as panel:
+    with Panel(*(PATHS if first.kind == "paths" else ())) as panel:
         for index, name in enumerate(first.series):
             if first.kind == "points":
                 _points(panel, index, name, first)
             elif first.kind == "bars":
                 _bars(panel, index, name, plots)
+            elif first.kind == "paths":
+                _path(panel, index, name, plots)
             else:
                 _line(panel, index, name, plots)
         if first.ticks:
             panel.axes.set_xticks(next(iter(first.series.values()))[0], first.ticks, fontsize=8)
-        if len(first.series) > 1:  # above the axes: inside it would hide what it names
+        if first.kind == "paths":
+            panel.figure.legend(loc="outside lower center", ncols=2, fontsize=8)
+        elif len(first.series) > 1:  # above the axes: inside it would hide what it names
             columns = 3 if len(first.series) == 3 else 2
             panel.axes.legend(
                 loc="lower left", bbox_to_anchor=(-0.05, 1.0), ncols=columns, fontsize=8
@@ -55,20 +61,39 @@ def _line(panel: Panel, index: int, name: str, plots: Sequence[Plot]) -> None:
         panel.axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
+def _path(panel: Panel, index: int, name: str, plots: Sequence[Plot]) -> None:
+    """Means of places and of values, from left to right, with whiskers both ways."""
+    colour, line, marker = style(index)
+    points = [plot.series[name] for plot in plots]
+    xs, ys = (list(zip(*(point[side] for point in points), strict=True)) for side in (0, 1))
+    order = sorted(range(len(xs)), key=lambda place: fmean(xs[place]))
+    (x, x_ends), (y, y_ends) = (_whiskers([side[place] for place in order]) for side in (xs, ys))
+    panel.axes.errorbar(
+        x, y, y_ends, x_ends, marker + line, color=colour, elinewidth=0.8, markersize=7,
+        markeredgecolor="white", markeredgewidth=0.6, label=name,
+    )  # fmt: skip
+
+
 def _bars(panel: Panel, index: int, name: str, plots: Sequence[Plot]) -> None:
     count = len(plots[0].series)
     x, columns = _over_seeds(plots, name)
     width = 0.8 / count * (min(b - a for a, b in zip(x, x[1:], strict=False)) if x[1:] else 1.0)
     places = [place + (index - (count - 1) / 2) * width for place in x]
-    means = [fmean(values) for values in columns]
+    means, ends = _whiskers(columns)
     colour = OUTCOMES.get(name, style(index)[0])
     panel.axes.bar(places, means, width, color=colour, label=name)
     if len(plots) > 1:
-        ends = [
-            [mean - min(values) for mean, values in zip(means, columns, strict=True)],
-            [max(values) - mean for mean, values in zip(means, columns, strict=True)],
-        ]
         panel.axes.errorbar(places, means, ends, fmt="none", ecolor=GREY, capsize=2, linewidth=1)
+
+
+def _whiskers(columns: Sequence[Sequence[float]]) -> tuple[list[float], list[list[float]]]:
+    """Means over seeds, and how far below and above them the lowest and the highest are."""
+    means = [fmean(values) for values in columns]
+    ends = [
+        [abs(edge(values) - mean) for mean, values in zip(means, columns, strict=True)]
+        for edge in (min, max)
+    ]
+    return means, ends
 
 
 def _points(panel: Panel, index: int, name: str, plot: Plot) -> None:
@@ -84,5 +109,6 @@ def _note(plot: Plot, num_seeds: int) -> str:
         "lines": f"Mean of {num_seeds} seeds; the band reaches from the lowest to the highest.",
         "bars": f"Mean of {num_seeds} seeds; the whiskers reach from the lowest to the highest.",
         "points": "The first seed.",
+        "paths": f"Mean of {num_seeds} seeds; whiskers reach from the lowest to the highest.",
     }
     return f"{plot.note} {seeds[plot.kind]}".strip()

@@ -2,7 +2,7 @@
 
 [RM] Secrets of RLHF Part II, arXiv 2401.06080. [PPO] Secrets of RLHF Part I, arXiv 2307.04964.
 [AM] Stabilizing RLHF through Advantage Model and Selective Rehearsal, arXiv 2309.10202.
-[RLAIF] RLAIF vs. RLHF, arXiv 2309.00267.
+[RLAIF] RLAIF vs. RLHF, arXiv 2309.00267. [DPO] Direct Preference Optimization, arXiv 2305.18290.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Paper = Literal["part-1", "part-2", "advantage-model", "people", "rlaif", "constants"]
+Paper = Literal["part-1", "part-2", "advantage-model", "people", "rlaif", "optimisers", "constants"]
 TITLES: dict[Paper, str] = {
     "part-1": "Secrets of RLHF Part I: PPO",
     "part-2": "Secrets of RLHF Part II: reward modeling",
     "advantage-model": "Stabilizing RLHF: Advantage Model and selective rehearsal",
     "people": "Preference strength against people's votes",
     "rlaif": "RLAIF: how good a judge has to be",
+    "optimisers": "Ways to optimise a policy, each at several strengths",
     "constants": "Constants that the papers do not publish",
 }
 ExhibitName = Literal[
@@ -43,6 +44,7 @@ ExhibitName = Literal[
     "votes",
     "planted-flips",
     "alignment",
+    "frontier",
     "smoothing",
     "margin-clip",
     "temperature",

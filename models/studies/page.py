@@ -29,6 +29,7 @@ PAGE = """<!DOCTYPE html>
 {{ '{:,.0f}'.format(seconds) }} s of work</div></header>
 <div class="verdict {{ colour }}"><strong>{{ finding.status|capitalize }}: {{ exhibit.claim }}.
 </strong>
+{% if finding.remark %}<p>{{ finding.remark|tidy }}</p>{% endif %}
 {% if exhibit.printed %}<p>The paper: {{ exhibit.printed }}.</p>{% endif %}
 <p>Here: {{ figures|tidy }}.</p></div>
 <div class="scroll"><table><tr><th>Part of the claim</th><th>Seeds that show it</th></tr>

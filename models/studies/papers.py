@@ -74,13 +74,19 @@ def _rows(exhibit: Exhibit, cards: Mapping[str, Card], plots: str | None) -> lis
             f"[{exhibit.title}]({plots}/{folder})" if plots else exhibit.title,
             claim,
             exhibit.printed,
-            f"{_checks(card)} ({_figures(card)})",
+            f"{_remark(card)}{_checks(card)} ({_figures(card)})",
             str(card["status"]),
             f"{card['seconds']:,.0f}",
             f"`{card['command']}`",
         ]
         for folder, card in own.items()
     ]
+
+
+def _remark(card: Card) -> str:
+    """What few studies say beside their checks; cards of before have no such field."""
+    remark = card.get("remark")
+    return f"{remark} " if remark else ""
 
 
 def _checks(card: Card) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from models.report.artifacts import Artifacts
 from models.studies import (
     calibration,
     constants,
+    frontier,
     labels,
     part_one,
     part_two,
@@ -69,5 +70,10 @@ READERS: dict[str, Callable[[Artifacts], Reading]] = {
     "people-votes": people.votes,
     "people-planted-flips": people.planted_flips,
     "rlaif-alignment": rlaif.alignment,
+    "optimisers-frontier": frontier.frontier,
     **{f"constants-{name.replace('_', '-')}": reader for name, reader in constants.READERS.items()},
+}
+# What is said of all seeds together, beside the parts of the claim.
+REMARKS: dict[str, Callable[[Sequence[Reading]], str]] = {
+    "optimisers-frontier": frontier.gains_most
 }

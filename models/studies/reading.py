@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,17 +13,17 @@ MOST_FIGURES = 4
 
 @dataclass(frozen=True)
 class Plot:
-    """Curves, bars or points; the axes are labelled with units.
+    """Curves, bars, points or paths; the axes are labelled with units.
 
     series: by name, places along x and the values there. Those of bars and of what `ticks` names
-    are the same for all.
+    are the same for all. A path's places are measured too, and differ from seed to seed.
     """
 
     title: str
     x: str
     y: str
     series: dict[str, tuple[list[float], list[float]]]
-    kind: Literal["lines", "bars", "points"] = "lines"
+    kind: Literal["lines", "bars", "points", "paths"] = "lines"
     note: str = ""
     ticks: tuple[str, ...] = ()
 
@@ -58,7 +58,8 @@ class Cell:
 class Finding:
     """What an exhibit's readings say together.
 
-    checks: each part of the claim with the seeds that show it and those that do not.
+    checks: each part of the claim with the seeds that show it and those that do not. remark: what
+    else there is to say of all seeds.
     """
 
     seeds: list[int]
@@ -66,9 +67,12 @@ class Finding:
     checks: dict[str, list[bool]]
     status: Status
     sentence: str
+    remark: str = ""
 
 
-def find(readings: Mapping[int, Reading]) -> Finding:
+def find(
+    readings: Mapping[int, Reading], remark: Callable[[Sequence[Reading]], str] | None = None
+) -> Finding:
     """Readings by seed as one finding. Raises ValueError where they have other rows or checks."""
     first, *others = readings.values()
     for other in others:
@@ -85,7 +89,8 @@ def find(readings: Mapping[int, Reading]) -> Finding:
         for row, columns in first.table.items()
     }
     status = status_of(checks)
-    return Finding(list(readings), table, checks, status, _sentence(checks, status))
+    said = remark(list(readings.values())) if remark else ""
+    return Finding(list(readings), table, checks, status, _sentence(checks, status), said)
 
 
 def titled(words: str) -> str:

@@ -53,6 +53,17 @@ def test_seeds_share_nothing(submitted: list[str]) -> None:
     assert submitted.count("reward_model") == 4
 
 
+def test_a_frontier_shares_all_but_what_is_swept(submitted: list[str]) -> None:
+    ARMS["optimisers-frontier"](SharedRun(recipe_named("smoke")))
+    for stage in ("comparisons", "strength", "advantage_model", "rehearsal"):
+        assert submitted.count(stage) == 1
+    # Four strengths an arm; two of PPO; ReST samples once for all of its thresholds, rejection
+    # sampling twice for every K.
+    counts = {"ppo_max": 8, "dpo": 4, "cpl": 4, "rest": 4, "rejection_sampling": 8, "answers": 9}
+    assert {stage: submitted.count(stage) for stage in counts} == counts
+    assert submitted.count("evaluate") == 1 + 4 * 7
+
+
 def test_an_exhibit_without_a_page_leaves_the_others_theirs() -> None:
     pages = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from models.report.charts import Chart
 from models.studies.drawing import draw
 from models.studies.reading import Cell, Plot, Reading, find, key_figures, status_of
 
@@ -61,6 +62,17 @@ def test_plots_have_axes_and_say_what_the_band_is(kind: str) -> None:
     assert chart.alt == "A title Axes: a place against a value."
     assert ("2 seeds" in chart.note) == (kind != "points")
     assert chart.svg.startswith(b"<?xml")
+
+
+def test_places_of_paths_are_means_too() -> None:
+    def drawn(*places: float, kind: str) -> Chart:
+        paths = [{"a method": ([kl, 1.0], [0.1, 0.3])} for kl in places]
+        return draw([Plot("A title", "KL", "gold", path, kind=kind) for path in paths])  # type: ignore[arg-type]
+
+    chart = drawn(2.0, 4.0, kind="paths")
+    assert chart.note == "Mean of 2 seeds; whiskers reach from the lowest to the highest."
+    assert chart.svg == drawn(4.0, 2.0, kind="paths").svg  # from left to right
+    assert chart.svg != drawn(2.0, 3.0, kind="paths").svg
 
 
 def test_key_figures_are_the_one_row_or_two_of_each() -> None:

@@ -1,0 +1,99 @@
+"""The arms of the frontier: each way to optimise a policy at several strengths.
+
+All else is shared: pairs, SFT policy, scorers, rehearsed examples. Those that sample take as many
+responses at every strength; HIR has none, and `rejection_sampling_ppo` that of PPO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flows.changes import changed
+from flows.config import Arm, RunConfig
+from flows.optimisers import train_policies, train_policy
+from flows.run import Run
+from flows.stages import train_scorers
+from flows.studies.arms import audited, varied
+from flows.studies.constants import named
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Values of what decides how far an arm goes, the recipe's own, and what another changes."""
+
+    values: Sequence[float]
+    own: Callable[[RunConfig], float]
+    changes: Callable[[RunConfig, float], dict[str, Any]]
+
+
+def _candidates(config: RunConfig, value: float) -> dict[str, Any]:
+    """K answers a prompt: as many samples as the recipe's, and updates as near as epochs allow."""
+    answers, train = config.rejection_sampling.answers, config.rejection_sampling.fine_tune.train
+    prompts = max(1, int(answers.num_prompts * answers.num_responses / value))
+    num_epochs = max(1, round(train.num_epochs * value / answers.num_responses))
+    return {
+        "answers": {"num_responses": int(value), "num_prompts": prompts},
+        "fine_tune": {"train": {"num_epochs": num_epochs}},
+    }
+
+
+def _thresholds(config: RunConfig, value: float) -> list[float]:
+    """All moved alike, to that last one."""
+    found = config.rest.improve.thresholds
+    return [round(threshold + value - found[-1], 6) for threshold in found]
+
+
+_PPO = Sweep(
+    (0.05, 0.1, 0.2, 0.5),
+    lambda config: config.ppo.kl_coef,
+    lambda _, value: {"ppo": {"kl_coef": value}},
+)
+SWEEPS: dict[Arm, Sweep] = {
+    "ppo_max_am": _PPO,
+    "full": _PPO,
+    "rejection_sampling": Sweep(
+        (2, 4, 8, 16),
+        lambda config: config.rejection_sampling.answers.num_responses,
+        lambda config, value: {"rejection_sampling": _candidates(config, value)},
+    ),
+    "rest": Sweep(
+        (0.5, 0.7, 0.9, 0.95),
+        lambda config: config.rest.improve.thresholds[-1],
+        lambda config, value: {"rest": {"improve": {"thresholds": _thresholds(config, value)}}},
+    ),
+    "dpo": Sweep(
+        (0.03, 0.1, 0.3, 1.0),
+        lambda config: config.dpo.beta,
+        lambda _, value: {"dpo": {"beta": value}},
+    ),
+    "cpl": Sweep(
+        (0.03, 0.1, 0.3, 1.0),
+        lambda config: config.cpl.alpha,
+        lambda _, value: {"cpl": {"alpha": value}},
+    ),
+    "best_of_n": Sweep(
+        (2, 4, 8, 16),
+        lambda config: config.best_of_n.num_responses,
+        lambda _, value: {"best_of_n": {"num_responses": int(value)}},
+    ),
+}
+
+
+def frontier(run: Run) -> None:
+    """`eval_<arm>_<value>`, and every other role of an arm likewise."""
+    whole = replace(run, config=varied(run.config, {"arms": tuple(SWEEPS)}))  # of the same roles
+    audited(whole)
+    train_scorers(whole)
+    recipe = replace(whole, roles=dict(run.roles))
+    train_policies(recipe)
+    run["rehearsal"], run["eval_sft"] = recipe["rehearsal"], recipe["eval_sft"]
+    shared = dict(run.roles)
+    for arm, sweep in SWEEPS.items():
+        for value, name in named(sweep.values, sweep.own(run.config)):
+            config = changed(whole.config, sweep.changes(run.config, value))
+            own = replace(whole, config=config, roles=dict(shared))
+            train_policy(own, arm, {"by_ranks": run.has_small_models})
+            for role in own.roles.keys() - shared.keys():
+                run[f"{role}_{name}"] = own[role]

@@ -1,0 +1,96 @@
+"""Lines of gain by KL, compared where both have points on either side."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, stdev
+
+# KL, nats, and what is gained: a point a setting, in any order.
+Line = tuple[list[float], list[float]]
+
+
+def shared_kl(ours: Line, theirs: Line) -> tuple[float, float] | None:
+    """From which KL to which both lines reach; None where that is no distance."""
+    low, high = max(min(ours[0]), min(theirs[0])), min(max(ours[0]), max(theirs[0]))
+    return (low, high) if low < high else None
+
+
+def lead_of(ours: Line, theirs: Line) -> float | None:
+    """How much more the one line gains than the other, on average over the KL that they share.
+
+    Lines are straight from one KL to the next. None where they share none.
+    """
+    span = shared_kl(ours, theirs)
+    if span is None:
+        return None
+    places = sorted({*span, *(kl for kl in (*ours[0], *theirs[0]) if span[0] < kl < span[1])})
+    leads = [_height(ours, kl) - _height(theirs, kl) for kl in places]
+    areas = [
+        (end - begin) * (first + last) / 2
+        for (begin, end), (first, last) in zip(pairwise(places), pairwise(leads), strict=True)
+    ]
+    return sum(areas) / (span[1] - span[0])
+
+
+def _height(line: Line, kl: float) -> float:
+    """What a line gains at a KL that it reaches."""
+    points = sorted(zip(*line, strict=True))
+    right = min(max(bisect_right(points, kl, key=lambda point: point[0]), 1), len(points) - 1)
+    (begin, first), (end, last) = points[right - 1], points[right]
+    return first + (last - first) * (kl - begin) / (end - begin) if end > begin else first
+
+
+@dataclass(frozen=True)
+class Lead:
+    """Of one method over another in each seed, and the KL they share, mean over seeds."""
+
+    over: str
+    by_seed: list[float]
+    span: tuple[float, float]
+
+    @property
+    def standing(self) -> str:
+        """Clear is more in every seed, and by more than the standard deviation over seeds."""
+        values, mean = self.by_seed, fmean(self.by_seed)
+        if mean <= 0:
+            return "behind"
+        is_clear = len(values) > 1 and min(values) > 0 and mean > stdev(values)
+        return "clearly over" if is_clear else "not clearly over"
+
+    def __str__(self) -> str:
+        spread = f" ± {stdev(self.by_seed):.3f}" if len(self.by_seed) > 1 else ""
+        low, high = self.span
+        return f"{self.over} ({fmean(self.by_seed):+.3f}{spread}, {low:.2f} to {high:.2f} nats)"
+
+
+def highest(seeds: Sequence[Mapping[str, Line]], gained: str) -> str:
+    """Which of some methods gains most at equal KL, and how clearly: over each of the others.
+
+    seeds: each seed's line by the method's name. It is that with the most leads over others.
+    """
+    names = list(seeds[0])
+    leads = {name: _leads(seeds, name) for name in names}
+    means = {name: [fmean(lead.by_seed) for lead in own] for name, own in leads.items()}
+    top = max(names, key=lambda name: (sum(mean > 0 for mean in means[name]), sum(means[name])))
+    parts = []
+    for standing in ("clearly over", "not clearly over", "behind"):
+        found = [str(lead) for lead in leads[top] if lead.standing == standing]
+        parts += [f"{standing} {', '.join(found)}"] if found else []
+    apart = set(names) - {top} - {lead.over for lead in leads[top]}
+    parts += [f"not compared with {', '.join(sorted(apart))}, at other KL"] if apart else []
+    return f"At equal KL {top} has the highest {gained}: {'; '.join(parts)}."
+
+
+def _leads(seeds: Sequence[Mapping[str, Line]], name: str) -> list[Lead]:
+    """Over all others with whom it shares some KL in every seed."""
+    found = []
+    for other in seeds[0]:
+        leads = [lead_of(lines[name], lines[other]) for lines in seeds]
+        spans = [shared_kl(lines[name], lines[other]) for lines in seeds]
+        if other != name and None not in leads:
+            low, high = (fmean(span[end] for span in spans if span) for end in (0, 1))
+            found.append(Lead(other, [lead for lead in leads if lead is not None], (low, high)))
+    return found
