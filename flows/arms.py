@@ -10,12 +10,15 @@
 | `ppo_max_safety`   | SFT          | a reward model of helpfulness and one of safety        |
 | `ppo_max_no_sft`   | the base     | the Advantage Model                                    |
 | `rlaif_direct`     | SFT          | the ratings of `ppo.scoring.judge` [RLAIF]             |
+
+Of these `full` alone rehearses; what PPO-max is compared with does where `rehearsal_coef` says so.
 """
 
 from __future__ import annotations
 
-from flows.config import Arm, seeded, vanilla
+from flows.config import Arm, RunConfig, seeded, vanilla
 from flows.run import Future, Run
+from models.config_optimisers import PolicyConfig
 from models.config_ppo import PPOConfig
 from tasks.reward_model import reward_model
 from tasks.sft import sft
@@ -54,6 +57,20 @@ def scorer_of(run: Run, arm: Arm) -> Future | list[Future]:
         "ppo_max_safety": "helpfulness_model",
     }
     return run[roles.get(arm, "advantage_model")]
+
+
+def rehearses(config: RunConfig, arm: Arm) -> bool:
+    """Whether an arm, or one that it goes on from, learns again what SFT said best."""
+    sampled = config.rejection_sampling.fine_tune
+    own: dict[Arm, PolicyConfig] = {
+        "dpo": config.dpo,
+        "cpl": config.cpl,
+        "rejection_sampling": sampled,
+        "rejection_sampling_ppo": sampled,
+        "rest": config.rest.improve,
+        "hir": config.hir.learn,
+    }
+    return arm == "full" or (arm in own and own[arm].rehearsal_coef > 0)
 
 
 def train_safety_scorers(run: Run, states: Future | None) -> None:

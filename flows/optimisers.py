@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flows.arms import ppo_of, scorer_of, start_of
+from flows.arms import ppo_of, rehearses, scorer_of, start_of
 from flows.config import Arm, seeded
 from flows.run import Future, Run
 from flows.stages import measure, states_for
@@ -32,7 +32,7 @@ How = dict[str, Any]
 def train_policies(run: Run) -> None:
     """Every arm from the SFT policy, and its answers to the evaluation prompts."""
     config, seed = run.config, run.config.seed
-    if "full" in config.arms:
+    if any(rehearses(config, arm) for arm in config.arms):
         run["rehearsal"] = run.submit(
             rehearsal,
             seeded(config.rehearsal, seed),
@@ -42,7 +42,7 @@ def train_policies(run: Run) -> None:
         )
     measure(run, "sft", run["sft"], run["advantage_model"])
     # An arm that could start earlier would hold up what the last one needs.
-    wait_for = [run["rehearsal" if "full" in config.arms else "advantage_model"]]
+    wait_for = [run["rehearsal" if "rehearsal" in run.roles else "advantage_model"]]
     for index, arm in enumerate(config.arms):
         place = (index, len(config.arms))
         how = {"place": place, "by_ranks": run.has_small_models, "wait_for": wait_for}
@@ -105,6 +105,11 @@ def _ppo(run: Run, arm: Arm, how: How) -> Future:
     )
 
 
+def _rehearsed(run: Run, arm: Arm) -> Future | None:
+    """What an arm learns again of what SFT said best, if anything."""
+    return run["rehearsal"] if rehearses(run.config, arm) else None
+
+
 def _dpo(run: Run, arm: Arm, how: How) -> Future:
     config = run.config.dpo
     return run.submit(
@@ -115,6 +120,7 @@ def _dpo(run: Run, arm: Arm, how: How) -> Future:
         run["preferences"],
         run["relabelled"],
         states_for(run, config.train),
+        _rehearsed(run, arm),
         label="DPO",
         **how,
     )
@@ -129,6 +135,7 @@ def _cpl(run: Run, arm: Arm, how: How) -> Future:
         run["preferences"],
         run["relabelled"],
         states_for(run, config.train),
+        _rehearsed(run, arm),
         label="CPL",
         **how,
     )
@@ -143,6 +150,7 @@ def _rejection_sampling(run: Run, arm: Arm, how: How) -> Future:
             seeded(loop.fine_tune, run.config.seed, number),
             policy,
             list(sampled if loop.from_all_iterations else sampled[-1:]),
+            _rehearsed(run, arm),
             label=f"rejection sampling {number}",
             **how,
         )
@@ -160,6 +168,7 @@ def _rest(run: Run, arm: Arm, how: How) -> Future:
             seeded(loop.improve, run.config.seed, number),
             policy,
             [sampled[-1]],
+            _rehearsed(run, arm),
             label=f"ReST improve {number}",
             **how,
         )
@@ -177,6 +186,7 @@ def _hir(run: Run, arm: Arm, how: How) -> Future:
             seeded(loop.learn, run.config.seed, number),
             policy,
             list(sampled),
+            _rehearsed(run, arm),
             label=f"HIR {number}",
             **how,
         )

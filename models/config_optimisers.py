@@ -14,14 +14,27 @@ from pydantic import Field, field_validator, model_validator
 from models.config_parts import StageConfig, TrainConfig
 
 
-class DPOConfig(StageConfig):
+class PolicyConfig(StageConfig):
+    """How a policy is trained on what was sampled or compared before.
+
+    Rehearsal adds to the loss what SFT's own best answers are worth, as PPO-max does [AM eq. 9].
+    """
+
+    seed: int = Field(0, description="Seed of data order and of what is rehearsed")
+    train: TrainConfig = TrainConfig()
+    rehearsal_coef: float = Field(
+        0.0, ge=0, description="gamma of eq. 9 [AM: 0.01, beside PPO]; 0 rehearses nothing"
+    )
+    rehearsal_batch: int = Field(32, gt=0, description="Rehearsed answers per update")
+
+
+class DPOConfig(PolicyConfig):
     """Direct preference optimisation [DPO eq. 7] on the relabelled pairs.
 
     Budget: no response is sampled, as the pairs were compared for all arms;
     num_epochs * ceil(pairs / batch_size) updates.
     """
 
-    seed: int = Field(0, description="Seed of data order")
     train: TrainConfig = TrainConfig(learning_rate=1e-6, batch_size=64)  # [DPO: both]
     beta: float = Field(0.1, gt=0, description="Weight of the KL to the reference [DPO: 0.1]")
     label_smoothing: float = Field(
@@ -29,13 +42,12 @@ class DPOConfig(StageConfig):
     )
 
 
-class CPLConfig(StageConfig):
+class CPLConfig(PolicyConfig):
     """Contrastive preference learning [CPL] on the relabelled pairs, without a reference.
 
     Budget: as DPO's.
     """
 
-    seed: int = Field(0, description="Seed of data order")
     train: TrainConfig = TrainConfig(learning_rate=1e-6, batch_size=64)
     alpha: float = Field(0.1, gt=0, description="Temperature of the policy [CPL: 0.1]")
     gamma: float = Field(1.0, gt=0, le=1, description="Discount a token [CPL: 1]")
@@ -68,14 +80,11 @@ class AnswersConfig(StageConfig):
     instruction: str = Field("", description="Stands behind every prompt")
 
 
-class RejectionSamplingConfig(StageConfig):
+class RejectionSamplingConfig(PolicyConfig):
     """Fine-tuning on the best answer to each prompt.
 
     Budget: num_epochs * ceil(prompts / batch_size) updates.
     """
-
-    seed: int = Field(0, description="Seed of data order")
-    train: TrainConfig = TrainConfig()
 
 
 class RejectionSamplingLoop(StageConfig):
@@ -92,14 +101,12 @@ class RejectionSamplingLoop(StageConfig):
     fine_tune: RejectionSamplingConfig = RejectionSamplingConfig()
 
 
-class RestConfig(StageConfig):
+class RestConfig(PolicyConfig):
     """The Improve steps of ReST: fine-tuning on answers above thresholds that rise.
 
     Budget: num_epochs * ceil(answers that are left / batch_size) updates a threshold.
     """
 
-    seed: int = Field(0, description="Seed of data order")
-    train: TrainConfig = TrainConfig()
     threshold_kind: Literal["quantile", "value"] = Field(
         "quantile", description="Whether thresholds are quantiles of the scores or scores"
     )
@@ -130,15 +137,13 @@ class RestLoop(StageConfig):
     improve: RestConfig = RestConfig()
 
 
-class HIRConfig(StageConfig):
+class HIRConfig(PolicyConfig):
     """Hindsight instruction relabelling: answers are learnt behind the instruction they satisfy.
 
     Budget: num_epochs * ceil(answers / batch_size) updates, each answer passed once for every
     instruction.
     """
 
-    seed: int = Field(0, description="Seed of data order")
-    train: TrainConfig = TrainConfig()
     instructions: tuple[str, ...] = Field(
         ("Give a bad answer.", "Give a good answer."),
         min_length=2,

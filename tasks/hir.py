@@ -15,6 +15,7 @@ def hir(
     config: HIRConfig,
     policy: StageResult,
     answers: list[StageResult],
+    rehearsal: StageResult | None = None,
     label: str = "hir",
     place: Place | None = None,
     by_ranks: bool = False,
@@ -29,6 +30,7 @@ def hir(
         {
             "policy": policy,
             **{f"answers_{number}": each for number, each in enumerate(answers)},
+            **({"rehearsal": rehearsal} if rehearsal else {}),
         },
         label,
         place=place,

@@ -15,6 +15,7 @@ def rejection_sampling(
     config: RejectionSamplingConfig,
     policy: StageResult,
     answers: list[StageResult],
+    rehearsal: StageResult | None = None,
     label: str = "rejection_sampling",
     place: Place | None = None,
     by_ranks: bool = False,
@@ -26,6 +27,7 @@ def rejection_sampling(
         {
             "policy": policy,
             **{f"answers_{number}": each for number, each in enumerate(answers)},
+            **({"rehearsal": rehearsal} if rehearsal else {}),
         },
         label,
         place=place,

@@ -15,6 +15,7 @@ def rest(
     config: RestConfig,
     policy: StageResult,
     answers: list[StageResult],
+    rehearsal: StageResult | None = None,
     label: str = "rest",
     place: Place | None = None,
     by_ranks: bool = False,
@@ -26,6 +27,7 @@ def rest(
         {
             "policy": policy,
             **{f"answers_{number}": each for number, each in enumerate(answers)},
+            **({"rehearsal": rehearsal} if rehearsal else {}),
         },
         label,
         place=place,

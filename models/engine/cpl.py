@@ -12,6 +12,7 @@ from models.engine.data import Pairs, context_length, read_pairs
 from models.engine.learners import LossFunction, Metrics
 from models.engine.loop import fit
 from models.engine.progress import write_json
+from models.engine.replay import rehearsal_of
 from models.engine.stored_states import stored_states
 from models.functional.cpl import cpl_loss, segment_scores
 from models.nets.loading import load_policy, load_tokenizer, save_model
@@ -22,7 +23,10 @@ CONFIG = CPLConfig
 
 
 def run(config: CPLConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `policy` (start), `preferences`; `pairs` and `states`, optional. Output: model/."""
+    """Inputs: `policy` (start), `preferences`; `pairs` and `states`, optional.
+
+    `rehearsal` where it has a coefficient. Output: model/.
+    """
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     model = load_policy(inputs["policy"] / "model")
     source = inputs.get("pairs", inputs["preferences"])
@@ -36,6 +40,7 @@ def run(config: CPLConfig, inputs: dict[str, Path], workdir: Path) -> None:
         config.train,
         seed=config.seed,
         workdir=workdir,
+        replay=rehearsal_of(config, inputs, model, tokenizer),
     )
     save_model(model, tokenizer, workdir / "output" / "model")
     summary["num_trained_pairs"] = len(pairs.rows)

@@ -16,6 +16,7 @@ from models.engine.data import Pairs, context_length, read_pairs
 from models.engine.learners import LossFunction, Metrics
 from models.engine.loop import fit
 from models.engine.progress import write_json
+from models.engine.replay import rehearsal_of
 from models.engine.scoring import logprob_rows
 from models.engine.stored_states import stored_states
 from models.functional.dpo import dpo_loss
@@ -29,7 +30,8 @@ CONFIG = DPOConfig
 
 
 def run(config: DPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `policy` (start), `reference`, `preferences`; `pairs` and `states`, optional.
+    """Inputs: `policy` (start), `reference`, `preferences`; `pairs` and `states`, optional;
+    `rehearsal` where it has a coefficient.
 
     Output: model/.
     """
@@ -48,6 +50,7 @@ def run(config: DPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
         config.train,
         seed=config.seed,
         workdir=workdir,
+        replay=rehearsal_of(config, inputs, model, tokenizer),
     )
     save_model(model, tokenizer, workdir / "output" / "model")
     summary["num_trained_pairs"] = len(pairs.rows)

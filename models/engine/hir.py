@@ -8,6 +8,8 @@ Deviations (those of the formulas are in `models.functional.hir`):
    loses its beginning and never the instruction, and an answer behind every instruction is one
    packed row with one prompt.
 2. The first samples are of the policy without instruction: it has not learned any.
+3. What is rehearsed, SFT's best answers, stands behind the last instruction: there the policy is
+   asked.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from models.engine.data import context_length
 from models.engine.learners import LossFunction, Metrics
 from models.engine.loop import fit
 from models.engine.progress import write_json
+from models.engine.replay import rehearsal_of
 from models.functional.hir import hir_loss, satisfied_instruction
 from models.nets.loading import load_policy, load_tokenizer, save_model
 from models.nets.packing import Candidates, PackedBatch, encode, token_ids
@@ -34,7 +37,10 @@ CONFIG = HIRConfig
 
 
 def run(config: HIRConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `policy` (start), `answers_0` and maybe more. Output: model/."""
+    """Inputs: `policy` (start), `answers_0` and maybe more; `rehearsal` where it has a coefficient.
+
+    Output: model/.
+    """
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     model = load_policy(inputs["policy"] / "model")
     sampled = [row for rows in read_answers(inputs) for row in rows]
@@ -56,6 +62,7 @@ def run(config: HIRConfig, inputs: dict[str, Path], workdir: Path) -> None:
         config.train,
         seed=config.seed,
         workdir=workdir,
+        replay=rehearsal_of(config, inputs, model, tokenizer, instructions[-1]),
     )
     save_model(model, tokenizer, workdir / "output" / "model")
     for number in range(len(instructions)):

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from models.config_parts import TrainConfig
 from models.engine.learners import Metrics
 from models.engine.loop import fit
+from models.engine.replay import Replay
 from models.functional.rehearsal import nll_loss
 from models.nets.packing import Candidates, PackedBatch
 from models.nets.scoring import response_logprobs
@@ -25,8 +26,9 @@ def imitate(
     seed: int,
     workdir: Path,
     parts: Sequence[Sequence[int]] | None = None,
+    replay: Replay | None = None,
 ) -> dict[str, float]:
-    """Train `model` on one-response rows, response tokens only; `parts` and result as in `fit`."""
+    """Train `model` on one-response rows, response tokens only; the last two as in `fit`."""
 
     def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
         logprobs, entropies, response_mask = response_logprobs(model, batch)
@@ -43,4 +45,5 @@ def imitate(
         seed=seed,
         workdir=workdir,
         parts=parts,
+        replay=replay,
     )

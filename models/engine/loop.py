@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from models.engine.checkpoint import checkpoint_or_stop, newest_checkpoint
 from models.engine.learners import Learner, LossFunction, Metrics, accumulate, new_learner
 from models.engine.optimiser import scheduled_rate
 from models.engine.progress import Progress, tail_means
+from models.engine.replay import Replay, or_nll
 from models.nets.adapters import merge_adapters
 from models.nets.freezing import trained_parameters
 from models.nets.packing import Candidates
@@ -28,6 +30,8 @@ from models.nets.training import prepare_training
 
 Ascent = Callable[[int], Metrics]
 AfterStep = Callable[[int], None]
+# A further term of the loss, and the dialogues that a step draws for it.
+Drawn = tuple[Replay, Sequence[Candidates]]
 
 
 def fit(
@@ -42,22 +46,24 @@ def fit(
     ascend: Ascent | None = None,
     after_step: AfterStep | None = None,
     parts: Sequence[Sequence[int]] | None = None,
+    replay: Replay | None = None,
 ) -> dict[str, float]:
     """Train `model` in place and return the means of the last tenth of the steps' metrics.
 
     Beside them stand `num_updates`, the number of steps, and `num_trained_tokens`, of all rows
-    that they pass. `loss_function(batch, indices)` gets a
-    packed batch and its rows' indices (b,) and returns (mean loss, metrics). It is a mean by
-    `weights` (N,), what each row counts (pairs, tokens), by which micro batches and ranks equal one
-    large batch. `ascend(step)` moves the parameters for the gradient only; `after_step(number)`
-    looks at the model. Where there are `parts` of the rows, each has its epochs after those of the
-    one before, under one schedule. Of ranks the first returns.
+    that they pass. `loss_function(batch, indices)` gets a packed batch and its rows' indices (b,)
+    and returns (mean loss, metrics). It is a mean by `weights` (N,), what each row counts (pairs,
+    tokens), by which micro batches and ranks equal one large batch. `ascend(step)` moves the
+    parameters for the gradient only; `after_step(number)` looks at the model. Where there are
+    `parts` of the rows, each has its epochs after those of the one before, under one schedule.
+    `replay` is a further term of every step's loss. Of ranks the first returns.
     """
     batches = _batches(rows, parts or [range(len(rows))], config, seed)
+    replayed = _draws(replay, len(batches), seed)
     prepare_training(model, config, seed, config.dropout)
-    state = newest_checkpoint(workdir)
-    decay = config.weight_decay
-    learner = new_learner(model, loss_function, config, weight_decay=decay, state=state)
+    state, decay = newest_checkpoint(workdir), config.weight_decay
+    either = or_nll(model, loss_function)
+    learner = new_learner(model, either, config, weight_decay=decay, state=state)
     start = 0 if state is None else state["step"]
     progress = Progress(workdir)
     model.train()
@@ -65,7 +71,8 @@ def fit(
         rate = scheduled_rate(config, step, len(batches))
         _seed_dropout(seed, step)
         with _ascended(model, ascend, step) as extra:
-            metrics = _gradient(learner, rows, weights, batches[step], config) | extra
+            metrics = _gradient(learner, rows, weights, batches[step], config, replayed[step])
+            metrics |= extra
         metrics["grad_norm"] = learner.step(rate)
         progress.log(step + 1, {**metrics, "learning_rate": rate})
         if (step + 1) % 10 == 0 or step + 1 == len(batches):
@@ -76,11 +83,22 @@ def fit(
     learner.finish()
     ranks.leave()
     merge_adapters(model)
-    return {**tail_means(progress.path), **_amounts(rows, batches)}
+    return {**tail_means(progress.path), **_amounts(rows, batches, replayed)}
 
 
-def _amounts(rows: Sequence[Candidates], batches: Sequence[Sequence[int]]) -> dict[str, float]:
+def _draws(replay: Replay | None, num_steps: int, seed: int) -> list[Drawn | None]:
+    """What each step learns again: all drawn beforehand, so that a resumed run draws the same."""
+    if replay is None:
+        return [None] * num_steps
+    generator = torch.Generator("cpu").manual_seed(seed + 1)
+    return [(replay, replay.draw(generator)) for _ in range(num_steps)]
+
+
+def _amounts(
+    rows: Sequence[Candidates], batches: Sequence[Sequence[int]], replayed: Sequence[Drawn | None]
+) -> dict[str, float]:
     tokens = sum(rows[index].num_tokens for batch in batches for index in batch)
+    tokens += sum(row.num_tokens for drawn in replayed if drawn is not None for row in drawn[1])
     return {"num_updates": len(batches), "num_trained_tokens": tokens}
 
 
@@ -119,14 +137,20 @@ def _ascended(model: PreTrainedModel, ascend: Ascent | None, step: int) -> Itera
 
 
 def _gradient(
-    learner: Learner[Tensor],
+    learner: Learner[Any],
     rows: Sequence[Candidates],
     weights: Tensor,
     batch: list[int],
     config: TrainConfig,
+    again: Drawn | None,
 ) -> Metrics:
-    """Gradients of one batch, and its mean metrics over all ranks."""
+    """Gradients of one batch and what is learned `again`; mean metrics over all ranks."""
     limit = config.micro_batch_tokens
-    metrics = accumulate(learner, rows, weights, batch, lambda indices: indices, limit)
+    metrics = accumulate(
+        learner, rows, weights, batch, lambda indices: indices, limit, is_last=again is None
+    )
+    if again is not None:
+        replay, drawn = again
+        metrics |= replay.accumulate(learner, drawn, limit, is_last=True)
     ranks.add_up(list(metrics.values()))
     return metrics

@@ -33,8 +33,9 @@ from models.engine.guard import collapse_reason
 from models.engine.learners import hold
 from models.engine.ppo_rollout import Experience, collect
 from models.engine.ppo_scoring import Scorers
-from models.engine.ppo_update import ActorCritic, Replay, load_weights
+from models.engine.ppo_update import ActorCritic, load_weights
 from models.engine.progress import Progress, read_metrics, tail_means, write_json
+from models.engine.replay import Replay
 from models.engine.scoring import with_lower_states
 from models.functional.moments import RunningMoments
 from models.nets.adapters import merge_adapters, share_frozen
@@ -116,10 +117,10 @@ class PPORun:
         if config.rehearsal_coef > 0 and "rehearsal" in inputs:
             rows = encode_dialogues(inputs["rehearsal"] / "rehearsal.jsonl", self.tokenizer, limit)
             rows = with_lower_states(self.policy, rows, self.depth)
-            replay.append((config.rehearsal_coef, "rehearsal_loss", rows))
+            replay.append(Replay(rows, config.rehearsal_coef, config.rehearsal_batch))
         if config.ptx_coef > 0:
             rows = encode_dialogues(inputs["data"] / "demonstrations.jsonl", self.tokenizer, limit)
-            replay.append((config.ptx_coef, "ptx_loss", rows))
+            replay.append(Replay(rows, config.ptx_coef, config.rehearsal_batch, "ptx_loss"))
         return replay
 
     def train(self) -> None:

@@ -13,15 +13,14 @@ from models.config_ppo import PPOConfig
 from models.engine import ranks
 from models.engine.learners import LossFunction, Metrics, accumulate, new_learner
 from models.engine.ppo_rollout import Experience
+from models.engine.replay import Replay, or_nll
 from models.functional.ppo_max import policy_loss, value_loss
 from models.functional.ppo_tricks import entropy_loss
-from models.functional.rehearsal import nll_loss
 from models.nets.freezing import load_trained_state
 from models.nets.packing import Candidates, PackedBatch
 from models.nets.scoring import response_logprobs, response_values
 from models.nets.training import prepare_training
 
-Replay = tuple[float, str, list[Candidates]]
 # Of responses (n, L): what the policy's, or the critic's, loss needs beside their tokens.
 Beside = tuple[Tensor, Tensor]
 
@@ -29,9 +28,9 @@ Beside = tuple[Tensor, Tensor]
 class ActorCritic:
     """The two trained models, a learner each.
 
-    `replay` holds (coefficient, metric name, dialogues): rehearsal and pre-training terms added
-    to the policy loss. Their draws come from a generator of their own, kept in the checkpoint
-    like `num_trained_tokens`: tokens learned from so far, of policy and critic each.
+    `replay` holds the rehearsal and pre-training terms that are added to the policy loss. Their
+    draws come from a generator of their own, kept in the checkpoint like `num_trained_tokens`:
+    tokens learned from so far, of policy and critic each.
     """
 
     def __init__(
@@ -46,9 +45,8 @@ class ActorCritic:
         for model in (policy, critic):
             prepare_training(model, config, config.seed)
         saved = state or {}
-        self.policy = new_learner(
-            policy, _policy_loss(policy, config), config, state=saved.get("policy")
-        )
+        loss_function = or_nll(policy, _policy_loss(policy, config))
+        self.policy = new_learner(policy, loss_function, config, state=saved.get("policy"))
         self.critic = new_learner(
             critic, _critic_loss(critic, config), config, state=saved.get("critic")
         )
@@ -100,31 +98,14 @@ class ActorCritic:
             is_last=not self.replay,
         )
         metrics = _named("policy", found)
-        for place, (coefficient, name, rows) in enumerate(self.replay, start=1):
-            metrics[name] = self._rehearse(rows, coefficient, place == len(self.replay))
+        for replay in self.replay:
+            drawn, is_last = replay.draw(self.generator), replay is self.replay[-1]
+            self._count(drawn, 1)
+            limit = self.config.micro_batch_tokens
+            metrics |= replay.accumulate(self.policy, drawn, limit, is_last)
         ranks.add_up(list(metrics.values()))
         metrics["policy_grad_norm"] = self.policy.step(self.config.policy_learning_rate)
         return metrics
-
-    def _rehearse(self, rows: list[Candidates], coefficient: float, is_last: bool) -> Tensor:
-        """Adds the gradient of `coefficient * NLL` on a drawn batch [AM eq. 9]; the mean NLL."""
-        draw = torch.randint(
-            len(rows), (self.config.rehearsal_batch,), generator=self.generator, device="cpu"
-        ).tolist()
-        drawn = [rows[index] for index in draw]
-        self._count(drawn, 1)
-        lengths = torch.tensor([len(row.responses[0]) for row in drawn])
-        found = accumulate(
-            self.policy,
-            drawn,
-            lengths,
-            range(len(drawn)),
-            lambda _: None,
-            self.config.micro_batch_tokens,
-            coefficient=coefficient,
-            is_last=is_last,
-        )
-        return found["loss"]
 
     def _count(self, rows: list[Candidates], num_models: int) -> None:
         self.num_trained_tokens += num_models * sum(row.num_tokens for row in rows)
@@ -151,12 +132,9 @@ def load_weights(state: dict[str, Any], policy: PreTrainedModel, critic: PreTrai
 
 
 def _policy_loss(policy: PreTrainedModel, config: PPOConfig) -> LossFunction:
-    """Of responses with (the ratio's denominator, advantages) the clipped loss, else their NLL."""
+    """The clipped loss of responses with (the ratio's denominator, advantages)."""
 
-    def loss_function(batch: PackedBatch, beside: Beside | None) -> tuple[Tensor, Metrics]:
-        if beside is None:
-            logprobs, _, mask = response_logprobs(policy, batch)
-            return nll_loss(logprobs, mask)
+    def loss_function(batch: PackedBatch, beside: Beside) -> tuple[Tensor, Metrics]:
         logprobs, entropies, mask = response_logprobs(policy, batch, config.temperature)
         old, advantages = (values[:, : mask.shape[1]] for values in beside)
         loss, metrics = policy_loss(logprobs, old, advantages, mask, config.policy_clip)

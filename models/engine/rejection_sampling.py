@@ -20,6 +20,7 @@ from models.engine.answers import read_answers
 from models.engine.data import context_length
 from models.engine.imitation import imitate
 from models.engine.progress import write_json
+from models.engine.replay import rehearsal_of
 from models.functional.best_of_n import best_of
 from models.nets.loading import load_policy, load_tokenizer, save_model
 from models.nets.packing import encode
@@ -35,13 +36,17 @@ class Best(NamedTuple):
 
 
 def run(config: RejectionSamplingConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `policy` (start), `answers_0` and maybe more. Output: model/."""
+    """Inputs: `policy` (start), `answers_0` and maybe more; `rehearsal` where it has a coefficient.
+
+    Output: model/.
+    """
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     model = load_policy(inputs["policy"] / "model")
     best = best_answers(read_answers(inputs))
     responses = [[each.response] for each in best.values()]
     rows = encode(tokenizer, list(best), responses, context_length(model.config))
-    summary = imitate(model, rows, config.train, seed=config.seed, workdir=workdir)
+    replay = rehearsal_of(config, inputs, model, tokenizer)
+    summary = imitate(model, rows, config.train, seed=config.seed, workdir=workdir, replay=replay)
     save_model(model, tokenizer, workdir / "output" / "model")
     summary |= {
         "num_examples": len(best),

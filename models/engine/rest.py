@@ -7,8 +7,8 @@ Deviations:
 1. A step passes its data a set number of times; the paper goes on while a held-out reward rises.
 2. The learning rate falls over all Improve steps of a Grow step by one schedule, and the optimiser
    goes on from step to step.
-3. Only sampled answers are learned. The paper adds its SFT data, which the policy has learned from
-   already, and which would count as samples that no other arm has.
+3. But for what is rehearsed only sampled answers are learned. The paper adds its SFT data, which
+   the policy has learned from already, and which would count as samples that no other arm has.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from models.engine.answers import read_answers
 from models.engine.data import context_length
 from models.engine.imitation import imitate
 from models.engine.progress import write_json
+from models.engine.replay import rehearsal_of
 from models.functional.rest import improvement_sets
 from models.nets.loading import load_policy, load_tokenizer, save_model
 from models.nets.packing import encode
@@ -30,7 +31,10 @@ CONFIG = RestConfig
 
 
 def run(config: RestConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `policy` (start), `answers_0`. Output: model/."""
+    """Inputs: `policy` (start), `answers_0`; `rehearsal` where it has a coefficient.
+
+    Output: model/.
+    """
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     model = load_policy(inputs["policy"] / "model")
     sampled = [row for rows in read_answers(inputs) for row in rows]
@@ -45,6 +49,7 @@ def run(config: RestConfig, inputs: dict[str, Path], workdir: Path) -> None:
         seed=config.seed,
         workdir=workdir,
         parts=[kept.tolist() for kept in sets],
+        replay=rehearsal_of(config, inputs, model, tokenizer),
     )
     save_model(model, tokenizer, workdir / "output" / "model")
     for step, kept in enumerate(sets, start=1):

@@ -11,10 +11,10 @@ from models.config_optimisers import (
     CPLConfig,
     DPOConfig,
     HIRConfig,
+    PolicyConfig,
     RejectionSamplingConfig,
     RestConfig,
 )
-from models.config_parts import TrainConfig
 from models.planning.supervised import Examples, num_steps, pair_row, training
 from models.planning.work import (
     Setting,
@@ -46,7 +46,7 @@ def answers(config: AnswersConfig, setting: Setting) -> Work:
 
 def dpo(config: DPOConfig, setting: Setting) -> Work:
     """Pairs pass under the reference once; then the policy alone learns from them."""
-    work, row = _on_pairs(config.train, setting), pair_row(setting)
+    work, row = _on_pairs(config, setting), pair_row(setting)
     likelihoods = scoring_phase(setting, 2 * setting.policy, work.examples, row, row)
     return replace(
         work,
@@ -57,22 +57,22 @@ def dpo(config: DPOConfig, setting: Setting) -> Work:
 
 def cpl(config: CPLConfig, setting: Setting) -> Work:
     """The policy alone learns from pairs."""
-    return _on_pairs(config.train, setting)
+    return _on_pairs(config, setting)
 
 
 def rejection_sampling(config: RejectionSamplingConfig, setting: Setting) -> Work:
     """One answer to every prompt that was sampled so far."""
     prompts = sum(_num_prompts(each, setting) for each in setting.sampled)
     kept = min(prompts, setting.amounts.policy_prompts)
-    return _on_answers(config.train, setting, [kept])
+    return _on_answers(config, setting, [kept])
 
 
 def rest(config: RestConfig, setting: Setting) -> Work:
     """All answers above each threshold; those above a value are taken to be all."""
     count = _num_answers(setting)
     if config.threshold_kind == "value":
-        return _on_answers(config.train, setting, [count for _ in config.thresholds])
-    return _on_answers(config.train, setting, [ceil((1 - q) * count) for q in config.thresholds])
+        return _on_answers(config, setting, [count for _ in config.thresholds])
+    return _on_answers(config, setting, [ceil((1 - q) * count) for q in config.thresholds])
 
 
 def hir(config: HIRConfig, setting: Setting) -> Work:
@@ -81,7 +81,7 @@ def hir(config: HIRConfig, setting: Setting) -> Work:
     words = max(len(instruction.split()) for instruction in config.instructions)
     response, others = row - prompt + TOKENS_A_WORD * words, len(config.instructions) - 1
     return _policy_work(
-        config.train,
+        config,
         setting,
         [_num_answers(setting)],
         row=prompt + (1 + others) * response,
@@ -104,34 +104,45 @@ def _answer_row(setting: Setting) -> tuple[int, int]:
     return setting.capped(setting.amounts.prompt_tokens, longest)
 
 
-def _on_pairs(train: TrainConfig, setting: Setting) -> Work:
+def _on_pairs(config: PolicyConfig, setting: Setting) -> Work:
     """At most all of a pair is its two responses, or its prompt and second one."""
     row = pair_row(setting)
-    return _policy_work(train, setting, [setting.amounts.train_pairs], row, row, row)
+    return _policy_work(config, setting, [setting.amounts.train_pairs], row, row, row)
 
 
-def _on_answers(train: TrainConfig, setting: Setting, parts: Sequence[int]) -> Work:
+def _on_answers(config: PolicyConfig, setting: Setting, parts: Sequence[int]) -> Work:
     prompt, row = _answer_row(setting)
-    return _policy_work(train, setting, parts, row, row - prompt)
+    return _policy_work(config, setting, parts, row, row - prompt)
 
 
 def _policy_work(
-    train: TrainConfig,
+    config: PolicyConfig,
     setting: Setting,
     parts: Sequence[int],
     row: int,
     responses: int,
     repeated: int = 0,
 ) -> Work:
-    """Training a policy on so many rows, part after part; the rest as for `training_phase`."""
-    parameters, count = setting.shape.policy_parameters, max(parts)
+    """Training a policy on so many rows, part after part; the rest as for `training_phase`.
+
+    Each update passes what it rehearses as well, as long as any dialogue can be.
+    """
+    train, parameters, count = config.train, setting.shape.policy_parameters, max(parts)
+    steps = sum(num_steps(train, count) for count in parts)
     examples = Examples(count, row, count * row, responses, repeated)
-    phase = training(train, setting, parameters, examples)
+    phases = [training(train, setting, parameters, examples)]
+    replayed = 0
+    if setting.has_rehearsal and config.rehearsal_coef > 0:
+        drawn, longest = config.rehearsal_batch, setting.amounts.dialogue_tokens
+        replayed = drawn * longest
+        again = train.model_copy(update={"batch_size": drawn})
+        rehearsed = Examples(drawn, longest, replayed, longest)
+        phases.append(training(again, setting, parameters, rehearsed))
     return Work(
         examples=count,
         num_ranks=train.num_ranks,
-        optimiser_steps=sum(num_steps(train, count) for count in parts),
-        trained_tokens=train.num_epochs * sum(parts) * row,
+        optimiser_steps=steps,
+        trained_tokens=train.num_epochs * sum(parts) * row + steps * replayed,
         parameters=trained_parameters(setting.shape, train, parameters),
-        phases={"training": phase},
+        phases={"training": max(phases, key=lambda phase: phase.total)},
     )

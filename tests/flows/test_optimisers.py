@@ -116,3 +116,19 @@ def test_only_the_newest_samples_where_that_is_asked_for() -> None:
     stages = {role: row.stage for row in plan.rows for role in row.roles}
     newest = [stages["rejection_sampling_answers_2"]]
     assert stages["policy_rejection_sampling"].inputs["answers"] == newest
+
+
+def test_an_arm_rehearses_where_it_is_told_to() -> None:
+    arms = 'arms=["dpo","cpl","rejection_sampling_ppo","rest","hir"]'
+    assert not any("rehearsal" in row.roles for row in _plan(arms).rows)
+    fields = ("rejection_sampling.fine_tune", "rest.improve", "hir.learn", "dpo")
+    plan = _plan(arms, *(f"{field}.rehearsal_coef=0.1" for field in fields))
+    stages = {role: row.stage for row in plan.rows for role in row.roles}
+    first = ("rejection_sampling_policy_1", "policy_rejection_sampling", "hir_policy_1")
+    for role in (*first, "policy_rest", "policy_hir", "policy_dpo"):
+        assert stages[role].inputs["rehearsal"] is stages["rehearsal"], role
+    for role in ("policy_cpl", "policy_rejection_sampling_ppo"):
+        assert "rehearsal" not in stages[role].inputs, role
+    # PPO goes on from a policy that needs it.
+    alone = _plan('arms=["rejection_sampling_ppo"]', f"{fields[0]}.rehearsal_coef=0.1")
+    assert any("rehearsal" in row.roles for row in alone.rows)

@@ -91,6 +91,20 @@ def test_hir_learns_every_answer_behind_every_instruction() -> None:
     assert work.trained_tokens == 2 * 192 * (10 + 3 * (4 + 21))
 
 
+def test_rehearsal_adds_to_every_update() -> None:
+    # Dialogues of at most 25 tokens. DPO has 6 updates; ReST 2 * (2 + 1) on 24 and 12 answers.
+    rehearses = {"train": TRAIN, "rehearsal_coef": 0.1, "rehearsal_batch": 5}
+    rest = RestConfig(**rehearses, thresholds=(0.75, 0.875))
+    for stage, config in (("dpo", DPOConfig(**rehearses)), ("rest", rest)):
+        plain = _work(stage, config, sampled=(ANSWERS,))
+        again = _work(stage, config, sampled=(ANSWERS,), has_rehearsal=True)
+        assert again.trained_tokens - plain.trained_tokens == 6 * 5 * 25
+        off = config.model_copy(update={"rehearsal_coef": 0.0})
+        assert _work(stage, off, sampled=(ANSWERS,), has_rehearsal=True) == plain
+        assert again.phases.keys() == plain.phases.keys()
+        assert again.peak[1].total >= plain.peak[1].total
+
+
 def test_the_best_of_n_answers_costs_n_of_them() -> None:
     work = _work("evaluate", EvaluateConfig(max_new_tokens=20, num_candidates=5), num_judges=3)
     assert work.sampled_tokens == 12 * 5 * 20
