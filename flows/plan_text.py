@@ -184,8 +184,8 @@ def _assumptions(plan: Plan) -> list[str]:
         "trained tokens count once for each model they train; optimiser steps are those of PPO's "
         "critic, which takes more than the policy",
         "bytes a parameter: 4 a weight, 4 a gradient, 8 for Adam's two moments (2 with "
-        "optimiser=adamw_8bit), under precision=bfloat16 too, which narrows activations. Frozen: models that only run. Weights "
-        "under MetaRM hold a saved copy",
+        "optimiser=adamw_8bit), under precision=bfloat16 too, which narrows activations. Frozen: "
+        "models that only run. Weights under MetaRM hold a saved copy",
         "activations are kept whole where gradient_checkpointing is off; attention is fused (its "
         f"scores are not kept); without gradient up to {PASS_TOKENS:,} tokens pass at once and "
         f"generation caches up to {CACHE_TOKENS:,}, which no setting changes",
