@@ -155,6 +155,11 @@ class RunConfig(Section):
                 "advantage_model.use_importance_weights must be false with preferences.sources, "
                 "found true: the policies that wrote people's comparisons are not known"
             )
+        if self.is_synthetic and self.preferences.demonstrations:
+            raise ValueError(
+                "preferences.demonstrations must be empty without preferences.sources, found "
+                f"{list(self.preferences.demonstrations)}: the synthetic world has its own"
+            )
         reviser = self.constitution and self.constitution.revise.judge
         if not self.is_synthetic and reviser and reviser.gold_accuracy is not None:
             raise ValueError(

@@ -50,6 +50,11 @@ class PreferencesConfig(StageConfig):
 
     sources: tuple[str, ...] = Field((), description="Files, folders, hub ids or s3:// addresses")
     categories: tuple[str, ...] = Field((), description="Category of each source, in order")
+    demonstrations: tuple[str, ...] = Field(
+        (),
+        description="What SFT learns in place of the chosen answers: such sources of rows prompt + "
+        "completion, messages, or text, as TRL's SFTTrainer takes them",
+    )
     on_bad_rows: Literal["fail", "quarantine"] = Field("fail", description="What bad rows do")
     on_ties: Literal["fail", "drop"] = Field("fail", description="What tied comparisons do")
     max_characters: int = Field(20_000, gt=0, description="Longest dialogue in characters")

@@ -22,8 +22,9 @@ def preferences(config: PreferencesConfig, label: str = "preferences") -> StageR
     changed file is new work.
     """
     inputs = {
-        f"source_{index}": import_source(source)
-        for index, source in enumerate(config.sources)
+        f"{name}_{index}": import_source(source)
+        for name, sources in (("source", config.sources), ("demonstrations", config.demonstrations))
+        for index, source in enumerate(sources)
         if is_remote(source) or Path(source).expanduser().exists()
     }
     return perform("preferences", config, inputs, label)

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from models.config_constitution import ConstitutionalSFTConfig
-from models.engine.data import context_length, read_rows
+from models.engine.data import context_length, encode_demonstrations, read_rows
 from models.engine.imitation import imitate
 from models.engine.progress import write_json
 from models.nets.loading import load_policy, load_tokenizer, save_model
-from models.nets.packing import encode
 
 CONFIG = ConstitutionalSFTConfig
 Row = dict[str, Any]
@@ -33,12 +32,7 @@ def run(config: ConstitutionalSFTConfig, inputs: dict[str, Path], workdir: Path)
     revised = read_rows(inputs["revisions"] / "demonstrations.jsonl")
     helpful = helpful_beside(config, revised, read_rows(inputs["data"] / "demonstrations.jsonl"))
     rows = revised + helpful
-    examples = encode(
-        tokenizer,
-        [row["prompt"] for row in rows],
-        [[row["response"]] for row in rows],
-        context_length(model.config),
-    )
+    examples = encode_demonstrations(rows, tokenizer, context_length(model.config))
     summary = imitate(model, examples, config.train, seed=config.seed, workdir=workdir)
     save_model(model, tokenizer, workdir / "output" / "model")
     counts = {"num_revisions": len(revised), "num_helpful": len(helpful)}

@@ -14,7 +14,7 @@ from torch import Tensor, tensor
 from transformers import PreTrainedTokenizerBase
 
 from models.engine.stored_states import StoredStates
-from models.nets.packing import Candidates, encode
+from models.nets.packing import Candidates, encode, encode_whole
 
 SPLITS = ("train", "validation", "test")
 HELD_OUT = ("validation", "test")
@@ -133,10 +133,29 @@ def read_pairs(
 def encode_dialogues(
     path: Path, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None
 ) -> list[Candidates]:
-    """Read prompt and response rows as one-response candidates."""
-    rows = read_rows(path)
-    prompts = [row["prompt"] for row in rows]
-    return encode(tokenizer, prompts, [[row["response"]] for row in rows], max_length)
+    """Read the rows of a file as `encode_demonstrations` takes them."""
+    return encode_demonstrations(read_rows(path), tokenizer, max_length)
+
+
+def encode_demonstrations(
+    rows: Sequence[dict[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int | None = None,
+) -> list[Candidates]:
+    """Rows of a prompt with a response, or with the whole `text`, as one-response candidates."""
+    whole = [row for row in rows if "text" in row]
+    asked = [row for row in rows if "text" not in row]
+    texts = encode_whole(
+        tokenizer, [row["prompt"] for row in whole], [row["text"] for row in whole], max_length
+    )
+    answers = encode(
+        tokenizer,
+        [row["prompt"] for row in asked],
+        [[row["response"]] for row in asked],
+        max_length,
+    )
+    found = {"text": iter(texts), "response": iter(answers)}
+    return [next(found["text" if "text" in row else "response"]) for row in rows]
 
 
 def context_length(model_config: Any) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from models.config_parts import TrainConfig
-from models.engine.learners import Metrics
+from models.engine.learners import LossFunction, Metrics
 from models.engine.loop import fit
 from models.engine.replay import Replay
 from models.functional.rehearsal import nll_loss
@@ -29,6 +29,21 @@ def imitate(
     replay: Replay | None = None,
 ) -> dict[str, float]:
     """Train `model` on one-response rows, response tokens only; the last two as in `fit`."""
+    return fit(
+        model,
+        rows,
+        torch.tensor([float(len(row.responses[0])) for row in rows]),
+        imitation_loss(model),
+        config,
+        seed=seed,
+        workdir=workdir,
+        parts=parts,
+        replay=replay,
+    )
+
+
+def imitation_loss(model: PreTrainedModel) -> LossFunction:
+    """The NLL of responses, in nats a token, for `fit`."""
 
     def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
         logprobs, entropies, response_mask = response_logprobs(model, batch)
@@ -36,14 +51,4 @@ def imitate(
         entropy = entropies.detach().sum() / response_mask.sum()
         return loss, {"entropy": entropy}
 
-    return fit(
-        model,
-        rows,
-        torch.tensor([float(len(row.responses[0])) for row in rows]),
-        loss_function,
-        config,
-        seed=seed,
-        workdir=workdir,
-        parts=parts,
-        replay=replay,
-    )
+    return loss_function

@@ -7,36 +7,44 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from models.config import PreferencesConfig
-from models.engine.data import write_rows
+from models.engine.data import HELD_OUT, write_rows
 from models.engine.progress import write_json
 from models.nets.packaged import load_base_tokenizer
 from models.preferences import (
     BadRow,
+    Demonstration,
     PreferenceReport,
+    Shaping,
     Source,
     chat_renderer,
+    load_demonstrations,
     load_preferences,
     split_pairs,
     write_quarantine,
 )
 from models.preferences.planted import plant_flips, truth_of
+from models.prompts import opening_of
 from models.records import PreferencePair
 
 CONFIG = PreferencesConfig
 
 
 def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `source_<i>` for every source that is a file or folder.
+    """Inputs: `source_<i>` and `demonstrations_<i>` for all sources that are files or folders.
 
-    Output: train, validation and test pairs; demonstrations (chosen answers of the training
-    pairs), policy_prompts, eval/main (test prompts) and eval/validation; quarantine.jsonl; where
-    labels were turned round on purpose, truth.jsonl.
+    Output: train, validation and test pairs; demonstrations (those given, else chosen answers of
+    the training pairs), policy_prompts, eval/main (test prompts) and eval/validation;
+    quarantine.jsonl; where labels were turned round on purpose, truth.jsonl.
     """
     output = workdir / "output"
     output.mkdir(parents=True, exist_ok=True)
-    pairs, bad_rows, report = _load(config, inputs)
-    write_quarantine(output / "quarantine.jsonl", bad_rows)
+    tokenizer = load_base_tokenizer(config.tokenizer) if config.tokenizer else None
+    pairs, bad_rows, report = _load(config, inputs, tokenizer)
+    shown, bad_demonstrations = _demonstrations(config, inputs, tokenizer)
+    write_quarantine(output / "quarantine.jsonl", bad_rows + bad_demonstrations)
     # In random order, as stages that need only some prompts take the first.
     count = len(pairs) if config.max_pairs is None else min(config.max_pairs, len(pairs))
     pairs = random.Random(f"subset/{config.seed}").sample(pairs, count)
@@ -53,6 +61,12 @@ def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> No
     if config.flip_share > 0:
         splits["train"] = _planted(config, splits, output)
     _write_splits(splits, config.num_eval_prompts, output)
+    learned = _write_demonstrations(shown, splits, output)
+    counts = {
+        "num_demonstrations": learned,
+        "num_demonstrations_quarantined": len(bad_demonstrations),
+        "num_demonstrations_held_out": len(shown) - learned,
+    }
     write_json(
         output / "summary.json",
         {
@@ -61,6 +75,7 @@ def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> No
             "num_pairs": len(pairs),
             **{f"num_{name}": len(rows) for name, rows in splits.items()},
             "share_chosen_longer": report.share_chosen_longer,
+            **(counts if config.demonstrations else {}),
         },
     )
 
@@ -83,10 +98,9 @@ def _planted(
 
 
 def _load(
-    config: PreferencesConfig, inputs: dict[str, Path]
+    config: PreferencesConfig, inputs: dict[str, Path], tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[list[PreferencePair], list[BadRow], PreferenceReport]:
     """Read all sources, with the tokenizer's chat template and token counts where one is named."""
-    tokenizer = load_base_tokenizer(config.tokenizer) if config.tokenizer else None
     return load_preferences(
         _sources(config, inputs),
         on_bad_rows=config.on_bad_rows,
@@ -98,19 +112,58 @@ def _load(
     )
 
 
+def _demonstrations(
+    config: PreferencesConfig, inputs: dict[str, Path], tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[list[Demonstration], list[BadRow]]:
+    """Read the sources of demonstrations; nothing where there are none."""
+    if not config.demonstrations:
+        return [], []
+    if tokenizer is None:
+        raise ValueError(
+            "preferences.tokenizer must be given with preferences.demonstrations, found none: its "
+            "end token ends their texts"
+        )
+    shaping = Shaping(
+        end=str(tokenizer.eos_token),
+        render=chat_renderer(tokenizer),
+        render_whole=chat_renderer(tokenizer, is_whole=True),
+        max_characters=config.max_characters,
+        count_tokens=lambda text: len(tokenizer(text)["input_ids"]),
+        max_tokens=config.max_tokens,
+    )
+    sources = [
+        _source(name, inputs.get(f"demonstrations_{index}"))
+        for index, name in enumerate(config.demonstrations)
+    ]
+    return load_demonstrations(sources, shaping, config.on_bad_rows)
+
+
+def _write_demonstrations(
+    shown: Sequence[Demonstration], splits: dict[str, list[PreferencePair]], output: Path
+) -> int:
+    """What SFT learns, and how many of those that were shown: of no prompt that is held out."""
+    held_out = {opening_of(pair.prompt) for name in HELD_OUT for pair in splits[name]}
+    learned = [each for each in shown if opening_of(each.asked) not in held_out]
+    if shown and not learned:
+        raise ValueError(
+            f"preferences.demonstrations: all {len(shown)} are of prompts that pairs of "
+            f"{' and '.join(HELD_OUT)} have: give others"
+        )
+    chosen = (
+        {"prompt": pair.prompt, "response": pair.chosen, "category": pair.category}
+        for pair in splits["train"]
+    )
+    rows = (each.to_json() for each in learned) if shown else chosen
+    write_rows(output / "demonstrations.jsonl", rows)
+    return len(learned)
+
+
 def _write_splits(
     splits: dict[str, list[PreferencePair]], num_eval_prompts: int, output: Path
 ) -> None:
-    """Write the pairs, and what the other stages take from them: demonstrations and prompts."""
+    """Write the pairs, and the prompts that other stages take from them."""
     for name, rows in splits.items():
         write_rows(output / f"{name}.jsonl", (pair.to_json() for pair in rows))
-    write_rows(
-        output / "demonstrations.jsonl",
-        (
-            {"prompt": pair.prompt, "response": pair.chosen, "category": pair.category}
-            for pair in splits["train"]
-        ),
-    )
     write_rows(output / "policy_prompts.jsonl", _prompts(splits["train"]))
     for split, name in (("test", "main"), ("validation", "validation")):
         prompts = _prompts(splits[split])[:num_eval_prompts]
@@ -118,20 +171,28 @@ def _write_splits(
 
 
 def _sources(config: PreferencesConfig, inputs: dict[str, Path]) -> list[Source]:
-    """Sources with their categories; a file is named as the user named it, wherever it lies now."""
+    """Sources with their categories."""
     if config.categories and len(config.categories) != len(config.sources):
         raise ValueError(
             f"preferences.categories has {len(config.categories)} entries for "
             f"{len(config.sources)} sources; give one each, or none"
         )
-    sources = []
-    for index, name in enumerate(config.sources):
-        category = config.categories[index] if config.categories else None
-        folder = inputs.get(f"source_{index}")
-        path = name if folder is None else str(folder / name.rstrip("/").rpartition("/")[2])
-        label = name.rstrip("/").rpartition("/")[2] if folder is not None else None
-        sources.append(Source(path, category=category, name=label))
-    return sources
+    return [
+        _source(
+            name,
+            inputs.get(f"source_{index}"),
+            config.categories[index] if config.categories else None,
+        )
+        for index, name in enumerate(config.sources)
+    ]
+
+
+def _source(name: str, folder: Path | None, category: str | None = None) -> Source:
+    """A source; a file is named as the user named it, wherever it lies now."""
+    if folder is None:
+        return Source(name, category=category)
+    label = name.rstrip("/").rpartition("/")[2]
+    return Source(str(folder / label), category=category, name=label)
 
 
 def _prompts(pairs: Sequence[PreferencePair]) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 import torch
 from torch import Tensor, nn
@@ -136,12 +137,40 @@ def encode(
     rows = []
     for prompt, texts in zip(token_ids(tokenizer, prompts), responses, strict=True):
         answers = [[*next(encoded), tokenizer.eos_token_id] for _ in texts]
-        if max_length is not None:
-            answers = [ids[: max_length - 1] for ids in answers]
-            longest = max(map(len, answers), default=0)
-            prompt = prompt[-(max_length - longest) :]
-        rows.append(Candidates(prompt, tuple(answers)))
+        rows.append(_cut(prompt, answers, max_length))
     return rows
+
+
+def encode_whole(
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    texts: Sequence[str],
+    max_length: int | None = None,
+) -> list[Candidates]:
+    """Tokenise texts that go on from their prompts, each to its own end: no end token is added.
+
+    As in TRL's SFTTrainer the response starts at the first token in which the text's tokens differ
+    from the prompt's alone, so that a token may reach across; after an empty prompt at the second,
+    as nothing predicts the first. Cut as in `encode`.
+    Raises ValueError for a text with nothing behind its prompt.
+    """
+    rows = []
+    encoded = zip(token_ids(tokenizer, prompts), token_ids(tokenizer, texts), strict=True)
+    for text, (prompt, ids) in zip(texts, encoded, strict=True):
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(prompt, ids, strict=False))
+        start = max(1, len(list(same)))
+        if start >= len(ids):
+            raise ValueError(f"the text {text!r} has no token to learn behind its prompt")
+        rows.append(_cut(ids[:start], [ids[start:]], max_length))
+    return rows
+
+
+def _cut(prompt: list[int], responses: list[list[int]], max_length: int | None) -> Candidates:
+    if max_length is not None:
+        responses = [ids[: max_length - 1] for ids in responses]
+        longest = max(map(len, responses), default=0)
+        prompt = prompt[-(max_length - longest) :]
+    return Candidates(prompt, tuple(responses))
 
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:

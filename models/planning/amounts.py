@@ -127,12 +127,13 @@ def of_preferences(config: PreferencesConfig, max_length: int) -> Amounts:
         ranked = max(count.ranked for count in found)
     share = 1 - config.validation_share - config.test_share
     train = round(pairs * share)
+    shown, how_shown = _demonstrations(config, train)
     evaluated = sum(
         min(config.num_eval_prompts, round(pairs * share))
         for share in (config.validation_share, config.test_share)
     )
     return Amounts(
-        demonstrations=train,
+        demonstrations=shown,
         pair_prompts=pairs,
         pairs=pairs,
         train_pairs=train,
@@ -149,8 +150,30 @@ def of_preferences(config: PreferencesConfig, max_length: int) -> Amounts:
             f"tokens a row: the most there can be, from preferences.max_tokens = "
             f"{config.max_tokens} for a prompt with one answer, a pair twice that; every sampled "
             "answer is taken to run to max_new_tokens. Most real rows are far shorter",
+            *how_shown,
         ),
     )
+
+
+def _demonstrations(config: PreferencesConfig, train_pairs: int) -> tuple[int, tuple[str, ...]]:
+    """What SFT learns from, and how that is known if it is not the training pairs."""
+    if not config.demonstrations:
+        return train_pairs, ()
+    paths = [Path(source).expanduser() for source in config.demonstrations]
+    if not all(path.exists() for path in paths):
+        return train_pairs, (
+            "demonstrations: UNKNOWN, as not all of preferences.demonstrations are files here; "
+            "taken to be as many as training pairs",
+        )
+    try:
+        count = sum(
+            raw.problem is None and not raw.is_blank
+            for path in paths
+            for raw in read_source(Source(str(path)), [])
+        )
+    except SourceError as error:
+        raise PlanError(f"preferences.demonstrations: {error}") from error
+    return count, (f"demonstrations: {count:,} rows counted in preferences.demonstrations",)
 
 
 def _total(counts: list[int | None], config: PreferencesConfig) -> tuple[int, str]:

@@ -1,5 +1,11 @@
 """Preference data: readers, formats, checks and splits. Loads no GPU stack."""
 
+from models.preferences.demonstrations import (
+    Demonstration,
+    DemonstrationError,
+    Shaping,
+    load_demonstrations,
+)
 from models.preferences.errors import BadRow, PreferenceDataError, Problem, write_quarantine
 from models.preferences.load import (
     OnBadRows,
@@ -21,6 +27,8 @@ from models.preferences.splits import (
 
 __all__ = [
     "BadRow",
+    "Demonstration",
+    "DemonstrationError",
     "LeakageError",
     "OnBadRows",
     "OnTies",
@@ -30,12 +38,14 @@ __all__ = [
     "Problem",
     "Render",
     "ReviewError",
+    "Shaping",
     "Source",
     "SourceCounts",
     "SplitBy",
     "SplitError",
     "chat_renderer",
     "check_leakage",
+    "load_demonstrations",
     "load_preferences",
     "read_review",
     "render_hh",

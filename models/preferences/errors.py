@@ -128,6 +128,20 @@ class PreferenceDataError(ValueError):
         return "\n".join(lines)
 
 
+def advice_on(bad_rows: Sequence[BadRow], on_bad_rows: str) -> str | None:
+    """What to do about refused rows; None where it goes on, without them or as there are none."""
+    reasons = {row.reason for row in bad_rows}
+    is_broken = not reasons.isdisjoint(SOURCE_REASONS)
+    if not bad_rows or not (is_broken or on_bad_rows == "fail"):
+        return None
+    advice = "correct the sources" if is_broken else "correct the rows"
+    if not is_broken:
+        advice += ", or set on_bad_rows to 'quarantine' to go on without them"
+    if "tie" in reasons:
+        advice += "; set on_ties to 'drop' to leave ties out"
+    return advice
+
+
 def write_quarantine(path: str | os.PathLike[str], bad_rows: Sequence[BadRow]) -> int:
     """Write refused rows as JSON lines (atomically, .gz by suffix); return how many.
 

@@ -7,10 +7,10 @@ from itertools import combinations
 from typing import Literal, get_args
 
 from models.preferences.errors import (
-    SOURCE_REASONS,
     BadRow,
     PreferenceDataError,
     Problem,
+    advice_on,
     raw_text,
     shorten,
 )
@@ -54,13 +54,8 @@ def load_preferences(
     for source in sources:
         loader.read(source)
     bad_rows, report = loader.bad_rows, loader.report
-    is_broken = any(row.reason in SOURCE_REASONS for row in bad_rows)
-    if bad_rows and (is_broken or on_bad_rows == "fail"):
-        advice = "correct the sources" if is_broken else "correct the rows"
-        if not is_broken:
-            advice += ", or set on_bad_rows to 'quarantine' to go on without them"
-        if "tie" in {row.reason for row in bad_rows}:
-            advice += "; set on_ties to 'drop' to leave ties out"
+    advice = advice_on(bad_rows, on_bad_rows)
+    if advice is not None:
         raise PreferenceDataError(bad_rows, advice)
     report.describe_pairs(loader.pairs)
     report.check()

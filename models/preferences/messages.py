@@ -20,9 +20,10 @@ HUMAN_MARK: Final = "\n\nHuman:"
 HH_NAMES: Final = {"system": "System", "user": "Human", "assistant": "Assistant"}
 
 
-def chat_renderer(tokenizer: Any) -> Render | None:
+def chat_renderer(tokenizer: Any, *, is_whole: bool = False) -> Render | None:
     """Return a Render by the tokenizer's chat template, or None where it has none.
 
+    is_whole: of dialogues as they end, with nothing for an answer to start from.
     The Render raises ValueError where the template refuses the messages (for example roles
     that do not alternate).
     """
@@ -33,7 +34,7 @@ def chat_renderer(tokenizer: Any) -> Render | None:
     def render(messages: list[Message]) -> str:
         try:
             text = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
+                messages, tokenize=False, add_generation_prompt=not is_whole
             )
         except template_error as error:
             raise ValueError(f"the chat template refuses the messages: {error}") from error
@@ -44,8 +45,12 @@ def chat_renderer(tokenizer: Any) -> Render | None:
 
 def render_hh(messages: Sequence[Message]) -> str:
     """Return messages as HH-RLHF text that ends in the mark of the assistant's turn."""
-    turns = [f"\n\n{HH_NAMES[m['role']]}: {m['content']}" for m in messages]
-    return "".join(turns) + ASSISTANT_MARK
+    return render_hh_whole(messages) + ASSISTANT_MARK
+
+
+def render_hh_whole(messages: Sequence[Message]) -> str:
+    """Return messages as HH-RLHF text that ends with the last of them."""
+    return "".join(f"\n\n{HH_NAMES[m['role']]}: {m['content']}" for m in messages)
 
 
 def text_problem(field: str, value: Any) -> Problem | None:

@@ -164,6 +164,13 @@ def test_real_data_needs_a_base_model() -> None:
         _smoke('preferences.sources=["x.jsonl"]')
 
 
+def test_the_synthetic_world_has_its_own_demonstrations() -> None:
+    with pytest.raises(
+        ConfigError, match=r"preferences\.demonstrations must be empty .*'x\.jsonl'"
+    ):
+        _smoke('preferences.demonstrations=["x.jsonl"]')
+
+
 def test_arms_need_what_they_are_optimised_against() -> None:
     with pytest.raises(ConfigError, match=r"ensemble\.size must be at least 5 .*, found 2"):
         _smoke('arms=["ppo_max_ensemble"]')

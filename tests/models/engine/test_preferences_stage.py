@@ -9,6 +9,7 @@ import pytest
 
 from models.config import PreferencesConfig
 from models.engine.data import read_rows
+from models.nets.loading import load_tokenizer
 from models.preferences import PreferenceDataError
 from tests.models.engine.conftest import run_stage
 
@@ -94,3 +95,71 @@ def test_categories_must_match_sources(tmp_path: Path, source: Path) -> None:
     config = CONFIG.model_copy(update={"categories": ("a", "b")})
     with pytest.raises(ValueError, match="2 entries for 1 sources"):
         run_stage("preferences", config, tmp_path / "work", source_0=source)
+
+
+@pytest.fixture
+def shown(tmp_path: Path, source: Path) -> Path:
+    """Demonstrations of every prompt of the pairs and of one more, a dialogue, and a bad row."""
+    folder = tmp_path / "shown"
+    folder.mkdir()
+    dialogue = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
+    rows: list[dict[str, object]] = [
+        {"prompt": f"\n\nHuman: Question  {index}\n\nAssistant:", "completion": " shown"}
+        for index in range(61)
+    ]
+    rows += [{"messages": dialogue, "category": "chat"}, {"prompt": "no completion"}]
+    (folder / "shown.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return folder
+
+
+def test_sft_learns_the_chosen_answers_unless_it_is_shown_others(
+    tmp_path: Path, source: Path, shown: Path, policy: Path
+) -> None:
+    plain = run_stage("preferences", CONFIG, tmp_path / "plain", source_0=source)
+    assert read_rows(plain / "demonstrations.jsonl") == [
+        {"prompt": row["prompt"], "response": row["chosen"], "category": "helpful"}
+        for row in read_rows(plain / "train.jsonl")
+    ]
+    more = {"demonstrations": ("there/shown.jsonl",), "tokenizer": str(policy / "model")}
+    config = CONFIG.model_copy(update=more)
+    inputs = {"source_0": source, "demonstrations_0": shown}
+    output = run_stage("preferences", config, tmp_path / "work", **inputs)
+    for name in ("train.jsonl", "test.jsonl", "policy_prompts.jsonl", "eval/main.jsonl"):
+        assert (output / name).read_bytes() == (plain / name).read_bytes()
+    rows = read_rows(output / "demonstrations.jsonl")
+    held_out = {
+        row["prompt"]
+        for name in ("validation", "test")
+        for row in read_rows(output / f"{name}.jsonl")
+    }
+    asked = {row["prompt"].replace("Question  ", "question ") for row in rows[:-1]}
+    assert not asked & held_out
+    assert len(asked) == 61 - len(held_out)
+    end = load_tokenizer(policy / "model").eos_token
+    assert all(row["text"] == f"{row['prompt']} shown{end}" for row in rows[:-1])
+    hh = f"\n\nHuman: hello\n\nAssistant: hi{end}"
+    assert rows[-1] == {"prompt": "", "text": hh, "category": "chat"}
+    bad = read_rows(output / "quarantine.jsonl")
+    assert [(row["file"], row["line"]) for row in bad] == [("pairs.jsonl", 61), ("shown.jsonl", 63)]
+    summary = json.loads((output / "summary.json").read_text())
+    assert summary["num_demonstrations"] == len(rows)
+    assert summary["num_demonstrations_held_out"] == len(held_out)
+    assert summary["num_demonstrations_quarantined"] == summary["num_quarantined"] == 1
+
+
+def test_demonstrations_of_held_out_prompts_alone_are_refused(
+    tmp_path: Path, source: Path, policy: Path
+) -> None:
+    plain = run_stage("preferences", CONFIG, tmp_path / "plain", source_0=source)
+    (row, *_) = read_rows(plain / "test.jsonl")
+    folder = tmp_path / "shown"
+    folder.mkdir()
+    shown = {"prompt": row["prompt"], "completion": " shown"}
+    (folder / "shown.jsonl").write_text(json.dumps(shown))
+    more = {"demonstrations": ("shown.jsonl",), "tokenizer": str(policy / "model")}
+    inputs = {"source_0": source, "demonstrations_0": folder}
+    with pytest.raises(ValueError, match="all 1 are of prompts that pairs of validation and test"):
+        run_stage("preferences", CONFIG.model_copy(update=more), tmp_path / "work", **inputs)
+    without = CONFIG.model_copy(update={"demonstrations": ("shown.jsonl",)})
+    with pytest.raises(ValueError, match=r"preferences\.tokenizer must be given"):
+        run_stage("preferences", without, tmp_path / "work", **inputs)

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from models.nets.lower_layers import hidden_states
-from models.nets.packing import Candidates, LowerStates, encode, pack, united
+from models.nets.packing import Candidates, LowerStates, encode, encode_whole, pack, united
 from models.nets.scoring import (
     read_logprobs,
     response_logprobs,
@@ -151,11 +151,16 @@ def test_values_are_of_the_state_before_each_token(scorer: LlamaForSequenceClass
             place += 1
 
 
-def test_what_is_too_long_loses_the_prompts_beginning_and_the_responses_end() -> None:
-    words = {word: number for number, word in enumerate(["<end>", "a", "b", "c", "d", "e"])}
+def _words(text: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of these words, numbered in their order."""
+    words = {word: number for number, word in enumerate(text.split())}
     inner = Tokenizer(models.WordLevel(words, unk_token="a"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>")
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>")
+
+
+def test_what_is_too_long_loses_the_prompts_beginning_and_the_responses_end() -> None:
+    tokenizer = _words("<end> a b c d e")
     prompts, responses = ["a b c", "", "e"], [["d", "e e"], [""], []]
     assert encode(tokenizer, prompts, responses) == [
         Candidates([1, 2, 3], ([4, 0], [5, 5, 0])),
@@ -168,6 +173,24 @@ def test_what_is_too_long_loses_the_prompts_beginning_and_the_responses_end() ->
     assert encode(tokenizer, ["a b"], [["c d e e"]], max_length=4) == [
         Candidates([2], ([3, 4, 5],))
     ]
+
+
+def test_whole_texts_are_learned_behind_their_prompts_and_cut_alike() -> None:
+    """Words by number: a text's own end stands, and none is added."""
+    tokenizer = _words("a b c d <end>")
+
+    def encoded(prompt: str, text: str, limit: int | None = None) -> tuple[list[int], list[int]]:
+        (row,) = encode_whole(tokenizer, [prompt], [text], limit)
+        return row.prompt, row.responses[0]
+
+    assert encoded("a b", "a b c d <end>") == ([0, 1], [2, 3, 4])
+    assert encoded("a b", "a c d") == ([0], [2, 3])  # where the two part
+    assert encoded("", "a b c") == ([0], [1, 2])  # nothing predicts the first
+    assert encoded("b", "a b c") == ([0], [1, 2])
+    assert encoded("a b", "a b c d", 3) == ([1], [2, 3])
+    assert encoded("", "a b c d", 3) == ([0], [1, 2])
+    with pytest.raises(ValueError, match="the text 'a b' has no token to learn"):
+        encoded("a b", "a b")
 
 
 def test_pairs_of_a_prompt_become_one_row_with_each_response_once() -> None:

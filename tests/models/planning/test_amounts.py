@@ -101,3 +101,20 @@ def test_a_broken_source_is_an_error(tmp_path: Path) -> None:
     path.write_text("prompt,chosen,rejected\n")
     with pytest.raises(PlanError, match=r"preferences\.sources: .*pairs\.csv"):
         of_preferences(PreferencesConfig(sources=(str(path),)), max_length=64)
+
+
+def test_demonstrations_of_files_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "shown.jsonl"
+    path.write_text('{"text": "a"}\n\n{"text": "b"}\nnot json\n{"text": "c"}\n')
+    sources = (_write(tmp_path / "a.jsonl", 94),)
+    config = PreferencesConfig(sources=sources, demonstrations=(str(path),))
+    planned = of_preferences(config, max_length=64)
+    assert (planned.demonstrations, planned.train_pairs) == (3, 75)
+    assert "3 rows counted in preferences.demonstrations" in planned.assumptions[-1]
+    elsewhere = config.model_copy(update={"demonstrations": (str(path), "owner/name")})
+    assumed = of_preferences(elsewhere, max_length=64)
+    assert assumed.demonstrations == 75
+    assert "demonstrations: UNKNOWN" in assumed.assumptions[-1]
+    renamed = str(path.rename(tmp_path / "shown.csv"))
+    with pytest.raises(PlanError, match=r"preferences\.demonstrations: .*shown\.csv"):
+        of_preferences(config.model_copy(update={"demonstrations": (renamed,)}), max_length=64)
