@@ -14,6 +14,7 @@ from models.nets.packaged import load_base_tokenizer
 from models.preferences import (
     BadRow,
     PreferenceReport,
+    Render,
     Source,
     chat_renderer,
     load_preferences,
@@ -21,6 +22,7 @@ from models.preferences import (
     write_quarantine,
 )
 from models.preferences.planted import plant_flips, truth_of
+from models.preferences.written import SETS, load_written, written_like
 from models.records import PreferencePair
 
 CONFIG = PreferencesConfig
@@ -30,12 +32,15 @@ def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> No
     """Inputs: `source_<i>` for every source that is a file or folder.
 
     Output: train, validation and test pairs; demonstrations (chosen answers of the training
-    pairs), policy_prompts, eval/main (test prompts) and eval/validation; quarantine.jsonl; where
-    labels were turned round on purpose, truth.jsonl.
+    pairs), policy_prompts, eval/main (test prompts), eval/validation and, where they are wanted,
+    eval/helpful and eval/harmless (prompts of our own, written as those of the pairs);
+    quarantine.jsonl; where labels were turned round on purpose, truth.jsonl.
     """
     output = workdir / "output"
     output.mkdir(parents=True, exist_ok=True)
-    pairs, bad_rows, report = _load(config, inputs)
+    tokenizer = load_base_tokenizer(config.tokenizer) if config.tokenizer else None
+    render = chat_renderer(tokenizer) if tokenizer is not None else None
+    pairs, bad_rows, report = _load(config, inputs, tokenizer, render)
     write_quarantine(output / "quarantine.jsonl", bad_rows)
     # In random order, as stages that need only some prompts take the first.
     count = len(pairs) if config.max_pairs is None else min(config.max_pairs, len(pairs))
@@ -53,6 +58,8 @@ def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> No
     if config.flip_share > 0:
         splits["train"] = _planted(config, splits, output)
     _write_splits(splits, config.num_eval_prompts, output)
+    if config.written_prompts:
+        _write_own_prompts([pair.prompt for pair in splits["test"]], render, output)
     write_json(
         output / "summary.json",
         {
@@ -83,16 +90,15 @@ def _planted(
 
 
 def _load(
-    config: PreferencesConfig, inputs: dict[str, Path]
+    config: PreferencesConfig, inputs: dict[str, Path], tokenizer: Any, render: Render | None
 ) -> tuple[list[PreferencePair], list[BadRow], PreferenceReport]:
-    """Read all sources, with the tokenizer's chat template and token counts where one is named."""
-    tokenizer = load_base_tokenizer(config.tokenizer) if config.tokenizer else None
+    """Read all sources, with the tokenizer's chat template and token counts where there is one."""
     return load_preferences(
         _sources(config, inputs),
         on_bad_rows=config.on_bad_rows,
         on_ties=config.on_ties,
         max_characters=config.max_characters,
-        render=chat_renderer(tokenizer) if tokenizer is not None else None,
+        render=render,
         count_tokens=None if tokenizer is None else lambda text: len(tokenizer(text)["input_ids"]),
         max_tokens=None if tokenizer is None else config.max_tokens,
     )
@@ -115,6 +121,20 @@ def _write_splits(
     for split, name in (("test", "main"), ("validation", "validation")):
         prompts = _prompts(splits[split])[:num_eval_prompts]
         write_rows(output / "eval" / f"{name}.jsonl", prompts)
+
+
+def _write_own_prompts(prompts: Sequence[str], render: Render | None, output: Path) -> None:
+    """Prompts of our own, written as `prompts` are."""
+    write_as = written_like(prompts, render)
+    for name in SETS:
+        texts = load_written(name)
+        write_rows(
+            output / "eval" / f"{name}.jsonl",
+            (
+                {"prompt": write_as([{"role": "user", "content": text}]), "category": name}
+                for text in texts
+            ),
+        )
 
 
 def _sources(config: PreferencesConfig, inputs: dict[str, Path]) -> list[Source]:
