@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from models.comparison.answers import START
 from models.comparison.config import CompareConfig
-from models.comparison.matrix import MAIN, WinMatrix
+from models.comparison.matrix import MAIN, Duel, WinMatrix
 from models.comparison.methods import Answer, Method
 from models.comparison.spread import Spread
 from models.comparison.template import STYLE, TEMPLATES
 from models.report.charts import Chart
-from models.report.names import JUDGES
+from models.report.names import JUDGES, SETS
 from models.report.stylesheet import STYLESHEET
 from models.report.template import MACROS
 from models.report.wording import new_environment, tidy
@@ -36,6 +37,7 @@ def render(
         "share": share,
         "whole": whole,
         "elo": elo,
+        "kappa": kappa,
         "shade": shade,
         "judge": judge_name,
     }
@@ -46,14 +48,16 @@ def render(
     return environment.get_template("page").render(
         config=config,
         judge=matrix.judges[0],
-        judges=JUDGES,
+        judges={name: JUDGES.get(name, f"the judge {name}") for name in matrix.judges},
         methods=methods,
         answer=answer,
         drawn=charts,
         seconds=seconds,
         grids=grids,
         ratings={(row.judge, row.policy): row for row in matrix.rated},
+        kinds={judge: kinds_of(matrix, judge) for judge in matrix.judges},
         agreements=matrix.agreements,
+        judge_models=matrix.judge_models,
         has_forget=any(method.forget for method in methods),
         stylesheet=Markup(STYLESHEET),
         own_style=Markup(STYLE),
@@ -89,6 +93,11 @@ def elo(found: Spread) -> str:
     return tidy(f"{found.value:.0f} [{found.low:.0f}, {found.high:.0f}]{more}")
 
 
+def kappa(found: Spread) -> str:
+    """A kappa with its interval."""
+    return tidy(f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]")
+
+
 def shade(found: Spread) -> str:
     """A cell's colour: the stronger, the further from 0; half of all prompts is the strongest."""
     strength = min(1.0, 2 * abs(found.value))
@@ -99,7 +108,22 @@ def judge_name(name: str) -> str:
     """A judge's name for people."""
     if name in JUDGES:
         return "the mean of the held-out ones" if name == "judge_score" else JUDGES[name]
+    if not name.startswith("judge_"):
+        return f"the judge {name}"
     return f"held-out reward model {int(name.removeprefix('judge_')) + 1}"
+
+
+def kinds_of(matrix: WinMatrix, judge: str) -> dict[str, dict[str, Duel]]:
+    """By other sets of prompts and by categories of the main ones, every policy against SFT."""
+    found: dict[str, dict[str, Duel]] = {}
+    for duel in matrix.duels:
+        if (duel.judge, duel.theirs) == (judge, START) and duel.place != MAIN:
+            found.setdefault(SETS.get(duel.place, duel.place), {})[duel.ours] = duel
+    for category, duels in matrix.by_category.items():
+        own = {duel.ours: duel for duel in duels if duel.judge == judge}
+        if own:
+            found[f"main: {category}"] = own
+    return found
 
 
 def methods_table(config: CompareConfig, methods: Sequence[Method], judge: str) -> str:
