@@ -197,7 +197,8 @@ def _by_model(judge: str, methods: Sequence[Method], matrix: WinMatrix) -> str:
     (found,) = (row for row in matrix.agreements if (row.first, row.second) == (decides, judge))
     kappa = "" if found.kappa is None else tidy(f" (kappa {found.kappa.value:.2f})")
     return (
-        f"By the judge {judge} {len(better)} of {len(standing)} are clearly better than SFT"
+        f"By the judge {judge} {len(better)} of {len(standing)} "
+        f"{'is' if len(better) == 1 else 'are'} clearly better than SFT"
         f"{': ' if better else ''}{'; '.join(better)}. It gives the same verdict as "
         f"{JUDGES[decides]} in {100 * found.share.value:.0f} % of games{kappa}."
     )

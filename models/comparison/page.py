@@ -38,6 +38,7 @@ def render(
         "whole": whole,
         "elo": elo,
         "kappa": kappa,
+        "outcomes": outcomes,
         "shade": shade,
         "judge": judge_name,
     }
@@ -74,6 +75,11 @@ def net(found: Spread) -> str:
     """A difference of shares in points, its interval over prompts and its spread over seeds."""
     more = f" ± {100 * found.std:.0f}" if len(found.by_seed) > 1 else ""
     return tidy(f"{whole(found)} [{100 * found.low:+.0f}, {100 * found.high:+.0f}]{more}")
+
+
+def outcomes(duel: Duel) -> str:
+    """Shares of wins, ties and losses in percent, each with its interval."""
+    return f"win {share(duel.win)}, tie {share(duel.tie)}, lose {share(duel.lose)}"
 
 
 def whole(found: Spread) -> str:
@@ -114,10 +120,10 @@ def judge_name(name: str) -> str:
 
 
 def kinds_of(matrix: WinMatrix, judge: str) -> dict[str, dict[str, Duel]]:
-    """By other sets of prompts and by categories of the main ones, every policy against SFT."""
+    """By sets of prompts, and by categories of the main ones, every policy against SFT."""
     found: dict[str, dict[str, Duel]] = {}
     for duel in matrix.duels:
-        if (duel.judge, duel.theirs) == (judge, START) and duel.place != MAIN:
+        if (duel.judge, duel.theirs) == (judge, START):
             found.setdefault(SETS.get(duel.place, duel.place), {})[duel.ours] = duel
     for category, duels in matrix.by_category.items():
         own = {duel.ours: duel for duel in duels if duel.judge == judge}

@@ -83,15 +83,17 @@ numbers; rest on a number to see its interval.</p>
 
 KINDS = """
 <h2>Kinds of prompts apart</h2>
-<p class="note">Wins minus losses against SFT, in points, on other sets of prompts and on each
-category of the main ones; colours as above. Few prompts a kind make wide intervals.</p>
+<p class="note">Wins minus losses against SFT, in points, on each set of prompts and each category
+of the main ones; colours as above. Rest on a number to see wins, ties and losses in percent. Few
+prompts a kind make wide intervals.</p>
 {% for judge, table in kinds.items() %}{% if table %}
 <details{% if loop.first %} open{% endif %}><summary>By {{ judges[judge] }}</summary>
 <div class="scroll"><table class="grid"><tr><th></th>
 {% for kind in table %}<th>{{ kind }}</th>{% endfor %}</tr>
 {% for method in methods if method.against_sft %}<tr><td>{{ method.words }}</td>
 {% for duels in table.values() %}{% set duel = duels[method.name] %}
-<td class="n" style="background: {{ duel.net|shade }}">{{ duel.net|net }}</td>
+<td class="n" title="{{ duel|outcomes }}" style="background: {{ duel.net|shade }}">
+{{- duel.net|net }}</td>
 {% endfor %}</tr>{% endfor %}</table></div></details>
 {% endif %}{% endfor %}
 """

@@ -133,6 +133,9 @@ def test_the_page_has_the_judges(tmp_path: Path, matrix: WinMatrix) -> None:
         "The same by the judge m",
         "the gold scorer and the judge m",
         "main: harmless",
+        "By the judge m 1 of 1 is clearly better than SFT: a.",
+        # Of seeds 3 and 7: two of three and one of one won, one of three a tie.
+        'title="win 83 [',
         "the forget set (what SFT was expert at)",
         "Orders disagree (%)",
         ">1,234<",
