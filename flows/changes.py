@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import or_
-from types import UnionType
-from typing import Annotated, Any, get_args
+from types import GenericAlias, UnionType
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
@@ -59,9 +59,11 @@ def changes_to(model: type[BaseModel], only: Sequence[str] = ()) -> Any:
 
 
 def _changes_in(kind: Any, only: Sequence[str]) -> Any:
-    """A field's type, with changes in place of a section, be it optional or not."""
+    """A field's type, with changes in place of a section, be it optional, or one of several."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return changes_to(kind, only)
+    if get_origin(kind) is tuple:
+        return GenericAlias(tuple, tuple(_changes_in(each, only) for each in get_args(kind)))
     if isinstance(kind, UnionType):
         return reduce(or_, (_changes_in(each, only) for each in get_args(kind)))
     return kind
@@ -104,8 +106,14 @@ def _without_empty(given: Mapping[str, Any]) -> dict[str, Any]:
 
     In place of a section that is null, such as `zero`, it would be one of defaults.
     """
-    inside = {name: _without_empty(v) if isinstance(v, dict) else v for name, v in given.items()}
+    inside = {name: _cleared(value) for name, value in given.items()}
     return {name: value for name, value in inside.items() if value != {}}
+
+
+def _cleared(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_cleared(each) for each in value]
+    return _without_empty(value) if isinstance(value, dict) else value
 
 
 def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from flows.explain import explain
+from models.comparison.config_judges import JudgeAnswersConfig
 from models.config import (
     AdvantageModelConfig,
     ComparisonsConfig,
@@ -132,6 +133,9 @@ class RunConfig(Section):
     )
     rounds: RoundsConfig = RoundsConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    judges: tuple[JudgeAnswersConfig, ...] = Field(
+        (), description="Judge models that compare the policies in the flow `compare`"
+    )
 
     @property
     def is_synthetic(self) -> bool:
@@ -166,6 +170,19 @@ class RunConfig(Section):
                 "constitution.revise.judge.gold_accuracy must be none with preferences.sources, "
                 f"found {reviser.gold_accuracy}: gold knows the synthetic world only: give "
                 "endpoint or local_model"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _judges_can_judge(self) -> Self:
+        names = [each.name for each in self.judges]
+        if len(set(names)) < len(names):
+            raise ValueError(f"judges must have different names, found {', '.join(names)}")
+        gold = [each.name for each in self.judges if each.judge.gold_accuracy is not None]
+        if gold and not self.is_synthetic:
+            raise ValueError(
+                f"judges.judge.gold_accuracy must be none with preferences.sources, found it for "
+                f"{', '.join(gold)}: gold knows the synthetic world only"
             )
         return self
 

@@ -24,6 +24,8 @@ from flows.stages import (
     train_scorers,
 )
 from models.comparison.config import WinMatrixConfig
+from tasks.judge_answers import judge_answers
+from tasks.perform import ALONE
 from tasks.win_matrix import win_matrix
 
 
@@ -59,9 +61,21 @@ def contest(*runs: Run) -> None:
     """
     for run in runs:
         _policies(run)
-    first = runs[0].config
-    names = ["sft", *first.arms]
-    runs[-1]["win_matrix"] = runs[-1].submit(
+    first, last = runs[0].config, runs[-1]
+    arms = ["sft", *first.arms]
+    evaluations = [run[f"eval_{arm}"] for run in runs for arm in arms]
+    names = [f"{run.config.seed}.{arm}" for run in runs for arm in arms]
+    for judge in first.judges:
+        is_local = judge.judge.local_model is not None
+        last[f"judged_{judge.name}"] = last.submit(
+            judge_answers.with_options(tags=["gpu"]) if is_local else judge_answers,
+            seeded(judge, first.seed),
+            evaluations,
+            names,
+            label=f"judge {judge.name}",
+            place=ALONE if is_local else None,
+        )
+    last["win_matrix"] = last.submit(
         win_matrix,
         seeded(
             WinMatrixConfig(
@@ -69,8 +83,9 @@ def contest(*runs: Run) -> None:
             ),
             first.seed,
         ),
-        [run[f"eval_{name}"] for run in runs for name in names],
-        [f"{run.config.seed}.{name}" for run in runs for name in names],
+        evaluations,
+        names,
+        [last[f"judged_{judge.name}"] for judge in first.judges],
     )
 
 

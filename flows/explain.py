@@ -26,6 +26,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
 
 def _fields_at(model: Any, path: tuple[int | str, ...]) -> list[str]:
     for part in path:
+        if isinstance(part, int):  # one of several
+            continue
         field = model.model_fields.get(part)
         kind = None if field is None else field.annotation
         sections = [each for each in (kind, *get_args(kind)) if hasattr(each, "model_fields")]

@@ -165,6 +165,7 @@ def _setting(stage: PlannedStage, shape: ModelShape, amounts: Amounts) -> Settin
         starts_as_reference=stage.inputs.get("policy") is stage.inputs.get("reference"),
         is_relabelled=labels is not None,
         sampled=tuple(each.config for each in stage.inputs.get("answers", [])),
+        num_policies=len(stage.inputs.get("evaluations", [])),
         revised=next((each.config for each in _stages_in(stage.inputs.get("revisions"))), None),
     )
 

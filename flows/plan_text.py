@@ -24,6 +24,8 @@ THIS_BUILD = (
 OF_SOME_CATEGORIES = {
     "judge_preferences": "judge_preferences asks about pairs of some categories: how many is not "
     "known before, so that they are taken to be all",
+    "judge_answers": "judge_answers asks about prompts of some categories: how many is not known "
+    "before, so that they are taken to be all",
     "revise": "revise answers prompts of some categories: how many is not known before, so that "
     "they are taken to be all, here and in what constitutional_sft learns",
 }

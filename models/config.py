@@ -69,6 +69,11 @@ class PreferencesConfig(StageConfig):
     validation_share: float = Field(0.1, gt=0, lt=1, description="Share held out for validation")
     test_share: float = Field(0.15, gt=0, lt=1, description="Share held out for testing")
     num_eval_prompts: int = Field(64, gt=0, description="Prompts policies are judged on")
+    written_prompts: bool = Field(
+        False,
+        description="Judge policies on Trimtab's own prompts too: sets `helpful` and `harmless`, "
+        "with categories of these names",
+    )
     flip_share: float = Field(
         0.0,
         ge=0,

@@ -12,8 +12,16 @@ from tasks.stage import StageResult
 
 @task(name="win_matrix", task_run_name="win matrix", **CPU)
 def win_matrix(
-    config: WinMatrixConfig, evaluations: list[StageResult], names: list[str]
+    config: WinMatrixConfig,
+    evaluations: list[StageResult],
+    names: list[str],
+    verdicts: list[StageResult],
 ) -> StageResult:
-    """Outcomes, ratings and agreement; names: `<seed>.<policy>` of each evaluation."""
-    inputs = dict(zip(names, evaluations, strict=True))
+    """Outcomes, ratings and agreement; names: `<seed>.<policy>` of each evaluation.
+
+    verdicts: what each judge model says of the same evaluations.
+    """
+    inputs = dict(zip(names, evaluations, strict=True)) | {
+        f"verdicts_{number}": each for number, each in enumerate(verdicts)
+    }
     return perform("win_matrix", config, inputs, "win matrix")

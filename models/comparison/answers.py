@@ -23,7 +23,8 @@ LEFT_OUT = "validation"
 class Answers:
     """P policies' answers to one set of prompts, N of them over all seeds.
 
-    policies: names, SFT first. seeds: (N,) long, which seed's prompt it is, counted from 0.
+    policies: names, SFT first. seeds: (N,) long, which seed's prompt it is, counted from 0, each
+    seed's as they stand in its files. categories: N, of the prompts that have one.
     scores: by judge (P, N): `gold`, where it is known, `judge_score`, the mean of the held-out
     reward models, and each of these where they are several. kl: (P, N), nats to SFT. length:
     (P, N), tokens.
@@ -31,6 +32,7 @@ class Answers:
 
     policies: list[str]
     seeds: Tensor
+    categories: list[str | None]
     scores: dict[str, Tensor]
     kl: Tensor
     length: Tensor
@@ -45,15 +47,19 @@ def read_answers(evaluations: Mapping[int, Mapping[str, Path]]) -> dict[str, Ans
     policies = sorted(next(iter(evaluations.values())), key=lambda name: (name != START, name))
     columns: dict[str, dict[str, list[list[float]]]] = {}
     seeds: dict[str, list[int]] = {}
+    categories: dict[str, list[str | None]] = {}
     for place, (seed, folders) in enumerate(evaluations.items()):
         if set(folders) != set(policies):
             raise ReportInputError(
                 f"seed {seed} has the policies {sorted(folders)}, the first seed {policies}"
             )
-        asked: dict[str, list[str]] = {}
+        asked: dict[str, list[tuple[str, str | None]]] = {}
         for index, name in enumerate(policies):
             by_set = _by_set(folders[name] / "responses.jsonl")
-            prompts = {each: [row["prompt"] for row in rows] for each, rows in by_set.items()}
+            prompts = {
+                each: [(row["prompt"], row.get("category")) for row in rows]
+                for each, rows in by_set.items()
+            }
             if prompts != (asked := asked or prompts):
                 raise ReportInputError(f"{name} of seed {seed} answered other prompts than SFT did")
             for each, rows in by_set.items():
@@ -63,8 +69,9 @@ def read_answers(evaluations: Mapping[int, Mapping[str, Path]]) -> dict[str, Ans
                     so_far[index] += [float(row[measure]) for row in rows]
         for each, texts in asked.items():
             seeds.setdefault(each, []).extend([place] * len(texts))
+            categories.setdefault(each, []).extend(category for _, category in texts)
     return {
-        each: _answers(policies, seeds[each], found)
+        each: _answers(policies, seeds[each], categories[each], found)
         for each, found in columns.items()
         if each != LEFT_OUT
     }
@@ -86,10 +93,15 @@ def _measures(row: Row) -> list[str]:
     return [*(name for name in MEASURES if name in row), *several, "kl", "length"]
 
 
-def _answers(policies: list[str], seeds: list[int], found: dict[str, list[list[float]]]) -> Answers:
+def _answers(
+    policies: list[str],
+    seeds: list[int],
+    categories: list[str | None],
+    found: dict[str, list[list[float]]],
+) -> Answers:
     short = [name for name, rows in found.items() if {len(row) for row in rows} != {len(seeds)}]
     if short:
         raise ReportInputError(f"only some of the policies or seeds have {', '.join(short)}")
     values = {name: torch.tensor(rows, dtype=torch.float64) for name, rows in found.items()}
     kl, length = values.pop("kl"), values.pop("length")
-    return Answers(policies, torch.tensor(seeds), values, kl, length)
+    return Answers(policies, torch.tensor(seeds), categories, values, kl, length)

@@ -9,7 +9,8 @@ from statistics import fmean
 
 from models.comparison.answers import START
 from models.comparison.config import CompareConfig
-from models.comparison.matrix import MAIN, Duel, Rated, WinMatrix
+from models.comparison.matrix import MAIN, Duel, WinMatrix
+from models.comparison.rated import Rated
 from models.comparison.spread import Spread
 from models.report.artifacts import Artifacts
 from models.report.budget import Budget, budget_of
@@ -17,6 +18,7 @@ from models.report.charts import smooth
 from models.report.config import LineageEntry
 from models.report.curves import training_curve
 from models.report.names import JUDGES, policy_name
+from models.report.wording import tidy
 
 FORGET = "forget"
 # KL to SFT and the judge's mean score, point by point.
@@ -163,6 +165,7 @@ def answer_of(methods: Sequence[Method], matrix: WinMatrix) -> Answer:
     if standing["worse"]:
         details.append(f"Clearly worse: {'; '.join(standing['worse'])}.")
     details.append(_top(methods, matrix, judge))
+    details += [_by_model(name, methods, matrix) for name in matrix.judges if name not in JUDGES]
     all_worse = len(standing["worse"]) == len(trained)
     return Answer(sentence, details, "better" if better else "worse" if all_worse else "unclear")
 
@@ -180,3 +183,22 @@ def _top(methods: Sequence[Method], matrix: WinMatrix, judge: str) -> str:
         f"it does not clearly beat {'; '.join(level)}" if level else "it clearly beats all others"
     )
     return f"Highest rated is {first.words}; {rest}."
+
+
+def _by_model(judge: str, methods: Sequence[Method], matrix: WinMatrix) -> str:
+    """What a judge model says of the methods, and how far it is from who decides."""
+    standing = {
+        duel.ours: duel.net.standing
+        for duel in matrix.duels
+        if (duel.place, duel.judge, duel.theirs) == (MAIN, judge, START)
+    }
+    better = [method.words for method in methods if standing.get(method.name) == "better"]
+    decides = matrix.judges[0]
+    (found,) = (row for row in matrix.agreements if (row.first, row.second) == (decides, judge))
+    kappa = "" if found.kappa is None else tidy(f" (kappa {found.kappa.value:.2f})")
+    return (
+        f"By the judge {judge} {len(better)} of {len(standing)} "
+        f"{'is' if len(better) == 1 else 'are'} clearly better than SFT"
+        f"{': ' if better else ''}{'; '.join(better)}. It gives the same verdict as "
+        f"{JUDGES[decides]} in {100 * found.share.value:.0f} % of games{kappa}."
+    )

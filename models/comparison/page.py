@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from models.comparison.answers import START
 from models.comparison.config import CompareConfig
-from models.comparison.matrix import MAIN, WinMatrix
+from models.comparison.matrix import MAIN, Duel, WinMatrix
 from models.comparison.methods import Answer, Method
 from models.comparison.spread import Spread
 from models.comparison.template import STYLE, TEMPLATES
 from models.report.charts import Chart
-from models.report.names import JUDGES
+from models.report.names import JUDGES, SETS
 from models.report.stylesheet import STYLESHEET
 from models.report.template import MACROS
 from models.report.wording import new_environment, tidy
@@ -36,6 +37,8 @@ def render(
         "share": share,
         "whole": whole,
         "elo": elo,
+        "kappa": kappa,
+        "outcomes": outcomes,
         "shade": shade,
         "judge": judge_name,
     }
@@ -46,14 +49,16 @@ def render(
     return environment.get_template("page").render(
         config=config,
         judge=matrix.judges[0],
-        judges=JUDGES,
+        judges={name: JUDGES.get(name, f"the judge {name}") for name in matrix.judges},
         methods=methods,
         answer=answer,
         drawn=charts,
         seconds=seconds,
         grids=grids,
         ratings={(row.judge, row.policy): row for row in matrix.rated},
+        kinds={judge: kinds_of(matrix, judge) for judge in matrix.judges},
         agreements=matrix.agreements,
+        judge_models=matrix.judge_models,
         has_forget=any(method.forget for method in methods),
         stylesheet=Markup(STYLESHEET),
         own_style=Markup(STYLE),
@@ -70,6 +75,11 @@ def net(found: Spread) -> str:
     """A difference of shares in points, its interval over prompts and its spread over seeds."""
     more = f" ± {100 * found.std:.0f}" if len(found.by_seed) > 1 else ""
     return tidy(f"{whole(found)} [{100 * found.low:+.0f}, {100 * found.high:+.0f}]{more}")
+
+
+def outcomes(duel: Duel) -> str:
+    """Shares of wins, ties and losses in percent, each with its interval."""
+    return f"win {share(duel.win)}, tie {share(duel.tie)}, lose {share(duel.lose)}"
 
 
 def whole(found: Spread) -> str:
@@ -89,6 +99,11 @@ def elo(found: Spread) -> str:
     return tidy(f"{found.value:.0f} [{found.low:.0f}, {found.high:.0f}]{more}")
 
 
+def kappa(found: Spread) -> str:
+    """A kappa with its interval."""
+    return tidy(f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]")
+
+
 def shade(found: Spread) -> str:
     """A cell's colour: the stronger, the further from 0; half of all prompts is the strongest."""
     strength = min(1.0, 2 * abs(found.value))
@@ -99,7 +114,22 @@ def judge_name(name: str) -> str:
     """A judge's name for people."""
     if name in JUDGES:
         return "the mean of the held-out ones" if name == "judge_score" else JUDGES[name]
+    if not name.startswith("judge_"):
+        return f"the judge {name}"
     return f"held-out reward model {int(name.removeprefix('judge_')) + 1}"
+
+
+def kinds_of(matrix: WinMatrix, judge: str) -> dict[str, dict[str, Duel]]:
+    """By sets of prompts, and by categories of the main ones, every policy against SFT."""
+    found: dict[str, dict[str, Duel]] = {}
+    for duel in matrix.duels:
+        if (duel.judge, duel.theirs) == (judge, START):
+            found.setdefault(SETS.get(duel.place, duel.place), {})[duel.ours] = duel
+    for category, duels in matrix.by_category.items():
+        own = {duel.ours: duel for duel in duels if duel.judge == judge}
+        if own:
+            found[f"main: {category}"] = own
+    return found
 
 
 def methods_table(config: CompareConfig, methods: Sequence[Method], judge: str) -> str:

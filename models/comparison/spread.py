@@ -44,10 +44,8 @@ class Bootstrap:
     """Resamples of the prompts of each seed [BOOT chapter 13], the same for every figure."""
 
     def __init__(self, seeds: Tensor, num_resamples: int, seed: int) -> None:
-        """seeds: (N,) long, which seed's prompt each is. Every seed counts alike."""
-        self.of_seed = [
-            torch.nonzero(seeds == which)[:, 0] for which in range(int(seeds.max()) + 1)
-        ]
+        """seeds: (N,) long, which seed's prompt each is. Every seed there is counts alike."""
+        self.of_seed = [torch.nonzero(seeds == which)[:, 0] for which in seeds.unique()]
         generator = torch.Generator().manual_seed(seed)
         self.counts = torch.zeros(num_resamples, len(seeds), dtype=torch.float64)
         self.share = torch.zeros(len(seeds), dtype=torch.float64)

@@ -81,6 +81,23 @@ numbers; rest on a number to see its interval.</p>
 {% endfor %}
 """
 
+KINDS = """
+<h2>Kinds of prompts apart</h2>
+<p class="note">Wins minus losses against SFT, in points, on each set of prompts and each category
+of the main ones; colours as above. Rest on a number to see wins, ties and losses in percent. Few
+prompts a kind make wide intervals.</p>
+{% for judge, table in kinds.items() %}{% if table %}
+<details{% if loop.first %} open{% endif %}><summary>By {{ judges[judge] }}</summary>
+<div class="scroll"><table class="grid"><tr><th></th>
+{% for kind in table %}<th>{{ kind }}</th>{% endfor %}</tr>
+{% for method in methods if method.against_sft %}<tr><td>{{ method.words }}</td>
+{% for duels in table.values() %}{% set duel = duels[method.name] %}
+<td class="n" title="{{ duel|outcomes }}" style="background: {{ duel.net|shade }}">
+{{- duel.net|net }}</td>
+{% endfor %}</tr>{% endfor %}</table></div></details>
+{% endif %}{% endfor %}
+"""
+
 RATINGS = """
 <h2>Ratings, and whether judges agree</h2>
 <div class="scroll"><table><tr><th>Policy</th>
@@ -99,14 +116,31 @@ logits; above 0 the longer answer tends to win.
 {%- if 'gold' in grids %} A method that the held-out reward models rate far higher than gold does
 has found what reward models have in common, and not what they were to learn.{% endif %}</p>
 {% if agreements %}
-<div class="scroll"><table><tr><th>Judges</th><th>Same verdict (%)</th><th>Cohen's kappa</th></tr>
+<div class="scroll"><table><tr><th>Judges</th><th>Games</th><th>Same verdict (%)</th>
+<th>Cohen's kappa</th></tr>
 {% for row in agreements %}
 <tr><td>{{ row.first|judge }} and {{ row.second|judge }}</td>
-<td class="n">{{ '%.0f'|format(100 * row.share) }}</td>
-<td class="n">{{ '–' if row.kappa is none else '%.2f'|format(row.kappa)|tidy }}</td></tr>
+<td class="n">{{ '{:,}'.format(row.num_games) }}</td>
+<td class="n">{{ row.share|share }}</td>
+<td class="n">{{ '–' if row.kappa is none else row.kappa|kappa }}</td></tr>
 {% endfor %}</table></div>
-<p class="note">Win, tie or lose in {{ '{:,}'.format(agreements[0].num_games) }} games of every two
-policies on the main test prompts. Kappa is agreement beyond chance: 1 is perfect, 0 is chance.</p>
+<p class="note">Win, tie or lose in games of every two policies on the main test prompts that both
+judged. Kappa is agreement beyond chance: 1 is perfect, 0 is chance.</p>
+{% endif %}
+{% if judge_models %}
+<div class="scroll"><table><tr><th>Judge model</th><th>Pairs of answers asked about</th>
+<th>Orders disagree (%)</th><th>Favours the first (points)</th><th>Not understood</th>
+<th>Tokens</th><th>Cost</th></tr>
+{% for name, asked in judge_models.items() %}<tr><td>{{ name }}</td>
+<td class="n">{{ '{:,}'.format(asked.num_asked) }}</td>
+<td class="n">{{ '%.0f'|format(100 * asked.share_same_position) }}</td>
+<td class="n">{{ '%+.0f'|format(100 * asked.position_bias)|tidy }}</td>
+<td class="n">{{ '{:,}'.format(asked.num_unparsed) }}</td>
+<td class="n">{{ '{:,}'.format(asked.prompt_tokens + asked.completion_tokens) }}</td>
+<td class="n">{{ '%.2f'|format(asked.cost) }}</td></tr>
+{% endfor %}</table></div>
+<p class="note">Each two different answers to a prompt are asked about once, in both orders; where
+these disagree it is a tie, and so are equal answers.</p>
 {% endif %}
 """
 
@@ -122,6 +156,7 @@ PAGE = """<!DOCTYPE html>
 {% include "table" %}
 {{ charts(drawn) }}
 {% include "matrix" %}
+{% include "kinds" %}
 {% include "ratings" %}
 </body></html>
 """
@@ -139,5 +174,6 @@ TEMPLATES = {
     "first_screen": FIRST_SCREEN,
     "table": TABLE,
     "matrix": MATRIX,
+    "kinds": KINDS,
     "ratings": RATINGS,
 }

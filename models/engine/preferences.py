@@ -10,23 +10,22 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from models.config import PreferencesConfig
-from models.engine.data import HELD_OUT, write_rows
+from models.engine.data import write_rows
+from models.engine.demonstrations import read_demonstrations, write_demonstrations
 from models.engine.progress import write_json
 from models.nets.packaged import load_base_tokenizer
 from models.preferences import (
     BadRow,
-    Demonstration,
     PreferenceReport,
-    Shaping,
+    Render,
     Source,
     chat_renderer,
-    load_demonstrations,
     load_preferences,
     split_pairs,
     write_quarantine,
 )
 from models.preferences.planted import plant_flips, truth_of
-from models.prompts import opening_of
+from models.preferences.written import SETS, load_written, written_like
 from models.records import PreferencePair
 
 CONFIG = PreferencesConfig
@@ -36,14 +35,20 @@ def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> No
     """Inputs: `source_<i>` and `demonstrations_<i>` for all sources that are files or folders.
 
     Output: train, validation and test pairs; demonstrations (those given, else chosen answers of
-    the training pairs), policy_prompts, eval/main (test prompts) and eval/validation;
+    the training pairs), policy_prompts, eval/main (test prompts), eval/validation and, where they
+    are wanted, eval/helpful and eval/harmless (prompts of our own, written as those of the pairs);
     quarantine.jsonl; where labels were turned round on purpose, truth.jsonl.
     """
     output = workdir / "output"
     output.mkdir(parents=True, exist_ok=True)
     tokenizer = load_base_tokenizer(config.tokenizer) if config.tokenizer else None
-    pairs, bad_rows, report = _load(config, inputs, tokenizer)
-    shown, bad_demonstrations = _demonstrations(config, inputs, tokenizer)
+    render = chat_renderer(tokenizer) if tokenizer is not None else None
+    pairs, bad_rows, report = _load(config, inputs, tokenizer, render)
+    sources = [
+        _source(name, inputs.get(f"demonstrations_{index}"))
+        for index, name in enumerate(config.demonstrations)
+    ]
+    shown, bad_demonstrations = read_demonstrations(config, sources, tokenizer)
     write_quarantine(output / "quarantine.jsonl", bad_rows + bad_demonstrations)
     # In random order, as stages that need only some prompts take the first.
     count = len(pairs) if config.max_pairs is None else min(config.max_pairs, len(pairs))
@@ -61,7 +66,9 @@ def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> No
     if config.flip_share > 0:
         splits["train"] = _planted(config, splits, output)
     _write_splits(splits, config.num_eval_prompts, output)
-    learned = _write_demonstrations(shown, splits, output)
+    if config.written_prompts:
+        _write_own_prompts([pair.prompt for pair in splits["test"]], render, output)
+    learned = write_demonstrations(shown, splits, output)
     counts = {
         "num_demonstrations": learned,
         "num_demonstrations_quarantined": len(bad_demonstrations),
@@ -98,64 +105,21 @@ def _planted(
 
 
 def _load(
-    config: PreferencesConfig, inputs: dict[str, Path], tokenizer: PreTrainedTokenizerBase | None
+    config: PreferencesConfig,
+    inputs: dict[str, Path],
+    tokenizer: PreTrainedTokenizerBase | None,
+    render: Render | None,
 ) -> tuple[list[PreferencePair], list[BadRow], PreferenceReport]:
-    """Read all sources, with the tokenizer's chat template and token counts where one is named."""
+    """Read all sources, with the tokenizer's chat template and token counts where there is one."""
     return load_preferences(
         _sources(config, inputs),
         on_bad_rows=config.on_bad_rows,
         on_ties=config.on_ties,
         max_characters=config.max_characters,
-        render=chat_renderer(tokenizer) if tokenizer is not None else None,
+        render=render,
         count_tokens=None if tokenizer is None else lambda text: len(tokenizer(text)["input_ids"]),
         max_tokens=None if tokenizer is None else config.max_tokens,
     )
-
-
-def _demonstrations(
-    config: PreferencesConfig, inputs: dict[str, Path], tokenizer: PreTrainedTokenizerBase | None
-) -> tuple[list[Demonstration], list[BadRow]]:
-    """Read the sources of demonstrations; nothing where there are none."""
-    if not config.demonstrations:
-        return [], []
-    if tokenizer is None:
-        raise ValueError(
-            "preferences.tokenizer must be given with preferences.demonstrations, found none: its "
-            "end token ends their texts"
-        )
-    shaping = Shaping(
-        end=str(tokenizer.eos_token),
-        render=chat_renderer(tokenizer),
-        render_whole=chat_renderer(tokenizer, is_whole=True),
-        max_characters=config.max_characters,
-        count_tokens=lambda text: len(tokenizer(text)["input_ids"]),
-        max_tokens=config.max_tokens,
-    )
-    sources = [
-        _source(name, inputs.get(f"demonstrations_{index}"))
-        for index, name in enumerate(config.demonstrations)
-    ]
-    return load_demonstrations(sources, shaping, config.on_bad_rows)
-
-
-def _write_demonstrations(
-    shown: Sequence[Demonstration], splits: dict[str, list[PreferencePair]], output: Path
-) -> int:
-    """What SFT learns, and how many of those that were shown: of no prompt that is held out."""
-    held_out = {opening_of(pair.prompt) for name in HELD_OUT for pair in splits[name]}
-    learned = [each for each in shown if opening_of(each.asked) not in held_out]
-    if shown and not learned:
-        raise ValueError(
-            f"preferences.demonstrations: all {len(shown)} are of prompts that pairs of "
-            f"{' and '.join(HELD_OUT)} have: give others"
-        )
-    chosen = (
-        {"prompt": pair.prompt, "response": pair.chosen, "category": pair.category}
-        for pair in splits["train"]
-    )
-    rows = (each.to_json() for each in learned) if shown else chosen
-    write_rows(output / "demonstrations.jsonl", rows)
-    return len(learned)
 
 
 def _write_splits(
@@ -168,6 +132,20 @@ def _write_splits(
     for split, name in (("test", "main"), ("validation", "validation")):
         prompts = _prompts(splits[split])[:num_eval_prompts]
         write_rows(output / "eval" / f"{name}.jsonl", prompts)
+
+
+def _write_own_prompts(prompts: Sequence[str], render: Render | None, output: Path) -> None:
+    """Prompts of our own, written as `prompts` are."""
+    write_as = written_like(prompts, render)
+    for name in SETS:
+        texts = load_written(name)
+        write_rows(
+            output / "eval" / f"{name}.jsonl",
+            (
+                {"prompt": write_as([{"role": "user", "content": text}]), "category": name}
+                for text in texts
+            ),
+        )
 
 
 def _sources(config: PreferencesConfig, inputs: dict[str, Path]) -> list[Source]:

@@ -167,12 +167,28 @@ def cohen_kappa(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         )
     classes, place = torch.unique(torch.cat([first, second]), return_inverse=True)
     mine, theirs = place.split(first.shape[0])
-    shares = [
-        torch.bincount(each, minlength=len(classes)).double() / len(mine) for each in (mine, theirs)
-    ]
-    by_chance = (shares[0] * shares[1]).sum()
-    agreement = (first == second).double().mean()
-    return agreement, (agreement - by_chance) / (1 - by_chance)
+    count = len(classes)
+    counts = torch.bincount(count * mine + theirs, minlength=count * count)
+    return kappa_of_counts(counts.reshape(count, count))
+
+
+def kappa_of_counts(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """`cohen_kappa` from how often two judges gave which verdicts, of many samples at once.
+
+    counts: (..., C, C), n_cd = how often the first judge said c and the second d; some above 0.
+    Returns p_o and kappa (...), float64; kappa is NaN as in `cohen_kappa`.
+    Raises ShapeError where counts are not square.
+    """
+    if counts.ndim < 2 or counts.shape[-1] != counts.shape[-2]:
+        raise ShapeError(
+            f"kappa_of_counts: counts must be (..., C, C), found {tuple(counts.shape)}"
+        )
+    shares = counts.double() / counts.sum((-2, -1), keepdim=True)
+    by_chance = (shares.sum(-1) * shares.sum(-2)).sum(-1)
+    agreement = shares.diagonal(dim1=-2, dim2=-1).sum(-1)
+    # Shares of one verdict throughout add up to 1 but for rounding.
+    room = torch.where(1 - by_chance > 1e-12, 1 - by_chance, torch.nan)
+    return agreement, (agreement - by_chance) / room
 
 
 def _require_probabilities(where: str, ndim: int = 1, **tensors: Tensor) -> None:

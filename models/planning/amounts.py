@@ -12,6 +12,7 @@ from models.config import ComparisonsConfig, PreferencesConfig, WorldConfig
 from models.planning.shapes import PlanError
 from models.preferences.formats import parse_row
 from models.preferences.readers import Source, SourceError, read_source
+from models.preferences.written import SETS, load_written
 from models.world.sizes import (
     EXPERT_JUDGED,
     EXPERT_REPEATS,
@@ -132,6 +133,8 @@ def of_preferences(config: PreferencesConfig, max_length: int) -> Amounts:
         min(config.num_eval_prompts, round(pairs * share))
         for share in (config.validation_share, config.test_share)
     )
+    if config.written_prompts:
+        evaluated += sum(len(load_written(name)) for name in SETS)
     return Amounts(
         demonstrations=shown,
         pair_prompts=pairs,

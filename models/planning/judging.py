@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
+from models.comparison.config_judges import JudgeAnswersConfig
 from models.config_judge import JudgeConfig, JudgePreferencesConfig
 from models.config_parts import ModelConfig
 from models.judging.constitutions import MAX_CHARACTERS
@@ -18,6 +19,8 @@ from models.planning.work import Setting, Work, sampling_phase, scoring_phase
 
 # Fewer than English has in any common vocabulary, so that tokens are an upper bound.
 CHARACTERS_PER_TOKEN = 3
+# Sets of prompts beside `validation`: main, forget and held_out, or main, helpful and harmless.
+MOST_SETS = 3
 
 
 def judge_preferences(config: JudgePreferencesConfig, setting: Setting) -> Work:
@@ -27,6 +30,17 @@ def judge_preferences(config: JudgePreferencesConfig, setting: Setting) -> Work:
     return answering(
         config.judge, setting, pairs, 2 * pairs, shown, "judge_preferences.judge.local_model"
     )
+
+
+def judge_answers(config: JudgeAnswersConfig, setting: Setting) -> Work:
+    """Every two policies' answers to each prompt, all taken to differ, in both orders."""
+    prompts = setting.amounts.eval_prompts
+    if config.max_prompts is not None:
+        num_sets = MOST_SETS if config.sets is None else len(config.sets)
+        prompts = min(prompts, num_sets * config.max_prompts)
+    pairs = prompts * setting.num_policies * (setting.num_policies - 1) // 2
+    shown, field = setting.amounts.pair_tokens, "judges.judge.local_model"
+    return answering(config.judge, setting, pairs, 2 * pairs, shown, field)
 
 
 def answering(

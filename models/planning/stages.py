@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from models.planning.constitution import constitutional_sft, revise
-from models.planning.judging import judge_preferences
+from models.planning.judging import judge_answers, judge_preferences
 from models.planning.optimisers import answers, cpl, dpo, hir, rejection_sampling, rest
 from models.planning.rollouts import comparisons, evaluate, ppo_max, rehearsal
 from models.planning.supervised import advantage_model, lower_states, meta_rm, reward_model, sft
@@ -31,6 +31,7 @@ _MODEL_STAGES: dict[str, Callable[[Any, Setting], Work]] = {
     "meta_rm": meta_rm,
     "evaluate": evaluate,
     "judge_preferences": judge_preferences,
+    "judge_answers": judge_answers,
 }
 # Stages without a model, and which count of Amounts they take in.
 _PLAIN_STAGES = {

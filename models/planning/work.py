@@ -36,7 +36,8 @@ class Setting:
     scorer_heads: of each scorer that comes in, 1 for a reward model, 2 for an Advantage Model.
     num_behaviours: policies that wrote the comparisons, where an Advantage Model weighs by them.
     starts_as_reference: whether PPO's policy is at first its reference. sampled: how the answers
-    that come in were sampled. revised: how the revisions that come in were made.
+    that come in were sampled. revised: how the revisions that come in were made. num_policies: of a
+    seed, whose answers come in.
     """
 
     shape: ModelShape
@@ -49,6 +50,7 @@ class Setting:
     is_relabelled: bool = False
     sampled: tuple[AnswersConfig, ...] = ()
     revised: ReviseConfig | None = None
+    num_policies: int = 0
 
     def capped(self, prompt_tokens: int, new_tokens: int) -> tuple[int, int]:
         """A prompt cut to the context, and the row it makes with one answer and its end token."""

@@ -7,6 +7,8 @@ SETS = {
     "main": "the main test prompts",
     "forget": "the forget set (what SFT was expert at)",
     "held_out": "the held-out task family",
+    "helpful": "our requests for help",
+    "harmless": "our requests for harm",
     "validation": "the validation prompts",
 }
 POLICY_NAMES = {

@@ -24,6 +24,8 @@ from tests.flows.command import trimtab
 
 LARGE = Machine(1, 10**15, 2, False)
 Submitted = list[tuple[str, tuple[Any, ...]]]
+GOOD = {"name": "good", "judge": {"gold_accuracy": 0.9}}
+CLUMSY = {"name": "clumsy", "judge": {"gold_accuracy": 0.6}, "max_prompts": 10}
 
 
 @pytest.fixture
@@ -81,6 +83,32 @@ def test_seeds_share_nothing_but_the_matrix(submitted: Submitted) -> None:
     assert "judge" not in counts  # the matrix has it
 
 
+def test_each_judge_is_asked_once_about_all_seeds(submitted: Submitted) -> None:
+    changes = {"judges": [GOOD, CLUMSY]}
+    runs = [Run(config) for config in of_seeds("smoke", ("dpo",), (2, 5), changes)]
+    contest(*runs)
+    (matrix,) = [given for name, given in submitted if name == "win_matrix"]
+    judged = [given for name, given in submitted if name == "judge_answers"]
+    assert [config.name for config, *_ in judged] == ["good", "clumsy"]
+    for _, evaluations, names in judged:
+        assert (evaluations, names) == (matrix[1], matrix[2])
+    assert matrix[3] == [runs[1]["judged_good"], runs[1]["judged_clumsy"]]
+    assert "judged_good" not in runs[0].roles
+
+
+def test_the_plan_has_the_judges() -> None:
+    """Three policies and so three pairs of them; 24 prompts of three sets, the expert ones."""
+    local = {"name": "local", "judge": {"local_model": "smollm2-135m-instruct"}}
+    config = of_seeds("smoke", ("dpo", "cpl"), (4,), {"judges": [GOOD, CLUMSY, local]})[0]
+    plan = make_plan(config, "compare", LARGE, 1)
+    rows = {row.name: row for row in plan.rows}
+    prompts = plan.amounts.eval_prompts
+    assert rows["judged_good"].work.examples == 3 * prompts
+    assert rows["judged_clumsy"].work.examples == 3 * min(prompts, 3 * 10)
+    assert rows["judged_local"].work.forward_tokens > 2 * 3 * prompts
+    assert rows["win_matrix"].stage.step == rows["judged_good"].stage.step + 1
+
+
 def test_every_arm_there_is_can_be_compared(submitted: Submitted) -> None:
     arms = get_args(Arm)
     changes = {"ensemble": {"size": 5}, "ppo": {"scoring": {"judge": {"gold_accuracy": 0.8}}}}
@@ -99,6 +127,19 @@ def test_every_arm_there_is_can_be_compared(submitted: Submitted) -> None:
         (["ppo_max_ensemble"], [1], None, "ensemble.size must be at least 5"),
         (["dpo"], [1], {"seed": 3}, "seed: unknown field 'seed'"),
         (["dpo"], [1], {"arms": ["cpl"]}, "arms: unknown field 'arms'"),
+        (["dpo"], [1], {"judges": [{"nam": "m"}]}, "unknown field 'nam'; did you mean 'name'?"),
+        (["dpo"], [1], {"judges": [GOOD, GOOD]}, "different names, found good, good"),
+        (["dpo"], [1], {"judges": [{**GOOD, "name": "gold"}]}, "must be neither gold nor begin"),
+        (["dpo"], [1], {"judges": [{"name": "m", "judge": {}}]}, "judges.0.judge: Field required"),
+        (
+            *(["dpo"], [1]),
+            {
+                "judges": [GOOD],
+                "preferences": {"sources": ["pairs.jsonl"]},
+                "sft": {"model": {"base": "smollm2-135m-instruct"}},
+            },
+            "gold_accuracy must be none with preferences.sources, found it for good",
+        ),
     ],
 )
 def test_mistakes_are_named(
@@ -149,11 +190,28 @@ def _trained(home: Path) -> Counter[str]:
     return Counter(path.parts[-5] for path in home.glob("store/artifacts/*/*/*/model/config.json"))
 
 
+def _check_judges(matrix: dict[str, Any]) -> None:
+    """Who is right more often agrees with gold more often; each was asked about other prompts."""
+    assert matrix["judges"] == ["gold", "judge_score", "good", "clumsy"]
+    agreed = {(row["first"], row["second"]): row for row in matrix["agreements"]}
+    good, clumsy = agreed["gold", "good"], agreed["gold", "clumsy"]
+    count = len(matrix["policies"])
+    assert clumsy["num_games"] == 10 * count * (count - 1) // 2 < good["num_games"]
+    assert good["kappa"]["low"] > clumsy["kappa"]["value"] > -1
+    # Gold finds a tie where answers are of nearly one quality, where the judge may see a winner.
+    assert good["share"]["value"] > 0.75
+    assert {row["judge"] for row in matrix["rated"]} == set(matrix["judges"])
+    harmful = {duel["judge"] for duel in matrix["by_category"]["harmful"]}
+    assert "good" in harmful
+    assert matrix["judge_models"]["good"]["num_asked"] > 0
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect")
 def test_every_arm_is_trained_once_judged_and_counted(home: Path) -> None:
     arms = [arm for arm in get_args(Arm) if arm not in ("full", "cpl")]
     given = ["run", "smoke", "ensemble.size=5", "ppo.scoring.judge.gold_accuracy=0.8"]
+    given.append(f"judges={json.dumps([GOOD, CLUMSY])}")
     given += ["--flow", "compare", "--seeds", "0", "--arms", *arms]
     trimtab(home, *given)
 
@@ -163,8 +221,9 @@ def test_every_arm_is_trained_once_judged_and_counted(home: Path) -> None:
     assert _trained(home) == before | {"cpl": 1}
     folder = home / "reports" / "compare-smoke"
     assert "CPL" in (folder / "report.html").read_text()
-    methods = json.loads((folder / "scorecard.json").read_text())["methods"]
-    methods = {method["name"]: method for method in methods}
+    card = json.loads((folder / "scorecard.json").read_text())
+    _check_judges(card["win_matrix"])
+    methods = {method["name"]: method for method in card["methods"]}
     assert set(methods) == {"sft", "cpl", *arms}
     for arm in (*arms, "cpl"):
         assert methods[arm]["against_sft"]["judge"] == "gold", arm

@@ -12,6 +12,7 @@ from flows.changes import RoundChanges, RunChanges, changed, overrides, parsed
 from flows.cli import main
 from flows.config import ConfigError, RunConfig, load_config, seeded, vanilla
 from flows.recipes import RECIPES, recipe_named
+from models.config_judge import JudgeConfig
 from models.config_parts import LoraConfig, ZeroConfig
 from models.config_ppo import PPOConfig
 from models.studies.exhibit import Paper
@@ -125,6 +126,9 @@ def test_a_section_in_which_nothing_is_given_changes_nothing() -> None:
     changes = {"sft": {"train": untouched}, "ppo": {**untouched, "num_steps": 7}}
     assert changed(recipe_named("smoke"), changes) == _smoke("ppo.num_steps=7")
     assert _smoke("ppo.zero.stage=2").ppo.zero == ZeroConfig(stage=2)
+    judge = {"gold_accuracy": 0.8, "endpoint": {}, "local_model": None}
+    judges = changed(recipe_named("smoke"), {"judges": [{"name": "m", "judge": judge}]}).judges
+    assert judges[0].judge == JudgeConfig(gold_accuracy=0.8)
     assert _smoke("ppo.lora.rank=8").ppo.lora == LoraConfig(rank=8)
 
 

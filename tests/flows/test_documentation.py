@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -36,5 +37,5 @@ def test_commands_can_be_planned(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path))
-    given = command.split()
+    given = shlex.split(command)
     assert main(given if "--dry-run" in given else [*given, "--dry-run"]) == 0

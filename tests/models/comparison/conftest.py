@@ -24,7 +24,8 @@ def write(tmp_path: Path) -> Write:
     """Write one seed's evaluations; returns the folders by `<seed>.<policy>`.
 
     Held-out reward model 0 says the same as gold, and 1 the opposite. Answers have as many tokens
-    as `lengths` say, 5 by default, and a KL of a tenth of the gold score. The forget set repeats
+    as `lengths` say, 5 by default, and a KL of a tenth of the gold score; every other prompt is of
+    the category harmless, the others helpful. The forget set repeats
     the main one's prompts with SFT's answers; one validation prompt is answered by all alike.
     """
 
@@ -51,6 +52,7 @@ def _row(place: str, number: int, gold: float, length: int) -> dict[str, object]
     return {
         "set": place,
         "prompt": f"prompt {number}",
+        "category": "harmless" if number % 2 else "helpful",
         "gold": gold,
         "judge_0": gold,
         "judge_1": -gold,

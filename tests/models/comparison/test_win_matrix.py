@@ -93,14 +93,18 @@ def test_judges_agree_with_themselves_and_not_with_their_opposite(write: Write) 
     matrix = judge_all(_answers(write(0, golds)), CONFIG)
     found = {(row.first, row.second): row for row in matrix.agreements}
     assert {row.num_games for row in matrix.agreements} == {4}
-    assert (found["gold", "judge_0"].share, found["gold", "judge_0"].kappa) == (1.0, 1.0)
+    same = found["gold", "judge_0"]
+    assert same.kappa is not None
+    assert (same.share.value, same.kappa.value) == (1.0, 1.0)
     # Verdicts of a (listed second) are SFT's -1, 1, -1, 0 against 1, -1, 1, 0: one of four agrees.
     # Chance: (1/4)(1/2) + (1/4)(1/4) + (1/2)(1/4) = 5/16; kappa (4/16 - 5/16) / (11/16) = -1/11.
     opposite = found["gold", "judge_1"]
-    assert opposite.share == 0.25
-    assert opposite.kappa == pytest.approx(-1 / 11)
+    assert opposite.kappa is not None
+    assert opposite.share.by_seed == [opposite.share.value] == [0.25]
+    assert opposite.kappa.by_seed == [opposite.kappa.value] == [pytest.approx(-1 / 11)]
+    assert opposite.kappa.low < -1 / 11 < opposite.kappa.high
     # The mean of both reward models is 0 throughout: all ties, where gold has one in four.
-    assert found["gold", "judge_score"].share == 0.25
+    assert found["gold", "judge_score"].share.value == 0.25
 
 
 def test_a_method_that_wins_by_length_wins_half_at_equal_length(write: Write) -> None:

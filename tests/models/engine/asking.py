@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import psutil
@@ -11,7 +12,7 @@ from infra.launch import PRELOAD
 from infra.warm_client import warm_server
 from models.config_judge import EndpointConfig
 from models.engine import signals
-from tests.models.judging.endpoint import Body, Reply, Script, ScriptedServer
+from tests.models.judging.endpoint import Body, Reply, Script, ScriptedServer, completion
 
 
 def priced(server: ScriptedServer, **endpoint: Any) -> EndpointConfig:
@@ -24,6 +25,14 @@ def priced(server: ScriptedServer, **endpoint: Any) -> EndpointConfig:
 def requests_of(server: ScriptedServer) -> list[str]:
     """All requests, in an order of their own."""
     return sorted(json.dumps(body) for body in server.bodies)
+
+
+def prefer_longer(_: int, body: Body) -> Body:
+    """The longer one with .8, and .1 more of all where it stands first."""
+    lines = body["messages"][-1]["content"].split("\n")
+    first, second = (lines[lines.index(f"[response {place}]") + 1] for place in "AB")
+    share = 0.9 if len(first) > len(second) else 0.3
+    return completion("A", A=math.log(share), B=math.log(1 - share))
 
 
 def killing(script: Script, at: int) -> Script:

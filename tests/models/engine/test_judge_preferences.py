@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ from models.config_judge import JudgeConfig, JudgePreferencesConfig
 from models.engine import signals
 from models.engine.data import read_rows, write_rows
 from models.judging.budget import BudgetError
-from tests.models.engine.asking import killing, priced, requests_of, stopping
+from tests.models.engine.asking import killing, prefer_longer, priced, requests_of, stopping
 from tests.models.engine.conftest import run_stage
 from tests.models.engine.jobs import job
-from tests.models.judging.endpoint import Body, ScriptedServer, completion, serving
+from tests.models.judging.endpoint import ScriptedServer, completion, serving
 
 NUM_PAIRS = 12
 
@@ -32,7 +31,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def pairs(tmp_path: Path) -> Path:
-    """The endpoint below prefers the longer answer, which is chosen two times in three."""
+    """The endpoint prefers the longer answer, which is chosen two times in three."""
     rows = [
         {
             "id": f"pair-{n}",
@@ -44,14 +43,6 @@ def pairs(tmp_path: Path) -> Path:
     ]
     write_rows(tmp_path / "pairs" / "train.jsonl", rows)
     return tmp_path / "pairs"
-
-
-def _prefer_longer(_: int, body: Body) -> Body:
-    """The longer one with .8, and .1 more of all where it stands first."""
-    lines = body["messages"][-1]["content"].split("\n")
-    first, second = (lines[lines.index(f"[response {place}]") + 1] for place in "AB")
-    share = 0.9 if len(first) > len(second) else 0.3
-    return completion("A", A=math.log(share), B=math.log(1 - share))
 
 
 def _config(server: ScriptedServer, **endpoint: Any) -> JudgePreferencesConfig:
@@ -66,7 +57,7 @@ def _files(output: Path) -> list[str]:
 
 def test_rows_and_summary_by_hand(tmp_path: Path, pairs: Path) -> None:
     """Longer: .9 where it is first, .7 where second (the other has .3): .8, and .2 for shorter."""
-    with serving(_prefer_longer) as server:
+    with serving(prefer_longer) as server:
         output = run_stage("judge_preferences", _config(server), tmp_path / "w", preferences=pairs)
     rows = read_rows(output / "judgements.jsonl")
     assert [row["id"] for row in rows] == [f"pair-{n}" for n in range(NUM_PAIRS)]
@@ -105,7 +96,7 @@ def test_labels_stay_within_the_bounds_and_a_constitution_is_read(
     """.8 and .2 become .6 and .4: who wins stays, and so does what each order said."""
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "mine.txt").write_text("Longer is better.")
-    with serving(_prefer_longer) as server:
+    with serving(prefer_longer) as server:
         config = _config(server)
         changed = {"clamp": (0.4, 0.6), "constitution": "mine.txt"}
         config = config.model_copy(update={"judge": config.judge.model_copy(update=changed)})
@@ -126,11 +117,11 @@ def test_killed_and_run_again_it_asks_nothing_twice(
     tmp_path: Path, pairs: Path, killed_at: int
 ) -> None:
     """kill -9 while one request is under way: that alone is asked again."""
-    with serving(_prefer_longer) as server:
+    with serving(prefer_longer) as server:
         whole = run_stage("judge_preferences", _config(server), tmp_path / "w", preferences=pairs)
         expected = requests_of(server)
 
-    with serving(killing(_prefer_longer, killed_at)) as server:
+    with serving(killing(prefer_longer, killed_at)) as server:
         config = _config(server, max_concurrency=1)
         path = job(tmp_path / "k", config, pairs, 1, "judge_preferences", {"preferences": pairs})
         with pytest.raises(TrainerKilledError):
@@ -145,11 +136,11 @@ def test_stopped_it_goes_on_elsewhere_from_its_checkpoint_alone(
     tmp_path: Path, pairs: Path, stopped_at: int
 ) -> None:
     """Told to stop, it keeps what is under way: on another machine nothing is asked twice."""
-    with serving(_prefer_longer) as server:
+    with serving(prefer_longer) as server:
         whole = run_stage("judge_preferences", _config(server), tmp_path / "w", preferences=pairs)
         expected = requests_of(server)
 
-    with serving(stopping(_prefer_longer, stopped_at)) as server:
+    with serving(stopping(prefer_longer, stopped_at)) as server:
         config = _config(server, max_concurrency=4)
         with pytest.raises(SystemExit) as stop:
             run_stage("judge_preferences", config, tmp_path / "here", preferences=pairs)
@@ -166,7 +157,7 @@ def test_a_shared_folder_serves_stages_with_other_settings(
     tmp_path: Path, pairs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRIMTAB_ANSWERS", str(tmp_path / "answers"))
-    with serving(_prefer_longer) as server:
+    with serving(prefer_longer) as server:
         config = _config(server)
         first = run_stage("judge_preferences", config, tmp_path / "a", preferences=pairs)
         asked = len(server.bodies)

@@ -77,6 +77,25 @@ def test_the_first_prompts_are_of_every_source(tmp_path: Path, source: Path) -> 
         assert set(first) == {"helpful", "harmless"}, name
 
 
+def test_prompts_of_our_own_are_evaluated_beside_those_of_the_pairs(
+    tmp_path: Path, source: Path
+) -> None:
+    before = run_stage("preferences", CONFIG, tmp_path / "before", source_0=source)
+    config = CONFIG.model_copy(update={"written_prompts": True})
+    output = run_stage("preferences", config, tmp_path / "work", source_0=source)
+    for name in ("helpful", "harmless"):
+        rows = read_rows(output / "eval" / f"{name}.jsonl")
+        assert [row["category"] for row in rows] == [name] * 60
+        assert all(row["prompt"].startswith("\n\nHuman: ") for row in rows)
+        assert all(row["prompt"].endswith("\n\nAssistant:") for row in rows)
+        (output / "eval" / f"{name}.jsonl").unlink()
+    for path in before.rglob("*.jsonl"):
+        assert (output / path.relative_to(before)).read_bytes() == path.read_bytes()
+    assert sorted(p.name for p in (before / "eval").iterdir()) == sorted(
+        p.name for p in (output / "eval").iterdir()
+    )
+
+
 def test_where_a_file_lay_does_not_matter(tmp_path: Path, source: Path) -> None:
     first = run_stage("preferences", CONFIG, tmp_path / "first", source_0=source)
     moved = source.rename(tmp_path / "moved")

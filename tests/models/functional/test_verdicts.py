@@ -11,6 +11,7 @@ from models.functional.verdicts import (
     cohen_kappa,
     debiased_preference,
     expected_score,
+    kappa_of_counts,
     label_probabilities,
     order_verdicts,
 )
@@ -231,3 +232,14 @@ def test_kappa_invariants() -> None:
 def test_kappa_refuses_fractions() -> None:
     with pytest.raises(ShapeError, match=r"verdicts must be whole, found torch\.float32"):
         cohen_kappa(torch.ones(3), torch.ones(3, dtype=torch.long))
+
+
+def test_kappa_of_counts_of_many_samples_by_hand() -> None:
+    # Equal 6 of 8, by chance (5/8)(5/8) + (3/8)(3/8) = 34/64; all of one verdict; no room above.
+    counts = torch.tensor([[[4, 1], [1, 2]], [[3, 0], [0, 0]]])
+    share, kappa = kappa_of_counts(counts)
+    assert share.tolist() == [0.75, 1.0]
+    assert kappa[0].item() == pytest.approx((48 / 64 - 34 / 64) / (30 / 64))
+    assert kappa[1].isnan()
+    with pytest.raises(ShapeError, match=r"counts must be \(\.\.\., C, C\), found \(2, 3\)"):
+        kappa_of_counts(torch.ones(2, 3))
