@@ -68,12 +68,8 @@ def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> No
     _write_splits(splits, config.num_eval_prompts, output)
     if config.written_prompts:
         _write_own_prompts([pair.prompt for pair in splits["test"]], render, output)
-    learned = write_demonstrations(shown, splits, output)
-    counts = {
-        "num_demonstrations": learned,
-        "num_demonstrations_quarantined": len(bad_demonstrations),
-        "num_demonstrations_held_out": len(shown) - learned,
-    }
+    counts = write_demonstrations(shown, splits, output)
+    counts["num_demonstrations_quarantined"] = len(bad_demonstrations)
     write_json(
         output / "summary.json",
         {
