@@ -34,7 +34,7 @@ class Replay:
     rows: of one response each. name: of the metric, the mean NLL in nats a token.
     """
 
-    rows: Sequence[Candidates]
+    rows: list[Candidates]
     coefficient: float
     batch_size: int
     name: str = "rehearsal_loss"
