@@ -44,9 +44,9 @@ def model(policy: Path) -> PreTrainedModel:
     return moved
 
 
-# TRL 1.16's plain loss takes no heed of label_smoothing, its `robust` one R is another: with that of
-# right labels L and of wrong ones W, R = ((1 - e) L - e W) / (1 - 2 e). So the smoothed one,
-# (1 - e) L + e W, is 2 (1 - e) L - (1 - 2 e) R, a weighting that TRL takes.
+# TRL 1.16's plain loss takes no heed of label_smoothing; its `robust` one is another: with L that
+# of right labels and W that of wrong ones, R = ((1 - e) L - e W) / (1 - 2 e). So the
+# smoothed one, (1 - e) L + e W, is 2 (1 - e) L - (1 - 2 e) R, a weighting that TRL takes.
 SMOOTHED = {"loss_type": ["sigmoid", "robust"], "loss_weights": [1.6, -0.6]}
 
 
