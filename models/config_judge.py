@@ -113,7 +113,7 @@ class ChatModelConfig(StageConfig):
         le=1,
         description="Judge by the synthetic world's gold scorer, right in this share of verdicts",
     )
-    temperature: float = Field(0.0, ge=0, le=2, description="Sampling temperature of its answers")
+    temperature: float = Field(0.0, ge=0, le=8, description="Sampling temperature of its answers")
     max_characters: int = Field(
         6000, gt=0, description="Longest dialogue, and longest response, shown to it (free)"
     )
@@ -144,7 +144,7 @@ class JudgeConfig(ChatModelConfig):
         "`harmlessness`, a file, a folder or an s3:// address; none: the rubric alone",
     )
     num_examples: int = Field(
-        0, ge=0, le=2, description="Worked comparisons shown first [RLAIF: 0-8]"
+        0, ge=0, le=8, description="Worked comparisons shown first [RLAIF: 0-8]"
     )
     chain_of_thought: bool = Field(
         False, description="Let it write its thoughts before it answers [RLAIF: helps]"
