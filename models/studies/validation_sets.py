@@ -85,7 +85,8 @@ def _rounds(artifacts: Artifacts, role: str) -> Rounds:
         by_step.setdefault(row["step"], []).append(row)
     if not by_step:
         raise ReportInputError(
-            f"{role} left no validation.jsonl: it was trained without score_every"
+            f"{role} left no validation.jsonl: it was trained without score_every, or took fewer "
+            "steps than that; take more pairs"
         )
     return by_step
 
