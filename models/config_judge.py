@@ -144,7 +144,7 @@ class JudgeConfig(ChatModelConfig):
         "`harmlessness`, a file, a folder or an s3:// address; none: the rubric alone",
     )
     num_examples: int = Field(
-        0, ge=0, le=2, description="Worked comparisons shown first [RLAIF: 0-8]"
+        0, ge=0, le=8, description="Worked comparisons shown first [RLAIF: 0-8]"
     )
     chain_of_thought: bool = Field(
         False, description="Let it write its thoughts before it answers [RLAIF: helps]"

@@ -17,6 +17,7 @@ from models.studies import (
     rlaif,
     rounds,
     scorers,
+    validation_sets,
 )
 from models.studies.reading import Reading
 
@@ -41,7 +42,7 @@ READERS: dict[str, Callable[[Artifacts], Reading]] = {
             5: scorers.figure_5,
             6: scorers.figure_6,
             7: scorers.figure_7,
-            8: scorers.figure_8,
+            8: validation_sets.figure_8,
             9: part_two.figure_9,
             10: part_two.figure_10,
             11: part_two.figure_11,

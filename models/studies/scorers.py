@@ -6,12 +6,11 @@ against those (pairs that gold holds nearly equal left out).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from statistics import fmean
+from collections.abc import Mapping
 
 from torch import Tensor
 
-from models.report.artifacts import Artifacts, ReportInputError, Row
+from models.report.artifacts import Artifacts
 from models.studies.reading import Plot, Reading
 
 RIGHT, GIVEN = "accuracy, right labels", "accuracy, given labels"
@@ -118,83 +117,6 @@ def figure_7(artifacts: Artifacts) -> Reading:
         {"with a margin it is more accurate": found["margin"] > found["baseline"]},
         [_bars("A margin for all pairs", table)],
     )
-
-
-def figure_8(artifacts: Artifacts) -> Reading:
-    """Five ways to train, several epochs, on the validation pairs by step.
-
-    Three sets of labels: as given, gold's in place of the paper's GPT-4, and the pairs on which
-    both agree. What is overfitted is the best accuracy on the given labels less the last.
-    """
-    curves = {words: _validation_curves(artifacts, name) for name, words in METHODS.items()}
-    table = {}
-    for words, by_set in curves.items():
-        table[words] = {f"last, {name}": values[-1] for name, (_, values) in by_set.items()}
-        given = by_set["given labels"][1]
-        table[words]["overfitted: best less last, given labels"] = max(given) - given[-1]
-    ours = [table[METHODS[name]] for name in DENOISED]
-    noisy = [table["baseline"], table["margin"]]
-    return Reading(
-        table,
-        checks={
-            words: compare(fmean(row[column] for row in ours), fmean(r[column] for r in noisy))
-            for words, column, compare in (
-                ("denoised labels are more accurate on gold's", "last, gold's labels", _is_more),
-                (
-                    "and overfit the given ones less",
-                    "overfitted: best less last, given labels",
-                    _is_less,
-                ),
-            )
-        },
-        plots=[
-            Plot(
-                f"Validation accuracy, {name}",
-                "training step",
-                f"accuracy on {name} (.5 is chance)",
-                {words: by_set[name] for words, by_set in curves.items()},
-            )
-            for name in next(iter(curves.values()))
-        ],
-    )
-
-
-def _is_more(ours: float, theirs: float) -> bool:
-    return ours > theirs
-
-
-def _is_less(ours: float, theirs: float) -> bool:
-    return ours < theirs
-
-
-def _validation_curves(
-    artifacts: Artifacts, name: str
-) -> dict[str, tuple[list[float], list[float]]]:
-    """Accuracy of `scorer_<name>_long` on the validation pairs by step, by whose labels."""
-    role = f"scorer_{name}_long"
-    by_step: dict[int, list[Row]] = {}
-    for row in artifacts.rows(role, "validation.jsonl"):
-        by_step.setdefault(row["step"], []).append(row)
-    if not by_step:
-        raise ReportInputError(
-            f"{role} left no validation.jsonl: it was trained without score_every"
-        )
-    steps = [float(step) for step in by_step]
-    given = [_mean(row["gap"] > 0 for row in rows) for rows in by_step.values()]
-    found = {"given labels": (steps, given)}
-    truth = artifacts.truth
-    known = {i for i, t in truth.items() if t["gold_chosen"] != t["gold_rejected"]}
-    if known:
-        wrong = {i for i in known if truth[i]["is_wrong"]}
-        parts = [[row for row in rows if row["id"] in known] for rows in by_step.values()]
-        gold = [_mean((r["gap"] > 0) != (r["id"] in wrong) for r in rows) for rows in parts]
-        both = [_mean(r["gap"] > 0 for r in rows if r["id"] not in wrong) for rows in parts]
-        found |= {"gold's labels": (steps, gold), "labels both give": (steps, both)}
-    return found
-
-
-def _mean(flags: Iterable[bool]) -> float:
-    return fmean(map(float, flags))
 
 
 def _bars(title: str, table: Mapping[str, Mapping[str, float]]) -> Plot:

@@ -1,4 +1,4 @@
-"""docs/optimisers.md: the defaults it names are those of the configuration, its commands exist."""
+"""Methods' pages: the defaults they name are those of the configuration; commands exist."""
 
 from __future__ import annotations
 
@@ -13,15 +13,33 @@ import pytest
 
 from flows.cli import main
 from flows.config import RunConfig
+from models.config_judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
+from models.config_ppo import PPOConfig, ScoringConfig
 
-TEXT = (Path(__file__).parents[2] / "docs" / "optimisers.md").read_text(encoding="utf-8")
-FIELDS = re.findall(r"^\| `([a-z_.]+)` \| (.+?) \|", TEXT, re.MULTILINE)
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "optimisers.md").read_text(encoding="utf-8")
+RLAIF = (DOCS / "rlaif.md").read_text(encoding="utf-8")
+FIELD = re.compile(r"^\| `([a-z_.]+)` \| (.+?) \|", re.MULTILINE)
+FIELDS = FIELD.findall(TEXT)
 COMMANDS = re.findall(r"^trimtab (run [^#\n]*?) *(?:#.*)?$", TEXT, re.MULTILINE)
+# By default nobody is asked; with a judge, all else about it is as by default.
+JUDGE = JudgeConfig(gold_accuracy=0.8)
+JUDGED = RunConfig(
+    judge_preferences=JudgePreferencesConfig(judge=JUDGE),
+    ai_labels=AILabelsConfig(),
+    ppo=PPOConfig(scoring=ScoringConfig(judge=JUDGE)),
+)
 
 
-@pytest.mark.parametrize(("path", "default"), FIELDS)
-def test_defaults_are_the_configuration_s(path: str, default: str) -> None:
-    values: Any = RunConfig().model_dump(mode="json")
+@pytest.mark.parametrize(
+    ("config", "path", "default"),
+    [
+        *((RunConfig(), path, default) for path, default in FIELDS),
+        *((JUDGED, path, default) for path, default in FIELD.findall(RLAIF)),
+    ],
+)
+def test_defaults_are_the_configuration_s(config: RunConfig, path: str, default: str) -> None:
+    values: Any = config.model_dump(mode="json")
     assert reduce(lambda section, name: section[name], path.split("."), values) == json.loads(
         default
     )

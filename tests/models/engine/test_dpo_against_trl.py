@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,12 +44,25 @@ def model(policy: Path) -> PreTrainedModel:
     return moved
 
 
+# TRL 1.16's plain loss takes no heed of label_smoothing; its `robust` one is another: with L that
+# of right labels and W that of wrong ones, R = ((1 - e) L - e W) / (1 - 2 e). So the
+# smoothed one, (1 - e) L + e W, is 2 (1 - e) L - (1 - 2 e) R, a weighting that TRL takes.
+SMOOTHED = {"loss_type": ["sigmoid", "robust"], "loss_weights": [1.6, -0.6]}
+
+
+@pytest.mark.parametrize(("smoothing", "how"), [(0.0, {}), (0.2, SMOOTHED)])
 def test_loss_and_gradients_are_trls(
-    tmp_path: Path, folder: Path, policy: Path, model: PreTrainedModel, reference: PreTrainedModel
+    tmp_path: Path,
+    folder: Path,
+    policy: Path,
+    model: PreTrainedModel,
+    reference: PreTrainedModel,
+    smoothing: float,
+    how: dict[str, Any],
 ) -> None:
     tokenizer = load_tokenizer(policy / "model")
     pairs = read_pairs(folder, tokenizer, None)
-    config = DPOConfig(beta=BETA, label_smoothing=0.0)
+    config = DPOConfig(beta=BETA, label_smoothing=smoothing)
     loss_function = _pair_loss(model, pairs, logprob_rows(reference, pairs.rows), config)
     loss, _ = loss_function(pack(pairs.rows), torch.arange(len(pairs.rows)))
     loss.backward()
@@ -65,6 +79,8 @@ def test_loss_and_gradients_are_trls(
         TheirConfig(
             output_dir=str(tmp_path),
             beta=BETA,
+            label_smoothing=smoothing,
+            **how,
             per_device_train_batch_size=len(rows),
             bf16=False,
             gradient_checkpointing=False,

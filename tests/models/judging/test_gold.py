@@ -85,7 +85,7 @@ def test_its_ratings_order_pairs_as_often(pairs: list[Comparison], accuracy: flo
 
 def test_thoughts_and_texts_alone_serve_as_well(pairs: list[Comparison]) -> None:
     few = pairs[:20]
-    config = JudgeConfig(gold_accuracy=1.0, chain_of_thought=True, top_logprobs=0, num_examples=2)
+    config = JudgeConfig(gold_accuracy=1.0, chain_of_thought=True, top_logprobs=0, num_examples=8)
     verdicts = Judge(Asker(GoldModel(1.0, 0)), config).compare(few)
     assert all((v.shown_first, v.shown_second) == (1.0, 1.0) for v in verdicts)
 

@@ -25,12 +25,34 @@ GOOD = "== criteria ==\nBe good.\n" + "".join(
 
 
 @pytest.mark.parametrize("name", get_args(Rubric))
-def test_packaged_rubrics_have_examples_of_both_verdicts(name: str) -> None:
-    rubric = load_rubric(name)
+def test_packaged_examples_teach_no_habit_however_many_are_shown(name: str) -> None:
+    """Neither a place nor a length wins more often than the other, and none is shown twice."""
+    examples = load_rubric(name).examples
     most = next(m.le for m in JudgeConfig.model_fields["num_examples"].metadata if hasattr(m, "le"))
-    assert len(rubric.examples) == most
-    assert {example.verdict for example in rubric.examples} == {"A", "B"}
+    assert len(examples) == most
+    for count in range(1, most + 1):
+        wins = [example.verdict == "A" for example in examples[:count]]
+        assert abs(2 * sum(wins) - count) <= 1
+    longer = [len(example.first) > len(example.second) for example in examples]
+    agrees = sum(is_longer == win for is_longer, win in zip(longer, wins, strict=True))
+    assert most / 4 <= agrees <= most * 3 / 4
+    shown = [text for e in examples for text in (e.dialogue, e.first, e.second, e.thoughts)]
+    assert len(set(shown)) == len(shown)
+    assert all("Response A" in e.thoughts and "Response B" in e.thoughts for e in examples)
     assert load_questions().keys() == set(QUESTIONS)
+
+
+def test_as_many_examples_are_shown_as_are_asked_for() -> None:
+    shown, rubric = (
+        {"dialogue": "d", "response A": "a", "response B": "b"},
+        load_rubric("harmlessness"),
+    )
+    for count in range(9):
+        messages = Interview("compare", rubric, count).opening(shown, False)
+        answers = [m.content for m in messages if m.role == "assistant"]
+        assert answers == [example.verdict for example in rubric.examples[:count]]
+        assert len(messages) == 2 * count + 1
+        assert read_blocks(messages) == shown
 
 
 def test_a_rubric_is_read_by_hand() -> None:

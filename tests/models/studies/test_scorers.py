@@ -14,7 +14,6 @@ from models.studies.scorers import (
     figure_5,
     figure_6,
     figure_7,
-    figure_8,
 )
 from tests.models.studies.conftest import Row, Run, pair, score, truth
 
@@ -91,35 +90,6 @@ def test_figure_7_compares_with_and_without_a_margin(run: Run) -> None:
 
     assert holds(MIDDLE, BEST)
     assert not holds(MIDDLE, MIDDLE)
-
-
-def test_figure_8_measures_what_is_overfitted(run: Run) -> None:
-    def curve(*accuracies: int) -> dict[str, list[Row]]:
-        """Of four pairs, so many right on the given labels at each of the steps 10, 20, ..."""
-        return {
-            "validation.jsonl": [
-                {"step": 10 * step, "id": f"v{n}", "gap": 1.0 if n < right else -1.0}
-                for step, right in enumerate(accuracies, start=1)
-                for n in range(4)
-            ]
-        }
-
-    truths = [truth(f"v{n}", is_wrong=n == 3) for n in range(4)]
-    names = ("baseline", "margin", "flip", "flip_margin", "soft_margin")
-    roles = {
-        f"scorer_{name}_long": curve(2, 4, 3) if n < 2 else curve(1, 2, 2)
-        for n, name in enumerate(names)
-    }
-    reading = figure_8(run({"preferences": {"truth.jsonl": truths}, **roles}))
-    noisy, clean = reading.table["baseline"], reading.table["flip"]
-    assert noisy["last, given labels"] == 0.75
-    assert noisy["overfitted: best less last, given labels"] == 0.25
-    # By gold v3 is the other way round: three right and v3 rightly below 0 are all four.
-    assert noisy["last, gold's labels"] == 1.0
-    assert noisy["last, labels both give"] == 1.0
-    assert clean["last, gold's labels"] == 0.75
-    assert clean["overfitted: best less last, given labels"] == 0.0
-    assert list(reading.checks.values()) == [False, True]
 
 
 def test_table_1_compares_two_models_on_the_same_pairs(run: Run) -> None:
