@@ -1,0 +1,42 @@
+"""Limits of what is asked are those of a run: each of its stages that asks has an even share.
+
+So whatever stages run at once, wherever, and whichever of them is tried again: what all of them may
+spend adds up to the limit. How many there are is known from a plan of the run, in which every
+judgement promotes; what a stage leaves of its share, no other gets.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flows.planned_run import PlannedRun, PlannedStage
+from flows.run import Run
+from flows.studies.shared_run import SharedRun
+from models.config_endpoint import endpoints_of
+
+
+@dataclass
+class _CountedRun(SharedRun, PlannedRun):
+    """A run that notes each of its stages down once."""
+
+
+def share_limits(runs: Sequence[Run], stages: Callable[..., Any]) -> None:
+    """Let the stages that `stages(*runs)` is going to submit share the runs' limits."""
+    endpoints = (endpoint for run in runs for endpoint in endpoints_of(run.config))
+    if all(each.max_cost is None and each.max_total_tokens is None for each in endpoints):
+        return
+    made: dict[Hashable, PlannedStage] = {}
+    stages(*(_CountedRun(run.config, dict(run.roles), made=made) for run in runs))
+    counts = Counter(stage.stage for stage in made.values() if _asks(stage))
+    for run in runs:
+        run.num_sharing = counts
+
+
+def _asks(stage: PlannedStage) -> bool:
+    """Whether a stage asks an endpoint. PPO with a scorer does not; nor does `judge`, which only
+    has the configuration of `evaluate`."""
+    has_scores = stage.stage == "judge" or (stage.stage == "ppo_max" and "scorer" in stage.inputs)
+    return not has_scores and any(True for _ in endpoints_of(stage.config))
