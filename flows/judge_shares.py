@@ -8,14 +8,14 @@ judgement promotes; what a stage leaves of its share, no other gets.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flows.planned_run import PlannedRun, PlannedStage
 from flows.run import Run
 from flows.studies.shared_run import SharedRun
-from models.config_endpoint import endpoints_of
+from models.config_endpoint import endpoints_of, with_share
 
 
 @dataclass
@@ -40,3 +40,21 @@ def _asks(stage: PlannedStage) -> bool:
     has the configuration of `evaluate`."""
     has_scores = stage.stage == "judge" or (stage.stage == "ppo_max" and "scorer" in stage.inputs)
     return not has_scores and any(True for _ in endpoints_of(stage.config))
+
+
+def shares_in_words(stages: Iterable[PlannedStage], num_seeds: int) -> list[str]:
+    """What each of a plan's stages may spend, so many seeds alike: a line a kind of stage."""
+    asking = [stage for stage in stages if _asks(stage)]
+    lines = []
+    for name, number in Counter(stage.stage for stage in asking).items():
+        number *= num_seeds
+        config = next(stage.config for stage in asking if stage.stage == name)
+        share, whole = (next(endpoints_of(each)) for each in (with_share(config, number), config))
+        limits = [
+            f"{getattr(share, limit):.6g} of {limit} = {getattr(whole, limit):.6g}"
+            for limit in ("max_cost", "max_total_tokens")
+            if getattr(whole, limit) is not None
+        ]
+        spends = f"each may take {' and '.join(limits)}" if limits else "no limit is given"
+        lines.append(f"{number} x {name} asks the endpoint's {whole.model}: {spends}")
+    return lines

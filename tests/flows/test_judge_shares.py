@@ -13,7 +13,8 @@ from flows.changes import changed
 from flows.compared import of_seeds
 from flows.config import RunConfig
 from flows.experiment import contest, experiment
-from flows.judge_shares import share_limits
+from flows.judge_shares import share_limits, shares_in_words
+from flows.planned_run import PlannedStage
 from flows.recipes import recipe_named
 from flows.run import Run
 from flows.stages import measure
@@ -61,6 +62,18 @@ def test_without_limits_nothing_is_planned_for_it() -> None:
     free = {"judge": {"endpoint": {"model": "m"}}}
     runs = [Run(changed(recipe_named("smoke"), {"judge_preferences": free}))]
     assert _shares(runs, fail) == {}
+
+
+def test_a_plan_says_who_may_spend_what() -> None:
+    config = _config(judge_preferences=JUDGE)
+    stages = [PlannedStage("evaluate", config.evaluate, {}, 1)] * 2
+    stages.append(PlannedStage("judge_preferences", config.judge_preferences, {}, 1))
+    assert shares_in_words([*stages, PlannedStage("sft", config.sft, {}, 1)], 2) == [
+        "4 x evaluate asks the endpoint's m: each may take 1.25 of max_cost = 5 and 250 of "
+        "max_total_tokens = 1000",
+        "2 x judge_preferences asks the endpoint's m: each may take 2.5 of max_cost = 5 and 500 of "
+        "max_total_tokens = 1000",
+    ]
 
 
 @pytest.fixture
