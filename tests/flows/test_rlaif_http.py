@@ -102,6 +102,7 @@ def test_labels_of_a_served_model_are_those_of_the_model(
     judge = "judge_preferences.judge"
     run = ["run", "smoke", "--flow", "label-audit", "ai_labels.soft=true"]
     run += [f"judge_preferences.max_pairs={NUM_JUDGED}"]
+    run += [f"{judge}.endpoint.max_total_tokens=1000000"]
     run += [f"{judge}.endpoint.base_url={address}", f"{judge}.endpoint.model=tiny"]
     run += [f"{judge}.endpoint.timeout_seconds=300", f"{judge}.endpoint.key_block=judge"]
     _python(f"from prefect.blocks.system import Secret; Secret(value={KEY!r}).save('judge')")
