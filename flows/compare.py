@@ -12,6 +12,7 @@ from flows.compared import METHODS, SEEDS, CompareChanges, of_seeds
 from flows.config import Arm
 from flows.experiment import contest
 from flows.finish import tracked_flow
+from flows.judge_shares import share_limits
 from flows.recipes import RecipeName
 from flows.run import Run
 from flows.runner import task_runner
@@ -49,6 +50,7 @@ def compare(
     """
     runs = [Run(config) for config in of_seeds(recipe, arms, seeds, changes)]
     config = runs[0].config
+    share_limits(runs, contest)
     with tracked_flow(config, "compare") as tracked:
         contest(*runs)
         results = {

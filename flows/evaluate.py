@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from prefect import flow
@@ -9,6 +11,7 @@ from prefect.artifacts import create_table_artifact
 
 from flows.config import ConfigError, load_config, seeded
 from flows.finish import run_name, tracked_flow
+from flows.judge_shares import share_limits
 from flows.run import Future, Run, roles_of_round
 from flows.runner import task_runner
 from flows.stages import measure
@@ -38,9 +41,10 @@ def evaluate(
     ours = _registered(recipe, policy)
     run = Run(load_config(ours.config), dict(ours.artifacts))
     contenders = {policy: _contender(ours), against: _opponent(run, recipe, against)}
+    answer = partial(_answer, contenders=contenders, seed=seed)
+    share_limits([run], answer)
     with tracked_flow(run.config, "evaluate") as tracked:
-        for name, (weights, scorer) in contenders.items():
-            measure(run, name, weights, scorer, offset=seed)
+        answer(run)
         run["verdict"] = run.submit(
             judge,
             seeded(run.config.evaluate, run.config.seed, seed),
@@ -56,6 +60,11 @@ def evaluate(
             description=f"{model_name(recipe)}: {policy} against {against}",
         )
     return numbers
+
+
+def _answer(run: Run, contenders: Mapping[str, tuple[Future, Future]], seed: int) -> None:
+    for name, (weights, scorer) in contenders.items():
+        measure(run, name, weights, scorer, offset=seed)
 
 
 def _registered(recipe: str, which: str) -> Registered:

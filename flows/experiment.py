@@ -12,6 +12,7 @@ from flows.champions import first_champion, improve_in_rounds
 from flows.changes import RunChanges, changed
 from flows.config import seeded
 from flows.finish import finish, tracked_flow
+from flows.judge_shares import share_limits
 from flows.optimisers import judge_policies, train_policies
 from flows.recipes import RecipeName, recipe_named
 from flows.run import Run
@@ -34,6 +35,7 @@ def run_flow(
 ) -> dict[str, object]:
     """Run stages to a report; that of a part of the experiment lies beside that of the whole."""
     run = Run(changed(recipe_named(recipe), changes))
+    share_limits([run], stages)
     with tracked_flow(run.config, name) as tracked:
         champion = stages(run)
         return finish(run, tracked, champion, suffix="" if name == "rlhf" else f"-{name}")

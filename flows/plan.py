@@ -6,8 +6,7 @@ stages, roles, configurations and inputs that a run would have, whatever becomes
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -16,6 +15,7 @@ from pydantic import ValidationError
 
 from flows.config import RunConfig
 from flows.experiment import audit, contest, experiment, first_round, scorers
+from flows.planned_run import PlannedRun, PlannedStage, stages_in
 from flows.run import Run
 from models.config_parts import TrainerConfig
 from models.planning.amounts import Amounts, of_preferences, of_world
@@ -23,8 +23,6 @@ from models.planning.machine import Machine
 from models.planning.shapes import ModelShape, shape_of
 from models.planning.stages import work_of
 from models.planning.work import Setting, Work
-from models.records import ArtifactRef
-from tasks.stage import StageResult
 
 FLOWS: dict[str, Callable[[Run], Any]] = {
     "rlhf": experiment,
@@ -33,44 +31,6 @@ FLOWS: dict[str, Callable[[Run], Any]] = {
     "label-audit": audit,
     "compare": contest,
 }
-
-
-@dataclass(frozen=True)
-class PlannedStage:
-    """A stage as the flow submitted it; `step` is 1 + the latest step of what it waits for."""
-
-    stage: str
-    config: Any
-    inputs: dict[str, Any]
-    step: int
-
-
-@dataclass
-class PlannedRun(Run):
-    """A run that notes its stages down. Every judgement is taken to promote."""
-
-    waited_for: int = 0
-
-    def submit(
-        self, task: Any, *arguments: Any, wait_for: Sequence[Any] = (), **keywords: Any
-    ) -> PlannedStage:
-        """The stage with its inputs by the names of the task's parameters."""
-        bound = inspect.signature(task.fn).bind(*arguments, **keywords).arguments
-        inputs = {name: value for name, value in bound.items() if _stages_in(value)}
-        before = [stage.step for value in inputs.values() for stage in _stages_in(value)]
-        before += [stage.step for stage in wait_for]
-        step = 1 + max([self.waited_for, *before])
-        return PlannedStage(task.name, bound["config"], inputs, step)
-
-    def result(self, role: str) -> StageResult:
-        """A promotion; whatever is submitted from here on waits for the role."""
-        self.waited_for = max(self.waited_for, self[role].step)
-        return StageResult(ArtifactRef(self[role].stage, "", ""), {"is_promoted": True}, False, 0.0)
-
-
-def _stages_in(value: Any) -> list[PlannedStage]:
-    values = value if isinstance(value, list) else [value]
-    return [item for item in values if isinstance(item, PlannedStage)]
 
 
 @dataclass(frozen=True)
@@ -151,7 +111,7 @@ def _amounts(config: RunConfig) -> Amounts:
 
 def _setting(stage: PlannedStage, shape: ModelShape, amounts: Amounts) -> Setting:
     given = (stage.inputs.get(name) for name in ("scorer", "safety_scorer"))
-    heads = [_num_heads(scorer) for value in given for scorer in _stages_in(value)]
+    heads = [_num_heads(scorer) for value in given for scorer in stages_in(value)]
     labels = stage.inputs.get("pairs")
     if labels is not None:
         amounts = amounts.of_slice(labels.config.keep_to - labels.config.keep_from)
@@ -159,14 +119,14 @@ def _setting(stage: PlannedStage, shape: ModelShape, amounts: Amounts) -> Settin
         shape,
         amounts,
         scorer_heads=tuple(heads),
-        num_behaviours=len(_stages_in(stage.inputs.get("behaviour"))),
+        num_behaviours=len(stages_in(stage.inputs.get("behaviour"))),
         num_judges=len(stage.inputs.get("judges", [])),
         has_rehearsal="rehearsal" in stage.inputs,
         starts_as_reference=stage.inputs.get("policy") is stage.inputs.get("reference"),
         is_relabelled=labels is not None,
         sampled=tuple(each.config for each in stage.inputs.get("answers", [])),
         num_policies=len(stage.inputs.get("evaluations", [])),
-        revised=next((each.config for each in _stages_in(stage.inputs.get("revisions"))), None),
+        revised=next((each.config for each in stages_in(stage.inputs.get("revisions"))), None),
     )
 
 

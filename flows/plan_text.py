@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from flows.judge_shares import shares_in_words
 from flows.plan import Plan, PlanRow
 from flows.plan_layout import bullets, count, names, size, table, tokens
 from models.config_parts import trainer_of
@@ -200,6 +201,7 @@ def _assumptions(plan: Plan) -> list[str]:
             f"{size(_stored(plan))}; scorers then pass their upper layers only, and so do PPO and "
             "evaluation for all of their models but one. Tokens are counted as before"
         )
+    lines += shares_in_words((row.stage for row in plan.rows), plan.num_seeds)
     limited = {row.stage.stage for row in plan.rows if getattr(row.stage.config, "categories", ())}
     lines += [line for stage, line in OF_SOME_CATEGORIES.items() if stage in limited]
     if plan.machine.has_gpus:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from prefect import flow
@@ -11,6 +12,7 @@ from flows.champions import play_round
 from flows.changes import RoundChanges, changed
 from flows.config import ConfigError, load_config
 from flows.finish import finish, run_name, tracked_flow
+from flows.judge_shares import share_limits
 from flows.run import Run
 from flows.runner import task_runner
 from tasks.registry import TRIED, LineageError, Registered, registered
@@ -42,6 +44,7 @@ def rounds(recipe: str = "default", changes: RoundChanges | None = None) -> dict
         idle: Any = Completed(name="Idle", message=message, data={"idle": message})
         return idle
     run = Run(config, dict(champion.artifacts))
+    share_limits([run], partial(play_round, number=number))
     with tracked_flow(config, "rounds") as tracked:
         is_promoted = play_round(run, number)
         return finish(run, tracked, number if is_promoted else champion.round, suffix="-rounds")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from flows.config import NUM_JUDGES, RunConfig
 from flows.runner import resources_of
+from models.config_endpoint import with_share
 from tasks.stage import StageResult
 
 # PrefectFuture[StageResult], which Prefect hands to a task as its result (its types do not say so),
@@ -32,10 +34,15 @@ def roles_of_round(number: int) -> RoundRoles:
 
 @dataclass
 class Run:
-    """A run under way: its configuration and every artifact so far by role."""
+    """A run under way: its configuration and every artifact so far by role.
+
+    num_sharing: how many stages of a name share the limits of what they ask
+    (`flows.judge_shares`).
+    """
 
     config: RunConfig
     roles: dict[str, Future] = field(default_factory=dict)
+    num_sharing: Mapping[str, int] = field(default_factory=dict)
 
     def __setitem__(self, role: str, future: Future) -> None:
         self.roles[role] = future
@@ -48,6 +55,9 @@ class Run:
 
         It starts when its inputs are there, and what it is to `wait_for` besides.
         """
+        if task.name in self.num_sharing:
+            config, *others = arguments
+            arguments = (with_share(config, self.num_sharing[task.name]), *others)
         with resources_of(task):
             return task.submit(*arguments, **keywords)
 

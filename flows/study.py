@@ -15,6 +15,7 @@ from pydantic import Field
 from flows.changes import RunChanges, changed, overrides
 from flows.config import ConfigError, RunConfig
 from flows.finish import tracked_flow
+from flows.judge_shares import share_limits
 from flows.recipes import RecipeName, recipe_named
 from flows.run import Future, Run
 from flows.runner import task_runner
@@ -62,8 +63,12 @@ def study(
     made: dict[Hashable, Future] = {}
     how = (*overrides(changes), "--scale", scale, "--seeds", *map(str, seeds))
     first = config.model_copy(update={"seed": seeds[0]})
+    runs = {each.slug: _runs(config, seeds, made) for each in wanted}
+    submit = partial(_submit, [ARMS[each.slug] for each in wanted for _ in seeds])
+    submitted = [run for of_seeds in runs.values() for run in of_seeds.values()]
+    share_limits(submitted, submit)
     with tracked_flow(first, f"study {paper} {exhibit}") as tracked:
-        runs = {each.slug: _submit(each, config, seeds, made) for each in wanted}
+        submit(*submitted)
         read = partial(_read, config=config, tracked=tracked, how=how)
         return read_all({each: runs[each.slug] for each in wanted}, read)
 
@@ -98,15 +103,15 @@ def read_all(
     return found
 
 
-def _submit(
-    exhibit: Exhibit, config: RunConfig, seeds: Sequence[int], made: dict[Hashable, Future]
-) -> dict[int, Run]:
-    """The arms of an exhibit, in a run of each seed."""
-    runs: dict[int, Run] = {}
-    for seed in seeds:
-        runs[seed] = SharedRun(config.model_copy(update={"seed": seed}), made=made)
-        ARMS[exhibit.slug](runs[seed])
-    return runs
+def _runs(config: RunConfig, seeds: Sequence[int], made: dict[Hashable, Future]) -> dict[int, Run]:
+    """A run of each seed."""
+    return {seed: SharedRun(config.model_copy(update={"seed": seed}), made=made) for seed in seeds}
+
+
+def _submit(arms: Sequence[Callable[[Run], None]], *runs: Run) -> None:
+    """To each run its arms."""
+    for submit, run in zip(arms, runs, strict=True):
+        submit(run)
 
 
 def _read(

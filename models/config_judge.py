@@ -6,96 +6,12 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
+from typing import Literal, Self
 
-from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, field_validator, model_validator
 
-from models.config_parts import MAY_BE_SECRET, StageConfig
-
-VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
-BLOCK = r"^[a-z0-9]+(-[a-z0-9]+)*$"
-
-
-def _checked(pattern: str, whose: str) -> AfterValidator:
-    """A pattern of pydantic's own would show what it found, which may be the key itself."""
-
-    def check(value: str) -> str:
-        if not re.fullmatch(pattern, value):
-            raise PydanticCustomError(MAY_BE_SECRET, f"must be the name of {whose}, not the key")
-        return value
-
-    return AfterValidator(check)
-
-
-_OF_VARIABLES = WithJsonSchema({"type": "string", "pattern": VARIABLE})
-_OF_BLOCKS = WithJsonSchema({"type": "string", "pattern": BLOCK})
-Variable = Annotated[str, _checked(VARIABLE, "an environment variable"), _OF_VARIABLES]
-Block = Annotated[str, _checked(BLOCK, "a Secret block (small letters, digits, -)"), _OF_BLOCKS]
-
-
-class EndpointConfig(StageConfig):
-    """An OpenAI-compatible endpoint. Its key is in the environment or a block, never here."""
-
-    base_url: str = Field(
-        "https://api.openai.com/v1", description="Address up to and including /v1"
-    )
-    model: str = Field(min_length=1, description="Name of the model, as the endpoint knows it")
-    key_variable: Variable = Field(
-        "OPENAI_API_KEY",
-        description="Environment variable that holds the key; unset, none is sent",
-    )
-    key_block: Block | None = Field(
-        None,
-        description="Prefect's Secret block that holds the key, in place of the variable",
-    )
-    limit_field: Literal["max_tokens", "max_completion_tokens"] = Field(
-        "max_tokens", description="What the endpoint calls the limit of an answer's tokens"
-    )
-    max_concurrency: int = Field(8, gt=0, le=256, description="Requests under way at once (free)")
-    timeout_seconds: float = Field(120.0, gt=0, description="Longest wait for one answer (free)")
-    max_retries: int = Field(6, ge=0, description="Further tries of one request (free)")
-    first_wait_seconds: float = Field(
-        1.0, gt=0, description="Wait before the first further try; it doubles from try to try"
-    )
-    max_wait_seconds: float = Field(
-        60.0, gt=0, description="Longest such wait; an endpoint that asks for more ends the stage"
-    )
-    input_price: float = Field(0.0, ge=0, description="Price of a million tokens of requests")
-    output_price: float = Field(0.0, ge=0, description="Price of a million tokens of answers")
-    max_cost: float | None = Field(
-        None, gt=0, description="Most to spend, in the prices' currency; none: no limit"
-    )
-    max_total_tokens: int | None = Field(
-        None, gt=0, description="Most tokens of requests and answers together; none: no limit"
-    )
-
-    @field_validator("base_url")
-    @classmethod
-    def _is_plain_address(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.username or parts.password or parts.query or parts.fragment:
-            raise PydanticCustomError(
-                MAY_BE_SECRET,
-                "must hold no user, password, query or fragment: a key belongs in the environment "
-                "variable that key_variable names",
-            )
-        is_usable = value.isprintable() and " " not in value and parts.port != 0
-        if parts.scheme not in ("http", "https") or not parts.hostname or not is_usable:
-            raise ValueError("must be an http:// or https:// address")
-        return value.rstrip("/")
-
-    @model_validator(mode="after")
-    def _a_cost_has_prices(self) -> Self:
-        if self.max_cost is not None and not self.input_price and not self.output_price:
-            raise ValueError(
-                f"max_cost is {self.max_cost}, but input_price and output_price are 0: the cost "
-                "could not be told; give the prices of a million tokens, or max_total_tokens"
-            )
-        return self
-
+from models.config_endpoint import EndpointConfig
+from models.config_parts import StageConfig
 
 Rubric = Literal["helpfulness", "harmlessness", "summarisation"]
 

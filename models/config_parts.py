@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -10,6 +10,8 @@ Precision = Literal["float32", "bfloat16"]
 Optimiser = Literal["adamw", "adamw_8bit"]
 # The type of a mistake whose value no message shows: it may hold a key.
 MAY_BE_SECRET = "may_be_secret"
+# Marks a field that decides whether a stage comes to its end, but not what it makes.
+LIMIT = "limit"
 
 
 class StageConfig(BaseModel):
@@ -111,6 +113,18 @@ class TrainConfig(TrainerConfig):
     )
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay")
     checkpoint_every: int = Field(100, gt=0, description="Optimiser steps between checkpoints")
+
+
+def deciding(config: BaseModel) -> dict[str, Any]:
+    """A configuration as plain values, without its limits: what decides a stage's result."""
+    values = config.model_dump(mode="json")
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        if LIMIT in field.metadata:
+            del values[name]
+        elif isinstance(value, BaseModel):
+            values[name] = deciding(value)
+    return values
 
 
 def trainer_of(config: BaseModel) -> TrainerConfig | None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from prefect.blocks.system import Secret
 from pydantic import BaseModel
 
-from models.config_judge import EndpointConfig
+from models.config_endpoint import endpoints_of
 from tasks.stage import StageInputError
 
 
@@ -18,18 +16,9 @@ def judge_keys(config: BaseModel) -> dict[str, str]:
     """
     return {
         endpoint.key_variable: _value_of(endpoint.key_block)
-        for endpoint in _endpoints(config)
+        for endpoint in endpoints_of(config)
         if endpoint.key_block is not None
     }
-
-
-def _endpoints(config: BaseModel) -> Iterator[EndpointConfig]:
-    if isinstance(config, EndpointConfig):
-        yield config
-    for name in type(config).model_fields:
-        value = getattr(config, name)
-        if isinstance(value, BaseModel):
-            yield from _endpoints(value)
 
 
 def _value_of(block: str) -> str:

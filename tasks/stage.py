@@ -31,6 +31,7 @@ from infra.locks import file_lock, some_of
 from infra.manifest import Manifest, StorageError
 from infra.tail import LineTail
 from infra.tracking import TrackedRun
+from models.config_parts import deciding
 from models.records import ArtifactRef
 from tasks.code_version import library_versions
 from tasks.stage_context import (
@@ -89,7 +90,7 @@ def run_stage(
     """
     code = code_of(context.trainers, stage)
     values = config.model_dump(mode="json")
-    key = stage_key(stage, values, inputs, code)
+    key = stage_key(stage, deciding(config), inputs, code)
     workdir = context.settings.work / f"{stage}-{key[:16]}"
     place = (workdir, num_threads, num_ranks, without)
     job = StageJob(stage, name or stage, key, values, inputs, code, *place)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from models.comparison.answers import START
 from models.comparison.config import CompareConfig
@@ -31,7 +32,7 @@ class Method:
 
     means: gold (where known), judge_score, kl, length. against_sft, forget: by who decides, on the
     main prompts and on what SFT was expert at; None for SFT, and where there is no such set.
-    budget: means over seeds of what it took beyond SFT; None where nothing is trained.
+    budget: means over seeds of what it took beyond SFT; None for SFT.
     path: where it went, mean over seeds: PPO while training, by its samples, the best of 1 ... n.
     """
 
@@ -70,7 +71,7 @@ def methods_of(
         ]
         for name in matrix.policies:
             found = Artifacts(own)  # of one policy at a time: it remembers what it reads
-            budget = budget_of(found, lineage, f"policy_{name}")
+            budget = budget_of(found, lineage, f"policy_{name}", f"eval_{name}")
             path = _path(found, name, judge)
             if budget is not None:
                 budgets.setdefault(name, []).append(budget)
@@ -119,10 +120,10 @@ def _path(artifacts: Artifacts, name: str, judge: str) -> Way | None:
 def _mean_budget(found: Sequence[Budget]) -> Budget | None:
     if not found:
         return None
-    values = [asdict(budget) for budget in found]
-    means = {field.name: fmean(value[field.name] for value in values) for field in fields(Budget)}
-    seconds = means.pop("seconds")
-    return Budget(**{name: round(value) for name, value in means.items()}, seconds=seconds)
+    first, *_ = values = [asdict(budget) for budget in found]
+    means: dict[str, Any] = {name: fmean(value[name] for value in values) for name in first}
+    counts = {name: round(means[name]) for name, value in first.items() if isinstance(value, int)}
+    return Budget(**means | counts)
 
 
 def _mean_path(found: Sequence[Way]) -> Way | None:

@@ -12,12 +12,15 @@ from models.comparison.matrix import MAIN, Duel, WinMatrix
 from models.comparison.methods import Answer, Method
 from models.comparison.spread import Spread
 from models.comparison.template import STYLE, TEMPLATES
+from models.report.budget import Budget, budget_columns
 from models.report.charts import Chart
 from models.report.names import JUDGES, SETS
 from models.report.stylesheet import STYLESHEET
 from models.report.template import MACROS
 from models.report.wording import new_environment, tidy
 
+# Columns of cost that are left out where no method has such a thing.
+IF_ANY = ("samples an answer", "judge's tokens", "judge's cost")
 BLUE, ORANGE = "0, 114, 178", "230, 159, 0"
 
 
@@ -60,6 +63,7 @@ def render(
         agreements=matrix.agreements,
         judge_models=matrix.judge_models,
         has_forget=any(method.forget for method in methods),
+        **budget_columns(method.budget for method in methods),
         stylesheet=Markup(STYLESHEET),
         own_style=Markup(STYLE),
     )
@@ -142,9 +146,12 @@ def methods_table(config: CompareConfig, methods: Sequence[Method], judge: str) 
             "win rate at equal length, %",
         ),
         *("KL, nats", "length, tokens", "forget set, lost / won, %"),
-        *("responses sampled", "tokens trained", "seconds"),
+        *("responses sampled", "tokens trained", "seconds", *IF_ANY),
     )
-    lines = [heads, ["---"] * len(heads), *(_cells(method, judge) for method in methods)]
+    columns = zip(heads, *(_cells(method, judge) for method in methods), strict=True)
+    shown = [column for column in columns if column[0] not in IF_ANY or any(column[1:])]
+    heads, *rows = zip(*shown, strict=True)
+    lines = [heads, ["---"] * len(heads), *rows]
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
     seeds = ", ".join(map(str, config.seeds))
     return f"Recipe `{config.recipe}`, seeds {seeds}, by {JUDGES[judge]}.\n\n{table}\n"
@@ -167,4 +174,14 @@ def _cells(method: Method, judge: str) -> list[str]:
         "" if budget is None else f"{budget.num_sampled:,}",
         "" if budget is None else f"{budget.num_trained_tokens:,}",
         "" if budget is None else f"{budget.seconds:,.1f}",
+        *_cells_if_any(budget or Budget()),
+    ]
+
+
+def _cells_if_any(budget: Budget) -> list[str]:
+    """Empty where there is no judge, and no more than one sample an answer."""
+    return [
+        f"{budget.samples_per_answer}" if budget.samples_per_answer > 1 else "",
+        f"{budget.judge_tokens:,}" if budget.judge_tokens else "",
+        f"{budget.judge_cost:.4g}" if budget.judge_cost else "",
     ]

@@ -26,7 +26,9 @@ Brackets: 95 % interval over prompts.</p>
 <th>Win rate at equal length (%)</th>
 <th>KL to SFT (nats)</th><th>Length (tokens)</th>
 {% if has_forget %}<th>Forget set: lost / won (%)</th>{% endif %}
-<th>Responses sampled</th><th>Tokens trained</th><th>Seconds</th></tr>
+<th>Responses sampled</th><th>Tokens trained</th><th>Seconds</th>
+{% if has_samples %}<th>Samples an answer</th>{% endif %}
+{% if has_judge %}<th>Judge's tokens</th><th>Judge's cost</th>{% endif %}</tr>
 {% for method in methods %}{% set duel = method.against_sft %}
 <tr{% if not duel %} class="start"{% endif %}><td class="n">{{ loop.index }}</td>
 <td class="name">{{ method.words }}</td>
@@ -47,11 +49,18 @@ Brackets: 95 % interval over prompts.</p>
 <td class="n">{{ '{:,}'.format(method.budget.num_sampled) }}</td>
 <td class="n">{{ '{:,}'.format(method.budget.num_trained_tokens) }}</td>
 <td class="n">{{ '{:,.1f}'.format(method.budget.seconds) }}</td>
-{% else %}<td>–</td><td>–</td><td>–</td>{% endif %}</tr>
+{% if has_samples %}<td class="n">{{ method.budget.samples_per_answer }}</td>{% endif %}
+{% if has_judge %}<td class="n">{{ '{:,}'.format(method.budget.judge_tokens) }}</td>
+<td class="n">{{ '%.4g'|format(method.budget.judge_cost) }}</td>{% endif %}
+{% else %}<td>–</td><td>–</td><td>–</td>
+{% if has_samples %}<td>–</td>{% endif %}{% if has_judge %}<td>–</td><td>–</td>{% endif %}
+{% endif %}</tr>
 {% endfor %}</table></div>
 <p class="note">Cost is a seed's, beyond SFT: the policy, the answers it learned from or rehearsed,
 and earlier policies it went on from. What scorers took serves all methods and is not counted; DPO
 and CPL need no scorer. A token counts for each model that learns from it.
+{% if has_judge %} The judge's tokens and cost are of rating what a policy learned from, in the
+currency of the prices that were given.{% endif %}
 {% if 'best_of_n' in config.arms %}The best of n trains nothing, but samples
 {{ config.num_candidates }} answers each time it is asked.
 {% endif %}Win rate at equal length: what a logistic regression on the difference of lengths

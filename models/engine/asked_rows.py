@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from models.engine import signals
 from models.engine.checkpoint import newest_checkpoint, save_checkpoint
@@ -50,6 +50,12 @@ class AskedRows:
         save_checkpoint(self.workdir, self.step, {"rows": self.rows, "answers": self.answers})
         self.saved_at = time.monotonic()
 
+    def leave(self, asker: Asker) -> NoReturn:
+        """Told to stop: keep what is on the way, and leave."""
+        self.answers = asker.known()
+        self.save()
+        signals.stop()
+
     def complete(
         self,
         asker: Asker,
@@ -61,8 +67,6 @@ class AskedRows:
         answers_per_item: int,
     ) -> list[Row]:
         """Rows of all items, in order, each with what `spent` says; told to stop, it leaves."""
-        usages = (Usage(row["prompt_tokens"], row["completion_tokens"]) for row in self.rows)
-        asker.budget.count(sum(usages, Usage()))
         asker.remember(self.answers)
         progress = Progress(self.workdir)
         while len(self.rows) < len(items):
@@ -71,9 +75,7 @@ class AskedRows:
             try:
                 self.rows += make_rows(part, tick)
             except StoppedError:
-                self.answers = asker.known()
-                self.save()
-                signals.stop()
+                self.leave(asker)
             asker.forget()
             self.answers = {}
             progress.log(len(self.rows), {**measures(self.rows), **_spending(asker)})
@@ -108,7 +110,7 @@ def _ticks(
 
 
 def _spending(asker: Asker) -> dict[str, float]:
-    """What this process has asked, and what all that was asked came to."""
+    """What this process has asked, and what this stage has spent, in whatever process."""
     return {
         "num_asked": asker.num_asked,
         "num_known": asker.num_known,

@@ -1,11 +1,13 @@
 """Checkpoints: everything that determines the future of a run, written whole or not at all.
 
 With it goes what the run has recorded so far, its `*.jsonl` files, so that a run that goes on
-elsewhere, or after more steps than were saved, has every row once.
+elsewhere, or after more steps than were saved, has every row once. Its ledgers of what was spent,
+`*.ledger`, go along too, but going back to a step unspends nothing: they keep all their lines.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from models.engine import ranks, signals
 
 STATE_FILE = "state.pt"
 _RECORDS = "*.jsonl"
+_LEDGERS = "*.ledger"
 
 
 def save_checkpoint(workdir: Path, step: int, state: dict[str, Any], keep: int = 2) -> None:
@@ -50,6 +53,8 @@ def newest_checkpoint(workdir: Path) -> dict[str, Any] | None:
     if ranks.is_first():
         newest = workdir / "checkpoints" / str(max(steps)) if steps else None
         _restore_records(workdir, newest)
+        if newest is not None:
+            _restore_ledgers(workdir, newest)
     if not steps:
         return None
     state = _load(workdir, max(steps))
@@ -72,7 +77,7 @@ def _load(workdir: Path, step: int) -> dict[str, Any]:
 
 
 def _save_records(workdir: Path, folder: Path) -> None:
-    for path in workdir.glob(_RECORDS):
+    for path in itertools.chain(workdir.glob(_RECORDS), workdir.glob(_LEDGERS)):
         with path.open("rb") as source, (folder / path.name).open("wb") as target:
             shutil.copyfileobj(source, target)
             target.flush()
@@ -89,6 +94,20 @@ def _restore_records(workdir: Path, folder: Path | None) -> None:
         else:
             partial.write_bytes(b"")
         partial.replace(workdir / name)
+
+
+def _restore_ledgers(workdir: Path, folder: Path) -> None:
+    """The lines of both, each once; those that were cut off are left out."""
+    for saved in folder.glob(_LEDGERS):
+        own = workdir / saved.name
+        texts = [path.read_bytes() for path in (own, saved) if path.exists()]
+        lines = [line for text in texts for line in text.splitlines(keepends=True)]
+        partial = workdir / f"{saved.name}.partial"
+        with partial.open("wb") as stream:
+            stream.writelines(dict.fromkeys(line for line in lines if line.endswith(b"\n")))
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(own)
 
 
 def _random_states() -> dict[str, Tensor]:

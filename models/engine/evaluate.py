@@ -40,7 +40,8 @@ def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
     (nats, whole response), `score` (the scorer that was optimised), `judge_score` (mean of the
     held-out judges), each judge's own under its name and, in the synthetic world, `gold`; of
     requests for harm also `harmless`, where that is known. Of several candidates best_of_k.json
-    says by set, for k = 1 ... n, what the best of k is worth, and its KL bound.
+    says by set, for k = 1 ... n, what the best of k is worth, and its KL bound. The summary has
+    what a judge's answers came to.
     """
     rows = [
         {"set": path.stem, **row}
@@ -72,11 +73,12 @@ def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
         {**row, "response": response, **{name: column[index] for name, column in columns.items()}}
         for index, (row, response) in enumerate(zip(rows, responses, strict=True))
     ]
-    for row, is_harmless in zip(found, harmless_answers(config, found, workdir), strict=True):
+    harmless = harmless_answers(config, found, workdir)
+    for row, is_harmless in zip(found, harmless.verdicts, strict=True):
         row |= {} if is_harmless is None else {"harmless": is_harmless}
     output = workdir / "output"
     write_rows(output / "responses.jsonl", found)
-    write_json(output / "summary.json", _summary(found))
+    write_json(output / "summary.json", {**_summary(found), **harmless.spent})
     if config.num_candidates > 1:
         write_json(output / "best_of_k.json", _best_of_k([row["set"] for row in rows], values))
 

@@ -5,9 +5,9 @@ normalised to [-1, 1], is the reward.
 
 Implementation details that matter:
 1. The first rank asks, and the others hear of it.
-2. A response to a prompt is rated once. Ratings are in the checkpoint, with what they have cost;
+2. A response to a prompt is rated once. Ratings are in the checkpoint, with what they came to;
    what came behind the newest one is on disk, where any judge's answers are. So a run that was
-   killed asks nothing again, and its budget is that of one run.
+   killed asks nothing again.
 3. Asked to stop, a step is finished first: its ratings belong to one batch.
 4. A response of which the judge understood nothing gets the mean rating of the batch, which is no
    reason to give it more or less often. (The middle of the scale, `models.judging.judge`'s rule
@@ -67,7 +67,7 @@ class Rater:
         }
 
     def summary(self) -> dict[str, float]:
-        """What the first rank has spent in the whole run."""
+        """What the ratings of the whole run came to; only the first rank knows."""
         assert self._judge is not None
         return {
             "judge_tokens": self._spent.total,
@@ -84,8 +84,6 @@ class Rater:
         """Go on from there."""
         self._known = dict(state["known"])
         self._spent = Usage(*state["spent"])
-        if self._judge is not None:
-            self._judge.asker.budget.count(self._spent)
 
     def _columns(self, judge: Judge, pairs: Sequence[tuple[str, str]]) -> list[list[float]]:
         keys = [_key(*pair) for pair in pairs]

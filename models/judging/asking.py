@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from models.judging.budget import Budget
 from models.judging.cache import AnswerCache
-from models.judging.chat import ChatAnswer, ChatModel, ChatRequest, Usage, key_of
+from models.judging.chat import ChatAnswer, ChatModel, ChatRequest, key_of
 
 
 class StoppedError(Exception):
@@ -19,9 +19,8 @@ class StoppedError(Exception):
 class Asker:
     """A chat model with its memory: that of this process, and a cache on disk if there is one.
 
-    budget: what was answered in earlier processes counts there as well, so that a run that was
-    killed and goes on spends no more than one that was not. stop_requested: looked at before every
-    request. num_asked, num_known: requests that went to the model, and that were known already.
+    budget: what the model's requests may come to. stop_requested: looked at before every request.
+    num_asked, num_known: requests that went to the model, and that were known already.
     """
 
     model: ChatModel
@@ -31,7 +30,6 @@ class Asker:
     num_asked: int = 0
     num_known: int = 0
     _texts: dict[str, str] = field(default_factory=dict)
-    _counted: set[str] = field(default_factory=set)
 
     def ask(
         self, requests: Sequence[ChatRequest], on_answer: Callable[[], None] = lambda: None
@@ -54,7 +52,6 @@ class Asker:
             del waiting[key]
             self.num_asked += 1
             self._texts[key] = text = answer.to_text()
-            self._counted.add(key)
             if self.cache is not None:
                 self.cache.put(key, text)
             for _ in range(counts[key]):
@@ -69,8 +66,7 @@ class Asker:
 
     def remember(self, texts: Mapping[str, str]) -> None:
         """Take in what `known` gave, perhaps on another machine."""
-        for key, text in texts.items():
-            self._learn(key, text)
+        self._texts.update(texts)
 
     def forget(self) -> None:
         """Let go of answers that are of no further use; they stay on disk."""
@@ -81,15 +77,8 @@ class Asker:
         if key not in self._texts and self.cache is not None:
             text = self.cache.get(key)
             if text is not None:
-                self._learn(key, text)
+                self._texts[key] = text
         return key in self._texts
-
-    def _learn(self, key: str, text: str) -> None:
-        """Take an answer in; one that was let go of and comes back has been counted already."""
-        self._texts[key] = text
-        if key not in self._counted:
-            self._counted.add(key)
-            self.budget.count(ChatAnswer.from_text(text).usage or Usage())
 
     def _until_stopped(
         self, requests: Mapping[str, ChatRequest]

@@ -1,19 +1,21 @@
 """What a judge may use: tokens and money, counted before they are spent.
 
 A request under way holds the most it can come to; once it is answered, what it did come to is spent
-in its place. So the sum never passes the limit, whatever is under way and whatever comes back.
+in its place. So the sum never passes the limit, whatever is under way and whatever comes back. Both
+are noted in a ledger on disk, so that whoever goes on after a kill has the sum, too.
 
 An upper bound of a request's tokens: a byte of text makes at most one token of it, and a chat
 template adds few to each message. An attempt whose outcome nobody knows (the line went dead, the
-answer came in pieces) may be billed, and counts as the most it can come to. What was under way when
-a process was killed is not counted.
+answer came in pieces, the process was killed) may be billed, and counts as the most it can come to.
 """
 
 from __future__ import annotations
 
 import threading
+from uuid import uuid4
 
 from models.judging.chat import ChatRequest, Usage
+from models.judging.ledger import Ledger
 
 # What a chat template adds to a message (role, separators), and to all (a preset first message).
 TOKENS_PER_MESSAGE = 32
@@ -34,7 +36,8 @@ def worst_case(request: ChatRequest) -> Usage:
 class Budget:
     """Tokens and cost so far, and their limits. Thread-safe.
 
-    input_price, output_price: of a million tokens. None: no limit.
+    input_price, output_price: of a million tokens. None: no limit. ledger: what earlier processes
+    have spent counts as well; it is read when it is first needed, for a checkpoint may bring it.
     """
 
     def __init__(
@@ -44,46 +47,59 @@ class Budget:
         max_cost: float | None = None,
         input_price: float = 0.0,
         output_price: float = 0.0,
+        ledger: Ledger | None = None,
     ) -> None:
         self._max_tokens, self._max_cost = max_tokens, max_cost
         self._prices = input_price, output_price
-        self._spent = Usage()
-        self._held = Usage()
+        self._ledger = ledger
+        self._spent: Usage | None = None
+        self._held: dict[str, Usage] = {}
         self._changed = threading.Condition()
 
     @property
     def spent(self) -> Usage:
         """Tokens of all that was answered, or may have been."""
-        return self._spent
+        with self._changed:
+            if self._spent is None:
+                self._spent = Usage() if self._ledger is None else self._ledger.total()
+            return self._spent
 
     def cost(self, usage: Usage) -> float:
         """What tokens cost, in the prices' currency."""
         of_input, of_output = self._prices
         return (usage.prompt_tokens * of_input + usage.completion_tokens * of_output) / 1e6
 
-    def count(self, usage: Usage) -> None:
-        """Count what an earlier process has spent: it needs no permission any more."""
-        with self._changed:
-            self._spent += usage
-
-    def hold(self, usage: Usage) -> None:
+    def hold(self, usage: Usage) -> str:
         """Set the most that a request can come to aside, once there is room for it.
 
-        It waits while requests under way may come to less than they hold. Raises BudgetError when
-        nothing is under way, and there is no room.
+        It waits while requests under way may come to less than they hold. Returns what `settle`
+        knows the request by. Raises BudgetError when nothing is under way, and there is no room.
         """
+        request = uuid4().hex
         with self._changed:
-            while not self._fits(self._spent + self._held + usage):
-                if self._held == Usage():
+            while not self._fits(sum(self._held.values(), self.spent + usage)):
+                if not self._held:
                     raise BudgetError(self._message(usage))
                 self._changed.wait()
-            self._held += usage
+            self._held[request] = usage
+        try:
+            if self._ledger is not None:
+                self._ledger.hold(request, usage)
+        except BaseException:  # such as a full disk: the request is not sent
+            self._release(request, Usage())
+            raise
+        return request
 
-    def settle(self, held: Usage, came_to: Usage) -> None:
+    def settle(self, request: str, came_to: Usage) -> None:
         """Spend what a request came to, in place of what it held."""
+        self._release(request, came_to)
+        if self._ledger is not None:
+            self._ledger.settle(request, came_to)
+
+    def _release(self, request: str, came_to: Usage) -> None:
         with self._changed:
-            self._held -= held
-            self._spent += came_to
+            del self._held[request]
+            self._spent = self.spent + came_to
             self._changed.notify_all()
 
     def _fits(self, usage: Usage) -> bool:
@@ -95,13 +111,13 @@ class Budget:
         limits = []
         if self._max_tokens is not None:
             limits.append(
-                f"{self._spent.total} tokens are spent of max_total_tokens = {self._max_tokens}, "
-                f"and the next request may take {usage.total}"
+                f"{self.spent.total} tokens are spent of {self._max_tokens}, this stage's share of "
+                f"max_total_tokens, and the next request may take {usage.total}"
             )
         if self._max_cost is not None:
             limits.append(
-                f"{self.cost(self._spent):.6g} is spent of max_cost = {self._max_cost:g}, and the "
-                f"next request may cost {self.cost(usage):.6g}"
+                f"{self.cost(self.spent):.6g} is spent of {self._max_cost:g}, this stage's share "
+                f"of max_cost, and the next request may cost {self.cost(usage):.6g}"
             )
         return (
             f"the judge's budget is used up: {'; '.join(limits)}. What was answered is kept: raise "

@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from models.config_judge import EndpointConfig
+from models.config_endpoint import EndpointConfig
 from models.judging.budget import Budget, worst_case
 from models.judging.chat import AnswerError, ChatAnswer, ChatRequest, Usage
 from models.judging.retries import (
@@ -122,7 +122,7 @@ class Endpoint:
         body[config.limit_field] = body.pop("max_tokens")
         content = json.dumps(body, allow_nan=False).encode()
         for attempt in itertools.count():
-            self._budget.hold(most)
+            held = self._budget.hold(most)
             came_to = Usage()
             try:
                 gate.check()
@@ -133,7 +133,7 @@ class Endpoint:
                     return replace(found, usage=came_to)
                 came_to = most if found.may_be_billed else Usage()
             finally:
-                self._budget.settle(most, came_to)
+                self._budget.settle(held, came_to)
             pause = self._pause(found, attempt)
             logger.warning("judge: %s; again in %.1f s", found.message, pause)
             with self._counting:

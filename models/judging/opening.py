@@ -15,6 +15,7 @@ from models.judging.client import Endpoint
 from models.judging.constitutions import load_constitution
 from models.judging.gold import GoldModel
 from models.judging.judge import Judge
+from models.judging.ledger import LEDGER_NAME, Ledger
 from models.judging.local import LocalModel
 
 # The folder of answers that all runs share (`infra.settings` gives it a place).
@@ -47,9 +48,11 @@ def open_asker(
 ) -> Asker:
     """The chat model of a configuration; without a shared folder its answers are in `workdir`.
 
+    There the ledger is, always: what it has spent is the stage's own.
+
     Raises EndpointError for a key that cannot be sent, and what loading a model raises.
     """
-    budget = budget_of(config)
+    budget = budget_of(config, Ledger(workdir / LEDGER_NAME))
     model = _chat_model(config, budget, seed)
     folder = Path(os.environ.get(ANSWERS_VARIABLE) or workdir / "answers")
     # What the gold scorer says takes longer to keep than to find again.
@@ -57,8 +60,8 @@ def open_asker(
     return Asker(model, cache, budget, stop_requested)
 
 
-def budget_of(config: ChatModelConfig) -> Budget:
-    """The limits and prices of a judge's endpoint; none for other judges."""
+def budget_of(config: ChatModelConfig, ledger: Ledger) -> Budget:
+    """The limits and prices of a judge's endpoint; none for other judges, which cost nothing."""
     endpoint = config.endpoint
     if endpoint is None:
         return Budget()
@@ -67,6 +70,7 @@ def budget_of(config: ChatModelConfig) -> Budget:
         max_cost=endpoint.max_cost,
         input_price=endpoint.input_price,
         output_price=endpoint.output_price,
+        ledger=ledger,
     )
 
 

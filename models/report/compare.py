@@ -26,6 +26,13 @@ SCORER_FIGURES = {
     "spread_ratio": "the same over the spread within",
 }
 
+# Of a policy's budget, what most do without.
+EXTRAS = {
+    "samples_per_answer": "samples an answer",
+    "judge_tokens": "judge's tokens",
+    "judge_cost": "judge's cost",
+}
+
 
 def comparison(names: Sequence[str], cards: Sequence[Card], summaries: Sequence[Summary]) -> str:
     """The whole page of tables; what only some runs have is averaged over those."""
@@ -80,10 +87,11 @@ def policies_table(cards: Sequence[Card]) -> str:
         outcomes = [_outcome_over_runs(found, place) for place in ("main", "forget", "held_out")]
         tail = [_over_runs([one.get(key) for one in answers], 2) for key in ("kl", "length")]
         taken = [_mean_count(found, key) for key in ("num_sampled", "num_updates")]
+        taken += [_mean_extra(found, key) for key in EXTRAS]
         rows.append([policy_name(name), _over_runs(judged), *outcomes, *tail, *taken])
     sets = [f"win / tie / lose, {SETS[place]}" for place in ("main", "forget", "held_out")]
     heads = ["policy", "score, main prompts", *sets, "KL, nats", "length, tokens"]
-    return _markdown([*heads, "responses sampled", "updates"], rows)
+    return _markdown([*heads, "responses sampled", "updates", *EXTRAS.values()], rows)
 
 
 def _mean_count(policies: Sequence[Mapping[str, Any]], key: str) -> str:
@@ -91,6 +99,15 @@ def _mean_count(policies: Sequence[Mapping[str, Any]], key: str) -> str:
     budgets = [policy.get("budget") for policy in policies]
     counts = [budget[key] for budget in budgets if budget]
     return f"{statistics.fmean(counts):,.0f}" if counts else ""
+
+
+def _mean_extra(policies: Sequence[Mapping[str, Any]], key: str) -> str:
+    """The same of what most policies do without; nothing for these, and where a card is older."""
+    amounts = [policy["budget"].get(key) or 0 for policy in policies if policy.get("budget")]
+    mean = statistics.fmean(amounts or [0])
+    if mean <= (1 if key == "samples_per_answer" else 0):
+        return ""
+    return f"{mean:.4g}" if key == "judge_cost" else f"{mean:,.0f}"
 
 
 def _outcome_over_runs(policies: Sequence[Mapping[str, Any]], place: str) -> str:

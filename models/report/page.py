@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from markupsafe import Markup
 
 from models.report.artifacts import Artifacts
+from models.report.budget import budget_columns
 from models.report.charts import Chart
 from models.report.config import ReportConfig
 from models.report.curves import Curve
@@ -80,6 +81,7 @@ def render(
         final=final,
         measure=measure,
         has_harmless=any(s.harmless for p in card.policies for s in p.sets.values()),
+        **budget_columns(policy.budget for policy in card.policies),
         has_measured=[p for p in card.policies if p.sets],
         rounds=[p for p in card.policies if p.round],
         drawn=charts,

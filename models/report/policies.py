@@ -132,7 +132,7 @@ def policies(
         if curve is not None:
             curves[roles.name] = curve
         if artifacts.has(roles.evaluation) or curve is not None:
-            budget = budget_of(artifacts, lineage, roles.policy)
+            budget = budget_of(artifacts, lineage, roles.policy, roles.evaluation)
             result.append(_policy(artifacts, roles, curve, budget, seed))
     return result, curves
 

@@ -48,17 +48,24 @@ Distinct: number of different answers over the number of answers.
 {% if counted %}
 <h3>What each policy took beyond SFT</h3>
 <div class="scroll"><table><tr><th>Policy</th><th>Responses sampled to train on</th>
-<th>Gradient updates</th><th>Tokens trained</th><th>Seconds</th></tr>
+<th>Gradient updates</th><th>Tokens trained</th><th>Seconds</th>
+{% if has_samples %}<th>Samples an answer</th>{% endif %}
+{% if has_judge %}<th>Judge's tokens</th><th>Judge's cost</th>{% endif %}</tr>
 {% for policy in counted %}
 <tr><td>{{ policy.name|policy_name }}</td>
 <td class="n">{{ '{:,}'.format(policy.budget.num_sampled) }}</td>
 <td class="n">{{ '{:,}'.format(policy.budget.num_updates) }}</td>
 <td class="n">{{ '{:,}'.format(policy.budget.num_trained_tokens) }}</td>
-<td class="n">{{ '{:,.1f}'.format(policy.budget.seconds) }}</td></tr>
+<td class="n">{{ '{:,.1f}'.format(policy.budget.seconds) }}</td>
+{% if has_samples %}<td class="n">{{ policy.budget.samples_per_answer }}</td>{% endif %}
+{% if has_judge %}<td class="n">{{ '{:,}'.format(policy.budget.judge_tokens) }}</td>
+<td class="n">{{ '%.4g'|format(policy.budget.judge_cost) }}</td>{% endif %}</tr>
 {% endfor %}</table></div>
 <p class="note">Earlier policies that one went on from are counted with it. A token counts for each
 model that learns from it: of PPO's rollouts, policy and critic. DPO and CPL learn from
-the preference pairs, which were sampled once for all.</p>
+the preference pairs, which were sampled once for all.
+{% if has_judge %} The judge's tokens and cost are of rating what a policy learned from, in the
+currency of the prices that were given.{% endif %}</p>
 {% endif %}
 {% if rounds %}
 <h2>MetaRM rounds</h2>

@@ -102,6 +102,7 @@ def test_labels_of_a_served_model_are_those_of_the_model(
     judge = "judge_preferences.judge"
     run = ["run", "smoke", "--flow", "label-audit", "ai_labels.soft=true"]
     run += [f"judge_preferences.max_pairs={NUM_JUDGED}"]
+    run += [f"{judge}.endpoint.max_total_tokens=1000000"]
     run += [f"{judge}.endpoint.base_url={address}", f"{judge}.endpoint.model=tiny"]
     run += [f"{judge}.endpoint.timeout_seconds=300", f"{judge}.endpoint.key_block=judge"]
     _python(f"from prefect.blocks.system import Secret; Secret(value={KEY!r}).save('judge')")
@@ -144,7 +145,7 @@ def test_labels_of_a_served_model_are_those_of_the_model(
 def test_a_block_that_is_not_there_is_named() -> None:
     _python(
         "import pytest\n"
-        "from models.config_judge import EndpointConfig\n"
+        "from models.config_endpoint import EndpointConfig\n"
         "from tasks.judge_keys import judge_keys\n"
         "from tasks.stage import StageInputError\n"
         "with pytest.raises(StageInputError, match=\"key_block is 'no-such', and Prefect's\"):\n"

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from models.config import EvaluateConfig
+from models.config_parts import deciding
 from models.records import ArtifactRef
 from tasks.stage import StageContext
 from tasks.stage_key import CodeChangedError, stage_key
@@ -28,6 +30,20 @@ def test_key_depends_on_stage_config_inputs_and_code_only() -> None:
         stage_key(*arguments[:3], "other"),
     ]
     assert len({key, *others}) == 6
+
+
+def test_limits_of_what_may_be_spent_take_no_part() -> None:
+    """With a higher one the same work goes on; the address is a part, wherever it stands."""
+
+    def key(**changes: Any) -> str:
+        endpoint = {"model": "m", "input_price": 1.0, **changes}
+        judge = {"endpoint": endpoint, "rubric": "harmlessness"}
+        config = {"harmless": {"judge": judge, "categories": ["a"]}}
+        return stage_key("s", deciding(EvaluateConfig.model_validate(config)), {}, "code")
+
+    assert key() == key(max_cost=1.0) == key(max_cost=2.0, max_total_tokens=5)
+    assert key() != key(model="n") and key() != key(input_price=2.0)
+    assert deciding(EvaluateConfig()) == EvaluateConfig().model_dump(mode="json")
 
 
 def test_changed_code_runs_again(context: StageContext, trainers: Path) -> None:

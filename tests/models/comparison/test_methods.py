@@ -11,8 +11,10 @@ import pytest
 from models.comparison.config import CompareConfig, WinMatrixConfig
 from models.comparison.matrix import WinMatrix
 from models.comparison.methods import answer_of, methods_of
+from models.comparison.page import methods_table
 from models.comparison.spread import Spread
 from models.engine import compare, win_matrix
+from models.report.budget import Budget
 from models.report.config import LineageEntry
 from tests.models.comparison.conftest import Write
 
@@ -49,7 +51,13 @@ def _ppo(seed: int) -> dict[str, Any]:
             {"step": step, "prompt": PROMPT, "response": "right words", "score": 0.0}
             for step in range(1, 5)
         ],
-        "summary.json": {"num_sampled": 100 * seed, "num_updates": 8, "num_trained_tokens": 4000},
+        "summary.json": {
+            "num_sampled": 100 * seed,
+            "num_updates": 8,
+            "num_trained_tokens": 4000,
+            "judge_tokens": 1000 * seed,
+            "judge_cost": seed / 10,
+        },
     }
 
 
@@ -112,7 +120,10 @@ def test_methods_by_hand(inputs: dict[str, Path]) -> None:
     assert full.budget.seconds == 5.0
     assert dpo.budget is not None
     assert (dpo.budget.num_sampled, dpo.budget.num_trained_tokens) == (0, 900)
-    assert best.budget is sft.budget is vanilla.budget is None
+    assert best.budget == Budget(samples_per_answer=2)
+    assert sft.budget is vanilla.budget is None
+    # A judge rated what seed 3 and 7 learned from: 3,000 and 7,000 tokens, .3 and .7.
+    assert (full.budget.judge_tokens, full.budget.judge_cost) == (5000, pytest.approx(0.5))
     # KL is .5, 1, 1.5 and 2 in the mean of both seeds; smoothed over five steps, fewer at the ends.
     assert full.path is not None
     assert full.path[0] == pytest.approx([1.0, 1.25, 1.25, 1.5])
@@ -152,7 +163,12 @@ def test_the_page_and_its_table(tmp_path: Path, inputs: dict[str, Path]) -> None
     dpo = next(line for line in table if line.startswith("| DPO"))
     # Two in three won, one lost; seeds alike: no spread.
     assert "| 67 / 0 / 33 | +33 [" in dpo
-    assert dpo.endswith("| 0 | 900 | 5.0 |")
+    assert dpo.endswith("| 0 | 900 | 5.0 |  |  |  |")
+    of_cost = "| responses sampled | tokens trained | seconds | samples an answer | judge's tokens"
+    assert of_cost in "\n".join(table)
+    assert next(line for line in table if line.startswith("| Best")).endswith("| 2 |  |  |")
+    assert next(line for line in table if line.startswith("| Full")).endswith("|  | 5,000 | 0.5 |")
+    assert '<td class="n">5,000</td> <td class="n">0.5</td>' in page
     card = json.loads((output / "scorecard.json").read_text())
     assert card["methods"][0]["name"] == "full"
     assert card["seconds"] == 3 * (3 + 7)
@@ -163,6 +179,16 @@ def test_the_page_and_its_table(tmp_path: Path, inputs: dict[str, Path]) -> None
         "against_sft.svg",
         "frontier.svg",
     }
+
+
+def test_what_no_method_has_is_no_column(inputs: dict[str, Path]) -> None:
+    methods = methods_of(_matrix(inputs), CONFIG, inputs)
+    heads = [
+        methods_table(CONFIG, [m for m in methods if m.name in names], "gold").splitlines()[2]
+        for names in (("dpo", "sft"), ("dpo", "best_of_n"))
+    ]
+    assert heads[0].endswith("| tokens trained | seconds |")
+    assert heads[1].endswith("| seconds | samples an answer |")
 
 
 def test_one_seed_has_no_spread() -> None:

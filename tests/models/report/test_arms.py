@@ -38,6 +38,8 @@ LINEAGE = (
     _entry("policy_dpo", "dpo", policy="sft", reference="sft"),
     _entry("rehearsal", "rehearsal", policy="sft", scorer="advantage_model"),
     _entry("policy_rehearsed", "ppo_max", policy="sft", rehearsal="rehearsal"),
+    _entry("rated_first", "ppo_max", policy="sft"),
+    _entry("policy_rated", "ppo_max", policy="rated_first"),
 )
 COUNTS = {
     "sft": {"num_updates": 5000},
@@ -49,6 +51,8 @@ COUNTS = {
     "policy_dpo": {"num_updates": 7},
     "rehearsal": {"num_sampled": 30},
     "policy_rehearsed": {"num_sampled": 20, "num_updates": 4},
+    "rated_first": {"num_sampled": 20, "num_updates": 4, "judge_tokens": 1000, "judge_cost": 0.25},
+    "policy_rated": {"num_sampled": 10, "num_updates": 2, "judge_tokens": 500, "judge_cost": 0.125},
 }
 
 
@@ -74,11 +78,16 @@ CONFIG = ReportConfig(
 def test_budgets_by_hand(inputs: Inputs) -> None:
     artifacts = Artifacts(inputs)
     # Both iterations, their answers once each; what SFT and the scorer took is not its own.
-    assert budget_of(artifacts, LINEAGE, "policy_hir") == Budget(100, 18, 2300, 4 * 1.5)
-    assert budget_of(artifacts, LINEAGE, "policy_dpo") == Budget(0, 7, 0, 1.5)
-    assert budget_of(artifacts, LINEAGE, "policy_rehearsed") == Budget(50, 4, 0, 3.0)
-    assert budget_of(artifacts, LINEAGE, "sft") is None
-    assert budget_of(artifacts, (), "policy_hir") is None
+    assert budget_of(artifacts, LINEAGE, "policy_hir", "eval_hir") == Budget(100, 18, 2300, 4 * 1.5)
+    assert budget_of(artifacts, LINEAGE, "policy_dpo", "eval_dpo") == Budget(0, 7, 0, 1.5)
+    assert budget_of(artifacts, LINEAGE, "policy_rehearsed", "") == Budget(50, 4, 0, 3.0)
+    # Rated by a judge from where a rated policy was: 1,000 and 500 tokens, .25 and .125.
+    assert budget_of(artifacts, LINEAGE, "policy_rated", "") == Budget(30, 6, 0, 3.0, 1500, 0.375)
+    assert budget_of(artifacts, LINEAGE, "policy_best_of_n", "eval_best_of_n") == Budget(
+        samples_per_answer=2
+    )
+    assert budget_of(artifacts, LINEAGE, "sft", "eval_sft") is None
+    assert budget_of(artifacts, (), "policy_hir", "eval_hir") is None
 
 
 def test_an_arm_without_ppo_has_all_but_ppo_s_course(inputs: Inputs) -> None:
@@ -92,7 +101,7 @@ def test_an_arm_without_ppo_has_all_but_ppo_s_course(inputs: Inputs) -> None:
         assert policy.drift is None
         assert policy.collapsed is None
     assert by_name["hir"].budget == Budget(100, 18, 2300, 6.0)
-    assert by_name["best_of_n"].budget is None
+    assert by_name["best_of_n"].budget == Budget(samples_per_answer=2)
 
 
 def test_the_frontier_names_the_highest_and_needs_two(inputs: Inputs) -> None:

@@ -58,9 +58,13 @@ def test_policies_show_shares_and_the_spread_of_the_net() -> None:
     cards = [{"policies": [_policy("full", net)]} for net in (0.1, 0.3)]
     shown = policies_table(cards).splitlines()[-1]
     assert "| 0.500 / 0.250 / 0.250; net 0.200 ± 0.141 |  |  | 2.00 ± 0.00 | 7.00" in shown
-    assert shown.endswith("| 2,000 | 70 |")
+    assert shown.endswith("| 2,000 | 70 |  |  |  |")
     before_budgets = {k: v for k, v in _policy("sft", 0.1).items() if k != "budget"}
-    assert policies_table([{"policies": [before_budgets]}]).endswith("|  |  |")
+    assert policies_table([{"policies": [before_budgets]}]).endswith("|  |  |  |  |  |")
+    extra = {"judge_tokens": 3000, "judge_cost": 0.25, "samples_per_answer": 8}
+    rated = _policy("rlaif_direct", 0.1) | {"budget": {"num_sampled": 4, "num_updates": 2} | extra}
+    cards = [{"policies": [rated]}, {"policies": [rated]}]
+    assert policies_table(cards).endswith("| 4 | 2 | 8 | 3,000 | 0.25 |")
 
 
 def test_a_scorer_without_gold_leaves_those_cells_empty() -> None:
