@@ -62,12 +62,11 @@ def _line(panel: Panel, index: int, name: str, plots: Sequence[Plot]) -> None:
 
 
 def _path(panel: Panel, index: int, name: str, plots: Sequence[Plot]) -> None:
-    """Means of places and of values, from left to right, with whiskers both ways."""
+    """Means of places and of values, in the order of what made them, with whiskers both ways."""
     colour, line, marker = style(index)
     points = [plot.series[name] for plot in plots]
     xs, ys = (list(zip(*(point[side] for point in points), strict=True)) for side in (0, 1))
-    order = sorted(range(len(xs)), key=lambda place: fmean(xs[place]))
-    (x, x_ends), (y, y_ends) = (_whiskers([side[place] for place in order]) for side in (xs, ys))
+    (x, x_ends), (y, y_ends) = _whiskers(xs), _whiskers(ys)
     panel.axes.errorbar(
         x, y, y_ends, x_ends, marker + line, color=colour, elinewidth=0.8, markersize=7,
         markeredgecolor="white", markeredgewidth=0.6, label=name,

@@ -53,11 +53,11 @@ class Lead:
 
     @property
     def standing(self) -> str:
-        """Clear is more in every seed, and by more than the standard deviation over seeds."""
+        """Clear is more in every seed, and by more than twice the standard deviation over seeds."""
         values, mean = self.by_seed, fmean(self.by_seed)
         if mean <= 0:
             return "behind"
-        is_clear = len(values) > 1 and min(values) > 0 and mean > stdev(values)
+        is_clear = len(values) > 1 and min(values) > 0 and mean > 2 * stdev(values)
         return "clearly over" if is_clear else "not clearly over"
 
     def __str__(self) -> str:

@@ -72,7 +72,7 @@ def frontier(artifacts: Artifacts) -> Reading:
                 f"mean {gain} ({UNITS[measure]}), main test prompts",
                 lines,
                 kind="paths",
-                note="Higher and further to the left is better. A point a setting.",
+                note="Higher and further to the left is better. A point a setting, in their order.",
             )
         ],
     )

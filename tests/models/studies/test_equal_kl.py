@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from models.studies.equal_kl import Line, highest, lead_of, shared_kl
+from models.studies.equal_kl import Lead, Line, highest, lead_of, shared_kl
 
 RAMP: Line = ([0.0, 2.0], [0.0, 1.0])  # rises by .5 a nat
 
@@ -68,6 +68,14 @@ def test_the_highest_is_said_with_how_clear_it_is() -> None:
         "At equal KL A has the highest gold: clearly over B (+0.250 ± 0.071, 0.00 to 1.00 nats); "
         "not clearly over C (+0.015 ± 0.049, 0.00 to 1.00 nats); not compared with D, at other KL."
     )
+
+
+def test_clear_is_more_than_twice_the_spread() -> None:
+    # Leads .1 and .2 in both seeds above 0: mean .15, standard deviation .071, twice that .141.
+    assert Lead("B", [0.1, 0.2], (0.0, 1.0)).standing == "clearly over"
+    # .1 and .22: .16 against .170.
+    assert Lead("B", [0.1, 0.22], (0.0, 1.0)).standing == "not clearly over"
+    assert Lead("B", [-0.2, 0.2], (0.0, 1.0)).standing == "behind"
 
 
 def test_one_seed_shows_nothing_clearly() -> None:

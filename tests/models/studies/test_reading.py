@@ -71,7 +71,7 @@ def test_places_of_paths_are_means_too() -> None:
 
     chart = drawn(2.0, 4.0, kind="paths")
     assert chart.note == "Mean of 2 seeds; whiskers reach from the lowest to the highest."
-    assert chart.svg == drawn(4.0, 2.0, kind="paths").svg  # from left to right
+    assert chart.svg == drawn(4.0, 2.0, kind="paths").svg
     assert chart.svg != drawn(2.0, 3.0, kind="paths").svg
 
 
