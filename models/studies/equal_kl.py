@@ -69,12 +69,17 @@ class Lead:
 def highest(seeds: Sequence[Mapping[str, Line]], gained: str) -> str:
     """Which of some methods gains most at equal KL, and how clearly: over each of the others.
 
-    seeds: each seed's line by the method's name. It is that with the most leads over others.
+    seeds: each seed's line by the method's name. It is ahead of most others less those
+    it is behind.
     """
     names = list(seeds[0])
     leads = {name: _leads(seeds, name) for name in names}
     means = {name: [fmean(lead.by_seed) for lead in own] for name, own in leads.items()}
-    top = max(names, key=lambda name: (sum(mean > 0 for mean in means[name]), sum(means[name])))
+
+    def rank(name: str) -> tuple[int, float]:
+        return sum(1 if mean > 0 else -1 for mean in means[name]), sum(means[name])
+
+    top = max(names, key=rank)
     parts = []
     for standing in ("clearly over", "not clearly over", "behind"):
         found = [str(lead) for lead in leads[top] if lead.standing == standing]

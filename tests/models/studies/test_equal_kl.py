@@ -84,6 +84,13 @@ def test_one_seed_shows_nothing_clearly() -> None:
     )
 
 
+def test_to_be_behind_counts_against_leads_over_more() -> None:
+    # A leads C, D and E but not B, which shares a KL with A, C and D only, and leads them all.
+    near = {name: _flat(0.1) for name in "CD"}
+    lines = {"A": _flat(0.5, -1), "B": _flat(0.6), "E": _flat(0.0, -1, 0), **near}
+    assert highest([lines], "gold").startswith("At equal KL B has the highest gold: ")
+
+
 def test_the_highest_may_be_behind_another() -> None:
     # C is .4 on average below 2 nats, where A is .5, and .8 from 1 to 3 nats, where B is .6.
     lines = {"A": _flat(0.5, 0, 2), "B": _flat(0.6, 1, 3), "C": ([0.0, 3.0], [0.0, 1.2])}
