@@ -42,6 +42,7 @@ class JudgeServer(ThreadingHTTPServer):
     """Serves a chat model under a name; `serve_forever` until `shutdown`."""
 
     daemon_threads = True
+    request_queue_size = 128  # of a client with many requests at once, more than 5 were reset
 
     def __init__(self, model: ChatModel, name: str, host: str = HOST, port: int = 0) -> None:
         """Port 0 takes a free one: `server_port` says which."""
