@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.clean import clean
+from flows.closed_output import closed_output_ends_it
 from flows.commands import deploy_flows, next_round, roll_back, run_recipe, run_study
 from infra.settings import Settings
 
@@ -22,7 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     settings = Settings.from_env()
     prepare_environment(settings)
-    return int(options.command(options, settings))
+    with closed_output_ends_it():
+        return int(options.command(options, settings))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
