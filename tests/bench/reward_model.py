@@ -3,8 +3,10 @@
     python -m tests.bench.reward_model --pairs Anthropic/hh-rlhf/harmless-base --limit 96
 
 The same small Llama, tokens, batch size, optimiser and schedule; each a process of its own, in
-turns. Prints a table: pairs per second (median, least, most), and the share of the machine's rate
-of float32 matrix products that useful tokens make. `--plot` draws the losses of the last turn.
+turns, each of which is another seed (of the head and of the order). Prints a table: pairs per
+second (median, least, most), the share of the machine's rate of float32 matrix products that useful
+tokens make, the loss of the last quarter of the steps (mean and spread over turns). `--plot` draws
+the losses of all turns.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, stdev
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -77,13 +79,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         material = Path(folder) / "material"
         make_material(options.pairs, material, options.limit)
-        arms: dict[str, Callable[[Path], Epoch]] = {
-            "Trimtab, bfloat16": lambda work: ours(material, work, "bfloat16"),
-            "TRL, its defaults": lambda work: theirs(material, work, {}),
-            "TRL, its best settings": lambda work: theirs(material, work, BEST),
-            "Trimtab, float32": lambda work: ours(material, work, "float32"),
-            "TRL, float32": lambda work: theirs(material, work, FLOAT32),
-            "TRL, its best settings, float32": lambda work: theirs(material, work, BEST | FLOAT32),
+        arms: dict[str, Callable[[Path, int], Epoch]] = {
+            "Trimtab, bfloat16": partial(ours, material, "bfloat16"),
+            "TRL, its defaults": partial(theirs, material, {}),
+            "TRL, its best settings": partial(theirs, material, BEST),
+            "Trimtab, float32": partial(ours, material, "float32"),
+            "TRL, float32": partial(theirs, material, FLOAT32),
+            "TRL, its best settings, float32": partial(theirs, material, BEST | FLOAT32),
         }
         wanted = [name for name in arms if options.precision in (None, precision_of(name))]
         epochs: dict[str, list[Epoch]] = {name: [] for name in wanted}
@@ -91,20 +93,20 @@ def main() -> None:
             for number, name in enumerate(wanted):
                 work = Path(folder) / f"{turn}-{number}"
                 work.mkdir()
-                epochs[name].append(arms[name](work))
+                epochs[name].append(arms[name](work, turn))
                 print(f"{turn} {name}: {epochs[name][-1].rate}", file=sys.stderr, flush=True)
         print(table(epochs, mean(map(training_work, rows_of(material)))))
     if options.plot:
-        draw({name: found[-1].losses for name, found in epochs.items()}, options.plot)
+        draw({n: [each.losses for each in found] for n, found in epochs.items()}, options.plot)
 
 
-def ours(material: Path, work: Path, precision: str) -> Epoch:
+def ours(material: Path, precision: str, work: Path, seed: int) -> Epoch:
     """The stage `reward_model`, as a run starts it."""
     (work / "output").mkdir()
     train = {"batch_size": BATCH, "learning_rate": RATE, "num_ranks": 2, "precision": precision}
     job = {
         "stage": "reward_model",
-        "config": {"train": train},
+        "config": {"seed": seed, "train": train},
         "inputs": {name: str(material / name) for name in ("policy", "preferences")},
         "workdir": str(work),
         "num_threads": 1,
@@ -118,21 +120,22 @@ def ours(material: Path, work: Path, precision: str) -> Epoch:
     losses = [step["metrics"]["loss"] for step in steps]
     # Nothing tells when its first step began: what is counted is the tokens of the others.
     rows = rows_of(material)
-    first, *_ = epoch_batches([row.num_tokens for row in rows], BATCH, seed=0, epoch=0)
+    first, *_ = epoch_batches([row.num_tokens for row in rows], BATCH, seed, epoch=0)
     uncounted = sum(rows[index].num_tokens for index in first)
     share = 1 - uncounted / sum(row.num_tokens for row in rows)
     return epoch([step["time"] for step in steps], losses, share * len(rows))
 
 
-def theirs(material: Path, work: Path, more: Mapping[str, object]) -> Epoch:
+def theirs(material: Path, more: Mapping[str, object], work: Path, seed: int) -> Epoch:
     """RewardTrainer, in a process of its own."""
     script, output = Path(__file__).with_name("trl_reward_model.py"), work / "steps.json"
+    settings = {**SAME, **more, "seed": seed}
     command = [
         sys.executable,
         str(script),
         str(material),
         str(output),
-        json.dumps({**SAME, **more}),
+        json.dumps(settings),
     ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     steps = json.loads(output.read_text())
@@ -165,9 +168,10 @@ def table(epochs: dict[str, list[Epoch]], work: float) -> str:
         ratio = median(mine.rate / other.rate for mine, other in zip(first, found, strict=True))
         share = median(each.rate * work / each.machine for each in found)
         spread = f"{min(rates):.2f} to {max(rates):.2f}"
-        loss = mean(each.loss for each in found)
+        losses = [each.loss for each in found]
+        loss = f"{mean(losses):.3f}" + (f" ± {stdev(losses):.3f}" if losses[1:] else "")
         lines.append(
-            f"| {name} | {median(rates):.2f} | {spread} | {ratio:.2f} | {share:.0%} | {loss:.3f} |"
+            f"| {name} | {median(rates):.2f} | {spread} | {ratio:.2f} | {share:.0%} | {loss} |"
         )
     return "\n".join(lines)
 
@@ -177,15 +181,18 @@ def precision_of(name: str) -> str:
     return "float32" if name.endswith("float32") else "bfloat16"
 
 
-def draw(losses: dict[str, list[float]], path: Path) -> None:
-    """Each arm's loss, the mean of a window of a tenth of the steps around each."""
+def draw(losses: dict[str, list[list[float]]], path: Path) -> None:
+    """Each arm's mean loss over turns, and from the least to the most of them.
+
+    Of a turn a step's is the mean of a window of a tenth of the steps around it.
+    """
     figure, axes = plt.subplots(figsize=(7, 3.2), layout="tight")
-    for name, found in losses.items():
-        window = np.ones(max(1, len(found) // 10))
-        smooth = np.convolve(found, window, "same") / np.convolve(
-            np.ones(len(found)), window, "same"
-        )
-        axes.plot(range(1, len(found) + 1), smooth, label=name)
+    for name, turns in losses.items():
+        steps, window = np.arange(1, len(turns[0]) + 1), np.ones(max(1, len(turns[0]) // 10))
+        counts = np.convolve(np.ones(len(steps)), window, "same")
+        smooth = np.array([np.convolve(turn, window, "same") / counts for turn in turns])
+        (line,) = axes.plot(steps, smooth.mean(0), label=name)
+        axes.fill_between(steps, smooth.min(0), smooth.max(0), color=line.get_color(), alpha=0.15)
     axes.axhline(np.log(2), color="#888888", linestyle=":", label="chance, log 2")
     axes.set(xlabel="optimiser step", ylabel="ranking loss, nats")
     axes.legend(fontsize="small")

@@ -37,6 +37,7 @@ class Steps(TrainerCallback):
 
 def main(material: Path, output: Path, settings: dict[str, Any]) -> None:
     torch.set_num_threads(2)
+    torch.manual_seed(settings["seed"])  # of the head
     policy = material / "policy" / "model"
     lines = (material / "preferences" / "train.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
