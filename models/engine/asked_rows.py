@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from models.engine import signals
 from models.engine.checkpoint import newest_checkpoint, save_checkpoint
@@ -19,8 +19,10 @@ from models.judging.asking import Asker, StoppedError
 from models.judging.chat import Usage
 
 Row = dict[str, Any]
+# What rows are made of.
+Item = TypeVar("Item")
 # Rows of a part of the items; its second argument is called for every answer.
-MakeRows = Callable[[Sequence[Row], Callable[[], None]], list[Row]]
+MakeRows = Callable[[Sequence[Item], Callable[[], None]], list[Row]]
 SPENT = ("prompt_tokens", "completion_tokens", "cost")
 
 # A checkpoint holds all rows so far: parts that are done quickly share one.
@@ -59,8 +61,8 @@ class AskedRows:
     def complete(
         self,
         asker: Asker,
-        items: Sequence[Row],
-        make_rows: MakeRows,
+        items: Sequence[Item],
+        make_rows: MakeRows[Item],
         measures: Callable[[list[Row]], dict[str, float]],
         *,
         at_once: int,

@@ -7,22 +7,18 @@ too (`models.functional.verdicts.order_verdicts`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from models.comparison.answers import LEFT_OUT, START
 from models.comparison.config_judges import JudgeAnswersConfig
-from models.engine import signals
-from models.engine.asked_rows import SPENT, AskedRows, spent
+from models.engine.asked_comparisons import ask_comparisons, measures_of
+from models.engine.asked_rows import SPENT
 from models.engine.data import read_rows, write_rows
 from models.engine.progress import write_json
-from models.functional.verdicts import clamped_preference, debiased_preference, order_verdicts
-from models.judging.judge import Comparison, Judge
-from models.judging.opening import open_judge
+from models.judging.judge import Comparison
 
 CONFIG = JudgeAnswersConfig
 Row = dict[str, Any]
@@ -43,19 +39,12 @@ def run(config: JudgeAnswersConfig, inputs: dict[str, Path], workdir: Path) -> N
     """
     games = list(_games(config, inputs))
     questions = {question: None for _, question, _ in games if question is not None}
-    asked = [dict(zip(("prompt", "first", "second"), each, strict=True)) for each in questions]
-    work = AskedRows.resumed(workdir)
-    judge = open_judge(
-        *(config.judge, workdir, config.seed, signals.stop_requested, inputs.get("constitution"))
-    )
-
-    def judged(part: Sequence[Row], on_answer: Callable[[], None]) -> list[Row]:
-        return _judged(judge, part, on_answer)
-
-    found = work.complete(
-        *(judge.asker, asked, judged, _measures),
+    found = ask_comparisons(
+        *(config.judge, [Comparison(*each) for each in questions], workdir),
+        seed=config.seed,
         at_once=config.pairs_at_once,
-        answers_per_item=judge.answers_per_pair,
+        constitution=inputs.get("constitution"),
+        measures=measures_of,
     )
     answers = dict(zip(questions, found, strict=True))
     rows = [
@@ -151,30 +140,6 @@ def _wanted(config: JudgeAnswersConfig, folder: Path) -> dict[Place, Row]:
     return found
 
 
-def _judged(judge: Judge, asked: Sequence[Row], on_answer: Callable[[], None]) -> list[Row]:
-    """What it says of the first of two answers, and what that cost."""
-    verdicts = judge.compare([Comparison(**each) for each in asked], on_answer)
-    first = _column([verdict.shown_first for verdict in verdicts])
-    second = _column([verdict.shown_second for verdict in verdicts])
-    preference, _ = debiased_preference(first, second)
-    if judge.config.clamp is not None:
-        preference = clamped_preference(preference, *judge.config.clamp)
-    wins = order_verdicts(first, second)
-    return [
-        {
-            "verdict": int(outcome),
-            "preference": value,
-            "shown_first": verdict.shown_first,
-            "shown_second": verdict.shown_second,
-            "num_unparsed": verdict.num_unparsed,
-            **spent(judge.asker, verdict.usage),
-        }
-        for verdict, value, outcome in zip(
-            verdicts, preference.tolist(), wins.tolist(), strict=True
-        )
-    ]
-
-
 def _row(game: Row, answer: Row | None, sign: int) -> Row:
     """A row of the output; without an answer it is a tie."""
     if answer is None:
@@ -188,32 +153,12 @@ def _row(game: Row, answer: Row | None, sign: int) -> Row:
     }
 
 
-def _measures(found: list[Row]) -> dict[str, float]:
-    """Position bias, ties and answers not understood, of what was asked; 0 of nothing."""
-    if not found:
-        return dict.fromkeys(("position_bias", "share_same_position", "share_tied"), 0.0) | {
-            "num_unparsed": 0
-        }
-    first = _column([row["shown_first"] for row in found])
-    second = _column([row["shown_second"] for row in found])
-    _, bias = debiased_preference(first, second)
-    return {
-        **{name: float(value) for name, value in bias.items()},
-        "share_tied": sum(row["verdict"] == 0 for row in found) / len(found),
-        "num_unparsed": sum(row["num_unparsed"] for row in found),
-    }
-
-
 def _summary(config: JudgeAnswersConfig, found: list[Row], rows: list[Row]) -> dict[str, Any]:
     """Of what was asked its measures, and what it cost; how many verdicts that makes."""
     return {
         "name": config.name,
         "num_verdicts": len(rows),
         "num_asked": len(found),
-        **_measures(found),
+        **measures_of(found),
         **{name: sum(row[name] for row in found) for name in SPENT},
     }
-
-
-def _column(values: list[float]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64, device="cpu")

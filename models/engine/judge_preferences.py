@@ -6,27 +6,17 @@ Its probabilities are soft labels; how often it agrees with the labels given is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from models.config_judge import JudgePreferencesConfig
-from models.engine import signals
-from models.engine.asked_rows import SPENT, AskedRows, spent
+from models.engine.asked_comparisons import ask_comparisons, column, measures_of
+from models.engine.asked_rows import SPENT
 from models.engine.data import rows_of, write_rows
 from models.engine.progress import write_json
 from models.functional.judgement import bootstrap_interval
-from models.functional.verdicts import (
-    alignment,
-    clamped_preference,
-    debiased_preference,
-    order_verdicts,
-)
-from models.judging.judge import Comparison, Judge
-from models.judging.opening import open_judge
+from models.functional.verdicts import alignment
+from models.judging.judge import Comparison
 
 CONFIG = JudgePreferencesConfig
 Row = dict[str, Any]
@@ -41,19 +31,18 @@ def run(config: JudgePreferencesConfig, inputs: dict[str, Path], workdir: Path) 
     completion_tokens, cost in the currency of the endpoint's prices.
     """
     pairs = [row for split in config.splits for row in _pairs(config, inputs, split)]
-    work = AskedRows.resumed(workdir)
-    judge = open_judge(
-        *(config.judge, workdir, config.seed, signals.stop_requested, inputs.get("constitution"))
-    )
-
-    def judged(part: Sequence[Row], on_answer: Callable[[], None]) -> list[Row]:
-        return _judged(judge, part, on_answer)
-
-    rows = work.complete(
-        *(judge.asker, pairs, judged, _measures),
+    asked = [Comparison(pair["prompt"], pair["chosen"], pair["rejected"]) for pair in pairs]
+    found = ask_comparisons(
+        *(config.judge, asked, workdir),
+        seed=config.seed,
         at_once=config.pairs_at_once,
-        answers_per_item=judge.answers_per_pair,
+        constitution=inputs.get("constitution"),
+        measures=_measures,
     )
+    rows = [
+        {"id": pair["id"], "split": pair["split"], **row}
+        for pair, row in zip(pairs, found, strict=True)
+    ]
     write_rows(workdir / "output" / "judgements.jsonl", rows)
     write_json(workdir / "output" / "summary.json", _summary(config, rows))
 
@@ -64,46 +53,13 @@ def _pairs(config: JudgePreferencesConfig, inputs: dict[str, Path], split: str) 
     return [{**row, "split": split} for row in rows[: config.max_pairs]]
 
 
-def _judged(judge: Judge, pairs: Sequence[Row], on_answer: Callable[[], None]) -> list[Row]:
-    """Rows of a part of the pairs."""
-    verdicts = judge.compare(
-        [Comparison(pair["prompt"], pair["chosen"], pair["rejected"]) for pair in pairs], on_answer
-    )
-    first = _column([verdict.shown_first for verdict in verdicts])
-    second = _column([verdict.shown_second for verdict in verdicts])
-    preference, _ = debiased_preference(first, second)
-    if judge.config.clamp is not None:
-        preference = clamped_preference(preference, *judge.config.clamp)
-    wins = order_verdicts(first, second)
-    return [
-        {
-            "id": pair["id"],
-            "split": pair["split"],
-            "preference": value,
-            "shown_first": verdict.shown_first,
-            "shown_second": verdict.shown_second,
-            "verdict": int(outcome),
-            "num_unparsed": verdict.num_unparsed,
-            **spent(judge.asker, verdict.usage),
-        }
-        for pair, verdict, value, outcome in zip(
-            pairs, verdicts, preference.tolist(), wins.tolist(), strict=True
-        )
-    ]
-
-
 def _measures(rows: list[Row]) -> dict[str, float]:
     """Alignment with the labels given, position bias and ties of judged pairs."""
-    first = _column([row["shown_first"] for row in rows])
-    second = _column([row["shown_second"] for row in rows])
-    _, bias = debiased_preference(first, second)
-    preference = _column([row["preference"] for row in rows])
+    preference = column([row["preference"] for row in rows])
     return {
         "alignment": float(alignment(preference).mean()),
         "mean_preference": float(preference.mean()),
-        **{name: float(value) for name, value in bias.items()},
-        "share_tied": sum(row["verdict"] == 0 for row in rows) / len(rows),
-        "num_unparsed": sum(row["num_unparsed"] for row in rows),
+        **measures_of(rows),
     }
 
 
@@ -113,12 +69,8 @@ def _summary(config: JudgePreferencesConfig, rows: list[Row]) -> dict[str, float
     for name in SPENT:
         summary[name] = sum(row[name] for row in rows)
     for split in config.splits:
-        agrees = alignment(_column([row["preference"] for row in rows if row["split"] == split]))
+        agrees = alignment(column([row["preference"] for row in rows if row["split"] == split]))
         low, high = bootstrap_interval(agrees, num_resamples=config.num_resamples, seed=config.seed)
         summary[f"{split}_alignment"] = float(agrees.mean())
         summary[f"{split}_alignment_low"], summary[f"{split}_alignment_high"] = low, high
     return summary
-
-
-def _column(values: list[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64, device="cpu")
