@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -19,6 +20,7 @@ from infra import launch as launch_module
 from infra.warm_client import warm_server
 from models.engine import checkpoint
 from tests.models.engine import stopping
+from tests.models.engine.conftest import run_stage
 
 
 def job(
@@ -101,3 +103,21 @@ def die_after(monkeypatch: pytest.MonkeyPatch, module: Any, calls: int) -> None:
         original(*arguments)
 
     monkeypatch.setattr(module, "checkpoint_or_stop", counting)
+
+
+def killed_and_whole(
+    monkeypatch: pytest.MonkeyPatch,
+    loop: ModuleType,
+    step: int,
+    stage: str,
+    config: Any,
+    folder: Path,
+    **inputs: Path,
+) -> tuple[Path, Path]:
+    """Outputs of a stage that was killed after a step and then went on, and of one that was not."""
+    whole = run_stage(stage, config, folder / "whole", **inputs)
+    die_after(monkeypatch, loop, step)
+    with pytest.raises(Killed):
+        run_stage(stage, config, folder / "killed", **inputs)
+    monkeypatch.undo()
+    return run_stage(stage, config, folder / "killed", **inputs), whole

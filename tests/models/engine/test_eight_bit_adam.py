@@ -15,8 +15,7 @@ from torch import nn
 from models.config_parts import Optimiser, TrainConfig, ZeroConfig
 from models.engine import loop, ppo_max
 from models.engine.optimiser import adamw, set_rate
-from tests.models.engine.conftest import run_stage
-from tests.models.engine.jobs import Killed, die_after
+from tests.models.engine.jobs import killed_and_whole
 
 
 def _trained(kind: Optimiser) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -68,12 +67,9 @@ def test_a_reward_model_goes_on_where_it_was_killed(
     train = {"optimiser": "adamw_8bit", "checkpoint_every": 2}
     config = config.model_copy(update={"train": config.train.model_copy(update=train)})
     inputs = {"policy": policy, "preferences": comparisons}
-    whole = run_stage("reward_model", config, tmp_path / "whole", **inputs)
-    die_after(monkeypatch, loop, 4)
-    with pytest.raises(Killed):
-        run_stage("reward_model", config, tmp_path / "killed", **inputs)
-    monkeypatch.undo()
-    killed = run_stage("reward_model", config, tmp_path / "killed", **inputs)
+    killed, whole = killed_and_whole(
+        monkeypatch, loop, 4, "reward_model", config, tmp_path, **inputs
+    )
     _assert_same(killed / "model", whole / "model")
 
 
@@ -87,12 +83,7 @@ def test_ppo_goes_on_where_it_was_killed(
 ) -> None:
     inputs = {"policy": policy, "reference": policy, "scorer": advantage_model, "data": world}
     config = smoke_config.ppo.model_copy(update={"optimiser": "adamw_8bit"})
-    whole = run_stage("ppo_max", config, tmp_path / "whole", **inputs)
-    die_after(monkeypatch, ppo_max, 3)
-    with pytest.raises(Killed):
-        run_stage("ppo_max", config, tmp_path / "killed", **inputs)
-    monkeypatch.undo()
-    killed = run_stage("ppo_max", config, tmp_path / "killed", **inputs)
+    killed, whole = killed_and_whole(monkeypatch, ppo_max, 3, "ppo_max", config, tmp_path, **inputs)
     for part in ("model", "critic"):
         _assert_same(killed / part, whole / part)
 

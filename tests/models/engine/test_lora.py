@@ -14,8 +14,7 @@ from models.engine import loop, ppo_max
 from models.engine.ppo_max import PPORun
 from models.nets.packing import pack
 from models.nets.scoring import response_logprobs
-from tests.models.engine.conftest import run_stage
-from tests.models.engine.jobs import Killed, die_after
+from tests.models.engine.jobs import killed_and_whole
 
 LORA = LoraConfig(rank=4, alpha=8.0)
 
@@ -36,12 +35,9 @@ def test_a_reward_model_goes_on_where_it_was_killed(
     train = {"lora": LORA, "trainable_layers": 1, "checkpoint_every": 2}
     config = config.model_copy(update={"train": config.train.model_copy(update=train)})
     inputs = {"policy": policy, "preferences": comparisons}
-    whole = run_stage("reward_model", config, tmp_path / "whole", **inputs)
-    die_after(monkeypatch, loop, 4)
-    with pytest.raises(Killed):
-        run_stage("reward_model", config, tmp_path / "killed", **inputs)
-    monkeypatch.undo()
-    killed = run_stage("reward_model", config, tmp_path / "killed", **inputs)
+    killed, whole = killed_and_whole(
+        monkeypatch, loop, 4, "reward_model", config, tmp_path, **inputs
+    )
     ours, theirs = (load_file(out / "model/model.safetensors") for out in (killed, whole))
     start = load_file(policy / "model/model.safetensors")
     assert all(torch.equal(value, ours[name]) for name, value in theirs.items())
@@ -58,12 +54,7 @@ def test_ppo_goes_on_where_it_was_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = smoke_config.ppo.model_copy(update={"lora": LORA})
-    whole = run_stage("ppo_max", config, tmp_path / "whole", **inputs)
-    die_after(monkeypatch, ppo_max, 3)
-    with pytest.raises(Killed):
-        run_stage("ppo_max", config, tmp_path / "killed", **inputs)
-    monkeypatch.undo()
-    killed = run_stage("ppo_max", config, tmp_path / "killed", **inputs)
+    killed, whole = killed_and_whole(monkeypatch, ppo_max, 3, "ppo_max", config, tmp_path, **inputs)
     start = load_file(inputs["policy"] / "model/model.safetensors")
     for part in ("model", "critic"):
         ours, theirs = (load_file(out / part / "model.safetensors") for out in (killed, whole))
