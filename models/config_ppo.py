@@ -41,6 +41,12 @@ class ScoringConfig(StageConfig):
     _rates = field_validator("judge")(rating)
 
 
+class VllmConfig(StageConfig):
+    """vLLM samples, in a process beside the trainer."""
+
+    cache_gib: float = Field(1.0, gt=0, description="Keys and values that it keeps, GiB")
+
+
 class PPOConfig(TrainerConfig):
     """PPO-max [PPO section 5.4]; every component is a switch."""
 
@@ -86,6 +92,9 @@ class PPOConfig(TrainerConfig):
     top_p: float = Field(0.9, gt=0, le=1, description="Nucleus [PPO: 0.9]")
     repetition_penalty: float = Field(1.0, ge=1, description="[PPO: 1.1]")
     max_new_tokens: int = Field(24, gt=0, description="Longest response in tokens")
+    vllm: VllmConfig | None = Field(
+        None, description="Sample with vLLM, which TRIMTAB_VLLM_PYTHON has; none: our own loop"
+    )
     checkpoint_every: int = Field(20, gt=0, description="Steps between checkpoints")
     guard: CollapseConfig = CollapseConfig()
 

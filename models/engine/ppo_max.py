@@ -4,7 +4,7 @@ Implementation details that matter:
 1. The ratio, the KL penalty and the reference all use softmax(logits / temperature), the sampler's
    distribution before nucleus and repetition penalty; old log-probabilities are those noted while
    sampling, so the first ratio of every batch is 1 but for float32's rounding. Where layers
-   multiply in bfloat16 they are taken again, as the update takes them.
+   multiply in bfloat16, or vLLM samples, they are taken again, as the update takes them.
 2. Scores are normalised by running moments over history, then clipped to +-delta. Those of several
    scorers become one before (models.functional.combination).
 3. The critic is trained alone for `critic_pretrain_steps` before the policy moves.
@@ -37,6 +37,7 @@ from models.engine.ppo_update import ActorCritic, load_weights
 from models.engine.progress import Progress, read_metrics, tail_means, write_json
 from models.engine.replay import Replay
 from models.engine.scoring import with_lower_states
+from models.engine.vllm_sampler import VllmSampler, vllm_sampler
 from models.functional.moments import RunningMoments
 from models.nets.adapters import merge_adapters, share_frozen
 from models.nets.freezing import num_frozen_layers
@@ -55,14 +56,21 @@ def run(config: PPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
 
     Output: model/ (the policy), critic/, metrics.jsonl, rollouts.jsonl.
     """
-    PPORun(config, inputs, workdir).train()
+    with vllm_sampler(config, workdir) as vllm:
+        PPORun(config, inputs, workdir, vllm).train()
 
 
 class PPORun:
     """The state of one run: its models, two optimisers, moments, generator, step."""
 
-    def __init__(self, config: PPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
-        self.config, self.workdir = config, workdir
+    def __init__(
+        self,
+        config: PPOConfig,
+        inputs: dict[str, Path],
+        workdir: Path,
+        vllm: VllmSampler | None = None,
+    ) -> None:
+        self.config, self.workdir, self.vllm = config, workdir, vllm
         start = inputs["policy"] / "model"
         self.tokenizer = load_tokenizer(start)
         # In this order at most two are whole at once where ranks hold parts.
@@ -159,6 +167,7 @@ class PPORun:
             moments=self.moments,
             generator=self.generator,
             shared_layers=self.depth,
+            vllm=self.vllm,
         )
 
     def _finish(self, progress: Progress, reason: str | None) -> None:

@@ -17,6 +17,7 @@ from models.engine.learners import Held, Metrics
 from models.engine.ppo_scoring import Scorers
 from models.engine.rollouts import encode_prompts, sample
 from models.engine.scoring import with_lower_states
+from models.engine.vllm_sampler import VllmSampler
 from models.functional.masked import masked_mean, masked_whiten
 from models.functional.moments import RunningMoments
 from models.functional.ppo_max import gae, normalise_scores, token_rewards
@@ -81,15 +82,18 @@ def collect(
     moments: RunningMoments,
     generator: torch.Generator,
     shared_layers: int = 0,
+    vllm: VllmSampler | None = None,
 ) -> Experience:
     """Sample one response a prompt and compute all that the update needs; updates `moments`.
 
     The lower `shared_layers` of all models are the same modules and frozen.
     """
     with policy.whole() as sampled:
-        rows, samples = _sample_rows(config, tokenizer, prompts, sampled, generator)
+        rows, noted, of_sampling = _sample_rows(
+            config, tokenizer, prompts, sampled, generator, vllm
+        )
         rows = with_lower_states(sampled, rows, shared_layers)
-        old_logprobs, entropies = _own_logprobs(config, sampled, rows, samples)
+        old_logprobs, entropies = _own_logprobs(config, sampled, rows, noted)
     with reference.whole() as referring:
         ref_logprobs, _, response_mask = in_parts(
             rows, lambda batch: response_logprobs(referring, batch, config.temperature)
@@ -113,7 +117,7 @@ def collect(
         normalised_scores=normalised,
         advantages=advantages,
         returns=returns,
-        reported=reported | clipped,
+        reported=of_sampling | reported | clipped,
     )
 
 
@@ -123,34 +127,48 @@ def _sample_rows(
     prompts: Sequence[dict[str, Any]],
     policy: PreTrainedModel,
     generator: torch.Generator,
-) -> tuple[list[Candidates], Samples]:
-    """Each prompt with one response of the policy, and what was noted when it was sampled."""
+    vllm: VllmSampler | None,
+) -> tuple[list[Candidates], Samples | None, Metrics]:
+    """Each prompt with one response of the policy.
+
+    And what our own loop noted when it sampled them, or what vLLM reports.
+    """
     encoded = encode_prompts(
         policy, tokenizer, [row["prompt"] for row in prompts], config.max_new_tokens
     )
     sampling = Sampling(
         config.temperature, config.max_new_tokens, config.top_p, config.repetition_penalty
     )
-    samples = sample(policy, tokenizer, encoded, sampling, generator)
-    pairs = zip(encoded, samples.responses, strict=True)
-    return [Candidates(prompt, (response,)) for prompt, response in pairs], samples
+    noted: Samples | None = None
+    reported: Metrics = {}
+    if vllm is None:
+        noted = sample(policy, tokenizer, encoded, sampling, generator)
+        responses = noted.responses
+    else:
+        end_token = tokenizer.eos_token_id
+        responses, reported = vllm.sample(policy, end_token, encoded, sampling, generator)
+    pairs = zip(encoded, responses, strict=True)
+    return [Candidates(prompt, (response,)) for prompt, response in pairs], noted, reported
 
 
 def _own_logprobs(
-    config: PPOConfig, policy: PreTrainedModel, rows: Sequence[Candidates], samples: Samples
+    config: PPOConfig,
+    policy: PreTrainedModel,
+    rows: Sequence[Candidates],
+    noted: Samples | None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies (N, L) of sampled tokens, as the policy's next update has it.
 
     They were noted in float32. Narrow products end elsewhere, and a ratio over what was noted would
-    not begin at 1: they pass the policy once more.
+    not begin at 1: they pass the policy once more, and so does what vLLM sampled.
     """
-    if is_narrow():
+    if noted is None or is_narrow():
         logprobs, entropies, _ = in_parts(
             rows, lambda batch: response_logprobs(policy, batch, config.temperature)
         )
         return logprobs, entropies
     width = max(len(row.responses[0]) for row in rows)
-    return samples.logprobs[:, :width], samples.entropies[:, :width]
+    return noted.logprobs[:, :width], noted.entropies[:, :width]
 
 
 def _treat(config: PPOConfig, scores: Tensor, moments: RunningMoments) -> Tensor:

@@ -9,7 +9,7 @@ heads of a scorer. A model that comes out is an ordinary one, whatever made it.
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from models.config_parts import LoraConfig
@@ -57,6 +57,24 @@ def merge_adapters(model: PreTrainedModel) -> None:
             parent, _, own = name.rpartition(".")
             setattr(model.get_submodule(parent), own, module.get_base_layer())
     del model.peft_config
+
+
+def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """A state dict with every adapter added to its weight; the model keeps both apart."""
+    weights = model.state_dict()
+    if not hasattr(model, "peft_config"):
+        return weights
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, module in model.named_modules():
+        if isinstance(module, BaseTunerLayer):
+            place = f"{name}.base_layer.weight"
+            weights[place] = weights[place] + module.get_delta_weight("default")
+    return {
+        name.replace(".base_layer.", "."): value
+        for name, value in weights.items()
+        if ".lora_" not in name
+    }
 
 
 def share_frozen(model: PreTrainedModel, other: PreTrainedModel) -> None:

@@ -9,7 +9,8 @@ from math import ceil
 from models.config import ComparisonsConfig, EvaluateConfig, RehearsalConfig
 from models.config_ppo import PPOConfig
 from models.planning.judging import answering
-from models.planning.memory import FLOAT_BYTES, Memory
+from models.planning.memory import FLOAT_BYTES, PRODUCT_BYTES, Memory
+from models.planning.shapes import ModelShape
 from models.planning.work import (
     Setting,
     Work,
@@ -65,8 +66,9 @@ def ppo_max(config: PPOConfig, setting: Setting) -> Work:
     of_policy = config.num_steps * (config.num_epochs * rollout * row + updates * replayed)
     judging = _rating(config, setting, answers, row)
     phases = _ppo_phases(config, setting, rollout, prompt, row)
-    # Reference, critic and scorers; of narrow products the policy too.
-    passes = 2 + len(setting.scorers) + (config.precision != "float32")
+    # Reference, critic and scorers; of narrow products, and of what vLLM samples, the policy too.
+    is_narrow, has_vllm = config.precision != "float32", config.vllm is not None
+    passes = 2 + len(setting.scorers) + (is_narrow or has_vllm)
     return Work(
         examples=answers,
         num_ranks=config.num_ranks,
@@ -144,7 +146,7 @@ def _ppo_phases(
             - (critic.frozen if config.critic_init == "scorer" else 0),
         )
     phases = {
-        "sampling": sampling_phase(setting, 0, rows, prompt, row),
+        "sampling": Memory() if config.vllm else sampling_phase(setting, 0, rows, prompt, row),
         "scoring": scoring_phase(setting, 0, rows, row, response),
         "critic update": critic,
         "policy update": max(policy, key=lambda phase: phase.total),
@@ -158,7 +160,19 @@ def _ppo_phases(
         )
         for name, phase in phases.items()
     }
-    return _in_parts(config, setting, held)
+    beside = _held_by_vllm(config, setting.shape)
+    return {
+        name: replace(phase, frozen=phase.frozen + beside)
+        for name, phase in _in_parts(config, setting, held).items()
+    }
+
+
+def _held_by_vllm(config: PPOConfig, shape: ModelShape) -> int:
+    """Bytes on the first rank's device: the policy with a head of its own, and the cache."""
+    if config.vllm is None:
+        return 0
+    parameters = shape.trunk_parameters + shape.vocab_size * shape.hidden_size
+    return PRODUCT_BYTES[config.precision] * parameters + int(config.vllm.cache_gib * 2**30)
 
 
 def _in_parts(config: PPOConfig, setting: Setting, held: dict[str, Memory]) -> dict[str, Memory]:

@@ -1,10 +1,11 @@
 """Sampling: this project's decoding loop on two ranks, and transformers' `generate` on two threads.
 
     python -m tests.bench.rollouts
+    TRIMTAB_VLLM_PYTHON=... python -m tests.bench.rollouts --peer vLLM
 
-The same small Llamas from random weights, prompts and lengths, one distribution to draw from; no
-response ends early. Each a process of its own, in turns. Prints a table: tokens per second (median,
-least, most).
+The peer may be vLLM instead, on two threads. The same small Llamas from random weights, prompts and
+lengths, one distribution to draw from; no response ends early. Each a process of its own, in turns.
+Prints a table: tokens per second (median, least, most).
 """
 
 from __future__ import annotations
@@ -14,38 +15,49 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 import torch
 from transformers import PreTrainedModel
 
+from models.config_ppo import PPOConfig, VllmConfig
 from models.engine import ranks
 from models.engine.rollouts import sample
+from models.engine.vllm_sampler import VllmSampler, vllm_sampler
 from models.nets.generation import Sampling
 from tests.bench.material import small_llama
 
 VOCABULARY, BATCH, PROMPT, RESPONSE = 8192, 64, 48, 48
 # Width and layers, for about one, two, five and ten million parameters.
 SIZES = {"1 M": (96, 2), "2 M": (128, 4), "5 M": (256, 4), "10 M": (320, 6)}
-ARMS = ("Trimtab", "generate")
+PEERS = ("generate", "vLLM")
+# vLLM has no attention on CPUs for the smallest, whose heads have 24 numbers.
+TOO_SMALL = {"vLLM": {"1 M"}}
 
 
 def main() -> None:
     """Run each in turn, print."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.rollouts")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
+    parser.add_argument("--peer", choices=PEERS, default="generate")
+    parser.add_argument("--arm", choices=("Trimtab", *PEERS), help=argparse.SUPPRESS)
     parser.add_argument("--size", choices=SIZES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.arm is not None:
         print(tokens_per_second(options.arm, options.size))
         return
-    print("| parameters | Trimtab, tokens/s | `generate`, tokens/s | times as fast |")
+    arms = ("Trimtab", options.peer)
+    print(f"| parameters | Trimtab, tokens/s | `{options.peer}`, tokens/s | times as fast |")
     print("|---|---|---|---|")
-    for size in SIZES:
-        rates: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    for size in (each for each in SIZES if each not in TOO_SMALL.get(options.peer, ())):
+        rates: dict[str, list[float]] = {arm: [] for arm in arms}
         for _ in range(options.runs):
-            for arm in ARMS:
+            for arm in arms:
                 rates[arm].append(_in_a_process(arm, size))
         ratio = median(mine / other for mine, other in zip(*rates.values(), strict=True))
         cells = [
@@ -69,13 +81,24 @@ def tokens_per_second(arm: str, size: str) -> float:
         torch.set_num_threads(2)
     model = small_llama(Words(), *SIZES[size], max_tokens=256).eval()
     prompts = torch.randint(2, VOCABULARY, (BATCH, PROMPT)).tolist()
-    once = _trimtab if arm == "Trimtab" else _generate
-    once(model, prompts)
-    started = time.perf_counter()
-    once(model, prompts)
-    seconds = time.perf_counter() - started
+    with _sampling_by(arm) as once:
+        once(model, prompts)
+        started = time.perf_counter()
+        once(model, prompts)
+        seconds = time.perf_counter() - started
     ranks.leave()
     return BATCH * RESPONSE / seconds
+
+
+@contextmanager
+def _sampling_by(arm: str) -> Iterator[Callable[[PreTrainedModel, list[list[int]]], None]]:
+    if arm != "vLLM":
+        yield _trimtab if arm == "Trimtab" else _generate
+        return
+    config = PPOConfig(vllm=VllmConfig())
+    with TemporaryDirectory() as folder, vllm_sampler(config, Path(folder)) as vllm:
+        assert vllm is not None
+        yield partial(_vllm, vllm)
 
 
 class Words:
@@ -91,6 +114,12 @@ class Words:
 def _trimtab(model: PreTrainedModel, prompts: list[list[int]]) -> None:
     sampling = Sampling(temperature=0.8, max_new_tokens=RESPONSE)
     sample(model, Words(), prompts, sampling, torch.Generator().manual_seed(0))
+
+
+def _vllm(vllm: VllmSampler, model: PreTrainedModel, prompts: list[list[int]]) -> None:
+    """With the weights handed over, as at each batch."""
+    sampling = Sampling(temperature=0.8, max_new_tokens=RESPONSE)
+    vllm.sample(model, None, prompts, sampling, torch.Generator().manual_seed(0))
 
 
 @torch.no_grad()

@@ -116,8 +116,8 @@ def killed_and_whole(
 ) -> tuple[Path, Path]:
     """Outputs of a stage that was killed after a step and then went on, and of one that was not."""
     whole = run_stage(stage, config, folder / "whole", **inputs)
-    die_after(monkeypatch, loop, step)
-    with pytest.raises(Killed):
-        run_stage(stage, config, folder / "killed", **inputs)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        die_after(patch, loop, step)
+        with pytest.raises(Killed):
+            run_stage(stage, config, folder / "killed", **inputs)
     return run_stage(stage, config, folder / "killed", **inputs), whole

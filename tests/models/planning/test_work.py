@@ -16,7 +16,7 @@ from models.config import (
     SFTConfig,
 )
 from models.config_parts import LoraConfig, ZeroConfig
-from models.config_ppo import PPOConfig
+from models.config_ppo import PPOConfig, VllmConfig
 from models.config_rewards import RewardModelConfig
 from models.engine import rollouts
 from models.engine.ppo_rollout import ROLLOUT_TOKENS
@@ -167,6 +167,19 @@ def test_ppo_holds_four_models_and_two_optimisers() -> None:
     assert memory.gradients == 4 * POLICY  # never of both at once
     own_critic = _work("ppo_max", _ppo(critic_init="policy"), scorer_heads=(2,))
     assert work.parameters - own_critic.parameters == HIDDEN
+
+
+def test_vllm_holds_a_policy_and_its_cache_beside_all_else() -> None:
+    plain, work = (
+        _work("ppo_max", _ppo(precision=precision, vllm=vllm), scorer_heads=(2,))
+        for precision, vllm in (("float32", None), ("bfloat16", VllmConfig(cache_gib=0.5)))
+    )
+    for name, phase in work.phases.items():
+        beside = 2 * (TRUNK + SHAPE.vocab_size * HIDDEN) + 2**29  # with a head of its own
+        assert phase.frozen == plain.phases[name].frozen + beside
+    assert work.phases["sampling"].cache == 0 < plain.phases["sampling"].cache
+    # The policy passes what was sampled once more.
+    assert work.forward_tokens - plain.forward_tokens == 7 * 32 * 31
 
 
 def test_ranks_of_ppo_share_out_rows_and_with_zero_hold_parts() -> None:

@@ -1,0 +1,90 @@
+"""vLLM in a process of its own: requests come in, and answers go out, as lines of JSON.
+
+    python vllm_worker.py
+
+It is run as a file, by the Python that has vLLM, which need not have this project. Requests:
+
+- {"load": ARGUMENTS}: start the engine, vllm.LLM(**ARGUMENTS)
+- {"weights": FOLDER}: take the weights of a `save_pretrained` folder
+- {"prompts": [[ID, ...], ...], "seeds": [SEED, ...], "sampling": ARGUMENTS}: a response to each
+  prompt, by vllm.SamplingParams(seed=SEED, **ARGUMENTS); the answer is
+  {"responses": [[ID, ...], ...], "logprobs": [[NATS, ...], ...]}, of tokens under softmax(logits)
+
+What fails is answered by {"error": TEXT}. The process ends when its input does, also at work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+from typing import Any
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    # What vLLM prints must not get between the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(requests,), daemon=True).start()
+    worker = Worker()
+    while True:
+        request = requests.get()
+        try:
+            answer = worker.answer(request)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def _read(requests: queue.SimpleQueue[dict[str, Any]]) -> None:
+    for line in sys.stdin:
+        requests.put(json.loads(line))
+    os._exit(0)  # whoever asked is gone
+
+
+class Worker:
+    """The engine, once it is loaded."""
+
+    engine: Any = None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What a request asks for; raises whatever vLLM does."""
+        if "load" in request:
+            from vllm import LLM
+
+            self.engine = LLM(**request["load"])
+        elif "weights" in request:
+            path = {"weights_path": request["weights"]}
+            self.engine.collective_rpc("reload_weights", kwargs=path)
+            self.engine.reset_prefix_cache()  # keys and values are of the weights before
+        else:
+            return self._sample(request)
+        return {}
+
+    def _sample(self, request: dict[str, Any]) -> dict[str, Any]:
+        from vllm import SamplingParams
+
+        found = self.engine.generate(
+            [{"prompt_token_ids": ids} for ids in request["prompts"]],
+            [SamplingParams(seed=seed, **request["sampling"]) for seed in request["seeds"]],
+            use_tqdm=False,
+        )
+        first = [row.outputs[0] for row in found]
+        return {
+            "responses": [list(one.token_ids) for one in first],
+            "logprobs": [_own_logprobs(one) for one in first],
+        }
+
+
+def _own_logprobs(response: Any) -> list[float]:
+    """Of its tokens: vLLM notes more than these, by token."""
+    pairs = zip(response.token_ids, response.logprobs, strict=True)
+    return [noted[token].logprob for token, noted in pairs]
+
+
+if __name__ == "__main__":
+    main()
