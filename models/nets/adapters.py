@@ -59,6 +59,7 @@ def merge_adapters(model: PreTrainedModel) -> None:
     del model.peft_config
 
 
+@torch.no_grad()
 def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     """A state dict with every adapter added to its weight; the model keeps both apart."""
     weights = model.state_dict()
