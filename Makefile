@@ -32,7 +32,9 @@ tests: $(INSTALLED)
 PAIRS ?= Anthropic/hh-rlhf/harmless-base
 bench: $(INSTALLED) .bench/trl-1.10 ## the tables of docs/performance.md (well over an hour)
 	$(BIN)/python -m tests.bench.rollouts
+	$(BIN)/python -m tests.bench.rollouts --ending
 	$(BIN)/python -m tests.bench.ppo --pairs $(PAIRS)
+	$(BIN)/python -m tests.bench.ppo --pairs $(PAIRS) --max-prompt 256
 	$(BIN)/python -m tests.bench.meta_rm --pairs $(PAIRS) --limit 96
 	$(BIN)/python -m tests.bench.scoring --pairs $(PAIRS)
 	$(BIN)/python -m tests.bench.growth

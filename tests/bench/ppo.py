@@ -3,10 +3,10 @@
     pip install --no-deps --target .bench/trl-1.10 trl==1.10.0   (the last release that has it)
     python -m tests.bench.ppo --pairs Anthropic/hh-rlhf/harmless-base
 
-The same small Llama as policy, reference, critic and scorer, prompts of at most 48 tokens,
-responses of 48 (random weights do not end theirs), a batch of 64, one update a batch. Each is a
-process of its own, in turns. Prints a table: episodes per second (median, least, most) over all
-steps but the first.
+The same small Llama as policy, reference, critic and scorer, prompts of at most `--max-prompt`
+tokens (48 cuts most, so that there is little to pad), responses of 48 (random weights do not
+end theirs), a batch of 64, one update a batch. Each is a process of its own, in turns. Prints a
+table: episodes per second (median, least, most) over all steps but the first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from models.preferences.readers import Source
 from tests.bench.material import byte_pair_tokenizer, small_llama
 
 ROOT = Path(__file__).resolve().parents[2]
-BATCH, PROMPT, RESPONSE, STEPS = 64, 48, 48, 6
+BATCH, RESPONSE, STEPS = 64, 48, 6
 WIDTH, LAYERS = 128, 4  # 1.9 million parameters
 
 
@@ -36,6 +36,7 @@ def main() -> None:
     """Run each in turn, print."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.ppo")
     parser.add_argument("--pairs", required=True, help="HH's harmless pairs: a file or a hub id")
+    parser.add_argument("--max-prompt", type=int, default=48, help="tokens of the longest prompt")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--peer", type=Path, default=ROOT / ".bench/trl-1.10", help="where TRL is")
     options = parser.parse_args()
@@ -48,7 +49,7 @@ def main() -> None:
     rates: dict[str, list[float]] = {name: [] for name in arms}
     with tempfile.TemporaryDirectory() as folder:
         material = Path(folder) / "material"
-        make_material(options.pairs, material)
+        make_material(options.pairs, material, options.max_prompt)
         for turn in range(options.runs):
             for number, (name, arm) in enumerate(arms.items()):
                 work = Path(folder) / f"{turn}-{number}"
@@ -65,12 +66,15 @@ def main() -> None:
         print(f"| {name} | {median(found):.1f} | {spread} | {ratio:.2f} |")
 
 
-def make_material(source: str, folder: Path) -> None:
-    """`folder`/policy, scorer and data/policy_prompts.jsonl: beginnings of real prompts."""
+def make_material(source: str, folder: Path, max_prompt: int) -> None:
+    """`folder`/policy, scorer and data/policy_prompts.jsonl: beginnings of real prompts.
+
+    A beginning is of at most `max_prompt` tokens.
+    """
     found, _, _ = load_preferences([Source(source)], on_bad_rows="quarantine")
     texts = [pair.prompt for pair in found]
     tokenizer = byte_pair_tokenizer(texts)
-    model = small_llama(tokenizer, WIDTH, LAYERS, max_tokens=256)
+    model = small_llama(tokenizer, WIDTH, LAYERS, max_tokens=max_prompt + 4 * RESPONSE)
     for name in ("policy", "scorer"):
         (folder / name).mkdir(parents=True)
     save_model(model, tokenizer, folder / "policy" / "model")
@@ -79,7 +83,7 @@ def make_material(source: str, folder: Path) -> None:
     (folder / "data").mkdir()
     with (folder / "data" / "policy_prompts.jsonl").open("w") as stream:
         for text in texts[: BATCH * STEPS]:
-            short = tokenizer.decode(tokenizer(text)["input_ids"][:PROMPT])
+            short = tokenizer.decode(tokenizer(text)["input_ids"][:max_prompt])
             stream.write(json.dumps({"prompt": short}) + "\n")
 
 
