@@ -41,6 +41,7 @@ bench: $(INSTALLED) .bench/trl-1.10 ## the tables of docs/performance.md (well o
 	$(BIN)/python -m tests.bench.ensemble
 	$(BIN)/python -m tests.bench.stacking
 	$(BIN)/python -m tests.bench.rehearsal
+	$(BIN)/python -m tests.bench.checkpoints --folder .
 	$(BIN)/python -m tests.bench.reward_model --pairs $(PAIRS) --limit 96
 
 .bench/trl-%: $(INSTALLED)

@@ -11,6 +11,7 @@ import itertools
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +23,72 @@ from models.engine import ranks, signals
 STATE_FILE = "state.pt"
 _RECORDS = "*.jsonl"
 _LEDGERS = "*.ledger"
+_KEPT = 2
+
+_writer = ThreadPoolExecutor(1, "checkpoint")
+_saving: list[Future[None]] = []  # the checkpoint that the thread is writing, if any
 
 
-def save_checkpoint(workdir: Path, step: int, state: dict[str, Any], keep: int = 2) -> None:
+def save_checkpoint(workdir: Path, step: int, state: dict[str, Any]) -> None:
     """Write `checkpoints/<step>`: into a hidden folder first, synced, then renamed."""
-    root = workdir / "checkpoints"
-    partial = root / f".{step}.partial"
+    _write(_begun(workdir, step), _complete(step, state))
+
+
+def begin_saving(workdir: Path, step: int, state: dict[str, Any]) -> None:
+    """As `save_checkpoint`, of everything as it is now, while training goes on.
+
+    Takes a copy of the state in the host's memory. Whatever comes in the way of it is raised by the
+    next call, or by `finish_saving`.
+    """
+    partial, copy = _begun(workdir, step), _copied(_complete(step, state))
+    _saving.append(_writer.submit(_write, partial, copy))
+
+
+def finish_saving() -> None:
+    """Wait for the checkpoint that is being written, if any; raises what came in its way."""
+    while _saving:
+        _saving.pop().result()
+
+
+def _begun(workdir: Path, step: int) -> Path:
+    """The hidden folder of a checkpoint, with what the run has recorded so far.
+
+    The one before it is then whole.
+    """
+    finish_saving()
+    partial = workdir / "checkpoints" / f".{step}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    with (partial / STATE_FILE).open("wb") as stream:
-        torch.save({**state, "step": step, **_random_states()}, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    _save_records(workdir, partial)
-    final = root / str(step)
-    shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
-    for old in sorted(_steps(root))[:-keep]:
+    for path in itertools.chain(workdir.glob(_RECORDS), workdir.glob(_LEDGERS)):
+        shutil.copyfile(path, partial / path.name)
+    return partial
+
+
+def _complete(step: int, state: dict[str, Any]) -> dict[str, Any]:
+    return {**state, "step": step, **_random_states()}
+
+
+def _write(partial: Path, state: dict[str, Any]) -> None:
+    """Make a checkpoint of a hidden folder; the oldest goes."""
+    with (partial / STATE_FILE).open("wb") as stream:  # torch's own file hides why it fails
+        torch.save(state, stream)
+    for path in partial.iterdir():
+        with path.open("rb") as stream:
+            os.fsync(stream.fileno())
+    root, step = partial.parent, state["step"]
+    shutil.rmtree(root / str(step), ignore_errors=True)
+    partial.rename(root / str(step))
+    for old in sorted(_steps(root))[:-_KEPT]:
         shutil.rmtree(root / str(old))
+
+
+def _copied(value: Any) -> Any:
+    """A state with copies of its tensors, on the CPU."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {name: _copied(part) for name, part in value.items()}
+    return type(value)(map(_copied, value)) if isinstance(value, (list, tuple)) else value
 
 
 def newest_checkpoint(workdir: Path) -> dict[str, Any] | None:
@@ -49,6 +98,7 @@ def newest_checkpoint(workdir: Path) -> dict[str, Any] | None:
     stop waits for `checkpoint_or_stop`.
     """
     signals.defer()
+    finish_saving()
     steps = _steps(workdir / "checkpoints")
     if ranks.is_first():
         newest = workdir / "checkpoints" / str(max(steps)) if steps else None
@@ -66,6 +116,7 @@ def newest_checkpoint(workdir: Path) -> dict[str, Any] | None:
 
 def oldest_checkpoint(workdir: Path) -> dict[str, Any] | None:
     """The oldest checkpoint still kept: where a collapsed run rolls back to."""
+    finish_saving()
     steps = _steps(workdir / "checkpoints")
     return _load(workdir, min(steps)) if steps else None
 
@@ -74,14 +125,6 @@ def _load(workdir: Path, step: int) -> dict[str, Any]:
     path = workdir / "checkpoints" / str(step) / STATE_FILE
     state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
     return state
-
-
-def _save_records(workdir: Path, folder: Path) -> None:
-    for path in itertools.chain(workdir.glob(_RECORDS), workdir.glob(_LEDGERS)):
-        with path.open("rb") as source, (folder / path.name).open("wb") as target:
-            shutil.copyfileobj(source, target)
-            target.flush()
-            os.fsync(target.fileno())
 
 
 def _restore_records(workdir: Path, folder: Path | None) -> None:
@@ -127,13 +170,15 @@ def checkpoint_or_stop(
 ) -> None:
     """Checkpoint when due; on a request to stop, checkpoint at once and leave.
 
-    All ranks ask for the `state`, which they may hold a part of each; the first writes it.
+    All ranks ask for the `state`, which they may hold a part of each; the first writes it. A device
+    goes on meanwhile. A CPU would share its cores and memory with the writing: it waits.
     """
     stopping = ranks.any_of(signals.stop_requested())
     if stopping or step % every == 0:
         found = state()
         if ranks.is_first():
-            save_checkpoint(workdir, step, found)
+            save = begin_saving if _has_device() and not stopping else save_checkpoint
+            save(workdir, step, found)
     if stopping:
         ranks.any_of(stopping)  # until the first has saved
         signals.stop()

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from models.engine import devices, launcher, ranks, signals
+from models.engine import checkpoint, devices, launcher, ranks, signals
 
 
 class JobError(ValueError):
@@ -40,7 +40,10 @@ def main(job_path: str) -> None:
     config = stage.CONFIG.model_validate(job["config"])
     _choose_precision(config)
     inputs = {name: Path(path) for name, path in job["inputs"].items()}
-    stage.run(config, inputs, Path(job["workdir"]))
+    try:
+        stage.run(config, inputs, Path(job["workdir"]))
+    finally:
+        checkpoint.finish_saving()
 
 
 def _read_job(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from infra.launch import TrainerError, launch
@@ -163,6 +164,13 @@ def test_rehearsal_then_ppo(
             # A fraction counts tokens beyond a bound, of which rounding moves one.
             bound = 0.02 if name.endswith("fraction") else 1e-4
             assert row[name] == pytest.approx(value, rel=1e-2, abs=bound), name
+    saved, other = (
+        torch.load(tmp_path / name / "checkpoints/2/state.pt", weights_only=True)["learner"]
+        for name in ("gpu", "cpu")
+    )
+    torch.testing.assert_close(
+        saved["policy"]["model"], other["policy"]["model"], rtol=1e-3, atol=1e-3
+    )
 
 
 def test_dpo(both: Compare, smoke_config: Any, policy: Path, pairs: Path) -> None:
