@@ -21,7 +21,8 @@ TEXT = (DOCS / "optimisers.md").read_text(encoding="utf-8")
 RLAIF = (DOCS / "rlaif.md").read_text(encoding="utf-8")
 FIELD = re.compile(r"^\| `([a-z_.]+)` \| (.+?) \|", re.MULTILINE)
 FIELDS = FIELD.findall(TEXT)
-COMMANDS = re.findall(r"^trimtab (run [^#\n]*?) *(?:#.*)?$", TEXT, re.MULTILINE)
+ONE_LINE = TEXT.replace("\\\n", "")  # a command goes on behind a backslash
+COMMANDS = re.findall(r"^trimtab (run [^#\n]*?) *(?:#.*)?$", ONE_LINE, re.MULTILINE)
 # By default nobody is asked; with a judge, all else about it is as by default.
 JUDGE = JudgeConfig(gold_accuracy=0.8)
 JUDGED = RunConfig(
