@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 
-def start(home: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(home: Path, *arguments: str, module: str = "flows.cli") -> subprocess.Popen[str]:
     """Start the command; its output is one text."""
     return subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", *arguments],
+        [sys.executable, "-m", module, *arguments],
         env={**os.environ, "TRIMTAB_HOME": str(home)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -27,6 +28,19 @@ def trimtab(home: Path, *arguments: str) -> str:
     process = start(home, *arguments)
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
+    return output
+
+
+def ended(home: Path, number: signal.Signals, stage: str, step: int, *arguments: str) -> str:
+    """Run the command until a trainer of the stage has done so many steps: then it gets the signal.
+
+    Returns its output.
+    """
+    when = (number.name, stage, str(step))
+    process = start(home, *when, *arguments, module="tests.flows.ended_command")
+    output, _ = process.communicate(timeout=600)
+    # Python's own answer to SIGKILL, and the command's to SIGTERM.
+    assert process.returncode in (-number, 128 + number), output
     return output
 
 

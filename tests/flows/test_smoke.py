@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +16,7 @@ from flows.recipes import recipe_named
 from models.planning.machine import Machine
 from models.planning.stages import work_of
 from models.planning.work import Setting
-from tests.flows.command import digests, from_store, start, trimtab
+from tests.flows.command import digests, ended, from_store, start, trimtab
 from tests.flows.conftest import FINISHED
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
@@ -165,31 +161,16 @@ def _newest_step(home: Path) -> int:
     return max((int(folder.name) for folder in folders), default=0)
 
 
-def _wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_stopped_and_killed_and_started_again_ends_bit_identical(
     home: Path, tmp_path: Path
 ) -> None:
     """SIGTERM in PPO, then kill -9 in PPO: every time it goes on where it was."""
-    process = start(tmp_path, *FINISHED)
-    _wait_until(lambda: any(tmp_path.glob("work/ppo_max-*/metrics.jsonl")), process)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGTERM, output
+    output = ended(tmp_path, signal.SIGTERM, "ppo_max", 3, *FINISHED)
     assert output.splitlines()[-1].startswith("trimtab: stopped by SIGTERM"), output
-    stopped_at = _newest_step(tmp_path)
-    assert 0 < stopped_at < 12, "the trainer was not stopped at a checkpoint"
+    assert _newest_step(tmp_path) == 3, "the step was not saved when it was to stop"
 
-    process = start(tmp_path, *FINISHED)
-    _wait_until(lambda: _newest_step(tmp_path) > stopped_at, process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    ended(tmp_path, signal.SIGKILL, "ppo_max", 7, *FINISHED)
+    assert _newest_step(tmp_path) == 6, "it was not the last step that was to be saved"
     assert not list(tmp_path.rglob("store/artifacts/report/*/manifest.json"))
 
     _run(tmp_path)

@@ -1,21 +1,25 @@
-"""The trainers' entry, for a trainer that sees to its being stopped after so many steps.
+"""The trainers' entry, for a trainer that sees to its run being ended after so many steps.
 
-It sends a SIGTERM to whoever launched it and waits for its own, as a test that watched its metrics
-from outside would find a trainer of a few fast steps at its end already.
+It sends the signal to whoever launched it and waits for its own end, as a test that watched its
+metrics from outside would find a trainer of a few fast steps at its end already.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from models.engine import entry, launcher, ranks, signals
 
 STEP = "STOP_AT_STEP"
 ORCHESTRATOR = "STOP_ORCHESTRATOR"
+STAGE = "STOP_STAGE"  # every stage without it
+SIGNAL = "STOP_SIGNAL"  # SIGTERM without it
 
 _become_launcher = launcher.become_launcher
 _stop_requested = signals.stop_requested
@@ -23,18 +27,25 @@ _stop_requested = signals.stop_requested
 
 def main(job_path: str) -> None:
     """Run the job as `models.engine.entry` does, until it is stopped."""
-    metrics, mark = Path(job_path).parent / "metrics.jsonl", f'"step": {os.environ[STEP]},'
+    stage = json.loads(Path(job_path).read_text())["stage"]
+    if os.environ.get(STAGE, stage) == stage:
+        signals.stop_requested = _see_to_the_end(Path(job_path).parent / "metrics.jsonl")
+    launcher.become_launcher = lambda _, *job: _become_launcher(__name__, *job)
+    entry.main(job_path)
+
+
+def _see_to_the_end(metrics: Path) -> Callable[[], bool]:
+    mark = f'"step": {os.environ[STEP]},'
+    number = signal.Signals[os.environ.get(SIGNAL, "SIGTERM")]
 
     def stop_requested() -> bool:
-        if ranks.is_first() and mark in metrics.read_text():
-            os.kill(int(os.environ[ORCHESTRATOR]), signal.SIGTERM)
+        if not _stop_requested() and ranks.is_first() and mark in metrics.read_text():
+            os.kill(int(os.environ[ORCHESTRATOR]), number)
             while not _stop_requested():
                 time.sleep(0.001)
         return _stop_requested()
 
-    signals.stop_requested = stop_requested
-    launcher.become_launcher = lambda _, *job: _become_launcher(__name__, *job)
-    entry.main(job_path)
+    return stop_requested
 
 
 if __name__ == "__main__":

@@ -1,0 +1,39 @@
+"""The command, for a run that a signal ends once a trainer of a stage has done so many steps.
+
+Its arguments: the signal's name, the stage, the steps, and then the command's own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from unittest import mock
+
+from flows import cli
+from tasks import perform
+from tasks.stage_context import StageContext, Trainers
+from tests.models.engine import stopping
+
+_TRAINERS = Trainers(entry=stopping.__name__)
+
+
+@dataclass(frozen=True)
+class _Context(StageContext):
+    trainers: Trainers = _TRAINERS
+
+
+def main(number: str, stage: str, step: str, *arguments: str) -> int:
+    """Run the command until the signal comes; returns its exit status if none does."""
+    os.environ |= {
+        stopping.SIGNAL: number,
+        stopping.STAGE: stage,
+        stopping.STEP: step,
+        stopping.ORCHESTRATOR: str(os.getpid()),
+    }
+    with mock.patch.object(perform, "StageContext", _Context):
+        return cli.main(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
