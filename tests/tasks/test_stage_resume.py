@@ -66,17 +66,17 @@ count(make_context(Path(sys.argv[1]), Path(sys.argv[2])), total=4)
 def test_killed_orchestrator_continues_when_started_again(
     context: StageContext, trainers: Path, tmp_path: Path, plan: Any, number: int
 ) -> None:
-    plan(sleep=0.5)
+    plan(wait_at=2)
     command = [sys.executable, "-c", _ORCHESTRATOR, str(trainers), str(tmp_path)]
     process = subprocess.Popen(command, env=child_env({}))
     while not list(context.settings.work.glob("counter-*/checkpoints/2")):
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(number)
-    assert process.wait(10) == -number
+    assert process.wait(60) == -number
     plan()
     result = count(context, total=4)
-    assert started_from(context, result) in (2, 3)
+    assert started_from(context, result) == 2
     assert result.summary["count"] == 4
 
 

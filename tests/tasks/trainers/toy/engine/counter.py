@@ -11,7 +11,7 @@ from typing import Any
 
 
 def run(job: dict[str, Any]) -> None:
-    """Count `config.total` steps; "sleep", "die_at" and "summary" of the plan interfere."""
+    """Count `total` steps; "sleep", "die_at", "wait_at" and "summary" of the plan interfere."""
     plan_path = Path(__file__).parents[2] / "plan.json"
     plan = json.loads(plan_path.read_text()) if plan_path.exists() else {}
     workdir, config = Path(job["workdir"]), job["config"]
@@ -26,6 +26,8 @@ def run(job: dict[str, Any]) -> None:
     for step in range(first, config["total"]):
         if plan.get("die_at") == step:
             os.kill(os.getpid(), 9)
+        while plan.get("wait_at") == step:
+            time.sleep(0.01)
         temp = folder / f".{step + 1}"
         temp.mkdir()
         (temp / "count").write_text(str(start + step + 1))
