@@ -155,7 +155,7 @@ def _report_is_linked(running: Running, run: dict[str, Any]) -> None:
 
 def _promotion_is_an_event(running: Running, run: dict[str, Any]) -> None:
     wanted = {"filter": {"event": {"name": ["trimtab.policy.promoted"]}}}
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 20
     while not (found := running.prefect("POST", "events/filter", wanted).json()["events"]):
         assert time.monotonic() < deadline
         time.sleep(0.5)

@@ -68,7 +68,7 @@ def test_sigterm_to_the_orchestrator_drains_the_trainer(tmp_path: Path) -> None:
     process = _orchestrator(tmp_path, "drain")
     pids = wait_for(tmp_path / "pids")
     process.terminate()
-    process.communicate(timeout=60)
+    process.communicate(timeout=10)
     assert (tmp_path / "saved").exists()
     assert process.returncode == -signal.SIGTERM
     assert_gone(pids)

@@ -73,7 +73,7 @@ def test_killed_orchestrator_continues_when_started_again(
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(number)
-    assert process.wait(60) == -number
+    assert process.wait(10) == -number
     plan()
     result = count(context, total=4)
     assert started_from(context, result) == 2
