@@ -104,7 +104,8 @@ def drain_on_sigterm() -> Iterator[None]:
     """Meanwhile, SIGTERM asks the running trainers to save and stop instead of ending this process.
 
     Every `launch` in any thread passes it on and raises TrainerStoppedError once its trainer has
-    stopped. When the outermost block is left the signal takes its ordinary effect. `launch` itself
+    stopped. When the outermost block is left the signal takes its ordinary effect; launches that
+    other threads are still in, or come to, are stopped all the same. `launch` itself
     enters it in the main thread; a program that launches from worker threads enters it in its main
     thread (elsewhere it does nothing: Python handles signals in the main thread only).
     """
@@ -114,15 +115,15 @@ def drain_on_sigterm() -> Iterator[None]:
     if _drain.depth:
         yield
         return
+    _drain.requested = False
     previous = signal.signal(signal.SIGTERM, _drain.handle)
     _drain.depth = 1
     try:
         yield
     finally:
         _drain.depth = 0
-        requested, _drain.requested = _drain.requested, False
         signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
-        if requested:
+        if _drain.requested:
             signal.raise_signal(signal.SIGTERM)
 
 

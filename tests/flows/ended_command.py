@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
+from tempfile import NamedTemporaryFile
 from unittest import mock
 
 from flows import cli
@@ -25,11 +26,13 @@ class _Context(StageContext):
 
 def main(number: str, stage: str, step: str, *arguments: str) -> int:
     """Run the command until the signal comes; returns its exit status if none does."""
+    with NamedTemporaryFile("w", delete=False) as orchestrator:
+        orchestrator.write(str(os.getpid()))
     os.environ |= {
         stopping.SIGNAL: number,
         stopping.STAGE: stage,
         stopping.STEP: step,
-        stopping.ORCHESTRATOR: str(os.getpid()),
+        stopping.ORCHESTRATOR: orchestrator.name,
     }
     with mock.patch.object(perform, "StageContext", _Context):
         return cli.main(arguments)

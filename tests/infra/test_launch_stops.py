@@ -74,7 +74,9 @@ def test_sigterm_to_the_orchestrator_drains_the_trainer(tmp_path: Path) -> None:
     assert_gone(pids)
 
 
-def test_sigterm_reaches_launches_in_all_threads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("waits", [True, False])
+def test_sigterm_reaches_launches_in_all_threads(tmp_path: Path, waits: bool) -> None:
+    """Also where the main thread leaves at once, as a flow does at its first stage that stops."""
     errors: list[BaseException] = []
 
     def work(index: int) -> None:
@@ -83,25 +85,33 @@ def test_sigterm_reaches_launches_in_all_threads(tmp_path: Path) -> None:
         except TrainerStoppedError as error:
             errors.append(error)
 
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
     received: list[int] = []
     previous = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
         with drain_on_sigterm():
-            threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
             for thread in threads:
                 thread.start()
             for index in range(2):
                 wait_for(tmp_path / str(index) / "pids")
             os.kill(os.getpid(), signal.SIGTERM)
-            for thread in threads:
-                thread.join()
-            assert len(errors) == 2
-            assert received == []
             with pytest.raises(TrainerStoppedError, match="not started"):
                 launch_toy(tmp_path / "late", "report")
+            if waits:
+                _join(threads)
+            assert received == []
         assert received == [signal.SIGTERM]  # then the signal takes its ordinary effect
+        _join(threads)
+        assert len(errors) == 2
+        launch_toy(tmp_path / "next", "report")  # a block of its own, which nobody has stopped
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _join(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "the trainer was not told to stop"
 
 
 @pytest.fixture

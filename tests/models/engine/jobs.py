@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from types import ModuleType
 from typing import Any
 
@@ -63,7 +64,9 @@ def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             patch.setattr(drain, "depth", 1)  # so that it does not end this process afterwards
             patch.setitem(launch_module.launch.__kwdefaults__, "entry", stopping.__name__)
             patch.setenv(stopping.STEP, str(step))
-            patch.setenv(stopping.ORCHESTRATOR, str(os.getpid()))
+            with NamedTemporaryFile("w", delete=False) as orchestrator:
+                orchestrator.write(str(os.getpid()))
+            patch.setenv(stopping.ORCHESTRATOR, orchestrator.name)
             with pytest.raises(launch_module.TrainerStoppedError):
                 yield
     finally:

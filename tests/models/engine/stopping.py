@@ -12,12 +12,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from models.engine import entry, launcher, ranks, signals
 
 STEP = "STOP_AT_STEP"
-ORCHESTRATOR = "STOP_ORCHESTRATOR"
+ORCHESTRATOR = "STOP_ORCHESTRATOR"  # a file with its process id, which the signal takes away
 STAGE = "STOP_STAGE"  # every stage without it
 SIGNAL = "STOP_SIGNAL"  # SIGTERM without it
 
@@ -40,12 +41,21 @@ def _see_to_the_end(metrics: Path) -> Callable[[], bool]:
 
     def stop_requested() -> bool:
         if not _stop_requested() and ranks.is_first() and mark in metrics.read_text():
-            os.kill(int(os.environ[ORCHESTRATOR]), number)
+            _send_once(number)
             while not _stop_requested():
                 time.sleep(0.001)
         return _stop_requested()
 
     return stop_requested
+
+
+def _send_once(number: signal.Signals) -> None:
+    """Of trainers that come here at the same time, one sends: it has the file to itself."""
+    path = Path(os.environ[ORCHESTRATOR])
+    with suppress(FileNotFoundError):
+        orchestrator = int(path.read_text())
+        path.unlink()
+        os.kill(orchestrator, number)
 
 
 if __name__ == "__main__":
