@@ -1,4 +1,4 @@
-"""The layout itself: every layer has every stage's file, and small files stay small."""
+"""The layout itself: every layer has every stage's file, and functions stay small."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from tasks.kinds import may_pass
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("flows", "tasks", "models", "infra")
 SOURCES = sorted(path for top in (*PACKAGES, "tests") for path in (ROOT / top).rglob("*.py"))
-MAX_FILE_LINES = 250
-MAX_FUNCTION_LINES = 50
+MAX_FUNCTION_LINES = 60
 MODULES = [
     module.name
     for package in PACKAGES
@@ -49,10 +48,8 @@ def test_every_task_is_of_a_kind_and_is_tried_again(stage: str) -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_and_functions_stay_small(path: Path) -> None:
-    text = path.read_text()
-    assert text.count("\n") <= MAX_FILE_LINES
-    tree = ast.parse(text)
+def test_files_say_what_they_are_and_functions_stay_small(path: Path) -> None:
+    tree = ast.parse(path.read_text())
     assert ast.get_docstring(tree), f"{path} has no module docstring"
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
