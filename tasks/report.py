@@ -67,6 +67,7 @@ def announce(
         if "audit" in results:
             _lay_out(context.store, results["audit"], folder, AUDIT_FILES)
             pages["audit"] = folder / "audit.html"
+        warnings = _warnings(folder / "scorecard.json")
         tracked.log_artifacts(folder)
     numbers = {k: v for k, v in result.summary.items() if isinstance(v, int | float)}
     tracked.log(metrics={key: float(value) for key, value in numbers.items()})
@@ -78,6 +79,7 @@ def announce(
         markdown="\n".join(
             [
                 *(f"{page.capitalize()}: `{path}`\n" for page, path in pages.items()),
+                *(f"**Warning:** {warning}\n" for warning in warnings),
                 f"MLflow run: {tracked.link}. "
                 f"{cached} of {len(results)} stages were found in the store.",
                 "",
@@ -89,6 +91,8 @@ def announce(
     )
     print(_scorecard_text(result.summary))
     print(f"{cached} of {len(results)} stages were found in the store")
+    for warning in warnings:
+        print(f"warning: {warning}")
     for page, path in {**pages, "scorecard": folder / "scorecard.json"}.items():
         print(f"{page}: {path}")
     shown = {page: str(path) for page, path in pages.items()}
@@ -109,6 +113,13 @@ def _lay_out(store: Store, result: StageResult, folder: Path, names: Sequence[st
         if (scratch / name).exists():
             (scratch / name).replace(folder / name)
     shutil.rmtree(scratch)
+
+
+def _warnings(scorecard: Path) -> list[str]:
+    """What a run's scorecard warns of; nothing of a page that has none."""
+    card = json.loads(scorecard.read_text()) if scorecard.exists() else {}
+    found: list[str] = card.get("warnings", [])
+    return found
 
 
 def _scorecard_text(summary: Mapping[str, Any]) -> str:

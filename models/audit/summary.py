@@ -16,7 +16,8 @@ class Group:
     """Some of the pairs.
 
     num_wrong: those that look wrong. num_disputed: those over which the members disagree.
-    num_flipped, num_reviewed: by relabelling. precision: share of the pairs that look wrong whose
+    num_flipped, num_reviewed: by relabelling; num_unsupported: of the flipped, those of which no
+    member prefers the answer labelled worse. precision: share of the pairs that look wrong whose
     label is wrong; recall: share of the wrong labels that look wrong. None where nobody knows the
     right labels, or there is no such pair.
     """
@@ -26,6 +27,7 @@ class Group:
     num_wrong: int
     num_disputed: int
     num_flipped: int
+    num_unsupported: int
     num_reviewed: int
     precision: Estimate | None
     recall: Estimate | None
@@ -53,6 +55,7 @@ class Summary:
             "num_looks_wrong": self.whole.num_wrong,
             "num_disputed": self.whole.num_disputed,
             "num_flipped": self.whole.num_flipped,
+            "num_unsupported_flips": self.whole.num_unsupported,
             "num_reviewed": self.whole.num_reviewed,
         }
         for name, estimate in (("precision", self.whole.precision), ("recall", self.whole.recall)):
@@ -92,6 +95,7 @@ def _group(name: str, pairs: Sequence[AuditedPair], seed: int) -> Group:
         num_wrong=len(looks_wrong),
         num_disputed=sum(pair.is_disputed for pair in pairs),
         num_flipped=sum(pair.is_flipped for pair in pairs),
+        num_unsupported=sum(pair.is_flip_unsupported for pair in pairs),
         num_reviewed=sum(pair.review is not None for pair in pairs),
         precision=precision,
         recall=recall,

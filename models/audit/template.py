@@ -51,6 +51,12 @@ wrong{% endif %}. Intervals in brackets are 95\u00a0% bootstrap intervals.</p>
 {{ '{:,}'.format(whole.num_flipped) }} training pairs; it leaves held-out pairs alone.
 {%- if summary.is_in_sample %} Members were trained on the training pairs they vote on: a wrong
 label learned by heart looks right. Validation and test pairs they had never seen.{% endif %}</p>
+{% if whole.num_unsupported %}
+<p class="warning"><b>⚠ No member supports {{ '{:,}'.format(whole.num_unsupported) }} of these
+flips</b>: none of the models that vote prefers the answer labelled worse. To see them choose
+<i>flipped, and no member supports it</i> under <i>The ensemble</i>. With
+<code>relabel.flip_below=0</code> there are none.</p>
+{% endif %}
 </div>
 <div class="cards">
 <section class="card">{{ groups("By split", summary.by_split) }}</section>

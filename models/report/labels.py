@@ -44,6 +44,8 @@ class LabelNoise:
 class Relabelling:
     """What relabelling did to the training labels; truth-based shares are None without truth.
 
+    num_unsupported_flips: flipped pairs of which no member prefers the answer labelled worse, those
+    aside that a person had flipped; None where no member's votes are known.
     flip_precision: share of the flipped pairs whose label was wrong by gold; flip_recall: share of
     the wrong labels that were flipped; share_smoothed: of labels made softer than they came;
     right_before, right_after: of labels that agree with gold (pairs that gold holds equal left
@@ -52,6 +54,7 @@ class Relabelling:
 
     num_pairs: int
     num_flipped: int
+    num_unsupported_flips: int | None
     share_flipped: float
     share_smoothed: float
     mean_margin: float
@@ -159,11 +162,31 @@ def relabelling(artifacts: Artifacts, seed: int) -> Relabelling | None:
     return Relabelling(
         num_pairs=len(rows),
         num_flipped=sum(flipped),
+        num_unsupported_flips=_unsupported_flips(artifacts, rows),
         share_flipped=sum(flipped) / len(rows),
         share_smoothed=sum(row["label"] < given[row["id"]] for row in rows) / len(rows),
         mean_margin=sum(row["margin"] for row in rows) / len(rows),
         **shares,
     )
+
+
+def _unsupported_flips(artifacts: Artifacts, treated: Sequence[Row]) -> int | None:
+    """How many flips of the vote have no member behind them; see `Relabelling`."""
+    if not artifacts.members or not artifacts.has("strength"):
+        return None
+    without = {row["id"] for row in treated if row["is_flipped"] and row.get("review") != "flip"}
+    is_crossed = voting_mode(artifacts, "strength") == "cross_fitted"
+    for role in artifacts.members:
+        scores = artifacts.scores(role, "train")
+        without = {name for name in without if not _opposes(scores.get(name), is_crossed)}
+    return len(without)
+
+
+def _opposes(score: Row | None, is_crossed: bool) -> bool:
+    """Whether a member votes, and prefers the answer labelled worse."""
+    if score is None or (is_crossed and score["was_trained_on"]):
+        return False
+    return bool(score["chosen_score"] < score["rejected_score"])
 
 
 def strength_groups(rows: Sequence[Row], num_groups: int = NUM_GROUPS) -> list[dict[str, Any]]:

@@ -67,7 +67,7 @@ class Scorecard:
     voting, then by split; empty where no pair carries people's votes. scorers: baseline (raw
     labels, the ensemble's first member), relabelled, advantage_model. revisions: None without a
     constitution. policies: sft, the arms, then MetaRM rounds. seeds: every seed of the
-    configuration, by dotted path.
+    configuration, by dotted path. warnings: sentences, what to look at before the rest is believed.
     """
 
     title: str
@@ -76,6 +76,7 @@ class Scorecard:
     has_truth: bool
     has_gold: bool
     verdict: Verdict
+    warnings: list[str]
     claims: list[Claim]
     data: DataCounts
     ai_labeler: AILabeler | None
@@ -121,6 +122,7 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
         has_truth=bool(artifacts.truth),
         has_gold=config.has_gold,
         verdict=verdict(found, checked, noise.get(vote_used or ""), config.champion),
+        warnings=warnings_of(treated),
         claims=checked,
         data=data_counts(artifacts),
         ai_labeler=ai_labeler(artifacts, seed),
@@ -142,6 +144,18 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
         lineage=[entry.model_dump() for entry in config.lineage],
     )
     return scorecard, curves
+
+
+def warnings_of(treated: Relabelling | None) -> list[str]:
+    """What a reader should know before the rest is believed."""
+    found = []
+    if treated is not None and treated.num_unsupported_flips:
+        found.append(
+            f"No ensemble member supports {treated.num_unsupported_flips:,} of "
+            f"{treated.num_flipped:,} flips: none prefers the answer labelled worse. Set "
+            "relabel.flip_below=0 to flip only labels that the ensemble contradicts."
+        )
+    return found
 
 
 def data_counts(artifacts: Artifacts) -> DataCounts:
@@ -198,6 +212,9 @@ def summary_of(scorecard: Scorecard) -> dict[str, float | str]:
         _add(flat, mode, noise, ("auroc_flipped", "auroc_flipped_clear", "auroc_wrong"))
     _add(flat, "ai_labeler", scorecard.ai_labeler, ("alignment", "truth_alignment"))
     _add(flat, "", scorecard.relabelling, ("flip_precision", "flip_recall", "right_after"))
+    if scorecard.relabelling is not None:
+        flat["num_flipped"] = scorecard.relabelling.num_flipped
+        flat["num_unsupported_flips"] = scorecard.relabelling.num_unsupported_flips or 0
     for mode, by_split in scorecard.human_votes.items():
         for split, votes in by_split.items():
             prefix = f"votes_{mode}_{split}"

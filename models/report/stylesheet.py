@@ -16,6 +16,7 @@ p { margin: .4rem 0; }
 .verdict strong { font-size: 1.25rem; line-height: 1.3; display: block; }
 .verdict.better { border-color: #009e73; } .verdict.worse { border-color: #d55e00; }
 .verdict.unclear { border-color: #e69f00; }
+.warning { color: #7a5600; }
 .cards { display: grid;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: .7rem; }
 .card { border: 1px solid var(--line); border-radius: .4rem; padding: .6rem .8rem; }

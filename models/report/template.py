@@ -27,6 +27,7 @@ FIRST_SCREEN = """
  'not shown to be better': 'unclear'}.get(card.verdict.answer, '') }}">
 <strong>{{ card.verdict.sentence|tidy }}</strong>
 {% for detail in card.verdict.details %}<p>{{ detail|tidy }}</p>{% endfor %}
+{% for warning in card.warnings %}<p class="warning"><b>⚠</b> {{ warning|tidy }}</p>{% endfor %}
 </div>
 
 <div class="cards">

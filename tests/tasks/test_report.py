@@ -15,6 +15,9 @@ from tasks import report as report_module
 from tasks.report import AUDIT_FILES, REPORT_FILES, announce
 from tasks.stage import StageResult
 
+# Of every file, the scorecard among them.
+TEXT = '{"warnings": ["look here first"]}'
+
 
 class _Tracked:
     """An MLflow run that reads what it is given."""
@@ -25,14 +28,14 @@ class _Tracked:
         files = [path for path in folder.rglob("*") if path.is_file()]
         assert len(files) == len(REPORT_FILES) + 2 + len(AUDIT_FILES)
         for file in files:
-            assert file.read_text() == "text"
+            assert file.read_text() == TEXT
 
     def log(self, *, metrics: object) -> None:
         pass
 
 
 def test_runs_that_end_at_once_may_write_the_same_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = open_store(str(tmp_path / "store"))
 
@@ -40,7 +43,7 @@ def test_runs_that_end_at_once_may_write_the_same_report(
         output = tmp_path / stage
         for name in names:
             (output / name).parent.mkdir(parents=True, exist_ok=True)
-            (output / name).write_text("text")
+            (output / name).write_text(TEXT)
         manifest = store.publish(
             *(stage, "k", output), config={}, parents={}, versions={}, seconds=1.0, summary={}
         )
@@ -69,6 +72,8 @@ def test_runs_that_end_at_once_may_write_the_same_report(
     folder = tmp_path / "reports" / "smoke-seed0"
     pages = {name: str(folder / f"{name}.html") for name in ("report", "audit")}
     assert told == [{**pages, "score": 1.0}] * 60
+    assert all("**Warning:** look here first" in artifact for artifact in artifacts)
+    assert capsys.readouterr().out.count("warning: look here first") == 60
     assert all(f"Audit: `{folder / 'audit.html'}`" in artifact for artifact in artifacts)
     names = [*REPORT_FILES, *AUDIT_FILES, "plots"]
     assert sorted(path.name for path in folder.iterdir()) == sorted(names)

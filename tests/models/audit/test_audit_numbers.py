@@ -62,10 +62,24 @@ def test_first_screen_by_hand(pairs: list[AuditedPair]) -> None:
         "num_looks_wrong": 3,
         "num_disputed": 2,
         "num_flipped": 1,
+        "num_unsupported_flips": 0,
         "num_reviewed": 0,
         "precision": pytest.approx(2 / 3),
         "recall": pytest.approx(2 / 3),
     }
+
+
+def test_a_flip_that_no_member_supports_is_counted(pairs: list[AuditedPair]) -> None:
+    """t2's members say +2 and +4, e0's say 0 and 0; of t1's two members one is for the flip."""
+    flips = [replace(pair, is_flipped=True) for pair in pairs]
+    assert [pair.id for pair in flips if pair.is_flip_unsupported] == ["t2", "e0"]
+    assert not any(pair.is_flip_unsupported for pair in pairs)
+    # Who has no vote supports nothing, and who asked for a flip needs nobody's.
+    assert replace(flips[0], differences=(None, 1.0)).is_flip_unsupported
+    assert not replace(flips[2], review="flip").is_flip_unsupported
+    assert replace(flips[2], review="unsure").is_flip_unsupported
+    numbers = summarise(flips, 0).numbers()
+    assert (numbers["num_flipped"], numbers["num_unsupported_flips"]) == (6, 2)
 
 
 def test_without_truth_no_precision_is_claimed(inputs: Inputs) -> None:

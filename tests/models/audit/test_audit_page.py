@@ -172,6 +172,18 @@ def test_first_screen_says_what_to_expect(pairs: list[AuditedPair], tmp_path: Pa
     assert "really wrong" not in unknown
 
 
+def test_flips_that_no_member_supports_are_a_warning(
+    pairs: list[AuditedPair], tmp_path: Path
+) -> None:
+    flips = [replace(pair, is_flipped=pair.split == "train") for pair in pairs]
+    text = _written(flips, tmp_path)
+    told = re.sub(r"\s+", " ", text)
+    assert '<p class="warning"><b>⚠ No member supports 1 of these flips</b>' in told
+    flags = dict(zip(OURS, _Page(text).unpacked("index")["flags"], strict=True))
+    assert [name for name, each in flags.items() if each & packed.IS_UNSUPPORTED] == ["t2"]
+    assert 'class="warning"' not in _written(pairs, tmp_path)
+
+
 @pytest.mark.parametrize("which", [0, 2])
 def test_one_pair_is_a_page_too(pairs: list[AuditedPair], tmp_path: Path, which: int) -> None:
     page = _Page(_written(pairs[which : which + 1], tmp_path))

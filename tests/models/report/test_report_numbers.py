@@ -55,12 +55,29 @@ def test_planted_noise_by_hand(label_inputs: Inputs) -> None:
 def test_relabelling_by_hand(label_inputs: Inputs) -> None:
     found = relabelling(Artifacts(label_inputs), 0)
     assert found is not None
-    assert found.num_flipped == 3
+    assert (found.num_flipped, found.num_unsupported_flips) == (3, 0)
     assert value(found.flip_precision) == pytest.approx(2 / 3)
     assert value(found.flip_recall) == pytest.approx(2 / 3)
     # Right before: t2, t3, t5. After flipping t0, t3, t4: t0, t2, t4, t5.
     assert value(found.right_before) == pytest.approx(3 / 6)
     assert value(found.right_after) == pytest.approx(4 / 6)
+
+
+def test_flips_that_no_member_supports_are_counted_and_a_warning(label_inputs: Inputs) -> None:
+    """t1, t2 and t5 are flipped as well: both members score their chosen answers higher."""
+    path = label_inputs["relabelled"] / "train.jsonl"
+    rows = [{**json.loads(line), "is_flipped": True} for line in path.read_text().splitlines()]
+    rows[2]["review"] = "flip"  # t2: a person did
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    card, _ = assemble(Artifacts(label_inputs), ReportConfig())
+    assert card.relabelling is not None
+    assert (card.relabelling.num_flipped, card.relabelling.num_unsupported_flips) == (6, 2)
+    (warning,) = card.warnings
+    assert "No ensemble member supports 2 of 6 flips" in warning
+    assert summary_of(card)["num_unsupported_flips"] == 2
+    without = {role: path for role, path in label_inputs.items() if not role.startswith("member")}
+    unknown = relabelling(Artifacts(without), 0)
+    assert unknown is not None and unknown.num_unsupported_flips is None
 
 
 def test_labels_that_came_soft_were_not_smoothed(label_inputs: Inputs) -> None:

@@ -108,6 +108,15 @@ def test_the_audit_s_page_is_linked_where_there_is_one(
     assert [found for tag, found in tags.found if tag == "a"] == [{"href": "audit.html"}]
 
 
+def test_warnings_stand_on_the_first_screen(label_inputs: Inputs, tmp_path: Path) -> None:
+    path = label_inputs["relabelled"] / "train.jsonl"
+    path.write_text(path.read_text().replace('"is_flipped": false', '"is_flipped": true'))
+    html, card = build(ReportConfig(), label_inputs, tmp_path)
+    (warning,) = card["warnings"]
+    first_screen = html.partition("What came in")[0]
+    assert f'<p class="warning"><b>⚠</b> {warning}</p>' in first_screen
+
+
 def test_same_inputs_give_the_same_bytes(label_inputs: Inputs, tmp_path: Path) -> None:
     inputs = {role: label_inputs[role] for role in ("preferences", "member_0")}
     first, _ = build(ReportConfig(), inputs, tmp_path / "first")
