@@ -35,6 +35,10 @@ SUMMARY = """
 <header><h1>{{ title }}</h1>
 <div class="meta">{{ summary.num_members }} reward models vote. A pair's strength is the mean, over
 those that vote on it, of the score of the answer labelled better minus that of the other.</div>
+{% if account %}<div class="meta"><b>What was read:</b> {{ account.sentence() }}.
+{% if account.num_refused %}
+<a href="quarantine.jsonl">quarantine.jsonl</a> beside this page has every refused row with what is
+wrong.{% endif %}</div>{% endif %}
 </header>
 <div class="verdict unclear">
 <strong>{{ share(whole.num_wrong, whole.num_pairs) }} of {{ '{:,}'.format(whole.num_pairs) }}

@@ -32,12 +32,14 @@ from models.report.revisions import Revisions, revisions
 from models.report.scorers import NAMES, LengthBaseline, Scorer, length_baseline, measure
 from models.report.statistics import Estimate
 from models.report.verdict import Verdict, verdict
+from models.row_account import RowAccount
 
 
 @dataclass(frozen=True)
 class DataCounts:
     """What came in. planted: shares of clear, flipped and ambiguous pairs in all splits, and
-    `wrong`, labels wrong by gold (empty for real data). summaries: the stages' own counts."""
+    `wrong`, labels wrong by gold (empty for real data). summaries: the stages' own counts. rows:
+    where every row that was read went; None where pairs were not read but made."""
 
     num_pairs: int
     num_train: int
@@ -46,6 +48,7 @@ class DataCounts:
     pairs_by_category: dict[str, int]
     planted: dict[str, float]
     summaries: dict[str, dict[str, Any]]
+    rows: RowAccount | None
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,7 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
         for name, role in NAMES.items()
         if artifacts.has(role) and artifacts.pairs("test")
     }
+    data = data_counts(artifacts)
     checked = claims(artifacts, list(noise.values()), found, seed)
     scorecard = Scorecard(
         title=config.title,
@@ -122,9 +126,9 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
         has_truth=bool(artifacts.truth),
         has_gold=config.has_gold,
         verdict=verdict(found, checked, noise.get(vote_used or ""), config.champion),
-        warnings=warnings_of(treated),
+        warnings=warnings_of(data.rows, treated),
         claims=checked,
-        data=data_counts(artifacts),
+        data=data,
         ai_labeler=ai_labeler(artifacts, seed),
         vote_used=vote_used,
         label_noise=noise,
@@ -146,9 +150,9 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
     return scorecard, curves
 
 
-def warnings_of(treated: Relabelling | None) -> list[str]:
+def warnings_of(rows: RowAccount | None, treated: Relabelling | None) -> list[str]:
     """What a reader should know before the rest is believed."""
-    found = []
+    found = rows.warnings() if rows else []
     if treated is not None and treated.num_unsupported_flips:
         found.append(
             f"No ensemble member supports {treated.num_unsupported_flips:,} of "
@@ -181,6 +185,7 @@ def data_counts(artifacts: Artifacts) -> DataCounts:
             for role in ("data", "pairs_as_given", "preferences", "rehearsal")
             if artifacts.has(role)
         },
+        rows=artifacts.row_account,
     )
 
 
@@ -206,6 +211,7 @@ def summary_of(scorecard: Scorecard) -> dict[str, float | str]:
         "verdict": scorecard.verdict.answer,
         "num_pairs": scorecard.data.num_pairs,
         "total_seconds": scorecard.total_seconds,
+        **_rows_of(scorecard.data.rows),
         **{f"claim_{claim.name}": claim.status for claim in scorecard.claims},
     }
     for mode, noise in scorecard.label_noise.items():
@@ -233,6 +239,17 @@ def summary_of(scorecard: Scorecard) -> dict[str, float | str]:
             for judge, outcome in policy.against_sft.get(place, {}).items():
                 _add(flat, f"{prefix}_{judge}", outcome, ("win", "tie", "lose", "net"))
     return {k: v for k, v in flat.items() if isinstance(v, str) or math.isfinite(v)}
+
+
+def _rows_of(account: RowAccount | None) -> dict[str, float]:
+    if account is None:
+        return {}
+    return {
+        **{f"rows_{name}": count for name, count in dataclasses.asdict(account.rows).items()},
+        "pairs_repeated": account.repeated,
+        "pairs_contradicting": account.contradicting,
+        "pairs_against_votes": account.against_votes,
+    }
 
 
 def _add(flat: dict[str, float | str], prefix: str, record: Any, names: Any) -> None:

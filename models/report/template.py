@@ -31,6 +31,7 @@ FIRST_SCREEN = """
 </div>
 
 <div class="cards">
+{% if card.data.rows %}{% include "rows" %}{% endif %}
 <section class="card"><h2>What came in</h2><ul>
 <li>{{ '{:,}'.format(card.data.num_pairs) }} preference pairs:
 {{ '{:,}'.format(card.data.num_train) }} to train, {{ '{:,}'.format(card.data.num_validation) }}
@@ -130,6 +131,37 @@ wholly on the other. One run is one seed: several seeds are needed to believe an
 {% endif %}
 """
 
+ROWS = """
+{% set account = card.data.rows %}{% set rows = account.rows %}
+<section class="card rows"><h2>What was read</h2>
+<div class="scroll"><table>
+<tr><th>Rows read</th><th class="n">{{ '{:,}'.format(rows.read) }}</th></tr>
+<tr><td>used</td><td class="n">{{ '{:,}'.format(rows.used) }}</td></tr>
+<tr><td>quarantined{% if rows.quarantined %}: {{ account.reasons() }}{% endif %}</td>
+<td class="n">{{ '{:,}'.format(rows.quarantined) }}</td></tr>
+<tr><td>ties dropped</td><td class="n">{{ '{:,}'.format(rows.ties_dropped) }}</td></tr>
+<tr><td>left out by <code>preferences.max_pairs</code>
+{%- if account.max_pairs %} = {{ '{:,}'.format(account.max_pairs) }}{% else %} (no limit)
+{%- endif %}</td><td class="n">{{ '{:,}'.format(rows.over_limit) }}</td></tr>
+</table></div>
+{% if account.by_source|length > 1 %}
+<div class="scroll"><table><tr><th>Source</th><th class="n">read</th><th class="n">used</th>
+<th class="n">quarantined</th><th class="n">ties</th><th class="n">left out</th></tr>
+{% for name, counts in account.by_source.items() %}
+<tr><td><code>{{ name }}</code></td><td class="n">{{ '{:,}'.format(counts.read) }}</td>
+<td class="n">{{ '{:,}'.format(counts.used) }}</td>
+<td class="n">{{ '{:,}'.format(counts.quarantined) }}</td>
+<td class="n">{{ '{:,}'.format(counts.ties_dropped) }}</td>
+<td class="n">{{ '{:,}'.format(counts.over_limit) }}</td></tr>
+{% endfor %}</table></div>
+{% endif %}
+{% if account.num_refused %}<p class="note"><a href="quarantine.jsonl">quarantine.jsonl</a> beside
+this page has every refused row with what is wrong in it.</p>{% endif %}
+<ul>{% for detail in account.details() %}<li>{{ detail }}</li>{% else %}
+<li>none of the used pairs repeats or contradicts another</li>{% endfor %}</ul>
+</section>
+"""
+
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -152,6 +184,7 @@ TEMPLATES = {
     "page": PAGE,
     "macros": MACROS,
     "first_screen": FIRST_SCREEN,
+    "rows": ROWS,
     "revisions": REVISIONS,
     "labels": LABELS,
     "human_votes": HUMAN_VOTES,

@@ -21,6 +21,7 @@ from models.audit.pairs import AuditedPair
 from models.audit.summary import summarise
 from models.config import AuditConfig
 from models.engine import audit
+from models.row_account import RowAccount, RowCounts
 from tests.models.audit.conftest import HOSTILE
 
 Inputs = dict[str, Path]
@@ -182,6 +183,19 @@ def test_flips_that_no_member_supports_are_a_warning(
     flags = dict(zip(OURS, _Page(text).unpacked("index")["flags"], strict=True))
     assert [name for name, each in flags.items() if each & packed.IS_UNSUPPORTED] == ["t2"]
     assert 'class="warning"' not in _written(pairs, tmp_path)
+
+
+def test_first_screen_says_how_many_rows_these_are_of(
+    pairs: list[AuditedPair], tmp_path: Path
+) -> None:
+    rows = RowCounts(read=9, used=6, quarantined=2, ties_dropped=0, over_limit=1)
+    account = RowAccount(rows, {"a": rows}, {"too_long": 2}, 6, 7, 6, 0, 0, 0, 0)
+    path = tmp_path / "audit.html"
+    write_page(path, AuditConfig(), summarise(pairs, 0), weakest_first(pairs), account)
+    told = re.sub(r"\s+", " ", path.read_text(encoding="utf-8"))
+    total = "9 rows read = 6 used + 2 quarantined (2 too_long) + 1 left out by max_pairs=6"
+    assert f"<b>What was read:</b> {total}." in told
+    assert '<a href="quarantine.jsonl">' in told
 
 
 @pytest.mark.parametrize("which", [0, 2])
