@@ -107,16 +107,16 @@ class RowAccount:
         if self.pairs_used != self.rows.used:
             found.append(f"the used rows give {self.pairs_used:,} pairs")
         if self.repeated:
-            found.append(f"{self.repeated:,} of the used pairs repeat an earlier one")
+            found.append(f"used pairs that repeat an earlier one: {self.repeated:,}")
         if self.contradicting:
             found.append(
-                f"{self.contradicting:,} of the used pairs contradict an earlier one: the same "
-                "answers, the other way round"
+                "used pairs that contradict an earlier one (the same answers the other way round): "
+                f"{self.contradicting:,}"
             )
         if self.with_votes:
             found.append(
-                f"{self.against_votes:,} of {self.with_votes:,} used pairs with people's votes have"
-                " a label against most of them"
+                "used pairs with a label against most of people's votes: "
+                f"{self.against_votes:,} of {self.with_votes:,} that have votes"
             )
         if self.ignored_fields:
             names = [f"{_cut(name)} ({rows:,})" for name, rows in self.ignored_fields.items()]
@@ -137,7 +137,7 @@ class RowAccount:
             found.append(
                 f"preferences.max_pairs={self.max_pairs} left out "
                 f"{self.pairs_found - self.pairs_used:,} of {self.pairs_found:,} good pairs, drawn "
-                "at random: nothing below is about them. preferences.max_pairs=null uses all."
+                "at random: they are in no split. preferences.max_pairs=null uses all."
             )
         if self.num_refused:
             read = rows.read + self.demonstrations.get("read", 0)

@@ -42,7 +42,7 @@ PAIRS = [
 
 def write(pairs: list[AuditedPair], path: Path) -> Path:
     """The page of some pairs."""
-    write_page(path, AuditConfig(recipe="mine"), summarise(pairs, 0), weakest_first(pairs))
+    write_page(path, AuditConfig(recipe="mine"), summarise(pairs), weakest_first(pairs))
     return path
 
 

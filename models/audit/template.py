@@ -49,7 +49,7 @@ some, and the page counts how often you agree.</p>
 {% elif whole.precision %}
 <p><b>{{ whole.precision|percent }} of them are wrong</b>, by the right labels, which the synthetic
 world knows{% if whole.recall %}; of all wrong labels {{ whole.recall|percent }} look
-wrong{% endif %}. Intervals in brackets are 95\u00a0% bootstrap intervals.</p>
+wrong{% endif %}. In brackets: 95\u00a0% (Wilson) intervals.</p>
 {% endif %}
 <p>Over {{ '{:,}'.format(whole.num_disputed) }} pairs the members disagree. Relabelling flipped
 {{ '{:,}'.format(whole.num_flipped) }} training pairs; it leaves held-out pairs alone.

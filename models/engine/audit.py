@@ -24,7 +24,7 @@ def run(config: AuditConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """
     artifacts = Artifacts(inputs)
     pairs = audited_pairs(artifacts)
-    summary = summarise(pairs, config.seed)
+    summary = summarise(pairs)
     output = workdir / "output"
     output.mkdir(parents=True, exist_ok=True)
     export(pairs, output)

@@ -1,7 +1,7 @@
 """The scorecard: every number of the report, typed, as `scorecard.json` holds it.
 
-Numbers with sampling error are objects {value, low, high, count}: 95 % bootstrap intervals over
-`count` examples (see `models.report.statistics`). What was not run, or cannot be known without
+Numbers with sampling error are objects {value, low, high, count}: 95 % intervals over `count`
+examples (see `models.report.statistics`). What was not run, or cannot be known without
 truth, is null or absent; nothing is filled in.
 """
 
@@ -111,7 +111,7 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
     found, curves = policies(
         artifacts, config.arms, config.rounds, config.has_gold, seed, config.lineage
     )
-    treated = relabelling(artifacts, seed)
+    treated = relabelling(artifacts)
     scorers = {
         name: measure(artifacts, role, seed)
         for name, role in NAMES.items()
@@ -129,13 +129,13 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
         warnings=warnings_of(data.rows, treated),
         claims=checked,
         data=data,
-        ai_labeler=ai_labeler(artifacts, seed),
+        ai_labeler=ai_labeler(artifacts),
         vote_used=vote_used,
         label_noise=noise,
         relabelling=treated,
         human_votes=human_votes(artifacts, roles, seed),
         scorers=scorers,
-        length_baseline=length_baseline(artifacts, seed),
+        length_baseline=length_baseline(artifacts),
         revisions=revisions(artifacts, config.has_gold, seed),
         policies=found,
         stages=[stage_cost(entry) for entry in config.lineage],

@@ -21,7 +21,7 @@ FIRST_SCREEN = """
 <div class="meta">{% if card.recipe %}Recipe {{ card.recipe }} · {% endif %}seed {{ card.seed }}
 {%- if card.stages %} · {{ card.stages|length }} artifacts,
 {{ '{:,.0f}'.format(card.total_seconds) }} s of work{% endif %}
- · intervals in brackets are 95 % bootstrap intervals</div></header>
+ · in brackets: 95 % intervals, Wilson's of shares, the bootstrap's of all else</div></header>
 
 <div class="verdict {{ {'better': 'better', 'worse': 'worse',
  'not shown to be better': 'unclear'}.get(card.verdict.answer, '') }}">

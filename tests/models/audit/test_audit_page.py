@@ -64,7 +64,7 @@ class _Page(HTMLParser):
 
 def _written(pairs: list[AuditedPair], folder: Path, recipe: str = "mine") -> str:
     config = AuditConfig(recipe=recipe, seed=3)
-    write_page(folder / "audit.html", config, summarise(pairs, 3), weakest_first(pairs))
+    write_page(folder / "audit.html", config, summarise(pairs), weakest_first(pairs))
     return (folder / "audit.html").read_text(encoding="utf-8")
 
 
@@ -191,7 +191,7 @@ def test_first_screen_says_how_many_rows_these_are_of(
     rows = RowCounts(read=9, used=6, quarantined=2, ties_dropped=0, over_limit=1)
     account = RowAccount(rows, {"a": rows}, {"too_long": 2}, 6, 7, 6, 0, 0, 0, 0)
     path = tmp_path / "audit.html"
-    write_page(path, AuditConfig(), summarise(pairs, 0), weakest_first(pairs), account)
+    write_page(path, AuditConfig(), summarise(pairs), weakest_first(pairs), account)
     told = re.sub(r"\s+", " ", path.read_text(encoding="utf-8"))
     total = "9 rows read = 6 used + 2 quarantined (2 too_long) + 1 left out by max_pairs=6"
     assert f"<b>What was read:</b> {total}." in told
