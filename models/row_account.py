@@ -106,13 +106,11 @@ class RowAccount:
         found = []
         if self.pairs_used != self.rows.used:
             found.append(f"the used rows give {self.pairs_used:,} pairs")
-        if self.repeated:
-            found.append(f"used pairs that repeat an earlier one: {self.repeated:,}")
-        if self.contradicting:
-            found.append(
-                "used pairs that contradict an earlier one (the same answers the other way round): "
-                f"{self.contradicting:,}"
-            )
+        found.append(f"used pairs that repeat an earlier one: {self.repeated:,}")
+        found.append(
+            "used pairs that contradict an earlier one (the same answers the other way round): "
+            f"{self.contradicting:,}"
+        )
         if self.with_votes:
             found.append(
                 "used pairs with a label against most of people's votes: "

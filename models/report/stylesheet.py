@@ -32,6 +32,7 @@ table { border-collapse: collapse; width: 100%; font-size: .88rem; margin: .5rem
 th, td { text-align: left; vertical-align: top; padding: .3rem .6rem .3rem 0;
   border-bottom: 1px solid var(--line); }
 td.n, th.n { white-space: nowrap; font-variant-numeric: tabular-nums; }
+.rows-read th.n, .rows-read td.n { text-align: right; }
 .status { font-weight: 600; white-space: nowrap; }
 .holds { color: #00704f; } .fails { color: #b04a00; } .unclear-text { color: #7a5600; }
 pre, .text { white-space: pre-wrap; overflow-wrap: anywhere; font: .84rem/1.4 ui-monospace,

@@ -31,8 +31,8 @@ FIRST_SCREEN = """
 </div>
 
 <div class="cards">
-{% if card.data.rows %}{% include "rows" %}{% endif %}
-<section class="card"><h2>What came in</h2><ul>
+<section class="card">{% if card.data.rows %}<h2>What was read</h2>{% include "rows" %}
+{% else %}<h2>What came in</h2>{% endif %}<ul>
 <li>{{ '{:,}'.format(card.data.num_pairs) }} preference pairs:
 {{ '{:,}'.format(card.data.num_train) }} to train, {{ '{:,}'.format(card.data.num_validation) }}
 to validate, {{ '{:,}'.format(card.data.num_test) }} to test</li>
@@ -45,6 +45,8 @@ to validate, {{ '{:,}'.format(card.data.num_test) }} to test</li>
 {%- endif %}: {{ '%.1f'|format(100 * card.data.planted.flipped) }} % flipped labels,
 {{ '%.1f'|format(100 * card.data.planted.ambiguous) }} % near-ties</li>
 {% else %}<li>real labels: nobody knows which of them are wrong</li>{% endif %}
+{% if card.data.rows %}{% for detail in card.data.rows.details() %}
+<li>{{ detail }}</li>{% endfor %}{% endif %}
 </ul></section>
 
 <section class="card"><h2>What was wrong with the labels</h2><ul>
@@ -133,8 +135,7 @@ wholly on the other. One run is one seed: several seeds are needed to believe an
 
 ROWS = """
 {% set account = card.data.rows %}{% set rows = account.rows %}
-<section class="card rows"><h2>What was read</h2>
-<div class="scroll"><table>
+<div class="scroll"><table class="rows-read">
 <tr><th>Rows read</th><th class="n">{{ '{:,}'.format(rows.read) }}</th></tr>
 <tr><td>used</td><td class="n">{{ '{:,}'.format(rows.used) }}</td></tr>
 <tr><td>quarantined{% if rows.quarantined %}: {{ account.reasons() }}{% endif %}</td>
@@ -145,7 +146,8 @@ ROWS = """
 {%- endif %}</td><td class="n">{{ '{:,}'.format(rows.over_limit) }}</td></tr>
 </table></div>
 {% if account.by_source|length > 1 %}
-<div class="scroll"><table><tr><th>Source</th><th class="n">read</th><th class="n">used</th>
+<div class="scroll"><table class="rows-read">
+<tr><th>Source</th><th class="n">read</th><th class="n">used</th>
 <th class="n">quarantined</th><th class="n">ties</th><th class="n">left out</th></tr>
 {% for name, counts in account.by_source.items() %}
 <tr><td><code>{{ name }}</code></td><td class="n">{{ '{:,}'.format(counts.read) }}</td>
@@ -157,9 +159,6 @@ ROWS = """
 {% endif %}
 {% if account.num_refused %}<p class="note"><a href="quarantine.jsonl">quarantine.jsonl</a> beside
 this page has every refused row with what is wrong in it.</p>{% endif %}
-<ul>{% for detail in account.details() %}<li>{{ detail }}</li>{% else %}
-<li>none of the used pairs repeats or contradicts another</li>{% endfor %}</ul>
-</section>
 """
 
 PAGE = """<!DOCTYPE html>
