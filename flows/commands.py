@@ -106,14 +106,15 @@ def next_round(options: argparse.Namespace, settings: Settings) -> int:
     return _in_prefect(load)
 
 
-def roll_back(options: argparse.Namespace, settings: Settings) -> int:
+def take_back(options: argparse.Namespace, settings: Settings) -> int:
     """Make the version before, or the one named, champion again."""
+    from infra.manifest import StorageError
     from infra.registry import RegistryError
-    from tasks.registry import model_name, registry
+    from tasks.registry import roll_back
 
     try:
-        now = registry().roll_back(model_name(options.recipe), "champion", options.version)
-    except RegistryError as error:
+        now = roll_back(options.recipe, options.version)
+    except (RegistryError, StorageError) as error:
         print(f"trimtab: {error}", file=sys.stderr)
         return 1
     print(f"champion of {now.name}: version {now.number}")

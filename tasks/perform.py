@@ -58,7 +58,9 @@ def start_tracked_run(name: str, tags: Mapping[str, str]) -> TrackedRun:
 
 
 def flow_run_tags() -> dict[str, str]:
-    """What leads from MLflow to the flow run under way."""
+    """What leads from MLflow to the flow run under way; nothing outside of one."""
+    if flow_run.id is None:
+        return {}
     return {FLOW_RUN: str(flow_run.id), "prefect.flow_run_url": str(flow_run.ui_url)}
 
 
