@@ -14,7 +14,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from flows.run_options import check_options, configured, dry_run, of_comparison
+from flows.run_options import (
+    check_options,
+    configured,
+    dry_run,
+    of_comparison,
+    refuse_too_large,
+)
 from infra.imports import quick_imports
 from infra.settings import Settings
 
@@ -23,7 +29,6 @@ def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
     """Run a recipe, or print its plan or configuration."""
     from flows.changes import parsed
     from flows.config import ConfigError
-    from flows.recipes import MACHINES
 
     try:
         check_options(options)
@@ -38,17 +43,14 @@ def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
         return 0
     if options.dry_run:
         return dry_run(config, options, settings)
-    needed, here = MACHINES.get(options.recipe), len(settings.gpus)
-    if needed is not None and here < needed.num_devices and settings.dask is None:
-        print(
-            f"trimtab: {options.recipe} is for {needed}; this host has {here}. --dry-run says what "
-            "it would need; hh-smollm2 is the same with a small model",
-            file=sys.stderr,
-        )
-        return 2
-    return _in_prefect(
-        lambda: partial(_flow(options.flow), options.recipe, changes=changes, **given)
-    )
+
+    def load() -> Callable[[], object]:
+        flow = _flow(options.flow)
+        if settings.dask is None:
+            refuse_too_large(config, options, settings)
+        return partial(flow, options.recipe, changes=changes, **given)
+
+    return _in_prefect(load)
 
 
 def _flow(name: str) -> Callable[..., object]:
