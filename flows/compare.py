@@ -17,11 +17,12 @@ from flows.recipes import RecipeName
 from flows.run import Run
 from flows.runner import task_runner
 from models.comparison.config import CompareConfig
+from models.config_numbers import RunSeed
 from tasks.compare import compare as compare_stage
 from tasks.report import announce, lineage_of
 
 Arms = Annotated[list[Arm], Field(min_length=1)]
-Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]
 # Stages whose records say what a policy took, and how it went.
 READ = ("ppo_max", "rehearsal", "dpo", "cpl", "answers", "rejection_sampling", "rest", "hir")
 
