@@ -21,6 +21,9 @@ from typing import Any
 
 from models.engine import checkpoint, devices, launcher, ranks, signals
 
+# An environment variable; 1: the same bits each time on a GPU of one kind, as on a CPU.
+DETERMINISTIC = "TRIMTAB_DETERMINISTIC"
+
 
 class JobError(ValueError):
     """A job file that no stage can run."""
@@ -87,11 +90,19 @@ def _make_deterministic(num_threads: int) -> None:
     import torch
 
     torch.set_num_threads(num_threads)
-    # On CPU an operation without a deterministic form is an error. CUDA has none for some that
-    # PPO needs (cumsum), so there it is a warning.
-    torch.use_deterministic_algorithms(True, warn_only=torch.get_default_device().type != "cpu")
+    # An operation without a deterministic form is an error. On a GPU only where that is asked for:
+    # those of attention's backward pass and of running sums take longer.
+    is_strict = _is_asked_for(DETERMINISTIC) or torch.get_default_device().type == "cpu"
+    torch.use_deterministic_algorithms(True, warn_only=not is_strict)
     # It would write NaN to all memory before its first use (3 % of a step); nothing reads it so.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def _is_asked_for(variable: str) -> bool:
+    value = os.environ.get(variable, "")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"{variable} is {value!r}; allowed are 1, and 0 or unset")
+    return value == "1"
 
 
 if __name__ == "__main__":

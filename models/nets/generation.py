@@ -150,11 +150,19 @@ def _choose(probabilities: Tensor, rows: _Rows, sampling: Sampling, draw: Tensor
         logits = torch.where(rows.seen, penalised, rows.logits)
         probabilities = (logits / sampling.temperature).softmax(-1)
     if sampling.top_p == 1.0:
-        return _hit(probabilities.cumsum(-1), draw, probabilities.shape[1] - 1)
+        return _hit(_running_sums(probabilities), draw, probabilities.shape[1] - 1)
     ordered, index = _most_likely(probabilities, sampling.top_p)
-    cumulated = ordered.cumsum(-1)
+    cumulated = _running_sums(ordered)
     last = (cumulated - ordered < sampling.top_p).sum(-1) - 1
     return index.gather(1, _hit(cumulated, draw, last)[:, None])[:, 0]
+
+
+def _running_sums(values: Tensor) -> Tensor:
+    """`cumsum` of the last dimension; of floats CUDA has no deterministic one, but the CPU has."""
+    is_strict = torch.are_deterministic_algorithms_enabled() and (
+        not torch.is_deterministic_algorithms_warn_only_enabled()
+    )
+    return values.cpu().cumsum(-1).to(values.device) if is_strict else values.cumsum(-1)
 
 
 def _judge(logits: Tensor, probabilities: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:

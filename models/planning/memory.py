@@ -98,7 +98,7 @@ def kept_activations(
     attention: query, keys, values, output row by row and whole, 3 q + 2 kv (a CPU attends in
     float32);
     feed-forward: gate, up, their product, 3 f;
-    dropout: by what the outputs of both are multiplied, 2 h (a quarter of it on a GPU).
+    dropout: by what the outputs of both are multiplied, 2 h.
     Narrow products also keep a narrow copy of their weights.
     Then once a token the last norm's input and scale, the rotary cosines and sines, and its id (two
     floats wide).

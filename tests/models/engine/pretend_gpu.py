@@ -10,6 +10,7 @@ As an entry of the warm server it runs a job like `models.engine.entry`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -78,6 +79,7 @@ def _compute(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     is_ours = bool(ours) if asked is None else torch.device(asked).type == NAME
     _check_places(op, args, tensors)
     _check_generator(op, kwargs.get("generator"), is_ours)
+    _refuse_cumsum(op, ours)
     if asked is not None:
         kwargs = {**kwargs, "device": torch.device("cpu")}
     draws = is_ours and torch.Tag.nondeterministic_seeded in op.tags
@@ -114,6 +116,13 @@ def _check_generator(op: Any, generator: torch.Generator | None, is_ours: bool) 
     if generator is not None:
         belongs = any(generator._cdata == one._cdata for one in _generators)
         assert belongs == is_ours, f"{op}: drawn from a generator of the other device"
+
+
+def _refuse_cumsum(op: Any, ours: Sequence[Tensor]) -> None:
+    """As CUDA does, of floats, where only what is deterministic is allowed."""
+    is_strict = not torch.is_deterministic_algorithms_warn_only_enabled()
+    if is_strict and "cumsum" in op._schema.name and ours and ours[0].is_floating_point():
+        raise RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation")
 
 
 def _inner(leaf: Any) -> Any:
@@ -162,4 +171,6 @@ def main(job_path: str) -> None:
     from models.engine import entry
 
     entry.main(job_path)
+    is_strict = os.environ.get(entry.DETERMINISTIC) == "1"
+    assert torch.is_deterministic_algorithms_warn_only_enabled() is not is_strict
     assert torch.get_default_device().type == NAME

@@ -15,6 +15,7 @@ from infra.launch import TrainerError, launch
 from models.config import LowerStatesConfig
 from models.config_parts import LoraConfig
 from models.config_rewards import ContrastiveConfig
+from models.engine import entry
 from models.engine.data import read_rows
 from models.engine.progress import read_metrics
 from tests.models.engine.conftest import run_stage
@@ -224,6 +225,27 @@ def test_evaluation_of_the_best_of_two(
         judge_0=advantage_model,
     )
     _assert_same_rows(ours, theirs, "responses.jsonl")
+
+
+@pytest.mark.parametrize("sampling", [{}, {"top_p": 0.9}])
+def test_only_what_is_deterministic_runs_where_that_is_asked_for(
+    tmp_path: Path, smoke_config: Any, few: Path, policy: Path, sampling: dict[str, float]
+) -> None:
+    config = smoke_config.comparisons.model_copy(update=sampling)
+    inputs = {"data": few, "policy": policy}
+    path = job(tmp_path / "gpu", config, few, 1, "comparisons", inputs, gpus=["0"])
+    strict = {entry.DETERMINISTIC: "1"}
+    launch(path, entry="tests.models.engine.pretend_gpu", env=strict)
+    theirs = run_stage("comparisons", config, tmp_path / "cpu", **inputs)
+    _assert_same_rows(tmp_path / "gpu/output", theirs, "train.jsonl")
+
+
+def test_a_switch_that_is_neither_on_nor_off_is_refused(
+    tmp_path: Path, smoke_config: Any, few: Path
+) -> None:
+    path = job(tmp_path / "cpu", smoke_config.sft, few, num_ranks=1)
+    with pytest.raises(TrainerError, match="TRIMTAB_DETERMINISTIC is 'yes'; allowed are 1, and 0"):
+        launch(path, env={entry.DETERMINISTIC: "yes"})
 
 
 def test_a_gpu_that_torch_does_not_see_is_one_clear_error(
