@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from flows.run_options import check_options, configured, dry_run, of_comparison
+from flows.run_options import check_options, configured, dry_run, of_comparison, refuse
 from infra.imports import quick_imports
 from infra.settings import Settings
 
@@ -22,6 +22,7 @@ from infra.settings import Settings
 def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
     """Run a recipe, or print its plan or configuration."""
     from flows.changes import parsed
+    from flows.checks import check
     from flows.config import ConfigError
     from flows.recipes import MACHINES
 
@@ -46,6 +47,12 @@ def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
             file=sys.stderr,
         )
         return 2
+    found = check(config)
+    wrong = [*found.mistakes, *(found.missing if settings.dask is None else ())]
+    if wrong:
+        return refuse(wrong)
+    for line in found.notes:
+        print(f"trimtab: {line}", file=sys.stderr)
     return _in_prefect(
         lambda: partial(_flow(options.flow), options.recipe, changes=changes, **given)
     )
@@ -60,16 +67,24 @@ def _flow(name: str) -> Callable[..., object]:
 
 def run_study(options: argparse.Namespace, settings: Settings) -> int:
     """A paper's table or figure over several seeds."""
+    from flows.changes import changed, parsed
+    from flows.checks import check
+    from flows.config import ConfigError
+    from flows.recipes import recipe_named
+
+    try:
+        changes = parsed(options.overrides)
+        mistakes = check(changed(recipe_named(options.scale), changes)).mistakes
+    except ConfigError as error:
+        mistakes = [str(error)]
+    if mistakes:
+        return refuse(mistakes)
 
     def load() -> Callable[[], None]:
-        from flows.changes import changed, parsed
-        from flows.recipes import recipe_named
         from flows.study import checked, study
 
         checked(options.paper, options.exhibit, options.seeds)
         flow: Callable[..., dict[str, str]] = study
-        changes = parsed(options.overrides)
-        changed(recipe_named(options.scale), changes)
 
         def run() -> None:
             given = (options.paper, options.exhibit, options.scale, options.seeds, changes)
@@ -86,6 +101,13 @@ def next_round(options: argparse.Namespace, settings: Settings) -> int:
 
     They are checked here as well: Prefect's own refusal of a flow's parameters is not a line.
     """
+    from flows.changes import RoundChanges, parsed, validated
+    from flows.config import ConfigError
+
+    try:
+        validated(parsed(options.overrides), RoundChanges)
+    except ConfigError as error:
+        return refuse([str(error)])
 
     def load() -> Callable[[], None]:
         from flows.changes import RoundChanges, changed, parsed
