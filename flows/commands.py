@@ -19,6 +19,7 @@ from flows.run_options import (
     configured,
     dry_run,
     of_comparison,
+    refuse,
     refuse_too_large,
 )
 from infra.imports import quick_imports
@@ -28,6 +29,7 @@ from infra.settings import Settings
 def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
     """Run a recipe, or print its plan or configuration."""
     from flows.changes import parsed
+    from flows.checks import check
     from flows.config import ConfigError
 
     try:
@@ -43,6 +45,12 @@ def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
         return 0
     if options.dry_run:
         return dry_run(config, options, settings)
+    found = check(config)
+    wrong = [*found.mistakes, *(found.missing if settings.dask is None else ())]
+    if wrong:
+        return refuse(wrong)
+    for line in found.notes:
+        print(f"trimtab: {line}", file=sys.stderr)
 
     def load() -> Callable[[], object]:
         flow = _flow(options.flow)
@@ -62,16 +70,24 @@ def _flow(name: str) -> Callable[..., object]:
 
 def run_study(options: argparse.Namespace, settings: Settings) -> int:
     """A paper's table or figure over several seeds."""
+    from flows.changes import changed, parsed
+    from flows.checks import check
+    from flows.config import ConfigError
+    from flows.recipes import recipe_named
+
+    try:
+        changes = parsed(options.overrides)
+        mistakes = check(changed(recipe_named(options.scale), changes)).mistakes
+    except ConfigError as error:
+        mistakes = [str(error)]
+    if mistakes:
+        return refuse(mistakes)
 
     def load() -> Callable[[], None]:
-        from flows.changes import changed, parsed
-        from flows.recipes import recipe_named
         from flows.study import checked, study
 
         checked(options.paper, options.exhibit, options.seeds)
         flow: Callable[..., dict[str, str]] = study
-        changes = parsed(options.overrides)
-        changed(recipe_named(options.scale), changes)
 
         def run() -> None:
             given = (options.paper, options.exhibit, options.scale, options.seeds, changes)
@@ -88,6 +104,13 @@ def next_round(options: argparse.Namespace, settings: Settings) -> int:
 
     They are checked here as well: Prefect's own refusal of a flow's parameters is not a line.
     """
+    from flows.changes import RoundChanges, parsed, validated
+    from flows.config import ConfigError
+
+    try:
+        validated(parsed(options.overrides), RoundChanges)
+    except ConfigError as error:
+        return refuse([str(error)])
 
     def load() -> Callable[[], None]:
         from flows.changes import RoundChanges, changed, parsed

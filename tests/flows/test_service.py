@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -112,6 +113,30 @@ def test_malformed_parameters_are_refused_by_the_api(running: Running) -> None:
     of_flow = {"flows": {"name": {"any_": ["rlhf"]}}}
     assert running.prefect("POST", "flow_runs/count", of_flow).json() == 0
     assert running.prefect("GET", "health").json() is True
+
+
+def test_an_infinite_number_is_not_taken_for_the_default(running: Running) -> None:
+    """JSON's 1e400, which Prefect would store as null; also where its own check is skipped."""
+    path = f"deployments/{running.deployment('rlhf')['id']}/create_flow_run"
+    body = '{"parameters": {"recipe": "smoke", "changes": {"ppo": {"kl_coef": 1e400}}}, %s}'
+    address = f"{running.environment['PREFECT_API_URL']}/{path}"
+    user, _, password = running.environment["PREFECT_API_AUTH_STRING"].partition(":")
+
+    def start(is_checked: bool) -> requests.Response:
+        text = body % f'"enforce_parameter_schema": {json.dumps(is_checked)}'
+        headers = {"Content-Type": "application/json"}
+        return requests.post(address, data=text, headers=headers, auth=(user, password), timeout=60)
+
+    answer = start(True)
+    assert answer.status_code == 409
+    assert "changes.ppo.kl_coef" in answer.text
+    answer = start(False)
+    assert answer.status_code == 201
+    state = running.end_of(answer.json())
+    assert state["name"] == "Failed"
+    assert "ppo.kl_coef: Input should be a valid number" in state["message"]
+    assert "found null" in state["message"]
+    assert running.prefect("POST", "task_runs/count", {}).json() == 0
 
 
 def test_a_run_by_one_api_call(running: Running, listener: Listener) -> None:
