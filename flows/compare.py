@@ -17,6 +17,7 @@ from flows.recipes import RecipeName
 from flows.run import Run
 from flows.runner import task_runner
 from models.comparison.config import CompareConfig
+from tasks.access import demand_access
 from tasks.compare import compare as compare_stage
 from tasks.report import announce, lineage_of
 
@@ -50,6 +51,7 @@ def compare(
     """
     runs = [Run(config) for config in of_seeds(recipe, arms, seeds, changes)]
     config = runs[0].config
+    demand_access(config)
     share_limits(runs, contest)
     with tracked_flow(config, "compare") as tracked:
         contest(*runs)

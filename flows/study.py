@@ -25,6 +25,7 @@ from infra.tracking import TrackedRun
 from models.studies.catalogue import exhibits_of
 from models.studies.config import StudyConfig
 from models.studies.exhibit import TITLES, Exhibit, ExhibitName, Paper
+from tasks.access import demand_access
 from tasks.report import announce, lineage_of
 from tasks.study import study as study_stage
 
@@ -60,6 +61,7 @@ def study(
     """
     wanted = checked(paper, exhibit, seeds)
     config = changed(recipe_named(scale), changes)
+    demand_access(config)
     made: dict[Hashable, Future] = {}
     how = (*overrides(changes), "--scale", scale, "--seeds", *map(str, seeds))
     first = config.model_copy(update={"seed": seeds[0]})
