@@ -26,6 +26,7 @@ from models.config_numbers import RunSeed
 from models.studies.catalogue import exhibits_of
 from models.studies.config import StudyConfig
 from models.studies.exhibit import TITLES, Exhibit, ExhibitName, Paper
+from tasks.access import demand_access
 from tasks.report import announce, lineage_of
 from tasks.study import study as study_stage
 
@@ -61,6 +62,7 @@ def study(
     """
     wanted = checked(paper, exhibit, seeds)
     config = changed(recipe_named(scale), changes)
+    demand_access(config)
     made: dict[Hashable, Future] = {}
     how = (*overrides(changes), "--scale", scale, "--seeds", *map(str, seeds))
     configs = [changed(config, {"seed": seed}) for seed in seeds]
