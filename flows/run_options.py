@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from infra.gpus import memory_of
@@ -54,6 +55,8 @@ def configured(recipe: str, changes: dict[str, Any], given: dict[str, Any]) -> R
 
 def dry_run(config: RunConfig, options: argparse.Namespace, settings: Settings) -> int:
     """Print the plan; nothing is run, downloaded or stored."""
+    # Prefect, which is loaded with the flows, would like its home below ours: there may be none.
+    warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
     from flows.plan import make_plan
     from flows.plan_text import plan_text
     from flows.recipes import MACHINES
