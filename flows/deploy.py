@@ -30,7 +30,8 @@ POOL = "trimtab"
 JOB_TEMPLATE = Path(infra.__file__).parent / "kubernetes" / "job-template.json"
 TAG = "trimtab"
 # What Prefect's workers run in the end; `python` is the first of the worker's PATH.
-ENGINE = "python -m prefect.engine"
+# -P: no file of a working directory stands in for a module of Prefect or Trimtab.
+ENGINE = "python -P -m prefect.engine"
 # Three heartbeats of the 30 s that workers are asked for (PREFECT_FLOWS_HEARTBEAT_FREQUENCY).
 SILENCE = timedelta(seconds=90)
 # A crash may not be the end of it: the worker reports it once more, or that it was a cancellation.
@@ -166,7 +167,7 @@ def _start_at_once(client: SyncPrefectClient, pool: WorkPool) -> None:
     """
     template = deepcopy(pool.base_job_template)
     command = template["variables"]["properties"]["command"]
-    if command.get("default") is None:
+    if command.get("default") in (None, "python -m prefect.engine"):  # that of earlier versions
         command["default"] = ENGINE
         client.update_work_pool(pool.name, WorkPoolUpdate(base_job_template=template))
 
@@ -218,7 +219,7 @@ def _replace(client: SyncPrefectClient, automation: AutomationCore) -> None:
 
 
 def _prefect(*arguments: str) -> None:
-    command = [sys.executable, "-m", "prefect", *arguments]
+    command = [sys.executable, "-P", "-m", "prefect", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip()

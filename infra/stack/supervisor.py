@@ -133,7 +133,8 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **service.env},
+                # PYTHONSAFEPATH: for the Python processes that a server starts in its turn.
+                env={**os.environ, "PYTHONSAFEPATH": "1", **service.env},
                 start_new_session=True,
             )
 
