@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+from flows.ended import signals_end_it
 from flows.run_options import (
     check_options,
     configured,
@@ -174,12 +173,6 @@ def deploy_flows(options: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def _stopped(_number: int, _frame: FrameType | None) -> None:
-    """SIGTERM, once its trainers have stopped and Prefect has noted the end of the flow run."""
-    print("trimtab: stopped by SIGTERM; the same command goes on where it was", file=sys.stderr)
-    sys.exit(128 + signal.SIGTERM)
-
-
 def _in_prefect(load: Callable[[], Callable[[], object]]) -> int:
     """Import the flows while Prefect's server starts, then run what `load` gives.
 
@@ -187,9 +180,9 @@ def _in_prefect(load: Callable[[], Callable[[], object]]) -> int:
     """
     from infra.prefect_server import PrefectServerError, local_prefect_server
 
-    signal.signal(signal.SIGTERM, _stopped)
+    goes_on = signals_end_it("; the same command goes on where it was")
     try:
-        with local_prefect_server() as wait_until_ready:
+        with goes_on, local_prefect_server() as wait_until_ready:
             return _reported(load, wait_until_ready)
     except PrefectServerError as error:
         print(f"trimtab: {error}", file=sys.stderr)

@@ -31,7 +31,10 @@ POOL = "trimtab"
 JOB_TEMPLATE = Path(infra.__file__).parent / "kubernetes" / "job-template.json"
 TAG = "trimtab"
 # What Prefect's workers run in the end; `python` is the first of the worker's PATH.
-ENGINE = "python -m prefect.engine"
+# -P: no file of a working directory stands in for a module of Prefect or Trimtab.
+ENGINE = "python -P -m prefect.engine"
+# The command of earlier versions: Python finds the files of its working folder first.
+UNSAFE_ENGINE = "python -m prefect.engine"
 # Three heartbeats of the 30 s that workers are asked for (PREFECT_FLOWS_HEARTBEAT_FREQUENCY).
 SILENCE = timedelta(seconds=90)
 # A crash may not be the end of it: the worker reports it once more, or that it was a cancellation.
@@ -173,7 +176,7 @@ def closed_template(template: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in template["job_configuration"].items():
         is_variable = value == f"{{{{ {name} }}}}"
         found = known.get(name, {}).get("default") if is_variable else value
-        if found not in (None, {}):
+        if found not in (None, {}, UNSAFE_ENGINE):
             fixed[name] = found
     return {
         "job_configuration": {"command": ENGINE, **fixed},
@@ -228,7 +231,7 @@ def _replace(client: SyncPrefectClient, automation: AutomationCore) -> None:
 
 
 def _prefect(*arguments: str) -> None:
-    command = [sys.executable, "-m", "prefect", *arguments]
+    command = [sys.executable, "-P", "-m", "prefect", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip()

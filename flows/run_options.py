@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,8 @@ def dry_run(config: RunConfig, options: argparse.Namespace, settings: Settings) 
         found = check(config, most_rows=None)
     if found.mistakes:
         return refuse(found.mistakes)
+    # Prefect, which is loaded with the flows, would like its home below ours: there may be none.
+    warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
     from flows.plan import make_plan
     from flows.plan_text import plan_text
     from flows.recipes import MACHINES

@@ -21,6 +21,7 @@ from flows.run import Future, Run
 from flows.runner import task_runner
 from flows.studies.arms_of import ARMS
 from flows.studies.shared_run import SharedRun
+from infra.launch import TrainerStoppedError
 from infra.tracking import TrackedRun
 from models.config_numbers import RunSeed
 from models.studies.catalogue import exhibits_of
@@ -92,12 +93,17 @@ def checked(paper: str, exhibit: str, seeds: Sequence[int]) -> list[Exhibit]:
 def read_all(
     runs: Mapping[Exhibit, dict[int, Run]], read: Callable[[Exhibit, dict[int, Run]], str]
 ) -> dict[str, str]:
-    """The status of each exhibit; one that fails leaves the others theirs, and then raises."""
+    """The status of each exhibit; one that fails leaves the others theirs, and then raises.
+
+    TrainerStoppedError, once the study is asked to stop, is for all of them.
+    """
     found: dict[str, str] = {}
     failed: list[Exception] = []
     for exhibit, of_seeds in runs.items():
         try:
             found[exhibit.slug] = read(exhibit, of_seeds)
+        except TrainerStoppedError:
+            raise
         except Exception as error:
             logger.error("%s has no page: %s", exhibit.slug, error)
             failed.append(error)

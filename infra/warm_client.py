@@ -54,7 +54,7 @@ class WarmServer:
 
     def __init__(self, preload: str | None) -> None:
         """Returns at once: requests wait in the pipe while the server loads `preload`."""
-        arguments = [sys.executable, "-m", "infra.warm_server"]
+        arguments = [sys.executable, "-P", "-m", "infra.warm_server"]
         if preload:
             arguments += ["--preload", preload]
         self._process = subprocess.Popen(

@@ -151,7 +151,7 @@ class Stack:
             "prefect",
             # `prefect server start` would put another process between, which a kill leaves behind.
             [
-                *(sys.executable, "-m", "uvicorn", "--factory"),
+                *(sys.executable, "-P", "-m", "uvicorn", "--factory"),
                 *("prefect.server.api.server:create_app", "--timeout-keep-alive", "5"),
                 *("--host", HOST, "--port", str(self.ports.prefect)),
             ],

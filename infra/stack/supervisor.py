@@ -143,7 +143,8 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**_environment(service), **service.env},
+                # PYTHONSAFEPATH: for the Python processes that a server starts in its turn.
+                env={**_environment(service), "PYTHONSAFEPATH": "1", **service.env},
                 pass_fds=service.descriptors,
                 umask=0o077,
                 start_new_session=True,
