@@ -14,7 +14,7 @@ from typing import Any
 
 from flows.clean import clean
 from flows.closed_output import closed_output_ends_it
-from flows.commands import deploy_flows, next_round, roll_back, run_recipe, run_study
+from flows.commands import deploy_flows, next_round, run_recipe, run_study, take_back
 from infra.settings import Settings
 
 
@@ -194,7 +194,7 @@ def _add_runs(commands: Any) -> None:
     rollback = commands.add_parser("rollback", help="make an earlier version champion again")
     rollback.add_argument("recipe", help="the recipe whose champion to take back")
     rollback.add_argument("version", nargs="?", help="default: the one it replaced")
-    rollback.set_defaults(command=roll_back)
+    rollback.set_defaults(command=take_back)
 
 
 def _add_views(commands: Any) -> None:

@@ -14,7 +14,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from flows.run_options import check_options, configured, dry_run, of_comparison
+from flows.run_options import (
+    check_options,
+    configured,
+    dry_run,
+    of_comparison,
+    refuse_too_large,
+)
 from infra.imports import quick_imports
 from infra.settings import Settings
 
@@ -23,7 +29,6 @@ def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
     """Run a recipe, or print its plan or configuration."""
     from flows.changes import parsed
     from flows.config import ConfigError
-    from flows.recipes import MACHINES
 
     try:
         check_options(options)
@@ -38,17 +43,14 @@ def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
         return 0
     if options.dry_run:
         return dry_run(config, options, settings)
-    needed, here = MACHINES.get(options.recipe), len(settings.gpus)
-    if needed is not None and here < needed.num_devices and settings.dask is None:
-        print(
-            f"trimtab: {options.recipe} is for {needed}; this host has {here}. --dry-run says what "
-            "it would need; hh-smollm2 is the same with a small model",
-            file=sys.stderr,
-        )
-        return 2
-    return _in_prefect(
-        lambda: partial(_flow(options.flow), options.recipe, changes=changes, **given)
-    )
+
+    def load() -> Callable[[], object]:
+        flow = _flow(options.flow)
+        if settings.dask is None:
+            refuse_too_large(config, options, settings)
+        return partial(flow, options.recipe, changes=changes, **given)
+
+    return _in_prefect(load)
 
 
 def _flow(name: str) -> Callable[..., object]:
@@ -106,14 +108,15 @@ def next_round(options: argparse.Namespace, settings: Settings) -> int:
     return _in_prefect(load)
 
 
-def roll_back(options: argparse.Namespace, settings: Settings) -> int:
+def take_back(options: argparse.Namespace, settings: Settings) -> int:
     """Make the version before, or the one named, champion again."""
+    from infra.manifest import StorageError
     from infra.registry import RegistryError
-    from tasks.registry import model_name, registry
+    from tasks.registry import roll_back
 
     try:
-        now = registry().roll_back(model_name(options.recipe), "champion", options.version)
-    except RegistryError as error:
+        now = roll_back(options.recipe, options.version)
+    except (RegistryError, StorageError) as error:
         print(f"trimtab: {error}", file=sys.stderr)
         return 1
     print(f"champion of {now.name}: version {now.number}")

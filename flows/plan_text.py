@@ -19,7 +19,8 @@ MEMORY_HEADER = (
 )
 THIS_BUILD = (
     "Trainers have a GPU each where there are any; so have ranks that share batches out "
-    "(num_ranks). Each holds the whole of its models, with ZeRO a part, as counted above."
+    "(num_ranks; auto counts as one). Each holds the whole of its models, with ZeRO a part, as "
+    "counted above."
 )
 
 OF_SOME_CATEGORIES = {

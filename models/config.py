@@ -111,7 +111,7 @@ class AuditConfig(StageConfig):
     """The label audit for a person: the page to review pairs with, and the audited set."""
 
     recipe: str = Field("", description="Name of the recipe, for the page's heading")
-    seed: int = Field(0, description="Seed of the run and of the bootstrap")
+    seed: int = Field(0, description="Seed of the run, for the page's heading")
 
 
 class AdvantageModelConfig(StageConfig):

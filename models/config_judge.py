@@ -133,8 +133,7 @@ class JudgePreferencesConfig(StageConfig):
     )
     max_pairs: int | None = Field(None, gt=0, description="Pairs of each split; none: all")
     pairs_at_once: int = Field(256, gt=0, description="Pairs between two reports and checkpoints")
-    num_resamples: int = Field(1000, gt=0, description="Bootstrap resamples")
-    seed: int = Field(0, description="Seed of sampled answers, gold's errors and the bootstrap")
+    seed: int = Field(0, description="Seed of sampled answers and of gold's errors")
 
 
 class HarmlessConfig(StageConfig):

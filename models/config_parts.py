@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 Precision = Literal["float32", "bfloat16"]
 Optimiser = Literal["adamw", "adamw_8bit"]
@@ -12,6 +20,17 @@ Optimiser = Literal["adamw", "adamw_8bit"]
 MAY_BE_SECRET = "may_be_secret"
 # Marks a field that decides whether a stage comes to its end, but not what it makes.
 LIMIT = "limit"
+
+
+def _ranks_or_auto(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """One mistake where pydantic would name one for each part of the union."""
+    try:
+        return check(value)
+    except ValidationError:
+        raise ValueError("allowed: auto, or a whole number from 1 up") from None
+
+
+NumRanks = Annotated[Annotated[int, Field(gt=0)] | Literal["auto"], WrapValidator(_ranks_or_auto)]
 
 
 class StageConfig(BaseModel):
@@ -76,10 +95,22 @@ class TrainerConfig(StageConfig):
         "(bitsandbytes); not with ZeRO, which parts them",
     )
     max_grad_norm: float = Field(1.0, gt=0, description="Global gradient clip [PPO: 1.0]")
-    num_ranks: int = Field(1, gt=0, description="Processes that share out each batch")
+    num_ranks: NumRanks = Field(
+        "auto",
+        description="Processes that share out each batch, with a GPU each where there are any. A "
+        "number is kept to on every host, and decides the result to the last bit. auto: one on a "
+        "GPU; without GPUs one, or for a model from scratch one a core of the stage's share, so "
+        "that results of hosts with other cores differ by rounding (with dropout also by what is "
+        "dropped) and count as the same stage",
+    )
     zero: ZeroConfig | None = Field(
         None, description="What the ranks hold a part of; none: each holds the whole of all"
     )
+
+    @property
+    def ranks(self) -> int:
+        """`num_ranks` as a number: of `auto` the one that it is on a GPU."""
+        return 1 if self.num_ranks == "auto" else self.num_ranks
 
     @model_validator(mode="after")
     def _optimiser_is_whole(self) -> Self:

@@ -17,8 +17,17 @@ class RelabelConfig(StageConfig):
     How the methods of Part II are written is in `models.functional.relabel`.
     """
 
-    flip_fraction: float | None = Field(None, ge=0, le=0.5, description="Flip the weakest share")
-    flip_below: float | None = Field(0.0, description="Flip pairs of strength below this")
+    flip_fraction: float | None = Field(
+        None,
+        ge=0,
+        le=0.5,
+        description="Flip only pairs of this weakest share; none: of whatever rank",
+    )
+    flip_below: float | None = Field(
+        0.0,
+        description="Flip only pairs of strength below this, in logits; none: of whatever strength."
+        " With neither this nor a share nothing is flipped",
+    )
     smoothing: float = Field(0.2, ge=0, lt=0.5, description="Label smoothing alpha (free)")
     smooth: Literal["none", "negative", "not_flipped", "all"] = Field(
         "none",
@@ -49,15 +58,6 @@ class RelabelConfig(StageConfig):
         if not self.keep_from < self.keep_to:
             raise ValueError(
                 f"keep_from must be below keep_to, found {self.keep_from} and {self.keep_to}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _flips_one_way(self) -> Self:
-        if self.flip_fraction is not None and self.flip_below is not None:
-            raise ValueError(
-                "flip_fraction or flip_below must be none, found flip_fraction "
-                f"{self.flip_fraction} and flip_below {self.flip_below}"
             )
         return self
 

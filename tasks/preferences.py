@@ -9,7 +9,7 @@ from prefect import task
 from infra.fetch import is_remote
 from models.config import PreferencesConfig
 from tasks.kinds import CPU
-from tasks.perform import perform
+from tasks.perform import logger, perform
 from tasks.sources import import_source
 from tasks.stage import StageResult
 
@@ -27,4 +27,8 @@ def preferences(config: PreferencesConfig, label: str = "preferences") -> StageR
         for index, source in enumerate(sources)
         if is_remote(source) or Path(source).expanduser().exists()
     }
-    return perform("preferences", config, inputs, label)
+    result = perform("preferences", config, inputs, label)
+    logger.info("%s: %s", label, result.summary["account"])
+    if result.summary["warnings"]:
+        logger.warning("%s: %s", label, result.summary["warnings"])
+    return result

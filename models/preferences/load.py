@@ -152,9 +152,12 @@ class _Loader:
         elif parsed.is_tie:
             counts.ties_dropped += 1
         else:
-            before = len(self.pairs)
-            self.pairs.extend(_pairs_of(parsed, source, _short_place(raw, source)))
-            counts.pairs += len(self.pairs) - before
+            pairs = _pairs_of(parsed, source, _short_place(raw, source))
+            self.pairs.extend(pairs)
+            self.report.row_of |= dict.fromkeys(
+                (pair.id for pair in pairs), (source.key, counts.rows_read)
+            )
+            counts.pairs += len(pairs)
             counts.rows_used += 1
             self.report.rows_by_format[parsed.format] += 1
             self.report.ignored_fields.update(str(k) for k in raw.value if k not in KNOWN_FIELDS)

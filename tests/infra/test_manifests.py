@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ INFRA = Path(__file__).parents[2] / "infra"
 TEMPLATE = json.loads((INFRA / "kubernetes" / "job-template.json").read_text())
 COMPOSE_TEXT = (INFRA / "docker" / "compose.yaml").read_text()
 COMPOSE = yaml.safe_load(COMPOSE_TEXT)
+DOCKERFILE = (INFRA / "docker" / "Dockerfile").read_text()
 KUBERNETES = "1.33"
 
 
@@ -51,6 +53,27 @@ def test_a_flow_runs_job_is_one_that_kubernetes_takes(gpus: int) -> None:
 def test_every_variable_is_used_and_described() -> None:
     used = {each.name for each in find_placeholders(TEMPLATE["job_configuration"])}
     assert used == set(TEMPLATE["variables"]["properties"])
+
+
+def test_the_image_has_what_flow_runs_on_gpus_need() -> None:
+    """Every extra but that of the tests, a C compiler, and a torch that is not for CPUs only."""
+    lines = [line for line in DOCKERFILE.splitlines() if not line.startswith("#")]
+    text = "\n".join(lines).replace("\\\n", " ")
+    [extras] = re.findall(r"pip install '\.\[([\w,-]+)\]' -c constraints\.txt", text)
+    project = tomllib.loads((INFRA.parent / "pyproject.toml").read_text())["project"]
+    assert set(extras.split(",")) == set(project["optional-dependencies"]) - {"test"}
+    [packages] = re.findall(r"apt-get install -y --no-install-recommends ([\w +-]+?) *&&", text)
+    assert "g++" in packages.split()
+    [index] = re.findall(r"^ARG TORCH_INDEX=(\S+)$", text, re.MULTILINE)
+    assert "/cpu" not in index
+    assert f"pip install {_torch(project)} --index-url ${{TORCH_INDEX}}" in text
+    # As root: a user of the container could not.
+    assert text.index("apt-get") < text.index("\nUSER ")
+
+
+def _torch(project: dict[str, Any]) -> str:
+    [pinned] = [each for each in project["dependencies"] if each.startswith("torch==")]
+    return str(pinned)
 
 
 def test_the_worker_is_one_that_kubernetes_takes() -> None:
