@@ -103,8 +103,11 @@ def _left(home: Path, number: int) -> list[str]:
         token = page.token
         if not token:
             break
-    faults = [f"MLflow run {r.info.run_name}: {r.info.status}" for r in found
-              if r.info.status != "FINISHED"]
+    faults = [
+        f"MLflow run {r.info.run_name}: {r.info.status}"
+        for r in found
+        if r.info.status != "FINISHED"
+    ]
     stages = [run.data.tags for run in found if "trimtab.key" in run.data.tags]
     computed = Counter(tags["trimtab.key"] for tags in stages if tags["trimtab.cached"] == "false")
     keys = {path.parent.name for path in home.glob("store/artifacts/*/*/manifest.json")}
