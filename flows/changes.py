@@ -137,18 +137,23 @@ def changed(
     if changes is None:
         return config
     if not isinstance(changes, BaseModel):
-        if "recipe" in changes:
-            raise ConfigError(
-                f"recipe: found {changes['recipe']!r} among the changes; allowed: the recipe to "
-                "start from is an argument of its own, and no change"
-            )
-        try:
-            changes = kind.model_validate(changes)
-        except ValidationError as error:
-            raise ConfigError(explain(error, kind)) from None
+        changes = validated(changes, kind)
     given = _without_empty(changes.model_dump(mode="json", exclude_unset=True))
     values = config.model_dump(mode="json")
     return load_config(_merged(_without_others_categories(values, given), given))
+
+
+def validated(changes: Mapping[str, Any], kind: type[BaseModel]) -> BaseModel:
+    """Changes of a kind by themselves, of whatever recipe; ConfigError names all mistakes."""
+    if "recipe" in changes:
+        raise ConfigError(
+            f"recipe: found {changes['recipe']!r} among the changes; allowed: the recipe to start "
+            "from is an argument of its own, and no change"
+        )
+    try:
+        return kind.model_validate(changes)
+    except ValidationError as error:
+        raise ConfigError(explain(error, kind)) from None
 
 
 def _without_others_categories(

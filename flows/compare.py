@@ -18,6 +18,7 @@ from flows.run import Run
 from flows.runner import task_runner
 from models.comparison.config import CompareConfig
 from models.config_numbers import RunSeed
+from tasks.access import demand_access
 from tasks.compare import compare as compare_stage
 from tasks.report import announce, lineage_of
 
@@ -51,6 +52,7 @@ def compare(
     """
     runs = [Run(config) for config in of_seeds(recipe, arms, seeds, changes)]
     config = runs[0].config
+    demand_access(config)
     share_limits(runs, contest)
     with tracked_flow(config, "compare") as tracked:
         contest(*runs)

@@ -280,7 +280,7 @@ class RunConfig(Section):
         return self
 
 
-def _sections(config: BaseModel, above: str = "") -> Iterator[tuple[str, BaseModel]]:
+def sections_of(config: BaseModel, above: str = "") -> Iterator[tuple[str, BaseModel]]:
     """Every section of a configuration, and itself, with the path that its fields' names go on."""
     yield above, config
     for name in type(config).model_fields:
@@ -288,12 +288,12 @@ def _sections(config: BaseModel, above: str = "") -> Iterator[tuple[str, BaseMod
         several = value if isinstance(value, tuple) else (value,)
         for each in several:
             if isinstance(each, BaseModel):
-                yield from _sections(each, f"{above}{name}.")
+                yield from sections_of(each, f"{above}{name}.")
 
 
 def _seeds(config: RunConfig) -> Iterator[tuple[str, int]]:
     """The seeds of the stages, by path."""
-    for path, section in _sections(config):
+    for path, section in sections_of(config):
         if path and "seed" in type(section).model_fields:
             yield f"{path}seed", getattr(section, "seed")  # noqa: B009  (not of every section)
 
@@ -314,7 +314,7 @@ def check_layers(config: RunConfig, num_layers: int) -> None:
     """ValueError where more layers are to be trained than the base model has."""
     trained = {
         f"{path}trainable_layers": section.trainable_layers
-        for path, section in _sections(config)
+        for path, section in sections_of(config)
         if isinstance(section, TrainerConfig) and section.trainable_layers is not None
     }
     wrong = [f"{path} = {number}" for path, number in trained.items() if number > num_layers]
@@ -341,7 +341,7 @@ def _check_lengths(config: RunConfig) -> None:
     """ValueError where a model from scratch cannot hold an answer with its end and some prompt."""
     longest = {
         f"{path}max_new_tokens": getattr(section, "max_new_tokens")  # noqa: B009  (of some)
-        for path, section in _sections(config)
+        for path, section in sections_of(config)
         if "max_new_tokens" in type(section).model_fields
     }
     path = max(longest, key=longest.__getitem__)

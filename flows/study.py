@@ -21,11 +21,13 @@ from flows.run import Future, Run
 from flows.runner import task_runner
 from flows.studies.arms_of import ARMS
 from flows.studies.shared_run import SharedRun
+from infra.launch import TrainerStoppedError
 from infra.tracking import TrackedRun
 from models.config_numbers import RunSeed
 from models.studies.catalogue import exhibits_of
 from models.studies.config import StudyConfig
 from models.studies.exhibit import TITLES, Exhibit, ExhibitName, Paper
+from tasks.access import demand_access
 from tasks.report import announce, lineage_of
 from tasks.study import study as study_stage
 
@@ -61,6 +63,7 @@ def study(
     """
     wanted = checked(paper, exhibit, seeds)
     config = changed(recipe_named(scale), changes)
+    demand_access(config)
     made: dict[Hashable, Future] = {}
     how = (*overrides(changes), "--scale", scale, "--seeds", *map(str, seeds))
     configs = [changed(config, {"seed": seed}) for seed in seeds]
@@ -90,12 +93,17 @@ def checked(paper: str, exhibit: str, seeds: Sequence[int]) -> list[Exhibit]:
 def read_all(
     runs: Mapping[Exhibit, dict[int, Run]], read: Callable[[Exhibit, dict[int, Run]], str]
 ) -> dict[str, str]:
-    """The status of each exhibit; one that fails leaves the others theirs, and then raises."""
+    """The status of each exhibit; one that fails leaves the others theirs, and then raises.
+
+    TrainerStoppedError, once the study is asked to stop, is for all of them.
+    """
     found: dict[str, str] = {}
     failed: list[Exception] = []
     for exhibit, of_seeds in runs.items():
         try:
             found[exhibit.slug] = read(exhibit, of_seeds)
+        except TrainerStoppedError:
+            raise
         except Exception as error:
             logger.error("%s has no page: %s", exhibit.slug, error)
             failed.append(error)

@@ -91,7 +91,11 @@ class PreferencesConfig(StageConfig):
     """Reading people's preference data."""
 
     sources: tuple[str, ...] = Field((), description="Files, folders, hub ids or s3:// addresses")
-    categories: tuple[str, ...] = Field((), description="Category of each source, in order")
+    categories: tuple[str, ...] = Field(
+        (),
+        description="Category of each source, in order. A recipe's apply where as many sources are "
+        "given as it has",
+    )
     demonstrations: tuple[str, ...] = Field(
         (),
         description="What SFT learns in place of the chosen answers: such sources of rows prompt + "

@@ -202,6 +202,29 @@ def test_what_no_run_can_have_is_refused_before_any_stage() -> None:
         assert len(said) < 2000, what
 
 
+def test_a_form_that_nobody_touched_changes_nothing() -> None:
+    """It sends the defaults that the schema has, in every section and in the first of several."""
+    sections = parameter_schema(rlhf).model_dump_for_openapi()["definitions"]
+
+    def untouched(name: str) -> dict[str, Any]:
+        sent: dict[str, Any] = {}
+        for field, described in sections[name]["properties"].items():
+            first = described.get("anyOf", [described])[0]
+            if "default" in described:
+                sent[field] = described["default"]
+            elif "$ref" in first:
+                sent[field] = untouched(first["$ref"].rpartition("/")[2])
+        return sent
+
+    changes = untouched("RunChanges")
+    assert changes["ppo"]["normalise_advantages"] is None
+    assert changes["ppo"]["zero"] == {"offload": None}
+    parameters = {"recipe": "smoke", "changes": changes}
+    assert validate(parameters, _schema(rlhf), preprocess=False) == []
+    taken = rlhf.validate_parameters(parameters)
+    assert changed(recipe_named("smoke"), taken["changes"]) == recipe_named("smoke")
+
+
 @pytest.mark.parametrize(
     "flow", [rlhf, rounds, evaluate, study, compare], ids=lambda each: each.name
 )
