@@ -11,6 +11,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from infra.mlflow_calls import follow_move
 from infra.settings import Settings
 
 _STOP_SECONDS = 10.0
@@ -26,6 +27,12 @@ def ui(options: argparse.Namespace, settings: Settings) -> int:
                 f"with {option}",
                 file=sys.stderr,
             )
+            return 1
+    if settings.embedded_mlflow:
+        try:
+            follow_move(settings.home / "mlartifacts")
+        except OSError as error:
+            print(f"trimtab: {error}", file=sys.stderr)
             return 1
     scripts = Path(sys.executable).parent
     commands = {

@@ -127,20 +127,26 @@ def follow_move(artifact_root: Path) -> None:
     if not database.is_file():
         return
     try:
-        with closing(sqlite3.connect(database, timeout=30)) as connection, connection:
-            connection.execute("BEGIN IMMEDIATE")
-            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-            for old in _earlier_roots(connection, artifact_root) if "experiments" in tables else ():
-                _rewrite(connection, tables, old, artifact_root)
-                logger.warning(
-                    "MLflow's artifacts were in %s; its database now names %s", old, artifact_root
-                )
+        with closing(sqlite3.connect(database, timeout=30)) as connection:
+            if not _earlier_roots(connection, artifact_root):
+                return
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
+                for old in _earlier_roots(connection, artifact_root):
+                    _rewrite(connection, old, artifact_root)
+                    logger.warning(
+                        "MLflow's artifacts were in %s; its database now names %s",
+                        old,
+                        artifact_root,
+                    )
     except sqlite3.Error as error:
         raise OSError(f"{database}: cannot note that it was moved: {error}") from error
 
 
 def _earlier_roots(connection: sqlite3.Connection, artifact_root: Path) -> list[str]:
     """Other places, as URIs, of a folder of this name in which experiments have their artifacts."""
+    if "experiments" not in _tables(connection):
+        return []
     found = connection.execute("SELECT DISTINCT artifact_location FROM experiments").fetchall()
     end = f"/{artifact_root.name}"
     return [
@@ -153,9 +159,12 @@ def _earlier_roots(connection: sqlite3.Connection, artifact_root: Path) -> list[
     ]
 
 
-def _rewrite(
-    connection: sqlite3.Connection, tables: set[str], old: str, artifact_root: Path
-) -> None:
+def _tables(connection: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+
+
+def _rewrite(connection: sqlite3.Connection, old: str, artifact_root: Path) -> None:
+    tables = _tables(connection)
     for table, column in _LOCATIONS:
         if table in tables:
             connection.execute(
