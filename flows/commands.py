@@ -12,17 +12,22 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flows.run_options import check_options, configured, dry_run, of_comparison
 from infra.imports import quick_imports
 from infra.settings import Settings
+
+if TYPE_CHECKING:
+    from flows.config import RunConfig
+    from flows.names import RunName
 
 
 def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
     """Run a recipe, or print its plan or configuration."""
     from flows.changes import parsed
     from flows.config import ConfigError
+    from flows.names import check_free
     from flows.recipes import MACHINES
 
     try:
@@ -30,6 +35,7 @@ def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
         changes = parsed(options.overrides)
         given = of_comparison(options)
         config = configured(options.recipe, changes, given)
+        check_free(_name_of(config, options, given), settings)
     except ConfigError as error:
         print(f"trimtab: {error}", file=sys.stderr)
         return 2
@@ -47,8 +53,20 @@ def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
         )
         return 2
     return _in_prefect(
-        lambda: partial(_flow(options.flow), options.recipe, changes=changes, **given)
+        lambda: partial(
+            _flow(options.flow), options.recipe, changes=changes, name=options.name, **given
+        )
     )
+
+
+def _name_of(config: RunConfig, options: argparse.Namespace, given: dict[str, Any]) -> RunName:
+    """What the run is going to be called."""
+    from flows.compared import comparison_name
+    from flows.names import named
+
+    if options.flow == "compare":
+        return comparison_name(config, given["arms"], given["seeds"], options.name)
+    return named(config, options.flow, options.name)
 
 
 def _flow(name: str) -> Callable[..., object]:
@@ -180,12 +198,13 @@ def _reported(
         from infra.launch import TrainerError, warm_up
         from infra.manifest import StorageError
         from infra.registry import RegistryError
+        from infra.report_folders import NameTakenError
         from tasks.perform import get_ready
         from tasks.registry import LineageError
         from tasks.stage import StageInputError, StageOutputError
 
         get_ready()
-    known = (TrainerError, StageInputError, StageOutputError, StorageError, FetchError)
+    stages = (TrainerError, StageInputError, StageOutputError, StorageError, FetchError)
     try:
         if not (Settings.from_env().home / "reports").exists():  # first run: the store is empty
             warm_up()
@@ -195,7 +214,7 @@ def _reported(
         for noise in ("prefect.flow_runs", "prefect.task_runs"):  # one stage's failure fails many
             logging.getLogger(noise).propagate = False  # all of it is on the run's page
         run()
-    except (ConfigError, LineageError, RegistryError, *known) as error:
+    except (ConfigError, LineageError, NameTakenError, RegistryError, *stages) as error:
         print(f"trimtab: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     return 0

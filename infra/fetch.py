@@ -1,7 +1,8 @@
-"""Bringing a user's data file or folder from where they keep it: a path or s3://."""
+"""A user's data file or folder: its digest, and bringing it from a path or s3://."""
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,17 @@ class FetchError(ValueError):
 def is_remote(source: str) -> bool:
     """Whether a source lies in object storage."""
     return source.startswith("s3://")
+
+
+def digest_of(path: Path) -> str:
+    """sha256 in hex over the name and content of a file, or of all files of a folder."""
+    digest = hashlib.sha256()
+    for each in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if each.is_file():
+            with each.open("rb") as stream:
+                content = hashlib.file_digest(stream, "sha256").hexdigest()
+            digest.update(f"{each.relative_to(path.parent)}\0{content}\n".encode())
+    return digest.hexdigest()
 
 
 def fetch(source: str, folder: Path) -> Path:

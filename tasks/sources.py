@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from pathlib import Path
 
-from infra.fetch import fetch
+from infra.fetch import digest_of, fetch
 from models.judging.constitutions import PACKAGED
 from models.records import ArtifactRef
 from tasks.perform import base_context
@@ -20,8 +19,7 @@ def import_source(source: str) -> ArtifactRef:
     store = base_context().store
     with tempfile.TemporaryDirectory(prefix="trimtab-") as scratch:
         folder = Path(scratch)
-        fetch(source, folder)
-        key = _digest(folder)
+        key = digest_of(fetch(source, folder))
         manifest = store.find("raw", key) or store.publish(
             "raw",
             key,
@@ -41,14 +39,3 @@ def import_constitution(name: str | None) -> dict[str, ArtifactRef]:
     Raises infra.fetch.FetchError as above.
     """
     return {} if name is None or name in PACKAGED else {"constitution": import_source(name)}
-
-
-def _digest(folder: Path) -> str:
-    """sha256 over the names and contents of a folder's files."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            with path.open("rb") as stream:
-                content = hashlib.file_digest(stream, "sha256").hexdigest()
-            digest.update(f"{path.relative_to(folder)}\0{content}\n".encode())
-    return digest.hexdigest()
