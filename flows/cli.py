@@ -89,13 +89,14 @@ def _report(options: argparse.Namespace, settings: Settings) -> int:
         print(f"trimtab: no report below {settings.home / 'reports'}; run a recipe first")
         return 2
     for path in reports:
-        print(path)
+        print(f"{path.parent.name}  {path}")
     if options.open:
         webbrowser.open(reports[-1].as_uri())
     return 0
 
 
 def _compare(options: argparse.Namespace, settings: Settings) -> int:
+    from infra.report_folders import run_of
     from models.report.compare import comparison
 
     folders = [settings.home / "reports" / name for name in options.runs]
@@ -113,7 +114,9 @@ def _compare(options: argparse.Namespace, settings: Settings) -> int:
     if others:
         print(f"trimtab: {others[0]} is a page over several runs, not a run", file=sys.stderr)
         return 2
-    print(comparison(options.runs, cards, summaries))
+    runs = [run_of(folder) for folder in folders]
+    chosen = [{"flow": run["flow"], **run["settings"]} if run else {} for run in runs]
+    print(comparison(options.runs, cards, summaries, chosen))
     return 0
 
 
@@ -174,6 +177,9 @@ def _add_runs(commands: Any) -> None:
         "--arms", nargs="+", metavar="ARM", help="methods that --flow compare compares"
     )
     run.add_argument("--seeds", type=int, nargs="+", help="seeds of --flow compare (2 3 4)")
+    run.add_argument(
+        "--name", help="the run's name (default: recipe, seed, data and what is changed)"
+    )
     instead = run.add_mutually_exclusive_group()
     instead.add_argument(
         "--dry-run", action="store_true", help="print stages, tokens, steps and memory, and stop"
@@ -195,11 +201,11 @@ def _add_runs(commands: Any) -> None:
     study.add_argument("--seeds", type=int, nargs="+", default=[2, 3, 4], help="default: 2 3 4")
     study.set_defaults(command=run_study, needs_home=True)
     rounds = commands.add_parser("rounds", help="one more MetaRM round from a recipe's champion")
-    rounds.add_argument("recipe", help="the recipe whose champion to go on from")
+    rounds.add_argument("recipe", help="recipe or registered model to go on from")
     rounds.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. ppo.num_steps=40")
     rounds.set_defaults(command=next_round, needs_home=True)
     rollback = commands.add_parser("rollback", help="make an earlier version champion again")
-    rollback.add_argument("recipe", help="the recipe whose champion to take back")
+    rollback.add_argument("recipe", help="recipe or registered model to take back")
     rollback.add_argument("version", nargs="?", help="default: the one it replaced")
     rollback.set_defaults(command=take_back, needs_home=True)
 
@@ -208,7 +214,9 @@ def _add_views(commands: Any) -> None:
     report = commands.add_parser("report", help="list the reports, the newest last")
     report.add_argument("--open", action="store_true", help="open the newest in a browser")
     report.set_defaults(command=_report)
-    compare = commands.add_parser("compare", help="tables over runs: mean and spread, in Markdown")
+    compare = commands.add_parser(
+        "compare", help="tables over runs, by settings and over seeds, in Markdown"
+    )
     compare.add_argument("runs", nargs="+", metavar="run", help="e.g. default-seed0 default-seed1")
     compare.set_defaults(command=_compare)
     papers = commands.add_parser("papers", help="all studies so far in one table, in Markdown")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flows.ended import signals_end_it
 from flows.run_options import (
@@ -24,18 +24,24 @@ from flows.run_options import (
 from infra.imports import quick_imports
 from infra.settings import Settings
 
+if TYPE_CHECKING:
+    from flows.config import RunConfig
+    from flows.names import RunName
+
 
 def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
     """Run a recipe, or print its plan or configuration."""
     from flows.changes import parsed
     from flows.checks import check
     from flows.config import ConfigError
+    from flows.names import check_free
 
     try:
         check_options(options)
         changes = parsed(options.overrides)
         given = of_comparison(options)
         config = configured(options.recipe, changes, given)
+        check_free(_name_of(config, options, given), settings)
     except ConfigError as error:
         print(f"trimtab: {error}", file=sys.stderr)
         return 2
@@ -55,9 +61,19 @@ def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
         flow = _flow(options.flow)
         if settings.dask is None:
             refuse_too_large(config, options, settings)
-        return partial(flow, options.recipe, changes=changes, **given)
+        return partial(flow, options.recipe, changes=changes, name=options.name, **given)
 
     return _in_prefect(load)
+
+
+def _name_of(config: RunConfig, options: argparse.Namespace, given: dict[str, Any]) -> RunName:
+    """What the run is going to be called."""
+    from flows.compared import comparison_name
+    from flows.names import named
+
+    if options.flow == "compare":
+        return comparison_name(config, given["arms"], given["seeds"], options.name)
+    return named(config, options.flow, options.name)
 
 
 def _flow(name: str) -> Callable[..., object]:
@@ -198,12 +214,13 @@ def _reported(
         from infra.launch import TrainerError, warm_up
         from infra.manifest import StorageError
         from infra.registry import RegistryError
+        from infra.report_folders import NameTakenError
         from tasks.perform import get_ready
         from tasks.registry import LineageError
         from tasks.stage import StageInputError, StageOutputError
 
         get_ready()
-    known = (TrainerError, StageInputError, StageOutputError, StorageError, FetchError)
+    stages = (TrainerError, StageInputError, StageOutputError, StorageError, FetchError)
     try:
         if not (Settings.from_env().home / "reports").exists():  # first run: the store is empty
             warm_up()
@@ -213,7 +230,7 @@ def _reported(
         for noise in ("prefect.flow_runs", "prefect.task_runs"):  # one stage's failure fails many
             logging.getLogger(noise).propagate = False  # all of it is on the run's page
         run()
-    except (ConfigError, LineageError, RegistryError, *known) as error:
+    except (ConfigError, LineageError, NameTakenError, RegistryError, *stages) as error:
         print(f"trimtab: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     return 0

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Annotated
 
 from prefect import flow
-from prefect.runtime import flow_run
 from pydantic import Field
 
-from flows.compared import METHODS, SEEDS, CompareChanges, of_seeds
+from flows.compared import METHODS, SEEDS, CompareChanges, comparison_name, of_seeds
 from flows.config import Arm
 from flows.experiment import contest
-from flows.finish import tracked_flow
+from flows.finish import run_name, tracked_flow
 from flows.judge_shares import share_limits
+from flows.names import GivenName
 from flows.recipes import RecipeName
 from flows.run import Run
 from flows.runner import task_runner
@@ -28,16 +28,13 @@ Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]
 READ = ("ppo_max", "rehearsal", "dpo", "cpl", "answers", "rejection_sampling", "rest", "hir")
 
 
-def _name() -> str:
-    return f"compare-{flow_run.parameters['recipe']}"
-
-
-@flow(name="compare", flow_run_name=_name, task_runner=task_runner())
+@flow(name="compare", flow_run_name=run_name, task_runner=task_runner())
 def compare(
     recipe: RecipeName = "default",
     arms: Arms = list(METHODS),  # noqa: B006  (Prefect's form shows it; nobody changes it)
     seeds: Seeds = list(SEEDS),  # noqa: B006  (as above)
     changes: CompareChanges | None = None,
+    name: GivenName | None = None,
 ) -> dict[str, object]:
     """Policies of several methods from one SFT policy a seed, and one page about all of them.
 
@@ -49,12 +46,14 @@ def compare(
         arms: The methods to compare, beside SFT
         seeds: Seeds of the runs, each a world of its own
         changes: What all runs do otherwise; what is left empty stays as the recipe has it
+        name: The page's name, for MLflow and Prefect too; by default what all of the above give
     """
     runs = [Run(config) for config in of_seeds(recipe, arms, seeds, changes)]
     config = runs[0].config
     demand_access(config)
+    found_name = comparison_name(config, arms, seeds, name)
     share_limits(runs, contest)
-    with tracked_flow(config, "compare") as tracked:
+    with tracked_flow(config, found_name) as tracked:
         contest(*runs)
         results = {
             f"{run.config.seed}.{role}": run.result(role) for run in runs for role in run.roles
@@ -73,4 +72,4 @@ def compare(
         }
         matrix = {"win_matrix": runs[-1].result("win_matrix")}
         found = runs[-1].submit(compare_stage, page, matrix | read).result()
-        return announce(tracked, found, results, f"compare-{config.recipe}")
+        return announce(tracked, found, results, found_name.name, found_name.about)

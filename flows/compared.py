@@ -7,6 +7,7 @@ from typing import Any
 
 from flows.changes import FIELDS, Whole, changed, changes_to
 from flows.config import Arm, ConfigError, RunConfig
+from flows.names import RunName, named_over_seeds
 from flows.recipes import recipe_named
 
 METHODS: tuple[Arm, ...] = (
@@ -34,3 +35,11 @@ def of_seeds(
             raise ConfigError(f"{name} must differ, found {', '.join(map(str, given))}")
     config = changed(recipe_named(recipe), changes, CompareChanges)
     return [changed(config, {"arms": list(arms), "seed": seed}) for seed in seeds]
+
+
+def comparison_name(
+    config: RunConfig, arms: Sequence[str], seeds: Sequence[int], given: str | None = None
+) -> RunName:
+    """What a comparison is called: `compare-<recipe>`, and what of it is not as usual."""
+    usual = {"seeds": SEEDS, "arms": METHODS}
+    return named_over_seeds(config, "compare", {"seeds": [*seeds], "arms": [*arms]}, usual, given)

@@ -13,6 +13,7 @@ from pydantic import Field
 from flows.config import ConfigError, load_config, seeded
 from flows.finish import run_name, tracked_flow
 from flows.judge_shares import share_limits
+from flows.names import named
 from flows.run import Future, Run, roles_of_round
 from flows.runner import task_runner
 from flows.stages import measure
@@ -33,7 +34,7 @@ def evaluate(
     in training it, score them. Returns the key numbers; the page of the flow run has the table.
 
     Args:
-        recipe: The recipe whose registered policies to compare
+        recipe: The recipe, or the registered model, whose policies to compare
         policy: An alias (candidate, champion) or a version number
         against: The same, or `sft` for the policy both started from
         seed: Seed of the answers; another one gives other answers
@@ -45,7 +46,7 @@ def evaluate(
     contenders = {policy: _contender(ours), against: _opponent(run, recipe, against)}
     answer = partial(_answer, contenders=contenders, seed=seed)
     share_limits([run], answer)
-    with tracked_flow(run.config, "evaluate") as tracked:
+    with tracked_flow(run.config, named(run.config, "evaluate")) as tracked:
         answer(run)
         run["verdict"] = run.submit(
             judge,

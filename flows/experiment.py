@@ -13,6 +13,7 @@ from flows.changes import RunChanges, changed
 from flows.config import seeded
 from flows.finish import finish, tracked_flow
 from flows.judge_shares import share_limits
+from flows.names import named
 from flows.optimisers import judge_policies, train_policies
 from flows.recipes import RecipeName, recipe_named
 from flows.run import Run
@@ -32,15 +33,20 @@ from tasks.win_matrix import win_matrix
 
 
 def run_flow(
-    name: str, stages: Callable[[Run], int | None], recipe: RecipeName, changes: RunChanges | None
+    flow: str,
+    stages: Callable[[Run], int | None],
+    recipe: RecipeName,
+    changes: RunChanges | None,
+    given_name: str | None = None,
 ) -> dict[str, object]:
     """Run stages to a report; that of a part of the experiment lies beside that of the whole."""
     run = Run(changed(recipe_named(recipe), changes))
     demand_access(run.config)
+    name = named(run.config, flow, given_name)
     share_limits([run], stages)
     with tracked_flow(run.config, name) as tracked:
         champion = stages(run)
-        return finish(run, tracked, champion, suffix="" if name == "rlhf" else f"-{name}")
+        return finish(run, tracked, champion, name)
 
 
 def experiment(run: Run) -> int | None:

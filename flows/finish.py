@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from uuid import UUID
 
+from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
 from flows.config import RunConfig
+from flows.names import RunName, check_free, data_of, model_of
 from flows.run import Run, roles_of_round
 from infra.gpus import unused_gpus
 from infra.launch import drain_on_sigterm
+from infra.settings import Settings
 from infra.tracking import TrackedRun
 from models.report.config import ReportConfig
 from tasks.perform import start_tracked_run
@@ -21,29 +26,59 @@ from tasks.report import announce, lineage_of, report
 from tasks.restarts import end_earlier, take_over
 
 logger = logging.getLogger("trimtab")
+# Prefect's own names of runs: two words.
+_UNNAMED = re.compile(r"[a-z]+-[a-z]+")
 
 
 def run_name() -> str:
-    """The name of the flow run under way: flow, recipe and, where it is changed, seed."""
-    parameters = flow_run.parameters
-    changes = parameters.get("changes") or {}
-    given = changes if isinstance(changes, dict) else changes.model_dump(exclude_unset=True)
-    seed = f"-seed{given['seed']}" if "seed" in given else ""
-    return f"{flow_run.flow_name}-{parameters['recipe']}{seed}"
+    """What a flow run is called until its configuration is known: as somebody typed, or its flow.
+
+    What was typed stays, unless it looks like one of Prefect's own names.
+    """
+    typed = str(flow_run.name)
+    if not _UNNAMED.fullmatch(typed):
+        return typed
+    return _automatic_name()
+
+
+def _automatic_name() -> str:
+    given = flow_run.parameters
+    about = given.get("recipe") or f"{given.get('paper')}-{given.get('exhibit')}"
+    return f"{flow_run.flow_name}-{about}"
+
+
+def _name_flow_run(config: RunConfig, name: RunName) -> None:
+    """Give the flow run the run's name, unless it has one that was typed, and tags to filter by."""
+    tags = {*(flow_run.tags or []), f"recipe:{config.recipe}"}
+    if data := data_of(config):
+        tags.add(f"data:{data}")
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(
+            UUID(str(flow_run.id)),
+            name=name.name if flow_run.name == _automatic_name() else None,
+            tags=sorted(tags),
+        )
 
 
 @contextmanager
-def tracked_flow(config: RunConfig, name: str) -> Iterator[TrackedRun]:
+def tracked_flow(config: RunConfig, name: RunName) -> Iterator[TrackedRun]:
     """The MLflow run of a flow run, with the whole configuration as parameters.
 
-    Meanwhile a SIGTERM stops the running trainers at a checkpoint, and then the flow.
+    Meanwhile a SIGTERM stops the running trainers at a checkpoint, and then the flow. ConfigError
+    where the name is that of another configuration's report.
     """
+    check_free(name, Settings.from_env())
     take_over()
     if line := unused_gpus(os.environ):
         logger.warning("%s", line)
-    tags = {"trimtab.recipe": config.recipe, "trimtab.seed": str(config.seed)}
-    title = f"{name} {config.recipe} seed {config.seed}"
-    with drain_on_sigterm(), start_tracked_run(title, tags) as tracked:
+    _name_flow_run(config, name)
+    tags = {
+        "trimtab.recipe": config.recipe,
+        "trimtab.seed": str(config.seed),
+        "trimtab.flow": name.flow,
+        "trimtab.data": data_of(config) or "as the recipe",
+    }
+    with drain_on_sigterm(), start_tracked_run(name.name, tags) as tracked:
         tracked.log(params=config.model_dump(mode="json"))
         try:
             yield tracked
@@ -53,12 +88,12 @@ def tracked_flow(config: RunConfig, name: str) -> Iterator[TrackedRun]:
 
 
 def finish(
-    run: Run, tracked: TrackedRun, champion: int | None, suffix: str = ""
+    run: Run, tracked: TrackedRun, champion: int | None, name: RunName, model: str | None = None
 ) -> dict[str, object]:
     """Wait for everything, write the report, register the policies; returns the key numbers.
 
-    `champion` is the last round that was promoted. `suffix` keeps the report of a part of the
-    experiment beside that of the whole.
+    `champion` is the last round that was promoted. `model` is the registered model that policies
+    become versions of: by default that of the run's data.
     """
     results = {role: run.result(role) for role in run.roles}
     config = run.config
@@ -67,7 +102,7 @@ def finish(
     summary = run.submit(
         report,
         ReportConfig(
-            title=f"Trimtab: {config.recipe}",
+            title=f"Trimtab: {name.name}",
             recipe=config.recipe,
             seed=config.seed,
             config=config.model_dump(mode="json"),
@@ -79,12 +114,15 @@ def finish(
         ),
         {role: done for role, done in results.items() if not role.startswith("cross_fitted_")},
     ).result()
-    numbers = announce(tracked, summary, results, f"{config.recipe}-seed{config.seed}{suffix}")
+    numbers = announce(tracked, summary, results, name.name, name.about)
     rounds_to_keep = sorted(number for number in {champion, run.last_round} if number is not None)
     policies = {number: run.result(roles_of_round(number).policy) for number in rounds_to_keep}
     # Last: without a registry it is an error. Arms that rounds do not go on from are left out.
-    run.submit(
+    registered = run.submit(
         register_policies,
-        *(tracked.run_id, config.recipe, policies, champion, summary, config.fingerprint),
+        *(tracked.run_id, model or model_of(config), policies, champion, summary),
+        config.fingerprint,
     ).result()
+    if registered:
+        print(f"registered: {registered}")
     return numbers

@@ -7,18 +7,20 @@ from prefect import flow
 from flows.changes import RunChanges
 from flows.experiment import audit, run_flow
 from flows.finish import run_name
+from flows.names import GivenName
 from flows.recipes import RecipeName
 from flows.runner import task_runner
 
 
 @flow(name="label-audit", flow_run_name=run_name, task_runner=task_runner())
 def label_audit(
-    recipe: RecipeName = "default", changes: RunChanges | None = None
+    recipe: RecipeName = "default", changes: RunChanges | None = None, name: GivenName | None = None
 ) -> dict[str, object]:
     """Preferences to strength, relabelled pairs and report.
 
     Args:
         recipe: The configuration to start from
         changes: What to do otherwise; what is left empty stays as the recipe has it
+        name: The run's name, for report, MLflow and Prefect; by default what data and changes give
     """
-    return run_flow("label-audit", audit, recipe, changes)
+    return run_flow("label-audit", audit, recipe, changes, name)

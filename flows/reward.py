@@ -7,16 +7,20 @@ from prefect import flow
 from flows.changes import RunChanges
 from flows.experiment import run_flow, scorers
 from flows.finish import run_name
+from flows.names import GivenName
 from flows.recipes import RecipeName
 from flows.runner import task_runner
 
 
 @flow(name="reward", flow_run_name=run_name, task_runner=task_runner())
-def reward(recipe: RecipeName = "default", changes: RunChanges | None = None) -> dict[str, object]:
+def reward(
+    recipe: RecipeName = "default", changes: RunChanges | None = None, name: GivenName | None = None
+) -> dict[str, object]:
     """Preferences to strength, relabelled pairs, reward model, Advantage Model and report.
 
     Args:
         recipe: The configuration to start from
         changes: What to do otherwise; what is left empty stays as the recipe has it
+        name: The run's name, for report, MLflow and Prefect; by default what data and changes give
     """
-    return run_flow("reward", scorers, recipe, changes)
+    return run_flow("reward", scorers, recipe, changes, name)

@@ -7,12 +7,15 @@ from prefect import flow
 from flows.changes import RunChanges
 from flows.experiment import experiment, run_flow
 from flows.finish import run_name
+from flows.names import GivenName
 from flows.recipes import RecipeName
 from flows.runner import task_runner
 
 
 @flow(name="rlhf", flow_run_name=run_name, task_runner=task_runner())
-def rlhf(recipe: RecipeName = "default", changes: RunChanges | None = None) -> dict[str, object]:
+def rlhf(
+    recipe: RecipeName = "default", changes: RunChanges | None = None, name: GivenName | None = None
+) -> dict[str, object]:
     """Preferences, label audit, scorers, policies, MetaRM rounds, report.
 
     Returns the report's key numbers and where the report lies.
@@ -20,5 +23,6 @@ def rlhf(recipe: RecipeName = "default", changes: RunChanges | None = None) -> d
     Args:
         recipe: The configuration to start from
         changes: What to do otherwise; what is left empty stays as the recipe has it
+        name: The run's name, for report, MLflow and Prefect; by default what data and changes give
     """
-    return run_flow("rlhf", experiment, recipe, changes)
+    return run_flow("rlhf", experiment, recipe, changes, name)

@@ -13,11 +13,17 @@ from flows.changes import RoundChanges, changed
 from flows.config import ConfigError, load_config
 from flows.finish import finish, run_name, tracked_flow
 from flows.judge_shares import share_limits
+from flows.names import named
+from flows.recipes import RECIPES
 from flows.run import Run
 from flows.runner import task_runner
-from tasks.registry import TRIED, LineageError, Registered, registered
+from tasks.registry import TRIED, LineageError, Registered, model_name, registered
 
-__all__ = ["LineageError", "champion_of", "rounds"]
+__all__ = ["LineageError", "NoChampionError", "champion_of", "rounds"]
+
+
+class NoChampionError(ConfigError):
+    """No policy was promoted yet, so that there is nothing to go on from."""
 
 
 @flow(name="rounds", flow_run_name=run_name, task_runner=task_runner())
@@ -25,37 +31,55 @@ def rounds(recipe: str = "default", changes: RoundChanges | None = None) -> dict
     """MetaRM and PPO-max from the champion of a recipe, judged against it; promoted or not.
 
     Data, scorers and judges are those of the champion's run, so that all rounds so far compare.
-    Where the champion's next round was tried already, and lost, the run ends as `Idle`. Returns the
-    report's key numbers and where the report lies.
+    Where there is no champion yet, or its next round was tried already and lost, the run ends as
+    `Idle`. Returns the report's key numbers and where the report lies.
 
     Args:
-        recipe: The recipe whose champion to go on from
+        recipe: The recipe, or the registered model, whose champion to go on from
         changes: What to do otherwise than the champion's run; what is left empty stays
     """
-    champion = champion_of(recipe)
+    try:
+        champion = champion_of(recipe)
+    except NoChampionError as error:
+        return _idle(str(error))
     config = changed(load_config(champion.config), changes, RoundChanges)
     number = champion.round + 1
     if champion.version.tags.get(TRIED) == config.fingerprint:
-        message = (
+        return _idle(
             f"Nothing new: round {number} from version {champion.version.number} of "
             f"{champion.version.name} was judged no better, and the settings are the same"
         )
-        # Prefect makes a returned state the run's own, and gives its data to the caller.
-        idle: Any = Completed(name="Idle", message=message, data={"idle": message})
-        return idle
     run = Run(config, dict(champion.artifacts))
     share_limits([run], partial(play_round, number=number))
-    with tracked_flow(config, "rounds") as tracked:
+    name = named(config, "rounds")
+    with tracked_flow(config, name) as tracked:
         is_promoted = play_round(run, number)
-        return finish(run, tracked, number if is_promoted else champion.round, suffix="-rounds")
+        last = number if is_promoted else champion.round
+        return finish(run, tracked, last, name, champion.version.name)
+
+
+def _idle(message: str) -> Any:
+    """The state that Prefect makes the run's own; its data is what the flow returns."""
+    state: Any = Completed(name="Idle", message=message, data={"idle": message})
+    return state
 
 
 def champion_of(recipe: str) -> Registered:
-    """The champion of a recipe with its run; ConfigError where there is none."""
+    """The champion of a recipe, or of a registered model, with its run.
+
+    Raises NoChampionError where there is none yet, ConfigError where no recipe could have one.
+    """
     champion = registered(recipe, "champion")
-    if champion is None:
+    if champion is not None:
+        return champion
+    name = model_name(recipe)
+    known = [each for each in RECIPES if f"{name}-".startswith(f"{model_name(each)}-")]
+    if not known:
         raise ConfigError(
-            f"recipe {recipe!r} has no champion to go on from: run it first; its policy becomes "
-            "champion if held-out judgement promotes it"
+            f"unknown recipe or registered model {recipe!r}; recipes: {', '.join(RECIPES)}"
         )
-    return champion
+    raise NoChampionError(
+        f"{name} has no champion to go on from: run `trimtab run {max(known, key=len)}` "
+        "(deployment rlhf) on its data first; its policy becomes champion if held-out judgement "
+        "promotes it"
+    )

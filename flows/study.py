@@ -9,13 +9,13 @@ from functools import partial
 from typing import Annotated
 
 from prefect import flow
-from prefect.runtime import flow_run
 from pydantic import Field
 
 from flows.changes import RunChanges, changed, overrides
 from flows.config import ConfigError, RunConfig
-from flows.finish import tracked_flow
+from flows.finish import run_name, tracked_flow
 from flows.judge_shares import share_limits
+from flows.names import RunName, named_over_seeds
 from flows.recipes import RecipeName, recipe_named
 from flows.run import Future, Run
 from flows.runner import task_runner
@@ -36,12 +36,12 @@ logger = logging.getLogger("trimtab")
 Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]
 
 
-def _name() -> str:
-    given = flow_run.parameters
-    return f"study-{given['paper']}-{given['exhibit']}-{given['scale']}"
+def _name_of(config: RunConfig, what: str, seeds: Sequence[int]) -> RunName:
+    """`study-<paper>-<exhibit>-<scale>`, and what of it is not as usual."""
+    return named_over_seeds(config, f"study-{what}", {"seeds": [*seeds]}, {"seeds": [2, 3, 4]})
 
 
-@flow(name="study", flow_run_name=_name, task_runner=task_runner())
+@flow(name="study", flow_run_name=run_name, task_runner=task_runner())
 def study(
     paper: Paper = "part-2",
     exhibit: ExhibitName = "figure-3",
@@ -71,7 +71,7 @@ def study(
     submit = partial(_submit, [ARMS[each.slug] for each in wanted for _ in seeds])
     submitted = [run for of_seeds in runs.values() for run in of_seeds.values()]
     share_limits(submitted, submit)
-    with tracked_flow(configs[0], f"study {paper} {exhibit}") as tracked:
+    with tracked_flow(configs[0], _name_of(config, f"{paper}-{exhibit}", seeds)) as tracked:
         submit(*submitted)
         read = partial(_read, config=config, tracked=tracked, how=how)
         return read_all({each: runs[each.slug] for each in wanted}, read)
@@ -146,5 +146,6 @@ def _read(
     found = (
         next(iter(runs.values())).submit(study_stage, study_config, results, label=label).result()
     )
-    numbers = announce(tracked, found, results, f"study-{exhibit.slug}-{config.recipe}")
+    name = _name_of(config, exhibit.slug, list(runs))
+    numbers = announce(tracked, found, results, name.name, name.about)
     return str(numbers["status"])

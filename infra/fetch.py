@@ -1,11 +1,12 @@
-"""Bringing a user's data file or folder from where they keep it: a path or s3://.
+"""A user's data file or folder: its digest, and bringing it from where they keep it.
 
-Where access is limited (`infra.access`), a path is opened below a folder that is allowed, and what
-is copied is what was opened.
+It is a path or s3://. Where access is limited (`infra.access`), a path is opened below a folder
+that is allowed, and what is copied is what was opened.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import stat
@@ -24,6 +25,17 @@ class FetchError(ValueError):
 def is_remote(source: str) -> bool:
     """Whether a source lies in object storage."""
     return source.startswith("s3://")
+
+
+def digest_of(path: Path) -> str:
+    """sha256 in hex over the name and content of a file, or of all files of a folder."""
+    digest = hashlib.sha256()
+    for each in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if each.is_file():
+            with each.open("rb") as stream:
+                content = hashlib.file_digest(stream, "sha256").hexdigest()
+            digest.update(f"{each.relative_to(path.parent)}\0{content}\n".encode())
+    return digest.hexdigest()
 
 
 def fetch(

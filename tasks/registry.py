@@ -24,6 +24,7 @@ from tasks.stage import StageResult, result_of
 
 # Tags of a version: which policy it is, of which round, the report of its run, and the settings
 # under which another round did not take its place.
+PREFIX = "trimtab-policy-"
 KEY, DIGEST = "trimtab.key", "trimtab.digest"
 ROUND, REPORT, TRIED = "trimtab.round", "trimtab.report", "trimtab.tried"
 
@@ -45,8 +46,8 @@ class Registered:
 
 
 def model_name(recipe: str) -> str:
-    """The registered model of a recipe's policies."""
-    return f"trimtab-policy-{recipe}"
+    """The registered model of a recipe's policies; a registered model's own name stays."""
+    return recipe if recipe.startswith(PREFIX) else f"{PREFIX}{recipe}"
 
 
 def registry() -> Registry:
@@ -64,21 +65,21 @@ def registry() -> Registry:
 )
 def register_policies(
     run_id: str | None,
-    recipe: str,
+    model: str,
     policies: dict[int, StageResult],
     champion: int | None,
     report: StageResult,
     settings: str,
-) -> None:
+) -> str | None:
     """Register policies by round: the last is the candidate, that of round `champion` the champion.
 
     What is registered already is not copied again. Where another version stays champion it is noted
     there that a round under these `settings` did not take its place. Nothing is done with tracking
-    off.
+    off. Returns in words what is registered.
     """
     if not base_context().tracking.uri or not policies:
-        return
-    last, name = max(policies), model_name(recipe)
+        return None
+    last, name = max(policies), model_name(model)
     mend_overwritten(name, run_id)
     before = registry().find(name, "champion")
     numbers = {}
@@ -92,6 +93,9 @@ def register_policies(
     if now is not None and now.number != (before and before.number):
         tell(PROMOTED, name, version=now.number, report=report.ref.key)
     _link(name, numbers[last])
+    holders = {"candidate": registry().find(name, "candidate"), "champion": now}
+    said = [f"{alias} version {each.number}" for alias, each in holders.items() if each]
+    return f"{name}: {', '.join(said)}"
 
 
 def _register(

@@ -13,6 +13,7 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 
 from infra.locks import file_lock
+from infra.report_folders import write_run
 from infra.storage import Store
 from infra.tracking import TrackedRun
 from models.report.config import LineageEntry, ReportConfig
@@ -57,13 +58,21 @@ def lineage_of(results: Mapping[str, StageResult]) -> tuple[LineageEntry, ...]:
 
 
 def announce(
-    tracked: TrackedRun, result: StageResult, results: Mapping[str, StageResult], name: str
+    tracked: TrackedRun,
+    result: StageResult,
+    results: Mapping[str, StageResult],
+    name: str,
+    run: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Put report and audit where people look: a folder, MLflow, a Prefect artifact, the console."""
+    """Put report and audit where people look: a folder, MLflow, a Prefect artifact, the console.
+
+    `run` says whose report it is (`infra.report_folders.write_run`, and what that raises).
+    """
     context = base_context()
     folder = context.settings.home / "reports" / name
     pages = {"report": folder / "report.html"}
     with file_lock(folder.with_name(f".{name}.lock")):  # another run may write the same report
+        write_run(folder, run)
         _lay_out(context.store, result, folder, (*REPORT_FILES, "plots"))
         if "audit" in results:
             _lay_out(context.store, results["audit"], folder, AUDIT_FILES)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from infra.fetch import FetchError, fetch
+from infra.fetch import FetchError, digest_of, fetch
 from models.judging.constitutions import PACKAGED, load_constitution
 from models.preferences.readers import SUFFIXES
 from models.records import ArtifactRef
@@ -30,7 +29,7 @@ def import_source(source: str, check: Callable[[Path], object] | None = None) ->
             check(folder)
         elif copy.is_file() and not is_data(copy.name):
             raise FetchError(f"{source}: found {copy.suffix!r}; allowed: {', '.join(SUFFIXES)}")
-        key = _digest(folder)
+        key = digest_of(copy)
         manifest = store.find("raw", key) or store.publish(
             "raw",
             key,
@@ -57,14 +56,3 @@ def import_constitution(name: str | None) -> dict[str, ArtifactRef]:
 def is_data(name: str) -> bool:
     """Whether a file's name is one of data."""
     return name.lower().endswith(SUFFIXES)
-
-
-def _digest(folder: Path) -> str:
-    """sha256 over the names and contents of a folder's files."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            with path.open("rb") as stream:
-                content = hashlib.file_digest(stream, "sha256").hexdigest()
-            digest.update(f"{path.relative_to(folder)}\0{content}\n".encode())
-    return digest.hexdigest()

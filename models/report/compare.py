@@ -1,11 +1,14 @@
 """Several runs side by side, in Markdown: claims, policies, scorers, then every number.
 
-Over runs a figure is its mean, plus or minus the standard deviation (divided by runs - 1): how far
-one more seed may be expected to lie from the mean. A figure of one run stands alone.
+Runs that differ in the seed alone are averaged: over them a figure is its mean, plus or minus the
+standard deviation (divided by runs - 1), which is how far one more seed may be expected to lie from
+the mean. A figure of one run stands alone. Other settings that differ are shown, with their figures
+beside each other.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +19,7 @@ from models.report.names import SETS, policy_name
 Summary = Mapping[str, object]
 # A run's scorecard.json.
 Card = Mapping[str, Any]
+_Table = tuple[list[str], list[list[str]]]  # heads and rows
 
 SCORER_FIGURES = {
     "clean_accuracy": "accuracy, right labels",
@@ -34,24 +38,96 @@ EXTRAS = {
 }
 
 
-def comparison(names: Sequence[str], cards: Sequence[Card], summaries: Sequence[Summary]) -> str:
-    """The whole page of tables; what only some runs have is averaged over those."""
-    return "\n\n".join(
-        [
-            "## Claims",
-            claims_table(cards),
-            "## Scorers",
-            scorers_table(cards),
-            "## Policies",
-            policies_table(cards),
-            "## Every number",
-            numbers_table(names, summaries),
-        ]
+def comparison(
+    names: Sequence[str],
+    cards: Sequence[Card],
+    summaries: Sequence[Summary],
+    settings: Sequence[Summary],
+) -> str:
+    """The whole page of tables; what only some runs have is averaged over those.
+
+    settings: of each run by path, empty where a report of an earlier Trimtab does not have them.
+    Runs that differ in the seed alone are averaged; where other settings differ, these are shown
+    and every figure stands once for each of them.
+    """
+    groups: dict[str, list[int]] = {}
+    for index, known in enumerate(settings):
+        groups.setdefault(_without_seed(known) or str(cards[index].get("recipe")), []).append(index)
+    if len(groups) == 1:
+        numbers, first = numbers_table(names, summaries), []
+    else:
+        columns = {", ".join(names[i] for i in own): own for own in groups.values()}
+        numbers = _numbers_by_settings(columns, summaries)
+        first = ["## Settings that differ", settings_table(columns, settings)]
+    tables = (
+        ("Scorers", _scorers_rows),
+        ("Policies", _policies_rows),
     )
+    parts = [*first, "## Claims"]
+    if len(groups) == 1:
+        parts.append(claims_table(cards))
+        parts += [part for head, rows in tables for part in (f"## {head}", _markdown(*rows(cards)))]
+    else:
+        of_columns = {name: [cards[i] for i in own] for name, own in columns.items()}
+        parts.append(_by_settings(of_columns, _claims_rows))
+        for head, rows in tables:
+            parts += [f"## {head}", _by_settings(of_columns, rows)]
+    return "\n\n".join([*parts, "## Every number", numbers])
+
+
+def _without_seed(settings: Summary) -> str:
+    kept = {name: value for name, value in settings.items() if name != "seed"}
+    return json.dumps(kept, sort_keys=True) if kept else ""
+
+
+def settings_table(columns: Mapping[str, Sequence[int]], settings: Sequence[Summary]) -> str:
+    """A row a setting that is not the same in all columns; columns: runs by their places."""
+    own = [settings[places[0]] for places in columns.values()]
+    paths = dict.fromkeys(path for each in own for path in each if path != "seed")
+    missing = object()
+    rows = [
+        [path, *(json.dumps(each[path]) if path in each else "" for each in own)]
+        for path in paths
+        if len({json.dumps(each[path]) if path in each else missing for each in own if each}) > 1
+    ]
+    if not all(own):
+        unknown = ["(report of an earlier Trimtab)", *("" if each else "unknown" for each in own)]
+        rows.append(unknown)
+    return _markdown(["setting", *columns], rows)
+
+
+def _by_settings(
+    columns: Mapping[str, Sequence[Card]], table: Callable[[Sequence[Card]], _Table]
+) -> str:
+    """The rows of a table for each column's runs, those of one name below each other."""
+    found = {runs: table(cards) for runs, cards in columns.items()}
+    heads, _ = next(iter(found.values()))
+    rows = [[first, runs, *rest] for runs, (_, made) in found.items() for first, *rest in made]
+    order = list(dict.fromkeys(row[0] for row in rows))
+    rows.sort(key=lambda row: order.index(row[0]))
+    return _markdown([heads[0], "of", *heads[1:]], rows)
+
+
+def _numbers_by_settings(columns: Mapping[str, Sequence[int]], summaries: Sequence[Summary]) -> str:
+    """A row a number that all runs have, a column for runs of the same settings."""
+    rows = []
+    for key in [key for key in summaries[0] if all(key in each for each in summaries)]:
+        cells = []
+        for places in columns.values():
+            values = [summaries[place][key] for place in places]
+            mean, spread = _numbers(values) if _are_numbers(values) else ["", ""]
+            one = _shown(values[0]) if len(values) == 1 else f"{mean} ± {spread}"
+            cells.append(one if mean or len(values) == 1 else _counted(map(str, values)))
+        rows.append([key, *cells])
+    return _markdown(["measure", *columns], rows)
 
 
 def claims_table(cards: Sequence[Card]) -> str:
     """A row a claim: how often it stands how, and what was measured for it."""
+    return _markdown(*_claims_rows(cards))
+
+
+def _claims_rows(cards: Sequence[Card]) -> _Table:
     by_name: dict[str, list[Mapping[str, Any]]] = {}
     for card in cards:
         for claim in card["claims"]:
@@ -63,22 +139,30 @@ def claims_table(cards: Sequence[Card]) -> str:
         }
         figures = "; ".join(f"{name} {_over_runs(found)}" for name, found in measured.items())
         rows.append([claims[0]["statement"], _counted(c["status"] for c in claims), figures])
-    return _markdown(["claim", "runs", "measured"], rows)
+    return ["claim", "runs", "measured"], rows
 
 
 def scorers_table(cards: Sequence[Card]) -> str:
     """A row a scorer: accuracy, calibration error and spread between categories."""
+    return _markdown(*_scorers_rows(cards))
+
+
+def _scorers_rows(cards: Sequence[Card]) -> _Table:
     rows = [
         [name, *(_over_runs([s.get(key) for s in found]) for key in SCORER_FIGURES)]
         for name, found in _grouped(cards, lambda card: card["scorers"]).items()
     ]
-    return _markdown(["scorer", *SCORER_FIGURES.values()], rows)
+    return ["scorer", *SCORER_FIGURES.values()], rows
 
 
 def policies_table(cards: Sequence[Card]) -> str:
     """A row a policy: gold (or the held-out judges' score), win / tie / lose against SFT, KL,
     length, budget.
     """
+    return _markdown(*_policies_rows(cards))
+
+
+def _policies_rows(cards: Sequence[Card]) -> _Table:
     policies = _grouped(cards, lambda card: {p["name"]: p for p in card["policies"]})
     rows = []
     for name, found in policies.items():
@@ -91,7 +175,7 @@ def policies_table(cards: Sequence[Card]) -> str:
         rows.append([policy_name(name), _over_runs(judged), *outcomes, *tail, *taken])
     sets = [f"win / tie / lose, {SETS[place]}" for place in ("main", "forget", "held_out")]
     heads = ["policy", "score, main prompts", *sets, "KL, nats", "length, tokens"]
-    return _markdown([*heads, "responses sampled", "updates", *EXTRAS.values()], rows)
+    return [*heads, "responses sampled", "updates", *EXTRAS.values()], rows
 
 
 def _mean_count(policies: Sequence[Mapping[str, Any]], key: str) -> str:

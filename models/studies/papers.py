@@ -25,8 +25,15 @@ def cards_below(folder: Path) -> dict[str, Card]:
 
 
 def keep(reports: Path, folder: Path) -> None:
-    """Copy scorecard and plots of each study among the reports, in place of what was kept of it."""
-    for name in cards_below(reports):
+    """Copy scorecard and plots of each study among the reports, in place of what was kept of it.
+
+    What the same command left is the same study, whatever its folder was called.
+    """
+    kept = cards_below(folder)
+    for name, card in cards_below(reports).items():
+        for other, before in kept.items():
+            if all(before[key] == card[key] for key in ("paper", "name", "command")):
+                shutil.rmtree(folder / other, ignore_errors=True)
         shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).mkdir(parents=True)
         for path in (reports / name / "scorecard.json", *(reports / name).glob("plots/*.svg")):

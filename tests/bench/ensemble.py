@@ -62,8 +62,11 @@ def audit(home: Path, seed: int, changes: list[str]) -> dict[str, Any]:
     command = [sys.executable, "-m", "flows.cli", "run", "default", "--flow", "label-audit"]
     command += [f"seed={seed}", f"ensemble.size={MEMBERS}", 'ensemble.votes=["in_sample"]']
     environment = {**os.environ, "TRIMTAB_HOME": str(home)}
-    subprocess.run([*command, *changes], check=True, env=environment, stdout=sys.stderr)
-    card = home / "reports" / f"default-seed{seed}-label-audit" / "scorecard.json"
+    name = "-".join(["ensemble", f"seed{seed}", *(change.partition(".")[2] for change in changes)])
+    subprocess.run(
+        [*command, *changes, "--name", name], check=True, env=environment, stdout=sys.stderr
+    )
+    card = home / "reports" / name / "scorecard.json"
     found: dict[str, Any] = json.loads(card.read_text())
     return found
 

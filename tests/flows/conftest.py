@@ -14,6 +14,7 @@ from infra.prefect_server import local_prefect_server
 from tests.flows.command import trimtab
 
 FINISHED = ("run", "smoke", "ppo.num_steps=12")
+NAME = "smoke-seed0-ppo.num_steps=12"
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ sys.exit(cli.main(sys.argv[1:]))
     "command",
     [
         ("run", "smoke", "seed=1"),
+        ("run", "smoke", "--name", "mine"),
         ("run", "smoke", "--flow", "compare", "--arms", "dpo"),
         ("study", "part-2", "figure-3", "ensemble.size=3"),
         ("rounds", "smoke"),

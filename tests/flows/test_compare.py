@@ -212,14 +212,16 @@ def test_every_arm_is_trained_once_judged_and_counted(home: Path) -> None:
     arms = [arm for arm in get_args(Arm) if arm not in ("full", "cpl")]
     given = ["run", "smoke", "ensemble.size=5", "ppo.scoring.judge.gold_accuracy=0.8"]
     given.append(f"judges={json.dumps([GOOD, CLUMSY])}")
-    given += ["--flow", "compare", "--seeds", "0", "--arms", *arms]
-    trimtab(home, *given)
+    given += ["--flow", "compare", "--seeds", "0"]
+    trimtab(home, *given, "--arms", *arms)
 
     before = _trained(home)
     assert before["dpo"] == before["rest"] == 1 and "cpl" not in before
-    trimtab(home, *given, "cpl")  # one method more, and nothing else
+    trimtab(
+        home, *given, "--name", "mine", "--arms", *arms, "cpl"
+    )  # one method more, and nothing else
     assert _trained(home) == before | {"cpl": 1}
-    folder = home / "reports" / "compare-smoke"
+    folder = home / "reports" / "mine"
     assert "CPL" in (folder / "report.html").read_text()
     card = json.loads((folder / "scorecard.json").read_text())
     _check_judges(card["win_matrix"])

@@ -31,8 +31,8 @@ def card(home: Path) -> dict[str, Any]:
     smoke = recipe_named("smoke").model_dump(mode="json")
     sizes = [f"{section}={json.dumps(smoke[section])}" for section in SIZES]
     few = ('arms=["full"]', 'judge_preferences.splits=["train"]')
-    trimtab(home, "run", "constitutional", *sizes, *few, "--flow", "policy")
-    path = home / "reports/constitutional-seed0-policy/scorecard.json"
+    trimtab(home, "run", "constitutional", *sizes, *few, "--flow", "policy", "--name", "mine")
+    path = home / "reports/mine/scorecard.json"
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 

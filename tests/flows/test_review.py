@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.flows.command import digests, from_store, trimtab
+from tests.flows.conftest import NAME
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +23,7 @@ def _audited(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_a_review_counts_and_only_what_follows_runs_again(home: Path, tmp_path: Path) -> None:
-    voted = _audited(home / "reports/smoke-seed0")
+    voted = _audited(home / "reports" / NAME)
     flipped = [row for row in voted.values() if row["is_flipped"]][:2]
     expected, lines = dict(voted), []
     for pair, verdict, weight in zip(flipped, ("keep", "drop"), (1.0, 0.0), strict=True):
@@ -32,8 +33,8 @@ def test_a_review_counts_and_only_what_follows_runs_again(home: Path, tmp_path: 
     review = tmp_path / "review.jsonl"
     review.write_text("".join(lines))
     before = digests(home)
-    assert from_store(trimtab(home, *RUN, f"relabel.review={review}")) == (6, 8)
+    assert from_store(trimtab(home, *RUN, f"relabel.review={review}", "--name", "mine")) == (6, 8)
     manifests = list(home.glob("store/artifacts/*/*/manifest.json"))
     new = {path.parts[-3] for path in manifests if path.parts[-2] not in before}
     assert new - {"report"} == {"raw", "relabel", "audit"}
-    assert _audited(home / "reports/smoke-seed0-label-audit") == expected
+    assert _audited(home / "reports/mine") == expected

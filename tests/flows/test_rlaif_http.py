@@ -106,7 +106,7 @@ def test_labels_of_a_served_model_are_those_of_the_model(
     run += [f"{judge}.endpoint.base_url={address}", f"{judge}.endpoint.model=tiny"]
     run += [f"{judge}.endpoint.timeout_seconds=300", f"{judge}.endpoint.key_block=judge"]
     _python(f"from prefect.blocks.system import Secret; Secret(value={KEY!r}).save('judge')")
-    trimtab(home, *run)
+    trimtab(home, *run, "--name", "mine")
     judged = read_rows(_output(home, "judge_preferences") / "judgements.jsonl")
     given = _labels(_output(home, "comparisons"))
     labelled = _labels(_output(home, "ai_labels"))
@@ -125,7 +125,7 @@ def test_labels_of_a_served_model_are_those_of_the_model(
         assert found["chosen"] == row["chosen" if preference >= 0.5 else "rejected"]
         assert found["label"] == max(preference, 1 - preference)
 
-    card = json.loads((home / "reports/smoke-seed0-label-audit/scorecard.json").read_text())
+    card = json.loads((home / "reports/mine/scorecard.json").read_text())
     summary = json.loads((_output(home, "ai_labels") / "summary.json").read_text())
     assert card["ai_labeler"]["num_pairs"] == NUM_JUDGED
     assert summary["num_unasked"] == len(given) - NUM_JUDGED > 0

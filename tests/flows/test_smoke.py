@@ -18,7 +18,7 @@ from models.planning.machine import Machine
 from models.planning.stages import work_of
 from models.planning.work import Setting
 from tests.flows.command import digests, ended, from_store, start, trimtab
-from tests.flows.conftest import FINISHED
+from tests.flows.conftest import FINISHED, NAME
 from tests.registered import downloaded
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
@@ -48,7 +48,7 @@ def _check_weights(home: Path, alias: str) -> None:
 
 
 def test_report_and_scorecard(home: Path) -> None:
-    folder = home / "reports" / "smoke-seed0"
+    folder = home / "reports" / NAME
     assert json.loads((folder / "scorecard.json").read_text())
     page = (folder / "report.html").read_text()
     assert "<html" in page
@@ -63,7 +63,7 @@ def test_the_run_is_the_one_that_was_planned(home: Path) -> None:
     config = changed(recipe_named("smoke"), parsed(["ppo.num_steps=12"]))
     plan = make_plan(config, "rlhf", Machine.this_computer(2))
     planned = {role: row for row in plan.rows for role in row.roles}
-    scorecard = json.loads((home / "reports/smoke-seed0/scorecard.json").read_text())
+    scorecard = json.loads((home / f"reports/{NAME}/scorecard.json").read_text())
     assert {stage["role"] for stage in scorecard["stages"]} == set(planned)
 
     data = scorecard["data"]
@@ -107,7 +107,9 @@ def test_again_everything_is_found_and_one_change_reruns_only_what_follows(home:
     assert found == total
     assert _version(home, "champion") == 1, "the same champion was registered again"
     before = digests(home)
+    report = (home / "reports" / NAME / "scorecard.json").read_bytes()
     _run(home, "ppo.kl_coef=0.15")
+    assert (home / "reports" / NAME / "scorecard.json").read_bytes() == report
     changed = {
         json.loads(path.read_text())["stage"]
         for path in home.rglob("store/artifacts/**/manifest.json")
@@ -119,7 +121,9 @@ def test_again_everything_is_found_and_one_change_reruns_only_what_follows(home:
 def test_one_more_round_and_back_and_then_nothing_new(home: Path) -> None:
     before = _version(home, "champion")
     trimtab(home, "rounds", "smoke")
-    card = json.loads((home / "reports/smoke-seed0-rounds/scorecard.json").read_text())
+    (report,) = home.glob("reports/*-rounds")  # of the champion's settings
+    assert {"ppo.num_steps=12", "ppo.kl_coef=0.15", "rounds"} == set(report.name.split("-")[2:])
+    card = json.loads((report / "scorecard.json").read_text())
     assert [policy["round"] for policy in card["policies"] if policy["round"]] == [1, 2, 3]
     assert _version(home, "champion") == _version(home, "candidate") == before + 1
     _check_weights(home, "champion")
@@ -149,16 +153,16 @@ def test_a_run_that_cannot_start_says_why_and_nothing_else(home: Path, tmp_path:
 
 
 def test_a_label_audit_finds_its_stages_and_leaves_the_whole_report_alone(home: Path) -> None:
-    whole = home / "reports/smoke-seed0/scorecard.json"
+    whole = home / f"reports/{NAME}/scorecard.json"
     before = whole.read_bytes()
     found, total = from_store(_run(home, "--flow", "label-audit"))
     assert found == total
     assert whole.read_bytes() == before
-    scorecard = json.loads((home / "reports/smoke-seed0-label-audit/scorecard.json").read_text())
+    scorecard = json.loads((home / f"reports/{NAME}-label-audit/scorecard.json").read_text())
     roles = {stage["role"] for stage in scorecard["stages"]}
     members = {"member_0", "member_1"}
     assert roles - members == {"data", "sft", "preferences", "strength", "relabelled", "audit"}
-    for folder in ("smoke-seed0", "smoke-seed0-label-audit"):
+    for folder in (NAME, f"{NAME}-label-audit"):
         assert 'href="audit.html"' in (home / "reports" / folder / "report.html").read_text()
         assert "pairs look wrong" in (home / "reports" / folder / "audit.html").read_text()
 
@@ -166,7 +170,7 @@ def test_a_label_audit_finds_its_stages_and_leaves_the_whole_report_alone(home: 
 def test_the_policies_alone_are_found_too_without_the_rounds(home: Path) -> None:
     found, total = from_store(_run(home, "--flow", "policy"))
     assert found == total
-    scorecard = json.loads((home / "reports/smoke-seed0-policy/scorecard.json").read_text())
+    scorecard = json.loads((home / f"reports/{NAME}-policy/scorecard.json").read_text())
     assert [policy["name"] for policy in scorecard["policies"]] == ["sft", "vanilla", "full"]
     roles = {stage["role"] for stage in scorecard["stages"]}
     assert not {role for role in roles if "round" in role or "meta_rm" in role}

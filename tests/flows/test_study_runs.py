@@ -28,7 +28,7 @@ def _cards(home: Path, paper: str, asked: str, *overrides: str) -> dict[str, Any
     output = trimtab(home, "study", paper, asked, *how)
     cards = {}
     for exhibit in exhibits_of(paper, asked):
-        folder = home / "reports" / f"study-{exhibit.slug}-smoke"
+        (folder,) = home.glob(f"reports/study-{exhibit.slug}-smoke*")
         card = json.loads((folder / "scorecard.json").read_text())
         assert f"{exhibit.slug}: {card['status']}\n" in output
         assert f"Here: {next(iter(card['table']))}: " in (folder / "report.html").read_text()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from infra.report_folders import RUN_FILE, NameTakenError
 from infra.storage import open_store
 from models.records import ArtifactRef
 from models.row_account import RowAccount, RowCounts
@@ -29,9 +30,9 @@ class _Tracked:
 
     def log_artifacts(self, folder: Path) -> None:
         files = [path for path in folder.rglob("*") if path.is_file()]
-        assert len(files) == len(REPORT_FILES) + 2 + len(AUDIT_FILES)
+        assert len(files) == len(REPORT_FILES) + 2 + len(AUDIT_FILES) + 1
         for file in files:
-            assert file.read_text() == TEXT
+            assert file.read_text() == TEXT or file.name == RUN_FILE
 
     def log(self, *, metrics: object) -> None:
         pass
@@ -60,12 +61,13 @@ def test_runs_that_end_at_once_may_write_the_same_report(
     monkeypatch.setattr(
         report_module, "create_markdown_artifact", lambda **given: artifacts.append(str(given))
     )
+    run = {"name": "smoke-seed0", "configuration": "smoke-seed0"}
     told: list[dict[str, object]] = []
     tracked: Any = _Tracked()
 
     def tell() -> None:
         for _ in range(20):
-            told.append(announce(tracked, result, results, "smoke-seed0"))
+            told.append(announce(tracked, result, results, "smoke-seed0", run))
 
     threads = [threading.Thread(target=tell) for _ in range(3)]
     for thread in threads:
@@ -79,9 +81,12 @@ def test_runs_that_end_at_once_may_write_the_same_report(
     assert all("**Warning:** look here first" in artifact for artifact in artifacts)
     assert capsys.readouterr().out.count("warning: look here first") == 60
     assert all(f"Audit: `{folder / 'audit.html'}`" in artifact for artifact in artifacts)
-    names = [*REPORT_FILES, *AUDIT_FILES, "plots"]
+    names = [*REPORT_FILES, *AUDIT_FILES, "plots", RUN_FILE]
     assert sorted(path.name for path in folder.iterdir()) == sorted(names)
     assert len(list((folder / "plots").iterdir())) == 2
+    other = {"name": "smoke-seed0", "configuration": "smoke-seed0-ppo.kl_coef=0.05"}
+    with pytest.raises(NameTakenError, match="is taken: .* has the report of smoke-seed0, and"):
+        announce(tracked, result, results, "smoke-seed0", other)
 
 
 def test_rows_and_where_the_refused_ones_lie_are_printed(

@@ -1,0 +1,245 @@
+"""Names: one configuration has one, two have two; files count by their contents."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import commands
+from flows import finish as finish_module
+from flows import rounds as rounds_module
+from flows.changes import changed, parsed
+from flows.cli import main
+from flows.compared import METHODS, SEEDS, comparison_name
+from flows.config import ConfigError, RunConfig
+from flows.finish import run_name
+from flows.names import MAX_NAME, NAME_PATTERN, check_free, data_of, model_of, named
+from flows.recipes import RECIPES, recipe_named
+from flows.rounds import NoChampionError, champion_of
+from infra.report_folders import write_run
+from infra.settings import Settings
+
+
+def _config(recipe: str, *overrides: str) -> RunConfig:
+    return changed(recipe_named(recipe), parsed(overrides))
+
+
+def _name(recipe: str, *overrides: str) -> str:
+    return named(_config(recipe, *overrides), "rlhf").name
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_with_its_seed_only(recipe: str) -> None:
+    assert _name(recipe) == f"{recipe}-seed0"
+    assert named(_config(recipe, "seed=3"), "label-audit").name == f"{recipe}-seed3-label-audit"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        (["ppo.kl_coef=0.05"], "default-seed0-ppo.kl_coef=0.05"),
+        (["ppo.kl_coef=0.2"], "default-seed0"),  # the recipe's own value
+        (['arms=["full","dpo"]', "ppo.num_steps=9"], "default-seed0-ppo.num_steps=9-arms=full+dpo"),
+        (
+            ["judge_preferences.judge.gold_accuracy=0.8"],
+            "default-seed0-judge_preferences.judge.gold_accuracy=0.8",
+        ),
+        (["ppo.score_clip=null", "seed=2"], "default-seed2-ppo.score_clip=null"),
+    ],
+)
+def test_changes_are_said(overrides: list[str], name: str) -> None:
+    assert _name("default", *overrides) == name
+
+
+def test_much_is_cut_and_still_told_apart() -> None:
+    many = ["ppo.num_steps=9", "sft.train.learning_rate=0.001", "evaluate.temperature=0.7"]
+    names = {
+        _name("default", *many, "ppo.kl_coef=0.1"),
+        _name("default", *many, "ppo.kl_coef=0.3"),
+        _name("default", *many),
+        _name(
+            "default",
+            "judge_preferences.judge.endpoint.base_url=http://a/b",
+            "judge_preferences.judge.endpoint.model=m",
+        ),
+        _name(
+            "default",
+            "judge_preferences.judge.endpoint.base_url=http://a_b",
+            "judge_preferences.judge.endpoint.model=m",
+        ),
+    }
+    assert len(names) == 5
+    for name in names:
+        assert len(name) <= MAX_NAME and re.fullmatch(NAME_PATTERN, name), name
+
+
+def test_files_count_by_content_and_not_by_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def audited(path: Path) -> RunConfig:
+        return _config("hh-smollm2", f'preferences.sources=["{path}"]', "preferences.categories=[]")
+
+    for folder, text in (("a", "one"), ("b", "one"), ("c", "two")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "my.jsonl.gz").write_text(text)
+    names, models, data = zip(
+        *(
+            (named(config, "rlhf").name, model_of(config), data_of(config))
+            for config in (audited(tmp_path / folder / "my.jsonl.gz") for folder in "abc")
+        ),
+        strict=True,
+    )
+    assert re.fullmatch(r"my-[0-9a-f]{8}", data[0])
+    assert names[0] == f"hh-smollm2-seed0-{data[0]}-preferences.categories=none"
+    assert models[0].startswith(f"trimtab-policy-hh-smollm2-{data[0]}")
+    for each in (names, models, data):
+        assert each[0] == each[1] != each[2]
+    # What is edited is other data, and so are files of the names that the recipe has.
+    before = _name("hh-smollm2")
+    monkeypatch.chdir(tmp_path)
+    for name in ("hh-helpful.jsonl.gz", "hh-harmless.jsonl.gz"):
+        Path(name).write_text(name)
+    own = _name("hh-smollm2")
+    Path("hh-helpful.jsonl.gz").write_text("longer")
+    assert len({before, own, _name("hh-smollm2")}) == 3
+    assert own.startswith("hh-smollm2-seed0-hh-helpful+1-")
+
+
+def test_a_review_counts_by_content_too(tmp_path: Path) -> None:
+    path = tmp_path / "review.jsonl"
+    path.write_text("a")
+    before = _name("smoke", f"relabel.review={path}")
+    path.write_text("other")
+    assert before.startswith("smoke-seed0-relabel.review=review.jsonl-")
+    assert _name("smoke", f"relabel.review={path}") != before
+
+
+def test_champions_compete_on_the_same_pairs_before_the_same_judges() -> None:
+    def model(*overrides: str) -> str:
+        return model_of(_config("default", *overrides))
+
+    own = "trimtab-policy-default"
+    for same in (
+        "ppo.kl_coef=0.1",
+        "reward_model.train.num_epochs=2",
+        "rounds.max_rounds=4",
+        'arms=["full"]',
+        "relabel.smoothing=0.1",
+        "ensemble.size=7",
+        "judge_preferences.judge.gold_accuracy=0.8",
+    ):
+        assert model(same) == own, same
+    assert model("seed=1") == f"{own}-seed1"
+    others = [
+        model(other)
+        for other in (
+            "world.num_pair_prompts=100",
+            "comparisons.flip_share=0.1",
+            "evaluate.temperature=0.7",
+            "sft.train.num_epochs=1",
+            "ensemble.size=3",
+            "ensemble.member.train.num_epochs=2",
+        )
+    ]
+    assert len({own, *others}) == 7
+    for each in others:
+        assert re.fullmatch(rf"{own}-[0-9a-f]{{8}}", each)
+
+
+def test_a_comparison_says_what_is_not_usual() -> None:
+    config = _config("smoke")
+    assert comparison_name(config, METHODS, SEEDS).name == "compare-smoke"
+    name = comparison_name(config, ["dpo", "cpl"], [0, 1]).name
+    assert name == "compare-smoke-seeds=0+1-arms=dpo+cpl"
+    assert comparison_name(config, METHODS, SEEDS, "mine").name == "mine"
+
+
+@pytest.mark.parametrize("name", ["../x", ".hidden", "a/b", "", "x" * 151, "a b"])
+def test_a_name_that_is_no_folder_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"^name: found .*, allowed are up to 150 letters"):
+        named(_config("smoke"), "rlhf", name)
+
+
+def test_a_name_of_another_configuration_is_refused_before_work_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path))
+    monkeypatch.setattr(commands, "_in_prefect", lambda _: pytest.fail("work has begun"))
+    mine = named(_config("smoke", "ppo.kl_coef=0.07"), "rlhf", "mine")
+    write_run(tmp_path / "reports" / "mine", mine.about)
+    check_free(mine, Settings.from_env())
+    assert main(["run", "smoke", "--name", "mine"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'mine' is taken" in line
+    assert "has the report of smoke-seed0-ppo.kl_coef=0.07, and this run is smoke-seed0" in line
+    # A folder of an earlier Trimtab is its recipe's and seed's.
+    (tmp_path / "reports" / "smoke-seed0").mkdir()
+    assert main(["run", "smoke", "--name", "smoke-seed0", "--dry-run"]) == 0
+    assert main(["run", "smoke", "--name", "smoke-seed0", "--dry-run", "ppo.num_steps=7"]) == 2
+
+
+def _report(folder: Path, name: str, *overrides: str, is_new: bool = True) -> None:
+    found = folder / name
+    config = _config("smoke", *overrides)
+    if is_new:
+        write_run(found, named(config, "rlhf", name).about)
+    found.mkdir(parents=True, exist_ok=True)
+    card = {"claims": [], "scorers": {}, "policies": [], "recipe": "smoke"}
+    (found / "scorecard.json").write_text(json.dumps(card))
+    (found / "summary.json").write_text(json.dumps({"score": config.ppo.kl_coef + config.seed}))
+
+
+def test_compare_shows_the_settings_that_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path))
+    reports = tmp_path / "reports"
+    _report(reports, "gentle", "ppo.kl_coef=0.5")
+    _report(reports, "a", "ppo.kl_coef=0.25")
+    _report(reports, "b", "ppo.kl_coef=0.25", "seed=1")
+    for name in ("smoke-seed0", "smoke-seed1"):
+        _report(reports, name, is_new=False)
+    assert main(["compare", "gentle", "a", "b"]) == 0
+    text = capsys.readouterr().out
+    assert "| setting | gentle | a, b |" in text
+    assert "| ppo.kl_coef | 0.5 | 0.25 |" in text
+    assert "| seed |" not in text
+    # Mean of .25 and 1.25, deviations of .5: standard deviation sqrt(.5).
+    assert "| score | 0.500 | 0.750 ± 0.707 |" in text
+    assert main(["compare", "a", "b"]) == 0
+    assert "settings" not in capsys.readouterr().out.lower()
+    assert main(["compare", "smoke-seed0", "smoke-seed1"]) == 0
+    assert "| measure | mean | std | smoke-seed0 | smoke-seed1 |" in capsys.readouterr().out
+    assert main(["compare", "smoke-seed0", "a"]) == 0
+    assert "| (report of an earlier Trimtab) | unknown |  |" in capsys.readouterr().out
+
+
+def test_a_typed_run_name_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    class _FlowRun:
+        name, flow_name, parameters = "brave-otter", "rlhf", {"recipe": "smoke"}
+
+    monkeypatch.setattr(finish_module, "flow_run", _FlowRun)
+    assert run_name() == "rlhf-smoke"
+    _FlowRun.name = "Tuesday, second try"
+    assert run_name() == "Tuesday, second try"
+
+
+def test_rounds_without_a_champion_are_idle_and_say_what_to_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rounds_module, "registered", lambda *_: None)
+    state: Any = rounds_module.rounds.fn("default")
+    assert state.is_completed()
+    assert state.name == "Idle"
+    assert "trimtab-policy-default has no champion" in state.message
+    assert "run `trimtab run default` (deployment rlhf) on its data first" in state.message
+    for name in ("hh-smollm2-my-3f2a9c12", "trimtab-policy-hh-smollm2-my-3f2a9c12"):
+        with pytest.raises(NoChampionError, match="run `trimtab run hh-smollm2`"):
+            champion_of(name)
+    with pytest.raises(ConfigError, match="unknown recipe or registered model 'defualt'") as error:
+        rounds_module.rounds.fn("defualt")
+    assert not isinstance(error.value, NoChampionError)
