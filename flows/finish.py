@@ -22,6 +22,9 @@ from tasks.restarts import end_earlier, take_over
 
 logger = logging.getLogger("trimtab")
 
+# So long the end of a flow waits for an MLflow that is down; then the next run sends what it lacks.
+SECONDS_FOR_MLFLOW = 60.0
+
 
 def run_name() -> str:
     """The name of the flow run under way: flow, recipe and, where it is changed, seed."""
@@ -43,13 +46,20 @@ def tracked_flow(config: RunConfig, name: str) -> Iterator[TrackedRun]:
         logger.warning("%s", line)
     tags = {"trimtab.recipe": config.recipe, "trimtab.seed": str(config.seed)}
     title = f"{name} {config.recipe} seed {config.seed}"
-    with drain_on_sigterm(), start_tracked_run(title, tags) as tracked:
-        tracked.log(params=config.model_dump(mode="json"))
-        try:
-            yield tracked
-        finally:
-            tracked.tracking.background.settle()
-            end_earlier(tracked)
+    tracked, patience = start_tracked_run(title, tags), SECONDS_FOR_MLFLOW
+    try:
+        with drain_on_sigterm(), tracked:
+            tracked.log(params=config.model_dump(mode="json"))
+            try:
+                yield tracked
+            finally:
+                tracked.tracking.background.settle()
+    except (KeyboardInterrupt, SystemExit):
+        patience = 0.0
+        raise
+    finally:
+        tracked.tracking.settle(patience)
+        end_earlier(tracked)
 
 
 def finish(
@@ -82,6 +92,7 @@ def finish(
     numbers = announce(tracked, summary, results, f"{config.recipe}-seed{config.seed}{suffix}")
     rounds_to_keep = sorted(number for number in {champion, run.last_round} if number is not None)
     policies = {number: run.result(roles_of_round(number).policy) for number in rounds_to_keep}
+    tracked.tracking.settle()  # the registry keeps policies in the MLflow run
     # Last: without a registry it is an error. Arms that rounds do not go on from are left out.
     run.submit(
         register_policies,
