@@ -29,6 +29,9 @@ logger = logging.getLogger("trimtab")
 # Prefect's own names of runs: two words.
 _UNNAMED = re.compile(r"[a-z]+-[a-z]+")
 
+# So long the end of a flow waits for an MLflow that is down; then the next run sends what it lacks.
+SECONDS_FOR_MLFLOW = 60.0
+
 
 def run_name() -> str:
     """What a flow run is called until its configuration is known: as somebody typed, or its flow.
@@ -78,13 +81,20 @@ def tracked_flow(config: RunConfig, name: RunName) -> Iterator[TrackedRun]:
         "trimtab.flow": name.flow,
         "trimtab.data": data_of(config) or "as the recipe",
     }
-    with drain_on_sigterm(), start_tracked_run(name.name, tags) as tracked:
-        tracked.log(params=config.model_dump(mode="json"))
-        try:
-            yield tracked
-        finally:
-            tracked.tracking.background.settle()
-            end_earlier(tracked)
+    tracked, patience = start_tracked_run(name.name, tags), SECONDS_FOR_MLFLOW
+    try:
+        with drain_on_sigterm(), tracked:
+            tracked.log(params=config.model_dump(mode="json"))
+            try:
+                yield tracked
+            finally:
+                tracked.tracking.background.settle()
+    except (KeyboardInterrupt, SystemExit):
+        patience = 0.0
+        raise
+    finally:
+        tracked.tracking.settle(patience)
+        end_earlier(tracked)
 
 
 def finish(
@@ -117,6 +127,7 @@ def finish(
     numbers = announce(tracked, summary, results, name.name, name.about)
     rounds_to_keep = sorted(number for number in {champion, run.last_round} if number is not None)
     policies = {number: run.result(roles_of_round(number).policy) for number in rounds_to_keep}
+    tracked.tracking.settle()  # the registry keeps policies in the MLflow run
     # Last: without a registry it is an error. Arms that rounds do not go on from are left out.
     registered = run.submit(
         register_policies,

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,10 @@ _LOCATIONS = (
     ("model_versions", "storage_location"),
     ("trace_tags", "value"),
 )
+_MAX_OF = {"params": 100, "metrics": 800, "tags": 100}  # in one request, of a thousand in all
+
+# A metric's name, value, time in milliseconds of the epoch, and step.
+Point = tuple[str, float, int, int]
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -42,12 +46,12 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", str(value)
 
 
-def parse_line(line: str) -> list[Any]:
+def parse_line(line: str) -> list[Point]:
     """The metrics of one line; [] for progress and for a line a killed trainer left in pieces."""
     try:
         record = json.loads(line)
-        metrics = record.get("metrics", {})
-        return [metric(k, float(v), record["time"], record["step"]) for k, v in metrics.items()]
+        metrics, time, step = record.get("metrics", {}), record.get("time"), record.get("step")
+        return [(k, float(v), int(time * 1000), int(step)) for k, v in metrics.items()]
     except (ValueError, TypeError, KeyError, AttributeError):
         logger.warning("not a metrics line: %.200s", line)
         return []
@@ -71,10 +75,19 @@ def dataset_input(given: Input) -> Any:
     return DatasetInput(dataset, [InputTag("mlflow.data.context", given.context)])
 
 
-def metric(name: str, value: float, seconds: float, step: int) -> Any:
-    from mlflow.entities import Metric
+def log_batches(client: Any, run_id: str, batch: Mapping[str, Sequence[Any]]) -> None:
+    """Log params and tags (name, text) and metrics (Point), in as few requests as MLflow takes.
 
-    return Metric(name, float(value), int(seconds * 1000), int(step))
+    What it has already it does not take a second time.
+    """
+    from mlflow.entities import Metric, Param, RunTag
+
+    kinds = {"params": Param, "metrics": Metric, "tags": RunTag}
+    rest = {kind: [kinds[kind](*each) for each in given] for kind, given in batch.items()}
+    while any(rest.values()):
+        first = {kind: items[: _MAX_OF[kind]] for kind, items in rest.items()}
+        rest = {kind: items[_MAX_OF[kind] :] for kind, items in rest.items()}
+        client.log_batch(run_id, **first)
 
 
 def new_client(uri: str) -> Any:

@@ -36,7 +36,7 @@ logger.setLevel(logging.INFO)
 
 # The tag of an MLflow run that names its flow run, and the MLflow run of each flow run so far.
 FLOW_RUN = "prefect.flow_run_id"
-_runs: dict[str, str | None] = {}
+_runs: dict[str, TrackedRun] = {}
 
 
 @lru_cache(maxsize=1)
@@ -54,7 +54,7 @@ def get_ready() -> None:
 def start_tracked_run(name: str, tags: Mapping[str, str]) -> TrackedRun:
     """Start the MLflow run that the flow's stages nest in."""
     run = base_context().tracking.start_run(name, tags={**tags, **flow_run_tags()})
-    _runs[str(flow_run.id)] = run.run_id
+    _runs[str(flow_run.id)] = run
     return run
 
 
@@ -65,11 +65,11 @@ def flow_run_tags() -> dict[str, str]:
     return {FLOW_RUN: str(flow_run.id), "prefect.flow_run_url": str(flow_run.ui_url)}
 
 
-def _parent_run() -> str | None:
+def _parent_run() -> TrackedRun:
     """The MLflow run that stages nest in; a task on another host finds it by its tag."""
     key = str(flow_run.id)
     if key not in _runs:
-        _runs[key] = next(iter(base_context().tracking.running({FLOW_RUN: key})), None)
+        _runs[key] = base_context().tracking.attach(tags={FLOW_RUN: key})
     return _runs[key]
 
 
@@ -98,7 +98,7 @@ def perform(
         base.settings,
         base.store,
         base.tracking,
-        run_id=_parent_run(),
+        parent=_parent_run(),
         seed=getattr(config, "seed", 0),
         on_progress=_ProgressArtifact(label),
         device_slots=gpu_slots,

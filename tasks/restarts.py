@@ -30,7 +30,10 @@ def take_over() -> None:
     if flow_run.run_count <= 1:
         return
     _end_task_runs()
-    _end_mlflow_runs(base_context().tracking)
+    tracking = base_context().tracking
+    tracking.call(lambda _: None)  # once connected, it sends what the earlier starts could not
+    tracking.settle()
+    _end_mlflow_runs(tracking)
     _cancel_if_asked_to()
     if flow_run.run_count > MAX_STARTS:
         raise TooManyStartsError(
@@ -66,15 +69,22 @@ def _end_task_runs() -> None:
 
 
 def end_earlier(tracked: TrackedRun) -> None:
-    """Close what MLflow runs earlier starts left: it may have been down when this one began."""
-    if flow_run.run_count > 1:
-        _end_mlflow_runs(tracked.tracking, but=tracked.run_id)
+    """Close what is still said to run of a flow run whose MLflow run, `tracked`, has ended.
+
+    Of earlier starts, as MLflow may have been down when this one began; and what MLflow made twice
+    because its answer was lost.
+    """
+    _end_mlflow_runs(tracked.tracking)
+    if tracked.run_id is not None:
+        _end_children(tracked.tracking, tracked.run_id)
 
 
-def _end_mlflow_runs(tracking: Tracking, but: str | None = None) -> None:
+def _end_mlflow_runs(tracking: Tracking) -> None:
     for run in tracking.running({FLOW_RUN: str(flow_run.id)}):
-        if run == but:
-            continue
-        for child in tracking.running({"mlflow.parentRunId": run}):
-            tracking.attach(child).end("KILLED")
+        _end_children(tracking, run)
         tracking.attach(run).end("KILLED")
+
+
+def _end_children(tracking: Tracking, run: str) -> None:
+    for child in tracking.running({"mlflow.parentRunId": run}):
+        tracking.attach(child).end("KILLED")

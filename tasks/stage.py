@@ -200,7 +200,7 @@ def _train(context: StageContext, job: StageJob, job_path: Path, run: TrackedRun
             env={"TRIMTAB_ANSWERS": str(context.settings.answers), **context.secrets()},
         )
     finally:
-        run.pump(tail)
+        run.pump(tail, is_last=True)
 
 
 def _publish(context: StageContext, job: StageJob, seconds: float) -> Manifest:

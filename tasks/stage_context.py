@@ -11,7 +11,7 @@ from typing import Any
 from infra.launch import ENTRY, PRELOAD
 from infra.settings import Settings
 from infra.storage import Store, open_store
-from infra.tracking import Tracking
+from infra.tracking import TrackedRun, Tracking
 from models.records import ArtifactRef
 from tasks.code_version import ROOT
 
@@ -54,15 +54,16 @@ def no_slots(count: int) -> AbstractContextManager[None]:
 class StageContext:
     """What all stages of a run share.
 
-    `run_id` is the parent MLflow run, None without one. `device_slots` is held around a trainer,
-    for as many devices as it takes; those of this machine's cores are the engine's own. `secrets`
-    are environment variables for the trainer alone, asked for when there is one.
+    `parent` is the MLflow run that those of the stages nest in, None without one. `device_slots`
+    is held around a trainer, for as many devices as it takes; those of this machine's cores are the
+    engine's own. `secrets` are environment variables for the trainer alone, asked for when there is
+    one.
     """
 
     settings: Settings
     store: Store
     tracking: Tracking
-    run_id: str | None = None
+    parent: TrackedRun | None = None
     seed: int = 0
     on_progress: Callable[[Progress], None] | None = None
     trainers: Trainers = field(default_factory=Trainers)

@@ -77,7 +77,7 @@ def tracked(
         "trimtab.seed": str(context.seed),
         "trimtab.host": os.uname().nodename,
     }
-    with context.tracking.start_run(job.name, parent_id=context.run_id, tags=tags) as run:
+    with context.tracking.start_run(job.name, parent=context.parent, tags=tags) as run:
         run.log(params=job.config, **(of_artifact(found) if found else {}))
         place = f"{context.store.url}/artifacts"
         run.log_inputs(

@@ -2,10 +2,10 @@
 
     python -m tests.many_runs --runs 20
 
-Half of the runs are of another seed, and each two differ in `ppo.kl_coef` only from others, so that
-all stages up to the policies are shared by half of the runs and all others by two. Each run must end
-well, each stage must be computed once, and MLflow must hold a finished run of every stage of every
-run; otherwise the exit status is 1. Prints a row of the table of docs/reliability.md.
+Every second run has another seed, and two of each seed have the same `ppo.kl_coef`: the stages up
+to the policies are shared by half of the runs, all others by two. Each run must end well, each
+stage must be computed once, and MLflow must hold a finished run of each stage of each run, or else
+the exit status is 1. Prints a row of the table of docs/reliability.md.
 """
 
 from __future__ import annotations

@@ -120,6 +120,7 @@ def test_outage_warns_once_and_loses_no_metric(
     assert run.pump(tail)
     history = _client(settings).get_metric_history(run.run_id, "loss")
     assert sorted((m.step, m.value) for m in history) == [(0, 1.0), (1, 0.5)]
+    run.end()
 
 
 def _refuse(*_: Any, **__: Any) -> None:

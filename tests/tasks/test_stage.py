@@ -160,7 +160,7 @@ def test_progress_and_mlflow_see_the_stage(context: StageContext, plan: Any) -> 
     tracking = Tracking.from_settings(context.settings, "toy")
     parent = tracking.start_run("flow")
     tracked = dataclasses.replace(
-        context, tracking=tracking, run_id=parent.run_id, on_progress=reports.append, seed=7
+        context, tracking=tracking, parent=parent, on_progress=reports.append, seed=7
     )
     base = run_stage(tracked, "counter", CounterConfig(), {}, name="first count")
     assert reports[-1] == Progress("counter", "first count", 3, 3, {"count": 3})

@@ -26,7 +26,7 @@ def run(job: dict[str, Any]) -> None:
     for step in range(first, config["total"]):
         if plan.get("die_at") == step:
             os.kill(os.getpid(), 9)
-        while plan.get("wait_at") == step:
+        while plan.get("wait_at") == step and not plan_path.with_name("go").exists():
             time.sleep(0.01)
         temp = folder / f".{step + 1}"
         temp.mkdir()
