@@ -108,7 +108,6 @@ TOGETHER = (
     ["reward_model.contrastive.coef=1"],
     ['reward_model.categories=["a"]', 'reward_model.without_categories=["a"]'],
     ["ppo.entropy_clip=2"],
-    ["relabel.flip_fraction=0.1"],
     ["relabel.keep_from=0.5", "relabel.keep_to=0.5"],
     ["sft.train.zero.stage=2", "sft.train.optimiser=adamw_8bit"],
     ["rounds.meta_rm.train.zero.stage=3"],

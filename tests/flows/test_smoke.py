@@ -147,9 +147,9 @@ def test_a_run_that_cannot_start_says_why_and_nothing_else(home: Path, tmp_path:
         tmp_path, *FINISHED, f'preferences.sources=["{missing}"]', f"sft.model.base={base}"
     )
     output, _ = process.communicate(timeout=300)
-    assert process.returncode == 1
-    assert f"missing_source: found '{missing}', allowed: an existing file or folder" in output
-    assert len(output.splitlines()) < 8, output
+    assert process.returncode == 2
+    assert f"preferences.sources: found nothing at '{missing}'; allowed: an existing" in output
+    assert len(output.splitlines()) == 1, output
 
 
 def test_a_label_audit_finds_its_stages_and_leaves_the_whole_report_alone(home: Path) -> None:

@@ -122,7 +122,8 @@ def test_rows_and_where_the_refused_ones_lie_are_printed(
         tracked: Any = SimpleNamespace(
             run_id="1", link="", log_artifacts=lambda _: None, log=lambda **_: None
         )
-        return announce(tracked, StageResult(ref, {}, False, 1.0), {}, "mine-seed0")
+        about = {"name": "mine-seed0", "configuration": "mine-seed0"}
+        return announce(tracked, StageResult(ref, {}, False, 1.0), {}, "mine-seed0", about)
 
     path = tmp_path / "reports" / "mine-seed0" / "quarantine.jsonl"
     assert run(3)["quarantine"] == str(path)
