@@ -21,7 +21,7 @@ from models.config import PreferencesConfig, SFTConfig
 from models.config_judge import JudgePreferencesConfig
 from models.engine.rehearsal import PACKAGED_ENCODERS
 from models.judging.constitutions import ConstitutionError
-from models.nets.packaged import PACKAGED_MODELS
+from models.packages import PACKAGED_MODELS
 from tasks import judge_keys as keys
 from tasks import perform as performing
 from tasks import sources
