@@ -10,6 +10,7 @@ TRIMTAB_JUDGE_NETWORKS  private networks (10.0.0.0/8) in which those judges' nam
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -83,7 +84,9 @@ class Access:
             return
         for root in self.objects:
             prefix = root.rstrip("/")
-            if source == prefix or source.startswith(f"{prefix}/"):
+            # Servers that keep objects in folders may follow them.
+            leads_out = {".", ".."} & set(source.split("/"))
+            if not leads_out and (source == prefix or source.startswith(f"{prefix}/")):
                 return
         raise AccessError(
             f"{source!r} may not be read; allowed are s3:// addresses in TRIMTAB_DATA_ROOTS of the "
@@ -103,7 +106,7 @@ class Access:
     def demand_model(self, name: str) -> None:
         """AccessError unless a model may be read: a folder, or one of the hub.
 
-        Every file of a folder must lie where files may be read, too.
+        Every file of a folder must lie where files may be read, too, and name no others.
         """
         if not _is_local(name):
             self._demand_hub(name, name)
@@ -115,6 +118,7 @@ class Access:
                 self.demand_folder(path)
                 if os.path.islink(path) and os.path.isdir(path):
                     raise AccessError(f"{path!r} is a link to a folder, which a model may not hold")
+                _demand_inner_names(path, each)
 
     def demand_folder(self, path: str) -> tuple[Path, Path]:
         """The folder allowed and the path in it, links resolved; AccessError where there is none.
@@ -194,6 +198,27 @@ def open_in(folder: int, name: str) -> int:
         return descriptor
     os.close(descriptor)
     raise AccessError(f"{name!r} is no file and no folder of data")
+
+
+def _demand_inner_names(path: str, name: str) -> None:
+    """AccessError for a file of a model by which its readers would open others, outside of it."""
+    if name == "adapter_config.json":
+        raise AccessError(f"{path!r} is of an adapter, which names its model: merge it into that")
+    if not (name.endswith(".index.json") or name == "modules.json"):
+        return
+    try:
+        found = json.loads(Path(path).read_bytes())
+        # Of safetensors and torch: tensor -> file. Of sentence-transformers: a list of modules.
+        inner = found["weight_map"].values() if isinstance(found, dict) else _paths(found)
+        is_inside = not any(each.startswith("/") or ".." in each.split("/") for each in inner)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise AccessError(f"{path!r} is no list of a model's files") from None
+    if not is_inside:
+        raise AccessError(f"{path!r} names files outside of its folder, which a model may not do")
+
+
+def _paths(modules: list[dict[str, str]]) -> list[str]:
+    return [each["path"] for each in modules]
 
 
 def _is_local(name: str, suffixes: tuple[str, ...] = ()) -> bool:

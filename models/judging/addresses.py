@@ -16,6 +16,9 @@ CONFINED_VARIABLE = "TRIMTAB_IS_CONFINED"
 NETWORKS_VARIABLE = "TRIMTAB_JUDGE_NETWORKS"
 # IPv6 addresses that stand for an IPv4 address: by NAT64 in their last bits, by 6to4 before.
 _NAT64, _SIX_TO_FOUR = ip_network("64:ff9b::/96"), ip_network("2002::/16")
+# Special ones that Python 3.11 takes for the internet's: RFC 6890 (a cloud's metadata is at
+# 192.0.0.192) and RFC 3879 (private, of old).
+_SPECIAL = (ip_network("192.0.0.0/24"), ip_network("fec0::/10"))
 
 
 class AddressError(ValueError):
@@ -63,4 +66,5 @@ def _meant(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
 
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
     is_special = address.is_multicast or address.is_reserved or address.is_unspecified
+    is_special = is_special or any(address in each for each in _SPECIAL)
     return address.is_global and not is_special

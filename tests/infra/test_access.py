@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,6 +149,34 @@ def test_a_model_s_folder_may_hold_no_way_out(root: Path, tmp_path: Path) -> Non
             access.demand_model(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("model.safetensors.index.json", {"weight_map": {"w": "../secret.safetensors"}}),
+        ("model.safetensors.index.json", {"weight_map": {"w": "/secret.safetensors"}}),
+        ("pytorch_model.bin.index.json", {"weight_map": {"w": "deep/../../secret.bin"}}),
+        ("model.safetensors.index.json", {"weight_map": 1}),
+        ("model.safetensors.index.json", {}),
+        ("modules.json", [{"path": "../other"}]),
+        ("adapter_config.json", {"base_model_name_or_path": "/secret"}),
+    ],
+)
+def test_a_model_s_files_may_name_no_files_outside(root: Path, name: str, content: Any) -> None:
+    """transformers and sentence-transformers open whatever these files name."""
+    access = _access(root)
+    (root / name).write_text(json.dumps(content))
+    with pytest.raises(AccessError, match=name):
+        access.demand_model(str(root))
+
+
+def test_a_model_in_parts_may_be_read(root: Path) -> None:
+    names = {"w": "model-00001-of-00001.safetensors"}
+    (root / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    modules = [{"path": ""}, {"path": "1_Pooling"}]
+    (root / "modules.json").write_text(json.dumps(modules))
+    _access(root).demand_model(str(root))
+
+
 def test_buckets_and_hub_are_allowed_by_prefix() -> None:
     access = _access("s3://lake/people/", "hf://Anthropic", "hf://owner/name", "hf://gpt2")
     for source in (
@@ -165,6 +195,9 @@ def test_buckets_and_hub_are_allowed_by_prefix() -> None:
             "s3://lake/",
             "s3://trimtab/artifacts",
             "s3://",
+            "s3://lake/people/../secret/a.jsonl",
+            "s3://lake/people/./a.jsonl",
+            "s3://lake/people/..",
         ),
         *("owner/other", "anthropic2/x", "json", "text", "owner", "owner/../x", "Anthropic/../x"),
     ):

@@ -49,6 +49,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Names:
         *("169.254.169.254", "100.64.0.1", "198.18.0.1", "224.0.0.1", "255.255.255.255"),
         *("::1", "::", "fe80::1", "fc00::1", "fd00:ec2::254", "ff02::1", "2001:db8::1"),
         *("::ffff:127.0.0.1", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "2002:7f00:1::"),
+        *("192.0.0.192", "::ffff:192.0.0.192", "fec0::1"),
     ],
 )
 def test_addresses_that_are_not_of_the_internet_are_refused(address: str, names: Names) -> None:
