@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from infra.gpus import memory_of
@@ -52,8 +54,24 @@ def configured(recipe: str, changes: dict[str, Any], given: dict[str, Any]) -> R
     return changed(recipe_named(recipe), changes)
 
 
+def refuse(mistakes: Sequence[str]) -> int:
+    """Print a line a mistake; the exit status."""
+    for line in mistakes:
+        print(f"trimtab: {line}", file=sys.stderr)
+    return 2
+
+
 def dry_run(config: RunConfig, options: argparse.Namespace, settings: Settings) -> int:
-    """Print the plan; nothing is run, downloaded or stored."""
+    """Print the plan, or what is wrong; nothing is run, downloaded or stored."""
+    from flows.checks import check
+
+    found = check(config)
+    if not found.mistakes:
+        found = check(config, most_rows=None)
+    if found.mistakes:
+        return refuse(found.mistakes)
+    # Prefect, which is loaded with the flows, would like its home below ours: there may be none.
+    warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
     from flows.plan import make_plan
     from flows.plan_text import plan_text
     from flows.recipes import MACHINES
@@ -72,7 +90,8 @@ def dry_run(config: RunConfig, options: argparse.Namespace, settings: Settings) 
         return 2
     try:
         num_seeds = len(of_comparison(options).get("seeds", [config.seed]))
-        print(plan_text(make_plan(config, options.flow, machine, num_seeds)))
+        plan = make_plan(config, options.flow, machine, num_seeds)
+        print(plan_text(plan, [*found.missing, *found.notes]))
     except PlanError as error:
         print(f"trimtab: {error}", file=sys.stderr)
         return 2

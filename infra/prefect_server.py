@@ -23,6 +23,8 @@ from contextlib import contextmanager
 
 from infra.busy_database import trying_again
 from infra.imports import quick_imports
+from infra.locks import file_lock
+from infra.warm_client import child_env
 
 API_URL = "PREFECT_API_URL"
 START_SECONDS = 120.0
@@ -34,6 +36,8 @@ WITHOUT_BLOCKS = {
     "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
     "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
 }
+# The child makes the tables itself: the servers of several commands of one home, one at a time.
+WITHOUT_TABLES = {"PREFECT_API_DATABASE_MIGRATE_ON_START": "false"}
 
 
 class PrefectServerError(RuntimeError):
@@ -56,9 +60,9 @@ def local_prefect_server() -> Iterator[Callable[[], None]]:
         listener.listen(128)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         server = subprocess.Popen(
-            [sys.executable, "-m", "infra.prefect_server", str(listener.fileno())],
+            [sys.executable, "-P", "-m", "infra.prefect_server", str(listener.fileno())],
             stdin=subprocess.PIPE,
-            env={**os.environ, **WITHOUT_BLOCKS},
+            env=child_env(WITHOUT_BLOCKS),
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )
@@ -92,7 +96,11 @@ def serve(descriptor: int) -> None:
     with quick_imports():
         import uvicorn
         from prefect.server.api.server import create_app
+        from prefect.server.database.alembic_commands import alembic_upgrade
+        from prefect.settings import PREFECT_HOME
 
+        with file_lock(PREFECT_HOME.value() / ".tables.lock"):
+            alembic_upgrade()
         # `ephemeral`: only the services a client cannot do without, no scheduler. `final`: no other
         # application is made in this process.
         app = trying_again(create_app(ephemeral=True, final=True))

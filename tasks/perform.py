@@ -17,6 +17,7 @@ from infra.settings import Settings
 from infra.tracking import TrackedRun
 from models.config_parts import TrainerConfig, trainer_of
 from models.records import ArtifactRef
+from tasks.access import demand_access, environment_of_trainers
 from tasks.code_version import read_sources
 from tasks.gpu_slots import gpu_slots
 from tasks.judge_keys import judge_keys
@@ -89,7 +90,9 @@ def perform(
     beside it, and it gets one core. Several cores are threads of one process or, `by_ranks`, a rank
     each, unless the machine has GPUs or the configuration a number of ranks. One that `is_patient`
     lets all others go first. What `reads_weights` of its inputs has them brought from the store.
+    AccessError for a configuration that names what the run may not read or ask.
     """
+    demand_access(config)
     base = base_context()
     context = StageContext(
         base.settings,
@@ -99,7 +102,7 @@ def perform(
         seed=getattr(config, "seed", 0),
         on_progress=_ProgressArtifact(label),
         device_slots=gpu_slots,
-        secrets=partial(judge_keys, config),
+        secrets=partial(_environment, config),
     )
     refs = {
         name: value.ref if isinstance(value, StageResult) else value
@@ -115,6 +118,11 @@ def perform(
     how = "found in the store" if result.cached else f"{result.seconds:.1f} s"
     logger.info("%s: %s", label, how)
     return result
+
+
+def _environment(config: BaseModel) -> dict[str, str]:
+    """What a stage's trainer is told besides: its judge's key, and where judges may be."""
+    return {**judge_keys(config), **environment_of_trainers()}
 
 
 class _Share(NamedTuple):

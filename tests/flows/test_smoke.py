@@ -181,7 +181,12 @@ def _newest_step(home: Path) -> int:
 def test_stopped_and_killed_and_started_again_ends_bit_identical(
     home: Path, tmp_path: Path
 ) -> None:
-    """SIGTERM in PPO, then kill -9 in PPO: every time it goes on where it was."""
+    """Ctrl-C, SIGTERM, then kill -9, all in PPO: every time it goes on where it was."""
+    output = ended(tmp_path, signal.SIGINT, "ppo_max", 2, *FINISHED)
+    assert output.splitlines()[-1].startswith("trimtab: stopped by Ctrl-C"), output
+    assert "Traceback" not in output
+    assert _newest_step(tmp_path) == 2, "the step was not saved when it was to stop"
+
     output = ended(tmp_path, signal.SIGTERM, "ppo_max", 3, *FINISHED)
     assert output.splitlines()[-1].startswith("trimtab: stopped by SIGTERM"), output
     assert _newest_step(tmp_path) == 3, "the step was not saved when it was to stop"

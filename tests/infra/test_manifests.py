@@ -11,7 +11,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, ValidationError
 from prefect.utilities.templating import apply_values, find_placeholders
 
 from infra.stack import secrets
@@ -29,11 +29,12 @@ def _job(**values: Any) -> dict[str, Any]:
     """The job of a flow run, as Prefect's worker fills the template in."""
     properties = TEMPLATE["variables"]["properties"]
     defaults = {name: each["default"] for name, each in properties.items() if "default" in each}
-    worker = {"name": "run", "command": ["prefect", "flow-run", "execute"], "labels": {}}
-    env = [{"name": "PREFECT__FLOW_RUN_ID", "value": "x"}]
-    given = {**defaults, **worker, "annotations": {}, "env": env, **values}
     Draft202012Validator(TEMPLATE["variables"]).validate(values)
+    given = {**defaults, **values}
     manifest = apply_values(TEMPLATE["job_configuration"]["job_manifest"], given)
+    # The worker adds them: the template has neither, so that no run can say otherwise.
+    container = manifest["spec"]["template"]["spec"]["containers"][0]
+    container["env"] = [{"name": "PREFECT__FLOW_RUN_ID", "value": "x"}]
     # Prefect's template puts these at the pod, where Kubernetes ignores them; so do we.
     spec = manifest["spec"]["template"]["spec"]
     spec.pop("parallelism"), spec.pop("completions")
@@ -48,6 +49,19 @@ def test_a_flow_runs_job_is_one_that_kubernetes_takes(gpus: int) -> None:
     assert container["resources"]["limits"]["nvidia.com/gpu"] == gpus
     assert container["envFrom"] == [{"secretRef": {"name": "trimtab"}}]
     assert not find_placeholders(job)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        *({"command": "id"}, {"env": {"TRIMTAB_DATA_ROOTS": "/"}}, {"image": "another"}),
+        *({"secret": "another"}, {"service_account_name": "admin"}, {"namespace": "kube-system"}),
+        *({"memory": "{{ prefect.blocks.secret.mine }}"}, {"cpu": "1; id"}, {"job_manifest": {}}),
+    ],
+)
+def test_who_starts_a_run_chooses_its_size_and_nothing_else(values: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        _job(**values)
 
 
 def test_every_variable_is_used_and_described() -> None:
@@ -92,6 +106,12 @@ def test_compose_binds_to_loopback_and_takes_every_secret_from_the_environment()
     assert taken == set(secrets.SECRETS)
     for name in secrets.SECRETS:  # never written out
         assert not re.search(rf"{name}: (?!\$)", COMPOSE_TEXT)
+
+
+def test_behind_s3_nothing_leaves_its_container() -> None:
+    """Its filer, master and volume server know no keys."""
+    options = COMPOSE["services"]["seaweedfs"]["command"].split()
+    assert {"-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3.ip.bind=0.0.0.0"} <= set(options)
 
 
 def test_compose_is_the_same_stack() -> None:
