@@ -10,6 +10,7 @@ Imports no Prefect in the process that calls `local_prefect_server`.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -96,11 +97,11 @@ def serve(descriptor: int) -> None:
     with quick_imports():
         import uvicorn
         from prefect.server.api.server import create_app
-        from prefect.server.database.alembic_commands import alembic_upgrade
+        from prefect.server.database import provide_database_interface
         from prefect.settings import PREFECT_HOME
 
         with file_lock(PREFECT_HOME.value() / ".tables.lock"):
-            alembic_upgrade()
+            asyncio.run(provide_database_interface().create_db())
         # `ephemeral`: only the services a client cannot do without, no scheduler. `final`: no other
         # application is made in this process.
         app = trying_again(create_app(ephemeral=True, final=True))
