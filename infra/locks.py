@@ -13,9 +13,10 @@ waits for nobody: there is no cycle. `waiting.lock`, beside the slots, says that
 them; only `some_of` touches it, as waiting for a key is not waiting for a slot.
 
 Held for a moment, and nothing of the above is asked for meanwhile: the store's `.tmp/lock` for a
-manifest, `<home>/reports/.<name>.lock` for a report's folder, `<home>/.mlflow.lock` for making
-MLflow's database. The report's lock is the outermost of these. Locks of threads guard single
-calls; those of judges live inside trainers.
+manifest, `<home>/reports/.<name>.lock` for a report's folder, `<home>/.mlflow.lock` and
+`<home>/prefect/.tables.lock` for making databases, a file of infra.outbox by who sends it. The
+report's lock is the outermost of these. Locks of threads guard single calls; those of judges live
+inside trainers.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ Imports no Prefect in the process that calls `local_prefect_server`.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -23,6 +24,7 @@ from contextlib import contextmanager
 
 from infra.busy_database import trying_again
 from infra.imports import quick_imports
+from infra.locks import file_lock
 from infra.warm_client import child_env
 
 API_URL = "PREFECT_API_URL"
@@ -35,6 +37,8 @@ WITHOUT_BLOCKS = {
     "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
     "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
 }
+# The child makes the tables itself: the servers of several commands of one home, one at a time.
+WITHOUT_TABLES = {"PREFECT_API_DATABASE_MIGRATE_ON_START": "false"}
 
 
 class PrefectServerError(RuntimeError):
@@ -93,7 +97,11 @@ def serve(descriptor: int) -> None:
     with quick_imports():
         import uvicorn
         from prefect.server.api.server import create_app
+        from prefect.server.database import provide_database_interface
+        from prefect.settings import PREFECT_HOME
 
+        with file_lock(PREFECT_HOME.value() / ".tables.lock"):
+            asyncio.run(provide_database_interface().create_db())
         # `ephemeral`: only the services a client cannot do without, no scheduler. `final`: no other
         # application is made in this process.
         app = trying_again(create_app(ephemeral=True, final=True))

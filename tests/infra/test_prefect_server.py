@@ -35,28 +35,33 @@ def _answers(url: str) -> bool:
         return False
 
 
-def test_it_serves_on_loopback_and_ends_with_a_killed_command(tmp_path: Path) -> None:
+def test_servers_on_loopback_make_one_database_and_end_with_killed_commands(
+    tmp_path: Path,
+) -> None:
     elsewhere = tmp_path / "elsewhere"  # with files that stand in for no module of the server
     elsewhere.mkdir()
     for name in ("infra", "prefect", "uvicorn"):
         (elsewhere / f"{name}.py").write_text("raise SystemExit('of the current folder')\n")
     environment = {key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"}
-    with subprocess.Popen(
-        [sys.executable, "-P", "-c", COMMAND],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=elsewhere,
-        env={**environment, "PREFECT_HOME": str(tmp_path)},
-    ) as command:
-        assert command.stdout is not None
-        url = command.stdout.readline().strip()
-        assert url.startswith("http://127.0.0.1:")
-        assert _answers(url)
+    commands = [
+        subprocess.Popen(
+            [sys.executable, "-P", "-c", COMMAND],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=elsewhere,
+            env={**environment, "PREFECT_HOME": str(tmp_path)},
+        )
+        for _ in range(2)
+    ]
+    urls = [command.stdout.readline().strip() for command in commands if command.stdout]
+    assert all(url.startswith("http://127.0.0.1:") and _answers(url) for url in urls), urls
+    for command in commands:
         command.send_signal(signal.SIGKILL)
+        command.communicate()
     deadline = time.monotonic() + 60
-    while _answers(url) and time.monotonic() < deadline:
+    while any(map(_answers, urls)) and time.monotonic() < deadline:
         time.sleep(0.5)
-    assert not _answers(url)
+    assert not any(map(_answers, urls))
 
 
 def test_a_server_of_the_users_own_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

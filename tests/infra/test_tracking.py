@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from infra.launch import TrainerStoppedError
+from infra.locks import file_lock
 from infra.mlflow_calls import follow_move
 from infra.registry import Registry
 from infra.settings import Settings, SettingsError
@@ -165,6 +166,26 @@ def test_two_connections_at_once_make_one_experiment(settings: Settings) -> None
         thread.join()
     client = _client(settings)
     assert len({client.get_run(run).info.experiment_id for run in runs}) == 1
+
+
+def test_tables_are_made_by_one_process_at_a_time(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Making a client makes the tables of a new database: two at once would spoil it."""
+    lock, made = settings.home / ".mlflow.lock", []
+
+    def refuse_to_wait() -> None:
+        raise InterruptedError
+
+    def client_under_the_lock(uri: str) -> Any:
+        with pytest.raises(InterruptedError), file_lock(lock, refuse_to_wait):
+            raise AssertionError("the lock was free")
+        made.append(uri)
+        return _client(settings)
+
+    monkeypatch.setattr("infra.tracking.new_client", client_under_the_lock)
+    Tracking.from_settings(settings, "toy").connect()
+    assert made == [settings.mlflow_uri]
 
 
 def test_tracking_without_a_uri_is_off() -> None:
