@@ -3,9 +3,9 @@
     python -m tests.chaos --kills 50 --seed 0
 
 Killed are workers, flow runs, trainers, MLflow and the S3 server. Afterwards every run is
-Completed, its artifacts have the digests of a run that was left alone, nothing is still said to
-run, no GPU slot is held, and no manifest is broken; otherwise the exit status is 1. Prints the
-table of docs/reliability.md.
+Completed, its artifacts have the digests of a run that was left alone, each of its stages has a
+finished MLflow run, nothing is still said to run, no GPU slot is held, and no manifest is broken;
+otherwise the exit status is 1. Prints the table of docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ def main() -> int:
             wanted = _undisturbed(run.seed)
             _disturb(stack, run, chance)
             run.faults += _differences(stack, wanted)
+            lacking = stack.without_mlflow_run(wanted)
+            run.faults += [f"{key} has no finished MLflow run" for key in lacking]
             done.append(run)
             print(json.dumps({**run.__dict__, "kills": dict(run.kills)}), flush=True)
     print(_table(done))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,13 +120,26 @@ class Running:
 
     def mlflow_runs(self, condition: str) -> list[dict[str, Any]]:
         user = self.environment["MLFLOW_TRACKING_USERNAME"]
-        found = requests.post(
-            f"{self.environment['MLFLOW_TRACKING_URI']}/api/2.0/mlflow/runs/search",
-            json={"experiment_ids": ["1"], "filter": condition, "max_results": 200},
-            auth=(user, self.environment["MLFLOW_TRACKING_PASSWORD"]),
-            timeout=60,
-        ).json()
-        return list(found.get("runs", []))
+        asked: dict[str, Any] = {"experiment_ids": ["1"], "filter": condition, "max_results": 200}
+        runs: list[dict[str, Any]] = []
+        while True:
+            found = requests.post(
+                f"{self.environment['MLFLOW_TRACKING_URI']}/api/2.0/mlflow/runs/search",
+                json=asked,
+                auth=(user, self.environment["MLFLOW_TRACKING_PASSWORD"]),
+                timeout=60,
+            ).json()
+            runs += found.get("runs", [])
+            if not found.get("next_page_token"):
+                return runs
+            asked["page_token"] = found["next_page_token"]
+
+    def without_mlflow_run(self, keys: Iterable[str]) -> list[str]:
+        """Which of these stages, by key, have no MLflow run that has finished."""
+        finished = self.mlflow_runs("attributes.status = 'FINISHED'")
+        tags = [tag for run in finished for tag in run["data"].get("tags", [])]
+        tracked = {tag["value"] for tag in tags if tag["key"] == "trimtab.key"}
+        return sorted(set(keys) - tracked)
 
     def timeline(self, run: str) -> dict[str, Span]:
         """When each stage that an MLflow run did not find in the store was computed, by name."""
