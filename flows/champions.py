@@ -81,6 +81,7 @@ def _train_round(run: Run, number: int, before: RoundRoles, role: RoundRoles) ->
         run["relabelled"],
         states_for(run, config.advantage_model.train, config.rounds.meta_rm.train),
         label=f"MetaRM round {number}",
+        by_ranks=run.has_small_models,
     )
     run[role.policy] = run.submit(
         ppo_max,

@@ -2,46 +2,74 @@
 
 A flow takes a recipe's name and changes to it. The UI makes a form of both, the REST API validates
 them, the command line writes them as `path.to.field=value`; what is left out stays as it was.
+
+Null is a value where a field may be none, and a mistake elsewhere: JSON has no infinite number, for
+which Prefect stores null. Prefect's check lets null stand for any field that is not required,
+unless the field's schema says `not`. Its forms leave out what nobody touched, but for switches,
+which have no third state there: theirs is null.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import or_
 from types import GenericAlias, UnionType
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 
 from flows.config import ConfigError, RunConfig, load_config
-from flows.explain import explain
+from flows.explain import explain, explained
+
+NOT_NULL: dict[str, Any] = {"not": {"type": "null"}}
+# Of numbers that may be null: NaN, as which it would be stored, is not smaller than any.
+NOT_NAN: dict[str, Any] = {"not": {"type": "number", "exclusiveMinimum": sys.float_info.max}}
 
 
 class _Changes(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_not_given(cls, values: Any) -> Any:
-        """Prefect's API lets null stand for any number or text that is not required."""
+    def _null_leaves_a_switch(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        return {k: v for k, v in values.items() if v is not None or not cls._is_never_null(k)}
+        return {k: v for k, v in values.items() if v is not None or not cls._is_switch(k)}
 
     @classmethod
-    def _is_never_null(cls, name: str) -> bool:
+    def _is_switch(cls, name: str) -> bool:
         field = cls.model_fields.get(name)
-        kinds = get_args(field.annotation) if field else ()
-        return field is not None and (type(None) not in kinds or bool in kinds)
+        return field is not None and bool in get_args(field.annotation)
+
+
+class Whole(BaseModel):
+    """Changes as a flow's parameter: Prefect's list of mistakes has no place for what was found."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explains(cls, values: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return check(values)
+        except ValidationError as error:
+            raise explained(error, cls) from None
 
 
 def changes_to(model: type[BaseModel], only: Sequence[str] = ()) -> Any:
     """A model with the fields of `model`, or `only` some by path, all of them optional.
 
-    Null means the same as not giving a field, except where null is one of its values; nothing else
-    is a default. Sections are such models again.
+    Null is refused except where it is one of a field's values, or where the field is a switch, for
+    which it means the same as not giving it. Sections are such models again.
     """
     fields: dict[str, Any] = {}
     for name, field in model.model_fields.items():
@@ -51,7 +79,12 @@ def changes_to(model: type[BaseModel], only: Sequence[str] = ()) -> Any:
         kind: Any = _changes_in(field.annotation, inside)
         for constraint in field.metadata:
             kind = Annotated[kind, constraint]
-        given = Field(default_factory=_not_given, description=field.description)
+        extra = NOT_NULL
+        if type(None) in get_args(field.annotation):
+            extra = NOT_NAN if _is_number(field.annotation) else {}
+        given = Field(
+            default_factory=_not_given, description=field.description, json_schema_extra=extra
+        )
         if kind is bool:  # the UI's form has no third state, and would send false
             kind, given = bool | None, Field(None, description=field.description)
         fields[name] = (kind, given)
@@ -69,18 +102,29 @@ def _changes_in(kind: Any, only: Sequence[str]) -> Any:
     return kind
 
 
+def _is_number(kind: Any) -> bool:
+    """Whether a field's type is a number, be it optional."""
+    return kind in (int, float) or any(
+        _is_number(each) for each in get_args(kind) if get_origin(kind) is not tuple
+    )
+
+
 def _not_given() -> None:
     return None
 
 
-class RunChanges(changes_to(RunConfig)):  # type: ignore[misc]
+# All but the recipe, which is a parameter of its own.
+FIELDS = tuple(name for name in RunConfig.model_fields if name != "recipe")
+
+
+class RunChanges(Whole, changes_to(RunConfig, FIELDS)):  # type: ignore[misc]
     """What a run does otherwise than its recipe."""
 
 
 OF_A_ROUND = ("ppo", "rounds.meta_rm", "rounds.promote")
 
 
-class RoundChanges(changes_to(RunConfig, OF_A_ROUND)):  # type: ignore[misc]
+class RoundChanges(Whole, changes_to(RunConfig, OF_A_ROUND)):  # type: ignore[misc]
     """What a further round does otherwise than its champion's run; the rest stays comparable."""
 
 
@@ -93,12 +137,36 @@ def changed(
     if changes is None:
         return config
     if not isinstance(changes, BaseModel):
-        try:
-            changes = kind.model_validate(changes)
-        except ValidationError as error:
-            raise ConfigError(explain(error, kind)) from None
+        changes = validated(changes, kind)
     given = _without_empty(changes.model_dump(mode="json", exclude_unset=True))
-    return load_config(_merged(config.model_dump(mode="json"), given))
+    values = config.model_dump(mode="json")
+    return load_config(_merged(_without_others_categories(values, given), given))
+
+
+def validated(changes: Mapping[str, Any], kind: type[BaseModel]) -> BaseModel:
+    """Changes of a kind by themselves, of whatever recipe; ConfigError names all mistakes."""
+    if "recipe" in changes:
+        raise ConfigError(
+            f"recipe: found {changes['recipe']!r} among the changes; allowed: the recipe to start "
+            "from is an argument of its own, and no change"
+        )
+    try:
+        return kind.model_validate(changes)
+    except ValidationError as error:
+        raise ConfigError(explain(error, kind)) from None
+
+
+def _without_others_categories(
+    values: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A recipe's categories are those of its own sources, one each: not of another number."""
+    preferences = given.get("preferences", {})
+    sources = preferences.get("sources")
+    if sources is None or "categories" in preferences:
+        return dict(values)
+    old = values["preferences"]
+    fit = len(sources) == len(old["categories"])
+    return {**values, "preferences": {**old, "categories": old["categories"] if fit else []}}
 
 
 def _without_empty(given: Mapping[str, Any]) -> dict[str, Any]:

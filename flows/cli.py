@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import webbrowser
 from collections.abc import Callable, Sequence
@@ -14,16 +13,24 @@ from typing import Any
 
 from flows.clean import clean
 from flows.closed_output import closed_output_ends_it
-from flows.commands import deploy_flows, next_round, roll_back, run_recipe, run_study
-from infra.settings import Settings
+from flows.commands import deploy_flows, next_round, run_recipe, run_study, take_back
+from flows.ended import signals_end_it
+from flows.ui import ui
+from infra.settings import Settings, SettingsError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status (2: the command or configuration is wrong)."""
-    options = _parse(arguments)
-    settings = Settings.from_env()
-    prepare_environment(settings)
-    with closed_output_ends_it():
+    with signals_end_it(), closed_output_ends_it():
+        options = _parse(arguments)
+        try:
+            settings = Settings.from_env()
+            prepare_environment(settings)
+            if options.needs_home and not _only_prints(options):
+                make_home(settings)
+        except SettingsError as error:
+            print(f"trimtab: {error}", file=sys.stderr)
+            return 2
         return int(options.command(options, settings))
 
 
@@ -39,12 +46,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def _only_prints(options: argparse.Namespace) -> bool:
+    return any(getattr(options, name, False) for name in ("dry_run", "print_config"))
+
+
 def prepare_environment(settings: Settings) -> None:
     """Embedded defaults: everything Prefect keeps lies below the home folder, nothing phones home.
 
     Must run before Prefect is imported; what the user has set already stays.
     """
-    settings.home.mkdir(parents=True, exist_ok=True)
     for name, value in {
         "PREFECT_HOME": str(settings.home / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -55,6 +65,20 @@ def prepare_environment(settings: Settings) -> None:
         "TOKENIZERS_PARALLELISM": "false",
     }.items():
         os.environ.setdefault(name, value)
+
+
+def make_home(settings: Settings) -> None:
+    """The home folder, for commands that write there; SettingsError where it cannot be written."""
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True)
+        problem = "" if os.access(settings.home, os.W_OK | os.X_OK) else "no permission to write"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    if problem:
+        raise SettingsError(
+            f"TRIMTAB_HOME is {settings.home}, which cannot be written ({problem}); allowed is a "
+            "folder that is there, or can be made, and is yours to write"
+        )
 
 
 def _report(options: argparse.Namespace, settings: Settings) -> int:
@@ -109,31 +133,6 @@ def _papers(options: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def _ui(options: argparse.Namespace, settings: Settings) -> int:
-    """Prefect's and MLflow's own servers on the embedded files, until interrupted."""
-    host = options.host
-    scripts = Path(sys.executable).parent
-    servers = [
-        [str(scripts / "prefect"), "server", "start", "--host", host, "--port", "4200"],
-        [
-            *(str(scripts / "mlflow"), "server", "--host", host, "--port", "5000"),
-            *("--backend-store-uri", settings.mlflow_uri),
-            *("--artifacts-destination", str(settings.home / "mlartifacts")),
-        ],
-    ]
-    print(f"Prefect: http://{host}:4200   MLflow: http://{host}:5000   Ctrl-C stops both")
-    running = [subprocess.Popen(command) for command in servers]
-    try:
-        for server in running:
-            server.wait()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        for server in running:
-            server.terminate()
-    return 0
-
-
 def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
     """An argparse type: numbers of `kind` above 0."""
 
@@ -146,8 +145,16 @@ def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
     return parse
 
 
+def _port(text: str) -> int:
+    """An argparse type."""
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: 1 to 65535")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="trimtab", description="Stable RLHF as a workflow.")
+    parser.set_defaults(needs_home=False)
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_runs(commands)
     _add_views(commands)
@@ -176,7 +183,7 @@ def _add_runs(commands: Any) -> None:
     )
     run.add_argument("--gpus", type=_positive(int), metavar="N", help="plan for N GPUs")
     run.add_argument("--gpu-memory", type=_positive(float), metavar="GIB", help="of each, in GiB")
-    run.set_defaults(command=run_recipe)
+    run.set_defaults(command=run_recipe, needs_home=True)
     study = commands.add_parser("study", help="a table or figure of the papers once more")
     study.add_argument(
         "paper",
@@ -186,15 +193,15 @@ def _add_runs(commands: Any) -> None:
     study.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. ensemble.size=10")
     study.add_argument("--scale", default="default", metavar="RECIPE", help="default: default")
     study.add_argument("--seeds", type=int, nargs="+", default=[2, 3, 4], help="default: 2 3 4")
-    study.set_defaults(command=run_study)
+    study.set_defaults(command=run_study, needs_home=True)
     rounds = commands.add_parser("rounds", help="one more MetaRM round from a recipe's champion")
     rounds.add_argument("recipe", help="the recipe whose champion to go on from")
     rounds.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. ppo.num_steps=40")
-    rounds.set_defaults(command=next_round)
+    rounds.set_defaults(command=next_round, needs_home=True)
     rollback = commands.add_parser("rollback", help="make an earlier version champion again")
     rollback.add_argument("recipe", help="the recipe whose champion to take back")
     rollback.add_argument("version", nargs="?", help="default: the one it replaced")
-    rollback.set_defaults(command=roll_back)
+    rollback.set_defaults(command=take_back, needs_home=True)
 
 
 def _add_views(commands: Any) -> None:
@@ -212,9 +219,13 @@ def _add_views(commands: Any) -> None:
         help="write FOLDER/papers.md, with scorecards and plots kept beside it from call to call",
     )
     papers.set_defaults(command=_papers)
-    ui = commands.add_parser("ui", help="Prefect's and MLflow's pages on the embedded files")
-    ui.add_argument("--host", default="127.0.0.1", help="address to bind (default: loopback)")
-    ui.set_defaults(command=_ui)
+    pages = commands.add_parser("ui", help="Prefect's and MLflow's pages on the embedded files")
+    pages.add_argument("--host", default="127.0.0.1", help="address to bind (default: loopback)")
+    for option, port, whose in (("--port", 4200, "Prefect"), ("--mlflow-port", 5000, "MLflow")):
+        pages.add_argument(
+            option, type=_port, default=port, metavar="N", help=f"of {whose} (default: {port})"
+        )
+    pages.set_defaults(command=ui, needs_home=True)
 
 
 def _add_upkeep(commands: Any) -> None:
@@ -228,7 +239,7 @@ def _add_upkeep(commands: Any) -> None:
         metavar="TYPE/NAME",
         help="block that is told of failures, collapses and promotions, e.g. slack-webhook/alerts",
     )
-    deploy.set_defaults(command=deploy_flows)
+    deploy.set_defaults(command=deploy_flows, needs_home=True)
     cleaner = commands.add_parser("clean", help="list what no report needs any more; remove it")
     cleaner.add_argument("--delete", action="store_true", help="remove it (default: only list)")
     for option, days, what in (
@@ -236,7 +247,7 @@ def _add_upkeep(commands: Any) -> None:
         ("--idle-days", 7.0, "keep what was written since, as a run may be at it (default: 7)"),
     ):
         cleaner.add_argument(option, type=_positive(float), default=days, metavar="DAYS", help=what)
-    cleaner.set_defaults(command=clean)
+    cleaner.set_defaults(command=clean, needs_home=True)
 
 
 if __name__ == "__main__":

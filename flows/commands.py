@@ -5,16 +5,22 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from flows.run_options import check_options, configured, dry_run, of_comparison
+from flows.ended import signals_end_it
+from flows.run_options import (
+    check_options,
+    configured,
+    dry_run,
+    of_comparison,
+    refuse,
+    refuse_too_large,
+)
 from infra.imports import quick_imports
 from infra.settings import Settings
 
@@ -22,8 +28,8 @@ from infra.settings import Settings
 def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
     """Run a recipe, or print its plan or configuration."""
     from flows.changes import parsed
+    from flows.checks import check
     from flows.config import ConfigError
-    from flows.recipes import MACHINES
 
     try:
         check_options(options)
@@ -38,17 +44,20 @@ def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
         return 0
     if options.dry_run:
         return dry_run(config, options, settings)
-    needed, here = MACHINES.get(options.recipe), len(settings.gpus)
-    if needed is not None and here < needed.num_devices and settings.dask is None:
-        print(
-            f"trimtab: {options.recipe} is for {needed}; this host has {here}. --dry-run says what "
-            "it would need; hh-smollm2 is the same with a small model",
-            file=sys.stderr,
-        )
-        return 2
-    return _in_prefect(
-        lambda: partial(_flow(options.flow), options.recipe, changes=changes, **given)
-    )
+    found = check(config)
+    wrong = [*found.mistakes, *(found.missing if settings.dask is None else ())]
+    if wrong:
+        return refuse(wrong)
+    for line in found.notes:
+        print(f"trimtab: {line}", file=sys.stderr)
+
+    def load() -> Callable[[], object]:
+        flow = _flow(options.flow)
+        if settings.dask is None:
+            refuse_too_large(config, options, settings)
+        return partial(flow, options.recipe, changes=changes, **given)
+
+    return _in_prefect(load)
 
 
 def _flow(name: str) -> Callable[..., object]:
@@ -60,16 +69,24 @@ def _flow(name: str) -> Callable[..., object]:
 
 def run_study(options: argparse.Namespace, settings: Settings) -> int:
     """A paper's table or figure over several seeds."""
+    from flows.changes import changed, parsed
+    from flows.checks import check
+    from flows.config import ConfigError
+    from flows.recipes import recipe_named
+
+    try:
+        changes = parsed(options.overrides)
+        mistakes = check(changed(recipe_named(options.scale), changes)).mistakes
+    except ConfigError as error:
+        mistakes = [str(error)]
+    if mistakes:
+        return refuse(mistakes)
 
     def load() -> Callable[[], None]:
-        from flows.changes import changed, parsed
-        from flows.recipes import recipe_named
         from flows.study import checked, study
 
         checked(options.paper, options.exhibit, options.seeds)
         flow: Callable[..., dict[str, str]] = study
-        changes = parsed(options.overrides)
-        changed(recipe_named(options.scale), changes)
 
         def run() -> None:
             given = (options.paper, options.exhibit, options.scale, options.seeds, changes)
@@ -86,6 +103,13 @@ def next_round(options: argparse.Namespace, settings: Settings) -> int:
 
     They are checked here as well: Prefect's own refusal of a flow's parameters is not a line.
     """
+    from flows.changes import RoundChanges, parsed, validated
+    from flows.config import ConfigError
+
+    try:
+        validated(parsed(options.overrides), RoundChanges)
+    except ConfigError as error:
+        return refuse([str(error)])
 
     def load() -> Callable[[], None]:
         from flows.changes import RoundChanges, changed, parsed
@@ -106,14 +130,15 @@ def next_round(options: argparse.Namespace, settings: Settings) -> int:
     return _in_prefect(load)
 
 
-def roll_back(options: argparse.Namespace, settings: Settings) -> int:
+def take_back(options: argparse.Namespace, settings: Settings) -> int:
     """Make the version before, or the one named, champion again."""
+    from infra.manifest import StorageError
     from infra.registry import RegistryError
-    from tasks.registry import model_name, registry
+    from tasks.registry import roll_back
 
     try:
-        now = registry().roll_back(model_name(options.recipe), "champion", options.version)
-    except RegistryError as error:
+        now = roll_back(options.recipe, options.version)
+    except (RegistryError, StorageError) as error:
         print(f"trimtab: {error}", file=sys.stderr)
         return 1
     print(f"champion of {now.name}: version {now.number}")
@@ -148,12 +173,6 @@ def deploy_flows(options: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def _stopped(_number: int, _frame: FrameType | None) -> None:
-    """SIGTERM, once its trainers have stopped and Prefect has noted the end of the flow run."""
-    print("trimtab: stopped by SIGTERM; the same command goes on where it was", file=sys.stderr)
-    sys.exit(128 + signal.SIGTERM)
-
-
 def _in_prefect(load: Callable[[], Callable[[], object]]) -> int:
     """Import the flows while Prefect's server starts, then run what `load` gives.
 
@@ -161,9 +180,9 @@ def _in_prefect(load: Callable[[], Callable[[], object]]) -> int:
     """
     from infra.prefect_server import PrefectServerError, local_prefect_server
 
-    signal.signal(signal.SIGTERM, _stopped)
+    goes_on = signals_end_it("; the same command goes on where it was")
     try:
-        with local_prefect_server() as wait_until_ready:
+        with goes_on, local_prefect_server() as wait_until_ready:
             return _reported(load, wait_until_ready)
     except PrefectServerError as error:
         print(f"trimtab: {error}", file=sys.stderr)

@@ -17,11 +17,13 @@ from flows.recipes import RecipeName
 from flows.run import Run
 from flows.runner import task_runner
 from models.comparison.config import CompareConfig
+from models.config_numbers import RunSeed
+from tasks.access import demand_access
 from tasks.compare import compare as compare_stage
 from tasks.report import announce, lineage_of
 
 Arms = Annotated[list[Arm], Field(min_length=1)]
-Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]
 # Stages whose records say what a policy took, and how it went.
 READ = ("ppo_max", "rehearsal", "dpo", "cpl", "answers", "rejection_sampling", "rest", "hir")
 
@@ -50,6 +52,7 @@ def compare(
     """
     runs = [Run(config) for config in of_seeds(recipe, arms, seeds, changes)]
     config = runs[0].config
+    demand_access(config)
     share_limits(runs, contest)
     with tracked_flow(config, "compare") as tracked:
         contest(*runs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flows.changes import changed, changes_to
+from flows.changes import FIELDS, Whole, changed, changes_to
 from flows.config import Arm, ConfigError, RunConfig
 from flows.recipes import recipe_named
 
@@ -15,10 +15,10 @@ METHODS: tuple[Arm, ...] = (
 )
 SEEDS = (2, 3, 4)
 # Arms and seeds are given by themselves, and there are no rounds.
-_FIELDS = [name for name in RunConfig.model_fields if name not in ("arms", "seed", "rounds")]
+_FIELDS = [name for name in FIELDS if name not in ("arms", "seed", "rounds")]
 
 
-class CompareChanges(changes_to(RunConfig, _FIELDS)):  # type: ignore[misc]
+class CompareChanges(Whole, changes_to(RunConfig, _FIELDS)):  # type: ignore[misc]
     """What all runs of a comparison do otherwise than their recipe."""
 
 

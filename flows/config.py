@@ -7,11 +7,12 @@ Recipes (`flows.recipes`) are whole configurations; a run changes some fields of
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from flows.explain import explain
+from flows.explain import explain, short
 from models.comparison.config_judges import JudgeAnswersConfig
 from models.config import (
     AdvantageModelConfig,
@@ -25,6 +26,7 @@ from models.config import (
 )
 from models.config_constitution import ConstitutionConfig
 from models.config_judge import AILabelsConfig, JudgePreferencesConfig
+from models.config_numbers import LARGEST_SEED, RunSeed
 from models.config_optimisers import (
     BestOfNConfig,
     CPLConfig,
@@ -33,6 +35,7 @@ from models.config_optimisers import (
     RejectionSamplingLoop,
     RestLoop,
 )
+from models.config_parts import TrainerConfig, require_different
 from models.config_ppo import PPOConfig
 from models.config_rewards import RelabelConfig, RewardModelConfig
 
@@ -54,6 +57,11 @@ Arm = Literal[
     "rlaif_direct",
 ]
 Vote = Literal["in_sample", "cross_fitted"]
+# Sizes of attention heads for which vLLM has a kernel on every device.
+VLLM_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+# What is added to the seed of a stage at most, for its member, round or answers, and further
+# random streams.
+MOST_OFFSET = 2_000_000
 # Judges never take part in optimising a policy: they are the members of the raw-label ensemble.
 NUM_JUDGES = 3
 
@@ -65,25 +73,35 @@ class ConfigError(ValueError):
 class Section(BaseModel):
     """Base of the run's own sections."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class EnsembleConfig(Section):
     """The reward-model ensemble that votes on every pair."""
 
     size: int = Field(
-        5, ge=2, description="M, members per vote; the second to the fourth also judge [RM: 10]"
+        5,
+        ge=2,
+        le=100,
+        description="M, members per vote; the second to the fourth also judge [RM: 10]",
     )
     votes: tuple[Vote, ...] = Field(
         ("in_sample",), min_length=1, description="Votes to hold; the first decides the labels"
     )
     member: RewardModelConfig = RewardModelConfig()
 
+    @model_validator(mode="after")
+    def _votes_differ(self) -> Self:
+        require_different("votes", self.votes)
+        return self
+
 
 class RoundsConfig(Section):
     """Iterated MetaRM rounds with a promotion rule."""
 
-    max_rounds: int = Field(2, ge=1, description="Rounds at most, the first PPO-max included")
+    max_rounds: int = Field(
+        2, ge=1, le=100, description="Rounds at most, the first PPO-max included"
+    )
     promote: Literal["by_judgement", "always"] = Field(
         "by_judgement",
         description="Promotion rule; `always` runs every round, as the paper's table",
@@ -95,7 +113,7 @@ class RunConfig(Section):
     """One experiment. Without `preferences.sources` it runs in the synthetic world."""
 
     recipe: str = Field("default", description="Name of the recipe this started from")
-    seed: int = Field(0, ge=0, description="Seed of everything; shifts every stage's own seed")
+    seed: RunSeed = Field(0, description="Seed of everything; shifts every stage's own seed")
     world: WorldConfig = WorldConfig()
     comparisons: ComparisonsConfig = ComparisonsConfig()
     preferences: PreferencesConfig = PreferencesConfig()
@@ -134,7 +152,9 @@ class RunConfig(Section):
     rounds: RoundsConfig = RoundsConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     judges: tuple[JudgeAnswersConfig, ...] = Field(
-        (), description="Judge models that compare the policies in the flow `compare`"
+        (),
+        max_length=100,
+        description="Judge models that compare the policies in the flow `compare`",
     )
 
     @property
@@ -146,6 +166,51 @@ class RunConfig(Section):
     def fingerprint(self) -> str:
         """sha256 over all of it."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _texts_can_be_kept(cls, values: Any) -> Any:
+        """No database and no file name takes a NUL, and no file half a surrogate pair."""
+        wrong = [
+            f"{path} must be text without NUL and lone surrogates, found {short(text)}"
+            for path, text in _texts(values)
+            if "\0" in text or any("\ud800" <= each <= "\udfff" for each in text)
+        ]
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return values
+
+    @model_validator(mode="after")
+    def _seeds_are_in_range(self) -> Self:
+        """Every seed is one of `seeded`, which numpy and scikit-learn are to take."""
+        allowed = LARGEST_SEED - MOST_OFFSET - 1000 * self.seed
+        wrong = {path: seed for path, seed in _seeds(self) if seed > allowed}
+        if wrong:
+            path, seed = max(wrong.items(), key=lambda each: each[1])
+            raise ValueError(
+                f"{path} must be at most {allowed} where seed is {self.seed}, found {seed}: 1000 "
+                "times seed is added to it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _model_has_the_layers(self) -> Self:
+        model = self.sft.model
+        if model.base is None:
+            check_layers(self, model.num_layers)
+            _check_lengths(self)
+            if self.ppo.vllm is not None and model.head_size not in VLLM_HEADS:
+                raise ValueError(
+                    "sft.model.hidden_size / sft.model.num_heads must be one of "
+                    f"{', '.join(map(str, VLLM_HEADS))} where ppo.vllm is given, found "
+                    f"{model.head_size}: vLLM has no attention for others"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _arms_differ(self) -> Self:
+        require_different("arms", self.arms)
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -213,6 +278,78 @@ class RunConfig(Section):
                 "ppo.scoring.judge must name a judge for the arm rlaif_direct, found none"
             )
         return self
+
+
+def sections_of(config: BaseModel, above: str = "") -> Iterator[tuple[str, BaseModel]]:
+    """Every section of a configuration, and itself, with the path that its fields' names go on."""
+    yield above, config
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        several = value if isinstance(value, tuple) else (value,)
+        for each in several:
+            if isinstance(each, BaseModel):
+                yield from sections_of(each, f"{above}{name}.")
+
+
+def _seeds(config: RunConfig) -> Iterator[tuple[str, int]]:
+    """The seeds of the stages, by path."""
+    for path, section in sections_of(config):
+        if path and "seed" in type(section).model_fields:
+            yield f"{path}seed", getattr(section, "seed")  # noqa: B009  (not of every section)
+
+
+def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in plain values, by path."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _texts(inner, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from _texts(inner, f"{path}.{index}")
+
+
+def check_layers(config: RunConfig, num_layers: int) -> None:
+    """ValueError where more layers are to be trained than the base model has."""
+    trained = {
+        f"{path}trainable_layers": section.trainable_layers
+        for path, section in sections_of(config)
+        if isinstance(section, TrainerConfig) and section.trainable_layers is not None
+    }
+    wrong = [f"{path} = {number}" for path, number in trained.items() if number > num_layers]
+    if wrong:
+        raise ValueError(
+            f"trainable_layers must be at most the {num_layers} layers of the model, found "
+            f"{', '.join(wrong)}"
+        )
+    readers = ("ensemble.", "reward_model.", "advantage_model.", "rounds.", "dpo.", "cpl.")
+    whole = [
+        path
+        for path, number in trained.items()
+        if number == num_layers and path.startswith(readers)
+    ]
+    if whole and config.keep_lower_states:
+        raise ValueError(
+            f"{', '.join(whole)} must be below the {num_layers} layers of the model where "
+            f"keep_lower_states is set, found {num_layers}: no lower layer is frozen; leave it out "
+            "to train all"
+        )
+
+
+def _check_lengths(config: RunConfig) -> None:
+    """ValueError where a model from scratch cannot hold an answer with its end and some prompt."""
+    longest = {
+        f"{path}max_new_tokens": getattr(section, "max_new_tokens")  # noqa: B009  (of some)
+        for path, section in sections_of(config)
+        if "max_new_tokens" in type(section).model_fields
+    }
+    path = max(longest, key=longest.__getitem__)
+    if config.sft.model.max_length < longest[path] + 2:
+        raise ValueError(
+            f"sft.model.max_length must be at least {longest[path] + 2} where {path} is "
+            f"{longest[path]}, found {config.sft.model.max_length}"
+        )
 
 
 def seeded(config: Any, run_seed: int, offset: int = 0) -> Any:

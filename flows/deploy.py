@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from copy import deepcopy
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.filters import DeploymentFilter
-from prefect.client.schemas.objects import StateType, WorkPool
+from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ActionTypes, CallWebhook, ChangeFlowRunState, SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectNotFound
@@ -30,7 +31,10 @@ POOL = "trimtab"
 JOB_TEMPLATE = Path(infra.__file__).parent / "kubernetes" / "job-template.json"
 TAG = "trimtab"
 # What Prefect's workers run in the end; `python` is the first of the worker's PATH.
-ENGINE = "python -m prefect.engine"
+# -P: no file of a working directory stands in for a module of Prefect or Trimtab.
+ENGINE = "python -P -m prefect.engine"
+# The command of earlier versions: Python finds the files of its working folder first.
+UNSAFE_ENGINE = "python -m prefect.engine"
 # Three heartbeats of the 30 s that workers are asked for (PREFECT_FLOWS_HEARTBEAT_FREQUENCY).
 SILENCE = timedelta(seconds=90)
 # A crash may not be the end of it: the worker reports it once more, or that it was a cancellation.
@@ -150,7 +154,8 @@ def _work_pool(client: SyncPrefectClient, pool_type: str) -> None:
         _prefect("work-pool", "create", POOL, "--type", pool_type, *template)
         found = client.read_work_pool(POOL)
     if found.type == "process":
-        _start_at_once(client, found)
+        closed = closed_template(found.base_job_template)
+        client.update_work_pool(found.name, WorkPoolUpdate(base_job_template=closed))
     if found.type != pool_type:
         raise ConfigError(
             f"work pool {POOL!r} is of type {found.type!r}, not {pool_type!r}: delete it first "
@@ -158,17 +163,25 @@ def _work_pool(client: SyncPrefectClient, pool_type: str) -> None:
         )
 
 
-def _start_at_once(client: SyncPrefectClient, pool: WorkPool) -> None:
-    """Let workers start the process of a run without one before it that looks for its code.
+def closed_template(template: Mapping[str, Any]) -> dict[str, Any]:
+    """A pool of processes in which who starts a run chooses nothing of how it is started.
 
-    Trimtab is installed where a worker is, and loading it once more takes seconds. A command that
-    the pool has already stays.
+    With Prefect's own template each run could bring its command and environment. Here the command
+    is the pool's; one that it has already stays, and so do its environment and working folder. It
+    is given so that no other process looks for a run's code first: Trimtab is installed where a
+    worker is, and loading it once more takes seconds.
     """
-    template = deepcopy(pool.base_job_template)
-    command = template["variables"]["properties"]["command"]
-    if command.get("default") is None:
-        command["default"] = ENGINE
-        client.update_work_pool(pool.name, WorkPoolUpdate(base_job_template=template))
+    fixed: dict[str, Any] = {}
+    known = template["variables"].get("properties", {})
+    for name, value in template["job_configuration"].items():
+        is_variable = value == f"{{{{ {name} }}}}"
+        found = known.get(name, {}).get("default") if is_variable else value
+        if found not in (None, {}, UNSAFE_ENGINE):
+            fixed[name] = found
+    return {
+        "job_configuration": {"command": ENGINE, **fixed},
+        "variables": {"type": "object", "properties": {}, "additionalProperties": False},
+    }
 
 
 def _refuse_unknown_parameters(client: SyncPrefectClient) -> None:
@@ -218,7 +231,7 @@ def _replace(client: SyncPrefectClient, automation: AutomationCore) -> None:
 
 
 def _prefect(*arguments: str) -> None:
-    command = [sys.executable, "-m", "prefect", *arguments]
+    command = [sys.executable, "-P", "-m", "prefect", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip()

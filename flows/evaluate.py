@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from prefect import flow
 from prefect.artifacts import create_table_artifact
+from pydantic import Field
 
 from flows.config import ConfigError, load_config, seeded
 from flows.finish import run_name, tracked_flow
@@ -19,11 +20,12 @@ from tasks.judge import judge
 from tasks.registry import Registered, model_name, registered
 
 SFT = "sft"
+AnswerSeed = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
 @flow(name="evaluate", flow_run_name=run_name, task_runner=task_runner())
 def evaluate(
-    recipe: str = "default", policy: str = "candidate", against: str = SFT, seed: int = 0
+    recipe: str = "default", policy: str = "candidate", against: str = SFT, seed: AnswerSeed = 0
 ) -> dict[str, Any]:
     """Win, tie and lose of one policy against another, by set of prompts, with intervals.
 

@@ -25,6 +25,7 @@ from flows.stages import (
     train_scorers,
 )
 from models.comparison.config import WinMatrixConfig
+from tasks.access import demand_access
 from tasks.judge_answers import judge_answers
 from tasks.perform import ALONE
 from tasks.win_matrix import win_matrix
@@ -35,6 +36,7 @@ def run_flow(
 ) -> dict[str, object]:
     """Run stages to a report; that of a part of the experiment lies beside that of the whole."""
     run = Run(changed(recipe_named(recipe), changes))
+    demand_access(run.config)
     share_limits([run], stages)
     with tracked_flow(run.config, name) as tracked:
         champion = stages(run)

@@ -3,25 +3,76 @@
 from __future__ import annotations
 
 import difflib
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from models.config_parts import MAY_BE_SECRET
+
+# The type of a mistake whose message is already what `explain` says.
+EXPLAINED = "explained"
+# Pydantic's words for types, and those of JSON.
+WORDS = {
+    "valid tuple": "valid list",
+    "^Tuple": "List",
+    r"a valid dictionary( or (instance|object) .*)?$": "an object with fields",
+}
+MOST_CHARACTERS = 100
+MOST_HINTS = 3
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """One line a mistake: field, what was found, what is allowed, the nearest name."""
-    lines = []
-    for problem in error.errors():
-        path = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] == "extra_forbidden":
-            lines.append(_unknown(path, _fields_at(model, problem["loc"][:-1])))
-        else:
-            is_shown = problem["type"] != MAY_BE_SECRET
-            found = f"; found {problem['input']!r}" if is_shown else ""
-            lines.append(f"{path or 'configuration'}: {problem['msg']}{found}")
-    return "\n".join(lines)
+    problems = error.errors()
+    places = {problem["loc"] for problem in problems}
+    return "\n".join(
+        _line(problem, model)
+        for problem in problems
+        # Too short only because its items were refused.
+        if problem["type"] != "too_short"
+        or not any(place[:-1] == problem["loc"] for place in places if place)
+    )
+
+
+def explained(error: ValidationError, model: type[BaseModel]) -> PydanticCustomError:
+    """All mistakes as one, for a validator to raise."""
+    return PydanticCustomError(EXPLAINED, "{text}", {"text": explain(error, model)})
+
+
+def _line(problem: ErrorDetails, model: type[BaseModel]) -> str:
+    path, kind, found = ".".join(map(str, problem["loc"])), problem["type"], problem["input"]
+    message = problem["msg"].removeprefix("Value error, ")
+    for theirs, ours in WORDS.items():
+        message = re.sub(theirs, ours, message)
+    if kind == EXPLAINED:
+        return message
+    if kind == "extra_forbidden":
+        return _unknown(path, _fields_at(model, problem["loc"][:-1]), model)
+    if found is None and ("number" in message or "integer" in message):
+        message += " (infinity and NaN reach a run as null)"
+    # What several fields together show says itself what was found.
+    is_told = kind == "value_error" and (isinstance(found, Mapping) or "found" in message)
+    if kind != MAY_BE_SECRET and not is_told:
+        message += f"; found {short(found)}"
+    return f"{path}: {message}" if path else message
+
+
+def short(value: object) -> str:
+    """What was found as one line, cut in the middle."""
+    text = "null" if value is None else repr(value)
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    return f"{text[: MOST_CHARACTERS // 2]} ... {text[-MOST_CHARACTERS // 4 :]}"
+
+
+def _sections_in(kind: Any) -> list[type[BaseModel]]:
+    """The models in a field's type: itself, one of several, or items."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return [kind]
+    return [section for inner in get_args(kind) for section in _sections_in(inner)]
 
 
 def _fields_at(model: Any, path: tuple[int | str, ...]) -> list[str]:
@@ -29,16 +80,26 @@ def _fields_at(model: Any, path: tuple[int | str, ...]) -> list[str]:
         if isinstance(part, int):  # one of several
             continue
         field = model.model_fields.get(part)
-        kind = None if field is None else field.annotation
-        sections = [each for each in (kind, *get_args(kind)) if hasattr(each, "model_fields")]
+        sections = [] if field is None else _sections_in(field.annotation)
         if not sections:
             return []
         model = sections[0]
     return list(model.model_fields)
 
 
-def _unknown(path: str, known: list[str]) -> str:
+def _paths(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    """Every field of a configuration, and of its sections, by path."""
+    for name, field in model.model_fields.items():
+        yield f"{above}{name}"
+        for section in _sections_in(field.annotation):
+            yield from _paths(section, f"{above}{name}.")
+
+
+def _unknown(path: str, known: list[str], model: type[BaseModel]) -> str:
     name = path.rpartition(".")[2]
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return f"{path}: unknown field {name!r}{hint} Allowed: {', '.join(known) or 'none'}"
+    near = near or [each for each in _paths(model) if each.rpartition(".")[2] == name]
+    if near:
+        names = " or ".join(repr(each) for each in near[:MOST_HINTS])
+        return f"{path}: unknown field {name!r}; did you mean {names}?"
+    return f"{path}: unknown field {name!r}. Allowed: {', '.join(known) or 'none'}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,6 +11,7 @@ from prefect.runtime import flow_run
 
 from flows.config import RunConfig
 from flows.run import Run, roles_of_round
+from infra.gpus import unused_gpus
 from infra.launch import drain_on_sigterm
 from infra.tracking import TrackedRun
 from models.report.config import ReportConfig
@@ -16,6 +19,8 @@ from tasks.perform import start_tracked_run
 from tasks.registry import register_policies
 from tasks.report import announce, lineage_of, report
 from tasks.restarts import end_earlier, take_over
+
+logger = logging.getLogger("trimtab")
 
 
 def run_name() -> str:
@@ -34,6 +39,8 @@ def tracked_flow(config: RunConfig, name: str) -> Iterator[TrackedRun]:
     Meanwhile a SIGTERM stops the running trainers at a checkpoint, and then the flow.
     """
     take_over()
+    if line := unused_gpus(os.environ):
+        logger.warning("%s", line)
     tags = {"trimtab.recipe": config.recipe, "trimtab.seed": str(config.seed)}
     title = f"{name} {config.recipe} seed {config.seed}"
     with drain_on_sigterm(), start_tracked_run(title, tags) as tracked:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flows.config import ConfigError
 from flows.planned_run import PlannedRun, PlannedStage
 from flows.run import Run
 from flows.studies.shared_run import SharedRun
@@ -31,6 +32,14 @@ def share_limits(runs: Sequence[Run], stages: Callable[..., Any]) -> None:
     made: dict[Hashable, PlannedStage] = {}
     stages(*(_CountedRun(run.config, dict(run.roles), made=made) for run in runs))
     counts = Counter(each.stage for each in made.values() if _asks(each) and not _is_alone(each))
+    for each in made.values():
+        for endpoint in endpoints_of(each.config):
+            number, limit = counts[each.stage], endpoint.max_total_tokens
+            if limit is not None and limit < number:
+                raise ConfigError(
+                    f"max_total_tokens must be at least {number}, found {limit}: {number} stages "
+                    f"{each.stage} share it out"
+                )
     for run in runs:
         run.num_sharing = counts
 

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from flows.config import RunConfig
 from flows.experiment import audit, contest, experiment, first_round, scorers
+from flows.plan_layout import size
 from flows.planned_run import PlannedRun, PlannedStage, stages_in
 from flows.run import Run
 from models.config_parts import TrainerConfig
@@ -78,6 +79,20 @@ class Plan:
         with_model = [row for row in self.rows if row.work.phases]
         for _, rows in groupby(with_model, key=lambda row: row.stage.step):
             yield list(rows)
+
+    def too_large(self) -> str | None:
+        """The first stage that the machine cannot hold even alone, in words; None: it holds each.
+
+        Those that can run at once are left out: a machine that has not enough for all of them may
+        still have it for what they turn out to need.
+        """
+        for row in self.rows:
+            if self.machine.has_gpus and row.work.num_ranks > self.machine.num_devices:
+                return f"{row.name} takes {row.work.num_ranks} GPUs, one a rank (num_ranks)"
+            needed = row.work.peak[1].total if self.machine.has_gpus else row.work.needed
+            if row.work.phases and needed > self.machine.memory:
+                return f"{row.name} needs {size(needed)}{' a GPU' * self.machine.has_gpus}"
+        return None
 
 
 def make_plan(config: RunConfig, flow: str, machine: Machine, num_seeds: int = 1) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from flows.judge_shares import shares_in_words
@@ -19,7 +19,8 @@ MEMORY_HEADER = (
 )
 THIS_BUILD = (
     "Trainers have a GPU each where there are any; so have ranks that share batches out "
-    "(num_ranks). Each holds the whole of its models, with ZeRO a part, as counted above."
+    "(num_ranks; auto counts as one). Each holds the whole of its models, with ZeRO a part, as "
+    "counted above."
 )
 
 OF_SOME_CATEGORIES = {
@@ -32,8 +33,8 @@ OF_SOME_CATEGORIES = {
 }
 
 
-def plan_text(plan: Plan) -> str:
-    """The whole plan, a text of several tables."""
+def plan_text(plan: Plan, notes: Sequence[str] = ()) -> str:
+    """The whole plan, a text of several tables; `notes` stand before its warnings."""
     shape, base = plan.shape, plan.config.sft.model.base
     seeds = f" Each of {plan.num_seeds} seeds takes as much." if plan.num_seeds > 1 else ""
     parts = [
@@ -44,7 +45,7 @@ def plan_text(plan: Plan) -> str:
         "Work. Stages of one step can run at once; tokens are upper bounds.\n" + _work_table(plan),
         "Memory of one process at its peak, predicted.\n" + _memory_table(plan),
         "Machine\n" + bullets(_machine(plan)),
-        "Warnings\n" + bullets(_warnings(plan) or ["none: everything fits"]),
+        "Warnings\n" + bullets([*notes, *_warnings(plan)] or ["none: everything fits"]),
         "Assumptions\n" + bullets(_assumptions(plan)),
     ]
     return "\n\n".join(parts)

@@ -52,9 +52,7 @@ def default() -> RunConfig:
     return RunConfig(
         recipe="default",
         world=WorldConfig(num_demonstrations=8000, num_pair_prompts=5500, num_eval_prompts=400),
-        sft=SFTConfig(
-            train=TrainConfig(learning_rate=2e-3, num_epochs=6, batch_size=32, num_ranks=2)
-        ),
+        sft=SFTConfig(train=TrainConfig(learning_rate=2e-3, num_epochs=6, batch_size=32)),
         ensemble=EnsembleConfig(
             size=5,
             votes=("in_sample", "cross_fitted"),
@@ -72,7 +70,7 @@ def default() -> RunConfig:
             instructions=GRADES,
         ),
         rounds=RoundsConfig(
-            meta_rm=MetaRMConfig(train=TrainConfig(learning_rate=1e-4, batch_size=16, num_ranks=2))
+            meta_rm=MetaRMConfig(train=TrainConfig(learning_rate=1e-4, batch_size=16))
         ),
         # Judged at the temperature PPO samples at: the distribution it optimises.
         evaluate=EvaluateConfig(has_gold=True, temperature=1.0),

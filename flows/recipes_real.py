@@ -45,7 +45,7 @@ def hh_smollm2() -> RunConfig:
         ),
         sft=SFTConfig(model=ModelConfig(base="smollm2-135m-instruct", max_length=256), train=train),
         ensemble=EnsembleConfig(size=3, member=RewardModelConfig(train=scorer)),
-        relabel=RelabelConfig(flip_fraction=0.1, flip_below=None),
+        relabel=RelabelConfig(flip_fraction=0.1, flip_below=0.0),
         reward_model=RewardModelConfig(train=scorer),
         advantage_model=AdvantageModelConfig(train=scorer),
         rehearsal=RehearsalConfig(
@@ -145,7 +145,8 @@ def hh_7b() -> RunConfig:
             model=ModelConfig(base="mistralai/Mistral-7B-v0.1", max_length=513), train=sft
         ),
         ensemble=EnsembleConfig(size=10, member=RewardModelConfig(train=reward)),  # [RM: M = 10]
-        relabel=RelabelConfig(flip_fraction=0.1, flip_below=None),  # [RM: 10 % and 20 %]
+        # [RM: 10 % and 20 %, about a quarter of its strengths being below 0]
+        relabel=RelabelConfig(flip_fraction=0.1, flip_below=0.0),
         reward_model=RewardModelConfig(train=reward),
         # [AM: HH batch 180]
         advantage_model=AdvantageModelConfig(train=scorer.model_copy(update={"batch_size": 180})),

@@ -1,7 +1,4 @@
-"""The whole experiment: noisy preferences in, a steadier policy out.
-
-python -m flows.rlhf
-"""
+"""The whole experiment: noisy preferences in, a steadier policy out."""
 
 from __future__ import annotations
 
@@ -25,7 +22,3 @@ def rlhf(recipe: RecipeName = "default", changes: RunChanges | None = None) -> d
         changes: What to do otherwise; what is left empty stays as the recipe has it
     """
     return run_flow("rlhf", experiment, recipe, changes)
-
-
-if __name__ == "__main__":
-    rlhf()

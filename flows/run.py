@@ -58,7 +58,7 @@ class Run:
         if task.name in self.num_sharing:
             config, *others = arguments
             arguments = (with_share(config, self.num_sharing[task.name]), *others)
-        with resources_of(task):
+        with resources_of(task, arguments[0]):
             return task.submit(*arguments, **keywords)
 
     def result(self, role: str) -> StageResult:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from infra.gpus import memory_of
 from infra.settings import Settings
 
 if TYPE_CHECKING:
     from flows.config import RunConfig
+    from models.planning.machine import Machine
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -50,21 +54,85 @@ def configured(recipe: str, changes: dict[str, Any], given: dict[str, Any]) -> R
     return changed(recipe_named(recipe), changes)
 
 
+def refuse(mistakes: Sequence[str]) -> int:
+    """Print a line a mistake; the exit status."""
+    for line in mistakes:
+        print(f"trimtab: {line}", file=sys.stderr)
+    return 2
+
+
 def dry_run(config: RunConfig, options: argparse.Namespace, settings: Settings) -> int:
-    """Print the plan; nothing is run, downloaded or stored."""
+    """Print the plan, or what is wrong; nothing is run, downloaded or stored."""
+    from flows.checks import check
+
+    found = check(config)
+    if not found.mistakes:
+        found = check(config, most_rows=None)
+    if found.mistakes:
+        return refuse(found.mistakes)
+    # Prefect, which is loaded with the flows, would like its home below ours: there may be none.
+    warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
     from flows.plan import make_plan
     from flows.plan_text import plan_text
     from flows.recipes import MACHINES
     from models.planning.machine import Machine
     from models.planning.shapes import PlanError
 
-    machine = MACHINES.get(options.recipe) or Machine.this_computer(settings.max_parallel)
+    machine = MACHINES.get(options.recipe) or _this_host(settings)
     if options.gpus is not None:
         machine = Machine.of_gpus(options.gpus, options.gpu_memory)
+    if machine is None:
+        print(
+            "trimtab: nvidia-smi does not tell the memory of this host's GPUs: give --gpus and "
+            "--gpu-memory",
+            file=sys.stderr,
+        )
+        return 2
     try:
         num_seeds = len(of_comparison(options).get("seeds", [config.seed]))
-        print(plan_text(make_plan(config, options.flow, machine, num_seeds)))
+        plan = make_plan(config, options.flow, machine, num_seeds)
+        print(plan_text(plan, [*found.missing, *found.notes]))
     except PlanError as error:
         print(f"trimtab: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def refuse_too_large(config: RunConfig, options: argparse.Namespace, settings: Settings) -> None:
+    """ConfigError for a run of which this host cannot hold every stage, by its plan.
+
+    Rows of people's preferences are not counted for it, which may take long: they decide how long
+    a stage takes, and hardly its memory. A model whose size is not known is let through.
+    """
+    from flows.config import ConfigError
+    from flows.plan import make_plan
+    from models.planning.machine import Machine
+    from models.planning.shapes import PlanError
+
+    uncounted = config.preferences.model_copy(
+        update={"sources": ("s3://not-counted",), "demonstrations": ()}
+    )
+    if not config.is_synthetic:
+        config = config.model_copy(update={"preferences": uncounted})
+    num_gpus, known = len(settings.gpus), _this_host(settings)
+    machine = known or Machine(num_gpus, sys.maxsize, 1, True)
+    try:
+        found = make_plan(config, options.flow, machine).too_large()
+    except PlanError:
+        return
+    if found is not None:
+        raise ConfigError(
+            f"{options.recipe} does not fit on this host: {found}; found "
+            f"{known or f'{num_gpus} GPUs'}. --dry-run has the whole plan; hh-smollm2 is the "
+            "recipe for people's data with a small model"
+        )
+
+
+def _this_host(settings: Settings) -> Machine | None:
+    """The machine at hand; none where the memory of its GPUs cannot be told."""
+    from models.planning.machine import GIB, Machine
+
+    if not settings.gpus:
+        return Machine.this_computer(settings.max_parallel)
+    memory = memory_of(settings.gpus)
+    return None if memory is None else Machine.of_gpus(len(settings.gpus), memory / GIB)

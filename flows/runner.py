@@ -1,7 +1,7 @@
 """Where a flow's tasks run: threads of its own process, or the workers of a Dask cluster.
 
-On a cluster (TRIMTAB_DASK) a task takes one of its worker's resource "GPU", or "CPU" if it needs no
-GPU.
+On a cluster (TRIMTAB_DASK) a task takes one of its worker's resource "GPU" for each of its ranks,
+or one of "CPU" if it needs no GPU.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from flows.config import ConfigError
 from infra.settings import Settings
+from models.config_parts import trainer_of
 
 
 def task_runner() -> TaskRunner[Any]:
@@ -38,10 +39,16 @@ def task_runner() -> TaskRunner[Any]:
     return ClusterRunner(address=address)
 
 
-def resources_of(task: Any) -> AbstractContextManager[Any]:
-    """What to submit a task in, so that a cluster runs it where a GPU is free if it needs one."""
+def resources_of(task: Any, config: Any) -> AbstractContextManager[Any]:
+    """What to submit a task in, so that a cluster runs it where as many GPUs are free as it needs.
+
+    `config` is its stage's: a rank takes a GPU.
+    """
     if Settings.from_env().dask is None:
         return nullcontext()
     import dask
 
-    return dask.annotate(resources={"GPU" if "gpu" in task.tags else "CPU": 1})
+    if "gpu" not in task.tags:
+        return dask.annotate(resources={"CPU": 1})
+    trainer = trainer_of(config)
+    return dask.annotate(resources={"GPU": 1 if trainer is None else trainer.ranks})

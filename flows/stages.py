@@ -59,7 +59,7 @@ def prepare(run: Run) -> None:
 def _fine_tune(run: Run) -> None:
     """The SFT policy; under a constitution that which has learned its own answers, revised."""
     config, seed, constitution = run.config, run.config.seed, run.config.constitution
-    policy = run.submit(sft, seeded(config.sft, seed), run["data"])
+    policy = run.submit(sft, seeded(config.sft, seed), run["data"], by_ranks=run.has_small_models)
     if constitution is None:
         run["sft"] = policy
         return

@@ -21,16 +21,19 @@ from flows.run import Future, Run
 from flows.runner import task_runner
 from flows.studies.arms_of import ARMS
 from flows.studies.shared_run import SharedRun
+from infra.launch import TrainerStoppedError
 from infra.tracking import TrackedRun
+from models.config_numbers import RunSeed
 from models.studies.catalogue import exhibits_of
 from models.studies.config import StudyConfig
 from models.studies.exhibit import TITLES, Exhibit, ExhibitName, Paper
+from tasks.access import demand_access
 from tasks.report import announce, lineage_of
 from tasks.study import study as study_stage
 
 logger = logging.getLogger("trimtab")
 
-Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]
 
 
 def _name() -> str:
@@ -60,14 +63,15 @@ def study(
     """
     wanted = checked(paper, exhibit, seeds)
     config = changed(recipe_named(scale), changes)
+    demand_access(config)
     made: dict[Hashable, Future] = {}
     how = (*overrides(changes), "--scale", scale, "--seeds", *map(str, seeds))
-    first = config.model_copy(update={"seed": seeds[0]})
-    runs = {each.slug: _runs(config, seeds, made) for each in wanted}
+    configs = [changed(config, {"seed": seed}) for seed in seeds]
+    runs = {each.slug: _runs(configs, made) for each in wanted}
     submit = partial(_submit, [ARMS[each.slug] for each in wanted for _ in seeds])
     submitted = [run for of_seeds in runs.values() for run in of_seeds.values()]
     share_limits(submitted, submit)
-    with tracked_flow(first, f"study {paper} {exhibit}") as tracked:
+    with tracked_flow(configs[0], f"study {paper} {exhibit}") as tracked:
         submit(*submitted)
         read = partial(_read, config=config, tracked=tracked, how=how)
         return read_all({each: runs[each.slug] for each in wanted}, read)
@@ -89,12 +93,17 @@ def checked(paper: str, exhibit: str, seeds: Sequence[int]) -> list[Exhibit]:
 def read_all(
     runs: Mapping[Exhibit, dict[int, Run]], read: Callable[[Exhibit, dict[int, Run]], str]
 ) -> dict[str, str]:
-    """The status of each exhibit; one that fails leaves the others theirs, and then raises."""
+    """The status of each exhibit; one that fails leaves the others theirs, and then raises.
+
+    TrainerStoppedError, once the study is asked to stop, is for all of them.
+    """
     found: dict[str, str] = {}
     failed: list[Exception] = []
     for exhibit, of_seeds in runs.items():
         try:
             found[exhibit.slug] = read(exhibit, of_seeds)
+        except TrainerStoppedError:
+            raise
         except Exception as error:
             logger.error("%s has no page: %s", exhibit.slug, error)
             failed.append(error)
@@ -103,9 +112,9 @@ def read_all(
     return found
 
 
-def _runs(config: RunConfig, seeds: Sequence[int], made: dict[Hashable, Future]) -> dict[int, Run]:
-    """A run of each seed."""
-    return {seed: SharedRun(config.model_copy(update={"seed": seed}), made=made) for seed in seeds}
+def _runs(configs: Sequence[RunConfig], made: dict[Hashable, Future]) -> dict[int, Run]:
+    """A run of each configuration, by its seed."""
+    return {config.seed: SharedRun(config, made=made) for config in configs}
 
 
 def _submit(arms: Sequence[Callable[[Run], None]], *runs: Run) -> None:

@@ -1,11 +1,20 @@
-"""Bringing a user's data file or folder from where they keep it: a path or s3://."""
+"""Bringing a user's data file or folder from where they keep it: a path or s3://.
+
+Where access is limited (`infra.access`), a path is opened below a folder that is allowed, and what
+is copied is what was opened.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from infra.access import Access, AccessError, open_in
 
 
 class FetchError(ValueError):
@@ -17,27 +26,87 @@ def is_remote(source: str) -> bool:
     return source.startswith("s3://")
 
 
-def fetch(source: str, folder: Path) -> Path:
+def fetch(
+    source: str,
+    folder: Path,
+    access: Access | None = None,
+    is_data: Callable[[str], bool] = lambda _: True,
+) -> Path:
     """Copy a local file or folder, or download an s3:// object or prefix, into `folder`.
 
-    Returns the path of the copy. Raises FetchError when nothing is there.
+    Returns the path of the copy. A folder's files whose names are not those of data are left empty.
+    Without `access` everything may be read. Raises FetchError when nothing is there, and
+    AccessError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / (source.rstrip("/").rpartition("/")[2] or "data")
     if is_remote(source):
-        _download(source, target)
+        if access is not None:
+            access.demand_file(source)
+        _download(source, target, is_data)
         return target
     path = Path(source).expanduser()
-    if path.is_dir():
-        shutil.copytree(path, target, dirs_exist_ok=True)
+    if access is not None:
+        try:
+            with access.opened(source) as descriptor:
+                _copy_opened(access, descriptor, str(path), target, is_data)
+        except FileNotFoundError:
+            raise _missing(source) from None
+    elif path.is_dir():
+
+        def copy(name: str, to: str) -> None:
+            shutil.copyfile(name, to) if is_data(Path(name).name) else Path(to).touch()
+
+        shutil.copytree(path, target, copy_function=copy, dirs_exist_ok=True)
     elif path.is_file():
         shutil.copyfile(path, target)
     else:
-        raise FetchError(f"{source}: found no file or folder; give an existing path or s3://")
+        raise _missing(source)
     return target
 
 
-def _download(source: str, target: Path) -> None:
+def _missing(source: str) -> FetchError:
+    return FetchError(f"{source}: found no file or folder; give an existing path or s3://")
+
+
+def _copy_opened(
+    access: Access, descriptor: int, path: str, target: Path, is_data: Callable[[str], bool]
+) -> None:
+    """Copy an open file, or an open folder with all below; links in it count by where they lead."""
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        with open(descriptor, "rb", closefd=False) as source, target.open("wb") as copy:
+            shutil.copyfileobj(source, copy)
+        return
+    target.mkdir(exist_ok=True)
+    with os.scandir(descriptor) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    for entry in found:
+        inner, to = f"{path}/{entry.name}", target / entry.name
+        if entry.is_dir(follow_symlinks=False):
+            opening: Any = _opened_in(descriptor, entry.name)
+        elif not is_data(entry.name):
+            to.touch()
+            continue
+        elif entry.is_symlink():
+            opening = access.opened(inner)
+        else:
+            opening = _opened_in(descriptor, entry.name)
+        with opening as below:
+            if entry.is_symlink() and not stat.S_ISREG(os.fstat(below).st_mode):
+                raise AccessError(f"{inner!r} is a link to a folder: name that folder instead")
+            _copy_opened(access, below, inner, to, is_data)
+
+
+@contextmanager
+def _opened_in(folder: int, name: str) -> Iterator[int]:
+    descriptor = open_in(folder, name)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _download(source: str, target: Path, is_data: Callable[[str], bool]) -> None:
     """One object to `target`, or all objects below a prefix into the folder `target`."""
     import boto3
     from botocore.exceptions import BotoCoreError, ClientError
@@ -49,7 +118,10 @@ def _download(source: str, target: Path) -> None:
         keys = [item["Key"] for page in pages for item in page.get("Contents", [])]
         for name, path in _targets(source, key, keys, target):
             path.parent.mkdir(parents=True, exist_ok=True)
-            client.download_file(bucket, name, str(path))
+            if path == target or is_data(path.name):
+                client.download_file(bucket, name, str(path))
+            else:
+                path.touch()
     except (BotoCoreError, ClientError) as error:
         raise FetchError(f"{source}: {error}") from error
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from infra import locks
+from infra.environment import of_trainers
 from infra.tail import LineTail, last_lines, raised
 from infra.warm_client import Job, ServerGoneError, child_env, warm_server
 
@@ -54,6 +55,8 @@ def launch(
 ) -> float:
     """Run `entry.main(job_path)` in a child process and wait for it; returns seconds taken.
 
+    The child has this process's environment without secrets, and `env`.
+
     `on_lines` gets the lines added to metrics.jsonl in the job's folder, ten times a second, in
     this thread. Any exception in this thread (its own, KeyboardInterrupt, a cancellation) kills
     the child. While `drain_on_sigterm` has a SIGTERM in hand the child gets it too, and has
@@ -66,7 +69,7 @@ def launch(
     log = workdir / LOG_NAME
     log_start = log.stat().st_size if log.exists() else 0
     started = time.monotonic()
-    child = child_env({**_thread_env(num_threads), **(env or {})})
+    child = {**of_trainers(child_env(_thread_env(num_threads))), **(env or {})}
     with drain_on_sigterm():
         _stop_if_asked()
         try:

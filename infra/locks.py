@@ -1,4 +1,22 @@
-"""Locks between the processes and threads of one machine, freed by the kernel on any death."""
+"""Locks between the processes and threads of one machine, freed by the kernel on any death.
+
+A stage takes its locks in this order, and gives all of them back when it ends:
+
+    1. its key's lock                    file_lock  <home>/work/.locks/<stage>-<key>.lock
+    2. slots for cores                   some_of    <home>/work/.locks/slot-<n>.lock
+    3. GPUs of this host                 some_of    <home>/work/.locks/gpus/<name>.lock
+    4. GPU slots of all hosts            tasks.gpu_slots, on Prefect's server
+
+Nobody waits for a key's lock with any lock in hand, and `some_of` takes all that it wants at once
+or none. So whoever is waited for waits at most for what comes later in the order, and the last
+waits for nobody: there is no cycle. `waiting.lock`, beside the slots, says that somebody waits for
+them; only `some_of` touches it, as waiting for a key is not waiting for a slot.
+
+Held for a moment, and nothing of the above is asked for meanwhile: the store's `.tmp/lock` for a
+manifest, `<home>/reports/.<name>.lock` for a report's folder, `<home>/.mlflow.lock` for making
+MLflow's database. The report's lock is the outermost of these. Locks of threads guard single
+calls; those of judges live inside trainers.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +44,9 @@ def file_lock(path: Path, wait: Callable[[], None] = pause) -> Iterator[None]:
     It polls rather than blocks, so that a thread that is cancelled meanwhile notices. The file
     stays: removing it would let two holders in.
     """
-    with some_of([path], 1, wait=wait):
+    with _opened(path) as stream:
+        while not _take([stream], 1):
+            wait()
         yield
 
 

@@ -8,16 +8,29 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sqlite3
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from infra.imports import quick_imports
 
 logger = logging.getLogger(__name__)
 
 _MAX_DATASET_DIGEST = 36  # MLflow's own limit
+# Columns in which MLflow notes where artifacts lie.
+_LOCATIONS = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+    ("trace_tags", "value"),
+)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -78,8 +91,16 @@ def new_client(uri: str) -> Any:
 
 
 def experiment_id(client: Any, name: str, artifact_root: Path | None) -> str:
+    """The id of the experiment `name`, which is made where there is none.
+
+    artifact_root: where the embedded SQLite database beside it keeps artifacts; if both were moved
+    there, its locations follow (`follow_move`). None: a server knows. Raises what MLflow raises,
+    and OSError as `follow_move` does.
+    """
     from mlflow.exceptions import MlflowException
 
+    if artifact_root is not None:
+        follow_move(artifact_root)
     location = artifact_root.as_uri() if artifact_root else None
     for _ in range(2):
         found = client.get_experiment_by_name(name)
@@ -91,3 +112,64 @@ def experiment_id(client: Any, name: str, artifact_root: Path | None) -> str:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process was first
                 raise
     raise MlflowException(f"experiment {name!r} exists but cannot be read; was it deleted?")
+
+
+def follow_move(artifact_root: Path) -> None:
+    """Where the folder of an embedded MLflow was moved or copied, let its database name it there.
+
+    MLflow notes absolute locations only, and has no call that changes them: in the copy a run would
+    write into the old folder. `artifact_root` lies beside mlflow.db; experiments whose artifacts
+    lay in a folder of its name elsewhere say where it was. What names that folder, and its
+    neighbours as sources of datasets, is rewritten, all or nothing. Raises OSError where SQLite
+    cannot do so.
+    """
+    database = artifact_root.with_name("mlflow.db")
+    if not database.is_file():
+        return
+    try:
+        with closing(sqlite3.connect(database, timeout=30)) as connection, connection:
+            connection.execute("BEGIN IMMEDIATE")
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+            for old in _earlier_roots(connection, artifact_root) if "experiments" in tables else ():
+                _rewrite(connection, tables, old, artifact_root)
+                logger.warning(
+                    "MLflow's artifacts were in %s; its database now names %s", old, artifact_root
+                )
+    except sqlite3.Error as error:
+        raise OSError(f"{database}: cannot note that it was moved: {error}") from error
+
+
+def _earlier_roots(connection: sqlite3.Connection, artifact_root: Path) -> list[str]:
+    """Other places, as URIs, of a folder of this name in which experiments have their artifacts."""
+    found = connection.execute("SELECT DISTINCT artifact_location FROM experiments").fetchall()
+    end = f"/{artifact_root.name}"
+    return [
+        location
+        for (location,) in found
+        if location
+        and location.startswith("file:///")
+        and location.endswith(end)
+        and location != artifact_root.as_uri()
+    ]
+
+
+def _rewrite(
+    connection: sqlite3.Connection, tables: set[str], old: str, artifact_root: Path
+) -> None:
+    for table, column in _LOCATIONS:
+        if table in tables:
+            connection.execute(
+                f"UPDATE {table} SET {column} = :new || substr({column}, length(:old) + 1) "
+                f"WHERE substr({column} || '/', 1, length(:old) + 1) = :old || '/'",
+                {"old": old, "new": artifact_root.as_uri()},
+            )
+    if "datasets" in tables:
+        home = url2pathname(urlsplit(old).path.rpartition("/")[0])
+        before, after = (
+            f'"uri": {json.dumps(f"{place}/")[:-1]}' for place in (home, artifact_root.parent)
+        )
+        connection.execute(
+            "UPDATE datasets SET dataset_source = replace(dataset_source, ?, ?) "
+            "WHERE instr(dataset_source, ?)",
+            (before, after, before),
+        )

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 
 from infra.busy_database import trying_again
 from infra.imports import quick_imports
+from infra.warm_client import child_env
 
 API_URL = "PREFECT_API_URL"
 START_SECONDS = 120.0
@@ -56,9 +57,9 @@ def local_prefect_server() -> Iterator[Callable[[], None]]:
         listener.listen(128)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         server = subprocess.Popen(
-            [sys.executable, "-m", "infra.prefect_server", str(listener.fileno())],
+            [sys.executable, "-P", "-m", "infra.prefect_server", str(listener.fileno())],
             stdin=subprocess.PIPE,
-            env={**os.environ, **WITHOUT_BLOCKS},
+            env=child_env(WITHOUT_BLOCKS),
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )

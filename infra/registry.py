@@ -6,6 +6,9 @@ error. Nothing is lost by it: stages are in the store, and the same command regi
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from infra.tracking import TrackedRun, Tracking
+
+logger = logging.getLogger(__name__)
 
 
 class RegistryError(RuntimeError):
@@ -46,19 +51,35 @@ class Registry:
     ) -> Version:
         """Make a model folder a version of `name` and give it `aliases`.
 
-        The tags of `identity` say which model it is: one that is a version already is not copied
-        again, and gets only aliases it never had, so that a run repeated later takes none back
-        from a newer version. Whoever held an alias before is noted, for `roll_back`.
+        The tags of `identity` say which model it is, and where it lies below the run's artifacts:
+        each version in a folder of its own. One that is a version already is not copied again, and
+        gets only aliases it never had, so that a run repeated later takes none back from a newer
+        version. Whoever held an alias before is noted, for `roll_back`. A version of the same
+        identity that was written over (`overwritten`) is replaced: tags and aliases move.
         """
         with self._client() as client:
             _create_model(client, name)
-            found = _version_tagged(client, name, identity)
+            versions = _versions(client, name)
+            lost = {each.version for each in _overwritten(versions)}
+            same = [each for each in versions if identity.items() <= each.tags.items()]
+            found = next((each for each in same if each.version not in lost), None)
             if found is None:
                 found = self._new_version(client, run, name, folder, dict(identity))
+            for each in same:
+                if each.version in lost:
+                    found = _replace(client, each, found)
             for alias in aliases:
                 if f"was.{alias}" not in found.tags:
                     _give_alias(client, found, alias, tags or {})
             return _version(client.get_model_version(name, found.version))
+
+    def overwritten(self, name: str) -> list[Version]:
+        """Versions whose folder holds the weights of a later version of the model.
+
+        An earlier Trimtab kept all versions of an MLflow run in one folder.
+        """
+        with self._client() as client:
+            return [_version(each) for each in _overwritten(_versions(client, name))]
 
     def find(self, name: str, which: str) -> Version | None:
         """A version by number or by alias; None without one."""
@@ -97,10 +118,15 @@ class Registry:
             to = to or current.tags.get(f"replaces.{alias}")
             if to is None:
                 raise RegistryError(f"version {current.number} of {name} is its first {alias}")
-            versions = client.search_model_versions(f"name = '{name}'")
-            known = [str(number) for number in sorted(int(found.version) for found in versions)]
+            versions = _versions(client, name)
+            known = [str(found.version) for found in versions]
             if to not in known:
                 raise RegistryError(f"{name} has no version {to!r}; it has {', '.join(known)}")
+            if to in {str(each.version) for each in _overwritten(versions)}:
+                raise RegistryError(
+                    f"version {to} of {name} holds the weights of a later version (a fault of an "
+                    "earlier Trimtab), and the store has its own no more: name another version"
+                )
             client.set_registered_model_alias(name, alias, to)
             return _version(client.get_model_version(name, to))
 
@@ -113,8 +139,10 @@ class Registry:
                 f"MLflow at {self.tracking.uri} could not be reached when this run began, so that "
                 f"there is no MLflow run to keep {name} in; the same command registers it"
             )
-        client.log_artifacts(run.run_id, str(folder), "model")
-        source = f"{client.get_run(run.run_id).info.artifact_uri}/model"
+        text = json.dumps(identity, sort_keys=True)
+        place = f"model-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        client.log_artifacts(run.run_id, str(folder), place)
+        source = f"{client.get_run(run.run_id).info.artifact_uri}/{place}"
         return client.create_model_version(name, source, run_id=run.run_id, tags=identity)
 
     @contextmanager
@@ -144,9 +172,35 @@ def _create_model(client: Any, name: str) -> None:
             raise
 
 
-def _version_tagged(client: Any, name: str, tags: Mapping[str, str]) -> Any:
-    versions = client.search_model_versions(f"name = '{name}'")
-    return next((found for found in versions if tags.items() <= found.tags.items()), None)
+def _versions(client: Any, name: str) -> list[Any]:
+    """All versions of a model, the oldest first."""
+    found = client.search_model_versions(f"name = '{name}'")
+    return sorted(found, key=lambda each: int(each.version))
+
+
+def _overwritten(versions: Sequence[Any]) -> list[Any]:
+    """Those whose folder a later version has too, which was copied there last."""
+    last = {each.source: each.version for each in versions}
+    return [each for each in versions if last[each.source] != each.version]
+
+
+def _replace(client: Any, lost: Any, new: Any) -> Any:
+    """Let `new` have the tags and aliases of `lost`, which goes last: a kill before is no harm."""
+    for key, value in lost.tags.items():
+        client.set_model_version_tag(new.name, new.version, key, value)
+    for alias, number in client.get_registered_model(new.name).aliases.items():
+        if str(number) == str(lost.version):
+            client.set_registered_model_alias(new.name, alias, new.version)
+    for other in _versions(client, new.name):
+        for key, value in other.tags.items():
+            if key.startswith("replaces.") and value == str(lost.version):
+                client.set_model_version_tag(new.name, other.version, key, str(new.version))
+    client.delete_model_version(new.name, lost.version)
+    logger.warning(
+        "%s: version %s held the weights of a later version and is registered again, as version %s",
+        *(new.name, lost.version, new.version),
+    )
+    return client.get_model_version(new.name, new.version)
 
 
 def _give_alias(client: Any, version: Any, alias: str, tags: Mapping[str, str]) -> None:

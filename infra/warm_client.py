@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from infra.environment import of_trainers
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -52,7 +54,7 @@ class WarmServer:
 
     def __init__(self, preload: str | None) -> None:
         """Returns at once: requests wait in the pipe while the server loads `preload`."""
-        arguments = [sys.executable, "-m", "infra.warm_server"]
+        arguments = [sys.executable, "-P", "-m", "infra.warm_server"]
         if preload:
             arguments += ["--preload", preload]
         self._process = subprocess.Popen(
@@ -60,7 +62,7 @@ class WarmServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            env=child_env({}),
+            env=of_trainers(child_env({})),
             start_new_session=True,  # Ctrl-C in a terminal is for the orchestrator
         )
         self._lock = threading.Lock()

@@ -65,6 +65,8 @@ class Server:
                 self._reap()
                 if self._requests in ready and not self._read_requests():
                     break
+        except BrokenPipeError:  # the parent is gone
+            return
         finally:
             for pid in self._children:
                 _kill_group(pid, signal.SIGKILL)

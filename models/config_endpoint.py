@@ -17,6 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from models.config_numbers import Scale, Weight
 from models.config_parts import LIMIT, MAY_BE_SECRET, StageConfig
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
@@ -61,25 +62,27 @@ class EndpointConfig(StageConfig):
         "max_tokens", description="What the endpoint calls the limit of an answer's tokens"
     )
     max_concurrency: int = Field(8, gt=0, le=256, description="Requests under way at once (free)")
-    timeout_seconds: float = Field(120.0, gt=0, description="Longest wait for one answer (free)")
-    max_retries: int = Field(6, ge=0, description="Further tries of one request (free)")
-    first_wait_seconds: float = Field(
-        1.0, gt=0, description="Wait before the first further try; it doubles from try to try"
+    timeout_seconds: Scale = Field(120.0, description="Longest wait for one answer (free)")
+    max_retries: int = Field(6, ge=0, le=1000, description="Further tries of one request (free)")
+    first_wait_seconds: Scale = Field(
+        1.0, description="Wait before the first further try; it doubles from try to try"
     )
-    max_wait_seconds: float = Field(
-        60.0, gt=0, description="Longest such wait; an endpoint that asks for more ends the stage"
+    max_wait_seconds: Scale = Field(
+        60.0, description="Longest such wait; an endpoint that asks for more ends the stage"
     )
-    input_price: float = Field(0.0, ge=0, description="Price of a million tokens of requests")
-    output_price: float = Field(0.0, ge=0, description="Price of a million tokens of answers")
+    input_price: Weight = Field(0.0, description="Price of a million tokens of requests")
+    output_price: Weight = Field(0.0, description="Price of a million tokens of answers")
     max_cost: Annotated[float | None, LIMIT] = Field(
         None,
         gt=0,
+        le=1e9,
         description="Most that a run spends here, in the prices' currency; its stages that ask "
         "have a share each; none: no limit",
     )
     max_total_tokens: Annotated[int | None, LIMIT] = Field(
         None,
         gt=0,
+        le=10**15,
         description="Most tokens of requests and answers together, shared out alike; none: no "
         "limit",
     )

@@ -11,6 +11,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from models.config_endpoint import EndpointConfig
+from models.config_numbers import Characters, Rows, Seed, Share, Tokens
 from models.config_parts import StageConfig
 
 Rubric = Literal["helpfulness", "harmlessness", "summarisation"]
@@ -30,8 +31,8 @@ class ChatModelConfig(StageConfig):
         description="Judge by the synthetic world's gold scorer, right in this share of verdicts",
     )
     temperature: float = Field(0.0, ge=0, le=2, description="Sampling temperature of its answers")
-    max_characters: int = Field(
-        6000, gt=0, description="Longest dialogue, and longest response, shown to it (free)"
+    max_characters: Characters = Field(
+        6000, description="Longest dialogue, and longest response, shown to it (free)"
     )
 
     @model_validator(mode="after")
@@ -66,7 +67,10 @@ class JudgeConfig(ChatModelConfig):
         False, description="Let it write its thoughts before it answers [RLAIF: helps]"
     )
     num_samples: int = Field(
-        1, gt=0, description="Answers whose mean counts (self-consistency) [RLAIF: 1 is best]"
+        1,
+        gt=0,
+        le=1000,
+        description="Answers whose mean counts (self-consistency) [RLAIF: 1 is best]",
     )
     top_logprobs: int = Field(
         20,
@@ -80,9 +84,11 @@ class JudgeConfig(ChatModelConfig):
         lt=1,
         description="Least probability of all labels together for tokens to count (free)",
     )
-    max_answer_tokens: int = Field(16, gt=1, description="Longest answer in tokens (free)")
-    max_thought_tokens: int = Field(256, gt=0, description="Longest thoughts in tokens (free)")
-    clamp: tuple[float, float] | None = Field(
+    max_answer_tokens: int = Field(
+        16, gt=1, le=1_048_576, description="Longest answer in tokens (free)"
+    )
+    max_thought_tokens: Tokens = Field(256, description="Longest thoughts in tokens (free)")
+    clamp: tuple[Share, Share] | None = Field(
         None,
         description="Bounds of a pair's preference [CAI: .4, .6 with chain_of_thought], if any",
     )
@@ -131,10 +137,9 @@ class JudgePreferencesConfig(StageConfig):
     categories: tuple[str, ...] | None = Field(
         None, min_length=1, description="Pairs of which categories are judged; none: all"
     )
-    max_pairs: int | None = Field(None, gt=0, description="Pairs of each split; none: all")
-    pairs_at_once: int = Field(256, gt=0, description="Pairs between two reports and checkpoints")
-    num_resamples: int = Field(1000, gt=0, description="Bootstrap resamples")
-    seed: int = Field(0, description="Seed of sampled answers, gold's errors and the bootstrap")
+    max_pairs: Rows | None = Field(None, description="Pairs of each split; none: all")
+    pairs_at_once: Rows = Field(256, description="Pairs between two reports and checkpoints")
+    seed: Seed = Field(0, description="Seed of sampled answers and of gold's errors")
 
 
 class HarmlessConfig(StageConfig):

@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from models.config_numbers import Passes, Rows, Scale, Score, Seed, Temperature, Tokens, Weight
 from models.config_parts import StageConfig, TrainConfig
 
 
@@ -20,12 +21,12 @@ class PolicyConfig(StageConfig):
     Rehearsal adds to the loss what SFT's own best answers are worth, as PPO-max does [AM eq. 9].
     """
 
-    seed: int = Field(0, description="Seed of data order and of what is rehearsed")
+    seed: Seed = Field(0, description="Seed of data order and of what is rehearsed")
     train: TrainConfig = TrainConfig()
-    rehearsal_coef: float = Field(
-        0.0, ge=0, description="gamma of eq. 9 [AM: 0.01, beside PPO]; 0 rehearses nothing"
+    rehearsal_coef: Weight = Field(
+        0.0, description="gamma of eq. 9 [AM: 0.01, beside PPO]; 0 rehearses nothing"
     )
-    rehearsal_batch: int = Field(32, gt=0, description="Rehearsed answers per update")
+    rehearsal_batch: Rows = Field(32, description="Rehearsed answers per update")
 
 
 class DPOConfig(PolicyConfig):
@@ -36,7 +37,7 @@ class DPOConfig(PolicyConfig):
     """
 
     train: TrainConfig = TrainConfig(learning_rate=1e-6, batch_size=64)  # [DPO: both]
-    beta: float = Field(0.1, gt=0, description="Weight of the KL to the reference [DPO: 0.1]")
+    beta: Scale = Field(0.1, description="Weight of the KL to the reference [DPO: 0.1]")
     label_smoothing: float = Field(
         0.0, ge=0, lt=0.5, description="Share of wrong labels assumed, beyond soft labels [cDPO]"
     )
@@ -49,7 +50,7 @@ class CPLConfig(PolicyConfig):
     """
 
     train: TrainConfig = TrainConfig(learning_rate=1e-6, batch_size=64)
-    alpha: float = Field(0.1, gt=0, description="Temperature of the policy [CPL: 0.1]")
+    alpha: Scale = Field(0.1, description="Temperature of the policy [CPL: 0.1]")
     gamma: float = Field(1.0, gt=0, le=1, description="Discount a token [CPL: 1]")
     conservative_bias: float = Field(
         0.5, gt=0, le=1, description="lambda; below 1 keeps to what was compared [CPL: 0.5]"
@@ -62,7 +63,7 @@ class BestOfNConfig(StageConfig):
     Budget: none for training; n responses for every prompt that is answered.
     """
 
-    num_responses: int = Field(16, ge=2, description="n, answers sampled a prompt")
+    num_responses: int = Field(16, ge=2, le=1024, description="n, answers sampled a prompt")
 
 
 class AnswersConfig(StageConfig):
@@ -71,12 +72,12 @@ class AnswersConfig(StageConfig):
     Budget: num_prompts * num_responses responses.
     """
 
-    seed: int = Field(0, description="Seed of prompts and sampling")
-    num_prompts: int = Field(256, gt=0, description="Prompts drawn to answer")
-    num_responses: int = Field(4, gt=0, description="K, answers sampled a prompt")
-    temperature: float = Field(1.0, gt=0, description="Sampling temperature")
+    seed: Seed = Field(0, description="Seed of prompts and sampling")
+    num_prompts: Rows = Field(256, description="Prompts drawn to answer")
+    num_responses: int = Field(4, gt=0, le=1024, description="K, answers sampled a prompt")
+    temperature: Temperature = Field(1.0, description="Sampling temperature")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus")
-    max_new_tokens: int = Field(24, gt=0, description="Longest response in tokens")
+    max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
     instruction: str = Field("", description="Stands behind every prompt")
 
 
@@ -93,7 +94,7 @@ class RejectionSamplingLoop(StageConfig):
     Budget: that of `answers` and of `fine_tune`, num_iterations times.
     """
 
-    num_iterations: int = Field(2, gt=0, description="Times the policy is sampled and fine-tuned")
+    num_iterations: Passes = Field(2, description="Times the policy is sampled and fine-tuned")
     from_all_iterations: bool = Field(
         True, description="Learn the best of all samples so far, not of the newest [Llama 2: so]"
     )
@@ -110,8 +111,11 @@ class RestConfig(PolicyConfig):
     threshold_kind: Literal["quantile", "value"] = Field(
         "quantile", description="Whether thresholds are quantiles of the scores or scores"
     )
-    thresholds: tuple[float, ...] = Field(
-        (0.5, 0.7, 0.9), min_length=1, description="Least score in each Improve step, rising (free)"
+    thresholds: tuple[Score, ...] = Field(
+        (0.5, 0.7, 0.9),
+        min_length=1,
+        max_length=100,
+        description="Least score in each Improve step, rising (free)",
     )
 
     @model_validator(mode="after")
@@ -132,7 +136,7 @@ class RestLoop(StageConfig):
     Budget: that of `answers` and of `improve`, num_grow_steps times.
     """
 
-    num_grow_steps: int = Field(1, gt=0, description="Times the policy is sampled [ReST: 1, 2]")
+    num_grow_steps: Passes = Field(1, description="Times the policy is sampled [ReST: 1, 2]")
     answers: AnswersConfig = AnswersConfig()
     improve: RestConfig = RestConfig()
 
@@ -147,12 +151,13 @@ class HIRConfig(PolicyConfig):
     instructions: tuple[str, ...] = Field(
         ("Give a bad answer.", "Give a good answer."),
         min_length=2,
+        max_length=100,
         description="Worst first; the policy is asked to follow the last",
     )
-    contrastive_coef: float = Field(
-        1.0, ge=0, description="Weight of telling instructions apart [HIR code: 1]"
+    contrastive_coef: Weight = Field(
+        1.0, description="Weight of telling instructions apart [HIR code: 1]"
     )
-    entropy_coef: float = Field(0.001, ge=0, description="Weight of the entropy [HIR code: 0.001]")
+    entropy_coef: Weight = Field(0.001, description="Weight of the entropy [HIR code: 0.001]")
 
     @field_validator("instructions")
     @classmethod
@@ -168,7 +173,7 @@ class HIRLoop(StageConfig):
     Budget: that of `answers` and of `learn`, num_iterations times.
     """
 
-    num_iterations: int = Field(2, gt=0, description="Times the policy is sampled and trained")
+    num_iterations: Passes = Field(2, description="Times the policy is sampled and trained")
     answers: AnswersConfig = AnswersConfig()
     learn: HIRConfig = HIRConfig()
 

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+
+from models.config_numbers import LearningRate, Passes, Rows, Scale, Steps
 
 Precision = Literal["float32", "bfloat16"]
 Optimiser = Literal["adamw", "adamw_8bit"]
@@ -14,22 +25,58 @@ MAY_BE_SECRET = "may_be_secret"
 LIMIT = "limit"
 
 
-class StageConfig(BaseModel):
-    """Base of all stage configurations: frozen, unknown keys refused."""
+def _ranks_or_auto(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """One mistake where pydantic would name one for each part of the union."""
+    try:
+        return check(value)
+    except ValidationError:
+        raise ValueError("allowed: auto, or a whole number from 1 to 1,024") from None
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+
+NumRanks = Annotated[
+    Annotated[int, Field(gt=0, le=1024)] | Literal["auto"], WrapValidator(_ranks_or_auto)
+]
+
+
+class StageConfig(BaseModel):
+    """Base of all stage configurations: frozen, numbers finite, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ModelConfig(StageConfig):
     """The base model: a packaged one, a folder, a hub id, or a small Llama from scratch."""
 
     base: str | None = Field(
-        None, description="Folder or hub id of a causal language model; none trains from scratch"
+        None,
+        min_length=1,
+        description="Folder or hub id of a causal language model; none trains from scratch",
     )
-    hidden_size: int = Field(128, gt=0, description="Hidden width of the from-scratch Llama")
-    num_layers: int = Field(4, gt=0, description="Layers of the from-scratch Llama")
-    num_heads: int = Field(4, gt=0, description="Attention heads of the from-scratch Llama")
-    max_length: int = Field(256, gt=1, description="Longest prompt plus response in tokens")
+    hidden_size: int = Field(
+        128, gt=0, le=65_536, description="Hidden width of the from-scratch Llama"
+    )
+    num_layers: int = Field(4, gt=0, le=1024, description="Layers of the from-scratch Llama")
+    num_heads: int = Field(
+        4, gt=0, le=1024, description="Attention heads of the from-scratch Llama"
+    )
+    max_length: int = Field(
+        256, gt=1, le=1_048_576, description="Longest prompt plus response in tokens"
+    )
+
+    @property
+    def head_size(self) -> int:
+        """Numbers in one attention head of the from-scratch Llama."""
+        return self.hidden_size // self.num_heads
+
+    @model_validator(mode="after")
+    def _heads_share_out_the_width(self) -> Self:
+        # Rotary position embeddings turn the numbers of a head in twos.
+        if self.base is None and self.hidden_size % (2 * self.num_heads):
+            raise ValueError(
+                "hidden_size must be a multiple of twice num_heads, found hidden_size "
+                f"{self.hidden_size} and num_heads {self.num_heads}"
+            )
+        return self
 
 
 class ZeroConfig(StageConfig):
@@ -46,18 +93,24 @@ class ZeroConfig(StageConfig):
 class LoraConfig(StageConfig):
     """Low-rank adapters that learn in place of weights, and are merged into them in the end."""
 
-    rank: int = Field(16, gt=0, description="Rank of what is added to a weight")
-    alpha: float = Field(32.0, gt=0, description="It is added alpha / rank times")
+    rank: int = Field(16, gt=0, le=65_536, description="Rank of what is added to a weight")
+    alpha: Scale = Field(32.0, description="It is added alpha / rank times")
 
 
 class TrainerConfig(StageConfig):
     """What every trainer can do, with one rank and with many."""
 
     micro_batch_tokens: int = Field(
-        16384, gt=0, description="Most tokens in one forward pass; larger batches accumulate"
+        16384,
+        gt=0,
+        le=100_000_000,
+        description="Most tokens in one forward pass; larger batches accumulate",
     )
     trainable_layers: int | None = Field(
-        None, gt=0, description="Train this many upper layers, the rest frozen; none trains all"
+        None,
+        gt=0,
+        le=1024,
+        description="Train this many upper layers, the rest frozen; none trains all",
     )
     lora: LoraConfig | None = Field(
         None, description="Train low-rank adapters of these layers; none trains their weights"
@@ -75,11 +128,23 @@ class TrainerConfig(StageConfig):
         description="adamw_8bit keeps its moments in two bytes a parameter for eight "
         "(bitsandbytes); not with ZeRO, which parts them",
     )
-    max_grad_norm: float = Field(1.0, gt=0, description="Global gradient clip [PPO: 1.0]")
-    num_ranks: int = Field(1, gt=0, description="Processes that share out each batch")
+    max_grad_norm: Scale = Field(1.0, description="Global gradient clip [PPO: 1.0]")
+    num_ranks: NumRanks = Field(
+        "auto",
+        description="Processes that share out each batch, with a GPU each where there are any. A "
+        "number is kept to on every host, and decides the result to the last bit. auto: one on a "
+        "GPU; without GPUs one, or for a model from scratch one a core of the stage's share, so "
+        "that results of hosts with other cores differ by rounding (with dropout also by what is "
+        "dropped) and count as the same stage",
+    )
     zero: ZeroConfig | None = Field(
         None, description="What the ranks hold a part of; none: each holds the whole of all"
     )
+
+    @property
+    def ranks(self) -> int:
+        """`num_ranks` as a number: of `auto` the one that it is on a GPU."""
+        return 1 if self.num_ranks == "auto" else self.num_ranks
 
     @model_validator(mode="after")
     def _optimiser_is_whole(self) -> Self:
@@ -91,18 +156,21 @@ class TrainerConfig(StageConfig):
         return self
 
 
+TrainerT = TypeVar("TrainerT", bound=TrainerConfig)
+
+
 class TrainConfig(TrainerConfig):
     """What every supervised stage shares. Schedule: warm-up, then cosine to 10 % [AM 4.2].
 
     PPO has no dropout: what it samples and what it learns must be of one policy.
     """
 
-    learning_rate: float = Field(5e-6, gt=0, description="Peak learning rate [AM, RM: 5e-6]")
+    learning_rate: LearningRate = Field(5e-6, description="Peak learning rate [AM, RM: 5e-6]")
     warmup_fraction: float = Field(0.1, ge=0, lt=1, description="Share of steps in linear warm-up")
     final_fraction: float = Field(0.1, ge=0, le=1, description="Final learning rate over peak")
-    num_epochs: int = Field(1, gt=0, description="Passes over the data [RM, AM: 1]")
-    batch_size: int = Field(
-        32, gt=0, description="Examples (pairs, rankings, dialogues) per optimiser step"
+    num_epochs: Passes = Field(1, description="Passes over the data [RM, AM: 1]")
+    batch_size: Rows = Field(
+        32, description="Examples (pairs, rankings, dialogues) per optimiser step"
     )
     dropout: float = Field(
         0.0,
@@ -111,8 +179,31 @@ class TrainConfig(TrainerConfig):
         description="Share dropped of what attention and feed-forward of the trained layers add "
         "[RM: 0.05]",
     )
-    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay")
-    checkpoint_every: int = Field(100, gt=0, description="Optimiser steps between checkpoints")
+    weight_decay: float = Field(0.0, ge=0, le=100, description="AdamW weight decay")
+    checkpoint_every: Steps = Field(100, description="Optimiser steps between checkpoints")
+
+    @model_validator(mode="after")
+    def _every_rank_has_a_row(self) -> Self:
+        return ranks_within(self, "batch_size", self.batch_size)
+
+
+def require_different(name: str, values: Sequence[str]) -> None:
+    """ValueError where a value of the field `name` is there twice, or is an empty text."""
+    twice = sorted({value for value in values if values.count(value) > 1})
+    if twice:
+        raise ValueError(f"{name} must differ, found {', '.join(twice)} more than once")
+    if "" in values:
+        raise ValueError(f"{name} must not be empty, found '' among {len(values)}")
+
+
+def ranks_within(config: TrainerT, name: str, batch: int) -> TrainerT:
+    """The configuration; ValueError where it has more ranks than its batch, `name`, has rows."""
+    if isinstance(config.num_ranks, int) and config.num_ranks > batch:
+        raise ValueError(
+            f"num_ranks must be at most {name}, found {config.num_ranks} and {batch}: ranks share "
+            "out each batch"
+        )
+    return config
 
 
 def deciding(config: BaseModel) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from models.config_numbers import Passes, Scale, Seed, Steps, Temperature, Weight
 from models.config_parts import StageConfig, TrainConfig
-
-Margin = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class RelabelConfig(StageConfig):
@@ -17,18 +16,27 @@ class RelabelConfig(StageConfig):
     How the methods of Part II are written is in `models.functional.relabel`.
     """
 
-    flip_fraction: float | None = Field(None, ge=0, le=0.5, description="Flip the weakest share")
-    flip_below: float | None = Field(0.0, description="Flip pairs of strength below this")
+    flip_fraction: float | None = Field(
+        None,
+        ge=0,
+        le=0.5,
+        description="Flip only pairs of this weakest share; none: of whatever rank",
+    )
+    flip_below: float | None = Field(
+        0.0,
+        ge=-1e6,
+        le=1e6,
+        description="Flip only pairs of strength below this, in logits; none: of whatever strength."
+        " With neither this nor a share nothing is flipped",
+    )
     smoothing: float = Field(0.2, ge=0, lt=0.5, description="Label smoothing alpha (free)")
     smooth: Literal["none", "negative", "not_flipped", "all"] = Field(
         "none",
         description="Which pairs to smooth; negative: of strength below 0 and not flipped",
     )
-    margin_scale: float = Field(
-        0.0, ge=0, description="Adaptive margin per unit of strength (free)"
-    )
-    margin_clip: float = Field(0.25, ge=0, description="Largest adaptive margin (free)")
-    rating_margins: tuple[Margin, Margin, Margin, Margin] | None = Field(
+    margin_scale: Weight = Field(0.0, description="Adaptive margin per unit of strength (free)")
+    margin_clip: Weight = Field(0.25, description="Largest adaptive margin (free)")
+    rating_margins: tuple[Weight, Weight, Weight, Weight] | None = Field(
         None,
         description="Added to the margin of pairs rated 1 (barely better) to 4 (much better) and "
         "not flipped; none: nothing [Llama 2: 0, 1/3, 2/3, 1]",
@@ -52,15 +60,6 @@ class RelabelConfig(StageConfig):
             )
         return self
 
-    @model_validator(mode="after")
-    def _flips_one_way(self) -> Self:
-        if self.flip_fraction is not None and self.flip_below is not None:
-            raise ValueError(
-                "flip_fraction or flip_below must be none, found flip_fraction "
-                f"{self.flip_fraction} and flip_below {self.flip_below}"
-            )
-        return self
-
 
 class ContrastiveConfig(StageConfig):
     """A contrastive term beside the ranking loss, on two dropout masks of an answer [RM 3.1]."""
@@ -73,46 +72,48 @@ class ContrastiveConfig(StageConfig):
         description="What is contrasted: what is read of both answers, or their difference and its "
         "negation",
     )
-    coef: float = Field(
-        1.0, gt=0, description="beta [RM: SimCSE 1; SwAV 0.1 on pairs, 0.5 on differences]"
+    coef: Scale = Field(
+        1.0, description="beta [RM: SimCSE 1; SwAV 0.1 on pairs, 0.5 on differences]"
     )
-    temperature: float = Field(
-        0.05, gt=0, description="tau of similarities (free) [SimCSE: 0.05, SwAV: 0.1]"
+    temperature: Temperature = Field(
+        0.05, description="tau of similarities (free) [SimCSE: 0.05, SwAV: 0.1]"
     )
     num_prototypes: int = Field(
-        50, gt=1, description="K, clusters of SwAV [RM: 50 on pairs, 20 on differences]"
+        50, gt=1, le=100_000, description="K, clusters of SwAV [RM: 50 on pairs, 20 on differences]"
     )
-    sinkhorn_iterations: int = Field(
-        3, gt=0, description="Rounds of SwAV's assignment (free) [SwAV: 3]"
+    sinkhorn_iterations: Passes = Field(
+        3, description="Rounds of SwAV's assignment (free) [SwAV: 3]"
     )
-    sinkhorn_epsilon: float = Field(
-        0.05, gt=0, description="Softness of SwAV's assignment (free) [SwAV: 0.05]"
+    sinkhorn_epsilon: Scale = Field(
+        0.05, description="Softness of SwAV's assignment (free) [SwAV: 0.05]"
     )
 
 
 class RewardModelConfig(StageConfig):
     """One Bradley-Terry reward model: an ensemble member or the final one."""
 
-    seed: int = Field(0, description="Seed of head initialisation and data order")
+    seed: Seed = Field(0, description="Seed of head initialisation and data order")
     train: TrainConfig = TrainConfig(learning_rate=5e-4, batch_size=32)
-    fold: int | None = Field(None, ge=0, description="Fold held out from training (cross-fitting)")
-    num_folds: int = Field(2, ge=2, description="Folds of the cross-fitted vote")
+    fold: int | None = Field(
+        None, ge=0, le=999, description="Fold held out from training (cross-fitting)"
+    )
+    num_folds: int = Field(2, ge=2, le=1000, description="Folds of the cross-fitted vote")
     categories: tuple[str, ...] = Field(
         (), description="Train on pairs of these categories only; none: of all"
     )
     without_categories: tuple[str, ...] = Field(
         (), description="Train on no pairs of these categories"
     )
-    score_every: int | None = Field(
-        None, gt=0, description="Steps between scorings of the validation pairs; none: at the end"
+    score_every: Steps | None = Field(
+        None, description="Steps between scorings of the validation pairs; none: at the end"
     )
     ranking: Literal["pairs", "k_wise"] = Field(
         "pairs",
         description="k_wise: all pairs of a prompt are one example, and together count as one "
         "[InstructGPT]",
     )
-    imitation_coef: float = Field(
-        0.0, ge=0, description="beta_lm of the preferred answer's likelihood [PPO: 1]"
+    imitation_coef: Weight = Field(
+        0.0, description="beta_lm of the preferred answer's likelihood [PPO: 1]"
     )
     contrastive: ContrastiveConfig | None = Field(
         None,
@@ -126,6 +127,15 @@ class RewardModelConfig(StageConfig):
         if both:
             raise ValueError(
                 f"categories and without_categories must have none in common, found {both} in both"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fold_is_one_of_them(self) -> Self:
+        if self.fold is not None and self.fold >= self.num_folds:
+            raise ValueError(
+                f"fold must be below num_folds, found {self.fold} of {self.num_folds}: folds are "
+                "counted from 0"
             )
         return self
 

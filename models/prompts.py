@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def normalise_prompt(prompt: str) -> str:
     """Return what two prompts that only differ in case and white space have in common."""
@@ -14,3 +16,9 @@ def opening_of(prompt: str) -> str:
     Taken from the normalised prompt, so that equal prompts have equal openings.
     """
     return normalise_prompt(prompt).partition(" assistant:")[0]
+
+
+def cluster_ids(prompts: Iterable[str]) -> list[int]:
+    """Return a number for each prompt, from 0, equal where prompts have one opening."""
+    places: dict[str, int] = {}
+    return [places.setdefault(opening_of(prompt), len(places)) for prompt in prompts]

@@ -20,8 +20,9 @@ def meta_rm(
     pairs: StageResult,
     states: StageResult | None = None,
     label: str = "meta_rm",
+    by_ranks: bool = False,
 ) -> StageResult:
-    """The scorer of the next round."""
+    """The scorer of the next round; `by_ranks` as in `perform`."""
     return perform(
         "meta_rm",
         config,
@@ -35,4 +36,5 @@ def meta_rm(
         },
         label,
         place=ALONE,
+        by_ranks=by_ranks,
     )

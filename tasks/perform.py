@@ -15,8 +15,9 @@ from pydantic import BaseModel
 
 from infra.settings import Settings
 from infra.tracking import TrackedRun
-from models.config_parts import trainer_of
+from models.config_parts import TrainerConfig, trainer_of
 from models.records import ArtifactRef
+from tasks.access import demand_access, environment_of_trainers
 from tasks.code_version import read_sources
 from tasks.gpu_slots import gpu_slots
 from tasks.judge_keys import judge_keys
@@ -58,7 +59,9 @@ def start_tracked_run(name: str, tags: Mapping[str, str]) -> TrackedRun:
 
 
 def flow_run_tags() -> dict[str, str]:
-    """What leads from MLflow to the flow run under way."""
+    """What leads from MLflow to the flow run under way; nothing outside of one."""
+    if flow_run.id is None:
+        return {}
     return {FLOW_RUN: str(flow_run.id), "prefect.flow_run_url": str(flow_run.ui_url)}
 
 
@@ -85,9 +88,11 @@ def perform(
 
     `place` says which of how many like stages that run at once this one is; without it others run
     beside it, and it gets one core. Several cores are threads of one process or, `by_ranks`, a rank
-    each, unless the machine has GPUs. One that `is_patient` lets all others go first. What
-    `reads_weights` of its inputs has them brought from the store.
+    each, unless the machine has GPUs or the configuration a number of ranks. One that `is_patient`
+    lets all others go first. What `reads_weights` of its inputs has them brought from the store.
+    AccessError for a configuration that names what the run may not read or ask.
     """
+    demand_access(config)
     base = base_context()
     context = StageContext(
         base.settings,
@@ -97,7 +102,7 @@ def perform(
         seed=getattr(config, "seed", 0),
         on_progress=_ProgressArtifact(label),
         device_slots=gpu_slots,
-        secrets=partial(judge_keys, config),
+        secrets=partial(_environment, config),
     )
     refs = {
         name: value.ref if isinstance(value, StageResult) else value
@@ -115,6 +120,11 @@ def perform(
     return result
 
 
+def _environment(config: BaseModel) -> dict[str, str]:
+    """What a stage's trainer is told besides: its judge's key, and where judges may be."""
+    return {**judge_keys(config), **environment_of_trainers()}
+
+
 class _Share(NamedTuple):
     """A stage's ranks, the threads of each, and its GPUs, or slots for them, in all."""
 
@@ -125,14 +135,24 @@ class _Share(NamedTuple):
 
 def _share(settings: Settings, config: BaseModel, place: Place | None, by_ranks: bool) -> _Share:
     trainer = trainer_of(config)
-    ranks = trainer.num_ranks if trainer else 1
+    ranks = trainer.ranks if trainer else 1
     # DeepSpeed's ranks count as if they had a GPU each also where there is none.
     has_gpus = settings.gpus or (trainer is not None and trainer.zero is not None)
     num_devices = (ranks if has_gpus else 1) if "gpu" in task_run.tags else 0
     threads = max(1, num_threads(place, settings.max_parallel) // ranks)
-    if by_ranks and not has_gpus:
-        ranks, threads = ranks * threads, 1
+    if by_ranks and not has_gpus and (trainer is None or trainer.num_ranks == "auto"):
+        ranks, threads = _auto_ranks(trainer, threads)
     return _Share(threads, ranks, num_devices)
+
+
+def _auto_ranks(trainer: TrainerConfig | None, cores: int) -> tuple[int, int]:
+    """Ranks, and threads of each, on so many cores: a rank a core, but none without rows.
+
+    Where a batch has fewer rows than there are ranks, each would pass all of them.
+    """
+    rows = getattr(trainer, "batch_size", None) or getattr(trainer, "train_batch", None) or cores
+    ranks = min(cores, rows)
+    return ranks, cores // ranks
 
 
 def num_threads(place: Place | None, cores: int) -> int:

@@ -8,9 +8,10 @@ from prefect import task
 
 from infra.fetch import is_remote
 from models.config import PreferencesConfig
+from tasks.access import demand_access
 from tasks.kinds import CPU
-from tasks.perform import perform
-from tasks.sources import import_source
+from tasks.perform import logger, perform
+from tasks.sources import import_source, is_data
 from tasks.stage import StageResult
 
 
@@ -19,12 +20,21 @@ def preferences(config: PreferencesConfig, label: str = "preferences") -> StageR
     """Pairs, prompts and demonstrations from files; hub data sets are read by the stage itself.
 
     A file enters the store under its content, so that a run never depends on a path again and a
-    changed file is new work.
+    changed file is new work. A file of another kind stays where it is: the stage says so.
     """
+    demand_access(config)
     inputs = {
         f"{name}_{index}": import_source(source)
         for name, sources in (("source", config.sources), ("demonstrations", config.demonstrations))
         for index, source in enumerate(sources)
-        if is_remote(source) or Path(source).expanduser().exists()
+        if is_remote(source) or _holds_data(Path(source).expanduser())
     }
-    return perform("preferences", config, inputs, label)
+    result = perform("preferences", config, inputs, label)
+    logger.info("%s: %s", label, result.summary["account"])
+    if result.summary["warnings"]:
+        logger.warning("%s: %s", label, result.summary["warnings"])
+    return result
+
+
+def _holds_data(path: Path) -> bool:
+    return path.is_dir() or (path.exists() and is_data(path.name))

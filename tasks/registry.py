@@ -6,7 +6,9 @@ played. So nothing about a champion is kept anywhere but in its lineage.
 
 from __future__ import annotations
 
+import logging
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +16,18 @@ from prefect import task
 from prefect.artifacts import create_link_artifact
 
 from infra.registry import Registry, Version
+from models.records import ArtifactRef
 from tasks.kinds import may_pass
 from tasks.notices import PROMOTED, tell
 from tasks.perform import base_context, flow_run_tags
 from tasks.stage import StageResult, result_of
 
+# Tags of a version: which policy it is, of which round, the report of its run, and the settings
+# under which another round did not take its place.
+KEY, DIGEST = "trimtab.key", "trimtab.digest"
 ROUND, REPORT, TRIED = "trimtab.round", "trimtab.report", "trimtab.tried"
+
+logger = logging.getLogger("trimtab")
 
 
 class LineageError(RuntimeError):
@@ -71,11 +79,13 @@ def register_policies(
     if not base_context().tracking.uri or not policies:
         return
     last, name = max(policies), model_name(recipe)
+    mend_overwritten(name, run_id)
     before = registry().find(name, "champion")
     numbers = {}
     for number, policy in policies.items():
         aliases = ("candidate",) * (number == last) + ("champion",) * (number == champion)
-        numbers[number] = _register(run_id, name, number, policy, report, aliases)
+        tags = {ROUND: str(number), REPORT: report.ref.key, **flow_run_tags()}
+        numbers[number] = _register(run_id, name, policy.ref, aliases, tags)
     now = registry().find(name, "champion")
     if now is not None and now.number != numbers[last]:
         registry().tag(now, {TRIED: settings})
@@ -87,17 +97,16 @@ def register_policies(
 def _register(
     run_id: str | None,
     name: str,
-    number: int,
-    policy: StageResult,
-    report: StageResult,
+    policy: ArtifactRef,
     aliases: tuple[str, ...],
+    tags: Mapping[str, str],
 ) -> str:
     """Make a policy a version; where MLflow was down when the run began, in a run of its own."""
     context = base_context()
-    manifest = context.store.find(policy.ref.stage, policy.ref.key)
+    manifest = context.store.find(policy.stage, policy.key)
     if manifest is None:
-        raise LookupError(f"policy {policy.ref} vanished from {context.store.url}")
-    folder = context.settings.work / f"register-{policy.ref.key[:16]}"
+        raise LookupError(f"policy {policy} vanished from {context.store.url}")
+    folder = context.settings.work / f"register-{policy.key[:16]}"
     tracking = context.tracking
     run = (
         tracking.attach(run_id) if run_id else tracking.start_run("register", tags=flow_run_tags())
@@ -108,15 +117,50 @@ def _register(
             run,
             name,
             folder / "model",
-            identity={"trimtab.digest": policy.ref.digest, "trimtab.key": policy.ref.key},
+            identity={DIGEST: policy.digest, KEY: policy.key},
             aliases=aliases,
-            tags={ROUND: str(number), REPORT: report.ref.key, **flow_run_tags()},
+            tags=tags,
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if run_id is None:
             run.end()
     return version.number
+
+
+def mend_overwritten(name: str, run_id: str | None = None) -> None:
+    """Register again, from the store, the versions whose folder holds other weights.
+
+    One that the store does not have any more stays as it is, with a warning.
+    """
+    store = base_context().store
+    for version in registry().overwritten(name):
+        policy = _policy_of(version)
+        if policy is not None:
+            _register(run_id, name, policy, (), {})
+        else:
+            logger.warning(
+                "version %s of %s holds the weights of a later version, and %s does not have its "
+                "own any more",
+                *(version.number, name, store.url),
+            )
+
+
+def _policy_of(version: Version) -> ArtifactRef | None:
+    """The artifact that a version was made of, by its run's report; None if it is not there."""
+    store, key = base_context().store, version.tags.get(REPORT)
+    report = store.find("report", key) if key else None
+    for made in report.parents.values() if report else ():
+        if made["key"] == version.tags.get(KEY) and store.find(made["stage"], made["key"]):
+            return ArtifactRef(made["stage"], made["key"], made["digest"])
+    return None
+
+
+def roll_back(recipe: str, to: str | None) -> Version:
+    """Make the champion's predecessor, or version `to`, champion again; RegistryError if none."""
+    name = model_name(recipe)
+    mend_overwritten(name)
+    return registry().roll_back(name, "champion", to)
 
 
 def _link(name: str, number: str) -> None:

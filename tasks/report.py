@@ -16,12 +16,13 @@ from infra.locks import file_lock
 from infra.storage import Store
 from infra.tracking import TrackedRun
 from models.report.config import LineageEntry, ReportConfig
+from models.row_account import RowAccount
 from tasks.kinds import CPU
 from tasks.perform import base_context, perform
 from tasks.stage import StageResult
 
 REQUESTS_AT_ONCE = 8
-REPORT_FILES = ("report.html", "scorecard.json", "summary.json", "methods.md")
+REPORT_FILES = ("report.html", "scorecard.json", "summary.json", "methods.md", "quarantine.jsonl")
 AUDIT_FILES = ("audit.html", "audited.jsonl.gz", "audited.parquet")
 
 
@@ -67,6 +68,9 @@ def announce(
         if "audit" in results:
             _lay_out(context.store, results["audit"], folder, AUDIT_FILES)
             pages["audit"] = folder / "audit.html"
+        if (folder / "quarantine.jsonl").exists():
+            pages["quarantine"] = folder / "quarantine.jsonl"
+        told, warnings = _told(folder / "scorecard.json")
         tracked.log_artifacts(folder)
     numbers = {k: v for k, v in result.summary.items() if isinstance(v, int | float)}
     tracked.log(metrics={key: float(value) for key, value in numbers.items()})
@@ -78,8 +82,10 @@ def announce(
         markdown="\n".join(
             [
                 *(f"{page.capitalize()}: `{path}`\n" for page, path in pages.items()),
+                *(f"**Warning:** {warning}\n" for warning in warnings),
                 f"MLflow run: {tracked.link}. "
                 f"{cached} of {len(results)} stages were found in the store.",
+                *(f"\n{line}" for line in told),
                 "",
                 "| measure | value |",
                 "|---|---|",
@@ -89,6 +95,10 @@ def announce(
     )
     print(_scorecard_text(result.summary))
     print(f"{cached} of {len(results)} stages were found in the store")
+    for line in told:
+        print(line)
+    for warning in warnings:
+        print(f"warning: {warning}")
     for page, path in {**pages, "scorecard": folder / "scorecard.json"}.items():
         print(f"{page}: {path}")
     shown = {page: str(path) for page, path in pages.items()}
@@ -108,7 +118,18 @@ def _lay_out(store: Store, result: StageResult, folder: Path, names: Sequence[st
             shutil.rmtree(folder / name)
         if (scratch / name).exists():
             (scratch / name).replace(folder / name)
+        else:  # of an earlier run
+            (folder / name).unlink(missing_ok=True)
     shutil.rmtree(scratch)
+
+
+def _told(scorecard: Path) -> tuple[list[str], list[str]]:
+    """What a run's scorecard says of the rows that were read, and its warnings; nothing of a page
+    that has none of these."""
+    card = json.loads(scorecard.read_text()) if scorecard.exists() else {}
+    rows = card.get("data", {}).get("rows")
+    account = RowAccount.from_json(rows) if rows else None
+    return [account.sentence(), *account.details()] if account else [], card.get("warnings", [])
 
 
 def _scorecard_text(summary: Mapping[str, Any]) -> str:

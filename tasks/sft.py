@@ -15,6 +15,7 @@ def sft(
     config: SFTConfig,
     data: StageResult,
     label: str = "sft",
+    by_ranks: bool = False,
 ) -> StageResult:
-    """The policy everything else starts from."""
-    return perform("sft", config, {"data": data}, label, place=ALONE)
+    """The policy everything else starts from; `by_ranks` as in `perform`."""
+    return perform("sft", config, {"data": data}, label, place=ALONE, by_ranks=by_ranks)

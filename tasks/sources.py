@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-from infra.fetch import fetch
-from models.judging.constitutions import PACKAGED
+from infra.fetch import FetchError, fetch
+from models.judging.constitutions import PACKAGED, load_constitution
+from models.preferences.readers import SUFFIXES
 from models.records import ArtifactRef
+from tasks.access import limits
 from tasks.perform import base_context
 
 
-def import_source(source: str) -> ArtifactRef:
+def import_source(source: str, check: Callable[[Path], object] | None = None) -> ArtifactRef:
     """Publish a source's bytes as an artifact of stage `raw`, once.
 
-    Raises infra.fetch.FetchError where nothing is there.
+    Nothing is published but what the run may read (`tasks.access`): of data, files of its kinds;
+    of others what passes `check`, which takes the folder. Raises infra.fetch.FetchError where
+    nothing of the kind is there, infra.access.AccessError, and what `check` raises.
     """
     store = base_context().store
     with tempfile.TemporaryDirectory(prefix="trimtab-") as scratch:
         folder = Path(scratch)
-        fetch(source, folder)
+        copy = fetch(source, folder, limits(), is_data if check is None else lambda _: True)
+        if check is not None:
+            check(folder)
+        elif copy.is_file() and not is_data(copy.name):
+            raise FetchError(f"{source}: found {copy.suffix!r}; allowed: {', '.join(SUFFIXES)}")
         key = _digest(folder)
         manifest = store.find("raw", key) or store.publish(
             "raw",
@@ -38,9 +47,16 @@ def import_source(source: str) -> ArtifactRef:
 def import_constitution(name: str | None) -> dict[str, ArtifactRef]:
     """A constitution of one's own under the name of the input it is; no input for a packaged one.
 
-    Raises infra.fetch.FetchError as above.
+    Raises models.judging.constitutions.ConstitutionError, and as above.
     """
-    return {} if name is None or name in PACKAGED else {"constitution": import_source(name)}
+    if name is None or name in PACKAGED:
+        return {}
+    return {"constitution": import_source(name, lambda folder: load_constitution(name, folder))}
+
+
+def is_data(name: str) -> bool:
+    """Whether a file's name is one of data."""
+    return name.lower().endswith(SUFFIXES)
 
 
 def _digest(folder: Path) -> str:

@@ -228,7 +228,8 @@ def _clean_up(context: StageContext, job: StageJob) -> None:
     """Once published, checkpoints and work folder are litter; failing to remove it is no harm."""
     try:
         context.store.delete_checkpoints(job.key)
-        shutil.rmtree(job.workdir)
+        if job.workdir.exists():  # not where this run has waited for the one that published
+            shutil.rmtree(job.workdir)
     except (OSError, StorageError) as error:
         logger.warning("stage %s is published, but not all was tidied up: %s", job.name, error)
 

@@ -42,7 +42,7 @@ PAIRS = [
 
 def write(pairs: list[AuditedPair], path: Path) -> Path:
     """The page of some pairs."""
-    write_page(path, AuditConfig(recipe="mine"), summarise(pairs, 0), weakest_first(pairs))
+    write_page(path, AuditConfig(recipe="mine"), summarise(pairs), weakest_first(pairs))
     return path
 
 
@@ -117,6 +117,15 @@ def check_filters(page: Browser, path: Path) -> None:
     page.wait("document.getElementById('count').textContent === '4 of 4 pairs'")
 
 
+def check_unsupported_flips(page: Browser, path: Path) -> None:
+    """A flip of a pair that every member finds right can be found, and is marked."""
+    give(page, "kind", "flipped, and no member supports it")
+    place(page, "Pair 1 of 1")
+    assert "⚠ flipped, and no member supports it" in text(page, "content")
+    assert "⚠ no member supports it" in text(page, "list")
+    give(page, "kind", "any")
+
+
 def check_review(page: Browser, path: Path) -> None:
     """Verdicts by key and button, kept over a reload, downloaded, and taken up again."""
     page.press("2", "j")
@@ -181,6 +190,7 @@ CHECKS: tuple[Callable[[Browser, Path], None], ...] = (
     check_hostile_texts,
     check_marks,
     check_filters,
+    check_unsupported_flips,
     check_review,
     check_widths,
     check_one_pair_and_a_cut_page,

@@ -112,4 +112,5 @@ def meta_step(run: Run) -> None:
             run["pairs_raw"],
             states_for(run, run.config.reward_model.train, config.train),
             label=f"MetaRM, step {value:g}",
+            by_ranks=run.has_small_models,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 from dataclasses import fields, replace
@@ -44,6 +45,11 @@ def _up(stack: Stack) -> int:
     # worker, which sends itself one when it is told to stop, would go on and take runs.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
+    if os.geteuid() == 0:
+        logging.getLogger("infra").warning(
+            "this is root, and so are all servers but PostgreSQL, and all flow runs: run it as "
+            "a user of its own"
+        )
     flow_runs.adopt()
     try:
         with Supervisor(stack.services(), stack.folder / "logs") as supervisor:

@@ -1,12 +1,19 @@
-"""SeaweedFS: an S3 server on loopback whose keys come from the environment."""
+"""SeaweedFS: an S3 server on loopback whose keys come from the environment.
+
+S3 asks for a signature made with the keys. The servers behind it, which know no users, ask for a
+certificate that only they have (mutual TLS), on HTTP and on gRPC.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 from infra.stack.bucket import create_bucket
+from infra.stack.certificates import AUTHORITY, CERTIFICATE, KEY, make_certificates
 from infra.stack.programs import program
 from infra.stack.supervisor import Service
 
@@ -16,14 +23,23 @@ _INNER = (
     *("filer.port", "filer.port.grpc", "s3.port.grpc"),
 )
 NUM_INNER_PORTS = len(_INNER)
+_GRPC = ("master", "volume", "filer", "s3", "client")
+_HTTPS = ("master", "volume", "filer")
 
 
 def seaweedfs(folder: Path, port: int, first_inner_port: int, bucket: str) -> Service:
     """S3 on `port` with one bucket; the seven servers inside take the ports from `first` on.
 
-    AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are its only user.
+    AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are its only user. It gets them in memory: from its
+    environment it would write the first to its log.
     """
     endpoint = f"http://{HOST}:{port}"
+    user = _in_memory(json.dumps(_only_user()))
+
+    def prepare() -> None:
+        make_certificates(folder, HOST)
+        (folder / "security.toml").write_text(_security())
+
     ports = {name: first_inner_port + index for index, name in enumerate(_INNER)}
     options = {
         **{name: str(number) for name, number in ports.items()},
@@ -33,6 +49,8 @@ def seaweedfs(folder: Path, port: int, first_inner_port: int, bucket: str) -> Se
         "s3.port": str(port),
         "s3.port.iceberg": "0",
         "s3.port.lance": "0",
+        "s3.iam": "false",
+        "s3.config": f"/proc/self/fd/{user}",
         "s3.localSocket": "s3.sock",  # in its folder; a path would soon be too long
         "filer.localSocket": "filer.sock",
         "volume.max": "64",
@@ -51,10 +69,38 @@ def seaweedfs(folder: Path, port: int, first_inner_port: int, bucket: str) -> Se
         is_ready=lambda: _answers(endpoint),
         ports=[port, *ports.values()],
         env={"GOMEMLIMIT": "300MiB"},
+        descriptors=[user],
         folder=folder,
+        prepare=prepare,
         once_ready=lambda: create_bucket(endpoint, bucket),
         stop_seconds=2.0,  # a gentle stop takes it 20; its data survive a kill
     )
+
+
+def _only_user() -> dict[str, object]:
+    keys = {
+        "accessKey": os.environ["AWS_ACCESS_KEY_ID"],
+        "secretKey": os.environ["AWS_SECRET_ACCESS_KEY"],
+    }
+    actions = ["Admin", "Read", "Write", "List", "Tagging"]
+    return {"identities": [{"name": "trimtab", "credentials": [keys], "actions": actions}]}
+
+
+def _in_memory(text: str) -> int:
+    """The descriptor of a file that is on no disk; what is started with it may open it anew."""
+    descriptor = os.memfd_create("s3")
+    os.write(descriptor, text.encode())
+    return descriptor
+
+
+def _security() -> str:
+    """security.toml: every server shows the certificate, and demands it of whoever calls."""
+    pair = f'cert = "{CERTIFICATE}"\nkey = "{KEY}"\n'
+    authority = f'ca = "{AUTHORITY}"\n'
+    sections = [f"[grpc]\n{authority}", *(f"[grpc.{name}]\n{pair}" for name in _GRPC)]
+    sections += [f"[https.{name}]\n{pair}{authority}" for name in _HTTPS]
+    sections.append(f"[https.client]\nenabled = true\n{pair}{authority}")
+    return "\n".join(sections)
 
 
 def _answers(endpoint: str) -> bool:

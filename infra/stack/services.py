@@ -1,4 +1,5 @@
-"""The five servers of the stack, each on loopback, each with authentication on."""
+"""The five servers of the stack: each on loopback, each with authentication on, each with the
+secrets that it needs and no others."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.access import Access
+from infra.environment import OF_HUB
 from infra.stack import flow_runs, secrets
 from infra.stack.bucket import BUCKET
 from infra.stack.postgres import postgres, url
@@ -20,6 +23,8 @@ from infra.stack.supervisor import Service
 
 HOST = "127.0.0.1"
 POOL = "trimtab"
+_OF_S3 = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+_OF_MLFLOW = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,13 @@ class Stack:
                 "TOKENIZERS_PARALLELISM": "false",
                 "DO_NOT_TRACK": "1",
             },
+            secrets=(
+                *_OF_S3,
+                *_OF_MLFLOW,
+                "PREFECT_API_AUTH_STRING",
+                *OF_HUB,
+                *Access.from_env(os.environ).keys,
+            ),
             folder=folder,
             once_told=flow_runs.stop,  # it takes no more by then, and waits for those it has
             stop_seconds=30.0,
@@ -128,6 +140,7 @@ class Stack:
                 "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
                 "AWS_REGION": "us-east-1",
             },
+            secrets=(*_OF_S3, "PGPASSWORD", "MLFLOW_FLASK_SERVER_SECRET_KEY"),
             folder=folder,
             prepare=prepare,
         )
@@ -138,7 +151,7 @@ class Stack:
             "prefect",
             # `prefect server start` would put another process between, which a kill leaves behind.
             [
-                *(sys.executable, "-m", "uvicorn", "--factory"),
+                *(sys.executable, "-P", "-m", "uvicorn", "--factory"),
                 *("prefect.server.api.server:create_app", "--timeout-keep-alive", "5"),
                 *("--host", HOST, "--port", str(self.ports.prefect)),
             ],
@@ -161,6 +174,7 @@ class Stack:
                 "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
                 "DO_NOT_TRACK": "1",
             },
+            secrets=("PGPASSWORD", "PREFECT_API_AUTH_STRING"),
             folder=folder,
         )
 

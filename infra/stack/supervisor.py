@@ -10,13 +10,15 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from infra.environment import without_secrets
 from infra.stack import flow_runs
 from infra.stack.programs import StackError, as_user
+from infra.stack.secrets import SECRETS
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +38,8 @@ class Service:
     It starts once the services named in `after` are ready, in `folder`, which is made; `ports` of
     loopback must be free by then. `prepare` runs before every start, `once_ready` after the first,
     `once_told` after `stop_signal` was sent. `user` is who it runs as where this process is root.
-    `env` adds to this process's environment.
+    Its environment is this process's without secrets, with those named in `secrets`, and `env`. It
+    inherits the files of `descriptors`; what it writes can be read by its user only.
     """
 
     name: str
@@ -45,6 +48,8 @@ class Service:
     after: Sequence[str] = ()
     ports: Sequence[int] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    secrets: Collection[str] = ()
+    descriptors: Sequence[int] = ()
     folder: Path | None = None
     prepare: Callable[[], None] = lambda: None
     once_ready: Callable[[], None] = lambda: None
@@ -75,7 +80,8 @@ class Supervisor:
 
     def __enter__(self) -> Supervisor:
         """Start all services and wait until they are ready; raises StackError, and none is left."""
-        self.logs.mkdir(parents=True, exist_ok=True)
+        self.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.logs.chmod(0o700)
         ready: set[str] = set()
         try:
             while len(ready) < len(self.services):
@@ -123,17 +129,24 @@ class Supervisor:
     def _start(self, service: Service) -> subprocess.Popen[bytes]:
         if service.folder is not None:
             service.folder.mkdir(parents=True, exist_ok=True)
+            service.folder.chmod(0o700)
         service.prepare()
         for port in service.ports:
             _wait_until_free(port, service.name)
-        with (self.logs / f"{service.name}.log").open("ab") as log:
+        path = self.logs / f"{service.name}.log"
+        path.touch(mode=0o600)
+        path.chmod(0o600)
+        with path.open("ab") as log:
             return subprocess.Popen(
                 [*as_user(service.user), *service.command],
                 cwd=service.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **service.env},
+                # PYTHONSAFEPATH: for the Python processes that a server starts in its turn.
+                env={**_environment(service), "PYTHONSAFEPATH": "1", **service.env},
+                pass_fds=service.descriptors,
+                umask=0o077,
                 start_new_session=True,
             )
 
@@ -158,6 +171,13 @@ class Supervisor:
             last = "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
             raise StackError(f"{service.name} {how}; {log} ends with:\n{last}")
         return False
+
+
+def _environment(service: Service) -> dict[str, str]:
+    """This process's without secrets, but with those of the service."""
+    others = SECRETS.keys() - set(service.secrets)  # also those that do not look like secrets
+    found = without_secrets(os.environ, but=service.secrets)
+    return {name: value for name, value in found.items() if name not in others}
 
 
 def _wait_until_free(port: int, name: str) -> None:

@@ -17,7 +17,7 @@ from models.audit.pairs import AuditedPair
 
 BLOCK_SIZE = 400
 # Bits of a pair's flags, by which the page filters.
-LOOKS_WRONG, IS_DISPUTED, IS_FLIPPED, IS_SMOOTHED = 1, 2, 4, 8
+LOOKS_WRONG, IS_DISPUTED, IS_FLIPPED, IS_SMOOTHED, IS_UNSUPPORTED = 1, 2, 4, 8, 16
 NO_CATEGORY = "(none)"
 
 
@@ -76,6 +76,7 @@ def _flags(pair: AuditedPair) -> int:
         + IS_DISPUTED * pair.is_disputed
         + IS_FLIPPED * pair.is_flipped
         + IS_SMOOTHED * pair.is_smoothed
+        + IS_UNSUPPORTED * pair.is_flip_unsupported
     )
 
 

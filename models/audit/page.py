@@ -23,14 +23,22 @@ from models.audit.template import TEMPLATES
 from models.config import AuditConfig
 from models.report.stylesheet import STYLESHEET
 from models.report.wording import new_environment
+from models.row_account import RowAccount
 
 STYLE = STYLESHEET + AUDIT_STYLE
 
 
 def write_page(
-    path: Path, config: AuditConfig, summary: Summary, pairs: Sequence[AuditedPair]
+    path: Path,
+    config: AuditConfig,
+    summary: Summary,
+    pairs: Sequence[AuditedPair],
+    account: RowAccount | None = None,
 ) -> None:
-    """Write the page of `pairs`, which stand in the order to show them."""
+    """Write the page of `pairs`, which stand in the order to show them.
+
+    account: where the rows went that they were read from; None where they were made.
+    """
     name = f"Label audit: {config.recipe}, seed {config.seed}" if config.recipe else "Label audit"
     head = (
         new_environment(TEMPLATES)
@@ -40,6 +48,7 @@ def write_page(
             recipe=config.recipe,
             summary=summary,
             whole=summary.whole,
+            account=account,
             stylesheet=Markup(STYLE),
             style_hash=_hash(STYLE),
             script_hash=_hash(SCRIPT),

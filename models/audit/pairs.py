@@ -55,6 +55,15 @@ class AuditedPair:
         return min(voted) < 0 < max(voted)
 
     @property
+    def is_flip_unsupported(self) -> bool:
+        """Whether relabelling flipped it though no member prefers the answer labelled worse.
+
+        A flip that a person asked for needs no member.
+        """
+        has_support = any(d is not None and d < 0 for d in self.differences)
+        return self.is_flipped and self.review != "flip" and not has_support
+
+    @property
     def is_smoothed(self) -> bool:
         """Whether relabelling made the label softer than it came."""
         return self.label < self.label_given

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from models.audit.packed import category_of
 from models.audit.pairs import AuditedPair
 from models.report.artifacts import SPLITS
-from models.report.statistics import Estimate, share_estimate
+from models.report.statistics import Estimate, cluster_ids, share_estimate
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,8 @@ class Group:
     """Some of the pairs.
 
     num_wrong: those that look wrong. num_disputed: those over which the members disagree.
-    num_flipped, num_reviewed: by relabelling. precision: share of the pairs that look wrong whose
+    num_flipped, num_reviewed: by relabelling; num_unsupported: of the flipped, those of which no
+    member prefers the answer labelled worse. precision: share of the pairs that look wrong whose
     label is wrong; recall: share of the wrong labels that look wrong. None where nobody knows the
     right labels, or there is no such pair.
     """
@@ -26,6 +27,7 @@ class Group:
     num_wrong: int
     num_disputed: int
     num_flipped: int
+    num_unsupported: int
     num_reviewed: int
     precision: Estimate | None
     recall: Estimate | None
@@ -53,6 +55,7 @@ class Summary:
             "num_looks_wrong": self.whole.num_wrong,
             "num_disputed": self.whole.num_disputed,
             "num_flipped": self.whole.num_flipped,
+            "num_unsupported_flips": self.whole.num_unsupported,
             "num_reviewed": self.whole.num_reviewed,
         }
         for name, estimate in (("precision", self.whole.precision), ("recall", self.whole.recall)):
@@ -61,16 +64,16 @@ class Summary:
         return found
 
 
-def summarise(pairs: Sequence[AuditedPair], seed: int) -> Summary:
-    """Count `pairs`; `seed` is that of the bootstrap."""
+def summarise(pairs: Sequence[AuditedPair]) -> Summary:
+    """Count `pairs`."""
     by_category: dict[str, list[AuditedPair]] = {}
     for pair in pairs:
         by_category.setdefault(category_of(pair), []).append(pair)
-    categories = [_group(name, part, seed) for name, part in by_category.items()]
+    categories = [_group(name, part) for name, part in by_category.items()]
     splits = [[pair for pair in pairs if pair.split == split] for split in SPLITS]
     return Summary(
-        whole=_group("all pairs", pairs, seed),
-        by_split=[_group(s, part, seed) for s, part in zip(SPLITS, splits, strict=True) if part],
+        whole=_group("all pairs", pairs),
+        by_split=[_group(s, part) for s, part in zip(SPLITS, splits, strict=True) if part],
         by_category=sorted(categories, key=lambda g: (-g.num_wrong / g.num_pairs, g.name)),
         num_members=len(pairs[0].differences),
         has_truth=all(pair.truth is not None for pair in pairs),
@@ -78,24 +81,28 @@ def summarise(pairs: Sequence[AuditedPair], seed: int) -> Summary:
     )
 
 
-def _group(name: str, pairs: Sequence[AuditedPair], seed: int) -> Group:
+def _group(name: str, pairs: Sequence[AuditedPair]) -> Group:
     looks_wrong = [pair for pair in pairs if pair.looks_wrong]
     precision = recall = None
     if all(pair.truth is not None for pair in pairs):
         wrong = [pair for pair in pairs if _is_wrong(pair)]
-        hits = sum(map(_is_wrong, looks_wrong))
-        precision = share_estimate(hits, len(looks_wrong), seed)
-        recall = share_estimate(hits, len(wrong), seed)
+        precision = _share([_is_wrong(pair) for pair in looks_wrong], looks_wrong)
+        recall = _share([pair.looks_wrong for pair in wrong], wrong)
     return Group(
         name=name,
         num_pairs=len(pairs),
         num_wrong=len(looks_wrong),
         num_disputed=sum(pair.is_disputed for pair in pairs),
         num_flipped=sum(pair.is_flipped for pair in pairs),
+        num_unsupported=sum(pair.is_flip_unsupported for pair in pairs),
         num_reviewed=sum(pair.review is not None for pair in pairs),
         precision=precision,
         recall=recall,
     )
+
+
+def _share(hits: Sequence[bool], pairs: Sequence[AuditedPair]) -> Estimate | None:
+    return share_estimate(hits, cluster_ids(pair.prompt for pair in pairs))
 
 
 def _is_wrong(pair: AuditedPair) -> bool:

@@ -35,6 +35,10 @@ SUMMARY = """
 <header><h1>{{ title }}</h1>
 <div class="meta">{{ summary.num_members }} reward models vote. A pair's strength is the mean, over
 those that vote on it, of the score of the answer labelled better minus that of the other.</div>
+{% if account %}<div class="meta"><b>What was read:</b> {{ account.sentence() }}.
+{% if account.num_refused %}
+<a href="quarantine.jsonl">quarantine.jsonl</a> beside this page has every refused row with what is
+wrong.{% endif %}</div>{% endif %}
 </header>
 <div class="verdict unclear">
 <strong>{{ share(whole.num_wrong, whole.num_pairs) }} of {{ '{:,}'.format(whole.num_pairs) }}
@@ -45,12 +49,18 @@ some, and the page counts how often you agree.</p>
 {% elif whole.precision %}
 <p><b>{{ whole.precision|percent }} of them are wrong</b>, by the right labels, which the synthetic
 world knows{% if whole.recall %}; of all wrong labels {{ whole.recall|percent }} look
-wrong{% endif %}. Intervals in brackets are 95\u00a0% bootstrap intervals.</p>
+wrong{% endif %}. In brackets: 95\u00a0% (Wilson) intervals.</p>
 {% endif %}
 <p>Over {{ '{:,}'.format(whole.num_disputed) }} pairs the members disagree. Relabelling flipped
 {{ '{:,}'.format(whole.num_flipped) }} training pairs; it leaves held-out pairs alone.
 {%- if summary.is_in_sample %} Members were trained on the training pairs they vote on: a wrong
 label learned by heart looks right. Validation and test pairs they had never seen.{% endif %}</p>
+{% if whole.num_unsupported %}
+<p class="warning"><b>⚠ No member supports {{ '{:,}'.format(whole.num_unsupported) }} of these
+flips</b>: none of the models that vote prefers the answer labelled worse. To see them choose
+<i>flipped, and no member supports it</i> under <i>The ensemble</i>. With
+<code>relabel.flip_below=0</code> there are none.</p>
+{% endif %}
 </div>
 <div class="cards">
 <section class="card">{{ groups("By split", summary.by_split) }}</section>

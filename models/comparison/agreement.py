@@ -13,6 +13,7 @@ from models.comparison.answers import MEAN, Answers
 from models.comparison.config import WinMatrixConfig
 from models.comparison.outcomes import Outcomes
 from models.comparison.spread import Bootstrap, Spread
+from models.functional.intervals import effective_count, wilson_interval
 from models.functional.verdicts import kappa_of_counts
 
 ENDS = torch.tensor([0.025, 0.975], dtype=torch.float64)
@@ -23,8 +24,8 @@ class Agreement:
     """Two judges on all games on the main prompts that both judged.
 
     share: of equal verdicts; kappa: Cohen's, None where both give one verdict throughout; seeds and
-    resamples where they do are left out of it. Intervals resample prompts, as games on one share
-    answers.
+    resamples where they do are left out of it. Prompts are what intervals count or resample, as
+    games on one share answers.
     """
 
     first: str
@@ -67,13 +68,21 @@ def _agreement(
     resampled = kappa_of_counts((bootstrap.counts @ tables.reshape(-1, 9)).reshape(-1, 3, 3))
     whole = kappa_of_counts(tables.sum(0))
     by_seed = kappa_of_counts(torch.stack([tables[own].sum(0) for own in bootstrap.of_seed]))
-    share, kappa = (
-        _spread(value, values, own)
-        for value, values, own in zip(whole, resampled, by_seed, strict=True)
-    )
+    hits = tables.diagonal(dim1=1, dim2=2).sum(1)
+    share = Spread(float(whole[0]), *_share_interval(hits, tables.sum((1, 2))), by_seed[0].tolist())
+    kappa = _spread(whole[1], resampled[1], by_seed[1])
     num_games = round(float(tables.sum()))
     is_known = not bool(whole[1].isnan())
     return Agreement(first, second, num_games, share, kappa if is_known else None)
+
+
+def _share_interval(hits: Tensor, games: Tensor) -> tuple[float, float]:
+    """Of the share of games that are hits; those of a prompt, (n,) each, are a cluster."""
+    prompts = torch.arange(len(hits)).repeat_interleave(games.long())
+    place = torch.cat([torch.arange(number) for number in games.long().tolist()])
+    verdicts = (place < hits[prompts]).double()
+    share = float(verdicts.mean())
+    return wilson_interval(share, effective_count(verdicts, prompts))
 
 
 def _spread(value: Tensor, resampled: Tensor, by_seed: Tensor) -> Spread:

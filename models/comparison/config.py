@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from models.config_numbers import Seed, Several, Weight
 from models.config_parts import StageConfig
 from models.report.config import LineageEntry
 
@@ -11,9 +12,9 @@ from models.report.config import LineageEntry
 class WinMatrixConfig(StageConfig):
     """Judging every two policies on the answers that they gave."""
 
-    seed: int = Field(0, description="Seed of the bootstrap")
-    tie_margin: float = Field(0.01, ge=0, description="Score differences below this are ties")
-    num_resamples: int = Field(1000, gt=0, description="Bootstrap resamples")
+    seed: Seed = Field(0, description="Seed of the bootstrap")
+    tie_margin: Weight = Field(0.01, description="Score differences below this are ties")
+    num_resamples: Several = Field(1000, description="Bootstrap resamples")
 
 
 class CompareConfig(StageConfig):
@@ -22,7 +23,7 @@ class CompareConfig(StageConfig):
     recipe: str = Field(description="The recipe whose sizes and settings the runs had")
     seeds: tuple[int, ...] = Field(min_length=1, description="Seeds of the runs")
     arms: tuple[str, ...] = Field(min_length=1, description="Methods, beside SFT")
-    num_candidates: int = Field(1, description="n of the arm `best_of_n`")
+    num_candidates: Several = Field(1, description="n of the arm `best_of_n`")
     lineage: tuple[LineageEntry, ...] = Field(
         (), description="Artifacts of the runs, roles as `<seed>.<role>`"
     )

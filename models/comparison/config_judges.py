@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field, field_validator
 
 from models.config_judge import JudgeConfig
+from models.config_numbers import Rows, Seed
 from models.config_parts import StageConfig
 
 NAME = r"^[a-z0-9]([a-z0-9_.-]*[a-z0-9])?$"
@@ -25,11 +26,11 @@ class JudgeAnswersConfig(StageConfig):
     categories: tuple[str, ...] | None = Field(
         None, min_length=1, description="Prompts of which categories it judges; none: all"
     )
-    max_prompts: int | None = Field(
-        None, gt=0, description="Prompts of each set and seed, the first ones; none: all"
+    max_prompts: Rows | None = Field(
+        None, description="Prompts of each set and seed, the first ones; none: all"
     )
-    pairs_at_once: int = Field(256, gt=0, description="Pairs between two reports and checkpoints")
-    seed: int = Field(0, description="Seed of sampled answers, of principles, of gold's errors")
+    pairs_at_once: Rows = Field(256, description="Pairs between two reports and checkpoints")
+    seed: Seed = Field(0, description="Seed of sampled answers, of principles, of gold's errors")
 
     @field_validator("name")
     @classmethod

@@ -155,8 +155,8 @@ def _duels(
         if not others:
             continue
         won = judged.won[i, others]
-        shares = [bootstrap.means(values) for values in (won == 1, won == 0, won == -1, won)]
-        for j, *spreads in zip(others, *shares, strict=True):
+        shares = [bootstrap.shares(won == outcome) for outcome in (1, 0, -1)]
+        for j, *spreads in zip(others, *shares, bootstrap.nets(won), strict=True):
             found.append(Duel(place, judged.judge, ours, answers.policies[j], *spreads))
     return found
 

@@ -45,7 +45,8 @@ def rate(judged: Outcomes, answers: Answers, config: WinMatrixConfig) -> list[Ra
         if policy == START:
             found.append(Rated(judged.judge, policy, rating, None, None, None))
             continue
-        won = (judged.won[index, start].double() + 1) / 2
+        outcomes = judged.won[index, start]
+        won = (outcomes.double() + 1) / 2
         longer = (answers.length[index] - answers.length[start])[judged.at]
 
         def controlled(places: Tensor, won: Tensor = won, longer: Tensor = longer) -> float:
@@ -57,12 +58,18 @@ def rate(judged: Outcomes, answers: Answers, config: WinMatrixConfig) -> list[Ra
                 judged.judge,
                 policy,
                 rating,
-                bootstrap.means(won[None])[0],
+                _ties_as_half(bootstrap.nets(outcomes[None])[0]),
                 bootstrap.spread(controlled, NUM_REGRESSIONS),
                 float(effect["length_effect"]),
             )
         )
     return found
+
+
+def _ties_as_half(net: Spread) -> Spread:
+    """Wins, with ties as half, of wins less losses."""
+    low, value, high = ((each + 1) / 2 for each in (net.low, net.value, net.high))
+    return Spread(value, low, high, [(each + 1) / 2 for each in net.by_seed])
 
 
 def _ratings(won: Tensor, seeds: Tensor, config: WinMatrixConfig) -> list[Spread]:

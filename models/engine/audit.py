@@ -22,10 +22,12 @@ def run(config: AuditConfig, inputs: dict[str, Path], workdir: Path) -> None:
     Output: audit.html (self-contained), audited.jsonl.gz and audited.parquet (every pair with its
     vote and its treatment).
     """
-    pairs = audited_pairs(Artifacts(inputs))
-    summary = summarise(pairs, config.seed)
+    artifacts = Artifacts(inputs)
+    pairs = audited_pairs(artifacts)
+    summary = summarise(pairs)
     output = workdir / "output"
     output.mkdir(parents=True, exist_ok=True)
     export(pairs, output)
-    write_page(output / "audit.html", config, summary, weakest_first(pairs))
+    ordered = weakest_first(pairs)
+    write_page(output / "audit.html", config, summary, ordered, artifacts.row_account)
     write_json(output / "summary.json", summary.numbers())

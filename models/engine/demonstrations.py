@@ -45,9 +45,10 @@ def read_demonstrations(
 
 def write_demonstrations(
     shown: Sequence[Demonstration], splits: dict[str, list[PreferencePair]], output: Path
-) -> dict[str, int]:
+) -> tuple[int, int]:
     """What SFT learns: those that were shown, but of no prompt that is held out; else chosen
-    answers. Returns counts of those shown; raises ValueError if none of them is left.
+    answers. Returns how many of those shown are learned and held out; raises ValueError if none of
+    them is left.
     """
     held_out = {opening_of(pair.prompt) for name in HELD_OUT for pair in splits[name]}
     learned = [each for each in shown if opening_of(each.asked) not in held_out]
@@ -62,7 +63,4 @@ def write_demonstrations(
     )
     rows = (each.to_json() for each in learned) if shown else chosen
     write_rows(output / "demonstrations.jsonl", rows)
-    return {
-        "num_demonstrations": len(learned),
-        "num_demonstrations_held_out": len(shown) - len(learned),
-    }
+    return len(learned), len(shown) - len(learned)

@@ -1,4 +1,4 @@
-"""Stage `judge`: win, tie or lose between two evaluated policies, with bootstrap intervals.
+"""Stage `judge`: win, tie or lose between two evaluated policies, with intervals.
 
 The gold scorer's verdict is reported only. Promotion is decided on held-out judgement of the
 validation prompts: in the synthetic world by annotators as noisy as those who labelled the pairs
@@ -18,6 +18,7 @@ import torch
 from models.config import EvaluateConfig
 from models.engine.data import read_rows
 from models.engine.progress import write_json
+from models.functional.intervals import net_interval
 from models.functional.judgement import bootstrap_interval, win_tie_lose
 from models.world.annotators import annotator_prefers_first
 from models.world.gold import raw_score
@@ -81,12 +82,13 @@ def _verdict(ours: torch.Tensor, theirs: torch.Tensor, config: EvaluateConfig) -
     """Shares of win, tie and lose, the mean outcome (win 1, tie 0, lose -1) and its interval."""
     difference = ours - theirs
     outcome = torch.where(difference.abs() <= config.tie_margin, 0.0, difference.sign())
-    low, high = bootstrap_interval(outcome, num_resamples=config.num_resamples, seed=config.seed)
+    shares = win_tie_lose(ours, theirs, config.tie_margin)
+    low, high = net_interval(shares["win"], shares["lose"], len(outcome))
     low_difference, high_difference = bootstrap_interval(
         difference, num_resamples=config.num_resamples, seed=config.seed
     )
     return {
-        **win_tie_lose(ours, theirs, config.tie_margin),
+        **shares,
         "net": float(outcome.mean()),
         "net_low": low,
         "net_high": high,

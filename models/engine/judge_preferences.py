@@ -9,14 +9,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from models.config_judge import JudgePreferencesConfig
 from models.engine.asked_comparisons import ask_comparisons, column, measures_of
 from models.engine.asked_rows import SPENT
 from models.engine.data import rows_of, write_rows
 from models.engine.progress import write_json
-from models.functional.judgement import bootstrap_interval
+from models.functional.intervals import effective_count, wilson_interval
 from models.functional.verdicts import alignment
 from models.judging.judge import Comparison
+from models.prompts import cluster_ids
 
 CONFIG = JudgePreferencesConfig
 Row = dict[str, Any]
@@ -44,7 +47,7 @@ def run(config: JudgePreferencesConfig, inputs: dict[str, Path], workdir: Path) 
         for pair, row in zip(pairs, found, strict=True)
     ]
     write_rows(workdir / "output" / "judgements.jsonl", rows)
-    write_json(workdir / "output" / "summary.json", _summary(config, rows))
+    write_json(workdir / "output" / "summary.json", _summary(config, pairs, rows))
 
 
 def _pairs(config: JudgePreferencesConfig, inputs: dict[str, Path], split: str) -> list[Row]:
@@ -63,14 +66,17 @@ def _measures(rows: list[Row]) -> dict[str, float]:
     }
 
 
-def _summary(config: JudgePreferencesConfig, rows: list[Row]) -> dict[str, float]:
-    """Measures of all pairs; alignment of each split as well, with its bootstrap interval."""
+def _summary(config: JudgePreferencesConfig, pairs: list[Row], rows: list[Row]) -> dict[str, float]:
+    """Measures of all pairs; alignment of each split as well, with its 95 % interval."""
     summary: dict[str, float] = {"num_pairs": len(rows), **_measures(rows)}
     for name in SPENT:
         summary[name] = sum(row[name] for row in rows)
     for split in config.splits:
         agrees = alignment(column([row["preference"] for row in rows if row["split"] == split]))
-        low, high = bootstrap_interval(agrees, num_resamples=config.num_resamples, seed=config.seed)
-        summary[f"{split}_alignment"] = float(agrees.mean())
+        prompts = [pair["prompt"] for pair in pairs if pair["split"] == split]
+        share = float(agrees.mean())
+        count = effective_count(agrees, torch.tensor(cluster_ids(prompts)))
+        low, high = wilson_interval(share, count)
+        summary[f"{split}_alignment"] = share
         summary[f"{split}_alignment_low"], summary[f"{split}_alignment_high"] = low, high
     return summary

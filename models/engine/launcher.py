@@ -35,13 +35,14 @@ def become_launcher(module: str, argument: str, num_ranks: int, gpus: Sequence[s
             "ZeRO, and ranks with a GPU each, need DeepSpeed: pip install 'trimtab[deepspeed]'"
         )
     # What `deepspeed` runs on every host; it would put a process more in between.
-    command = [sys.executable, "-m", "deepspeed.launcher.launch", "--log_level", "warning"]
+    command = [sys.executable, "-P", "-m", "deepspeed.launcher.launch", "--log_level", "warning"]
     world = json.dumps({"localhost": gpus or list(range(num_ranks))})
     command += ["--world_info", base64.urlsafe_b64encode(world.encode()).decode()]
     command += ["--node_rank", "0", "--no_local_rank"]
     command += ["--master_addr", HOST, "--master_port", str(_free_port()), "--module"]
     accelerator = "cuda" if gpus else "cpu"  # which DeepSpeed would choose by what it sees
-    environment = {**os.environ, "DS_ACCELERATOR": accelerator, _LAUNCHED: "1"}
+    safe = {"PYTHONSAFEPATH": "1"}  # for the ranks, which the launcher starts with `python -m`
+    environment = {**os.environ, **safe, "DS_ACCELERATOR": accelerator, _LAUNCHED: "1"}
     os.execve(sys.executable, [*command, module, argument], environment)
 
 

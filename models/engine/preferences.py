@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from models.preferences import (
 from models.preferences.planted import plant_flips, truth_of
 from models.preferences.written import SETS, load_written, written_like
 from models.records import PreferencePair
+from models.row_account import RowAccount
 
 CONFIG = PreferencesConfig
 
@@ -37,13 +39,14 @@ def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> No
     Output: train, validation and test pairs; demonstrations (those given, else chosen answers of
     the training pairs), policy_prompts, eval/main (test prompts), eval/validation and, where they
     are wanted, eval/helpful and eval/harmless (prompts of our own, written as those of the pairs);
-    quarantine.jsonl; where labels were turned round on purpose, truth.jsonl.
+    quarantine.jsonl (every refused row with its file, line and reasons); rows.json (where every row
+    went: a `models.row_account.RowAccount`); where labels were turned round on purpose truth.jsonl.
     """
     output = workdir / "output"
     output.mkdir(parents=True, exist_ok=True)
     tokenizer = load_base_tokenizer(config.tokenizer) if config.tokenizer else None
     render = chat_renderer(tokenizer) if tokenizer is not None else None
-    pairs, bad_rows, report = _load(config, inputs, tokenizer, render)
+    good, bad_rows, report = _load(config, inputs, tokenizer, render)
     sources = [
         _source(name, inputs.get(f"demonstrations_{index}"))
         for index, name in enumerate(config.demonstrations)
@@ -51,8 +54,8 @@ def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> No
     shown, bad_demonstrations = read_demonstrations(config, sources, tokenizer)
     write_quarantine(output / "quarantine.jsonl", bad_rows + bad_demonstrations)
     # In random order, as stages that need only some prompts take the first.
-    count = len(pairs) if config.max_pairs is None else min(config.max_pairs, len(pairs))
-    pairs = random.Random(f"subset/{config.seed}").sample(pairs, count)
+    count = len(good) if config.max_pairs is None else min(config.max_pairs, len(good))
+    pairs = random.Random(f"subset/{config.seed}").sample(good, count)
     splits = split_pairs(
         pairs,
         {
@@ -68,19 +71,54 @@ def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> No
     _write_splits(splits, config.num_eval_prompts, output)
     if config.written_prompts:
         _write_own_prompts([pair.prompt for pair in splits["test"]], render, output)
-    counts = write_demonstrations(shown, splits, output)
-    counts["num_demonstrations_quarantined"] = len(bad_demonstrations)
-    write_json(
-        output / "summary.json",
-        {
-            "num_rows": report.total.rows_read,
-            "num_quarantined": len(bad_rows),
-            "num_pairs": len(pairs),
-            **{f"num_{name}": len(rows) for name, rows in splits.items()},
-            "share_chosen_longer": report.share_chosen_longer,
-            **(counts if config.demonstrations else {}),
-        },
+    learned, held_out = write_demonstrations(shown, splits, output)
+    demonstrations = {
+        "read": len(shown) + len(bad_demonstrations),
+        "learned": learned,
+        "held_out": held_out,
+        "quarantined": len(bad_demonstrations),
+    }
+    account = report.account(
+        good, pairs, config.max_pairs, demonstrations if config.demonstrations else {}
     )
+    write_json(output / "rows.json", dataclasses.asdict(account))
+    write_json(output / "summary.json", _summary(account, report, splits))
+
+
+def _summary(
+    account: RowAccount, report: PreferenceReport, splits: dict[str, list[PreferencePair]]
+) -> dict[str, Any]:
+    """The account's numbers, flat, and as sentences for a log."""
+    rows = account.rows
+    return {
+        "num_rows": rows.read,
+        "num_rows_used": rows.used,
+        "num_quarantined": rows.quarantined,
+        **{f"num_quarantined_{why}": n for why, n in account.quarantined_by_reason.items()},
+        "num_ties_dropped": rows.ties_dropped,
+        "num_over_limit": rows.over_limit,
+        "num_pairs": account.pairs_used,
+        "num_repeated": account.repeated,
+        "num_contradicting": account.contradicting,
+        "num_against_votes": account.against_votes,
+        **{f"num_{name}": len(pairs) for name, pairs in splits.items()},
+        "share_chosen_longer": report.share_chosen_longer,
+        **_of_demonstrations(account),
+        "account": "; ".join([account.sentence(), *account.details()]),
+        "warnings": " ".join(account.warnings()) or None,
+    }
+
+
+def _of_demonstrations(account: RowAccount) -> dict[str, int]:
+    """Counts of those that were given."""
+    found = account.demonstrations
+    if not found:
+        return {}
+    return {
+        "num_demonstrations": found["learned"],
+        "num_demonstrations_held_out": found["held_out"],
+        "num_demonstrations_quarantined": found["quarantined"],
+    }
 
 
 def _planted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from models.engine.progress import write_json
@@ -16,7 +17,8 @@ CONFIG = ReportConfig
 def run(config: ReportConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `preferences`, and by role whatever else the run made (see `models.report`).
 
-    Output: report.html (self-contained), scorecard.json, plots/ (every plot of the page as SVG).
+    Output: report.html (self-contained), scorecard.json, plots/ (every plot of the page as SVG)
+    and, where rows were refused, quarantine.jsonl with every one of them.
     """
     artifacts = Artifacts(inputs)
     scorecard, curves = assemble(artifacts, config)
@@ -26,6 +28,9 @@ def run(config: ReportConfig, inputs: dict[str, Path], workdir: Path) -> None:
     (output / "report.html").write_text(
         render(artifacts, config, scorecard, charts), encoding="utf-8"
     )
+    refused = inputs["preferences"] / "quarantine.jsonl"
+    if refused.is_file() and refused.stat().st_size:
+        shutil.copyfile(refused, output / refused.name)
     (output / "plots").mkdir()
     for section, drawn in charts.items():
         for number, chart in enumerate(drawn, start=1):

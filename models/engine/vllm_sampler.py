@@ -212,6 +212,8 @@ def _environment() -> dict[str, str]:
     """Of the process: all cores that the ranks have, which wait; nothing is reported or fetched."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return environment | {
+        # Its script's folder has modules of our trainers, by names such as `data`.
+        "PYTHONSAFEPATH": "1",
         "OMP_NUM_THREADS": str(ranks.count() * torch.get_num_threads()),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": "WARNING",

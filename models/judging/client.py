@@ -5,7 +5,8 @@ needed of it is one POST, it is a dependency more, and it tries again by itself,
 would not see what the further tries may cost.
 
 The key is read from the environment when a client is made, goes into one header, and is cut out of
-whatever the endpoint sends back. Redirects are not followed: nobody else gets it.
+whatever the endpoint sends back. Redirects are not followed: nobody else gets it. In a run that a
+worker took, the name's address is checked before each request (`models.judging.addresses`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 import httpx
 
 from models.config_endpoint import EndpointConfig
+from models.judging.addresses import AddressError, checked_address, is_confined
 from models.judging.budget import Budget, worst_case
 from models.judging.chat import AnswerError, ChatAnswer, ChatRequest, Usage
 from models.judging.retries import (
@@ -163,7 +165,9 @@ class Endpoint:
             status, headers, text = self._post(content)
         except (httpx.InvalidURL, UnicodeError) as error:  # of a name that no machine can have
             return _Failure(self._said(f"no address ({_name(error)})"), is_final=True)
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+        except AddressError as error:
+            return _Failure(self._said(f"no judge may be there: {error}"), is_final=True)
+        except (OSError, httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
             return _Failure(self._said(f"no connection ({_name(error)})"))
         except httpx.RequestError as error:
             return _Failure(self._said(f"no answer ({_name(error)})"), may_be_billed=True)
@@ -187,11 +191,12 @@ class Endpoint:
     def _post(self, content: bytes) -> tuple[int, httpx.Headers, str]:
         """Status, headers and body; it is read piece by piece, as one may come at a time for ever.
 
-        Raises httpx.RequestError.
+        Raises httpx.RequestError, AddressError, and OSError for a name that has no address.
         """
         deadline = time.monotonic() + self._config.timeout_seconds
         parts, size = [], 0
-        with self._client.stream("POST", self._url, content=content) as response:
+        where = self._where()
+        with self._client.stream("POST", content=content, **where) as response:
             for part in response.iter_bytes():
                 parts.append(part)
                 size += len(part)
@@ -201,6 +206,18 @@ class Endpoint:
                     raise httpx.ReadError(f"the answer is longer than {MAX_BODY_BYTES} bytes")
             text = b"".join(parts).decode(errors="replace")
             return response.status_code, response.headers, self._without_key(text)
+
+    def _where(self) -> dict[str, Any]:
+        """The address to ask, as httpx takes it; the server's certificate is still the name's."""
+        if not is_confined():
+            return {"url": self._url}
+        url = httpx.URL(self._url)
+        port = url.port or {"http": 80, "https": 443}[url.scheme]
+        return {
+            "url": url.copy_with(host=checked_address(url.host, port)),
+            "headers": {"Host": url.netloc.decode()},
+            "extensions": {"sni_hostname": url.host},
+        }
 
     def _said(self, what: str) -> str:
         return self._without_key(f"{self._url} ({self._config.model}): {what}")

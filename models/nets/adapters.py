@@ -39,7 +39,9 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, num_frozen: int, se
         raise ValueError(
             f"{type(model).__name__} has no nn.Linear in its layers: lora cannot be used with it"
         )
-    LoraModel(model, Lora(r=config.rank, lora_alpha=config.alpha, target_modules=names), "default")
+    lora = Lora(r=config.rank, lora_alpha=config.alpha, target_modules=names)
+    with torch.device("cpu"):  # a GPU would draw others from the seed; peft moves them to it
+        LoraModel(model, lora, "default")
     for head in ("score", "prototypes"):
         if hasattr(model, head):
             getattr(model, head).requires_grad_(True)

@@ -30,24 +30,30 @@ SCORER_LABELS = {1: {0: "reward"}, 2: {0: "reward", 1: "expected_reward"}}
 
 
 def build_policy(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The base model to fine-tune: loaded from `config.base`, or a fresh small Llama."""
+    """The base model to fine-tune: loaded from `config.base`, or a fresh small Llama.
+
+    A fresh one's weights are drawn by torch's generator of the CPU, whatever the default device.
+    """
     if config.base is not None:
         return with_lean_layers(load_base_policy(config.base))
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=config.hidden_size,
-            intermediate_size=config.hidden_size * 3,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_heads,
-            max_position_embeddings=config.max_length,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
+    with torch.device("cpu"):
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=len(tokenizer),
+                hidden_size=config.hidden_size,
+                intermediate_size=config.hidden_size * 3,
+                num_hidden_layers=config.num_layers,
+                num_attention_heads=config.num_heads,
+                num_key_value_heads=config.num_heads,
+                max_position_embeddings=config.max_length,
+                tie_word_embeddings=True,
+                bos_token_id=None,
+                eos_token_id=tokenizer.eos_token_id,
+                pad_token_id=tokenizer.pad_token_id,
+            )
         )
-    )
+    model = model.to(torch.get_default_device())
+    model.tie_weights()  # to move may make new parameters
     return with_lean_layers(model)
 
 

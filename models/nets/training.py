@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
@@ -58,8 +58,8 @@ def _drop(layer: nn.Module, share: float) -> None:
         if not part.training:
             return output
         if isinstance(output, tuple):  # attention, with its weights behind
-            return F.dropout(output[0], share), *output[1:]
-        return F.dropout(output, share)
+            return _dropped(output[0], share), *output[1:]
+        return _dropped(output, share)
 
     parts = [part for part in layer.children() if any(p.ndim > 1 for p in part.parameters())]
     if not parts:
@@ -68,6 +68,12 @@ def _drop(layer: nn.Module, share: float) -> None:
         )
     for part in parts:
         part.register_forward_hook(hook)
+
+
+def _dropped(output: Tensor, share: float) -> Tensor:
+    """`F.dropout`, with a mask that the CPU draws: from one seed a GPU would draw another."""
+    ones = torch.ones(output.shape, dtype=output.dtype, device="cpu")
+    return output * F.dropout(ones, share).to(output.device)
 
 
 def _recompute(layer: nn.Module) -> None:

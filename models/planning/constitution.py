@@ -69,7 +69,7 @@ def constitutional_sft(config: ConstitutionalSFTConfig, setting: Setting) -> Wor
     examples = Examples(count, row, count * row, responses=row)
     return Work(
         examples=count,
-        num_ranks=train.num_ranks,
+        num_ranks=train.ranks,
         optimiser_steps=num_steps(train, count),
         trained_tokens=train.num_epochs * count * row,
         parameters=trained_parameters(setting.shape, train, parameters),

@@ -140,7 +140,7 @@ def _policy_work(
         phases.append(training(again, setting, parameters, rehearsed))
     return Work(
         examples=count,
-        num_ranks=train.num_ranks,
+        num_ranks=train.ranks,
         optimiser_steps=steps,
         trained_tokens=train.num_epochs * sum(parts) * row + steps * replayed,
         parameters=trained_parameters(setting.shape, train, parameters),

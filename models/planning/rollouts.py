@@ -71,7 +71,7 @@ def ppo_max(config: PPOConfig, setting: Setting) -> Work:
     passes = 2 + len(setting.scorers) + (is_narrow or has_vllm)
     return Work(
         examples=answers,
-        num_ranks=config.num_ranks,
+        num_ranks=config.ranks,
         optimiser_steps=rounds * updates,
         sampled_tokens=answers * config.max_new_tokens + judging.sampled_tokens,
         forward_tokens=answers * (prompt + passes * row) + judging.forward_tokens,
@@ -126,11 +126,11 @@ def _ppo_phases(
     num_policy, num_critic = setting.shape.policy_parameters, _critic_parameters(config, setting)
     response = config.max_new_tokens + 1
     rows, batch = (
-        ceil(count / config.num_ranks) for count in (rollout, min(config.train_batch, rollout))
+        ceil(count / config.ranks) for count in (rollout, min(config.train_batch, rollout))
     )
     policy = [training_phase(setting, num_policy, config, batch, row, response)]
     for tokens in _replay(config, setting, row):
-        count = ceil(config.rehearsal_batch / config.num_ranks)
+        count = ceil(config.rehearsal_batch / config.ranks)
         policy.append(training_phase(setting, num_policy, config, count, tokens, response))
     critic = training_phase(setting, num_critic, config, batch, row)
     resident = Memory(
@@ -179,7 +179,7 @@ def _in_parts(config: PPOConfig, setting: Setting, held: dict[str, Memory]) -> d
     """With ZeRO: a rank's parts, and the whole of one model where it samples or scores."""
     if config.zero is None:
         return held
-    parts = {name: phase.part(config.zero.stage, config.num_ranks) for name, phase in held.items()}
+    parts = {name: phase.part(config.zero.stage, config.ranks) for name, phase in held.items()}
     if config.zero.stage == 3:
         critic = FLOAT_BYTES * _critic_parameters(config, setting)
         gathered = {

@@ -27,7 +27,7 @@ def num_steps(train: TrainConfig, examples: int) -> int:
 
 
 def _rows_of_a_rank(train: TrainConfig, examples: int) -> int:
-    return ceil(min(train.batch_size, examples) / train.num_ranks)
+    return ceil(min(train.batch_size, examples) / train.ranks)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def training(
         examples.repeated,
         examples.passes,
     )
-    return whole if train.zero is None else whole.part(train.zero.stage, train.num_ranks)
+    return whole if train.zero is None else whole.part(train.zero.stage, train.ranks)
 
 
 def sft(config: SFTConfig, setting: Setting) -> Work:
@@ -71,7 +71,7 @@ def sft(config: SFTConfig, setting: Setting) -> Work:
     train, parameters = config.train, setting.shape.policy_parameters
     return Work(
         examples=count,
-        num_ranks=train.num_ranks,
+        num_ranks=train.ranks,
         optimiser_steps=num_steps(train, count),
         trained_tokens=train.num_epochs * count * row,
         parameters=trained_parameters(setting.shape, train, parameters),
@@ -107,7 +107,7 @@ def _scorer_work(
     trained = parameters + further
     return Work(
         examples=examples.count,
-        num_ranks=train.num_ranks,
+        num_ranks=train.ranks,
         optimiser_steps=num_steps(train, examples.count),
         forward_tokens=num_scored * row,
         trained_tokens=train.num_epochs * examples.passes * examples.tokens,
@@ -178,7 +178,7 @@ def advantage_model(config: AdvantageModelConfig, setting: Setting) -> Work:
         return work
     row, parameters = pair_row(setting), setting.shape.scorer_parameters(2)
     frozen = setting.policy + FLOAT_BYTES * parameters
-    pairs = ceil(amounts.train_pairs / config.train.num_ranks)
+    pairs = ceil(amounts.train_pairs / config.train.ranks)
     weighed = (1 + setting.num_behaviours) * amounts.train_pairs * row
     likelihoods = scoring_phase(setting, frozen, pairs, row, row)
     return replace(
@@ -204,7 +204,7 @@ def meta_rm(config: MetaRMConfig, setting: Setting) -> Work:
     descent = base.phases["training"]
     meta_prompts = min(config.meta_batch, prompts)
     with_copy = replace(descent, weights=2 * descent.weights)
-    rows = ceil(meta_prompts / train.num_ranks)
+    rows = ceil(meta_prompts / train.ranks)
     at_once = pass_tokens(train.micro_batch_tokens, rows, meta_row)
     repeated = (config.num_responses - 1) * (prompt + config.max_new_tokens + 1)
     ascent = gradient_set(shape, train, at_once, at_once // meta_row * repeated)

@@ -8,10 +8,12 @@ from models.preferences.demonstrations import (
 )
 from models.preferences.errors import BadRow, PreferenceDataError, Problem, write_quarantine
 from models.preferences.load import (
+    Look,
     OnBadRows,
     OnTies,
     PreferenceOptionError,
     load_preferences,
+    look_through,
 )
 from models.preferences.messages import Render, chat_renderer, render_hh
 from models.preferences.readers import Source
@@ -30,6 +32,7 @@ __all__ = [
     "Demonstration",
     "DemonstrationError",
     "LeakageError",
+    "Look",
     "OnBadRows",
     "OnTies",
     "PreferenceDataError",
@@ -47,6 +50,7 @@ __all__ = [
     "check_leakage",
     "load_demonstrations",
     "load_preferences",
+    "look_through",
     "read_review",
     "render_hh",
     "split_pairs",

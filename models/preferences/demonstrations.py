@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 from models.preferences.errors import (
@@ -92,9 +93,13 @@ class Shaping:
 
 
 def load_demonstrations(
-    sources: Sequence[Source], shaping: Shaping, on_bad_rows: str = "fail"
+    sources: Sequence[Source],
+    shaping: Shaping,
+    on_bad_rows: str = "fail",
+    most_rows: int | None = None,
 ) -> tuple[list[Demonstration], list[BadRow]]:
-    """Read demonstrations from all sources; bad rows as in `load_preferences`.
+    """Read demonstrations from all sources, or the first rows of each; bad rows as in
+    `load_preferences`.
 
     Raises DemonstrationError as that does PreferenceDataError.
     """
@@ -103,7 +108,7 @@ def load_demonstrations(
     for source in sources:
         num_rows = 0
         try:
-            for raw in read_source(source, []):
+            for raw in islice(read_source(source, []), most_rows):
                 if raw.is_blank:
                     continue
                 num_rows += 1

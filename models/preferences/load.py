@@ -3,7 +3,7 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Literal, get_args
 
 from models.preferences.errors import (
@@ -65,6 +65,32 @@ def load_preferences(
     return loader.pairs, bad_rows, report
 
 
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """What a look at sources found. is_whole: every row was read."""
+
+    pairs: list[PreferencePair]
+    bad_rows: list[BadRow]
+    report: PreferenceReport
+    is_whole: bool
+
+
+def look_through(
+    sources: Sequence[Source], *, on_ties: OnTies = "fail", most_rows: int | None = None
+) -> Look:
+    """Read the first rows of each source, or all, and refuse none of them.
+
+    As `load_preferences` without a tokenizer: message lists are HH-RLHF text, and how long rows
+    are is not looked at. Raises PreferenceOptionError for sources of one name.
+    """
+    _check_options(sources, "fail", on_ties, None, None, None)
+    loader = _Loader(None, on_ties == "drop", None, None, None, most_rows)
+    for source in sources:
+        loader.read(source)
+    loader.report.describe_pairs(loader.pairs)
+    return Look(loader.pairs, loader.bad_rows, loader.report, loader.is_whole)
+
+
 def _check_options(
     sources: Sequence[Source],
     on_bad_rows: str,
@@ -105,8 +131,10 @@ class _Loader:
         max_characters: int | None,
         count_tokens: Callable[[str], int] | None,
         max_tokens: int | None,
+        most_rows: int | None = None,
     ) -> None:
         self.render, self.drop_ties = render, drop_ties
+        self.most_rows, self.is_whole = most_rows, True
         self.max_characters = max_characters
         self.count_tokens, self.max_tokens = count_tokens, max_tokens
         self.pairs: list[PreferencePair] = []
@@ -118,13 +146,15 @@ class _Loader:
         """Take in all rows of a source."""
         counts = self.report.by_source.setdefault(source.key, SourceCounts())
         try:
-            for raw in read_source(source, self.report.ignored_files):
+            rows = read_source(source, self.report.ignored_files)
+            for raw in islice(rows, self.most_rows):
                 if raw.is_blank:
                     counts.blank_lines += 1
                 else:
                     counts.rows_read += 1
                     self._take(raw, source, counts)
-            if counts.rows_read == 0:
+            self.is_whole &= self.most_rows is None or next(rows, None) is None
+            if counts.rows_read == 0 and self.is_whole:
                 problem = Problem("empty_source", None, "0 rows", "at least one row")
                 self.bad_rows.append(BadRow(source.label, 0, "", (problem,)))
         except SourceError as error:
@@ -152,9 +182,12 @@ class _Loader:
         elif parsed.is_tie:
             counts.ties_dropped += 1
         else:
-            before = len(self.pairs)
-            self.pairs.extend(_pairs_of(parsed, source, _short_place(raw, source)))
-            counts.pairs += len(self.pairs) - before
+            pairs = _pairs_of(parsed, source, _short_place(raw, source))
+            self.pairs.extend(pairs)
+            self.report.row_of |= dict.fromkeys(
+                (pair.id for pair in pairs), (source.key, counts.rows_read)
+            )
+            counts.pairs += len(pairs)
             counts.rows_used += 1
             self.report.rows_by_format[parsed.format] += 1
             self.report.ignored_fields.update(str(k) for k in raw.value if k not in KNOWN_FIELDS)

@@ -88,7 +88,7 @@ def read_source(source: Source, ignored_files: list[str]) -> Iterator[RawRow]:
         if source.split is not None:
             warnings.warn(f"{label}: split {source.split!r} is ignored for a file", stacklevel=2)
         yield from _read_file(path, label)
-    elif _looks_like_hub_id(source.path):
+    elif looks_like_hub_id(source.path):
         yield from _read_hub(source)
     else:
         allowed = "an existing file or folder, or a hub id owner/name[/folder][:config]"
@@ -104,7 +104,8 @@ def _name_in_folder(file: Path, source: Source) -> str:
     return f"{source.label.rstrip('/')}/{_printable(file.relative_to(source.path))}"
 
 
-def _looks_like_hub_id(path: str) -> bool:
+def looks_like_hub_id(path: str) -> bool:
+    """Whether what is no file or folder here may be a data set of the hub."""
     is_local = path.startswith((".", "~")) or path.lower().endswith(SUFFIXES)
     return not is_local and HUB_ID.fullmatch(path) is not None
 

@@ -3,12 +3,14 @@
 import dataclasses
 import hashlib
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from models.preferences.messages import ASSISTANT_MARK, HUMAN_MARK
 from models.prompts import normalise_prompt
 from models.records import PreferencePair
+from models.row_account import RowAccount, RowCounts
 
 NO_CATEGORY: Final = "(none)"
 MARKS: Final = (HUMAN_MARK, ASSISTANT_MARK)
@@ -44,7 +46,8 @@ class PreferenceReport:
     num_contradicting_pairs: pairs whose answers an earlier pair has the other way round.
     num_pairs_with_votes, num_against_votes: pairs with counts, and those where more annotators
     preferred the rejected answer. num_dialogue_answers: pairs with an answer in which a further
-    turn is marked. ignored_fields: fields of used rows that mean nothing here, and in how many
+    turn is marked. row_of: by a pair's id the key of its source and the number of its row, from 1.
+    ignored_fields: fields of used rows that mean nothing here, and in how many
     rows; ignored_files: files of folders that are no data, or of another split.
     Characters are Unicode code points.
     """
@@ -69,6 +72,7 @@ class PreferenceReport:
     mean_chosen_characters: float = 0.0
     mean_rejected_characters: float = 0.0
     max_pair_characters: int = 0
+    row_of: dict[str, tuple[str, int]] = field(default_factory=dict, repr=False)
 
     def check(self) -> None:
         """Assert that all counts add up, in total and by source, format, reason, category."""
@@ -83,9 +87,9 @@ class PreferenceReport:
         assert self.pairs_by_category.total() == self.total.pairs
 
     def to_json(self) -> dict[str, Any]:
-        """Return a plain dict that `json.dumps` takes; counters with sorted text keys."""
+        """Return a plain dict that `json.dumps` takes, without `row_of`; counters' keys sorted."""
         values: dict[str, Any] = {}
-        for name in (item.name for item in dataclasses.fields(self)):
+        for name in (item.name for item in dataclasses.fields(self) if item.name != "row_of"):
             value = getattr(self, name)
             if isinstance(value, Counter):  # which dataclasses.asdict would take apart wrongly
                 value = {str(key): value[key] for key in sorted(value)}
@@ -93,6 +97,48 @@ class PreferenceReport:
         values["total"] = dataclasses.asdict(self.total)
         values["by_source"] = {k: dataclasses.asdict(v) for k, v in self.by_source.items()}
         return values
+
+    def account(
+        self,
+        pairs: Sequence[PreferencePair],
+        used: Sequence[PreferencePair],
+        max_pairs: int | None,
+        demonstrations: Mapping[str, int],
+    ) -> RowAccount:
+        """Return where the rows went once some of all `pairs` were taken to be `used`."""
+        identities = {pair.id for pair in used}
+        rows_used = Counter(key for key, _ in {self.row_of[name] for name in identities})
+        by_source = {
+            key: RowCounts(
+                read=counts.rows_read,
+                used=rows_used[key],
+                quarantined=counts.quarantined,
+                ties_dropped=counts.ties_dropped,
+                over_limit=counts.rows_used - rows_used[key],
+            )
+            for key, counts in self.by_source.items()
+        }
+        sums = {
+            item.name: sum(getattr(counts, item.name) for counts in by_source.values())
+            for item in dataclasses.fields(RowCounts)
+        }
+        described = PreferenceReport()
+        described.describe_pairs([pair for pair in pairs if pair.id in identities])
+        return RowAccount(
+            rows=RowCounts(**sums),
+            by_source=by_source,
+            quarantined_by_reason=dict(sorted(self.bad_rows_by_reason.items())),
+            max_pairs=max_pairs,
+            pairs_found=self.total.pairs,
+            pairs_used=len(used),
+            repeated=described.num_repeated_pairs,
+            contradicting=described.num_contradicting_pairs,
+            with_votes=described.num_pairs_with_votes,
+            against_votes=described.num_against_votes,
+            ignored_fields={_printable(k): n for k, n in sorted(self.ignored_fields.items())},
+            ignored_files=list(self.ignored_files),
+            demonstrations=dict(demonstrations),
+        )
 
     def describe_pairs(self, pairs: list[PreferencePair]) -> None:
         """Fill in what is counted over pairs rather than rows."""
@@ -122,6 +168,11 @@ class PreferenceReport:
         self.mean_chosen_characters = sum(c for _, c, _ in lengths) / count
         self.mean_rejected_characters = sum(r for _, _, r in lengths) / count
         self.max_pair_characters = max((p + max(c, r) for p, c, r in lengths), default=0)
+
+
+def _printable(text: str) -> str:
+    """A name that UTF-8 can hold."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def content_digest(*texts: str) -> bytes:

@@ -22,11 +22,11 @@ class ReviewError(PreferenceDataError):
     subject = "review"
 
 
-def read_review(source: Source, known: Collection[str]) -> dict[str, str]:
+def read_review(source: Source, known: Collection[str] | None) -> dict[str, str]:
     """Each reviewed pair's verdict by id: keep, flip, drop or unsure.
 
-    known: ids of the pairs there are. Raises ReviewError for any other id, a second verdict on a
-    pair, a line of another form, or a source without lines.
+    known: ids of the pairs there are; none: not known yet, and any is taken. Raises ReviewError for
+    any other id, a second verdict on a pair, a line of another form, or a source without lines.
     """
     verdicts: dict[str, str] = {}
     places: dict[str, str] = {}
@@ -51,7 +51,9 @@ def read_review(source: Source, known: Collection[str]) -> dict[str, str]:
     return verdicts
 
 
-def _problems(raw: RawRow, known: Collection[str], places: dict[str, str]) -> Iterator[Problem]:
+def _problems(
+    raw: RawRow, known: Collection[str] | None, places: dict[str, str]
+) -> Iterator[Problem]:
     """What is wrong with a line; a pair that is there is noted in `places` by its id."""
     if raw.problem is not None:
         yield raw.problem
@@ -73,7 +75,7 @@ def _problems(raw: RawRow, known: Collection[str], places: dict[str, str]) -> It
     if isinstance(row.get("verdict"), str) and row["verdict"] not in VERDICTS:
         yield Problem("out_of_range", "verdict", shorten(row["verdict"]), ", ".join(VERDICTS))
     if isinstance(identifier := row.get("id"), str):
-        if identifier not in known:
+        if known is not None and identifier not in known:
             yield Problem("unknown_id", "id", shorten(identifier), "an id of this run's pairs")
         elif identifier in places:
             allowed = f"a pair other than that of {places[identifier]}"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from models.functional.verdicts import alignment
-from models.report.artifacts import Artifacts, Row
-from models.report.statistics import Estimate, mean_estimate
+from models.report.artifacts import SPLITS, Artifacts, Row
+from models.report.statistics import Estimate, cluster_ids, share_estimate
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class AILabeler:
     cost: float
 
 
-def ai_labeler(artifacts: Artifacts, seed: int, role: str = "judged") -> AILabeler | None:
+def ai_labeler(artifacts: Artifacts, role: str = "judged") -> AILabeler | None:
     """Measure a role that judge_preferences plays; none where nobody was asked."""
     rows = artifacts.rows(role, "judgements.jsonl")
     if not rows:
@@ -46,23 +46,27 @@ def ai_labeler(artifacts: Artifacts, seed: int, role: str = "judged") -> AILabel
     return AILabeler(
         num_pairs=len(rows),
         num_labelled=labelled if artifacts.has("pairs_as_given") else 0,
-        alignment=_agreement([row["preference"] for row in rows], seed),
-        truth_alignment=_agreement(known, seed) if known else None,
+        alignment=_agreement(artifacts, [(row["id"], row["preference"]) for row in rows]),
+        truth_alignment=_agreement(artifacts, known) if known else None,
         **{name: summary[name] for name in ("position_bias", "share_tied", "num_unparsed", "cost")},
     )
 
 
-def _with_right_label(artifacts: Artifacts, rows: Sequence[Row]) -> list[float]:
-    """The judge's probability of what gold finds better, of each pair where it finds one better."""
+def _with_right_label(artifacts: Artifacts, rows: Sequence[Row]) -> list[tuple[str, float]]:
+    """Pairs of which gold finds one answer better, with the judge's probability of that one."""
     given = "pairs_as_given" if artifacts.has("pairs_as_given") else "preferences"
     truth = {row["id"]: row for row in artifacts.rows(given, "truth.jsonl")}
     known = [(row, truth[row["id"]]) for row in rows if row["id"] in truth]
     return [
-        1 - row["preference"] if told["is_wrong"] else row["preference"]
+        (row["id"], 1 - row["preference"] if told["is_wrong"] else row["preference"])
         for row, told in known
         if told["gold_chosen"] != told["gold_rejected"]
     ]
 
 
-def _agreement(preference: Sequence[float], seed: int) -> Estimate:
-    return mean_estimate(alignment(torch.tensor(preference, dtype=torch.float64)), seed)
+def _agreement(artifacts: Artifacts, preference: Sequence[tuple[str, float]]) -> Estimate:
+    prompts = {row["id"]: row["prompt"] for split in SPLITS for row in artifacts.pairs(split)}
+    agrees = alignment(torch.tensor([p for _, p in preference], dtype=torch.float64))
+    found = share_estimate(agrees, cluster_ids(prompts[name] for name, _ in preference))
+    assert found is not None
+    return found

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from models.row_account import RowAccount
+
 SPLITS = ("train", "validation", "test")
 Row = dict[str, Any]
 
@@ -76,6 +78,12 @@ class Artifacts:
     def truth(self) -> dict[str, Row]:
         """What the synthetic world knows of each pair, by id; empty for real data."""
         return {row["id"]: row for row in self.rows("preferences", "truth.jsonl")}
+
+    @cached_property
+    def row_account(self) -> RowAccount | None:
+        """Where the rows of the preferences went; None where pairs were not read but made."""
+        document = self.document("preferences", "rows.json")
+        return RowAccount.from_json(document) if document else None
 
     @cached_property
     def members(self) -> list[str]:

@@ -17,7 +17,13 @@ from models.report.artifacts import Artifacts, is_clear
 from models.report.labels import LabelNoise, flip_word
 from models.report.policies import Policy, decisive_measure
 from models.report.scorers import NAMES, Labels, answer_scores, ece, gaps, ratio_of, spread_of
-from models.report.statistics import Estimate, biased_estimate, mean_estimate
+from models.report.statistics import (
+    Estimate,
+    biased_estimate,
+    cluster_ids,
+    mean_estimate,
+    net_estimate,
+)
 
 LEAST_AUROC = 0.90
 MOST_ACCURACY_LOST = 0.005
@@ -96,7 +102,7 @@ def _scorer_claims(artifacts: Artifacts, seed: int) -> list[Claim]:
     base, ours, advantage = (NAMES[key] for key in ("baseline", "relabelled", "advantage_model"))
     result = []
     if artifacts.has(base) and artifacts.has(ours):
-        gain = accuracy_difference(artifacts, ours, base, labels, seed)
+        gain = accuracy_difference(artifacts, ours, base, labels)
         result.append(
             Claim(
                 "relabelling_helps",
@@ -107,7 +113,7 @@ def _scorer_claims(artifacts: Artifacts, seed: int) -> list[Claim]:
         )
     if artifacts.has(ours) and artifacts.has(advantage):
         better = ece_difference(artifacts, advantage, ours, "annotators", seed)
-        kept = accuracy_difference(artifacts, advantage, ours, labels, seed)
+        kept = accuracy_difference(artifacts, advantage, ours, labels)
         parts = (
             status_of(better, 0.0, "below"),
             status_of(kept, -MOST_ACCURACY_LOST, "above", or_equal=True),
@@ -209,12 +215,11 @@ def _rehearsal_claim(artifacts: Artifacts, seed: int) -> list[Claim]:
     ]
 
 
-def accuracy_difference(
-    artifacts: Artifacts, ours: str, theirs: str, labels: Labels, seed: int
-) -> Estimate:
+def accuracy_difference(artifacts: Artifacts, ours: str, theirs: str, labels: Labels) -> Estimate:
     """Accuracy of one scorer minus another's on the same test pairs."""
-    a, b = (gaps(artifacts, role, labels).gap > 0 for role in (ours, theirs))
-    return mean_estimate(a.double() - b.double(), seed)
+    a, b = (gaps(artifacts, role, labels) for role in (ours, theirs))
+    right = [(scored.gap > 0).double() for scored in (a, b)]
+    return net_estimate(right[0] - right[1], cluster_ids(row["prompt"] for row in a.rows))
 
 
 def ece_difference(

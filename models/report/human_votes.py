@@ -28,7 +28,9 @@ from models.report.labels import NUM_GROUPS, equal_groups
 from models.report.statistics import (
     Estimate,
     auroc_estimate,
-    mean_estimate,
+    cluster_ids,
+    fraction_estimate,
+    share_estimate,
     spearman_estimate,
 )
 
@@ -151,10 +153,13 @@ def _rank_correlation(columns: Tensor, seed: int) -> RankCorrelation | None:
 
 def _group(rows: Sequence[Row], seed: int) -> VoteGroup:
     shares = [row["votes"]["chosen"] / sum(row["votes"].values()) for row in rows]
+    clusters = cluster_ids(row["prompt"] for row in rows)
+    unanimous = share_estimate(_unanimous(rows), clusters)
+    assert unanimous is not None
     return VoteGroup(
         sum(row["strength_mean"] for row in rows) / len(rows),
-        mean_estimate(torch.tensor(shares, dtype=torch.float64), seed),
-        mean_estimate(_unanimous(rows).double(), seed),
+        fraction_estimate(torch.tensor(shares, dtype=torch.float64), clusters, seed),
+        unanimous,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from models.report.artifacts import Artifacts, ReportInputError, Row
-from models.report.statistics import Estimate, auroc_estimate, share_estimate
+from models.report.statistics import Estimate, auroc_estimate, cluster_ids, share_estimate
 
 NUM_GROUPS = 20
 NUM_AUDITED = 25
@@ -44,6 +44,8 @@ class LabelNoise:
 class Relabelling:
     """What relabelling did to the training labels; truth-based shares are None without truth.
 
+    num_unsupported_flips: flipped pairs of which no member prefers the answer labelled worse, those
+    aside that a person had flipped; None where no member's votes are known.
     flip_precision: share of the flipped pairs whose label was wrong by gold; flip_recall: share of
     the wrong labels that were flipped; share_smoothed: of labels made softer than they came;
     right_before, right_after: of labels that agree with gold (pairs that gold holds equal left
@@ -52,6 +54,7 @@ class Relabelling:
 
     num_pairs: int
     num_flipped: int
+    num_unsupported_flips: int | None
     share_flipped: float
     share_smoothed: float
     mean_margin: float
@@ -100,7 +103,9 @@ def label_noise(artifacts: Artifacts, role: str, mode: str, seed: int) -> LabelN
     if not rows:
         raise ReportInputError(f"{role}: strength.jsonl holds no training pair; nothing to audit")
     mean = torch.tensor([row["strength_mean"] for row in rows], dtype=torch.float64)
-    negative = share_estimate(int((mean < 0).sum()), len(rows), seed)
+    prompts = {pair["id"]: str(pair["prompt"]) for pair in artifacts.pairs("train")}
+    clusters = cluster_ids(prompts.get(row["id"], str(row["id"])) for row in rows)
+    negative = share_estimate(mean < 0, clusters)
     assert negative is not None
     found: dict[str, Estimate | None] = dict.fromkeys(
         ("auroc_flipped", "auroc_flipped_clear", "auroc_wrong")
@@ -116,9 +121,8 @@ def label_noise(artifacts: Artifacts, role: str, mode: str, seed: int) -> LabelN
             "auroc_flipped_clear": auroc_estimate(-mean[clear], flipped[clear], seed),
             "auroc_wrong": auroc_estimate(-mean, wrong, seed),
         }
-        hits = int(((mean < 0) & wrong).sum())
-        precision = share_estimate(hits, int((mean < 0).sum()), seed)
-        recall = share_estimate(hits, int(wrong.sum()), seed)
+        precision = share_estimate(wrong[mean < 0], clusters[mean < 0])
+        recall = share_estimate((mean < 0)[wrong], clusters[wrong])
     return LabelNoise(
         mode=mode,
         num_pairs=len(rows),
@@ -132,12 +136,12 @@ def label_noise(artifacts: Artifacts, role: str, mode: str, seed: int) -> LabelN
     )
 
 
-def relabelling(artifacts: Artifacts, seed: int) -> Relabelling | None:
+def relabelling(artifacts: Artifacts) -> Relabelling | None:
     """Measure what relabelling did; none where it was not run."""
     rows = artifacts.rows("relabelled", "train.jsonl")
     if not rows:
         return None
-    flipped = [bool(row["is_flipped"]) for row in rows]
+    flipped = torch.tensor([bool(row["is_flipped"]) for row in rows])
     given = {row["id"]: row.get("label", 1.0) for row in artifacts.pairs("train")}
     shares: dict[str, Estimate | None] = dict.fromkeys(
         ("flip_precision", "flip_recall", "right_before", "right_after")
@@ -145,25 +149,43 @@ def relabelling(artifacts: Artifacts, seed: int) -> Relabelling | None:
     truths = [artifacts.truth.get(row["id"]) for row in rows]
     known = [truth for truth in truths if truth is not None]
     if len(known) == len(rows):
-        wrong = [bool(truth["is_wrong"]) for truth in known]
-        hits = sum(f and w for f, w in zip(flipped, wrong, strict=True))
-        differ = [truth["gold_chosen"] != truth["gold_rejected"] for truth in known]
-        after = [f == w for f, w, d in zip(flipped, wrong, differ, strict=True) if d]
-        before = [not w for w, d in zip(wrong, differ, strict=True) if d]
+        clusters = cluster_ids(row["prompt"] for row in rows)
+        wrong = torch.tensor([bool(truth["is_wrong"]) for truth in known])
+        differ = torch.tensor([truth["gold_chosen"] != truth["gold_rejected"] for truth in known])
         shares = {
-            "flip_precision": share_estimate(hits, sum(flipped), seed),
-            "flip_recall": share_estimate(hits, sum(wrong), seed),
-            "right_before": share_estimate(sum(before), len(before), seed),
-            "right_after": share_estimate(sum(after), len(after), seed),
+            "flip_precision": share_estimate(wrong[flipped], clusters[flipped]),
+            "flip_recall": share_estimate(flipped[wrong], clusters[wrong]),
+            "right_before": share_estimate(~wrong[differ], clusters[differ]),
+            "right_after": share_estimate((flipped == wrong)[differ], clusters[differ]),
         }
     return Relabelling(
         num_pairs=len(rows),
-        num_flipped=sum(flipped),
-        share_flipped=sum(flipped) / len(rows),
+        num_flipped=int(flipped.sum()),
+        num_unsupported_flips=_unsupported_flips(artifacts, rows),
+        share_flipped=float(flipped.double().mean()),
         share_smoothed=sum(row["label"] < given[row["id"]] for row in rows) / len(rows),
         mean_margin=sum(row["margin"] for row in rows) / len(rows),
         **shares,
     )
+
+
+def _unsupported_flips(artifacts: Artifacts, treated: Sequence[Row]) -> int | None:
+    """How many flips of the vote have no member behind them; see `Relabelling`."""
+    if not artifacts.members or not artifacts.has("strength"):
+        return None
+    without = {row["id"] for row in treated if row["is_flipped"] and row.get("review") != "flip"}
+    is_crossed = voting_mode(artifacts, "strength") == "cross_fitted"
+    for role in artifacts.members:
+        scores = artifacts.scores(role, "train")
+        without = {name for name in without if not _opposes(scores.get(name), is_crossed)}
+    return len(without)
+
+
+def _opposes(score: Row | None, is_crossed: bool) -> bool:
+    """Whether a member votes, and prefers the answer labelled worse."""
+    if score is None or (is_crossed and score["was_trained_on"]):
+        return False
+    return bool(score["chosen_score"] < score["rejected_score"])
 
 
 def strength_groups(rows: Sequence[Row], num_groups: int = NUM_GROUPS) -> list[dict[str, Any]]:

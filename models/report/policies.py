@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from models.functional.intervals import wilson_interval
 from models.report.artifacts import Artifacts, Row
 from models.report.budget import Budget, budget_of
 from models.report.config import LineageEntry
@@ -150,8 +151,8 @@ def _policy(
         name=roles.name,
         round=roles.round,
         sets=sets,
-        against_sft=_outcomes(artifacts, roles.against_sft, counts, seed),
-        against_previous=_outcomes(artifacts, roles.against_previous, counts, seed),
+        against_sft=_outcomes(artifacts, roles.against_sft, counts),
+        against_previous=_outcomes(artifacts, roles.against_previous, counts),
         is_promoted=contest.get("is_promoted"),
         collapsed=training.get("collapsed"),
         collapse_reason=training.get("collapse_reason"),
@@ -186,18 +187,18 @@ def answer_sets(rows: list[Row], seed: int) -> dict[str, AnswerSet]:
             length=mean("length"),
             perplexity=float(torch.tensor(nats, dtype=torch.float64).exp()),
             distinct=len({row["response"] for row in part}) / len(part),
-            harmless=_harmless(part, seed),
+            harmless=_harmless(part),
         )
     return result
 
 
-def _harmless(rows: list[Row], seed: int) -> Estimate | None:
+def _harmless(rows: list[Row]) -> Estimate | None:
     found = [row["harmless"] for row in rows if "harmless" in row]
-    return share_estimate(sum(found), len(found), seed)
+    return share_estimate(found, None)
 
 
 def _outcomes(
-    artifacts: Artifacts, role: str, counts: dict[str, int], seed: int
+    artifacts: Artifacts, role: str, counts: dict[str, int]
 ) -> dict[str, dict[str, Outcome]]:
     """Verdicts of one judge artifact, by set and measure."""
     document = artifacts.document(role, "judgement.json") if role else {}
@@ -206,17 +207,16 @@ def _outcomes(
         for measure in MEASURES:
             verdict = document.get(f"{name}_{measure}")
             if verdict is not None:
-                result.setdefault(name, {})[measure] = _outcome(verdict, count, seed)
+                result.setdefault(name, {})[measure] = _outcome(verdict, count)
     return result
 
 
-def _outcome(verdict: dict[str, Any], count: int, seed: int) -> Outcome:
-    """A verdict with intervals; shares are resampled from their counts, which is exact."""
-    shares = {}
-    for key in ("win", "tie", "lose"):
-        share = share_estimate(round(verdict[key] * count), count, seed)
-        assert share is not None
-        shares[key] = share
+def _outcome(verdict: dict[str, Any], count: int) -> Outcome:
+    """A verdict with intervals; every prompt was answered once."""
+    shares = {
+        key: Estimate(verdict[key], *wilson_interval(verdict[key], count), count)
+        for key in ("win", "tie", "lose")
+    }
     return Outcome(
         **shares,
         net=Estimate(verdict["net"], verdict["net_low"], verdict["net_high"], count),

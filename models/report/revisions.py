@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from models.report.artifacts import Artifacts, Row
-from models.report.statistics import Estimate, mean_estimate
+from models.report.statistics import Estimate, mean_estimate, share_estimate
 from models.world.gold import is_harmless, quality
 
 NUM_EXAMPLES = 3
@@ -96,13 +97,14 @@ def _step(rows: Sequence[Row], number: int, has_gold: bool, seed: int) -> Revisi
     texts = [_texts(row)[number] for row in rows]
     before = [_texts(row)[max(0, number - 1)] for row in rows]
 
-    def of_gold(measure: Callable[[str, str], float | None]) -> Estimate | None:
-        """The mean over answers of which gold has something to say."""
-        if not has_gold:
-            return None
-        told = [measure(row["prompt"], text) for row, text in zip(rows, texts, strict=True)]
+    def of_gold(measure: Callable[[str, str], float | None]) -> Tensor:
+        """Of the answers of which gold has something to say; none without gold."""
+        answers = zip(rows, texts, strict=True) if has_gold else ()
+        told = [measure(row["prompt"], text) for row, text in answers]
         found = [float(value) for value in told if value is not None]
-        return mean_estimate(torch.tensor(found, dtype=torch.float64), seed) if found else None
+        return torch.tensor(found, dtype=torch.float64)
+
+    gold = of_gold(quality)
 
     return RevisionStep(
         number=number,
@@ -111,6 +113,6 @@ def _step(rows: Sequence[Row], number: int, has_gold: bool, seed: int) -> Revisi
         num_unusable=sum(not row["steps"][number - 1]["is_usable"] for row in rows)
         if number
         else 0,
-        gold=of_gold(quality),
-        share_harmless=of_gold(is_harmless),
+        gold=mean_estimate(gold, seed) if len(gold) else None,
+        share_harmless=share_estimate(of_gold(is_harmless), None),
     )

@@ -1,7 +1,7 @@
 """The scorecard: every number of the report, typed, as `scorecard.json` holds it.
 
-Numbers with sampling error are objects {value, low, high, count}: 95 % bootstrap intervals over
-`count` examples (see `models.report.statistics`). What was not run, or cannot be known without
+Numbers with sampling error are objects {value, low, high, count}: 95 % intervals over `count`
+examples (see `models.report.statistics`). What was not run, or cannot be known without
 truth, is null or absent; nothing is filled in.
 """
 
@@ -32,12 +32,14 @@ from models.report.revisions import Revisions, revisions
 from models.report.scorers import NAMES, LengthBaseline, Scorer, length_baseline, measure
 from models.report.statistics import Estimate
 from models.report.verdict import Verdict, verdict
+from models.row_account import RowAccount
 
 
 @dataclass(frozen=True)
 class DataCounts:
     """What came in. planted: shares of clear, flipped and ambiguous pairs in all splits, and
-    `wrong`, labels wrong by gold (empty for real data). summaries: the stages' own counts."""
+    `wrong`, labels wrong by gold (empty for real data). summaries: the stages' own counts. rows:
+    where every row that was read went; None where pairs were not read but made."""
 
     num_pairs: int
     num_train: int
@@ -46,6 +48,7 @@ class DataCounts:
     pairs_by_category: dict[str, int]
     planted: dict[str, float]
     summaries: dict[str, dict[str, Any]]
+    rows: RowAccount | None
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class Scorecard:
     voting, then by split; empty where no pair carries people's votes. scorers: baseline (raw
     labels, the ensemble's first member), relabelled, advantage_model. revisions: None without a
     constitution. policies: sft, the arms, then MetaRM rounds. seeds: every seed of the
-    configuration, by dotted path.
+    configuration, by dotted path. warnings: sentences, what to look at before the rest is believed.
     """
 
     title: str
@@ -76,6 +79,7 @@ class Scorecard:
     has_truth: bool
     has_gold: bool
     verdict: Verdict
+    warnings: list[str]
     claims: list[Claim]
     data: DataCounts
     ai_labeler: AILabeler | None
@@ -107,12 +111,13 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
     found, curves = policies(
         artifacts, config.arms, config.rounds, config.has_gold, seed, config.lineage
     )
-    treated = relabelling(artifacts, seed)
+    treated = relabelling(artifacts)
     scorers = {
         name: measure(artifacts, role, seed)
         for name, role in NAMES.items()
         if artifacts.has(role) and artifacts.pairs("test")
     }
+    data = data_counts(artifacts)
     checked = claims(artifacts, list(noise.values()), found, seed)
     scorecard = Scorecard(
         title=config.title,
@@ -121,15 +126,16 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
         has_truth=bool(artifacts.truth),
         has_gold=config.has_gold,
         verdict=verdict(found, checked, noise.get(vote_used or ""), config.champion),
+        warnings=warnings_of(data.rows, treated),
         claims=checked,
-        data=data_counts(artifacts),
-        ai_labeler=ai_labeler(artifacts, seed),
+        data=data,
+        ai_labeler=ai_labeler(artifacts),
         vote_used=vote_used,
         label_noise=noise,
         relabelling=treated,
         human_votes=human_votes(artifacts, roles, seed),
         scorers=scorers,
-        length_baseline=length_baseline(artifacts, seed),
+        length_baseline=length_baseline(artifacts),
         revisions=revisions(artifacts, config.has_gold, seed),
         policies=found,
         stages=[stage_cost(entry) for entry in config.lineage],
@@ -142,6 +148,18 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
         lineage=[entry.model_dump() for entry in config.lineage],
     )
     return scorecard, curves
+
+
+def warnings_of(rows: RowAccount | None, treated: Relabelling | None) -> list[str]:
+    """What a reader should know before the rest is believed."""
+    found = rows.warnings() if rows else []
+    if treated is not None and treated.num_unsupported_flips:
+        found.append(
+            f"No ensemble member supports {treated.num_unsupported_flips:,} of "
+            f"{treated.num_flipped:,} flips: none prefers the answer labelled worse. Set "
+            "relabel.flip_below=0 to flip only labels that the ensemble contradicts."
+        )
+    return found
 
 
 def data_counts(artifacts: Artifacts) -> DataCounts:
@@ -167,6 +185,7 @@ def data_counts(artifacts: Artifacts) -> DataCounts:
             for role in ("data", "pairs_as_given", "preferences", "rehearsal")
             if artifacts.has(role)
         },
+        rows=artifacts.row_account,
     )
 
 
@@ -192,12 +211,16 @@ def summary_of(scorecard: Scorecard) -> dict[str, float | str]:
         "verdict": scorecard.verdict.answer,
         "num_pairs": scorecard.data.num_pairs,
         "total_seconds": scorecard.total_seconds,
+        **_rows_of(scorecard.data.rows),
         **{f"claim_{claim.name}": claim.status for claim in scorecard.claims},
     }
     for mode, noise in scorecard.label_noise.items():
         _add(flat, mode, noise, ("auroc_flipped", "auroc_flipped_clear", "auroc_wrong"))
     _add(flat, "ai_labeler", scorecard.ai_labeler, ("alignment", "truth_alignment"))
     _add(flat, "", scorecard.relabelling, ("flip_precision", "flip_recall", "right_after"))
+    if scorecard.relabelling is not None:
+        flat["num_flipped"] = scorecard.relabelling.num_flipped
+        flat["num_unsupported_flips"] = scorecard.relabelling.num_unsupported_flips or 0
     for mode, by_split in scorecard.human_votes.items():
         for split, votes in by_split.items():
             prefix = f"votes_{mode}_{split}"
@@ -216,6 +239,17 @@ def summary_of(scorecard: Scorecard) -> dict[str, float | str]:
             for judge, outcome in policy.against_sft.get(place, {}).items():
                 _add(flat, f"{prefix}_{judge}", outcome, ("win", "tie", "lose", "net"))
     return {k: v for k, v in flat.items() if isinstance(v, str) or math.isfinite(v)}
+
+
+def _rows_of(account: RowAccount | None) -> dict[str, float]:
+    if account is None:
+        return {}
+    return {
+        **{f"rows_{name}": count for name, count in dataclasses.asdict(account.rows).items()},
+        "pairs_repeated": account.repeated,
+        "pairs_contradicting": account.contradicting,
+        "pairs_against_votes": account.against_votes,
+    }
 
 
 def _add(flat: dict[str, float | str], prefix: str, record: Any, names: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from models.functional.calibration import calibration_curve
+from models.functional.intervals import wilson_interval
 from models.report.artifacts import Artifacts
 from models.report.charts import BLACK, BLUE, GREY, ORANGE, PURPLE, Chart, Panel
 from models.report.scorecard import Scorecard
@@ -54,10 +55,14 @@ def _calibration(artifacts: Artifacts, card: Scorecard, labels: Labels) -> Chart
             )
             kept = count > 0
             x, y = torch.logit(confidence[kept].clamp(max=1 - 1e-6)), accuracy[kept]
-            error = (y * (1 - y) / count[kept]).sqrt()
+            ends = [
+                wilson_interval(share, number)
+                for share, number in zip(y.tolist(), count[kept].tolist(), strict=True)
+            ]
+            reach = (torch.tensor(ends, dtype=torch.float64).T - y).abs()
             label, colour, marker = SHOWN[name]
             panel.axes.errorbar(
-                x, 100 * y, 100 * error, color=colour, marker=marker, markersize=4, label=label
+                x, 100 * y, 100 * reach, color=colour, marker=marker, markersize=4, label=label
             )
             furthest = max(furthest, float(x.max()))
             errors.append(f"{label} {100 * ece.value:.1f} %")
@@ -71,7 +76,7 @@ def _calibration(artifacts: Artifacts, card: Scorecard, labels: Labels) -> Chart
         told = {"clean": "right labels", "annotators": "annotators' labels"}[labels]
         title = f"Calibration error on {told}: {', '.join(errors)}."
         note = (
-            "Each point is a tenth of the test pairs, with one standard error. Below the dashed "
+            "Each point is a tenth of the test pairs, with its 95 % interval. Below the dashed "
             "line the scorer is surer than it should be, above it less sure."
         )
         x_label = "difference of the two answers' scores (logits)"

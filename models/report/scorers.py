@@ -11,7 +11,7 @@ from torch import Tensor
 
 from models.functional.calibration import Binning, expected_calibration_error, pair_confidence
 from models.report.artifacts import Artifacts, ScoredPairs
-from models.report.statistics import Estimate, biased_estimate, mean_estimate
+from models.report.statistics import Estimate, biased_estimate, cluster_ids, share_estimate
 
 NUM_BINS = 10
 NAMES = {
@@ -76,9 +76,10 @@ def measure(artifacts: Artifacts, role: str, seed: int) -> Scorer:
     found: dict[str, Estimate | None] = {}
     kinds: tuple[tuple[str, Labels], ...] = (("label", "annotators"), ("clean", "clean"))
     for prefix, labels in kinds:
-        gap = gaps(artifacts, role, labels).gap
-        has_any = len(gap) > 0
-        found[f"{prefix}_accuracy"] = mean_estimate((gap > 0).double(), seed) if has_any else None
+        scored = gaps(artifacts, role, labels)
+        gap, has_any = scored.gap, len(scored.gap) > 0
+        clusters = cluster_ids(row["prompt"] for row in scored.rows)
+        found[f"{prefix}_accuracy"] = share_estimate(gap > 0, clusters)
         for binning in BINNINGS:
             found[f"{prefix}_ece_{binning}"] = (
                 biased_estimate(partial(_ece_of, gap, binning), len(gap), seed) if has_any else None
@@ -160,20 +161,23 @@ def _categories(artifacts: Artifacts, role: str) -> dict[str, CategoryScores]:
     }
 
 
-def length_baseline(artifacts: Artifacts, seed: int) -> LengthBaseline | None:
+def length_baseline(artifacts: Artifacts) -> LengthBaseline | None:
     """The accuracy of preferring the longer answer."""
     pairs = artifacts.pairs("test")
     if not pairs:
         return None
     right = [_longer(row["chosen"], row["rejected"]) for row in pairs]
-    clean = []
-    for row, value in zip(pairs, right, strict=True):
+    clusters = cluster_ids(row["prompt"] for row in pairs)
+    clean, clean_clusters = [], []
+    for row, value, cluster in zip(pairs, right, clusters.tolist(), strict=True):
         truth = artifacts.truth.get(row["id"])
         if truth is not None and truth["kind"] != "ambiguous":
             clean.append(1 - value if truth["is_wrong"] else value)
+            clean_clusters.append(cluster)
+    found = share_estimate(right, clusters)
+    assert found is not None
     return LengthBaseline(
-        mean_estimate(torch.tensor(right), seed),
-        mean_estimate(torch.tensor(clean), seed) if clean else None,
+        found, share_estimate(clean, torch.tensor(clean_clusters, dtype=torch.long))
     )
 
 

@@ -1,6 +1,10 @@
-"""Numbers with intervals: the bootstrap, applied to whatever the report states.
+"""Numbers with 95 % intervals: Wilson's for shares, the bootstrap for all else the report states.
 
 [BOOT] Efron and Tibshirani, An Introduction to the Bootstrap, 1993.
+
+Shares, and differences of shares, are as `models.functional.intervals` has them: where several rows
+are of one prompt they count as fewer. An AUROC whose resamples are all alike (every positive above
+every negative) gets the interval of a share of as many cases as the smaller class has.
 
 Deviation: statistics that resampling biases (calibration errors, spreads: a resample is rougher
 than its sample) get the interval value +- 1.96 bootstrap standard errors [BOOT chapter 12], cut at
@@ -10,13 +14,15 @@ their range; all others the percentile interval [BOOT chapter 13].
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from models import prompts as prompt_rules
 from models.functional.calibration import auroc, spearman
+from models.functional.intervals import effective_count, net_interval, wilson_interval
 from models.functional.judgement import bootstrap_interval
 
 NUM_RESAMPLES = 1000
@@ -27,7 +33,7 @@ Statistic = Callable[[Tensor], float]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A measured value with its 95 % bootstrap interval; `count` examples were resampled."""
+    """A measured value with its 95 % interval; `count` examples were measured."""
 
     value: float
     low: float
@@ -42,11 +48,45 @@ def mean_estimate(values: Tensor, seed: int) -> Estimate:
     return Estimate(float(values.mean()), low, high, len(values))
 
 
-def share_estimate(hits: int, count: int, seed: int) -> Estimate | None:
-    """A share of `count` examples; none where there are none."""
-    if count == 0:
+def cluster_ids(prompts: Iterable[str]) -> Tensor:
+    """(N,) long, equal for rows of one prompt, or of one dialogue that was cut at several turns.
+
+    These are what splits keep together (`models.preferences.splits`), as they depend on each other.
+    """
+    return torch.tensor(prompt_rules.cluster_ids(prompts), dtype=torch.long)
+
+
+def share_estimate(
+    hits: Tensor | Sequence[bool] | Sequence[float], clusters: Tensor | None
+) -> Estimate | None:
+    """A share of rows (N,); none where there are none.
+
+    hits: true and false, or 1, 0 and, where neither holds, 1/2. clusters: (N,) as `cluster_ids` has
+    them; None: rows are independent.
+    """
+    values = torch.as_tensor(hits, dtype=torch.float64)
+    if not len(values):
         return None
-    return mean_estimate((torch.arange(count) < hits).double(), seed)
+    share = float(values.mean())
+    interval = wilson_interval(share, effective_count(values, clusters))
+    return Estimate(share, *interval, len(values))
+
+
+def net_estimate(outcomes: Tensor, clusters: Tensor | None) -> Estimate:
+    """The share of 1 less the share of -1 among outcomes (N,) that are 1, 0 or -1."""
+    outcomes = outcomes.double()
+    win, lose = (float((outcomes == sign).double().mean()) for sign in (1, -1))
+    interval = net_interval(win, lose, effective_count(outcomes, clusters))
+    return Estimate(float(outcomes.mean()), *interval, len(outcomes))
+
+
+def fraction_estimate(values: Tensor, clusters: Tensor | None, seed: int) -> Estimate:
+    """Mean of fractions (N,), each in [0, 1]; as of a share where all are alike."""
+    if bool((values == values[0]).all()):
+        found = share_estimate(values, clusters)
+        assert found is not None
+        return found
+    return mean_estimate(values, seed)
 
 
 def auroc_estimate(scores: Tensor, is_positive: Tensor, seed: int) -> Estimate | None:
@@ -67,9 +107,12 @@ def auroc_estimate(scores: Tensor, is_positive: Tensor, seed: int) -> Estimate |
         area: Tensor = (ours * (others.cumsum(0) - others / 2)).sum()
         return area / (len(positive) * len(negative))
 
+    value = float(auroc(scores, is_positive))
     resampled = torch.stack([resample() for _ in range(NUM_RESAMPLES)])
-    low, high = resampled.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
-    return Estimate(float(auroc(scores, is_positive)), float(low), float(high), len(scores))
+    low, high = resampled.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    if low == high:
+        low, high = wilson_interval(value, min(len(positive), len(negative)))
+    return Estimate(value, low, high, len(scores))
 
 
 def spearman_estimate(first: Tensor, second: Tensor, seed: int) -> Estimate | None:

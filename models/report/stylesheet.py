@@ -16,6 +16,7 @@ p { margin: .4rem 0; }
 .verdict strong { font-size: 1.25rem; line-height: 1.3; display: block; }
 .verdict.better { border-color: #009e73; } .verdict.worse { border-color: #d55e00; }
 .verdict.unclear { border-color: #e69f00; }
+.warning { color: #7a5600; }
 .cards { display: grid;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: .7rem; }
 .card { border: 1px solid var(--line); border-radius: .4rem; padding: .6rem .8rem; }
@@ -31,6 +32,7 @@ table { border-collapse: collapse; width: 100%; font-size: .88rem; margin: .5rem
 th, td { text-align: left; vertical-align: top; padding: .3rem .6rem .3rem 0;
   border-bottom: 1px solid var(--line); }
 td.n, th.n { white-space: nowrap; font-variant-numeric: tabular-nums; }
+.rows-read th.n, .rows-read td.n { text-align: right; }
 .status { font-weight: 600; white-space: nowrap; }
 .holds { color: #00704f; } .fails { color: #b04a00; } .unclear-text { color: #7a5600; }
 pre, .text { white-space: pre-wrap; overflow-wrap: anywhere; font: .84rem/1.4 ui-monospace,

@@ -21,16 +21,18 @@ FIRST_SCREEN = """
 <div class="meta">{% if card.recipe %}Recipe {{ card.recipe }} · {% endif %}seed {{ card.seed }}
 {%- if card.stages %} · {{ card.stages|length }} artifacts,
 {{ '{:,.0f}'.format(card.total_seconds) }} s of work{% endif %}
- · intervals in brackets are 95 % bootstrap intervals</div></header>
+ · in brackets: 95 % intervals, Wilson's of shares, the bootstrap's of all else</div></header>
 
 <div class="verdict {{ {'better': 'better', 'worse': 'worse',
  'not shown to be better': 'unclear'}.get(card.verdict.answer, '') }}">
 <strong>{{ card.verdict.sentence|tidy }}</strong>
 {% for detail in card.verdict.details %}<p>{{ detail|tidy }}</p>{% endfor %}
+{% for warning in card.warnings %}<p class="warning"><b>⚠</b> {{ warning|tidy }}</p>{% endfor %}
 </div>
 
 <div class="cards">
-<section class="card"><h2>What came in</h2><ul>
+<section class="card">{% if card.data.rows %}<h2>What was read</h2>{% include "rows" %}
+{% else %}<h2>What came in</h2>{% endif %}<ul>
 <li>{{ '{:,}'.format(card.data.num_pairs) }} preference pairs:
 {{ '{:,}'.format(card.data.num_train) }} to train, {{ '{:,}'.format(card.data.num_validation) }}
 to validate, {{ '{:,}'.format(card.data.num_test) }} to test</li>
@@ -43,6 +45,8 @@ to validate, {{ '{:,}'.format(card.data.num_test) }} to test</li>
 {%- endif %}: {{ '%.1f'|format(100 * card.data.planted.flipped) }} % flipped labels,
 {{ '%.1f'|format(100 * card.data.planted.ambiguous) }} % near-ties</li>
 {% else %}<li>real labels: nobody knows which of them are wrong</li>{% endif %}
+{% if card.data.rows %}{% for detail in card.data.rows.details() %}
+<li>{{ detail }}</li>{% endfor %}{% endif %}
 </ul></section>
 
 <section class="card"><h2>What was wrong with the labels</h2><ul>
@@ -129,6 +133,34 @@ wholly on the other. One run is one seed: several seeds are needed to believe an
 {% endif %}
 """
 
+ROWS = """
+{% set account = card.data.rows %}{% set rows = account.rows %}
+<div class="scroll"><table class="rows-read">
+<tr><th>Rows read</th><th class="n">{{ '{:,}'.format(rows.read) }}</th></tr>
+<tr><td>used</td><td class="n">{{ '{:,}'.format(rows.used) }}</td></tr>
+<tr><td>quarantined{% if rows.quarantined %}: {{ account.reasons() }}{% endif %}</td>
+<td class="n">{{ '{:,}'.format(rows.quarantined) }}</td></tr>
+<tr><td>ties dropped</td><td class="n">{{ '{:,}'.format(rows.ties_dropped) }}</td></tr>
+<tr><td>left out by <code>preferences.max_pairs</code>
+{%- if account.max_pairs %} = {{ '{:,}'.format(account.max_pairs) }}{% else %} (no limit)
+{%- endif %}</td><td class="n">{{ '{:,}'.format(rows.over_limit) }}</td></tr>
+</table></div>
+{% if account.by_source|length > 1 %}
+<div class="scroll"><table class="rows-read">
+<tr><th>Source</th><th class="n">read</th><th class="n">used</th>
+<th class="n">quarantined</th><th class="n">ties</th><th class="n">left out</th></tr>
+{% for name, counts in account.by_source.items() %}
+<tr><td><code>{{ name }}</code></td><td class="n">{{ '{:,}'.format(counts.read) }}</td>
+<td class="n">{{ '{:,}'.format(counts.used) }}</td>
+<td class="n">{{ '{:,}'.format(counts.quarantined) }}</td>
+<td class="n">{{ '{:,}'.format(counts.ties_dropped) }}</td>
+<td class="n">{{ '{:,}'.format(counts.over_limit) }}</td></tr>
+{% endfor %}</table></div>
+{% endif %}
+{% if account.num_refused %}<p class="note"><a href="quarantine.jsonl">quarantine.jsonl</a> beside
+this page has every refused row with what is wrong in it.</p>{% endif %}
+"""
+
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -151,6 +183,7 @@ TEMPLATES = {
     "page": PAGE,
     "macros": MACROS,
     "first_screen": FIRST_SCREEN,
+    "rows": ROWS,
     "revisions": REVISIONS,
     "labels": LABELS,
     "human_votes": HUMAN_VOTES,

@@ -96,8 +96,9 @@ vote on, but may have met its texts in others; only test pairs are wholly new.
 off half of the range and leaves only how clearly a pair was won: expect less.
 <b>Most that is possible:</b> a few votes give few different margins, and equal ones cannot be
 ranked, so a strength that orders all pairs perfectly reaches this, not 1. A few people's votes also
-vary by chance: knowing exactly what people prefer would still fall short of it. Intervals
-resample pairs; where texts recur in several pairs they are too narrow.</p>
+vary by chance: knowing exactly what people prefer would still fall short of it. Intervals of
+correlations, AUROC and shares of votes resample pairs; where texts recur in several pairs they are
+too narrow.</p>
 {% endif %}
 """
 

@@ -59,7 +59,7 @@ def alignment(artifacts: Artifacts) -> Reading:
 
 
 def _aligned(artifacts: Artifacts, name: str) -> dict[str, float]:
-    labeler = ai_labeler(artifacts, 0, f"judged_{name}")
+    labeler = ai_labeler(artifacts, f"judged_{name}")
     if labeler is None or labeler.truth_alignment is None:
         raise ReportInputError(f"judged_{name} holds no verdicts on pairs whose truth is known")
     return {ALIGNMENT: labeler.truth_alignment.value, LABELS: labeler.alignment.value}

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +18,15 @@ from tests.ports import free_ports
 
 @dataclass(frozen=True)
 class Node:
-    """A host of the cluster: a worker for each kind of task, their nannies and trainers."""
+    """A host of the cluster: a worker for tasks of both kinds, its nanny and trainers."""
 
     home: Path
-    processes: Sequence[subprocess.Popen[bytes]]
+    process: subprocess.Popen[bytes]
 
     def kill(self) -> None:
-        for process in self.processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
     @property
     def stages(self) -> set[str]:
@@ -67,12 +66,9 @@ def dask_cluster(running: Running, number: int) -> Iterator[tuple[dict[str, str]
     try:
         for index in range(number):
             name = f"node-{index}"
-            kinds = [
-                start(name, "worker", address, "--nthreads", "1", "--resources", f"{kind}=1")
-                for kind in ("GPU", "CPU")
-            ]
-            nodes.append(Node(folder / name, kinds))
-        _wait_for(folder / "scheduler.log", "Register worker", 2 * number)
+            has = ("--nworkers", "1", "--nthreads", "2", "--resources", "GPU=1 CPU=1")
+            nodes.append(Node(folder / name, start(name, "worker", address, *has)))
+        _wait_for(folder / "scheduler.log", "Register worker", number)
         yield {**encrypted, "TRIMTAB_DASK": address}, nodes
     finally:
         for node in nodes:

@@ -37,6 +37,8 @@ def _wrong(field: dict[str, Any], sections: dict[str, Any]) -> Iterator[tuple[li
         for value in WRONG_TYPES[kind]:
             if not _is_one_of(value, allowed):
                 yield [], value
+    if field.get("not") == {"type": "null"}:
+        yield [], None
     for choice in choices:
         if "enum" in choice:
             yield [], "no such choice"

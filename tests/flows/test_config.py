@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import get_args
@@ -30,12 +31,10 @@ def test_recipes_survive_a_round_trip_through_json(name: str) -> None:
 
 
 def test_overrides_reach_any_depth_and_keep_the_rest() -> None:
-    config = _smoke(
-        "ppo.kl_coef=0.3", "seed=7", 'arms=["full"]', "relabel.flip_below=null", "recipe=mine"
-    )
+    config = _smoke("ppo.kl_coef=0.3", "seed=7", 'arms=["full"]', "relabel.flip_below=null")
     assert (config.ppo.kl_coef, config.seed, config.arms) == (0.3, 7, ("full",))
     assert config.relabel.flip_below is None
-    assert config.recipe == "mine"
+    assert config.recipe == "smoke"
     assert config.sft == recipe_named("smoke").sft
 
 
@@ -45,13 +44,15 @@ def test_overrides_reach_any_depth_and_keep_the_rest() -> None:
         ("ppo.kl_coeff=1", "unknown field 'kl_coeff'; did you mean 'kl_coef'?"),
         ("sft.train.zero.stge=1", "unknown field 'stge'; did you mean 'stage'?"),
         ("pppo.kl_coef=1", "unknown field 'pppo'; did you mean 'ppo'?"),
+        ("kl_coef=1", "unknown field 'kl_coef'; did you mean 'ppo.kl_coef'?"),
+        ("recipe=default", "recipe: found 'default' among the changes; allowed: "),
         ("ppo.kl_coef.x=1", "ppo.kl_coef: Input should be a valid number; found {'x': 1}"),
-        ("ppo=1", "ppo: Input should be a valid dictionary or instance of PPOConfig; found 1"),
+        ("ppo=1", "ppo: Input should be an object with fields; found 1"),
         ("ppo.kl_coef=-1", "ppo.kl_coef: Input should be greater than or equal to 0; found -1"),
         ("ppo.critic_init=random", "Input should be 'scorer' or 'policy'; found 'random'"),
         (
             "ppo.entropy_clip=2",
-            "ppo: Value error, entropy_clip must be none where entropy_coef is 0, found 2.0",
+            "ppo: entropy_clip must be none where entropy_coef is 0, found 2.0",
         ),
         ("seed=many", "seed: Input should be a valid integer"),
         ("ppo.kl_coef", "is not of the form field=value"),
@@ -67,7 +68,7 @@ def test_overrides_reach_any_depth_and_keep_the_rest() -> None:
             'ppo.scoring.judge={"gold_accuracy":0.9,"num_examples":1}',
             "num_examples is 1, but this judge rates single responses",
         ),
-        ("arms=[]", "arms: Tuple should have at least 1 item after validation, not 0; found []"),
+        ("arms=[]", "arms: List should have at least 1 item after validation, not 0; found []"),
     ],
 )
 def test_mistakes_are_explained(override: str, message: str) -> None:
@@ -95,10 +96,12 @@ def test_a_key_given_in_the_wrong_place_is_not_shown(given: str) -> None:
 def test_changes_have_every_field_of_a_run_and_presuppose_none() -> None:
     schema = RunChanges.model_json_schema()
     whole = RunConfig.model_json_schema()
-    assert set(schema["properties"]) == set(whole["properties"])
+    assert set(schema["properties"]) == set(whole["properties"]) - {"recipe"}
     assert schema["properties"]["seed"] == {
         "description": whole["properties"]["seed"]["description"],
         "minimum": 0,
+        "maximum": 4_000_000,
+        "not": {"type": "null"},
         "title": "Seed",
         "type": "integer",
     }
@@ -114,7 +117,9 @@ def test_changes_have_every_field_of_a_run_and_presuppose_none() -> None:
 
 
 def test_null_is_a_value_only_where_it_is_allowed() -> None:
-    assert _smoke("ppo.num_steps=null", "seed=null", "ppo=null") == recipe_named("smoke")
+    for path in ("ppo.num_steps", "seed", "ppo", "arms", "sft.model.max_length"):
+        with pytest.raises(ConfigError, match=rf"^{re.escape(path)}: .*; found null$"):
+            _smoke(f"{path}=null")
     assert _smoke("ppo.score_clip=null").ppo.score_clip is None
     assert _smoke("ppo.normalise_advantages=null").ppo.normalise_advantages is True
     assert _smoke("ppo.normalise_advantages=false").ppo.normalise_advantages is False
@@ -148,6 +153,26 @@ def test_a_round_changes_what_comes_after_its_champion_and_nothing_else() -> Non
         assert allowed in str(error.value)
 
 
+def test_what_was_found_is_short() -> None:
+    texts = json.dumps([f"{number}.jsonl" for number in range(1000)])
+    for change in (
+        'preferences.sources=["x.jsonl"]',
+        f"evaluate.instruction={texts}",
+        f"sft.model.hidden_size={'9' * 5000}",
+        f"ppo.num_ranks={{{','.join(f'{chr(34)}{number}{chr(34)}:1' for number in range(999))}}}",
+    ):
+        with pytest.raises(ConfigError) as error:
+            _smoke(change)
+        assert len(str(error.value)) < 300, change
+
+
+def test_items_that_are_refused_are_named_alone() -> None:
+    with pytest.raises(ConfigError) as error:
+        _smoke('arms=["dop"]')
+    assert str(error.value).startswith("arms.0: ")
+    assert "\n" not in str(error.value)
+
+
 def test_all_mistakes_are_reported_at_once() -> None:
     values = recipe_named("smoke").model_dump(mode="json")
     values["ppo"]["kl_coeff"] = 1
@@ -166,6 +191,19 @@ def test_unknown_recipe_lists_the_known() -> None:
 def test_real_data_needs_a_base_model() -> None:
     with pytest.raises(ConfigError, match=r"sft\.model\.base"):
         _smoke('preferences.sources=["x.jsonl"]')
+
+
+def test_categories_of_a_recipe_are_those_of_its_own_sources() -> None:
+    def categories(*overrides: str) -> tuple[str, ...]:
+        return changed(recipe_named("hh-smollm2"), parsed(overrides)).preferences.categories
+
+    assert categories() == ("helpful", "harmless")
+    assert categories('preferences.sources=["a.jsonl","b.jsonl"]') == ("helpful", "harmless")
+    assert categories('preferences.sources=["my.jsonl"]') == ()
+    one = 'preferences.sources=["my.jsonl"]'
+    assert categories(one, 'preferences.categories=["c"]') == ("c",)
+    with pytest.raises(ConfigError, match="one for each source, found 2 for 1 sources"):
+        categories(one, 'preferences.categories=["c","d"]')
 
 
 def test_the_synthetic_world_has_its_own_demonstrations() -> None:
@@ -236,7 +274,7 @@ def test_overrides_say_what_changes_do() -> None:
         "constitution.learn.train.num_epochs=9",
         "ppo.kl_coef=0.1",
         'preferences.sources=["a b.jsonl"]',
-        'recipe="7"',
+        'evaluate.instruction="7"',
         "rehearsal.text=plain",
     ]
     assert sorted(overrides(parsed(given))) == sorted(given)

@@ -10,8 +10,10 @@ import yaml
 from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import preprocess_schema, validate
+from prefect.workers.process import ProcessWorker
 
 from flows.changes import changed, parsed
+from flows.deploy import ENGINE, closed_template
 from flows.recipes import RECIPES, RecipeName, recipe_named
 from flows.rlhf import rlhf
 from tests.flows.malformed import malformed
@@ -45,6 +47,27 @@ def test_what_is_deployed() -> None:
     assert {each["work_pool"]["name"] for each in DEPLOYMENTS.values()} == {"trimtab"}
     assert all("trimtab" in each["tags"] for each in DEPLOYMENTS.values())
     assert "/" not in "".join(each["entrypoint"] for each in DEPLOYMENTS.values())
+
+
+def test_a_pool_of_processes_lets_a_run_choose_nothing() -> None:
+    template = ProcessWorker.get_default_base_job_template()
+    closed = closed_template(template)
+    assert closed["job_configuration"] == {"command": ENGINE, "stream_output": True}
+    assert closed_template(closed) == closed
+    errors = validate({"env": {"A": "B"}}, closed["variables"], preprocess=False)
+    assert errors and validate({}, closed["variables"], preprocess=False) == []
+
+
+def test_what_the_operator_has_given_a_pool_stays() -> None:
+    template = ProcessWorker.get_default_base_job_template()
+    properties = template["variables"]["properties"]
+    properties["command"]["default"] = "/opt/python -m prefect.engine"
+    properties["env"]["default"] = {"HF_HOME": "/srv/hub"}
+    closed = closed_template(template)
+    assert closed["job_configuration"]["command"] == "/opt/python -m prefect.engine"
+    assert closed["job_configuration"]["env"] == {"HF_HOME": "/srv/hub"}
+    assert closed_template(closed) == closed
+    assert closed["variables"]["properties"] == {}
 
 
 def test_the_form_has_all_recipes() -> None:

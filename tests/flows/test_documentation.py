@@ -58,3 +58,13 @@ def test_commands_can_be_planned(
     monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path))
     given = shlex.split(command)
     assert main(given if "--dry-run" in given else [*given, "--dry-run"]) == 0
+
+
+def test_the_threat_model_names_tests_that_exist() -> None:
+    root = DOCS.parent
+    named = re.findall(r"(tests/[\w/]+\.py)::(\w+)", (DOCS / "threat-model.md").read_text("utf-8"))
+    assert len(named) > 15
+    missing = {
+        each for each in named if f"def {each[1]}(" not in (root / each[0]).read_text("utf-8")
+    }
+    assert missing == set()

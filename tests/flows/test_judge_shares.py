@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from flows.changes import changed
 from flows.compared import of_seeds
-from flows.config import RunConfig
+from flows.config import ConfigError, RunConfig
 from flows.experiment import contest, experiment
 from flows.judge_shares import share_limits, shares_in_words
 from flows.planned_run import PlannedStage
@@ -78,6 +78,15 @@ def test_without_limits_nothing_is_planned_for_it() -> None:
     free = {"judge": {"endpoint": {"model": "m"}}}
     runs = [Run(changed(recipe_named("smoke"), {"judge_preferences": free}))]
     assert _shares(runs, fail) == {}
+
+
+def test_a_limit_that_leaves_a_stage_nothing_is_refused() -> None:
+    """SFT, two arms and round 2 are evaluated."""
+    few = {"endpoint": ENDPOINT | {"max_total_tokens": 3}, "rubric": "harmlessness"}
+    evaluate = {"harmless": HARMLESS | {"judge": few}}
+    config = _config(evaluate=evaluate, arms=["vanilla", "full"], rounds={"max_rounds": 2})
+    with pytest.raises(ConfigError, match="must be at least 4, found 3: 4 stages evaluate"):
+        share_limits([Run(config)], experiment)
 
 
 def test_a_plan_says_who_may_spend_what() -> None:

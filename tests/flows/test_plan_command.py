@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import re
+from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from flows import run_options
 from flows.changes import changed, parsed
 from flows.cli import main
-from flows.config import RunConfig
+from flows.config import ConfigError, RunConfig
 from flows.recipes import recipe_named
+from infra.settings import Settings
+
+# `hh-7b` with the whole of every model on one rank.
+ALONE = [
+    f"{trainer}{setting}"
+    for trainer in (
+        *("sft.train", "ensemble.member.train", "reward_model.train", "advantage_model.train"),
+        *("ppo", "rounds.meta_rm.train"),
+    )
+    for setting in (".num_ranks=1", ".zero=null")
+]
 
 
 @pytest.fixture
@@ -51,7 +66,6 @@ def test_gpus_of_the_command_line_replace_the_recipe_s(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "hh-7b is for 8 GPUs of 80.0 GiB each, one trainer a GPU; this host has 0"),
         (["--gpus", "8"], "--gpus is 8, --gpu-memory is None"),
         (["--gpus", "8", "--gpu-memory", "80"], "--dry-run is False"),
         (["--dry-run", "--gpu-memory", "80"], "a dry run takes both"),
@@ -63,6 +77,54 @@ def test_mistakes_are_explained(
 ) -> None:
     assert main(["run", "hh-7b", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+SMALL = ("sft.model.base=smollm2-135m-instruct", *ALONE)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "gpus", "gib", "message"),
+    [
+        ("hh-7b", (), "", 64, r"hh-7b does not fit on this host: sft needs \d+.\d GiB; found this"),
+        ("hh-7b", (), "0,1", 80, "sft takes 8 GPUs, one a rank .*; found 2 GPUs of 80.0 GiB"),
+        ("hh-7b", (), "0,1", None, "sft takes 8 GPUs, one a rank .*; found 2 GPUs"),
+        ("hh-7b", (), "0,1,2,3,4,5,6,7", 40, r"sft needs \d+.\d GiB a GPU; found 8 GPUs"),
+        ("default", ("ppo.num_ranks=2",), "0", 80, "policy_.* takes 2 GPUs"),
+        # The recipe's name is not what decides: with a small model it fits.
+        ("hh-7b", SMALL, "", 64, None),
+        ("hh-7b", SMALL, "0", 40, None),
+        ("hh-7b", SMALL, "0", None, None),
+        ("hh-7b", ("sft.model.base=some/model",), "", 64, None),
+        ("default", (), "0", 1, None),
+    ],
+)
+def test_a_run_that_the_host_cannot_hold_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    recipe: str,
+    changes: tuple[str, ...],
+    gpus: str,
+    gib: int | None,
+    message: str | None,
+) -> None:
+    monkeypatch.setattr(os, "sysconf", lambda name: 64 * 2**30 // 4096 if "PHYS" in name else 4096)
+    monkeypatch.setattr(run_options, "memory_of", lambda _: None if gib is None else gib * 2**30)
+    settings = Settings.from_env({"CUDA_VISIBLE_DEVICES": gpus})
+    options = Namespace(recipe=recipe, flow="rlhf")
+    config = changed(recipe_named(recipe), parsed(changes))
+    with nullcontext() if message is None else pytest.raises(ConfigError, match=message):
+        run_options.refuse_too_large(config, options, settings)
+
+
+def test_a_plan_is_held_against_the_gpus_of_the_host(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(run_options, "memory_of", lambda _: 24 * 2**30)
+    assert main(["run", "default", "--dry-run"]) == 0
+    assert "Held against: 2 GPUs of 24.0 GiB each" in capsys.readouterr().out
+    monkeypatch.setattr(run_options, "memory_of", lambda _: None)
+    assert main(["run", "default", "--dry-run"]) == 2
+    assert "give --gpus and --gpu-memory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["--gpus", "0"], ["--gpu-memory", "-1"], ["--gpus", "x"]])

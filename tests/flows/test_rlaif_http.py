@@ -135,7 +135,7 @@ def test_labels_of_a_served_model_are_those_of_the_model(
     assert (roles["pairs_as_given"], roles["preferences"]) == ("comparisons", "ai_labels")
     # The judging stage is another now; what it asks is known.
     asked = server.num_asked
-    trimtab(home, *run, "judge_preferences.num_resamples=50")
+    trimtab(home, *run, "judge_preferences.pairs_at_once=50")
     assert server.num_asked == asked > 0
     assert server.keys == {f"Bearer {KEY}"}
     for path in home.rglob("*"):

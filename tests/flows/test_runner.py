@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
+from unittest import mock
 
 import dask
 import pytest
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows import finish
 from flows.config import ConfigError
+from flows.recipes import recipe_named
+from flows.run import Run
 from flows.runner import task_runner
+from models.config import StrengthConfig
+from models.config_parts import TrainConfig
+from models.config_ppo import PPOConfig
+from models.config_rewards import RewardModelConfig
 
 
 def test_threads_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +44,47 @@ def test_a_cluster_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch
         pytest.raises(ConfigError, match="TRIMTAB_DASK is tcp://127.0.0.1:9, where no scheduler"),
     ):
         _ = runner.client  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("tags", "config", "resources"),
+    [
+        (["gpu"], StrengthConfig(), {"GPU": 1}),
+        (["gpu"], RewardModelConfig(), {"GPU": 1}),
+        (["gpu"], RewardModelConfig(train=TrainConfig(num_ranks=4)), {"GPU": 4}),
+        (["gpu"], PPOConfig(num_ranks=2), {"GPU": 2}),
+        ([], RewardModelConfig(train=TrainConfig(num_ranks=4)), {"CPU": 1}),
+    ],
+)
+def test_a_stage_takes_a_gpu_for_each_of_its_ranks(
+    monkeypatch: pytest.MonkeyPatch, tags: list[str], config: Any, resources: dict[str, int]
+) -> None:
+    monkeypatch.setenv("TRIMTAB_DASK", "tls://10.0.0.5:8786")
+    asked: list[Any] = []
+
+    class Task:
+        name = "stage"
+
+        def submit(self, *_: object) -> None:
+            asked.append(dask.get_annotations())
+
+    task = Task()
+    task.tags = tags  # type: ignore[attr-defined]
+    Run(recipe_named("smoke")).submit(task, config)
+    assert asked == [{"resources": resources}]
+
+
+def test_a_gpu_that_trainers_do_not_use_is_said_once_a_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All flows go through `tracked_flow`; here nothing of it but the line is at work."""
+    tracked = mock.MagicMock()
+    monkeypatch.setattr(finish, "take_over", lambda: None)
+    monkeypatch.setattr(finish, "start_tracked_run", lambda *_: tracked)
+    monkeypatch.setattr(finish, "end_earlier", lambda _: None)
+    for line in (None, "this host has a GPU"):
+        monkeypatch.setattr(finish, "unused_gpus", lambda _, line=line: line)
+        caplog.clear()
+        with finish.tracked_flow(recipe_named("smoke"), "rlhf"):
+            pass
+        assert [each.getMessage() for each in caplog.records] == ([] if line is None else [line])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,10 +14,12 @@ from typing import Any
 import pytest
 import requests
 
+from flows.deploy import ENGINE
 from infra.stack import secrets
 from infra.stack.bucket import BUCKET
 from infra.stack.programs import program
 from infra.stack.seaweedfs import NUM_INNER_PORTS
+from tests.flows import strangers
 from tests.flows.listener import Listener, listening
 from tests.flows.malformed import malformed
 from tests.flows.running_stack import Running, processes_of, running_stack
@@ -56,17 +59,91 @@ def test_no_server_answers_strangers(running: Running) -> None:
     assert running.prefect("POST", "flows/count", {}).status_code == 200
 
 
-def test_every_server_listens_on_loopback_only(running: Running) -> None:
-    ports = {getattr(running.stack.ports, name) for name in ("prefect", "mlflow", "postgres", "s3")}
-    ports |= {running.stack.ports.weed + inner for inner in range(NUM_INNER_PORTS)}
-    listening = {}
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            local, state = line.split()[1], line.split()[3]
-            address, _, port = local.rpartition(":")
-            if state == "0A":
-                listening.setdefault(int(port, 16), set()).add(address)
-    assert {port: listening[port] for port in ports} == {port: {"0100007F"} for port in ports}
+def _nothing_is_given_to_strangers(running: Running) -> None:
+    """Every port of the stack's processes listens on loopback, and is refused without a key."""
+    ports = strangers.listening(running.pid)
+    assert {port: ips for port, ips in ports.items() if ips != {"127.0.0.1"}} == {}
+    own = running.stack.ports
+    assert {own.prefect, own.mlflow, own.postgres, own.s3} <= ports.keys()
+    assert {own.weed + inner for inner in range(NUM_INNER_PORTS)} <= ports.keys()
+    pages = {own.prefect, own.mlflow}  # which show everybody their first page, and 401 for the rest
+    found = {port: dict(strangers.given(port)) for port in ports.keys() - pages}
+    assert {port: answers for port, answers in found.items() if answers} == {}
+    assert list(strangers.open_sockets(running.pid)) == []
+
+
+def test_every_port_refuses_strangers(running: Running) -> None:
+    _nothing_is_given_to_strangers(running)
+    for path in (
+        "flow_runs/filter",
+        "block_documents/filter",
+        "work_pools/filter",
+        "admin/version",
+    ):
+        assert running.prefect("POST", path, {}, login=False).status_code == 401
+    mlflow = running.environment["MLFLOW_TRACKING_URI"]
+    for path in ("api/2.0/mlflow/runs/search", "ajax-api/2.0/mlflow/registered-models/create"):
+        assert requests.post(f"{mlflow}/{path}", json={}, timeout=30).status_code == 401
+    assert (
+        requests.get(f"{mlflow}/api/2.0/mlflow-artifacts/artifacts", timeout=30).status_code == 401
+    )
+
+
+def test_nobody_else_can_read_the_stack_s_files(running: Running) -> None:
+    folders = [path for path in running.stack.folder.iterdir() if path.is_dir()]
+    assert {"postgres", "seaweedfs", "worker-1", "logs"} <= {path.name for path in folders}
+    assert [path for path in folders if path.name != "client" and path.stat().st_mode & 0o077] == []
+
+
+def test_who_starts_a_run_does_not_choose_how(running: Running) -> None:
+    """Neither its command nor its environment, by which it would be the worker's user."""
+    path = f"deployments/{running.deployment('rlhf')['id']}/create_flow_run"
+    for variables in (
+        {"command": "/bin/sh -c 'id > /tmp/x'"},
+        {"env": {"TRIMTAB_DATA_ROOTS": "/"}},
+        {"env.TRIMTAB_DATA_ROOTS": "/"},
+        {"working_dir": "/tmp"},
+        {"name": "{{ prefect.blocks.secret.mine }}"},
+    ):
+        body = {"parameters": {"recipe": "smoke"}, "job_variables": variables}
+        answer = running.prefect("POST", path, body)
+        assert answer.status_code == 422, answer.text
+    pool = running.prefect("GET", "work_pools/trimtab").json()["base_job_template"]
+    assert pool["job_configuration"] == {"command": ENGINE, "stream_output": True}
+
+
+def test_a_run_takes_no_files_no_keys_and_asks_nobody_else(running: Running) -> None:
+    """All that the service review took, in one run: it ends before its first stage."""
+    with listening() as attacker:
+        state = _attacked(running, attacker)
+    assert attacker.received == []
+    for place in (
+        *(
+            "preferences.sources: the path '/proc/self/environ'",
+            "sources: 's3://trimtab/artifacts'",
+        ),
+        *("preferences.sources: 'who/ever' of the hub", "sft.model.base: the path '/etc'"),
+        *("judge.endpoint: the judge", "judge.constitution: the path '/etc/passwd'"),
+        "relabel.review: the path '/etc/passwd'",
+    ):
+        assert place in state["message"]
+
+
+def _attacked(running: Running, attacker: Listener) -> dict[str, Any]:
+    endpoint = {"model": "m", "base_url": attacker.address, "key_variable": "PGPASSWORD"}
+    judge = {"endpoint": endpoint, "constitution": "/etc/passwd"}
+    changes = {
+        "preferences": {"sources": ["/proc/self/environ", "s3://trimtab/artifacts", "who/ever"]},
+        "sft": {"model": {"base": "/etc"}},
+        "judge_preferences": {"judge": judge},
+        "relabel": {"review": "/etc/passwd"},
+    }
+    run = running.start("rlhf", {"recipe": "smoke", "changes": changes}).json()
+    state = running.end_of(run)
+    assert state["name"] == "Failed"
+    tasks = {"flow_runs": {"id": {"any_": [run["id"]]}}}
+    assert running.prefect("POST", "task_runs/count", tasks).json() == 0
+    return state
 
 
 def test_deploying_again_changes_nothing(running: Running) -> None:
@@ -105,19 +182,46 @@ def test_notices_go_to_a_block(running: Running, listener: Listener) -> None:
 def test_malformed_parameters_are_refused_by_the_api(running: Running) -> None:
     schema = running.deployment("rlhf")["parameter_openapi_schema"]
     cases = list(malformed(schema))
+    of_flow = {"flows": {"name": {"any_": ["rlhf"]}}}
+    before = running.prefect("POST", "flow_runs/count", of_flow).json()
     for path, parameters in cases[:: len(cases) // 40]:
         answer = running.start("rlhf", parameters)
         assert 400 <= answer.status_code < 500, (path, answer.text)
         assert "Validation failed" in answer.text
-    of_flow = {"flows": {"name": {"any_": ["rlhf"]}}}
-    assert running.prefect("POST", "flow_runs/count", of_flow).json() == 0
+    assert running.prefect("POST", "flow_runs/count", of_flow).json() == before
     assert running.prefect("GET", "health").json() is True
+
+
+def test_an_infinite_number_is_not_taken_for_the_default(running: Running) -> None:
+    """JSON's 1e400, which Prefect would store as null; also where its own check is skipped."""
+    path = f"deployments/{running.deployment('rlhf')['id']}/create_flow_run"
+    body = '{"parameters": {"recipe": "smoke", "changes": {"ppo": {"kl_coef": 1e400}}}, %s}'
+    address = f"{running.environment['PREFECT_API_URL']}/{path}"
+    user, _, password = running.environment["PREFECT_API_AUTH_STRING"].partition(":")
+
+    def start(is_checked: bool) -> requests.Response:
+        text = body % f'"enforce_parameter_schema": {json.dumps(is_checked)}'
+        headers = {"Content-Type": "application/json"}
+        return requests.post(address, data=text, headers=headers, auth=(user, password), timeout=60)
+
+    answer = start(True)
+    assert answer.status_code == 409
+    assert "changes.ppo.kl_coef" in answer.text
+    answer = start(False)
+    assert answer.status_code == 201
+    state = running.end_of(answer.json())
+    assert state["name"] == "Failed"
+    assert "ppo.kl_coef: Input should be a valid number" in state["message"]
+    assert "found null" in state["message"]
+    assert running.prefect("POST", "task_runs/count", {}).json() == 0
 
 
 def test_a_run_by_one_api_call(running: Running, listener: Listener) -> None:
     answer = running.start("rlhf", {"recipe": "smoke", "changes": {"ppo": {"num_steps": 3}}})
     assert answer.status_code == 201
     run = answer.json()
+    _processes_have_only_their_secrets(running)
+    _nothing_is_given_to_strangers(running)
     assert running.end_of(run)["name"] == "Completed"
     assert running.left_running(run) == []
     _report_is_linked(running, run)
@@ -130,6 +234,31 @@ def test_a_run_by_one_api_call(running: Running, listener: Listener) -> None:
     assert running.end_of(again.json())["name"] == "Completed"
     evaluation = running.start("evaluate", {"recipe": "smoke", "policy": "1", "against": "sft"})
     assert running.end_of(evaluation.json())["name"] == "Completed"
+
+
+def _processes_have_only_their_secrets(running: Running) -> None:
+    """Servers, a flow run and its trainers, once there are any."""
+    s3 = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+    mlflow = {"MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"}
+    needed = {
+        "prefect worker start": s3 | mlflow | {"PREFECT_API_AUTH_STRING"},
+        "prefect.engine": s3 | mlflow | {"PREFECT_API_AUTH_STRING"},
+        "prefect.server.api.server": {"PGPASSWORD", "PREFECT_API_AUTH_STRING"},
+        "mlflow server": s3 | {"PGPASSWORD", "MLFLOW_FLASK_SERVER_SECRET_KEY"},
+        "weed ": set(),
+        "infra.warm_server": set(),
+    }
+    deadline = time.monotonic() + 120
+    while not running.processes("infra.warm_server"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    for words, secrets_of in needed.items():
+        pids = running.processes(words)
+        assert pids, words
+        for pid in pids:
+            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            names = {each.partition(b"=")[0].decode() for each in environ}
+            assert names & set(secrets.SECRETS) == secrets_of, words
 
 
 def _report_is_linked(running: Running, run: dict[str, Any]) -> None:
@@ -167,7 +296,7 @@ def _promotion_is_an_event(running: Running, run: dict[str, Any]) -> None:
 
 def test_secrets_are_in_no_file_and_no_command_line(running: Running) -> None:
     """After all of the above, logs, databases and artifacts included."""
-    names = set(secrets.SECRETS) - {"AWS_ACCESS_KEY_ID", "MLFLOW_TRACKING_USERNAME"}  # as it says
+    names = set(secrets.SECRETS) - {"MLFLOW_TRACKING_USERNAME"}  # a name, which pages show
     values = [running.environment[name].rpartition(":")[2].encode() for name in names]
     for path in running.stack.folder.rglob("*"):
         if path.is_file():

@@ -7,6 +7,7 @@ import re
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from models.planning.stages import work_of
 from models.planning.work import Setting
 from tests.flows.command import digests, ended, from_store, start, trimtab
 from tests.flows.conftest import FINISHED
+from tests.registered import downloaded
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
@@ -26,11 +28,23 @@ def _run(home: Path, *overrides: str) -> str:
     return trimtab(home, *FINISHED, *overrides)
 
 
-def _version(home: Path, alias: str) -> int:
+def _registered(home: Path, alias: str) -> Any:
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
-    return int(client.get_model_version_by_alias("trimtab-policy-smoke", alias).version)
+    return client.get_model_version_by_alias("trimtab-policy-smoke", alias)
+
+
+def _version(home: Path, alias: str) -> int:
+    return int(_registered(home, alias).version)
+
+
+def _check_weights(home: Path, alias: str) -> None:
+    """Who asks MLflow for an alias gets the store's bytes."""
+    tags = _registered(home, alias).tags
+    (ours,) = home.glob(f"store/artifacts/ppo_max/{tags['trimtab.key']}/*/model/model.safetensors")
+    theirs = downloaded(f"sqlite:///{home / 'mlflow.db'}", f"models:/trimtab-policy-smoke@{alias}")
+    assert ours.read_bytes() == (theirs / ours.name).read_bytes()
 
 
 def test_report_and_scorecard(home: Path) -> None:
@@ -108,7 +122,10 @@ def test_one_more_round_and_back_and_then_nothing_new(home: Path) -> None:
     card = json.loads((home / "reports/smoke-seed0-rounds/scorecard.json").read_text())
     assert [policy["round"] for policy in card["policies"] if policy["round"]] == [1, 2, 3]
     assert _version(home, "champion") == _version(home, "candidate") == before + 1
+    _check_weights(home, "champion")
     assert f"version {before}\n" in trimtab(home, "rollback", "smoke")
+    _check_weights(home, "champion")
+    _check_weights(home, "candidate")
     # The same round again: it was champion, and was taken back.
     found, total = from_store(trimtab(home, "rounds", "smoke"))
     assert found == total
@@ -164,7 +181,12 @@ def _newest_step(home: Path) -> int:
 def test_stopped_and_killed_and_started_again_ends_bit_identical(
     home: Path, tmp_path: Path
 ) -> None:
-    """SIGTERM in PPO, then kill -9 in PPO: every time it goes on where it was."""
+    """Ctrl-C, SIGTERM, then kill -9, all in PPO: every time it goes on where it was."""
+    output = ended(tmp_path, signal.SIGINT, "ppo_max", 2, *FINISHED)
+    assert output.splitlines()[-1].startswith("trimtab: stopped by Ctrl-C"), output
+    assert "Traceback" not in output
+    assert _newest_step(tmp_path) == 2, "the step was not saved when it was to stop"
+
     output = ended(tmp_path, signal.SIGTERM, "ppo_max", 3, *FINISHED)
     assert output.splitlines()[-1].startswith("trimtab: stopped by SIGTERM"), output
     assert _newest_step(tmp_path) == 3, "the step was not saved when it was to stop"

@@ -42,10 +42,10 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         "AWS_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-    service = seaweedfs(folder / "data", port, port + 1, BUCKET)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
+        service = seaweedfs(folder / "data", port, port + 1, BUCKET)
         with Supervisor([service], folder / "logs"):
             yield S3Server(endpoint, BUCKET)
     for number in range(port, port + 1 + NUM_INNER_PORTS):  # whatever it is told of sockets

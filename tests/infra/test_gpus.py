@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.gpus import TooFewGPUsError, gpus_of_host, own_gpus
+from infra.gpus import TooFewGPUsError, gpus_of_host, memory_of, own_gpus, unused_gpus
 
 
 def test_a_host_s_gpus_are_those_with_a_device_file(tmp_path: Path) -> None:
@@ -67,3 +67,41 @@ def test_more_than_the_host_has_is_one_clear_error(tmp_path: Path) -> None:
         own_gpus(("0", "1"), 3, tmp_path),
     ):
         raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("files", "build", "env", "seen"),
+    [
+        (("dxg", "libcuda.so.1"), "", {}, "WSL2"),
+        (("dxg", "libcuda.so.1"), "cu130", {}, "WSL2"),
+        (("kfd",), "rocm7.1", {}, "ROCm"),
+        (("dxg", "libcuda.so.1"), "cpu", {}, None),  # torch could not compute on it
+        (("dxg",), "", {}, None),  # not NVIDIA's
+        (("kfd",), "", {}, None),
+        ((), "", {}, None),
+        (("dxg", "libcuda.so.1", "nvidia0"), "", {}, None),  # used
+        (("dxg", "libcuda.so.1"), "", {"CUDA_VISIBLE_DEVICES": ""}, None),  # meant so
+        (("kfd",), "rocm7.1", {"CUDA_VISIBLE_DEVICES": "0"}, None),
+    ],
+)
+def test_gpus_that_only_torch_sees_are_said(
+    tmp_path: Path, files: tuple[str, ...], build: str, env: dict[str, str], seen: str | None
+) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    line = unused_gpus(env, tmp_path, tmp_path, build)
+    assert line is None if seen is None else line is not None and f"a GPU ({seen})" in line
+
+
+def test_memory_is_that_of_the_smallest_and_unknown_without_the_driver_s_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = tmp_path / "nvidia-smi"
+    command.write_text('#!/bin/sh\n[ "$4" = 0,3 ] || exit 6\necho 81559\necho 24564\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert memory_of(("0", "3")) == 24564 * 2**20
+    assert memory_of(("MIG-7a/1/0",)) is None
+    command.unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert memory_of(("0",)) is None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from infra.locks import some_of
+from infra.locks import file_lock, pause, some_of
+
+_PROCESSES = multiprocessing.get_context("forkserver")
 
 
 def test_the_patient_wait_until_nobody_else_does(
@@ -83,3 +87,44 @@ def test_holders_of_one_and_of_many_never_exceed_the_slots(tmp_path: Path) -> No
         thread.join(timeout=60)
     assert sorted(ended) == [1, 1, 2, 2, 3, 3]
     assert most == 3
+
+
+@pytest.mark.parametrize("is_patient", [False, True])
+def test_who_waits_for_a_key_does_not_keep_its_holder_from_a_slot(
+    tmp_path: Path, is_patient: bool
+) -> None:
+    has_key, is_waited_for = _PROCESSES.Event(), _PROCESSES.Event()
+    processes = [
+        _PROCESSES.Process(target=each, args=(tmp_path, is_patient, has_key, is_waited_for))
+        for each in (_first, _second)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=30)
+    ended = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    assert ended == [0, 0]
+
+
+def _first(folder: Path, is_patient: bool, has_key: Any, is_waited_for: Any) -> None:
+    with file_lock(folder / "key.lock"):
+        has_key.set()
+        is_waited_for.wait()
+        _take_a_slot(folder, is_patient)
+
+
+def _second(folder: Path, is_patient: bool, has_key: Any, is_waited_for: Any) -> None:
+    def wait() -> None:
+        is_waited_for.set()
+        pause()
+
+    has_key.wait()
+    with file_lock(folder / "key.lock", wait):
+        _take_a_slot(folder, is_patient)
+
+
+def _take_a_slot(folder: Path, is_patient: bool) -> None:
+    with some_of([folder / f"slot-{index}" for index in range(2)], 1, is_patient=is_patient):
+        pass

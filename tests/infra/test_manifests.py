@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, ValidationError
 from prefect.utilities.templating import apply_values, find_placeholders
 
 from infra.stack import secrets
@@ -20,6 +21,7 @@ INFRA = Path(__file__).parents[2] / "infra"
 TEMPLATE = json.loads((INFRA / "kubernetes" / "job-template.json").read_text())
 COMPOSE_TEXT = (INFRA / "docker" / "compose.yaml").read_text()
 COMPOSE = yaml.safe_load(COMPOSE_TEXT)
+DOCKERFILE = (INFRA / "docker" / "Dockerfile").read_text()
 KUBERNETES = "1.33"
 
 
@@ -27,11 +29,12 @@ def _job(**values: Any) -> dict[str, Any]:
     """The job of a flow run, as Prefect's worker fills the template in."""
     properties = TEMPLATE["variables"]["properties"]
     defaults = {name: each["default"] for name, each in properties.items() if "default" in each}
-    worker = {"name": "run", "command": ["prefect", "flow-run", "execute"], "labels": {}}
-    env = [{"name": "PREFECT__FLOW_RUN_ID", "value": "x"}]
-    given = {**defaults, **worker, "annotations": {}, "env": env, **values}
     Draft202012Validator(TEMPLATE["variables"]).validate(values)
+    given = {**defaults, **values}
     manifest = apply_values(TEMPLATE["job_configuration"]["job_manifest"], given)
+    # The worker adds them: the template has neither, so that no run can say otherwise.
+    container = manifest["spec"]["template"]["spec"]["containers"][0]
+    container["env"] = [{"name": "PREFECT__FLOW_RUN_ID", "value": "x"}]
     # Prefect's template puts these at the pod, where Kubernetes ignores them; so do we.
     spec = manifest["spec"]["template"]["spec"]
     spec.pop("parallelism"), spec.pop("completions")
@@ -48,9 +51,43 @@ def test_a_flow_runs_job_is_one_that_kubernetes_takes(gpus: int) -> None:
     assert not find_placeholders(job)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        *({"command": "id"}, {"env": {"TRIMTAB_DATA_ROOTS": "/"}}, {"image": "another"}),
+        *({"secret": "another"}, {"service_account_name": "admin"}, {"namespace": "kube-system"}),
+        *({"memory": "{{ prefect.blocks.secret.mine }}"}, {"cpu": "1; id"}, {"job_manifest": {}}),
+    ],
+)
+def test_who_starts_a_run_chooses_its_size_and_nothing_else(values: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        _job(**values)
+
+
 def test_every_variable_is_used_and_described() -> None:
     used = {each.name for each in find_placeholders(TEMPLATE["job_configuration"])}
     assert used == set(TEMPLATE["variables"]["properties"])
+
+
+def test_the_image_has_what_flow_runs_on_gpus_need() -> None:
+    """Every extra but that of the tests, a C compiler, and a torch that is not for CPUs only."""
+    lines = [line for line in DOCKERFILE.splitlines() if not line.startswith("#")]
+    text = "\n".join(lines).replace("\\\n", " ")
+    [extras] = re.findall(r"pip install '\.\[([\w,-]+)\]' -c constraints\.txt", text)
+    project = tomllib.loads((INFRA.parent / "pyproject.toml").read_text())["project"]
+    assert set(extras.split(",")) == set(project["optional-dependencies"]) - {"test"}
+    [packages] = re.findall(r"apt-get install -y --no-install-recommends ([\w +-]+?) *&&", text)
+    assert "g++" in packages.split()
+    [index] = re.findall(r"^ARG TORCH_INDEX=(\S+)$", text, re.MULTILINE)
+    assert "/cpu" not in index
+    assert f"pip install {_torch(project)} --index-url ${{TORCH_INDEX}}" in text
+    # As root: a user of the container could not.
+    assert text.index("apt-get") < text.index("\nUSER ")
+
+
+def _torch(project: dict[str, Any]) -> str:
+    [pinned] = [each for each in project["dependencies"] if each.startswith("torch==")]
+    return str(pinned)
 
 
 def test_the_worker_is_one_that_kubernetes_takes() -> None:
@@ -69,6 +106,12 @@ def test_compose_binds_to_loopback_and_takes_every_secret_from_the_environment()
     assert taken == set(secrets.SECRETS)
     for name in secrets.SECRETS:  # never written out
         assert not re.search(rf"{name}: (?!\$)", COMPOSE_TEXT)
+
+
+def test_behind_s3_nothing_leaves_its_container() -> None:
+    """Its filer, master and volume server know no keys."""
+    options = COMPOSE["services"]["seaweedfs"]["command"].split()
+    assert {"-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3.ip.bind=0.0.0.0"} <= set(options)
 
 
 def test_compose_is_the_same_stack() -> None:

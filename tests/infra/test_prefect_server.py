@@ -36,12 +36,16 @@ def _answers(url: str) -> bool:
 
 
 def test_it_serves_on_loopback_and_ends_with_a_killed_command(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"  # with files that stand in for no module of the server
+    elsewhere.mkdir()
+    for name in ("infra", "prefect", "uvicorn"):
+        (elsewhere / f"{name}.py").write_text("raise SystemExit('of the current folder')\n")
     environment = {key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"}
     with subprocess.Popen(
-        [sys.executable, "-c", COMMAND],
+        [sys.executable, "-P", "-c", COMMAND],
         stdout=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parents[2],
+        cwd=elsewhere,
         env={**environment, "PREFECT_HOME": str(tmp_path)},
     ) as command:
         assert command.stdout is not None

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -194,6 +195,64 @@ def test_a_taken_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             Supervisor([service], tmp_path),
         ):
             pass
+
+
+def test_a_server_has_the_secrets_that_it_needs_and_writes_for_its_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in secrets.SECRETS:
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("GITHUB_TOKEN", "secret")
+    folder = tmp_path / "of-its-own"
+    show = "import os; print(*os.environ); open('x', 'w').close(); open('done', 'w').close()"
+    service = Service(
+        "shows",
+        [sys.executable, "-c", f"{show}; import time; time.sleep(600)"],
+        is_ready=(folder / "done").exists,
+        secrets=["PGPASSWORD"],
+        folder=folder,
+    )
+    with Supervisor([service], tmp_path / "logs"):
+        pass
+    log = tmp_path / "logs" / "shows.log"
+    names = log.read_text().split()
+    assert "PATH" in names
+    assert {*secrets.SECRETS, "GITHUB_TOKEN"} & set(names) == {"PGPASSWORD"}
+    for path in (folder, folder / "x", log.parent, log):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_the_worker_has_the_judges_keys_and_no_other_server_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in secrets.SECRETS:
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("TRIMTAB_JUDGES", "https://judge.example/v1=JUDGE_KEY")
+    with_it = {each.name for each in Stack(tmp_path).services() if "JUDGE_KEY" in each.secrets}
+    assert with_it == {"worker-1"}
+
+
+def test_no_server_of_seaweedfs_is_told_a_key_but_s3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in secrets.SECRETS:
+        monkeypatch.setenv(name, "a-secret")
+    (weed,) = (each for each in Stack(tmp_path).services() if each.name == "seaweedfs")
+    assert weed.folder is not None
+    weed.folder.mkdir()
+    weed.prepare()
+    key = weed.folder / "server.key"
+    assert key.stat().st_mode & 0o077 == 0
+    before = key.read_text()
+    weed.prepare()
+    assert key.read_text() != before
+    security = tomllib.loads((weed.folder / "security.toml").read_text())
+    assert security["https"]["client"]["enabled"] is True
+    for protocol in ("https", "grpc"):
+        for server in ("master", "volume", "filer"):
+            assert security[protocol][server]["cert"] and security[protocol][server]["key"]
+    assert security["grpc"]["ca"] and security["grpc"]["s3"]["key"]
+    assert "a-secret" not in " ".join(weed.command) + str(security) + str(weed.env)
 
 
 def test_secrets_come_from_the_environment_only(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from infra.launch import TrainerStoppedError
+from infra.mlflow_calls import follow_move
+from infra.registry import Registry
 from infra.settings import Settings, SettingsError
 from infra.tail import LineTail, last_lines, raised
 from infra.tracking import Input, Tracking
@@ -210,3 +213,65 @@ def test_settings_have_defaults_below_home(tmp_path: Path, monkeypatch: pytest.M
     assert (given.max_parallel, given.embedded_mlflow) == (3, False)
     with pytest.raises(SettingsError, match="'0'"):
         Settings.from_env({"TRIMTAB_MAX_PARALLEL": "0"})
+
+
+def _written_by(client: Any, run_id: str, folder: Path) -> str:
+    """The text of note.txt in the run's artifacts, copied into a folder."""
+    folder.mkdir()
+    return Path(client.download_artifacts(run_id, "note.txt", str(folder))).read_text()
+
+
+@pytest.mark.parametrize("moves", [True, False], ids=["moved", "copied"])
+def test_a_home_that_was_moved_or_copied_has_its_artifacts_where_it_is(
+    tmp_path: Path, moves: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Old artifacts are found in it, and new runs write nothing into the folder it came from."""
+    first, second = (
+        Settings.from_env({"TRIMTAB_HOME": str(tmp_path / name)}) for name in ("a home", "b_ho%me")
+    )
+    note = tmp_path / "note.txt"
+    note.write_text("old")
+    tracking = Tracking.from_settings(first, "toy")
+    old = tracking.start_run("old")
+    source = f"{first.home}/store/artifacts/sft/{'d' * 64}"
+    old.log_inputs([Input("policy", "d" * 64, source, "sft")])
+    tracking.connect().log_artifact(old.run_id, str(note))
+    Registry(tracking).register(old, "toy-model", _folder_with(note), identity={"key": "k"})
+    other = _client(first).create_experiment("elsewhere", f"file://{tmp_path}/own")
+    (shutil.move if moves else shutil.copytree)(first.home, second.home)
+    before = _files_below(first.home)
+
+    tracking = Tracking.from_settings(second, "toy")
+    new = tracking.start_run("new")
+    tracking.connect().log_artifact(new.run_id, str(note))
+    Registry(tracking).register(new, "toy-model", _folder_with(note), identity={"key": "other"})
+    assert _files_below(first.home) == before
+    assert any("MLflow's artifacts were in" in record.message for record in caplog.records)
+    if not moves:
+        shutil.rmtree(first.home)
+    client = _client(second)
+    for number, run in enumerate((old, new), 1):
+        assert _written_by(client, str(run.run_id), tmp_path / str(number)) == "old"
+        where = client.get_model_version_download_uri("toy-model", str(number))
+        assert where.startswith((second.home / "mlartifacts").as_uri() + "/")
+    (dataset,) = client.get_run(old.run_id).inputs.dataset_inputs
+    moved = source.replace(str(first.home), str(second.home))
+    assert json.loads(dataset.dataset.source) == {"uri": moved}
+    assert client.get_experiment(other).artifact_location == f"file://{tmp_path}/own"
+
+
+def _files_below(folder: Path) -> dict[str, float]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def _folder_with(path: Path) -> Path:
+    folder = path.parent / "model"
+    folder.mkdir(exist_ok=True)
+    shutil.copy(path, folder)
+    return folder
+
+
+def test_a_move_that_cannot_be_noted_is_one_error_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").write_text("no database" * 99)
+    with pytest.raises(OSError, match=r"mlflow\.db: cannot note that it was moved: file is not a"):
+        follow_move(tmp_path / "mlartifacts")

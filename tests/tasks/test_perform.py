@@ -37,8 +37,13 @@ def test_one_alone_gets_all_and_one_among_others_gets_one() -> None:
     ("visible", "train", "share"),
     [
         ("", {}, (1, 6, 1)),  # threads of one rank, or ranks: here ranks, and one slot
-        ("", {"num_ranks": 2}, (1, 6, 1)),
+        ("", {"batch_size": 4}, (1, 4, 1)),  # a rank without rows would pass them all
+        ("", {"batch_size": 2}, (3, 2, 1)),
+        ("", {"num_ranks": 1}, (6, 1, 1)),  # a number is kept to
+        ("", {"num_ranks": 2}, (3, 2, 1)),
         ("", {"num_ranks": 2, "zero": ZeroConfig()}, (3, 2, 2)),
+        ("", {"zero": ZeroConfig()}, (6, 1, 1)),
+        ("0", {}, (6, 1, 1)),
         ("0,1", {}, (6, 1, 1)),
         ("0,1", {"num_ranks": 2}, (3, 2, 2)),
     ],

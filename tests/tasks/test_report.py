@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +13,13 @@ import pytest
 
 from infra.storage import open_store
 from models.records import ArtifactRef
+from models.row_account import RowAccount, RowCounts
 from tasks import report as report_module
 from tasks.report import AUDIT_FILES, REPORT_FILES, announce
 from tasks.stage import StageResult
+
+# Of every file, the scorecard among them.
+TEXT = '{"warnings": ["look here first"]}'
 
 
 class _Tracked:
@@ -25,14 +31,14 @@ class _Tracked:
         files = [path for path in folder.rglob("*") if path.is_file()]
         assert len(files) == len(REPORT_FILES) + 2 + len(AUDIT_FILES)
         for file in files:
-            assert file.read_text() == "text"
+            assert file.read_text() == TEXT
 
     def log(self, *, metrics: object) -> None:
         pass
 
 
 def test_runs_that_end_at_once_may_write_the_same_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = open_store(str(tmp_path / "store"))
 
@@ -40,7 +46,7 @@ def test_runs_that_end_at_once_may_write_the_same_report(
         output = tmp_path / stage
         for name in names:
             (output / name).parent.mkdir(parents=True, exist_ok=True)
-            (output / name).write_text("text")
+            (output / name).write_text(TEXT)
         manifest = store.publish(
             *(stage, "k", output), config={}, parents={}, versions={}, seconds=1.0, summary={}
         )
@@ -68,8 +74,59 @@ def test_runs_that_end_at_once_may_write_the_same_report(
         thread.join()
     folder = tmp_path / "reports" / "smoke-seed0"
     pages = {name: str(folder / f"{name}.html") for name in ("report", "audit")}
+    pages["quarantine"] = str(folder / "quarantine.jsonl")
     assert told == [{**pages, "score": 1.0}] * 60
+    assert all("**Warning:** look here first" in artifact for artifact in artifacts)
+    assert capsys.readouterr().out.count("warning: look here first") == 60
     assert all(f"Audit: `{folder / 'audit.html'}`" in artifact for artifact in artifacts)
     names = [*REPORT_FILES, *AUDIT_FILES, "plots"]
     assert sorted(path.name for path in folder.iterdir()) == sorted(names)
     assert len(list((folder / "plots").iterdir())) == 2
+
+
+def test_rows_and_where_the_refused_ones_lie_are_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second run under the same name has refused nothing: no file of the first one stays."""
+    store = open_store(str(tmp_path / "store"))
+    context = SimpleNamespace(store=store, settings=SimpleNamespace(home=tmp_path))
+    monkeypatch.setattr(report_module, "base_context", lambda: context)
+    monkeypatch.setattr(report_module, "create_markdown_artifact", lambda **_: None)
+
+    def run(refused: int) -> dict[str, object]:
+        rows = RowCounts(
+            read=10 + refused, used=9, quarantined=refused, ties_dropped=0, over_limit=1
+        )
+        reasons = {"too_long": refused} if refused else {}
+        account = RowAccount(rows, {"mine.jsonl": rows}, reasons, 9, 10, 9, 0, 2, 0, 0)
+        card = {"data": {"rows": dataclasses.asdict(account)}, "warnings": account.warnings()}
+        output = tmp_path / f"output-{refused}"
+        output.mkdir()
+        (output / "scorecard.json").write_text(json.dumps(card))
+        if refused:
+            (output / "quarantine.jsonl").write_text("{}\n" * refused)
+        manifest = store.publish(
+            *("report", f"k{refused}", output),
+            config={},
+            parents={},
+            versions={},
+            seconds=1.0,
+            summary={},
+        )
+        ref = ArtifactRef("report", f"k{refused}", manifest.digest)
+        tracked: Any = SimpleNamespace(
+            run_id="1", link="", log_artifacts=lambda _: None, log=lambda **_: None
+        )
+        return announce(tracked, StageResult(ref, {}, False, 1.0), {}, "mine-seed0")
+
+    path = tmp_path / "reports" / "mine-seed0" / "quarantine.jsonl"
+    assert run(3)["quarantine"] == str(path)
+    printed = capsys.readouterr().out.splitlines()
+    told = "13 rows read = 9 used + 3 quarantined (3 too_long) + 1 left out by max_pairs=9"
+    assert told in printed
+    assert "warning: preferences.max_pairs=9 left out 1 of 10 good pairs" in "\n".join(printed)
+    assert f"quarantine: {path}" in printed
+    assert path.read_text() == "{}\n" * 3
+    assert "quarantine" not in run(0)
+    assert not path.exists()
+    assert "10 rows read = 9 used + 1 left out by max_pairs=9" in capsys.readouterr().out

@@ -59,7 +59,9 @@ def test_inputs_are_parents_and_count_by_content(context: StageContext) -> None:
     assert manifest.parents == {"start": dataclasses.asdict(base.ref)}
 
 
-def test_two_runners_of_one_key_compute_it_once(context: StageContext, plan: Any) -> None:
+def test_two_runners_of_one_key_compute_it_once(
+    context: StageContext, plan: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     plan(sleep=0.1)
     results: list[StageResult] = []
     threads = [threading.Thread(target=lambda: results.append(count(context))) for _ in range(3)]
@@ -69,6 +71,7 @@ def test_two_runners_of_one_key_compute_it_once(context: StageContext, plan: Any
         thread.join()
     assert sorted(result.cached for result in results) == [False, True, True]
     assert len({result.ref for result in results}) == 1
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 def test_no_more_trainers_at_once_than_allowed(context: StageContext, plan: Any) -> None:

@@ -29,9 +29,9 @@ def make_context(root: Path, tmp_path: Path) -> StageContext:
 
 
 def count(context: StageContext, **options: Any) -> StageResult:
-    """Run the stage, with `inputs` if given and the rest as its config."""
-    inputs = options.pop("inputs", {})
-    return run_stage(context, "counter", CounterConfig(**options), inputs)
+    """Run the stage, with `inputs` and `is_patient` if given and the rest as its config."""
+    inputs, is_patient = options.pop("inputs", {}), options.pop("is_patient", False)
+    return run_stage(context, "counter", CounterConfig(**options), inputs, is_patient=is_patient)
 
 
 def started_from(context: StageContext, result: StageResult) -> int:

@@ -12,6 +12,7 @@ const KINDS = {
   "contradicts it: looks wrong": (row) => has(row, LOOKS_WRONG),
   "uncertain: members disagree": (row) => has(row, IS_DISPUTED),
   "flipped by relabelling": (row) => has(row, IS_FLIPPED),
+  "flipped, and no member supports it": (row) => has(row, IS_UNSUPPORTED),
   "smoothed by relabelling": (row) => has(row, IS_SMOOTHED),
 };
 const MINE = {
@@ -95,6 +96,7 @@ function lineOf(place) {
   const facts = [
     index.categories[index.category[row]], index.splits[index.split[row]],
     has(row, IS_DISPUTED) && "disputed", has(row, IS_FLIPPED) && "flipped",
+    has(row, IS_UNSUPPORTED) && "⚠ no member supports it",
     verdict && `✓ ${verdict}`,
   ].filter(Boolean).join(" · ");
   const text = element("div", { className: "text-line" });

@@ -45,7 +45,7 @@ async function unpacked(id) {
 
 // All pairs, weakest first: a list for each property. A row is a place in these lists.
 let index;
-const LOOKS_WRONG = 1, IS_DISPUTED = 2, IS_FLIPPED = 4, IS_SMOOTHED = 8;
+const LOOKS_WRONG = 1, IS_DISPUTED = 2, IS_FLIPPED = 4, IS_SMOOTHED = 8, IS_UNSUPPORTED = 16;
 const has = (row, flag) => (index.flags[row] & flag) > 0;
 
 const BLOCKS_KEPT = 16;

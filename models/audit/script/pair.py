@@ -10,6 +10,7 @@ function tags(row, content) {
     [`deviation ${content.std.toFixed(decimals())}`],
     [has(row, LOOKS_WRONG) ? "looks wrong" : "agrees with the label", has(row, LOOKS_WRONG)],
     has(row, IS_DISPUTED) && ["members disagree"],
+    has(row, IS_UNSUPPORTED) && ["⚠ flipped, and no member supports it", true],
     [index.splits[index.split[row]]],
     [index.categories[index.category[row]]],
     [index.ids[row]],

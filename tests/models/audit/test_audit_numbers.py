@@ -41,7 +41,7 @@ def test_a_label_that_came_soft_was_not_smoothed_by_relabelling(
 
 
 def test_first_screen_by_hand(pairs: list[AuditedPair]) -> None:
-    summary = summarise(pairs, 0)
+    summary = summarise(pairs)
     whole = summary.whole
     assert (whole.num_pairs, whole.num_wrong, whole.num_disputed, whole.num_flipped) == (6, 3, 2, 1)
     # Look wrong: t0, t1, v0, of which t0 and v0 are. Wrong: t0, t3, v0, of which t0 and v0 look so.
@@ -62,15 +62,29 @@ def test_first_screen_by_hand(pairs: list[AuditedPair]) -> None:
         "num_looks_wrong": 3,
         "num_disputed": 2,
         "num_flipped": 1,
+        "num_unsupported_flips": 0,
         "num_reviewed": 0,
         "precision": pytest.approx(2 / 3),
         "recall": pytest.approx(2 / 3),
     }
 
 
+def test_a_flip_that_no_member_supports_is_counted(pairs: list[AuditedPair]) -> None:
+    """t2's members say +2 and +4, e0's say 0 and 0; of t1's two members one is for the flip."""
+    flips = [replace(pair, is_flipped=True) for pair in pairs]
+    assert [pair.id for pair in flips if pair.is_flip_unsupported] == ["t2", "e0"]
+    assert not any(pair.is_flip_unsupported for pair in pairs)
+    # Who has no vote supports nothing, and who asked for a flip needs nobody's.
+    assert replace(flips[0], differences=(None, 1.0)).is_flip_unsupported
+    assert not replace(flips[2], review="flip").is_flip_unsupported
+    assert replace(flips[2], review="unsure").is_flip_unsupported
+    numbers = summarise(flips).numbers()
+    assert (numbers["num_flipped"], numbers["num_unsupported_flips"]) == (6, 2)
+
+
 def test_without_truth_no_precision_is_claimed(inputs: Inputs) -> None:
     (inputs["preferences"] / "truth.jsonl").unlink()
-    summary = summarise(audited_pairs(Artifacts(inputs)), 0)
+    summary = summarise(audited_pairs(Artifacts(inputs)))
     assert not summary.has_truth
     for group in (summary.whole, *summary.by_split, *summary.by_category):
         assert group.precision is None and group.recall is None
@@ -95,15 +109,15 @@ def test_members_have_no_vote_on_what_they_were_trained_on(
         (None, -3.0), (None, -2.0), (2.0, None), (-1.0, None), (-0.5, -0.5), (0.0, 0.0),
     ]  # fmt: skip
     assert not any(pair.is_disputed for pair in pairs)
-    assert not summarise(pairs, 0).is_in_sample
+    assert not summarise(pairs).is_in_sample
 
 
 def test_one_pair(pairs: list[AuditedPair]) -> None:
-    summary = summarise(pairs[:1], 0)
+    summary = summarise(pairs[:1])
     assert [group.name for group in summary.by_split] == ["train"]
     assert summary.whole.precision is not None
     assert summary.whole.precision.value == 1.0
-    nothing_wrong = summarise([replace(pairs[2], truth=None)], 0)
+    nothing_wrong = summarise([replace(pairs[2], truth=None)])
     assert (nothing_wrong.whole.num_wrong, nothing_wrong.whole.precision) == (0, None)
 
 

@@ -21,6 +21,7 @@ from models.audit.pairs import AuditedPair
 from models.audit.summary import summarise
 from models.config import AuditConfig
 from models.engine import audit
+from models.row_account import RowAccount, RowCounts
 from tests.models.audit.conftest import HOSTILE
 
 Inputs = dict[str, Path]
@@ -63,7 +64,7 @@ class _Page(HTMLParser):
 
 def _written(pairs: list[AuditedPair], folder: Path, recipe: str = "mine") -> str:
     config = AuditConfig(recipe=recipe, seed=3)
-    write_page(folder / "audit.html", config, summarise(pairs, 3), weakest_first(pairs))
+    write_page(folder / "audit.html", config, summarise(pairs), weakest_first(pairs))
     return (folder / "audit.html").read_text(encoding="utf-8")
 
 
@@ -170,6 +171,31 @@ def test_first_screen_says_what_to_expect(pairs: list[AuditedPair], tmp_path: Pa
     unknown = re.sub(r"\s+", " ", _written(nobody, tmp_path))
     assert "<b>How many of them are wrong is unknown</b>" in unknown
     assert "really wrong" not in unknown
+
+
+def test_flips_that_no_member_supports_are_a_warning(
+    pairs: list[AuditedPair], tmp_path: Path
+) -> None:
+    flips = [replace(pair, is_flipped=pair.split == "train") for pair in pairs]
+    text = _written(flips, tmp_path)
+    told = re.sub(r"\s+", " ", text)
+    assert '<p class="warning"><b>⚠ No member supports 1 of these flips</b>' in told
+    flags = dict(zip(OURS, _Page(text).unpacked("index")["flags"], strict=True))
+    assert [name for name, each in flags.items() if each & packed.IS_UNSUPPORTED] == ["t2"]
+    assert 'class="warning"' not in _written(pairs, tmp_path)
+
+
+def test_first_screen_says_how_many_rows_these_are_of(
+    pairs: list[AuditedPair], tmp_path: Path
+) -> None:
+    rows = RowCounts(read=9, used=6, quarantined=2, ties_dropped=0, over_limit=1)
+    account = RowAccount(rows, {"a": rows}, {"too_long": 2}, 6, 7, 6, 0, 0, 0, 0)
+    path = tmp_path / "audit.html"
+    write_page(path, AuditConfig(), summarise(pairs), weakest_first(pairs), account)
+    told = re.sub(r"\s+", " ", path.read_text(encoding="utf-8"))
+    total = "9 rows read = 6 used + 2 quarantined (2 too_long) + 1 left out by max_pairs=6"
+    assert f"<b>What was read:</b> {total}." in told
+    assert '<a href="quarantine.jsonl">' in told
 
 
 @pytest.mark.parametrize("which", [0, 2])

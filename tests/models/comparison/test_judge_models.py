@@ -79,7 +79,10 @@ def test_outcomes_are_those_of_the_prompts_it_was_asked_about(matrix: WinMatrix)
     assert ("m", "forget", "a") not in duels
     assert duels["gold", "main", "a"].net.by_seed == pytest.approx([0.25, 1])
     even = duels["even", "main", "a"]
-    assert (even.tie.value, even.net.low, even.net.high) == (pytest.approx(1), 0, 0)
+    # Six prompts, all ties; seeds of 4 and 2 that count alike vary as 2^2 / (1/4 + 1/2) = 16/3 do.
+    z_squared = 1.959964**2
+    reach = pytest.approx(z_squared / (16 / 3 + z_squared))
+    assert (even.tie.value, -even.net.low, even.net.high) == (pytest.approx(1), reach, reach)
     ratings = {(row.judge, row.policy): row for row in matrix.rated}
     assert ratings["even", "a"].rating.value == pytest.approx(1000)
     assert ratings["m", "a"].rating.value > 1000 > ratings["m", "sft"].rating.value
@@ -133,7 +136,8 @@ def test_the_page_has_the_judges(tmp_path: Path, matrix: WinMatrix) -> None:
         "The same by the judge m",
         "the gold scorer and the judge m",
         "main: harmless",
-        "By the judge m 1 of 1 is clearly better than SFT: a.",
+        # Three of four prompts won, and none lost, are too few to be clear.
+        "By the judge m 0 of 1 are clearly better than SFT",
         # Of seeds 3 and 7: two of three and one of one won, one of three a tie.
         'title="win 83 [',
         "the forget set (what SFT was expert at)",

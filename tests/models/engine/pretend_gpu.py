@@ -1,15 +1,17 @@
 """A GPU that is none: tensors that say they lie on another device, and are computed on the CPU.
 
 What torch refuses on a real one is refused here: to compute with tensors of both devices, to read
-one's memory from Python. So a stage that ends well has put everything where it belongs, and its
-results equal those of the CPU bit for bit.
+one's memory from Python. From a seed it draws other numbers than the CPU, as a real one does. So a
+stage that ends well has put everything where it belongs, and its results equal those of the CPU bit
+for bit where all that counts is drawn there.
 
 As an entry of the warm server it runs a job like `models.engine.entry`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -78,13 +80,23 @@ def _compute(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     _check_generator(op, kwargs.get("generator"), is_ours)
     if asked is not None:
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    result = op(*tree_map(_inner, args), **tree_map(_inner, kwargs))
+    draws = is_ours and torch.Tag.nondeterministic_seeded in op.tags
+    with _own_numbers() if draws and kwargs.get("generator") is None else nullcontext():
+        result = op(*tree_map(_inner, args), **tree_map(_inner, kwargs))
     if op._schema.name == "aten::copy_":
         return args[0]
     if not is_ours:
         return result
     known = {id(tensor.inner): tensor for tensor in ours}
     return tree_map(lambda leaf: known.get(id(leaf), _wrapped(leaf)), result)
+
+
+@contextmanager
+def _own_numbers() -> Iterator[None]:
+    """Inside, torch draws what it would not draw on the CPU, and leaves its generator alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(torch.initial_seed() ^ 0x5EED)
+        yield
 
 
 def _check_places(op: Any, args: Any, tensors: Sequence[Tensor]) -> None:

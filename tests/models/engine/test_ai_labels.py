@@ -171,7 +171,7 @@ def test_gold_at_its_best_puts_every_label_right_and_a_reward_model_learns_them(
 ) -> None:
     judged = run_stage(
         "judge_preferences",
-        JudgePreferencesConfig(judge=JudgeConfig(gold_accuracy=1.0), num_resamples=50),
+        JudgePreferencesConfig(judge=JudgeConfig(gold_accuracy=1.0)),
         tmp_path / "judged",
         preferences=comparisons,
     )

@@ -47,7 +47,7 @@ def pairs(tmp_path: Path) -> Path:
 
 def _config(server: ScriptedServer, **endpoint: Any) -> JudgePreferencesConfig:
     return JudgePreferencesConfig(
-        judge=JudgeConfig(endpoint=priced(server, **endpoint)), pairs_at_once=5, num_resamples=50
+        judge=JudgeConfig(endpoint=priced(server, **endpoint)), pairs_at_once=5
     )
 
 
@@ -161,7 +161,7 @@ def test_a_shared_folder_serves_stages_with_other_settings(
         config = _config(server)
         first = run_stage("judge_preferences", config, tmp_path / "a", preferences=pairs)
         asked = len(server.bodies)
-        other = config.model_copy(update={"pairs_at_once": 2, "num_resamples": 70})
+        other = config.model_copy(update={"pairs_at_once": 2})
         second = run_stage("judge_preferences", other, tmp_path / "b", preferences=pairs)
         assert len(server.bodies) == asked == 2 * NUM_PAIRS
     assert _files(first)[0] == _files(second)[0]
@@ -185,9 +185,7 @@ def test_a_spent_budget_ends_the_stage_and_a_larger_one_ends_it_well(
 def test_the_gold_judge_at_its_best_finds_the_worlds_wrong_labels(
     tmp_path: Path, comparisons: Path
 ) -> None:
-    config = JudgePreferencesConfig(
-        judge=JudgeConfig(gold_accuracy=1.0), splits=("train", "test"), num_resamples=50
-    )
+    config = JudgePreferencesConfig(judge=JudgeConfig(gold_accuracy=1.0), splits=("train", "test"))
     output = run_stage("judge_preferences", config, tmp_path, preferences=comparisons)
     truth = {row["id"]: row for row in read_rows(comparisons / "truth.jsonl")}
     rows = read_rows(output / "judgements.jsonl")

@@ -45,6 +45,7 @@ def test_first_ratio_is_one(
     assert float(experience.monitors()["kl"]) == pytest.approx(0.0, abs=1e-5)
 
 
+@pytest.mark.narrow
 def test_first_ratio_is_one_where_layers_multiply_in_bfloat16(
     tmp_path: Path, smoke_config: Any, inputs: dict[str, Path], narrow_products: None
 ) -> None:

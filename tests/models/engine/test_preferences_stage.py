@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from models.config import PreferencesConfig
 from models.engine.data import read_rows
 from models.nets.loading import load_tokenizer
 from models.preferences import PreferenceDataError
+from models.row_account import RowAccount, RowCounts
 from tests.models.engine.conftest import run_stage
 
 
@@ -182,3 +184,95 @@ def test_demonstrations_of_held_out_prompts_alone_are_refused(
     without = CONFIG.model_copy(update={"demonstrations": ("shown.jsonl",)})
     with pytest.raises(ValueError, match=r"preferences\.tokenizer must be given"):
         run_stage("preferences", without, tmp_path / "work", **inputs)
+
+
+def _mixed_rows() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Of two sources. The first: 40 good rows with a field that means nothing, then one that
+    repeats the first, one that contradicts the second, two with votes (one against its label), a
+    tie, and two rankings of three. The second: 10 good ones, one without an answer, one too long.
+    """
+    first: list[dict[str, Any]] = [{**_hh(index), "my note": "x"} for index in range(40)]
+    first.append(_hh(0))
+    first.append({"chosen": _hh(1)["rejected"], "rejected": _hh(1)["chosen"]})
+    first.append({**_hh(100), "votes_chosen": 3, "votes_rejected": 2})
+    first.append({**_hh(101), "votes_chosen": 1, "votes_rejected": 4})
+    first.append({**_hh(102), "tie": True})
+    for index in (103, 104):
+        prompt = f"\n\nHuman: question {index}\n\nAssistant:"
+        first.append({"prompt": prompt, "responses": [" best", " second", " last"]})
+    second: list[dict[str, Any]] = [_hh(index) for index in range(200, 210)]
+    second.append({"chosen": "only this"})
+    second.append({"chosen": _hh(1)["chosen"] + "x" * 3000, "rejected": _hh(1)["rejected"]})
+    return first, second
+
+
+@pytest.mark.parametrize("max_pairs", [None, 30])
+def test_every_row_is_in_exactly_one_place(tmp_path: Path, max_pairs: int | None) -> None:
+    first, second = _mixed_rows()
+    folders = {}
+    for index, rows in enumerate((first, second)):
+        folder = folders[f"source_{index}"] = tmp_path / f"source_{index}"
+        folder.mkdir()
+        # A blank line is no row, and is not counted as one.
+        text = "\n\n".join(json.dumps(row) for row in rows)
+        (folder / f"{index}.jsonl").write_text(text)
+    config = PreferencesConfig(
+        sources=("0.jsonl", "1.jsonl"),
+        on_bad_rows="quarantine",
+        on_ties="drop",
+        max_characters=2000,
+        max_pairs=max_pairs,
+        validation_share=0.2,
+        test_share=0.2,
+    )
+    output = run_stage("preferences", config, tmp_path / "work", **folders)
+    account = RowAccount.from_json(json.loads((output / "rows.json").read_text()))
+    # From the files themselves. Rows stand on every second line, the tie is the 45th of the first.
+    lines = {f"0.jsonl:{2 * at - 1}" for at in range(1, len(first) + 1)}
+    lines |= {f"1.jsonl:{2 * at - 1}" for at in range(1, len(second) + 1)}
+    pairs = [
+        row
+        for name in ("train", "validation", "test")
+        for row in read_rows(output / f"{name}.jsonl")
+    ]
+    used = {row["source"] for row in pairs}
+    refused = {f"{row['file']}:{row['line']}" for row in read_rows(output / "quarantine.jsonl")}
+    tie = {"0.jsonl:89"}
+    assert not used & refused and not used & tie
+    left_out = lines - used - refused - tie
+    assert refused == {"1.jsonl:21", "1.jsonl:23"}
+    counted = (
+        account.rows.read,
+        account.rows.used,
+        account.rows.quarantined,
+        account.rows.ties_dropped,
+        account.rows.over_limit,
+    )
+    assert counted == (len(lines), len(used), 2, 1, len(left_out))
+    assert account.quarantined_by_reason == {"missing_field": 1, "too_long": 1}
+    assert account.by_source["1.jsonl"].read == 12
+    assert account.by_source["1.jsonl"].used == sum(name.startswith("1.") for name in used)
+    # 40 + 1 + 1 + 2 + 10 rows of one pair, and two of three.
+    assert (account.pairs_found, account.pairs_used) == (60, max_pairs or 60)
+    assert account.ignored_fields == {"my note": 40}
+    summary = json.loads((output / "summary.json").read_text())
+    if max_pairs is None:
+        assert not left_out
+        told = (account.repeated, account.contradicting, account.with_votes, account.against_votes)
+        assert told == (1, 1, 2, 1)
+        assert "max_pairs" not in summary["account"] + summary["warnings"]
+    else:
+        assert left_out
+        assert f"{len(left_out)} left out by max_pairs=30" in summary["account"]
+        assert "preferences.max_pairs=30 left out 30 of 60 good pairs" in summary["warnings"]
+    assert "2 of 59 rows were refused" in summary["warnings"]
+
+
+def test_an_account_that_does_not_add_up_is_refused() -> None:
+    with pytest.raises(ValueError, match="rows do not add up"):
+        RowCounts(read=4, used=2, quarantined=1, ties_dropped=0, over_limit=0)
+    rows = RowCounts(read=4, used=2, quarantined=1, ties_dropped=0, over_limit=1)
+    with pytest.raises(ValueError, match="sources' read rows come to 0"):
+        RowAccount(rows, {}, {"too_long": 1}, None, 2, 2, 0, 0, 0, 0)
+    with pytest.raises(ValueError, match="reasons .* do not add up"):
+        RowAccount(rows, {"a": rows}, {}, None, 2, 2, 0, 0, 0, 0)

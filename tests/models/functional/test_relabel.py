@@ -57,6 +57,28 @@ def test_flip_below_by_hand() -> None:
     assert relabelled(MEAN, flip_below=1.0).is_flipped.tolist() == [1, 1, 0, 1, 1]
 
 
+def test_a_fraction_and_a_bound_flip_what_meets_both() -> None:
+    # The two weakest are -3 and -1; below -2 is -3 only, below 1 are 0.5 and 0 as well.
+    assert relabelled(MEAN, flip_fraction=0.4, flip_below=-2.0).is_flipped.tolist() == [
+        0,
+        1,
+        0,
+        0,
+        0,
+    ]
+    assert relabelled(MEAN, flip_fraction=0.4, flip_below=1.0).is_flipped.tolist() == [
+        0,
+        1,
+        0,
+        1,
+        0,
+    ]
+    # Clean labels: the weakest tenth is there, but nobody doubts it.
+    clean = torch.linspace(2.0, 7.0, 20, dtype=F64)
+    assert relabelled(clean, flip_fraction=0.1).is_flipped.sum() == 2
+    assert not relabelled(clean, flip_fraction=0.1, flip_below=0.0).is_flipped.any()
+
+
 def test_margin_by_hand() -> None:
     # Flipping -3 alone: strengths 0.5, 3, 2, -1, 0; halved and clipped to 1.
     got = relabelled(MEAN, flip_fraction=0.2, margin_scale=0.5, margin_clip=1.0)
@@ -138,7 +160,15 @@ def test_wrong_ratings_and_margins_are_refused() -> None:
         rating_margin(rating.float(), no, (0, 0, 0, 1))
 
 
-@pytest.mark.parametrize("flips", [{"flip_fraction": 0.3}, {"flip_below": -0.2}, {}])
+@pytest.mark.parametrize(
+    "flips",
+    [
+        {"flip_fraction": 0.3},
+        {"flip_below": -0.2},
+        {"flip_fraction": 0.3, "flip_below": -0.6},
+        {},
+    ],
+)
 @pytest.mark.parametrize("smooth", ["none", "negative", "not_flipped", "all"])
 def test_equals_loop(flips: dict[str, float], smooth: str) -> None:
     mean = torch.randn(40, dtype=F64)
@@ -147,10 +177,11 @@ def test_equals_loop(flips: dict[str, float], smooth: str) -> None:
     values = mean.tolist()
     weakest = sorted(range(40), key=lambda i: (values[i], i))[:12]
     for i, value in enumerate(values):
+        flipped = bool(flips)
         if "flip_fraction" in flips:
-            flipped = i in weakest
-        else:
-            flipped = "flip_below" in flips and value < flips["flip_below"]
+            flipped = flipped and i in weakest
+        if "flip_below" in flips:
+            flipped = flipped and value < flips["flip_below"]
         smoothed = smooth == "all" or (
             not flipped and (smooth == "not_flipped" or (smooth == "negative" and value < 0))
         )
@@ -212,7 +243,6 @@ def test_margin_gradient() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"flip_fraction": 0.1, "flip_below": 0.0}, "give one of the two"),
         ({"flip_fraction": 1.5}, r"flip_fraction must be in \[0, 1\], found 1.5"),
         ({"flip_below": float("nan")}, "flip_below must be finite"),
         ({"smoothing": 0.6}, r"smoothing must be in \[0, 0.5\], found 0.6"),

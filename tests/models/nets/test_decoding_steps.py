@@ -102,6 +102,7 @@ def test_every_step_equals_a_pass_over_all_tokens(model: PreTrainedModel) -> Non
         logits = steps.step(chosen, place)
 
 
+@pytest.mark.narrow
 @torch.no_grad()
 def test_in_half_precision_it_is_as_close_as_the_models_own_pass() -> None:
     model = _llama()

@@ -106,6 +106,7 @@ def test_kept_activations_are_those_that_autograd_keeps(
     assert expected == pytest.approx(really, rel=2e-3)
 
 
+@pytest.mark.narrow
 @pytest.mark.parametrize(("num_rows", "responses"), [(3, [20]), (4, [6, 9, 2])])
 def test_narrow_products_keep_narrow_numbers(
     model: PreTrainedModel,

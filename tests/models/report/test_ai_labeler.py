@@ -41,7 +41,7 @@ def judged(label_inputs: dict[str, Path], write: Write) -> dict[str, Path]:
 
 def test_alignment_by_hand(judged: dict[str, Path]) -> None:
     """Agrees with t1 and t5, half with t3: 2.5 of 6. Right: t0, t4, t5, half of t3; t2 is none."""
-    found = ai_labeler(Artifacts(judged), 0)
+    found = ai_labeler(Artifacts(judged))
     assert found is not None and found.truth_alignment is not None
     assert (found.alignment.value, found.alignment.count) == (pytest.approx(2.5 / 6), 6)
     assert (found.truth_alignment.value, found.truth_alignment.count) == (
@@ -54,10 +54,10 @@ def test_alignment_by_hand(judged: dict[str, Path]) -> None:
 
 def test_a_judge_that_only_looks_labels_nothing(judged: dict[str, Path]) -> None:
     del judged["pairs_as_given"]
-    found = ai_labeler(Artifacts(judged), 0)
+    found = ai_labeler(Artifacts(judged))
     assert found is not None and found.num_labelled == 0
     del judged["judged"]
-    assert ai_labeler(Artifacts(judged), 0) is None
+    assert ai_labeler(Artifacts(judged)) is None
 
 
 def test_the_page_calls_a_judges_error_by_its_name(judged: dict[str, Path], tmp_path: Path) -> None:

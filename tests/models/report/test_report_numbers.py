@@ -21,7 +21,10 @@ from models.report.statistics import (
     Estimate,
     auroc_estimate,
     biased_estimate,
+    cluster_ids,
+    fraction_estimate,
     mean_estimate,
+    net_estimate,
     redraw,
     share_estimate,
     spearman_estimate,
@@ -53,14 +56,31 @@ def test_planted_noise_by_hand(label_inputs: Inputs) -> None:
 
 
 def test_relabelling_by_hand(label_inputs: Inputs) -> None:
-    found = relabelling(Artifacts(label_inputs), 0)
+    found = relabelling(Artifacts(label_inputs))
     assert found is not None
-    assert found.num_flipped == 3
+    assert (found.num_flipped, found.num_unsupported_flips) == (3, 0)
     assert value(found.flip_precision) == pytest.approx(2 / 3)
     assert value(found.flip_recall) == pytest.approx(2 / 3)
     # Right before: t2, t3, t5. After flipping t0, t3, t4: t0, t2, t4, t5.
     assert value(found.right_before) == pytest.approx(3 / 6)
     assert value(found.right_after) == pytest.approx(4 / 6)
+
+
+def test_flips_that_no_member_supports_are_counted_and_a_warning(label_inputs: Inputs) -> None:
+    """t1, t2 and t5 are flipped as well: both members score their chosen answers higher."""
+    path = label_inputs["relabelled"] / "train.jsonl"
+    rows = [{**json.loads(line), "is_flipped": True} for line in path.read_text().splitlines()]
+    rows[2]["review"] = "flip"  # t2: a person did
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    card, _ = assemble(Artifacts(label_inputs), ReportConfig())
+    assert card.relabelling is not None
+    assert (card.relabelling.num_flipped, card.relabelling.num_unsupported_flips) == (6, 2)
+    (warning,) = card.warnings
+    assert "No ensemble member supports 2 of 6 flips" in warning
+    assert summary_of(card)["num_unsupported_flips"] == 2
+    without = {role: path for role, path in label_inputs.items() if not role.startswith("member")}
+    unknown = relabelling(Artifacts(without))
+    assert unknown is not None and unknown.num_unsupported_flips is None
 
 
 def test_labels_that_came_soft_were_not_smoothed(label_inputs: Inputs) -> None:
@@ -71,7 +91,7 @@ def test_labels_that_came_soft_were_not_smoothed(label_inputs: Inputs) -> None:
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         rows = [row | ({"label": labels[row["id"]]} if row["id"] in labels else {}) for row in rows]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = relabelling(Artifacts(label_inputs), 0)
+    found = relabelling(Artifacts(label_inputs))
     assert found is not None
     assert found.share_smoothed == pytest.approx(2 / 6)
 
@@ -98,7 +118,7 @@ def test_scorer_by_hand(label_inputs: Inputs) -> None:
 
 
 def test_length_baseline_by_hand(label_inputs: Inputs) -> None:
-    found = length_baseline(Artifacts(label_inputs), 0)
+    found = length_baseline(Artifacts(label_inputs))
     assert found is not None
     # The rejected answer is the longer one throughout: right only where the label is wrong (e2).
     assert value(found.label_accuracy) == 0.0
@@ -192,17 +212,68 @@ def test_verdict_needs_the_whole_interval() -> None:
 
 
 def test_intervals_against_the_binomial() -> None:
-    found = share_estimate(300, 1000, 0)
+    values = (torch.arange(1000) < 300).double()
+    found = share_estimate(values, None)
     assert found is not None
     # Standard error sqrt(0.3 * 0.7 / 1000) = 0.01449; 1.96 of it is 0.0284.
     assert found.low == pytest.approx(0.3 - 0.0284, abs=0.003)
     assert found.high == pytest.approx(0.3 + 0.0284, abs=0.003)
-    values = (torch.arange(1000) < 300).double()
     other = biased_estimate(lambda index: float(values[index].mean()), 1000, 0)
     assert other.low == pytest.approx(0.3 - 0.0284, abs=0.005)
     assert mean_estimate(values, 0).value == found.value
-    assert share_estimate(0, 0, 0) is None
+    assert share_estimate([], None) is None
     assert auroc_estimate(values, torch.zeros(1000, dtype=torch.bool), 0) is None
+
+
+def test_shares_of_all_or_nothing_are_not_certain() -> None:
+    """All of 14, 14 / (14 + 1.96^2); of three prompts 3 / (3 + 1.96^2); wins the same, doubled."""
+    prompts = [f"\n\nHuman: {number % 3}\n\nAssistant: {number}" for number in range(14)]
+    for clusters, low in ((None, 0.78469), (cluster_ids(prompts), 0.43850)):
+        share = share_estimate([True] * 14, clusters)
+        assert share is not None
+        assert (share.value, share.high, share.count) == (1.0, 1.0, 14)
+        assert share.low == pytest.approx(low, abs=1e-5)
+        net = net_estimate(torch.ones(14), clusters)
+        assert (net.low, net.high) == (pytest.approx(2 * low - 1, abs=1e-5), 1.0)
+        alike = fraction_estimate(torch.full((14,), 0.6), clusters, 0)
+        assert alike.low < 0.6 - 1e-3 and alike.high > 0.6 + 1e-3
+    # Fourteen above six others, in every resample: as sure as six of six, 6 / (6 + 1.96^2).
+    scores = torch.arange(20.0)
+    perfect = auroc_estimate(scores, scores > 5, 0)
+    assert perfect is not None
+    assert (perfect.value, perfect.high) == (1.0, 1.0)
+    assert perfect.low == pytest.approx(0.60967, abs=1e-5)
+
+
+SHARES = (
+    *("label_accuracy", "clean_accuracy", "share_negative", "negative_precision"),
+    *("negative_recall", "flip_precision", "flip_recall", "right_before", "right_after"),
+    *("win", "tie", "lose", "auroc_flipped", "auroc_flipped_clear", "auroc_wrong"),
+    *("accuracy_gain", "accuracy_change"),
+)
+
+
+def test_no_share_of_a_scorecard_is_certain(full_inputs: Inputs) -> None:
+    """Some of these are of one to six pairs, and 0 or 1."""
+    config = ReportConfig(arms=("full",), rounds=(1, 2), has_gold=True)
+    card, _ = assemble(Artifacts(full_inputs), config)
+    found: list[str] = []
+
+    def look(value: object, name: str) -> None:
+        if isinstance(value, dict) and value.keys() == {"value", "low", "high", "count"}:
+            if name in SHARES:
+                assert value["low"] < value["high"], name
+                assert value["low"] <= value["value"] <= value["high"], name
+                found.append(name)
+        elif isinstance(value, dict):
+            for key, child in value.items():
+                look(child, key)
+        elif isinstance(value, list):
+            for child in value:
+                look(child, name)
+
+    look(card.to_json(), "")
+    assert set(found) == set(SHARES)
 
 
 def test_interval_of_the_auroc_is_that_of_resampled_scores() -> None:

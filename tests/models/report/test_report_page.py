@@ -108,6 +108,69 @@ def test_the_audit_s_page_is_linked_where_there_is_one(
     assert [found for tag, found in tags.found if tag == "a"] == [{"href": "audit.html"}]
 
 
+def test_warnings_stand_on_the_first_screen(label_inputs: Inputs, tmp_path: Path) -> None:
+    path = label_inputs["relabelled"] / "train.jsonl"
+    path.write_text(path.read_text().replace('"is_flipped": false', '"is_flipped": true'))
+    html, card = build(ReportConfig(), label_inputs, tmp_path)
+    (warning,) = card["warnings"]
+    first_screen = html.partition("What came in")[0]
+    assert f'<p class="warning"><b>⚠</b> {warning}</p>' in first_screen
+
+
+def test_what_was_read_adds_up_on_the_first_screen(label_inputs: Inputs, tmp_path: Path) -> None:
+    """And the refused rows lie beside the page."""
+    counts = {"read": 140, "used": 10, "quarantined": 14, "ties_dropped": 6, "over_limit": 110}
+    account = {
+        "rows": counts,
+        "by_source": {
+            f"{HOSTILE}.jsonl": dict.fromkeys(counts, 0),
+            "b.jsonl": counts,
+        },
+        "quarantined_by_reason": {"not_json": 2, "too_long": 12},
+        "max_pairs": 11,
+        "pairs_found": 121,
+        "pairs_used": 11,
+        "repeated": 3,
+        "contradicting": 1,
+        "with_votes": 5,
+        "against_votes": 2,
+        "ignored_fields": {HOSTILE: 7},
+        "ignored_files": [],
+        "demonstrations": {"read": 5, "learned": 3, "held_out": 1, "quarantined": 1},
+    }
+    (label_inputs["preferences"] / "rows.json").write_text(json.dumps(account))
+    refused = label_inputs["preferences"] / "quarantine.jsonl"
+    refused.write_text('{"file": "b.jsonl", "line": 3}\n' * 15)
+    html, card = build(ReportConfig(), label_inputs, tmp_path)
+    first_screen = re.sub(r"\s+", " ", html.partition("<h3>Label audit")[0])
+    cells = re.findall(r'<td>([^<]*).*?</td> ?<td class="n">([\d,]+)</td>', first_screen)
+    assert [number for _, number in cells[:4]] == ["10", "14", "6", "110"]
+    for told in (
+        "What was read",
+        "quarantined: 12 too_long, 2 not_json",
+        '<a href="quarantine.jsonl">quarantine.jsonl</a>',
+        "used pairs that repeat an earlier one: 3",
+        "(the same answers the other way round): 1",
+        "used pairs with a label against most of people&#39;s votes: 2 of 5",
+        "5 demonstrations read = 3 learned + 1 held out + 1 quarantined",
+        "<b>⚠</b> preferences.max_pairs=11 left out 110 of 121 good pairs",
+        "<b>⚠</b> 15 of 145 rows were refused",
+    ):
+        assert told in first_screen, told
+    assert HOSTILE not in html
+    assert card["data"]["rows"] == account
+    summary = json.loads((tmp_path / "output" / "summary.json").read_text())
+    parts = [summary[f"rows_{name}"] for name in counts]
+    assert parts[0] == sum(parts[1:]) == 140
+    assert (tmp_path / "output" / "quarantine.jsonl").read_text() == refused.read_text()
+
+
+def test_without_refused_rows_there_is_no_quarantine(label_inputs: Inputs, tmp_path: Path) -> None:
+    (label_inputs["preferences"] / "quarantine.jsonl").write_text("")
+    build(ReportConfig(), label_inputs, tmp_path)
+    assert not (tmp_path / "output" / "quarantine.jsonl").exists()
+
+
 def test_same_inputs_give_the_same_bytes(label_inputs: Inputs, tmp_path: Path) -> None:
     inputs = {role: label_inputs[role] for role in ("preferences", "member_0")}
     first, _ = build(ReportConfig(), inputs, tmp_path / "first")

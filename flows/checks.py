@@ -1,0 +1,240 @@
+"""What can be known of a run before any work begins: its files, their rows, what is installed.
+
+Files are read by the readers that the stages use, the first rows of each: what is wrong behind
+them, and rows over `preferences.max_tokens`, only the stages find. What lies in S3 or on the hub is
+not looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
+
+from flows.config import RunConfig, check_layers, sections_of
+from infra.fetch import is_remote
+from models.config_judge import ChatModelConfig
+from models.config_parts import TrainerConfig
+from models.judging.constitutions import (
+    PACKAGED,
+    ConstitutionError,
+    load_constitution,
+    parse_constitution,
+)
+from models.packages import folder_of, installation_of
+from models.planning.shapes import PlanError, shape_of
+from models.preferences import (
+    BadRow,
+    Look,
+    PreferenceDataError,
+    PreferenceOptionError,
+    Shaping,
+    Source,
+    SplitError,
+    load_demonstrations,
+    look_through,
+    read_review,
+    split_pairs,
+)
+from models.preferences.errors import SOURCE_REASONS
+from models.preferences.readers import looks_like_hub_id
+
+# Of each source: read in well under a second.
+MOST_ROWS = 5000
+MOST_LISTED = 20
+
+
+@dataclass
+class Findings:
+    """What was found, a line each.
+
+    mistakes: with these no run can come to its end. missing: what is not installed here, which a
+    plan for another computer can do without. notes: what is worth knowing.
+    """
+
+    mistakes: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def check(config: RunConfig, *, most_rows: int | None = MOST_ROWS) -> Findings:
+    """Look at all that a run is given; `most_rows` of each source, or all of them."""
+    found = Findings()
+    if not config.is_synthetic:
+        _check_preferences(config, most_rows, found)
+        _check_demonstrations(config, most_rows, found)
+    _check_review(config, found)
+    for path, section in sections_of(config):
+        name = getattr(section, "constitution", None)
+        if isinstance(name, str) and name not in PACKAGED:
+            _check_constitution(f"{path}constitution", name, found)
+        if isinstance(section, ChatModelConfig) and section.local_model is not None:
+            _check_model(f"{path}local_model", section.local_model, found)
+    if config.sft.model.base is not None:
+        _check_model("sft.model.base", config.sft.model.base, found)
+        _check_layers(config, found)
+    found.missing += dict.fromkeys(_not_installed(config))
+    return found
+
+
+def _absent(name: str, source: str) -> str:
+    return f"{name}: found nothing at {source!r}; allowed: an existing file or folder, or s3://"
+
+
+def _local(name: str, sources: Sequence[str], found: Findings) -> Iterator[tuple[int, Source]]:
+    """The sources that lie here, by their place in the list, named as the stage names them."""
+    elsewhere = []
+    for index, source in enumerate(sources):
+        path = Path(source).expanduser()
+        if not is_remote(source) and path.exists():
+            yield index, Source(str(path), name=source.rstrip("/").rpartition("/")[2])
+        elif is_remote(source) or looks_like_hub_id(source):
+            elsewhere.append(source)
+        else:
+            found.mistakes.append(f"{_absent(name, source)} or a hub id")
+    if elsewhere:
+        found.notes.append(f"{name}: not looked at, as they are no files here: {elsewhere}")
+
+
+def _check_preferences(config: RunConfig, most_rows: int | None, found: Findings) -> None:
+    given, name = config.preferences, "preferences.sources"
+    sources = [
+        Source(
+            source.path, given.categories[index] if given.categories else None, None, source.name
+        )
+        for index, source in _local(name, given.sources, found)
+    ]
+    if not sources:
+        return
+    try:
+        look = look_through(sources, on_ties=given.on_ties, most_rows=most_rows)
+    except PreferenceOptionError as error:
+        found.mistakes.append(f"{name}: {error}")
+        return
+    rows = look.report.total
+    broken = [row for row in look.bad_rows if row.reason in SOURCE_REASONS]
+    if broken or (look.bad_rows and given.on_bad_rows == "fail"):
+        found.mistakes += _listed(name, look.bad_rows)
+    elif look.bad_rows:
+        reasons = ", ".join(f"{n} {r}" for r, n in look.report.bad_rows_by_reason.most_common())
+        first = look.bad_rows[0].describe()
+        of = f"{rows.rows_read:,} rows" if look.is_whole else f"the first {rows.rows_read:,} rows"
+        found.notes.append(
+            f"{name}: {len(look.bad_rows):,} of {of} are bad and set aside ({reasons}); the first: "
+            f"{first}"
+        )
+    if look.is_whole and len(sources) == len(given.sources) and not found.mistakes:
+        found.mistakes += _of_pairs(config, look)
+
+
+def _listed(name: str, rows: Sequence[BadRow]) -> list[str]:
+    lines = [f"{name}: {row.describe()}" for row in rows[:MOST_LISTED]]
+    if len(rows) > MOST_LISTED:
+        lines.append(f"{name}: {len(rows) - MOST_LISTED} more rows are bad")
+    if not {row.reason for row in rows} & SOURCE_REASONS:
+        lines.append("preferences.on_bad_rows=quarantine goes on without such rows")
+    return lines
+
+
+def _of_pairs(config: RunConfig, look: Look) -> Iterator[str]:
+    """What all pairs together show, before those that are too long are taken out."""
+    given = config.preferences
+    if not look.pairs:
+        yield "preferences.sources: found no usable row; allowed: at least one"
+        return
+    if config.relabel.rating_margins is not None and not look.report.pairs_by_rating:
+        yield "relabel.rating_margins must be none, found it and no pair with a `rating`"
+    categories = {pair.category for pair in look.pairs}
+    is_certain = given.split_by == "prompt" or None in categories or len(categories) < 3
+    if is_certain and len(look.pairs) <= (given.max_pairs or len(look.pairs)):
+        shares = {"validation": given.validation_share, "test": given.test_share}
+        shares = {"train": 1 - sum(shares.values()), **shares}
+        seed = given.seed + 1000 * config.seed
+        try:
+            split_pairs(look.pairs, shares, seed=seed, split_by=given.split_by)
+        except SplitError as error:
+            yield f"preferences.sources: {error}"
+
+
+def _check_demonstrations(config: RunConfig, most_rows: int | None, found: Findings) -> None:
+    given, name = config.preferences, "preferences.demonstrations"
+    sources = [source for _, source in _local(name, given.demonstrations, found)]
+    if sources:
+        try:
+            load_demonstrations(sources, Shaping("<end>"), given.on_bad_rows, most_rows)
+        except PreferenceDataError as error:
+            found.mistakes += _listed(name, error.bad_rows)
+
+
+def _check_review(config: RunConfig, found: Findings) -> None:
+    name, source = "relabel.review", config.relabel.review
+    if source is None or is_remote(source):
+        return
+    path = Path(source).expanduser()
+    if not path.exists():
+        found.mistakes.append(_absent(name, source))
+        return
+    try:
+        read_review(Source(str(path), name=path.name), None)
+    except PreferenceDataError as error:
+        found.mistakes += [f"{name}: {row.describe()}" for row in error.bad_rows[:MOST_LISTED]]
+
+
+def _check_constitution(name: str, source: str, found: Findings) -> None:
+    path = Path(source).expanduser()
+    if is_remote(source):
+        return
+    try:
+        if path.is_dir():
+            load_constitution(path.name, path)
+        elif path.is_file():
+            parse_constitution(path.read_bytes(), path.name)
+        else:
+            found.mistakes.append(f"{_absent(name, source)} or {', '.join(PACKAGED)}")
+    except ConstitutionError as error:
+        found.mistakes += [f"{name}: {line}" for line in str(error).splitlines()]
+    except OSError as error:
+        found.mistakes.append(f"{name}: {source!r} cannot be read: {error.strerror}")
+
+
+def _check_model(name: str, base: str, found: Findings) -> None:
+    try:
+        if folder_of(base) is not None:
+            return
+    except ValueError as error:
+        found.missing.append(f"{name}: {error}")
+        return
+    path = Path(base).expanduser()
+    if path.is_dir() and not (path / "config.json").is_file():
+        found.mistakes.append(f"{name}: found no config.json in the folder {base!r}")
+    elif not path.exists() and base.startswith((".", "~", "/")):
+        found.mistakes.append(f"{name}: found nothing at {base!r}; allowed: a folder or a hub id")
+
+
+def _check_layers(config: RunConfig, found: Findings) -> None:
+    try:
+        check_layers(config, shape_of(config.sft.model).num_layers)
+    except PlanError:
+        return  # a model of which nothing is known here
+    except ValueError as error:
+        found.mistakes.append(str(error))
+
+
+def _not_installed(config: RunConfig) -> Iterator[str]:
+    """Extras that trainers need, and do not find here."""
+    trainers = [each for _, each in sections_of(config) if isinstance(each, TrainerConfig)]
+    needs: tuple[tuple[Callable[[TrainerConfig], bool], str, str, str], ...] = (
+        (lambda each: each.zero is not None, "zero", "deepspeed", "deepspeed"),
+        (lambda each: each.optimiser == "adamw_8bit", "adamw_8bit", "bitsandbytes", "eight-bit"),
+    )
+    for is_needed, what, module, extra in needs:
+        if any(map(is_needed, trainers)) and find_spec(module) is None:
+            yield f"{what} needs {module}, which is not installed: {installation_of(extra)}"
+    if config.ppo.vllm is not None:
+        python = os.environ.get("TRIMTAB_VLLM_PYTHON") or sys.executable
+        if which(python) is None or (python == sys.executable and find_spec("vllm") is None):
+            yield f"ppo.vllm needs vLLM, and {python} has none: set TRIMTAB_VLLM_PYTHON"

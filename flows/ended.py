@@ -1,0 +1,59 @@
+"""Ctrl-C and SIGTERM end a command with one line, and the status that a shell gives for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class _Ending:
+    """What a signal does; `hint` ends its line."""
+
+    is_interrupted = False  # of the process, however many of these there are
+
+    def __init__(self, hint: str) -> None:
+        self.hint = hint
+
+    def interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        """Ctrl-C: to go on as with SIGTERM, for which Prefect and running trainers are prepared."""
+        if self.is_interrupted:
+            os._exit(128 + signal.SIGINT)  # trainers and servers end with this process
+        _Ending.is_interrupted = True
+        signal.raise_signal(signal.SIGTERM)
+
+    def terminate(self, _number: int, _frame: FrameType | None) -> None:
+        """SIGTERM, once trainers have stopped and Prefect has noted the end of the flow run."""
+        number = signal.SIGINT if self.is_interrupted else signal.SIGTERM
+        name = "Ctrl-C" if self.is_interrupted else "SIGTERM"
+        print(f"trimtab: stopped by {name}{self.hint}", file=sys.stderr)
+        sys.exit(128 + number)
+
+
+@contextmanager
+def signals_end_it(hint: str = "") -> Iterator[None]:
+    """Inside, Ctrl-C and SIGTERM end the process with a line and status 130 or 143.
+
+    A flow that runs lets its trainers stop at a checkpoint first (infra.launch.drain_on_sigterm).
+    A second Ctrl-C ends the process at once. A SIGINT that is ignored, as after `&` in a script,
+    stays so. To be entered in the main thread; elsewhere it does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ending = _Ending(hint)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGTERM, ending.terminate)
+    if before[signal.SIGINT] is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, ending.interrupt)
+    try:
+        yield
+    finally:
+        # After a Ctrl-C what is left is the end of the process, and one more ends it at once.
+        if not ending.is_interrupted:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,98 @@
+"""`trimtab ui`: Prefect's and MLflow's own servers on the embedded files, until interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from infra.settings import Settings
+
+_STOP_SECONDS = 10.0
+
+
+def ui(options: argparse.Namespace, settings: Settings) -> int:
+    """Run both servers; 1 where a port is taken or one of them ends, and then neither is left."""
+    host, ports = options.host, {"--port": options.port, "--mlflow-port": options.mlflow_port}
+    for option, port in ports.items():
+        if not _is_free(host, port) or len(set(ports.values())) < len(ports):
+            print(
+                f"trimtab: port {port} of {host} is taken: stop what has it, or choose another "
+                f"with {option}",
+                file=sys.stderr,
+            )
+            return 1
+    scripts = Path(sys.executable).parent
+    commands = {
+        "Prefect": [
+            *(str(scripts / "prefect"), "server", "start"),
+            *("--host", host, "--port", str(options.port)),
+        ],
+        "MLflow": [
+            *(str(scripts / "mlflow"), "server"),
+            *("--host", host, "--port", str(options.mlflow_port)),
+            *("--backend-store-uri", settings.mlflow_uri),
+            *("--artifacts-destination", str(settings.home / "mlartifacts")),
+        ],
+    }
+    print(
+        f"Prefect: http://{host}:{options.port}   MLflow: http://{host}:{options.mlflow_port}   "
+        "Ctrl-C stops both",
+        flush=True,
+    )
+    return _serve(commands)
+
+
+def _serve(commands: dict[str, list[str]]) -> int:
+    """Until one of the servers ends by itself, which ends the other too."""
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name, command in commands.items():
+            # A session of its own: Ctrl-C is for this process, which then stops them.
+            # PYTHONSAFEPATH: no file of the current folder stands in for a module of theirs.
+            running[name] = subprocess.Popen(
+                command, env={**os.environ, "PYTHONSAFEPATH": "1"}, start_new_session=True
+            )
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        ended = {name: server.poll() for name, server in running.items()}
+        first = next(name for name, status in ended.items() if status is not None)
+        print(
+            f"trimtab: {first}'s server ended with status {ended[first]}; its messages are above",
+            file=sys.stderr,
+        )
+        return 1
+    finally:
+        for server in running.values():
+            _signal_group(server, signal.SIGTERM)
+        for server in running.values():
+            with suppress(subprocess.TimeoutExpired):
+                server.wait(_STOP_SECONDS)
+            _signal_group(server, signal.SIGKILL)
+            server.wait()
+
+
+def _signal_group(server: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(server.pid, number)
+
+
+def _is_free(host: str, port: int) -> bool:
+    """Whether a server may listen there; a name that is none is left to the server to say."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+    except OSError:
+        return True
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,245 @@
+"""What a run that a worker took may read, and whom it may ask: nothing but what the operator names.
+
+TRIMTAB_DATA_ROOTS      what it may read: folders, s3://bucket/prefix, and hf://owner or
+                        hf://owner/name for data sets and models of the hub; by commas
+TRIMTAB_JUDGES          judges that it may ask, https://host/v1=KEY by commas: an address as in
+                        `base_url` and, if it wants a key, the environment variable or Secret block
+                        that holds it
+TRIMTAB_JUDGE_NETWORKS  private networks (10.0.0.0/8) in which those judges' names may lie
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from pathlib import Path
+from urllib.parse import urlsplit
+
+# The kernel's own file systems: their files tell of processes, and no root opens them.
+_NEVER = ("/proc", "/sys", "/dev")
+_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[a-z0-9]+(-[a-z0-9]+)*")
+_HUB_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
+
+S3, HUB = "s3://", "hf://"
+
+
+class AccessError(ValueError):
+    """Something that a run may not read or ask, or a rule about it that cannot be understood."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """What is allowed.
+
+    folders: absolute, links resolved. objects: s3:// prefixes. hub: owners and owner/name. judges:
+    the key's name, None without one, by address. networks: private ones.
+    """
+
+    folders: tuple[Path, ...] = ()
+    objects: tuple[str, ...] = ()
+    hub: tuple[str, ...] = ()
+    judges: tuple[tuple[str, str | None], ...] = ()
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Access:
+        """Read the variables above. Raises AccessError."""
+        roots = _entries(env, "TRIMTAB_DATA_ROOTS")
+        local = [root for root in roots if "://" not in root]
+        for root in roots:
+            if not root.startswith(("/", S3, HUB)) or root in (S3, HUB):
+                raise AccessError(
+                    f"TRIMTAB_DATA_ROOTS names {root!r}; allowed: an absolute folder, "
+                    "s3://bucket/prefix, hf://owner or hf://owner/name"
+                )
+        return cls(
+            folders=tuple(Path(os.path.realpath(root)) for root in local),
+            objects=tuple(root for root in roots if root.startswith(S3)),
+            hub=tuple(root.removeprefix(HUB).strip("/") for root in roots if root.startswith(HUB)),
+            judges=tuple(_judge(entry) for entry in _entries(env, "TRIMTAB_JUDGES")),
+            networks=tuple(_network(text) for text in _entries(env, "TRIMTAB_JUDGE_NETWORKS")),
+        )
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of the judges' keys."""
+        return tuple(key for _, key in self.judges if key is not None)
+
+    @property
+    def allowed_networks(self) -> tuple[str, ...]:
+        """The private networks, and the addresses of judges that are named by number."""
+        numbers = [_number(urlsplit(address).hostname or "") for address, _ in self.judges]
+        return (*map(str, self.networks), *(number for number in numbers if number))
+
+    def demand_file(self, source: str) -> None:
+        """AccessError unless a file, a folder or an s3:// address may be read."""
+        if not source.startswith(S3):
+            self.demand_folder(source)
+            return
+        for root in self.objects:
+            prefix = root.rstrip("/")
+            if source == prefix or source.startswith(f"{prefix}/"):
+                return
+        raise AccessError(
+            f"{source!r} may not be read; allowed are s3:// addresses in TRIMTAB_DATA_ROOTS of the "
+            f"worker: {', '.join(self.objects) or 'none'}"
+        )
+
+    def demand_source(self, source: str, suffixes: tuple[str, ...]) -> None:
+        """AccessError unless a data set may be read: a file (of `suffixes`), as above, or a hub's.
+
+        `owner/name[/folder][:config]` of the hub.
+        """
+        if _is_local(source, suffixes):
+            self.demand_file(source)
+        else:
+            self._demand_hub("/".join(source.partition(":")[0].split("/")[:2]), source)
+
+    def demand_model(self, name: str) -> None:
+        """AccessError unless a model may be read: a folder, or one of the hub.
+
+        Every file of a folder must lie where files may be read, too.
+        """
+        if not _is_local(name):
+            self._demand_hub(name, name)
+            return
+        self.demand_folder(name)
+        for place, folders, files in os.walk(os.path.expanduser(name)):
+            for each in (*folders, *files):
+                path = os.path.join(place, each)
+                self.demand_folder(path)
+                if os.path.islink(path) and os.path.isdir(path):
+                    raise AccessError(f"{path!r} is a link to a folder, which a model may not hold")
+
+    def demand_folder(self, path: str) -> tuple[Path, Path]:
+        """The folder allowed and the path in it, links resolved; AccessError where there is none.
+
+        What is forbidden and what is not there are told in the same words.
+        """
+        if "\0" not in path:
+            written = os.path.expanduser(path)
+            found = Path(os.path.realpath(written))
+            # Both: /proc/self/root leads to anywhere.
+            is_kernels = _is_kernels(found) or _is_kernels(Path(os.path.abspath(written)))
+            for folder in self.folders:
+                if found.is_relative_to(folder) and not is_kernels:
+                    return folder, found.relative_to(folder)
+        allowed = ", ".join(map(str, self.folders)) or "none"
+        raise AccessError(
+            f"the path {path!r} may not be read; allowed are those below TRIMTAB_DATA_ROOTS of the "
+            f"worker: {allowed}"
+        )
+
+    @contextmanager
+    def opened(self, path: str) -> Iterator[int]:
+        """The descriptor of a file or folder that may be read, opened without following a link.
+
+        The path is resolved first and then walked from the folder allowed, so that a link that
+        somebody puts there meanwhile leads nowhere. Raises AccessError, and OSError.
+        """
+        folder, rest = self.demand_folder(path)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for part in rest.parts:
+                inner = open_in(descriptor, part)
+                os.close(descriptor)
+                descriptor = inner
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def demand_judge(self, address: str, key: str | None) -> None:
+        """AccessError unless a judge may be asked, with the key of that name."""
+        wanted = _address(address)
+        for known, own in self.judges:
+            if known == wanted and key in (own, None):
+                return
+        judges = ", ".join(f"{a} with {k or 'no key'}" for a, k in self.judges) or "none"
+        what = f"with the key {key!r}" if key else "without a key"
+        raise AccessError(
+            f"the judge {address!r} may not be asked {what}; allowed are those in TRIMTAB_JUDGES "
+            f"of the worker: {judges}"
+        )
+
+    def key_of(self, address: str) -> str | None:
+        """The name of the key that a judge gets."""
+        return dict(self.judges).get(_address(address))
+
+    def _demand_hub(self, name: str, given: str) -> None:
+        is_known = name in self.hub or name.partition("/")[0] in self.hub
+        if not is_known or not _HUB_NAME.fullmatch(name) or ".." in given:
+            allowed = ", ".join(HUB + each for each in self.hub) or "none"
+            raise AccessError(
+                f"{given!r} of the hub may not be read; allowed are hf:// entries in "
+                f"TRIMTAB_DATA_ROOTS of the worker: {allowed}"
+            )
+
+
+def open_in(folder: int, name: str) -> int:
+    """Open a file or folder by its name in an open folder, not through a link. Raises OSError.
+
+    AccessError for what is neither, and for what lies in a file system of the kernel's.
+    """
+    # Not blocking: a pipe would be waited for.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    descriptor = os.open(name, flags, dir_fd=folder)
+    found = os.fstat(descriptor)
+    is_plain = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
+    if is_plain and found.st_dev not in {os.stat(path).st_dev for path in _NEVER}:
+        return descriptor
+    os.close(descriptor)
+    raise AccessError(f"{name!r} is no file and no folder of data")
+
+
+def _is_local(name: str, suffixes: tuple[str, ...] = ()) -> bool:
+    """Whether a name is a path or an address: by its looks, or because something is there."""
+    looks = name.startswith(("/", ".", "~")) or "//" in name or name.lower().endswith(suffixes)
+    return looks or "\0" in name or os.path.lexists(name)
+
+
+def _is_kernels(path: Path) -> bool:
+    return any(path.is_relative_to(each) for each in _NEVER)
+
+
+def _entries(env: Mapping[str, str], name: str) -> list[str]:
+    return [entry.strip() for entry in env.get(name, "").split(",") if entry.strip()]
+
+
+def _judge(entry: str) -> tuple[str, str | None]:
+    address, has_key, key = entry.partition("=")
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        raise AccessError(
+            f"TRIMTAB_JUDGES names {address!r}; allowed: https://host/v1=KEY, the name of an "
+            "environment variable or of a Secret block behind it"
+        )
+    if has_key and not _KEY.fullmatch(key):  # it may be the key itself
+        raise AccessError(f"TRIMTAB_JUDGES has no name of a key behind {address!r}")
+    return _address(address), key or None
+
+
+def _address(text: str) -> str:
+    """An address in one spelling."""
+    parts = urlsplit(text.strip())
+    return parts._replace(netloc=parts.netloc.lower(), path=parts.path.rstrip("/")).geturl()
+
+
+def _network(text: str) -> IPv4Network | IPv6Network:
+    try:
+        return ip_network(text)
+    except ValueError as error:
+        raise AccessError(
+            f"TRIMTAB_JUDGE_NETWORKS names {text!r}; allowed: a network such as 10.0.0.0/8: {error}"
+        ) from None
+
+
+def _number(host: str) -> str | None:
+    try:
+        return str(ip_network(ip_address(host)))
+    except ValueError:
+        return None

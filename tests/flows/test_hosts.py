@@ -1,0 +1,84 @@
+"""Every stage of the recipes of small models on hosts without, with one and with two GPUs."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flows.experiment import experiment
+from flows.planned_run import PlannedRun, PlannedStage
+from flows.recipes import recipe_named
+from infra.gpus import own_gpus
+from infra.settings import Settings
+from tasks import perform
+
+SMALL = ("smoke", "default", "rlaif", "constitutional")
+
+
+@dataclass
+class Host(PlannedRun):
+    """A run whose tasks are called, up to what `perform` would start them with on a host.
+
+    shares: for each stage its name and its ranks, threads and GPUs.
+    """
+
+    settings: Settings = field(default_factory=Settings.from_env)
+    patch: pytest.MonkeyPatch = field(default_factory=pytest.MonkeyPatch)
+    shares: list[tuple[str, Any]] = field(default_factory=list)
+
+    def submit(
+        self, task: Any, *arguments: Any, wait_for: Sequence[Any] = (), **keywords: Any
+    ) -> PlannedStage:
+        def share(stage: str, config: Any, *_: Any, **how: Any) -> Any:
+            place, by_ranks = how.get("place"), how.get("by_ranks", False)
+            found = perform._share(self.settings, config, place, by_ranks)
+            self.shares.append((stage, found))
+            return SimpleNamespace(summary={"collapsed": False}, cached=True)
+
+        self.patch.setattr(perform, "task_run", SimpleNamespace(tags=list(task.tags)))
+        self.patch.setitem(task.fn.__globals__, "perform", share)
+        bound = inspect.signature(task.fn).bind(*arguments, **keywords)
+        task.fn(*bound.args, **bound.kwargs)
+        return super().submit(task, *arguments, wait_for=wait_for, **keywords)
+
+
+def _on(monkeypatch: pytest.MonkeyPatch, recipe: str, gpus: str, cores: int = 4) -> Host:
+    env = {"CUDA_VISIBLE_DEVICES": gpus, "TRIMTAB_MAX_PARALLEL": str(cores)}
+    host = Host(recipe_named(recipe), settings=Settings.from_env(env), patch=monkeypatch)
+    experiment(host)
+    return host
+
+
+@pytest.mark.parametrize("recipe", SMALL)
+@pytest.mark.parametrize("gpus", ["", "0", "0,1"])
+def test_recipes_of_small_models_run_on_any_host(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recipe: str, gpus: str
+) -> None:
+    host = _on(monkeypatch, recipe, gpus)
+    assert len(host.shares) > 20
+    for _, share in host.shares:
+        with own_gpus(host.settings.gpus, share.num_devices, tmp_path) as mine:
+            assert len(mine) <= 1
+        if gpus:
+            assert share.num_ranks == 1
+        assert share.num_ranks * share.num_threads <= host.settings.max_parallel
+
+
+def test_on_a_cpu_small_models_that_train_alone_have_a_rank_a_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for cores in (1, 2, 4):
+        host = _on(monkeypatch, "default", "", cores)
+        found = Counter(
+            (stage, share.num_ranks, share.num_threads)
+            for stage, share in host.shares
+            if stage in ("sft", "meta_rm")
+        )
+        assert found == {("sft", cores, 1): 1, ("meta_rm", cores, 1): 1}, cores

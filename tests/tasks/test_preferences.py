@@ -1,0 +1,27 @@
+"""What the log says once preferences are read, also where they were found in the store."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from models.config import PreferencesConfig
+from models.records import ArtifactRef
+from tasks import preferences as task_module
+from tasks.stage import StageResult
+
+
+@pytest.mark.parametrize("warning", ["preferences.max_pairs=2 left out 3 of 5 good pairs.", None])
+def test_rows_are_logged_and_what_is_missing_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, warning: str | None
+) -> None:
+    summary = {"account": "5 rows read = 2 used + 3 left out by max_pairs=2", "warnings": warning}
+    found = StageResult(ArtifactRef("preferences", "k", "d"), summary, True, 0.0)
+    monkeypatch.setattr(task_module, "perform", lambda *_: found)
+    with caplog.at_level(logging.INFO, logger="trimtab"):
+        assert task_module.preferences.fn(PreferencesConfig(sources=("a/b",)), "mine") is found
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    expected = [("INFO", "mine: 5 rows read = 2 used + 3 left out by max_pairs=2")]
+    expected += [("WARNING", f"mine: {warning}")] if warning else []
+    assert told == expected

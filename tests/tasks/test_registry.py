@@ -1,0 +1,146 @@
+"""Policies that a run registers: what MLflow gives for an alias is what the store has."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from infra.registry import RegistryError
+from infra.settings import Settings
+from infra.storage import Store, open_store
+from infra.tracking import Tracking
+from models.records import ArtifactRef
+from tasks import registry as registry_module
+from tasks.registry import (
+    DIGEST,
+    KEY,
+    REPORT,
+    ROUND,
+    mend_overwritten,
+    model_name,
+    register_policies,
+    registry,
+    roll_back,
+)
+from tasks.stage import StageResult
+from tests.registered import downloaded
+
+PLACE = "model/model.safetensors"
+
+
+class _Runs:
+    """Registers runs of toy policies, by the task that flows end with."""
+
+    def __init__(self, home: Path) -> None:
+        settings = Settings.from_env({"TRIMTAB_HOME": str(home)})
+        self.store: Store = open_store(settings.store_url)
+        self.tracking = Tracking.from_settings(settings, "toy")
+        self.context = SimpleNamespace(settings=settings, store=self.store, tracking=self.tracking)
+        self.scratch = home / "scratch"
+
+    def published(self, stage: str, key: str, **parents: StageResult) -> StageResult:
+        """An artifact whose weights are its key."""
+        path = self.scratch / key / PLACE
+        path.parent.mkdir(parents=True)
+        path.write_text(key)
+        refs = {role: made.ref for role, made in parents.items()}
+        manifest = self.store.publish(
+            *(stage, key, self.scratch / key),
+            parents={
+                role: {"stage": ref.stage, "key": ref.key, "digest": ref.digest}
+                for role, ref in refs.items()
+            },
+        )
+        return StageResult(ArtifactRef(stage, key, manifest.digest), {}, False, 1.0)
+
+    def end(self, recipe: str, policies: dict[int, str], champion: int | None) -> str | None:
+        """Register a run's policies, given by the keys of rounds; returns the MLflow run."""
+        found = {number: self.published("ppo_max", key) for number, key in policies.items()}
+        made = {f"policy_{number}": policy for number, policy in found.items()}
+        report = self.published("report", f"report-{'-'.join(policies.values())}", **made)
+        run = self.tracking.start_run(recipe)
+        register_policies.fn(run.run_id, recipe, found, champion, report, "settings")
+        return run.run_id
+
+    def end_as_before(self, recipe: str, *keys: str, is_stored: bool = True) -> None:
+        """A run of an earlier Trimtab: every version in one folder, the first one champion."""
+        client, name = self.tracking.connect(), model_name(recipe)
+        made = {key: self.published("ppo_max", key) for key in keys} if is_stored else {}
+        report = self.published("report", f"report-{'-'.join(keys)}", **made)
+        run = self.tracking.start_run("old").run_id
+        client.create_registered_model(name)
+        for number, key in enumerate(keys, start=1):
+            if not is_stored:
+                (self.scratch / key / PLACE).parent.mkdir(parents=True)
+                (self.scratch / key / PLACE).write_text(key)
+            client.log_artifacts(run, str(self.scratch / key / "model"), "model")
+            source = f"{client.get_run(run).info.artifact_uri}/model"
+            tags = {KEY: key, REPORT: report.ref.key, ROUND: str(number)}
+            tags[DIGEST] = made[key].ref.digest if is_stored else key
+            client.create_model_version(name, source, run, tags)
+        client.set_registered_model_alias(name, "champion", "1")
+
+    def in_store(self, key: str) -> str:
+        manifest = self.store.find("ppo_max", key)
+        assert manifest is not None
+        return next(file.sha256 for file in manifest.files if file.name == PLACE)
+
+    def in_mlflow(self, recipe: str, which: str) -> str:
+        folder = downloaded(self.tracking.uri, f"models:/{model_name(recipe)}{which}")
+        return hashlib.sha256((folder / Path(PLACE).name).read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> _Runs:
+    """One database for the module: making its tables takes seconds."""
+    return _Runs(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(autouse=True)
+def _context(runs: _Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "base_context", lambda: runs.context)
+    monkeypatch.setattr(registry_module, "tell", lambda *_, **__: None)
+
+
+def test_a_last_round_that_is_not_promoted_leaves_the_champion_its_weights(runs: _Runs) -> None:
+    runs.end("toy", {1: "one", 2: "two"}, champion=1)
+    assert runs.in_mlflow("toy", "@champion") == runs.in_store("one")
+    assert runs.in_mlflow("toy", "@candidate") == runs.in_store("two")
+
+    runs.end("toy", {2: "better", 3: "worse"}, champion=2)
+    assert runs.in_mlflow("toy", "@champion") == runs.in_store("better")
+    assert runs.in_mlflow("toy", "@candidate") == runs.in_store("worse")
+    roll_back("toy", None)
+    assert runs.in_mlflow("toy", "@champion") == runs.in_store("one")
+    assert runs.in_mlflow("toy", "@candidate") == runs.in_store("worse")
+
+
+def test_versions_of_an_earlier_trimtab_get_their_weights_back(runs: _Runs) -> None:
+    runs.end_as_before("old", "a", "b")
+    assert runs.in_mlflow("old", "@champion") == runs.in_store("b")
+    runs.end("old", {1: "c"}, champion=1)
+    assert runs.in_mlflow("old", "@champion") == runs.in_store("c")
+    assert roll_back("old", None).tags[KEY] == "a"
+    assert runs.in_mlflow("old", "@champion") == runs.in_store("a")
+    assert runs.in_mlflow("old", "/2") == runs.in_store("b")
+
+
+def test_going_back_is_enough_to_get_them_back(runs: _Runs) -> None:
+    runs.end_as_before("older", "d", "e")
+    assert roll_back("older", "2").tags[KEY] == "e"
+    now = registry().find("trimtab-policy-older", "3")
+    assert now is not None and now.tags[KEY] == "d"
+    assert runs.in_mlflow("older", "/3") == runs.in_store("d")
+
+
+def test_weights_that_the_store_lacks_are_never_champion_again(
+    runs: _Runs, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs.end_as_before("oldest", "f", "g", is_stored=False)
+    mend_overwritten(model_name("oldest"))
+    assert "version 1 of trimtab-policy-oldest holds the weights of a later version" in caplog.text
+    with pytest.raises(RegistryError, match="the store has its own no more"):
+        roll_back("oldest", "1")
