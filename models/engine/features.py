@@ -37,7 +37,7 @@ def run(config: FeaturesConfig, inputs: dict[str, Path], workdir: Path) -> None:
     limit = context_length(model.config)
     pairs = read_pairs(inputs["preferences"] / "test.jsonl", tokenizer, limit)
     features, scores = features_of(model, pairs)
-    is_chosen = torch.arange(len(features)) % 2 == 0
+    is_chosen = torch.arange(len(features), device="cpu") % 2 == 0
     mixed = mixing(features, is_chosen, config.num_neighbours)
     perplexity = min(config.perplexity, (len(features) - 1) / 3)
     plane = TSNE(perplexity=perplexity, random_state=config.seed, init="pca").fit_transform(
@@ -63,13 +63,16 @@ def run(config: FeaturesConfig, inputs: dict[str, Path], workdir: Path) -> None:
 
 @torch.no_grad()
 def features_of(model: PreTrainedModel, pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """Features (2N, H) and first head's scores (2N,) of N pairs: chosen, rejected, chosen, ..."""
+    """Features (2N, H) and first head's scores (2N,) of N pairs: chosen, rejected, chosen, ...
+
+    Both on the CPU, for scikit-learn.
+    """
     features = torch.zeros(2 * len(pairs.rows), model.config.hidden_size)
     for part in micro_batches(pairs.rows, SCORING_TOKENS):
         batch = pack([pairs.rows[index] for index in part])
         places = [2 * index + side for index in part for side in (0, 1)]
         features[places] = hidden_states(model, batch)[batch.response_end].float()
-    return features, model.score(features)[:, 0]
+    return features.cpu(), model.score(features)[:, 0].cpu()
 
 
 def mixing(features: Tensor, is_chosen: Tensor, num_neighbours: int) -> Tensor:

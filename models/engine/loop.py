@@ -6,8 +6,8 @@ SFT, reward models and Advantage Models differ only in the loss they hand to `fi
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,11 @@ from models.engine.optimiser import scheduled_rate
 from models.engine.progress import Progress, tail_means
 from models.engine.replay import Replay, or_nll
 from models.nets.adapters import merge_adapters
-from models.nets.freezing import trained_parameters
 from models.nets.packing import Candidates
 from models.nets.training import prepare_training
 
-Ascent = Callable[[int], Metrics]
+# Inside, the parameters are elsewhere; after, where they were before, bit for bit.
+Ascent = Callable[[int], AbstractContextManager[Metrics]]
 AfterStep = Callable[[int], None]
 # A further term of the loss, and the dialogues that a step draws for it.
 Drawn = tuple[Replay, Sequence[Candidates]]
@@ -53,8 +53,9 @@ def fit(
     Beside them stand `num_updates`, the number of steps, and `num_trained_tokens`, of all rows
     that they pass. `loss_function(batch, indices)` gets a packed batch and its rows' indices (b,)
     and returns (mean loss, metrics). It is a mean by `weights` (N,), what each row counts (pairs,
-    tokens), by which micro batches and ranks equal one large batch. `ascend(step)` moves the
-    parameters for the gradient only; `after_step(number)` looks at the model. Where there are
+    tokens), by which micro batches and ranks equal one large batch. Inside of
+    `ascend(step)`, where the gradient is taken, the parameters are elsewhere; it gives metrics.
+    `after_step(number)` looks at the model. Where there are
     `parts` of the rows, each has its epochs after those of the one before, under one schedule.
     `replay` is a further term of every step's loss. Of ranks the first returns.
     """
@@ -70,7 +71,7 @@ def fit(
     for step in range(start, len(batches)):
         rate = scheduled_rate(config, step, len(batches))
         _seed_dropout(seed, step)
-        with _ascended(model, ascend, step) as extra:
+        with nullcontext({}) if ascend is None else ascend(step) as extra:
             metrics = _gradient(learner, rows, weights, batches[step], config, replayed[step])
             metrics |= extra
         metrics["grad_norm"] = learner.step(rate)
@@ -118,22 +119,6 @@ def _batches(
 def _seed_dropout(seed: int, step: int) -> None:
     """What a step drops depends on nothing before it, so that a resumed run drops the same."""
     torch.manual_seed(random.Random(f"dropout/{seed}/{step}/{ranks.number()}").getrandbits(63))
-
-
-@contextmanager
-def _ascended(model: PreTrainedModel, ascend: Ascent | None, step: int) -> Iterator[Metrics]:
-    """Inside, the parameters are where `ascend(step)` moved them; after, where they were before.
-
-    Gives the metrics of the ascent. The way back is a copy, not a subtraction: bit for bit.
-    """
-    if ascend is None:
-        yield {}
-        return
-    before = [value.detach().clone() for value in trained_parameters(model)]
-    yield ascend(step)
-    with torch.no_grad():
-        for parameter, value in zip(trained_parameters(model), before, strict=True):
-            parameter.copy_(value)
 
 
 def _gradient(

@@ -2,13 +2,16 @@
 
 Each step: theta' = theta + eta * grad J(theta) on responses of the current policy, then the loss's
 gradient g at theta' on original pairs, and the optimiser's step with g on theta (first order).
-theta' is undone bit for bit.
+theta' is undone bit for bit: theta is kept where grad J was, so that an ascent takes as much memory
+as the parameters twice, and with g three times.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -92,38 +95,73 @@ class MetaAscent:
         self._batches = endless(len(meta_rows), config.meta_batch, config.seed)
         self._drawn: list[list[int]] = []
 
-    def __call__(self, step: int) -> Metrics:
-        """theta <- theta + eta * grad J(theta), in place; the step alone decides the batch."""
+    @contextmanager
+    def __call__(self, step: int) -> Iterator[Metrics]:
+        """Inside, theta + eta * grad J(theta); after, theta. The step alone decides the batch."""
         while len(self._drawn) <= step:  # a resumed run does not begin at step 0
             self._drawn.append(next(self._batches))
         drawn = [self.meta_rows[index] for index in self._drawn[step]]
         total = len(drawn) * ranks.times_counted(drawn)
-        parameters = trained_parameters(self.model)
-        ascent: list[Tensor | None] = []
+        ascent = _Gradients(trained_parameters(self.model))
         sums: Metrics = defaultdict(lambda: torch.zeros(()))
         for part in my_parts(drawn, self.max_tokens):
             scores = response_scores(self.model, pack([drawn[index] for index in part]))
             objective, metrics = difference_objective(scores.view(len(part), -1))
             share = len(part) / total
-            # Not `backward`: ZeRO's hooks would take these gradients for the descent's.
-            gradients = torch.autograd.grad(objective * share, parameters, allow_unused=True)
-            ascent = _sums(ascent, gradients)
+            ascent.add(objective * share)
             for name, value in metrics.items():
                 sums[name] += value * share
-        ranks.add_up([value for value in (*ascent, *sums.values()) if value is not None])
-        with torch.no_grad():
-            for parameter, gradient in zip(parameters, ascent, strict=True):
-                if gradient is not None:
-                    parameter.add_(gradient, alpha=self.rate)
-        return dict(sums)
+        ranks.add_up([value for value in (*ascent.sums, *sums.values()) if value is not None])
+        ascent.exchange(self.rate)
+        yield dict(sums)
+        ascent.undo()
 
 
-def _sums(wholes: list[Tensor | None], parts: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Gradients added in place; the first part's are taken as they are, without a copy."""
-    for whole, part in zip(wholes, parts, strict=bool(wholes)):
-        if whole is not None and part is not None:
-            whole += part
-    return wholes or list(parts)
+class _Gradients:
+    """Sums of gradients of `parameters`, of each as soon as there is one: never two of all.
+
+    After `exchange` they hold what the parameters were before.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.parameters = parameters
+        self.sums: list[Tensor | None] = [None] * len(parameters)
+
+    def add(self, objective: Tensor) -> None:
+        """Add the gradients of a scalar."""
+        hooks = [
+            parameter.register_hook(partial(self._add_one, place))
+            for place, parameter in enumerate(self.parameters)
+        ]
+        # Not `backward`: ZeRO's hooks would take these gradients for the descent's.
+        torch.autograd.grad(objective, self.parameters, allow_unused=True)
+        for hook in hooks:
+            hook.remove()
+
+    def _add_one(self, place: int, gradient: Tensor) -> Tensor:
+        """The first is taken as it is. Returns a zero of that shape, as autograd keeps it."""
+        total = self.sums[place]
+        if total is None:
+            self.sums[place] = gradient
+        else:
+            total += gradient
+        return gradient.new_zeros(()).expand_as(gradient)
+
+    @torch.no_grad()
+    def exchange(self, rate: float) -> None:
+        """Move the parameters up by `rate` times the sums, in whose place they are kept."""
+        for parameter, total in zip(self.parameters, self.sums, strict=True):
+            if total is not None:
+                before = parameter.clone()
+                parameter.add_(total, alpha=rate)
+                total.copy_(before)
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Move the parameters back, bit for bit, after `exchange`."""
+        for parameter, before in zip(self.parameters, self.sums, strict=True):
+            if before is not None:
+                parameter.copy_(before)
 
 
 def _pair_loss(model: PreTrainedModel, pairs: Pairs, margin: float) -> LossFunction:

@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import itertools
 import json
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from models.config_ppo import PPOConfig
 from models.engine import ranks
@@ -73,14 +75,14 @@ class PPORun:
         self.config, self.workdir, self.vllm = config, workdir, vllm
         start = inputs["policy"] / "model"
         self.tokenizer = load_tokenizer(start)
-        # In this order at most two are whole at once where ranks hold parts.
+        # Where ranks hold parts, each model is in parts before the next is loaded.
         self.reference = hold(load_policy(inputs["reference"] / "model").eval(), config.zero)
         self.scorers = Scorers.load(config, inputs, workdir)
         self.policy = load_policy(start).eval()
-        self.critic = new_scorer(start, 1, config.seed).eval()
-        if config.critic_init == "scorer":
-            self.critic = load_scorer(one_or_several(inputs, "scorer")[0] / "model").eval()
-        self.depth = self._share_lower_layers()
+        self.depth, load_critic = 0, partial(self._load_critic, inputs)
+        if not self.is_parted:
+            critic = load_critic()
+            self.depth, load_critic = self._share_lower_layers(critic), lambda: critic
         self.prompts = read_rows(inputs["data"] / "policy_prompts.jsonl")
         self.moments = RunningMoments()
         self.generator = torch.Generator().manual_seed(config.seed)
@@ -94,7 +96,8 @@ class PPORun:
             if self.scorers.judge is not None:
                 self.scorers.judge.load_state_dict(state["judge"])
         saved = None if state is None else state["learner"]
-        self.learner = ActorCritic(config, self.policy, self.critic, replay, saved)
+        self.learner = ActorCritic(config, self.policy, load_critic, replay, saved)
+        self.critic = self.learner.critic.model
         if not self.is_parted:
             for trained in (self.policy, self.critic):
                 for other in (self.reference, *self.scorers.held):
@@ -105,16 +108,19 @@ class PPORun:
         """Whether ranks hold parts of parameters."""
         return self.config.zero is not None and self.config.zero.stage == 3
 
-    def _share_lower_layers(self) -> int:
+    def _load_critic(self, inputs: dict[str, Path]) -> PreTrainedModel:
+        if self.config.critic_init == "scorer":
+            return load_scorer(one_or_several(inputs, "scorer")[0] / "model").eval()
+        return new_scorer(inputs["policy"] / "model", 1, self.config.seed).eval()
+
+    def _share_lower_layers(self, critic: PreTrainedModel) -> int:
         """Layers frozen in all models run once a response; returns how many these are.
 
-        None where ranks hold parts of them, of each model's its own.
+        Not for ranks that hold parts of them, of each model's its own.
         """
-        if self.is_parted:
-            return 0
         depth = num_frozen_layers(self.policy, self.config.trainable_layers)
         others = (each.model for each in (self.reference, *self.scorers.held))
-        for other in (*others, self.critic):
+        for other in (*others, critic):
             depth = tie_lower_layers(self.policy, other, depth)
         return depth
 

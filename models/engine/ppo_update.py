@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ Beside = tuple[Tensor, Tensor]
 
 
 class ActorCritic:
-    """The two trained models, a learner each.
+    """The two trained models, a learner each; the critic is loaded once the policy's is there.
 
     `replay` holds the rehearsal and pre-training terms that are added to the policy loss. Their
     draws come from a generator of their own, kept in the checkpoint like `num_trained_tokens`:
@@ -37,16 +38,17 @@ class ActorCritic:
         self,
         config: PPOConfig,
         policy: PreTrainedModel,
-        critic: PreTrainedModel,
+        load_critic: Callable[[], PreTrainedModel],
         replay: list[Replay],
         state: dict[str, Any] | None = None,
     ) -> None:
         self.config, self.replay = config, replay
-        for model in (policy, critic):
-            prepare_training(model, config, config.seed)
         saved = state or {}
+        prepare_training(policy, config, config.seed)
         loss_function = or_nll(policy, _policy_loss(policy, config))
         self.policy = new_learner(policy, loss_function, config, state=saved.get("policy"))
+        critic = load_critic()
+        prepare_training(critic, config, config.seed)
         self.critic = new_learner(
             critic, _critic_loss(critic, config), config, state=saved.get("critic")
         )

@@ -22,6 +22,7 @@ import torch.distributed
 from torch import Tensor
 
 from models.engine import signals
+from models.limits import BUCKET
 
 T = TypeVar("T")
 
@@ -123,24 +124,27 @@ def times_counted(batch: Sequence[object]) -> int:
 
 
 def add_up(tensors: Sequence[Tensor]) -> None:
-    """Replace every tensor by its sum over ranks (float32), the same to the bit on each of them."""
+    """Replace every tensor by its sum over ranks (float32), the same to the bit on each of them.
+
+    The tensors are contiguous.
+    """
     if _ranks.count == 1 or not tensors:
         return
     if not _ranks.is_launched:
-        for pieces in _windows_full(tensors):
+        for pieces in _bundles(tensors, _WINDOW):
             _add_up_in_window(pieces)
         return
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    torch.distributed.all_reduce(flat)
-    sums = flat.split([tensor.numel() for tensor in tensors])
-    for tensor, total in zip(tensors, sums, strict=True):
-        tensor.copy_(total.view_as(tensor))
+    for pieces in _bundles(tensors, BUCKET):
+        flat = torch.cat(pieces)
+        torch.distributed.all_reduce(flat)
+        for piece, total in zip(pieces, flat.split([len(piece) for piece in pieces]), strict=True):
+            piece.copy_(total)
 
 
-def _windows_full(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Flat pieces of all tensors in order, as many at a time as a window holds."""
+def _bundles(tensors: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
+    """Flat pieces of all tensors in order, at a time as many as have `size` numbers together."""
     pieces: list[Tensor] = []
-    room = _WINDOW
+    room = size
     for tensor in tensors:
         rest = tensor.view(-1)
         while len(rest) > 0:
@@ -148,7 +152,7 @@ def _windows_full(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
             rest, room = rest[room:], room - len(pieces[-1])
             if room == 0:
                 yield pieces
-                pieces, room = [], _WINDOW
+                pieces, room = [], size
     if pieces:
         yield pieces
 

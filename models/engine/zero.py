@@ -14,6 +14,7 @@ Implementation details that matter:
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from deepspeed.utils import (
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from models import limits
 from models.config_parts import TrainerConfig, ZeroConfig
 from models.engine import ranks
 from models.engine.learners import LossFunction, Metrics
@@ -138,6 +140,9 @@ class ZeroLearner:
                 with deepspeed.zero.GatheredParameters([parameter]):
                     frozen[name] = _copy(parameter)
         self.engine.destroy()
+        # It and its optimiser refer to one another, and would keep what they hold on the device.
+        del self.engine
+        gc.collect()
         if ranks.is_first():
             _replace_parameters(self.model, {**trained, **frozen})
             self.model.to(torch.get_default_device())
@@ -186,7 +191,14 @@ def _copy(value: Tensor) -> Tensor:
 
 def deepspeed_config(zero: ZeroConfig, max_grad_norm: float) -> dict[str, Any]:
     """DeepSpeed's own configuration. Batches, rates and schedule are the loop's."""
-    stage: dict[str, Any] = {"stage": zero.stage}
+    stage: dict[str, Any] = {
+        "stage": zero.stage,
+        "reduce_bucket_size": limits.ZERO_BUCKET,
+        "stage3_max_live_parameters": limits.ZERO_LIVE,
+        "stage3_max_reuse_distance": limits.ZERO_LIVE,
+        "stage3_prefetch_bucket_size": limits.ZERO_PREFETCH,
+        "stage3_param_persistence_threshold": limits.ZERO_WHOLE,
+    }
     if zero.offload:
         stage["offload_optimizer"] = {"device": "cpu"}
         if zero.stage == 3:

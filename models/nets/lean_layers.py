@@ -8,12 +8,13 @@ keeps silu(gate) beside both; here it is computed again.
 
 from __future__ import annotations
 
-from types import MethodType
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
@@ -24,14 +25,26 @@ _FEED_FORWARDS = {f"{family}MLP" for family in _FAMILIES}
 
 
 def with_lean_layers(model: PreTrainedModel) -> PreTrainedModel:
-    """The model, whose norms and gated products now take their gradient by hand; others stay."""
+    """The model, whose norms and gated products now take their gradient by hand; others stay.
+
+    They become of another class: a module that held its own `forward` would refer to itself, and
+    Python would free its weights long after the model is gone.
+    """
     for module in model.modules():
-        name = type(module).__name__
-        if name in _NORMS:
-            module.forward = MethodType(_norm, module)
-        elif name in _FEED_FORWARDS and module.config.hidden_act in ("silu", "swish"):
-            module.forward = MethodType(_feed_forward, module)
+        kind = type(module)
+        if kind.forward in (_norm, _feed_forward):
+            continue
+        if kind.__name__ in _NORMS:
+            module.__class__ = _passing_by(kind, _norm)
+        elif kind.__name__ in _FEED_FORWARDS and module.config.hidden_act in ("silu", "swish"):
+            module.__class__ = _passing_by(kind, _feed_forward)
     return model
+
+
+@cache
+def _passing_by(kind: type[nn.Module], forward: Callable[..., Tensor]) -> type[nn.Module]:
+    """The class, but for its forward pass."""
+    return type(kind.__name__, (kind,), {"forward": forward})
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -48,7 +61,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 def _norm(self: Any, hidden: Tensor) -> Tensor:
     if hidden.dtype != torch.float32:  # what rounds in between is left to the class
-        normed: Tensor = type(self).forward(self, hidden)
+        normed: Tensor = type(self).__base__.forward(self, hidden)
         return normed
     return rms_norm(hidden, self.weight, self.variance_epsilon)
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from infra.launch import TrainerError, launch
-from models.config import LowerStatesConfig
+from models.config import FeaturesConfig, LowerStatesConfig
 from models.config_parts import LoraConfig
 from models.config_rewards import ContrastiveConfig
 from models.engine import entry
@@ -181,6 +181,14 @@ def test_rehearsal_then_ppo(
     torch.testing.assert_close(
         saved["policy"]["model"], other["policy"]["model"], rtol=1e-3, atol=1e-3
     )
+
+
+def test_features(
+    both: Compare, smoke_config: Any, pairs: Path, advantage_model: Path
+) -> None:
+    inputs = {"scorer": advantage_model, "preferences": pairs}
+    ours, theirs = both("features", FeaturesConfig(), **inputs)
+    _assert_same_rows(ours, theirs, "features.jsonl")
 
 
 def test_dpo(both: Compare, smoke_config: Any, policy: Path, pairs: Path) -> None:

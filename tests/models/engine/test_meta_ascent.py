@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from models.engine.meta_rm import MetaAscent
 from models.functional.meta_rm import difference_objective
@@ -34,8 +36,12 @@ def test_micro_batches_add_up_to_one(smoke_config: Any, advantage_model: Path) -
             update={"train": train, "meta_batch": 7, "meta_learning_rate": 1.0}
         )
         model = load_scorer(advantage_model / "model")
-        metrics.append(MetaAscent(config, model, rows)(0))
-        moved.append(dict(model.named_parameters()))
+        before = _copied(model)
+        with MetaAscent(config, model, rows)(0) as found:
+            metrics.append(found)
+            moved.append(_copied(model))
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter, before[name])
 
     model = load_scorer(advantage_model / "model")
     objective, _ = difference_objective(response_scores(model, pack(rows)).view(7, 3))
@@ -44,5 +50,9 @@ def test_micro_batches_add_up_to_one(smoke_config: Any, advantage_model: Path) -
         assert parameter.grad is not None
         for found in moved:
             torch.testing.assert_close(found[name], parameter + parameter.grad)
-    for found in metrics:
-        torch.testing.assert_close(found["meta_objective"], objective.detach())
+    for each in metrics:
+        torch.testing.assert_close(each["meta_objective"], objective.detach())
+
+
+def _copied(model: PreTrainedModel) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
