@@ -183,9 +183,7 @@ def test_rehearsal_then_ppo(
     )
 
 
-def test_features(
-    both: Compare, smoke_config: Any, pairs: Path, advantage_model: Path
-) -> None:
+def test_features(both: Compare, smoke_config: Any, pairs: Path, advantage_model: Path) -> None:
     inputs = {"scorer": advantage_model, "preferences": pairs}
     ours, theirs = both("features", FeaturesConfig(), **inputs)
     _assert_same_rows(ours, theirs, "features.jsonl")
