@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -79,7 +80,8 @@ class PPORun:
         self.reference = hold(load_policy(inputs["reference"] / "model").eval(), config.zero)
         self.scorers = Scorers.load(config, inputs, workdir)
         self.policy = load_policy(start).eval()
-        self.depth, load_critic = 0, partial(self._load_critic, inputs)
+        self.depth = 0
+        load_critic: Callable[[], PreTrainedModel] = partial(self._load_critic, inputs)
         if not self.is_parted:
             critic = load_critic()
             self.depth, load_critic = self._share_lower_layers(critic), lambda: critic

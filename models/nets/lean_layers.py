@@ -31,7 +31,7 @@ def with_lean_layers(model: PreTrainedModel) -> PreTrainedModel:
     Python would free its weights long after the model is gone.
     """
     for module in model.modules():
-        kind = type(module)
+        kind: Any = type(module)
         if kind.forward in (_norm, _feed_forward):
             continue
         if kind.__name__ in _NORMS:
@@ -42,9 +42,10 @@ def with_lean_layers(model: PreTrainedModel) -> PreTrainedModel:
 
 
 @cache
-def _passing_by(kind: type[nn.Module], forward: Callable[..., Tensor]) -> type[nn.Module]:
+def _passing_by(kind: Any, forward: Callable[..., Tensor]) -> type[nn.Module]:
     """The class, but for its forward pass."""
-    return type(kind.__name__, (kind,), {"forward": forward})
+    changed: type[nn.Module] = type(kind.__name__, (kind,), {"forward": forward})
+    return changed
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -61,7 +62,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 def _norm(self: Any, hidden: Tensor) -> Tensor:
     if hidden.dtype != torch.float32:  # what rounds in between is left to the class
-        normed: Tensor = type(self).__base__.forward(self, hidden)
+        normed: Tensor = super(type(self), self).forward(hidden)
         return normed
     return rms_norm(hidden, self.weight, self.variance_epsilon)
 
