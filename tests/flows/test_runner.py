@@ -12,6 +12,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows import finish
 from flows.config import ConfigError
+from flows.names import named
 from flows.recipes import recipe_named
 from flows.run import Run
 from flows.runner import task_runner
@@ -82,9 +83,11 @@ def test_a_gpu_that_trainers_do_not_use_is_said_once_a_run(
     monkeypatch.setattr(finish, "take_over", lambda: None)
     monkeypatch.setattr(finish, "start_tracked_run", lambda *_: tracked)
     monkeypatch.setattr(finish, "end_earlier", lambda _: None)
+    monkeypatch.setattr(finish, "_name_flow_run", lambda *_: None)
+    config = recipe_named("smoke")
     for line in (None, "this host has a GPU"):
         monkeypatch.setattr(finish, "unused_gpus", lambda _, line=line: line)
         caplog.clear()
-        with finish.tracked_flow(recipe_named("smoke"), "rlhf"):
+        with finish.tracked_flow(config, named(config, "rlhf")):
             pass
         assert [each.getMessage() for each in caplog.records] == ([] if line is None else [line])
