@@ -26,7 +26,7 @@ def main() -> None:
     with running_stack() as stack:
         for seed in range(options.runs):
             wall = _run(stack, seed)
-            spans = list(stack.timeline(f"rlhf smoke seed {seed}").values())
+            spans = list(stack.timeline(f"smoke-seed{seed}").values())
             busy, manifests = _covered(spans), stack.manifests()
             around = mean(each.end - each.start - manifests[each.key].seconds for each in spans)
             again = _run(stack, seed)

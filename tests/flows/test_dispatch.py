@@ -140,9 +140,9 @@ def _start_and_train(running: Running, seed: int) -> dict[str, Any]:
 
 def test_ten_members_take_two_slots(running: Running) -> None:
     running.trimtab("deploy", "--gpus", "2")
-    run = ("run", "smoke", "seed=2", *members(10), "--flow", "label-audit")
+    run = ("run", "smoke", "seed=2", *members(10), "--flow", "label-audit", "--name", "ten")
     assert running.trimtab_started(*run, TRIMTAB_MAX_PARALLEL="4").wait() == 0
-    timeline = running.timeline("label-audit smoke seed 2")
+    timeline = running.timeline("ten")
     spans = [span for name, span in timeline.items() if "member" in name]
     assert len(spans) == 10
     at_once = [sum(s.start <= each.start < s.end for s in spans) for each in spans]

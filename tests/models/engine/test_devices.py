@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +63,12 @@ def _assert_same_model(ours: Path, theirs: Path) -> None:
         assert (mine[name] - value).abs().max() < 1e-3 * value.abs().max(), name
 
 
-def _assert_same_rows(ours: Path, theirs: Path, name: str) -> None:
+def _assert_same_rows(ours: Path, theirs: Path, name: str, but: Sequence[str] = ()) -> None:
     for row, other in zip(*(read_rows(folder / name) for folder in (ours, theirs)), strict=True):
         assert row.keys() == other.keys()
         for key, value in other.items():
+            if key in but:
+                continue
             same = pytest.approx(value, rel=1e-3, abs=1e-3) if isinstance(value, float) else value
             assert row[key] == same, key
 
@@ -186,7 +188,8 @@ def test_rehearsal_then_ppo(
 def test_features(both: Compare, smoke_config: Any, pairs: Path, advantage_model: Path) -> None:
     inputs = {"scorer": advantage_model, "preferences": pairs}
     ours, theirs = both("features", FeaturesConfig(), **inputs)
-    _assert_same_rows(ours, theirs, "features.jsonl")
+    # t-SNE lets differences of rounding grow: where it puts a point is no matter of the device's.
+    _assert_same_rows(ours, theirs, "features.jsonl", but=("x", "y"))
 
 
 def test_dpo(both: Compare, smoke_config: Any, policy: Path, pairs: Path) -> None:
