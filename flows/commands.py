@@ -189,6 +189,9 @@ def deploy_flows(options: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
+_GOES_ON = "; the same command goes on where it was"
+
+
 def _in_prefect(load: Callable[[], Callable[[], object]]) -> int:
     """Import the flows while Prefect's server starts, then run what `load` gives.
 
@@ -196,9 +199,8 @@ def _in_prefect(load: Callable[[], Callable[[], object]]) -> int:
     """
     from infra.prefect_server import PrefectServerError, local_prefect_server
 
-    goes_on = signals_end_it("; the same command goes on where it was")
     try:
-        with goes_on, local_prefect_server() as wait_until_ready:
+        with signals_end_it(_GOES_ON), local_prefect_server() as wait_until_ready:
             return _reported(load, wait_until_ready)
     except PrefectServerError as error:
         print(f"trimtab: {error}", file=sys.stderr)
@@ -208,7 +210,7 @@ def _in_prefect(load: Callable[[], Callable[[], object]]) -> int:
 def _reported(
     load: Callable[[], Callable[[], object]], wait_until_ready: Callable[[], None]
 ) -> int:
-    with quick_imports():
+    with quick_imports(), signals_end_it(_GOES_ON, at_once=True):
         from flows.config import ConfigError
         from infra.fetch import FetchError
         from infra.launch import TrainerError, warm_up
@@ -219,12 +221,13 @@ def _reported(
         from tasks.registry import LineageError
         from tasks.stage import StageInputError, StageOutputError
 
+    with quick_imports():
         get_ready()
     stages = (TrainerError, StageInputError, StageOutputError, StorageError, FetchError)
     try:
         if not (Settings.from_env().home / "reports").exists():  # first run: the store is empty
             warm_up()
-        with quick_imports():
+        with quick_imports(), signals_end_it(_GOES_ON, at_once=True):
             run = load()
         wait_until_ready()
         for noise in ("prefect.flow_runs", "prefect.task_runs"):  # one stage's failure fails many

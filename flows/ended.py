@@ -12,12 +12,12 @@ from types import FrameType
 
 
 class _Ending:
-    """What a signal does; `hint` ends its line."""
+    """What a signal does; `hint` ends its line. `at_once`: without an exception."""
 
     is_interrupted = False  # of the process, however many of these there are
 
-    def __init__(self, hint: str) -> None:
-        self.hint = hint
+    def __init__(self, hint: str, at_once: bool) -> None:
+        self.hint, self.at_once = hint, at_once
 
     def interrupt(self, _number: int, _frame: FrameType | None) -> None:
         """Ctrl-C: to go on as with SIGTERM, for which Prefect and running trainers are prepared."""
@@ -30,22 +30,26 @@ class _Ending:
         """SIGTERM, once trainers have stopped and Prefect has noted the end of the flow run."""
         number = signal.SIGINT if self.is_interrupted else signal.SIGTERM
         name = "Ctrl-C" if self.is_interrupted else "SIGTERM"
-        print(f"trimtab: stopped by {name}{self.hint}", file=sys.stderr)
+        print(f"trimtab: stopped by {name}{self.hint}", file=sys.stderr, flush=True)
+        if self.at_once:
+            os._exit(128 + number)
         sys.exit(128 + number)
 
 
 @contextmanager
-def signals_end_it(hint: str = "") -> Iterator[None]:
+def signals_end_it(hint: str = "", *, at_once: bool = False) -> Iterator[None]:
     """Inside, Ctrl-C and SIGTERM end the process with a line and status 130 or 143.
 
     A flow that runs lets its trainers stop at a checkpoint first (infra.launch.drain_on_sigterm).
     A second Ctrl-C ends the process at once. A SIGINT that is ignored, as after `&` in a script,
-    stays so. To be entered in the main thread; elsewhere it does nothing.
+    stays so. `at_once` is for imports: a library that is loaded may turn our exception into one of
+    its own, and there is nothing to tidy up yet. To be entered in the main thread; elsewhere it
+    does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    ending = _Ending(hint)
+    ending = _Ending(hint, at_once)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGTERM, ending.terminate)
     if before[signal.SIGINT] is not signal.SIG_IGN:

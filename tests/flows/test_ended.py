@@ -25,6 +25,17 @@ with signals_end_it("; it goes on"):
     print("ready", flush=True)
     time.sleep(600)
 """
+# As a library that is loaded and makes an exception of its own of any.
+LOADING = """
+import signal
+from flows.ended import signals_end_it
+with signals_end_it("; it goes on"):
+    with signals_end_it("; it goes on", at_once=True):
+        try:
+            signal.raise_signal(getattr(signal, __import__("sys").argv[1]))
+        except BaseException as error:
+            raise ValueError("PydanticSerializationError") from error
+"""
 SERVE = """
 import sys
 from flows.ended import signals_end_it
@@ -56,6 +67,15 @@ def _signalled(process: subprocess.Popen[str], numbers: Sequence[signal.Signals]
 def test_a_signal_ends_it_with_a_line(number: signal.Signals, name: str, status: int) -> None:
     process = _start(DRAINING)
     assert _signalled(process, [number]) == f"trimtab: stopped by {name}; it goes on\n"
+    assert process.returncode == status
+
+
+@pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_while_libraries_are_loaded_ends_it_with_a_line(number: str, status: int) -> None:
+    process = _start(LOADING, number)
+    said = process.communicate(timeout=60)[1]
+    name = "Ctrl-C" if number == "SIGINT" else number
+    assert said == f"trimtab: stopped by {name}; it goes on\n"
     assert process.returncode == status
 
 
