@@ -23,6 +23,13 @@ THIS_BUILD = (
     "counted above."
 )
 
+# Estimates of what a plan does not count, none measured on a GPU: a CUDA context; of several ranks
+# NCCL's and ZeRO's buffers; on a CPU the interpreter and its libraries (measured), a process.
+# MARGIN is a machine's share for loading and the allocator's slack.
+GIB = 2**30
+CUDA_BYTES, RANKS_BYTES, PROCESS_BYTES = 3 * GIB // 2, 11 * GIB // 2, 2 * GIB // 5
+MARGIN = 0.1
+
 OF_SOME_CATEGORIES = {
     "judge_preferences": "judge_preferences asks about pairs of some categories: how many is not "
     "known before, so that they are taken to be all",
@@ -45,7 +52,7 @@ def plan_text(plan: Plan, notes: Sequence[str] = ()) -> str:
         "Work. Stages of one step can run at once; tokens are upper bounds.\n" + _work_table(plan),
         "Memory of one process at its peak, predicted.\n" + _memory_table(plan),
         "Machine\n" + bullets(_machine(plan)),
-        "Warnings\n" + bullets([*notes, *_warnings(plan)] or ["none: everything fits"]),
+        "Warnings\n" + bullets([*notes, *(_warnings(plan) or [_room(plan)])]),
         "Assumptions\n" + bullets(_assumptions(plan)),
     ]
     return "\n\n".join(parts)
@@ -118,6 +125,30 @@ def _warnings(plan: Plan) -> list[str]:
     if plan.machine.has_gpus:
         return _too_large_for_a_gpu(plan)
     return [line for rows in plan.parallel for line in _too_large_together(plan, rows)]
+
+
+def _room(plan: Plan) -> str:
+    """What is left where all that is counted fits, and what is not counted."""
+    if plan.machine.has_gpus:
+        needed = max(row.work.peak[1].total for row in plan.rows)
+        ranks = max(row.work.num_ranks for row in plan.rows)
+        beside = CUDA_BYTES + (RANKS_BYTES if ranks > 1 else 0)
+        where, missing = " a GPU", "loading, the CUDA context, buffers of NCCL and ZeRO"
+    else:
+        at_once = (
+            sorted((row.work.needed for row in rows), reverse=True)[: plan.machine.slots]
+            for rows in plan.parallel
+        )
+        needed, beside, where = max(map(sum, at_once)), PROCESS_BYTES * plan.machine.slots, ""
+        missing = "loading, the interpreter and its libraries"
+    memory = plan.machine.memory
+    is_close = needed + beside > (1 - MARGIN) * memory
+    verdict = "CLOSE: it may not fit" if is_close else "memory"
+    return (
+        f"{verdict}: what is counted takes {size(needed)} of {size(memory)}{where}, which leaves "
+        f"{size(memory - needed)}. Not counted: {missing}, the allocator's slack, about "
+        f"{size(beside)} and a tenth"
+    )
 
 
 def _too_large_for_a_gpu(plan: Plan) -> list[str]:
