@@ -80,6 +80,11 @@ class Plan:
         for _, rows in groupby(with_model, key=lambda row: row.stage.step):
             yield list(rows)
 
+    def needed(self, row: PlanRow) -> int:
+        """Bytes of a device for a stage at its peak: tensors, and what a process takes beside."""
+        of_tensors = row.work.peak[1].total if self.machine.has_gpus else row.work.needed
+        return of_tensors + self.machine.beside(row.work.num_ranks)
+
     def too_large(self) -> str | None:
         """The first stage that the machine cannot hold even alone, in words; None: it holds each.
 
@@ -89,8 +94,7 @@ class Plan:
         for row in self.rows:
             if self.machine.has_gpus and row.work.num_ranks > self.machine.num_devices:
                 return f"{row.name} takes {row.work.num_ranks} GPUs, one a rank (num_ranks)"
-            needed = row.work.peak[1].total if self.machine.has_gpus else row.work.needed
-            if row.work.phases and needed > self.machine.memory:
+            if row.work.phases and (needed := self.needed(row)) > self.machine.memory:
                 return f"{row.name} needs {size(needed)}{' a GPU' * self.machine.has_gpus}"
         return None
 

@@ -8,9 +8,9 @@ from typing import Any
 from flows.judge_shares import shares_in_words
 from flows.plan import Plan, PlanRow
 from flows.plan_layout import bullets, count, names, size, table, tokens
+from models import limits
 from models.config_parts import trainer_of
 from models.planning.memory import FLOAT_BYTES
-from models.planning.work import CACHE_TOKENS, PASS_TOKENS
 
 WORK_HEADER = ("step", "role", "stage", "examples", "steps", "sampled", "forward", "trained")
 MEMORY_HEADER = (
@@ -22,13 +22,6 @@ THIS_BUILD = (
     "(num_ranks; auto counts as one). Each holds the whole of its models, with ZeRO a part, as "
     "counted above."
 )
-
-# Estimates of what a plan does not count, none measured on a GPU: a CUDA context; of several ranks
-# NCCL's and ZeRO's buffers; on a CPU the interpreter and its libraries (measured), a process.
-# MARGIN is a machine's share for loading and the allocator's slack.
-GIB = 2**30
-CUDA_BYTES, RANKS_BYTES, PROCESS_BYTES = 3 * GIB // 2, 11 * GIB // 2, 2 * GIB // 5
-MARGIN = 0.1
 
 OF_SOME_CATEGORIES = {
     "judge_preferences": "judge_preferences asks about pairs of some categories: how many is not "
@@ -52,7 +45,7 @@ def plan_text(plan: Plan, notes: Sequence[str] = ()) -> str:
         "Work. Stages of one step can run at once; tokens are upper bounds.\n" + _work_table(plan),
         "Memory of one process at its peak, predicted.\n" + _memory_table(plan),
         "Machine\n" + bullets(_machine(plan)),
-        "Warnings\n" + bullets([*notes, *(_warnings(plan) or [_room(plan)])]),
+        "Warnings\n" + bullets([*notes, *(_warnings(plan) or [_room_left(plan)])]),
         "Assumptions\n" + bullets(_assumptions(plan)),
     ]
     return "\n\n".join(parts)
@@ -104,7 +97,13 @@ def _by_peak(rows: Iterable[PlanRow]) -> list[list[PlanRow]]:
 
 def _machine(plan: Plan) -> list[str]:
     machine = plan.machine
-    lines = [f"Held against: {machine}.", THIS_BUILD]
+    alone, several = size(machine.beside(1)), size(machine.beside(2))
+    beside = f"{alone} ({several} where ranks add up)" if machine.has_gpus else alone
+    lines = [
+        f"Held against: {machine}. A process is taken to need {beside} beside its tensors, "
+        f"and {size(machine.margin)} (a tenth) to be left over.",
+        THIS_BUILD,
+    ]
     if not machine.has_gpus:
         return lines
     for rows in plan.parallel:
@@ -127,45 +126,46 @@ def _warnings(plan: Plan) -> list[str]:
     return [line for rows in plan.parallel for line in _too_large_together(plan, rows)]
 
 
-def _room(plan: Plan) -> str:
-    """What is left where all that is counted fits, and what is not counted."""
-    if plan.machine.has_gpus:
-        needed = max(row.work.peak[1].total for row in plan.rows)
-        ranks = max(row.work.num_ranks for row in plan.rows)
-        beside = CUDA_BYTES + (RANKS_BYTES if ranks > 1 else 0)
-        where, missing = " a GPU", "loading, the CUDA context, buffers of NCCL and ZeRO"
-    else:
-        at_once = (
-            sorted((row.work.needed for row in rows), reverse=True)[: plan.machine.slots]
+def _room_left(plan: Plan) -> str:
+    """What the stages leave that need most."""
+    groups = [[row] for row in plan.rows if row.work.phases]
+    if not plan.machine.has_gpus:
+        groups = [
+            sorted(rows, key=plan.needed, reverse=True)[: plan.machine.slots]
             for rows in plan.parallel
-        )
-        needed, beside, where = max(map(sum, at_once)), PROCESS_BYTES * plan.machine.slots, ""
-        missing = "loading, the interpreter and its libraries"
-    memory = plan.machine.memory
-    is_close = needed + beside > (1 - MARGIN) * memory
-    verdict = "CLOSE: it may not fit" if is_close else "memory"
+        ]
+    if not groups:
+        return "no stage has a model"
+    most = max(groups, key=lambda rows: sum(map(plan.needed, rows)))
+    left = plan.machine.memory - sum(map(plan.needed, most))
+    where = "a GPU's " if plan.machine.has_gpus else "this computer's "
     return (
-        f"{verdict}: what is counted takes {size(needed)} of {size(memory)}{where}, which leaves "
-        f"{size(memory - needed)}. Not counted: {missing}, the allocator's slack, about "
-        f"{size(beside)} and a tenth"
+        f"memory: the most is {size(plan.machine.memory - left)} ({_names(most)}), which leaves "
+        f"{size(left)} of {where}{size(plan.machine.memory)}"
     )
 
 
 def _too_large_for_a_gpu(plan: Plan) -> list[str]:
     lines = []
     for same in _by_peak(plan.rows):
-        phase, memory = same[0].work.peak
+        phase, _ = same[0].work.peak
         ranks = same[0].work.num_ranks
         if ranks > plan.machine.num_devices:
             lines.append(
                 f"TOO FEW GPUS: {_names(same)}. Its {ranks} ranks (num_ranks) take one each, there "
                 f"are {plan.machine.num_devices}"
             )
-        if memory.total > plan.machine.memory:
+        left = plan.machine.memory - plan.needed(same[0])
+        where = f"{_names(same)}. {size(plan.needed(same[0]))} in the phase `{phase}`"
+        if phase and left < 0:
             lines.append(
-                f"DOES NOT FIT on one GPU: {_names(same)}. {size(memory.total)} in the phase "
-                f"`{phase}`, a GPU has {size(plan.machine.memory)}. "
+                f"DOES NOT FIT on one GPU: {where}, a GPU has {size(plan.machine.memory)}. "
                 f"{_remedy(plan, same[0])}"
+            )
+        elif phase and left < plan.machine.margin:
+            lines.append(
+                f"CLOSE: {where} leave {size(left)} of a GPU's {size(plan.machine.memory)}. It may "
+                "not fit"
             )
     return lines
 
@@ -173,11 +173,12 @@ def _too_large_for_a_gpu(plan: Plan) -> list[str]:
 def _too_large_together(plan: Plan, rows: list[PlanRow]) -> list[str]:
     by_size = sorted(rows, key=lambda row: row.work.needed, reverse=True)
     at_once = by_size[: plan.machine.slots]
-    needed = sum(row.work.needed for row in at_once)
-    if needed <= plan.machine.memory:
+    needed = sum(plan.needed(row) for row in at_once)
+    if needed <= plan.machine.memory - plan.machine.margin:
         return []
+    verdict = "CLOSE" if needed <= plan.machine.memory else "DOES NOT FIT"
     return [
-        f"DOES NOT FIT: {_names(at_once)}: {size(needed)} needed at once, there are "
+        f"{verdict}: {_names(at_once)}: {size(needed)} needed at once, there are "
         f"{size(plan.machine.memory)}. Run fewer trainers at once (TRIMTAB_MAX_PARALLEL), lower "
         "micro_batch_tokens, or use a machine with more memory"
     ]
@@ -195,10 +196,11 @@ def _remedy(plan: Plan, row: PlanRow) -> str:
         return f"It is in parts already: more ranks, a higher stage of ZeRO, {smaller}"
     works = {stage: row.in_parts(stage, gpus) for stage in (1, 2, 3)}
     parts = {stage: work.peak for stage, work in works.items() if work is not None}
+    room = plan.machine.memory - plan.machine.beside(gpus)
     prefix = "" if trainer is row.stage.config else "train."
     whole = "" if trainer.optimiser == "adamw" else f" {prefix}optimiser=adamw"
     for stage, (_, memory) in parts.items():
-        if memory.total <= plan.machine.memory:
+        if memory.total <= room:
             return (
                 f"It needs ZeRO stage {stage} over {gpus} GPUs ({size(memory.total)} each): "
                 f"{prefix}num_ranks={gpus} {prefix}zero.stage={stage}{whole}"
@@ -220,12 +222,14 @@ def _assumptions(plan: Plan) -> list[str]:
         "critic, which takes more than the policy",
         "bytes a parameter: 4 a weight, 4 a gradient, 8 for Adam's two moments (2 with "
         "optimiser=adamw_8bit), under precision=bfloat16 too, which narrows activations. Frozen: "
-        "models that only run. Weights under MetaRM hold a saved copy",
+        "models that only run. Weights under MetaRM hold a saved copy, gradients under ZeRO its "
+        "buckets",
         "activations are kept whole where gradient_checkpointing is off; attention is fused (its "
-        f"scores are not kept); without gradient up to {PASS_TOKENS:,} tokens pass at once and "
-        f"generation caches up to {CACHE_TOKENS:,}, which no setting changes",
-        "not counted: Python and its libraries (some 0.4 GiB a process), slack of the allocator "
-        "(up to two fifths, measured on CPU), the sentence encoder of rehearsal",
+        f"scores are not kept); without gradient up to {limits.PASS_TOKENS:,} tokens pass at once "
+        f"and generation caches up to {limits.CACHE_TOKENS:,}, which no setting changes",
+        "not measured on a GPU: what a process takes beside its tensors. Not counted, for which "
+        "the margin is: slack of the allocator (of activations up to two fifths, measured on CPU), "
+        "the sentence encoder of rehearsal",
     ]
     if any(row.stage.stage == "lower_states" for row in plan.rows):
         lines.append(
@@ -240,8 +244,9 @@ def _assumptions(plan: Plan) -> list[str]:
         lines.append(
             "ZeRO over n GPUs: stage 1 keeps 1/n of Adam's state on each, with a copy of that part "
             "of the weights (counted under Adam), 2 also 1/n of the gradients, 3 also of the "
-            "weights, frozen ones included; each GPU has a micro batch of its own. A model of PPO "
-            "that samples or scores is gathered whole for it"
+            "weights, frozen ones included; each GPU has a micro batch of its own. A model is "
+            "loaded whole before it is taken apart, and one of PPO is gathered whole to sample or "
+            "to score"
         )
     return lines
 

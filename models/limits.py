@@ -1,14 +1,20 @@
 """How much is held at a time where no configuration has a say: trainers keep to it, plans count it.
 
-Numbers, not bytes. Imports no torch, as plans do not.
+Imports no torch, as plans do not.
 """
 
-# Gradients that ranks with torch.distributed add up in one message (64 MiB of float32).
+# Most tokens in one pass without gradient.
+PASS_TOKENS = 8192
+# Most tokens of key-value cache in generation.
+CACHE_TOKENS = 32_768
+# Most logits where log-probabilities are taken (a GiB): more are computed in turns, and again for
+# the gradient. Probabilities and then the gradient take their place.
+LOGITS_AT_ONCE = 2**28
+# Numbers that ranks with torch.distributed add up in one message (64 MiB).
 BUCKET = 2**24
-# ZeRO's own: gradients in one message, and under stage 3 parameters that are whole at a time beside
-# those of the layer that is run, fetched before it or kept for the next pass.
+# ZeRO's own: numbers of gradients in one message; under stage 3 of parameters that are whole at a
+# time, kept for the next pass or fetched before they are needed. Smaller ones, norms, always are.
 ZERO_BUCKET = 2**27
 ZERO_LIVE = 2**28
 ZERO_PREFETCH = 2**25
-# Parameters of fewer numbers are whole on every rank (norms).
 ZERO_WHOLE = 10**5

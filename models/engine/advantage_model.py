@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from models import limits
 from models.config import AdvantageModelConfig
 from models.engine import ranks
 from models.engine.batches import my_parts
@@ -24,7 +25,6 @@ from models.engine.learners import Metrics
 from models.engine.loop import fit
 from models.engine.progress import write_json
 from models.engine.reward_model import score_splits
-from models.engine.scoring import SCORING_TOKENS
 from models.engine.stored_states import stored_states
 from models.functional.advantage import advantage_loss, advantage_scores
 from models.functional.masked import masked_mean
@@ -106,7 +106,7 @@ def _mean_logprobs(folder: Path, pairs: Pairs) -> Tensor:
     """(N, 2) log-probability a token of both responses under a policy; ranks share the work out."""
     policy = load_policy(folder / "model").eval()
     result = torch.zeros(len(pairs.rows), 2)
-    for part in my_parts(pairs.rows, SCORING_TOKENS):
+    for part in my_parts(pairs.rows, limits.PASS_TOKENS):
         batch = pack([pairs.rows[index] for index in part])
         logprobs, _, response_mask = response_logprobs(policy, batch)
         result[part] = masked_mean(logprobs, response_mask, dim=1).view(-1, 2)

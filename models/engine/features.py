@@ -15,11 +15,11 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from models import limits
 from models.config import FeaturesConfig
 from models.engine.batches import micro_batches
 from models.engine.data import Pairs, context_length, read_pairs, write_rows
 from models.engine.progress import write_json
-from models.engine.scoring import SCORING_TOKENS
 from models.nets.loading import load_scorer, load_tokenizer
 from models.nets.lower_layers import hidden_states
 from models.nets.packing import pack
@@ -68,7 +68,7 @@ def features_of(model: PreTrainedModel, pairs: Pairs) -> tuple[Tensor, Tensor]:
     Both on the CPU, for scikit-learn.
     """
     features = torch.zeros(2 * len(pairs.rows), model.config.hidden_size)
-    for part in micro_batches(pairs.rows, SCORING_TOKENS):
+    for part in micro_batches(pairs.rows, limits.PASS_TOKENS):
         batch = pack([pairs.rows[index] for index in part])
         places = [2 * index + side for index in part for side in (0, 1)]
         features[places] = hidden_states(model, batch)[batch.response_end].float()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from models import limits
 from models.config_ppo import PPOConfig
 from models.engine import ranks
 from models.engine.batches import my_parts
@@ -26,8 +27,6 @@ from models.nets.generation import Samples, Sampling
 from models.nets.packing import Candidates, PackedBatch, pack
 from models.nets.precision import is_narrow
 from models.nets.scoring import response_logprobs, response_values
-
-ROLLOUT_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -217,7 +216,7 @@ def in_parts(
     """
     width = max(len(row.responses[0]) for row in rows)
     joined: list[Tensor] = []
-    for part in my_parts(rows, ROLLOUT_TOKENS):
+    for part in my_parts(rows, limits.PASS_TOKENS):
         answers = function(pack([rows[index] for index in part]))
         if not joined:
             joined = [torch.zeros(len(rows), width, dtype=answer.dtype) for answer in answers]

@@ -21,8 +21,8 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from models import limits
 from models.engine import signals
-from models.limits import BUCKET
 
 T = TypeVar("T")
 
@@ -134,7 +134,7 @@ def add_up(tensors: Sequence[Tensor]) -> None:
         for pieces in _bundles(tensors, _WINDOW):
             _add_up_in_window(pieces)
         return
-    for pieces in _bundles(tensors, BUCKET):
+    for pieces in _bundles(tensors, limits.BUCKET):
         flat = torch.cat(pieces)
         torch.distributed.all_reduce(flat)
         for piece, total in zip(pieces, flat.split([len(piece) for piece in pieces]), strict=True):

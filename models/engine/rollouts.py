@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from models import limits
 from models.engine import ranks
 from models.engine.progress import Progress
 from models.nets.generation import Samples, Sampling, decode, decoding_batches
 from models.nets.packing import token_ids
 
-CACHE_TOKENS = 32_768
 # However few ranks there are: one samples in the same batches as two, so the same to the bit.
 MIN_BATCHES = 2
 
@@ -41,7 +41,7 @@ def sample(
     generator: torch.Generator,
     *,
     progress: Progress | None = None,
-    cache_tokens: int = CACHE_TOKENS,
+    cache_tokens: int = limits.CACHE_TOKENS,
 ) -> Samples:
     """One sampled response for every prompt, in order.
 

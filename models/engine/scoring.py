@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from models import limits
 from models.engine import ranks
 from models.engine.batches import micro_batches, my_parts
 from models.engine.data import context_length
@@ -16,8 +17,6 @@ from models.nets.freezing import layers_of
 from models.nets.lower_layers import lower_output
 from models.nets.packing import Candidates, LowerStates, PackedBatch, encode, pack
 from models.nets.scoring import response_logprobs, response_scores
-
-SCORING_TOKENS = 8192
 
 
 def score_rows(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
@@ -44,7 +43,7 @@ def _of_responses(
     was_training = model.training
     model.eval()
     found = torch.zeros(len(rows), len(rows[0].responses))
-    for part in my_parts(rows, SCORING_TOKENS):
+    for part in my_parts(rows, limits.PASS_TOKENS):
         batch = pack([rows[index] for index in part])
         found[part] = function(model, batch).view(len(part), -1)
     model.train(was_training)
@@ -76,7 +75,7 @@ def lower_states(
     model: PreTrainedModel, rows: Sequence[Candidates], depth: int
 ) -> Iterator[tuple[int, Tensor]]:
     """Behind the first `depth` layers, row by row: its index and states (T, H)."""
-    for part in micro_batches(rows, SCORING_TOKENS):
+    for part in micro_batches(rows, limits.PASS_TOKENS):
         states = lower_output(model, pack([rows[index] for index in part]), depth)
         yield from zip(part, states.split([rows[index].num_tokens for index in part]), strict=True)
 

@@ -78,6 +78,7 @@ class ZeroLearner:
         self.shapes = {name: parameter.shape for name, parameter in self.trained.items()}
         optimiser = adamw(model, weight_decay)
         self.groups = optimiser.state_dict()["param_groups"]
+        self.attributes = {module: set(vars(module)) for module in model.modules()}
         _start_deepspeed()
         self.engine, *_ = deepspeed.initialize(
             model=_Loss(model, loss_function),
@@ -130,6 +131,19 @@ class ZeroLearner:
         }
 
     def finish(self) -> None:
+        values = self._whole_values()
+        self.engine.destroy()
+        self._empty_what_deepspeed_keeps()
+        del self.engine
+        self.trained = {}
+        if ranks.is_first():
+            _replace_parameters(self.model, values)
+        gc.collect()  # the engine, its optimiser and the old parameters refer to one another
+        if ranks.is_first():
+            self.model.to(torch.get_default_device())
+
+    def _whole_values(self) -> dict[str, Tensor]:
+        """All parameters in the first rank's host, nothing on others."""
         trained = {
             name: self._whole(name, safe_get_full_fp32_param(parameter))
             for name, parameter in self.trained.items()
@@ -139,13 +153,17 @@ class ZeroLearner:
             if name not in trained:
                 with deepspeed.zero.GatheredParameters([parameter]):
                     frozen[name] = _copy(parameter)
-        self.engine.destroy()
-        # It and its optimiser refer to one another, and would keep what they hold on the device.
-        del self.engine
-        gc.collect()
-        if ranks.is_first():
-            _replace_parameters(self.model, {**trained, **frozen})
-            self.model.to(torch.get_default_device())
+        return {**trained, **frozen}
+
+    def _empty_what_deepspeed_keeps(self) -> None:
+        """Its globals keep modules and stage 3's coordinator for good, and so all that it held."""
+        if self.stage == 3:
+            vars(self.engine.optimizer.parameter_offload.param_coordinator).clear()
+        vars(self.engine.module).clear()
+        for module, own in self.attributes.items():
+            module._parameters = getattr(module, "_original_parameters", module._parameters)
+            for name in vars(module).keys() - own:
+                delattr(module, name)
 
     def _load_optimiser(self, saved: dict[str, Any]) -> None:
         self._make_optimiser_states(saved["state"][0]["step"])

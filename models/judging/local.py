@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from models import limits
 from models.judging.chat import ChatAnswer, ChatRequest, Token, Usage, key_of
 from models.nets.generation import Sampling, decode, decoding_batches
 from models.nets.packaged import load_base_policy, load_base_tokenizer
@@ -26,8 +27,6 @@ from models.nets.packing import Candidates, pack
 from models.nets.scoring import likeliest_tokens, next_logprobs
 
 REQUESTS_AT_ONCE = 64
-CACHE_TOKENS = 32_768
-PASS_TOKENS = 8192
 # A nucleus that one token always fills: the likeliest.
 GREEDY_NUCLEUS = 1e-9
 # For a tokenizer that has no chat template of its own.
@@ -90,7 +89,7 @@ class LocalModel:
         form = named[0][1]
         prompts = [self.encode(request) for _, request in named]
         is_one_token = form.max_tokens == 1 and form.temperature == 0
-        limit = PASS_TOKENS if is_one_token else CACHE_TOKENS
+        limit = limits.PASS_TOKENS if is_one_token else limits.CACHE_TOKENS
         for batch in decoding_batches(prompts, form.max_tokens, limit, at_least=1):
             texts = [prompts[index] for index in batch]
             if is_one_token:

@@ -9,11 +9,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from models import limits
 from models.nets.lower_layers import hidden_states
 from models.nets.packing import PackedBatch
 from models.nets.token_logprobs import token_logprobs
-
-LOGITS_AT_ONCE = 2**28  # numbers, a GiB
 
 
 def response_scores(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
@@ -71,7 +70,7 @@ def read_logprobs(
     Of all R responses, or of those that `chosen` (R,) names.
     """
     source, target, response_mask = batch.response_tokens(chosen)
-    size = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
+    size = max(1, limits.LOGITS_AT_ONCE // model.config.vocab_size)
     head = model.get_output_embeddings()
 
     def judge(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,7 +101,7 @@ def likeliest_tokens(
     """
     hidden = hidden_states(model, batch)
     source, target, _ = batch.response_tokens()
-    size = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
+    size = max(1, limits.LOGITS_AT_ONCE // model.config.vocab_size)
     head = model.get_output_embeddings()
     found = []
     for places, tokens in zip(source.split(size), batch.input_ids[target].split(size), strict=True):

@@ -6,6 +6,14 @@ import os
 from dataclasses import dataclass
 
 GIB = 2**30
+# What a process takes beside its tensors, in bytes, estimated: on a GPU the CUDA context with its
+# kernels and cuBLAS's workspace, and the buffers of NCCL where ranks add up; else Python and its
+# libraries.
+CONTEXT = 3 * GIB // 2
+MESSAGES = 3 * GIB // 2
+INTERPRETER = 2 * GIB // 5
+# Share of a device's memory that a plan leaves free: holes of the allocator, and what is estimated.
+MARGIN = 0.1
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,17 @@ class Machine:
         """The memory of this computer, shared by at most `max_parallel` trainers."""
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return cls(1, memory, max_parallel, False)
+
+    def beside(self, num_ranks: int) -> int:
+        """Bytes that a device holds for a stage of so many ranks beside their tensors."""
+        if not self.has_gpus:
+            return INTERPRETER * num_ranks
+        return CONTEXT + MESSAGES * (num_ranks > 1)
+
+    @property
+    def margin(self) -> int:
+        """Bytes of a device below which what is left is too little to say that something fits."""
+        return round(MARGIN * self.memory)
 
     def __str__(self) -> str:
         size = f"{self.memory / GIB:.1f} GiB"

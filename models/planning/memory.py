@@ -1,10 +1,12 @@
 """Memory of one trainer process: what its models, optimisers, activations and caches hold.
 
 All of it in bytes; float32, but for what a trainer's `precision` makes narrower. Counted are
-tensors that grow with the model or the batch; the interpreter and its libraries (0.4 GiB) are not,
-nor is the allocator's slack. Training SFT and a reward model of 26 million parameters peaked 7 to
-10 % below what is said here when every tensor had pages of its own, and 27 to 39 % above on the C
-library's ordinary heap, which rows of many lengths leave holes in (growth of resident memory).
+tensors that grow with the model or the batch, and the buckets of ZeRO; what a process takes beside
+them (`models.planning.machine`) is not, nor is the allocator's slack. What is said here is held
+against the bytes that live (tests/models/engine/test_live_bytes.py). Training SFT and a reward
+model of 26 million parameters peaked 7 to 10 % below what is said here when every tensor had pages
+of its own, and 27 to 39 % above on the C library's ordinary heap, which rows of many lengths leave
+holes in (growth of resident memory).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
+from models import limits
 from models.config_parts import Optimiser, Precision
 from models.planning.shapes import ModelShape
 
@@ -19,9 +22,6 @@ FLOAT_BYTES = 4
 PRODUCT_BYTES: dict[Precision, int] = {"float32": FLOAT_BYTES, "bfloat16": 2}
 # AdamW keeps two moments a parameter (a fused step has no master copy or temporaries).
 ADAM_BYTES = 2 * FLOAT_BYTES
-# Most logits at once where log-probabilities are taken: more are computed in turns, and again for
-# the gradient. Probabilities and then the gradient take their place.
-LOGITS_AT_ONCE = 2**28
 # Vocabulary-wide rows a response has where a token is drawn: logits, these over temperature,
 # probabilities, sorted values, their int64 places (two), cumulative sum, that without the value.
 SAMPLING_ROWS = 8
@@ -31,9 +31,9 @@ SAMPLING_ROWS = 8
 class Memory:
     """Bytes of one process in one phase of its work.
 
-    weights: of trained models, with any saved copy. frozen: weights of models that only run.
-    activations: what a backward pass needs, or the working set of a forward pass. cache: keys and
-    values of generation.
+    weights: of trained models, with any saved copy. gradients: with ZeRO's buckets of them. frozen:
+    weights of models that only run. activations: what a backward pass needs, or the working set of
+    a forward pass. cache: keys and values of generation.
     """
 
     weights: int = 0
@@ -54,17 +54,43 @@ class Memory:
 
         Stage 1 splits the optimiser's state over the devices, 2 the gradients too, 3 the weights
         too, those of frozen models included. DeepSpeed's optimiser has a copy of its part of the
-        weights, beside the moments. Every device works on a micro batch of its own.
+        weights, beside the moments, and a bucket in which gradients are added up. In a step its
+        part of the gradients is there twice, while there are no activations; under stage 2 it is
+        all along, as those of a micro batch are added to those before. Under stage 3 some weights
+        are whole at a time. Every device works on a micro batch of its own.
         """
         share = [num_devices if zero_stage >= stage else 1 for stage in range(4)]
         with_copy = self.optimiser * (ADAM_BYTES + FLOAT_BYTES) // ADAM_BYTES
+        twice = 2 if zero_stage == 2 else 1
+        live = FLOAT_BYTES * (limits.ZERO_LIVE + limits.ZERO_PREFETCH)
+        gathered = min(self.weights, live) if zero_stage == 3 else 0
         return replace(
             self,
             optimiser=ceil(with_copy / share[1]),
-            gradients=ceil(self.gradients / share[2]),
-            weights=ceil(self.weights / share[3]),
+            gradients=ceil(twice * self.gradients / share[2]) + FLOAT_BYTES * limits.ZERO_BUCKET,
+            weights=ceil(self.weights / share[3]) + gathered,
             frozen=ceil(self.frozen / share[3]),
+            activations=max(self.activations, ceil(self.gradients / num_devices)),
         )
+
+    def loading(self, zero_stage: int, num_devices: int) -> Memory:
+        """What a device holds while the models that are whole here are loaded.
+
+        Stages 1 and 2 of ZeRO copy what is trained into one buffer. Under stage 3 each parameter
+        is taken apart by itself, and then the parts are copied: once into a buffer, and once for
+        the optimiser, which has its gradients, and a first buffer for them, at once.
+        """
+        if zero_stage < 3:
+            copies = 2 if zero_stage else 1
+            return Memory(weights=copies * self.weights, frozen=self.frozen)
+        part = self.part(3, num_devices)
+        whole = self.weights + self.frozen
+        apart = ceil(self.weights / num_devices)
+        taking_apart = Memory(weights=self.weights, frozen=self.frozen + ceil(whole / num_devices))
+        copying = Memory(
+            weights=apart, gradients=part.gradients + apart, optimiser=apart, frozen=part.frozen
+        )
+        return max(taking_apart, copying, key=lambda memory: memory.total)
 
 
 def trained(num_parameters: int, activations: int = 0, optimiser: Optimiser = "adamw") -> Memory:
@@ -126,9 +152,10 @@ def forward_set(shape: ModelShape, tokens: int) -> int:
     """Bytes of one layer's working set in a forward pass without gradient.
 
     The residual stream, its normalised form, attention's output and a sum, gate, its activation
-    and up.
+    and up; the rotary cosines and sines, a token's id and its place (two floats wide each).
     """
-    return FLOAT_BYTES * tokens * (4 * shape.hidden_size + 3 * shape.intermediate_size)
+    layer = 4 * shape.hidden_size + 3 * shape.intermediate_size
+    return FLOAT_BYTES * tokens * (layer + 2 * shape.head_dim + 4)
 
 
 def backward_set(
@@ -146,7 +173,7 @@ def backward_set(
 
 def vocabulary_set(shape: ModelShape, response_tokens: int) -> int:
     """Bytes of the logits of response tokens, so many at once."""
-    at_once = min(response_tokens, max(1, LOGITS_AT_ONCE // shape.vocab_size))
+    at_once = min(response_tokens, max(1, limits.LOGITS_AT_ONCE // shape.vocab_size))
     return FLOAT_BYTES * at_once * shape.vocab_size
 
 

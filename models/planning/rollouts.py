@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
 
+from models import limits
 from models.config import ComparisonsConfig, EvaluateConfig, RehearsalConfig
 from models.config_ppo import PPOConfig
 from models.planning.judging import answering
@@ -118,7 +119,8 @@ def _replay(config: PPOConfig, setting: Setting, row: int) -> list[int]:
 def _ppo_phases(
     config: PPOConfig, setting: Setting, rollout: int, prompt: int, row: int
 ) -> dict[str, Memory]:
-    """Both optimisers stay in memory throughout; gradients are of one model at a time.
+    """Both optimisers stay in memory throughout; gradients are of one model at a time, but under
+    stage 3 of ZeRO room for those of both is kept.
 
     What policy and critic do not train, reference and first scorer share where they are their
     starts. Of a rank: with ZeRO it holds its part, and the whole of a model that samples or scores.
@@ -138,6 +140,8 @@ def _ppo_phases(
         optimiser=policy[0].optimiser + critic.optimiser,
         frozen=setting.policy + sum(setting.scorers) + policy[0].frozen + critic.frozen,
     )
+    others = setting.policy + sum(setting.scorers)
+    stages = _loading_and_saving(config, policy[0], critic, others)
     if config.zero is None or config.zero.stage < 3:
         resident = replace(
             resident,
@@ -161,9 +165,37 @@ def _ppo_phases(
         for name, phase in phases.items()
     }
     beside = _held_by_vllm(config, setting.shape)
+    later = {**_in_parts(config, setting, held), "saving": stages["saving"]}
+    working = {name: replace(phase, frozen=phase.frozen + beside) for name, phase in later.items()}
+    return {"loading": stages["loading"], **working}
+
+
+def _loading_and_saving(
+    config: PPOConfig, policy: Memory, critic: Memory, others: int
+) -> dict[str, Memory]:
+    """Reference and scorers (`others`, bytes) come first, then the policy, then the critic.
+
+    In the end the first rank has policy and critic whole.
+    """
+    stage = 0 if config.zero is None else config.zero.stage
+    if stage == 0:
+        weights, frozen = policy.weights + critic.weights, policy.frozen + critic.frozen + others
+        whole = Memory(weights=weights, frozen=frozen)
+        return {"loading": whole, "saving": whole}
+    held = Memory(frozen=others).part(stage, config.ranks).frozen
+    prepared = policy.part(stage, config.ranks)
+    apart = ceil(policy.weights / config.ranks)  # the optimiser's copy; no moments yet
+    loading = critic.loading(stage, config.ranks)
     return {
-        name: replace(phase, frozen=phase.frozen + beside)
-        for name, phase in _in_parts(config, setting, held).items()
+        "loading": Memory(
+            weights=loading.weights + (apart if stage == 3 else policy.weights),
+            gradients=loading.gradients + (prepared.gradients if stage == 3 else 0),
+            optimiser=loading.optimiser + apart,
+            frozen=loading.frozen + prepared.frozen + held,
+        ),
+        "saving": Memory(
+            weights=policy.weights + critic.weights, frozen=policy.frozen + critic.frozen + held
+        ),
     }
 
 
@@ -181,6 +213,9 @@ def _in_parts(config: PPOConfig, setting: Setting, held: dict[str, Memory]) -> d
         return held
     parts = {name: phase.part(config.zero.stage, config.ranks) for name, phase in held.items()}
     if config.zero.stage == 3:
+        both = Memory(gradients=held["policy update"].weights).part(3, config.ranks).gradients
+        buckets = both + FLOAT_BYTES * limits.ZERO_BUCKET
+        parts = {name: replace(phase, gradients=buckets) for name, phase in parts.items()}
         critic = FLOAT_BYTES * _critic_parameters(config, setting)
         gathered = {
             "sampling": setting.policy,

@@ -45,6 +45,11 @@ class ModelShape:
         return attention + 3 * hidden * self.intermediate_size + 2 * hidden
 
     @property
+    def largest_parameter(self) -> int:
+        """Numbers of the largest matrix: the embedding, or one of a feed-forward layer."""
+        return self.hidden_size * max(self.vocab_size, self.intermediate_size)
+
+    @property
     def trunk_parameters(self) -> int:
         """Embedding, layers and last norm, without any head."""
         layers = self.num_layers * self.layer_parameters

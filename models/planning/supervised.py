@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
+from models import limits
 from models.config import AdvantageModelConfig, LowerStatesConfig, MetaRMConfig, SFTConfig
 from models.config_parts import TrainConfig
 from models.config_rewards import RewardModelConfig
@@ -50,7 +51,27 @@ def training(
     train: TrainConfig, setting: Setting, num_parameters: int, examples: Examples
 ) -> Memory:
     """What one of the stage's ranks holds while it trains; see `training_phase`."""
-    whole = training_phase(
+    whole = _training(train, setting, num_parameters, examples)
+    return whole if train.zero is None else whole.part(train.zero.stage, train.ranks)
+
+
+def loading_and_training(
+    train: TrainConfig, setting: Setting, num_parameters: int, examples: Examples
+) -> dict[str, Memory]:
+    """What one of the stage's ranks holds while the model is loaded, and while it trains."""
+    whole = _training(train, setting, num_parameters, examples)
+    stage = 0 if train.zero is None else train.zero.stage
+    return {
+        "loading": whole.loading(stage, train.ranks),
+        "training": training(train, setting, num_parameters, examples),
+    }
+
+
+def _training(
+    train: TrainConfig, setting: Setting, num_parameters: int, examples: Examples
+) -> Memory:
+    """Of a rank that holds the whole of everything."""
+    memory = training_phase(
         setting,
         num_parameters,
         train,
@@ -60,7 +81,9 @@ def training(
         examples.repeated,
         examples.passes,
     )
-    return whole if train.zero is None else whole.part(train.zero.stage, train.ranks)
+    # Gradients are added up in a bucket, when there are no activations.
+    bucket = min(memory.gradients, FLOAT_BYTES * limits.BUCKET) if train.ranks > 1 else 0
+    return replace(memory, activations=max(memory.activations, bucket))
 
 
 def sft(config: SFTConfig, setting: Setting) -> Work:
@@ -75,11 +98,9 @@ def sft(config: SFTConfig, setting: Setting) -> Work:
         optimiser_steps=num_steps(train, count),
         trained_tokens=train.num_epochs * count * row,
         parameters=trained_parameters(setting.shape, train, parameters),
-        phases={
-            "training": training(
-                train, setting, parameters, Examples(count, row, count * row, responses=row)
-            )
-        },
+        phases=loading_and_training(
+            train, setting, parameters, Examples(count, row, count * row, responses=row)
+        ),
     )
 
 
@@ -113,7 +134,7 @@ def _scorer_work(
         trained_tokens=train.num_epochs * examples.passes * examples.tokens,
         parameters=trained_parameters(setting.shape, train, trained),
         phases={
-            "training": training(train, setting, trained, examples),
+            **loading_and_training(train, setting, trained, examples),
             "scoring": scoring_phase(setting, FLOAT_BYTES * parameters, num_scored, row),
         },
     )
@@ -146,10 +167,13 @@ def reward_model(config: RewardModelConfig, setting: Setting) -> Work:
     if term is not None and term.kind == "swav":
         learning += term.num_prototypes * shape.hidden_size
     work = _scorer_work(train, setting, 1, examples, scored, learning)
-    training = work.phases["training"]
-    if train.lora is not None:
-        training = replace(training, frozen=training.frozen + FLOAT_BYTES * head)
-    return replace(work, phases={**work.phases, "training": training})
+    if train.lora is None or not head:
+        return work
+    with_head = {
+        name: replace(work.phases[name], frozen=work.phases[name].frozen + FLOAT_BYTES * head)
+        for name in ("loading", "training")
+    }
+    return replace(work, phases={**work.phases, **with_head})
 
 
 def _examples(config: RewardModelConfig, setting: Setting) -> Examples:
@@ -191,7 +215,7 @@ def advantage_model(config: AdvantageModelConfig, setting: Setting) -> Work:
 def meta_rm(config: MetaRMConfig, setting: Setting) -> Work:
     """MetaRM: samples of the current policy, then an ascent before each descent.
 
-    A copy of the weights is kept meanwhile, and of an ascent in several parts a sum of gradients.
+    The ascent has whole gradients, in whose place the weights are kept during the descent.
     """
     shape, train, amounts = setting.shape, config.train, setting.amounts
     prompts = min(config.num_prompts, amounts.policy_prompts)
@@ -203,11 +227,13 @@ def meta_rm(config: MetaRMConfig, setting: Setting) -> Work:
     base = _scorer_work(train, setting, heads, examples, amounts.held_out_pairs)
     descent = base.phases["training"]
     meta_prompts = min(config.meta_batch, prompts)
-    with_copy = replace(descent, weights=2 * descent.weights)
+    learning = FLOAT_BYTES * base.parameters
     rows = ceil(meta_prompts / train.ranks)
     at_once = pass_tokens(train.micro_batch_tokens, rows, meta_row)
     repeated = (config.num_responses - 1) * (prompt + config.max_new_tokens + 1)
-    ascent = gradient_set(shape, train, at_once, at_once // meta_row * repeated)
+    ascent = gradient_set(shape, train, at_once, ceil(at_once * repeated / meta_row))
+    # One parameter's, or a bucket's, once there are no activations.
+    beside = FLOAT_BYTES * max(shape.largest_parameter, limits.BUCKET * (train.ranks > 1))
     return replace(
         base,
         sampled_tokens=answers * config.max_new_tokens,
@@ -219,10 +245,8 @@ def meta_rm(config: MetaRMConfig, setting: Setting) -> Work:
                 setting, setting.policy + sum(setting.scorers), answers, prompt, row
             ),
             "ascent": replace(
-                with_copy,
-                gradients=(1 if at_once == rows * meta_row else 2) * descent.gradients,
-                activations=ascent,
+                descent, gradients=learning, activations=max(ascent, min(beside, learning))
             ),
-            "training": with_copy,
+            "training": replace(descent, weights=descent.weights + learning),
         },
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import ceil
 
+from models import limits
 from models.config_constitution import ReviseConfig
 from models.config_optimisers import AnswersConfig
 from models.config_parts import TrainConfig, TrainerConfig
@@ -21,10 +23,6 @@ from models.planning.memory import (
 )
 from models.planning.shapes import ModelShape
 
-# Most tokens in one pass where the configuration has no say: scoring, and PPO's rollouts.
-PASS_TOKENS = 8192
-# Most tokens of key-value cache in generation.
-CACHE_TOKENS = 32_768
 # Linear maps of a layer, each with an adapter.
 ADAPTED_MAPS = 7
 
@@ -99,14 +97,14 @@ class Work:
 
 
 def pass_tokens(limit: int, num_rows: int, row: int) -> int:
-    """Tokens of the largest micro batch: as many rows as `limit` holds, at least one."""
-    return min(num_rows, max(1, limit // row)) * row
+    """Most tokens of a micro batch of rows of at most `row`: the `limit`, or all, or one row."""
+    return max(row, min(limit, num_rows * row))
 
 
 def sampling_phase(setting: Setting, frozen: int, num_rows: int, prompt: int, row: int) -> Memory:
     """Generation with a key-value cache beside `frozen` bytes of weights."""
     shape = setting.shape
-    at_once = min(num_rows, max(1, CACHE_TOKENS // row))
+    at_once = min(num_rows, max(1, limits.CACHE_TOKENS // row))
     return Memory(
         frozen=frozen,
         activations=forward_set(shape, at_once * prompt) + sampling_set(shape, at_once),
@@ -118,8 +116,8 @@ def scoring_phase(
     setting: Setting, frozen: int, num_rows: int, row: int, responses: int = 0
 ) -> Memory:
     """Passes over rows of `row` tokens; `responses` of them need log-probabilities."""
-    tokens = pass_tokens(PASS_TOKENS, num_rows, row)
-    logits = vocabulary_set(setting.shape, tokens // row * responses)
+    tokens = pass_tokens(limits.PASS_TOKENS, num_rows, row)
+    logits = vocabulary_set(setting.shape, min(tokens, num_rows * responses))
     return Memory(frozen=frozen, activations=forward_set(setting.shape, tokens) + logits)
 
 
@@ -139,9 +137,8 @@ def training_phase(
     """
     shape = setting.shape
     tokens = pass_tokens(config.micro_batch_tokens, num_rows, row)
-    at_once = tokens // row
-    logits = passes * vocabulary_set(shape, at_once * responses)
-    kept = gradient_set(shape, config, passes * tokens, passes * at_once * repeated)
+    logits = passes * vocabulary_set(shape, min(tokens, num_rows * responses))
+    kept = gradient_set(shape, config, passes * tokens, passes * ceil(tokens * repeated / row))
     learning = trained_parameters(shape, config, num_parameters)
     own = learning if config.lora is None else _heads(shape, num_parameters)
     frozen = num_parameters - own

@@ -17,8 +17,8 @@ from transformers import (
     PreTrainedModel,
 )
 
+from models import limits
 from models.config_parts import LoraConfig, TrainerConfig
-from models.nets import scoring
 from models.nets.freezing import layers_of
 from models.nets.packing import Candidates, pack
 from models.nets.scoring import response_logprobs, response_scores
@@ -121,7 +121,7 @@ def test_logits_in_turns_have_the_same_values_and_gradients(
     expected = judged()
     assert seen == [11]  # all response tokens
     seen.clear()
-    monkeypatch.setattr(scoring, "LOGITS_AT_ONCE", tokens_at_once * CONFIG.vocab_size)
+    monkeypatch.setattr(limits, "LOGITS_AT_ONCE", tokens_at_once * CONFIG.vocab_size)
     found = judged()
     assert max(seen) == tokens_at_once
     torch.testing.assert_close(found, expected)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from models import limits
 from models.config_parts import TrainConfig
 from models.nets.lean_layers import with_lean_layers
 from models.nets.packing import Candidates, pack
@@ -67,14 +69,32 @@ def test_a_7b_model_under_adam_by_hand() -> None:
     assert trained(MISTRAL.policy_parameters, optimiser="adamw_8bit").total == 72_417_320_960
 
 
-def test_zero_by_hand() -> None:
+def test_zero_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     # 100 parameters, 8 devices; frozen bytes split under stage 3, activations and cache never.
-    # The optimiser has 8 bytes a parameter, and 4 for its copy of the weights.
-    memory = Memory(400, 400, 800, frozen=96, activations=30, cache=7)
-    assert memory.total == 1733
-    assert memory.part(1, 8).total == 400 + 400 + 1200 / 8 + 96 + 37
-    assert memory.part(2, 8).total == 400 + 400 / 8 + 1200 / 8 + 96 + 37
-    assert memory.part(3, 8).total == 400 / 8 + 400 / 8 + 1200 / 8 + 96 / 8 + 37
+    # The optimiser has 8 bytes a parameter, and 4 for its copy of the weights; a bucket of
+    # gradients has 10 numbers, and of weights under stage 3 20 are whole at a time, and 5 fetched.
+    for name, numbers in (("ZERO_BUCKET", 10), ("ZERO_LIVE", 20), ("ZERO_PREFETCH", 5)):
+        monkeypatch.setattr(limits, name, numbers)
+    memory = Memory(400, 400, 800, frozen=96, activations=60, cache=7)
+    assert memory.total == 1763
+    assert memory.part(1, 8).total == 400 + 400 + 40 + 1200 / 8 + 96 + 67
+    assert memory.part(2, 8).total == 400 + 2 * 400 / 8 + 40 + 1200 / 8 + 96 + 67
+    assert memory.part(3, 8).total == 400 / 8 + 100 + 400 / 8 + 40 + 1200 / 8 + 96 / 8 + 67
+    # In the step there are no activations, but the gradients once more.
+    assert replace(memory, activations=30).part(3, 8).activations == 400 / 8
+
+
+def test_loading_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "ZERO_BUCKET", 10)
+    memory = Memory(400, 400, 800, frozen=96, activations=60, cache=7)
+    assert memory.loading(0, 1).total == 400 + 96
+    # The weights and the flat copy that takes their place.
+    assert memory.loading(2, 8).total == 2 * 400 + 96
+    # One parameter after another is taken apart: the whole model and the parts of all.
+    assert memory.loading(3, 8).total == 496 + 496 / 8
+    # With few devices: its part, the optimiser's copy, gradients and a buffer of them; and the
+    # frozen part.
+    assert memory.loading(3, 2).total == 200 + 200 + (200 + 40) + 200 + 48
 
 
 def _kept(model: PreTrainedModel, function: Callable[[], Tensor]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from models import limits
 from models.config import EvaluateConfig
 from models.config_optimisers import (
     AnswersConfig,
@@ -55,7 +56,9 @@ def test_dpo_passes_the_reference_once_and_holds_one_model_while_it_trains() -> 
 def test_zero_and_lora_reach_the_plan() -> None:
     zero = TRAIN.model_copy(update={"num_ranks": 4, "zero": ZeroConfig(stage=3)})
     apart = _work("dpo", DPOConfig(train=zero)).phases["training"]
-    assert (apart.weights, apart.gradients) == (POLICY, POLICY)
+    # A quarter of four bytes a parameter each; weights that are whole at a time, and a bucket.
+    assert apart.weights == POLICY + 4 * POLICY
+    assert apart.gradients == POLICY + 4 * limits.ZERO_BUCKET
     lora = TRAIN.model_copy(update={"lora": LoraConfig(rank=8)})
     work = _work("cpl", CPLConfig(train=lora))
     assert work.parameters == SHAPE.adapter_parameters(8)

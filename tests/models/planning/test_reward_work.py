@@ -23,11 +23,12 @@ def test_rankings_are_fewer_and_longer_examples() -> None:
     assert (work.examples, work.optimiser_steps, work.trained_tokens) == (20, 4, 2 * 1554)
     crossed = _work(RewardModelConfig(train=TRAIN, ranking="k_wise", fold=0))
     assert (crossed.examples, crossed.trained_tokens) == (10, 2 * 19 * 42)
-    # One ranking of 84 tokens at once, as two pairs of 42; three further responses' keys for two.
+    # Of 100 tokens at once, pairs have further keys and values for as many; rankings of 84, with
+    # three further responses of 42, for 150.
     pairs = _work(RewardModelConfig(train=TRAIN)).phases["training"]
     keys = 2 * SHAPE.num_kv_heads * SHAPE.head_dim * SHAPE.num_layers
     further = work.phases["training"].activations - pairs.activations
-    assert further == FLOAT_BYTES * 42 * keys
+    assert further == FLOAT_BYTES * 50 * keys
     # What is scored are pairs in either case.
     assert work.forward_tokens == 50 * 42
 
@@ -41,10 +42,10 @@ def test_two_views_are_two_passes_kept_at_once() -> None:
     assert two.optimiser_steps == one.optimiser_steps
     assert two.phases["training"].activations == 2 * one.phases["training"].activations
     assert two.parameters - one.parameters == 20 * HIDDEN
-    # Masks of 84 tokens, 2 x 576 floats in each of 30 layers.
+    # Masks of 100 tokens, 2 x 576 floats in each of 30 layers.
     plain = _work(RewardModelConfig(train=TRAIN)).phases["training"]
     masks = one.phases["training"].activations - plain.activations
-    assert masks == FLOAT_BYTES * 84 * 2 * HIDDEN * 30
+    assert masks == FLOAT_BYTES * 100 * 2 * HIDDEN * 30
 
 
 def test_imitation_has_logits_and_where_it_is_not_tied_a_head() -> None:
@@ -52,9 +53,9 @@ def test_imitation_has_logits_and_where_it_is_not_tied_a_head() -> None:
     imitating = RewardModelConfig(train=TRAIN, imitation_coef=1.0)
     tied = _work(imitating)
     assert tied.parameters == plain.parameters
-    # Of two pairs one answer each, at most half of 42 tokens.
+    # Of short pairs all of the 100 tokens at once may be the better answers.
     logits = tied.phases["training"].activations - plain.phases["training"].activations
-    assert logits == FLOAT_BYTES * 2 * 21 * SHAPE.vocab_size
+    assert logits == FLOAT_BYTES * 100 * SHAPE.vocab_size
     assert tied.phases["scoring"] == plain.phases["scoring"]
     setting = Setting(replace(SHAPE, is_tied=False), AMOUNTS)
     head = SHAPE.vocab_size * HIDDEN

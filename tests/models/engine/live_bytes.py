@@ -1,0 +1,191 @@
+"""An entry that runs a job like `models.engine.entry` and notes how many bytes live in each phase.
+
+What lives is the memory of all tensors of a rank's device: a storage counts from the first
+operation that makes or reads it until it is freed. What a kernel takes and gives back inside one
+operation does not count, nor the window in which ranks of one host add up, nor what ZeRO copies to
+the host in the end. The job has `limits`, to take the place of those of `models.limits`. Each rank
+writes live/<process id>.json into the work folder: the most bytes that lived in each phase.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from models import limits
+from models.engine import entry, launcher
+
+_become_launcher = launcher.become_launcher
+_LOADERS = ("load_policy", "load_scorer", "new_scorer", "build_policy")
+
+
+class LiveBytes(TorchDispatchMode):
+    """Inside, `peaks` has the most bytes that have lived in each `phase`.
+
+    While it is not `counting`, what is made does not count, then or later.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase, self.live, self.counting = "loading", 0, True
+        self.peaks: dict[str, int] = defaultdict(int)
+        self._sizes: dict[int, int] = {}  # of storages that live
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = op(*args, **(kwargs or {}))
+        for leaf in tree_iter((args, kwargs, result)):
+            if isinstance(leaf, Tensor):
+                self.note(leaf)
+        return result
+
+    def note(self, tensor: Tensor) -> None:
+        """Know the tensor's storage until it is freed."""
+        if tensor.device.type != "cpu":  # of shapes alone
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._sizes:
+            self._sizes[key] = storage.nbytes() if self.counting else 0
+            self.live += self._sizes[key]
+            weakref.finalize(storage, self._forget, key)
+        self.peaks[self.phase] = max(self.peaks[self.phase], self.live)
+
+    def note_all(self) -> None:
+        """Know what other threads have made, and what was read from files."""
+        for each in gc.get_objects():
+            if isinstance(each, Tensor):
+                self.note(each)
+
+    def begin(self, phase: str) -> None:
+        """From now on it is another phase."""
+        self.phase = phase
+        self.peaks[phase] = max(self.peaks[phase], self.live)
+
+    def count(self, is_counting: bool) -> None:
+        """From now on what is made counts, or does not."""
+        self.counting = is_counting
+
+    def count_again(self, tensors: Iterable[Tensor]) -> None:
+        """Count tensors that did not count when they were made."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            self.live += storage.nbytes() - self._sizes[storage._cdata]
+            self._sizes[storage._cdata] = storage.nbytes()
+
+    def _forget(self, key: int) -> None:
+        self.live -= self._sizes.pop(key)
+
+
+def _patched(
+    owner: Any,
+    name: str,
+    before: Callable[[], None] = lambda: None,
+    behind: Callable[..., None] = lambda *_: None,
+) -> None:
+    """Let a function of a module or class be surrounded by others; `behind` gets what it gets."""
+    plain = getattr(owner, name)
+
+    def surrounded(*args: Any, **kwargs: Any) -> Any:
+        before()
+        result = plain(*args, **kwargs)
+        behind(*args)
+        return result
+
+    setattr(owner, name, surrounded)
+
+
+def _mark(tracker: LiveBytes) -> None:
+    """Phases begin where these functions are called, and end where others are."""
+    from models.engine import (
+        loop,
+        meta_rm,
+        ppo_max,
+        ppo_rollout,
+        ppo_scoring,
+        ppo_update,
+        reward_model,
+        sft,
+    )
+
+    owners: tuple[ModuleType, ...] = (ppo_max, ppo_scoring, reward_model, meta_rm, sft)
+    for owner in owners:
+        for name in _LOADERS:
+            if hasattr(owner, name):
+                _patched(owner, name, behind=lambda *_: tracker.note_all())
+    starts: tuple[tuple[Any, str, str], ...] = (
+        (meta_rm, "_sample_meta_set", "sampling"),
+        (meta_rm, "spreads", "scoring"),
+        (meta_rm, "fit", "loading"),
+        (meta_rm.MetaAscent, "__call__", "ascent"),
+        (loop, "_gradient", "training"),
+        (meta_rm, "score_splits", "scoring"),
+        (reward_model, "score_splits", "scoring"),
+        (ppo_max.PPORun, "_collect", "sampling"),
+        (ppo_rollout, "_sample_rows", "sampling"),
+        (ppo_rollout, "_own_logprobs", "scoring"),
+        (ppo_update.ActorCritic, "_critic_step", "critic update"),
+        (ppo_update.ActorCritic, "_policy_step", "policy update"),
+        (ppo_max, "merge_adapters", "saving"),
+    )
+    for owner, name, phase in starts:
+        _patched(owner, name, before=lambda phase=phase: tracker.begin(phase))
+
+
+def _leave_out(tracker: LiveBytes, uses_zero: bool) -> None:
+    """The window of ranks of one host, and what ZeRO copies to the host."""
+    from models.engine import ranks
+
+    if ranks._ranks.windows is not None:
+        tracker.count(False)
+        tracker.note(ranks._ranks.windows)
+        tracker.count(True)
+    if uses_zero:
+        from models.engine import zero
+
+        _patched(zero, "_copy", lambda: tracker.count(False), lambda _: tracker.count(True))
+        _patched(
+            zero,
+            "_replace_parameters",
+            behind=lambda model, _: tracker.count_again(model.parameters()),
+        )
+
+
+def main(job_path: str) -> None:
+    """Run the job as `models.engine.entry` does."""
+    job = json.loads(Path(job_path).read_text())
+    for name, value in job["limits"].items():
+        setattr(limits, name, value)
+    launcher.become_launcher = lambda _, *rest: _become_launcher(  # type: ignore[assignment]
+        "tests.models.engine.live_bytes", *rest
+    )
+    tracker = LiveBytes()
+
+    def begin() -> None:
+        trainer = job["config"].get("train") or job["config"]
+        _mark(tracker)
+        _leave_out(tracker, trainer["zero"] is not None)
+        tracker.__enter__()
+
+    _patched(entry, "_make_deterministic", behind=lambda *_: begin())
+    try:
+        entry.main(job_path)
+    finally:
+        folder = Path(job["workdir"]) / "live"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{os.getpid()}.json").write_text(json.dumps(tracker.peaks))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
