@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from infra.launch import TrainerError, TrainerKilledError, launch
+from models import limits
 from models.engine import ranks
 from models.engine.data import read_rows
 from models.engine.progress import read_metrics
@@ -180,3 +182,21 @@ def test_three_ranks_add_up_more_than_a_window_holds() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"
+
+
+def test_launched_ranks_add_up_in_messages_of_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rank has all gradients twice, as one message of them would need."""
+    messages = []
+
+    def all_reduce(message: torch.Tensor) -> None:
+        messages.append(message.numel())
+        message *= 2
+
+    monkeypatch.setattr(ranks, "_ranks", ranks._Ranks(2, 0, is_launched=True))
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    monkeypatch.setattr(limits, "BUCKET", 5)
+    tensors = [torch.arange(12.0).view(3, 4), torch.tensor(7.0), torch.arange(3.0)]
+    ranks.add_up(tensors)
+    assert messages == [5, 5, 5, 1]
+    assert [tensor.sum().item() for tensor in tensors] == [132, 14, 6]
+    assert tensors[0].tolist() == (2 * torch.arange(12.0)).view(3, 4).tolist()
