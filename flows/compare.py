@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from prefect import flow
 from pydantic import Field
 
 from flows.compared import METHODS, SEEDS, CompareChanges, comparison_name, of_seeds
 from flows.config import Arm
 from flows.experiment import contest
-from flows.finish import run_name, tracked_flow
+from flows.finish import tracked_flow
+from flows.flow import flow
 from flows.judge_shares import share_limits
 from flows.names import GivenName
 from flows.recipes import RecipeName
 from flows.run import Run
-from flows.runner import task_runner
 from models.comparison.config import CompareConfig
 from models.config_numbers import RunSeed
 from tasks.access import demand_access
@@ -28,7 +27,7 @@ Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]
 READ = ("ppo_max", "rehearsal", "dpo", "cpl", "answers", "rejection_sampling", "rest", "hir")
 
 
-@flow(name="compare", flow_run_name=run_name, task_runner=task_runner())
+@flow(name="compare")
 def compare(
     recipe: RecipeName = "default",
     arms: Arms = list(METHODS),  # noqa: B006  (Prefect's form shows it; nobody changes it)

@@ -214,12 +214,13 @@ def _channel(client: SyncPrefectClient, block: str) -> ActionTypes:
     )
 
 
+# Who starts a run chooses its name: it comes as a JSON text, and so does all else.
 NOTICE = """{
- "event": "{{ event.event }}",
- "resource": "{{ event.resource.name }}",
+ "event": {{ event.event | tojson }},
+ "resource": {{ (event.resource.name or '') | tojson }},
  "occurred": "{{ event.occurred }}",
  "payload": {{ event.payload | tojson }},
- "run": "{{ flow_run | ui_url if flow_run else '' }}"
+ "run": {{ ((flow_run | ui_url if flow_run else '') or '') | tojson }}
 }"""
 
 

@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any
 
-from prefect import flow
 from prefect.artifacts import create_table_artifact
 from pydantic import Field
 
 from flows.config import ConfigError, load_config, seeded
-from flows.finish import run_name, tracked_flow
+from flows.finish import tracked_flow
+from flows.flow import flow
 from flows.judge_shares import share_limits
 from flows.names import named
 from flows.run import Future, Run, roles_of_round
-from flows.runner import task_runner
 from flows.stages import measure
 from tasks.judge import judge
 from tasks.registry import Registered, model_name, registered
@@ -24,7 +23,7 @@ SFT = "sft"
 AnswerSeed = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
-@flow(name="evaluate", flow_run_name=run_name, task_runner=task_runner())
+@flow(name="evaluate")
 def evaluate(
     recipe: str = "default", policy: str = "candidate", against: str = SFT, seed: AnswerSeed = 0
 ) -> dict[str, Any]:

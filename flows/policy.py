@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from prefect import flow
-
 from flows.changes import RunChanges
 from flows.experiment import first_round, run_flow
-from flows.finish import run_name
+from flows.flow import flow
 from flows.names import GivenName
 from flows.recipes import RecipeName
-from flows.runner import task_runner
 
 
-@flow(name="policy", flow_run_name=run_name, task_runner=task_runner())
+@flow(name="policy")
 def policy(
     recipe: RecipeName = "default", changes: RunChanges | None = None, name: GivenName | None = None
 ) -> dict[str, object]:

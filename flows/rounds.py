@@ -5,18 +5,17 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from prefect import flow
 from prefect.states import Completed
 
 from flows.champions import play_round
 from flows.changes import RoundChanges, changed
 from flows.config import ConfigError, load_config
-from flows.finish import finish, run_name, tracked_flow
+from flows.finish import finish, tracked_flow
+from flows.flow import flow
 from flows.judge_shares import share_limits
 from flows.names import named
 from flows.recipes import RECIPES
 from flows.run import Run
-from flows.runner import task_runner
 from tasks.registry import TRIED, LineageError, Registered, model_name, registered
 
 __all__ = ["LineageError", "NoChampionError", "champion_of", "rounds"]
@@ -26,7 +25,7 @@ class NoChampionError(ConfigError):
     """No policy was promoted yet, so that there is nothing to go on from."""
 
 
-@flow(name="rounds", flow_run_name=run_name, task_runner=task_runner())
+@flow(name="rounds")
 def rounds(recipe: str = "default", changes: RoundChanges | None = None) -> dict[str, Any]:
     """MetaRM and PPO-max from the champion of a recipe, judged against it; promoted or not.
 

@@ -8,17 +8,16 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Annotated
 
-from prefect import flow
 from pydantic import Field
 
 from flows.changes import RunChanges, changed, overrides
 from flows.config import ConfigError, RunConfig
-from flows.finish import run_name, tracked_flow
+from flows.finish import tracked_flow
+from flows.flow import flow
 from flows.judge_shares import share_limits
 from flows.names import RunName, named_over_seeds
 from flows.recipes import RecipeName, recipe_named
 from flows.run import Future, Run
-from flows.runner import task_runner
 from flows.studies.arms_of import ARMS
 from flows.studies.shared_run import SharedRun
 from infra.launch import TrainerStoppedError
@@ -41,7 +40,7 @@ def _name_of(config: RunConfig, what: str, seeds: Sequence[int]) -> RunName:
     return named_over_seeds(config, f"study-{what}", {"seeds": [*seeds]}, {"seeds": [2, 3, 4]})
 
 
-@flow(name="study", flow_run_name=run_name, task_runner=task_runner())
+@flow(name="study")
 def study(
     paper: Paper = "part-2",
     exhibit: ExhibitName = "figure-3",

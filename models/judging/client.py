@@ -15,6 +15,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -81,6 +82,7 @@ class Endpoint:
         self._config, self._budget = config, budget
         self._url = f"{config.base_url}/chat/completions"
         self._key = _read_key(config.key_variable)
+        self._spellings = _spellings(self._key) if len(self._key) >= MIN_KEY_LENGTH else None
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         limits = httpx.Limits(max_connections=config.max_concurrency)
         self._client = httpx.Client(
@@ -223,10 +225,7 @@ class Endpoint:
         return self._without_key(f"{self._url} ({self._config.model}): {what}")
 
     def _without_key(self, text: str) -> str:
-        if len(self._key) < MIN_KEY_LENGTH:
-            return text
-        # Some write a slash in JSON with a backslash before it.
-        return text.replace(self._key, HIDDEN).replace(self._key.replace("/", "\\/"), HIDDEN)
+        return self._spellings.sub(HIDDEN, text) if self._spellings else text
 
 
 def _read_key(variable: str) -> str:
@@ -238,6 +237,15 @@ def _read_key(variable: str) -> str:
             "allowed; check how it was set"
         )
     return key
+
+
+def _spellings(key: str) -> re.Pattern[str]:
+    """The key as JSON may write it, and as addresses do, character by character.
+
+    PHP has a backslash before a slash, .NET a number for a plus.
+    """
+    ways = (rf"(?:\\?{re.escape(c)}|(?i:\\u{ord(c):04x}|%{ord(c):02x}))" for c in key)
+    return re.compile("".join(ways))
 
 
 def _name(error: Exception) -> str:

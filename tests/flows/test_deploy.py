@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from prefect.flows import load_flow_from_entrypoint
+from prefect.server.events import actions  # noqa: F401  (templates have its filters)
+from prefect.server.utilities.user_templates import render_user_template_sync
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import preprocess_schema, validate
 from prefect.workers.process import ProcessWorker
 
 from flows.changes import changed, parsed
-from flows.deploy import ENGINE, closed_template
+from flows.deploy import ENGINE, NOTICE, closed_template
 from flows.recipes import RECIPES, RecipeName, recipe_named
 from flows.rlhf import rlhf
 from tests.flows.malformed import malformed
@@ -95,3 +98,15 @@ def test_well_formed_parameters_are_accepted_and_run() -> None:
     assert config == changed(
         recipe_named("smoke"), parsed(["ppo.num_steps=6", "ppo.score_clip=null"])
     )
+
+
+@pytest.mark.parametrize("name", ['x", "event": "all is well", "y": "', 'a"\n{{ 7 * 7 }}', "smoke"])
+def test_a_run_s_name_is_no_more_than_a_text_of_its_notice(name: str) -> None:
+    """Who starts a run chooses the name, and a program reads the notice."""
+    event = {"event": "prefect.flow-run.Failed", "resource": {"name": name}, "payload": {"a": 1}}
+    for found in (event, {**event, "resource": {}}):
+        notice = json.loads(render_user_template_sync(NOTICE, {"event": found}))
+        assert list(notice) == ["event", "resource", "occurred", "payload", "run"]
+        assert notice["event"] == "prefect.flow-run.Failed"
+        assert notice["resource"] == found["resource"].get("name", "")  # type: ignore[attr-defined]
+        assert notice["payload"] == {"a": 1}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -85,6 +87,32 @@ def test_a_key_with_a_slash_is_cut_out_however_it_is_written(
     assert answer.content == "wrong: [key]"
     assert "wrong: [key]" in caplog.messages[0]
     assert not [line for line in caplog.messages if "hu2bqTestKey" in line]
+
+
+def _as_numbers(text: str) -> str:
+    return "".join(f"\\u{ord(each):04x}" for each in text)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(lambda key: key.replace("+", "\\u002B"), id="as .NET writes JSON"),
+        pytest.param(_as_numbers, id="by numbers alone"),
+        pytest.param(lambda key: quote(key, safe=""), id="as in an address"),
+        pytest.param(lambda key: quote(key, safe="").lower().replace("zx", "Zx"), id="mixed"),
+    ],
+)
+def test_a_key_is_cut_out_of_answers_and_refusals_however_it_is_written(
+    write: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MY_KEY", key := "sk-Zx81+hu2bqtestkey/thatnobodyelsehas==")
+    echo = write(key)
+    answer = json.dumps(completion("it was ?")).replace("?", echo)
+    told = [Reply(text=f'{{"title": "{echo}"}}', status=500), Reply(text=answer)]
+    with serving(lambda number, _: told[number]) as server:
+        ((_, found),) = endpoint(server, key_variable="MY_KEY").answers([("x", request("x"))])
+    assert found.content == "it was [key]"
+    assert '{"title": "[key]"}' in caplog.messages[0]
 
 
 @pytest.mark.parametrize("bad", [f"{KEY}\nX-Other: 1", f"{KEY} {KEY}", f"{KEY}é", f"{KEY}\x00"])
