@@ -95,7 +95,8 @@ SMALL = ("sft.model.base=smollm2-135m-instruct", *ALONE)
         ("hh-7b", SMALL, "0", 40, None),
         ("hh-7b", SMALL, "0", None, None),
         ("hh-7b", ("sft.model.base=some/model",), "", 64, None),
-        ("default", (), "0", 1, None),
+        # Of the memory a CUDA context takes 1.5 GiB.
+        ("default", (), "0", 2, None),
     ],
 )
 def test_a_run_that_the_host_cannot_hold_is_refused(
