@@ -153,7 +153,11 @@ class LocalObjects:
     def drop_unfinished(self, before: float) -> int:
         count = 0
         for path in self._temp.iterdir():
-            if path.name != "lock" and path.stat().st_ctime < before:
+            try:
+                is_old = path.name != "lock" and path.stat().st_ctime < before
+            except FileNotFoundError:  # another run has ended its write since it was listed
+                continue
+            if is_old:
                 path.unlink(missing_ok=True)
                 count += 1
         return count

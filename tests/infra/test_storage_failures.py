@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,22 @@ def test_what_writers_that_died_left_is_swept_once_it_is_old(store: Store) -> No
     assert objects.drop_unfinished(time.time() + 60) == 1
     assert objects.drop_unfinished(time.time() + 60) == 0
     assert objects.get_bytes("whole") == b"1"
+
+
+def test_a_store_opens_while_another_run_ends_a_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A temporary file has got its name between the listing and the look at it."""
+    root = tmp_path / "store"
+    LocalObjects(root).put_bytes("whole", b"1")
+    listed = Path.iterdir
+
+    def with_one_that_is_gone(folder: Path) -> Iterator[Path]:
+        yield from listed(folder)
+        yield folder / "gone"
+
+    monkeypatch.setattr(Path, "iterdir", with_one_that_is_gone)
+    assert LocalObjects(root).get_bytes("whole") == b"1"
 
 
 def test_file_that_changes_while_it_is_published_is_noticed(
