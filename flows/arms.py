@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from flows.config import Arm, RunConfig, seeded, vanilla
 from flows.run import Future, Run
-from models.config_optimisers import PolicyConfig
-from models.config_ppo import PPOConfig
+from models.config.policy import PolicyConfig, PPOConfig
 from tasks.reward_model import reward_model
 from tasks.sft import sft
 

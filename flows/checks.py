@@ -17,8 +17,8 @@ from shutil import which
 
 from flows.config import RunConfig, check_layers, sections_of
 from infra.fetch import is_remote
-from models.config_judge import ChatModelConfig
-from models.config_parts import TrainerConfig
+from models.config.judge import ChatModelConfig
+from models.config.training import TrainerConfig
 from models.judging.constitutions import (
     PACKAGED,
     ConstitutionError,

@@ -15,8 +15,8 @@ from flows.judge_shares import share_limits
 from flows.names import GivenName
 from flows.recipes import RecipeName
 from flows.run import Run
-from models.comparison.config import CompareConfig
-from models.config_numbers import RunSeed
+from models.config.base import RunSeed
+from models.config.reporting import CompareConfig
 from tasks.access import demand_access
 from tasks.compare import compare as compare_stage
 from tasks.report import announce, lineage_of

@@ -13,31 +13,28 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from flows.explain import explain, short
-from models.comparison.config_judges import JudgeAnswersConfig
-from models.config import (
-    AdvantageModelConfig,
-    ComparisonsConfig,
-    EvaluateConfig,
-    MetaRMConfig,
-    PreferencesConfig,
-    RehearsalConfig,
-    SFTConfig,
-    WorldConfig,
-)
-from models.config_constitution import ConstitutionConfig
-from models.config_judge import AILabelsConfig, JudgePreferencesConfig
-from models.config_numbers import LARGEST_SEED, RunSeed
-from models.config_optimisers import (
+from models.config.base import LARGEST_SEED, RunSeed, require_different
+from models.config.data import ComparisonsConfig, PreferencesConfig, WorldConfig
+from models.config.judge import AILabelsConfig, JudgeAnswersConfig, JudgePreferencesConfig
+from models.config.policy import (
     BestOfNConfig,
+    ConstitutionConfig,
     CPLConfig,
     DPOConfig,
     HIRLoop,
+    PPOConfig,
+    RehearsalConfig,
     RejectionSamplingLoop,
     RestLoop,
 )
-from models.config_parts import TrainerConfig, require_different
-from models.config_ppo import PPOConfig
-from models.config_rewards import RelabelConfig, RewardModelConfig
+from models.config.reporting import EvaluateConfig
+from models.config.reward import (
+    AdvantageModelConfig,
+    MetaRMConfig,
+    RelabelConfig,
+    RewardModelConfig,
+)
+from models.config.training import SFTConfig, TrainerConfig
 
 Arm = Literal[
     "vanilla",

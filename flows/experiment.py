@@ -25,7 +25,7 @@ from flows.stages import (
     prepare,
     train_scorers,
 )
-from models.comparison.config import WinMatrixConfig
+from models.config.reporting import WinMatrixConfig
 from tasks.access import demand_access
 from tasks.judge_answers import judge_answers
 from tasks.perform import ALONE

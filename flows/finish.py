@@ -19,7 +19,7 @@ from infra.gpus import unused_gpus
 from infra.launch import drain_on_sigterm
 from infra.settings import Settings
 from infra.tracking import TrackedRun
-from models.report.config import ReportConfig
+from models.config.reporting import ReportConfig
 from tasks.perform import start_tracked_run
 from tasks.registry import register_policies
 from tasks.report import announce, lineage_of, report

@@ -16,7 +16,7 @@ from flows.config import ConfigError
 from flows.planned_run import PlannedRun, PlannedStage
 from flows.run import Run
 from flows.studies.shared_run import SharedRun
-from models.config_endpoint import endpoints_of, with_share
+from models.config.judge import endpoints_of, with_share
 
 
 @dataclass

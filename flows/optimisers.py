@@ -13,7 +13,7 @@ from flows.arms import ppo_of, rehearses, scorer_of, start_of
 from flows.config import Arm, seeded
 from flows.run import Future, Run
 from flows.stages import measure, states_for
-from models.config_optimisers import AnswersConfig
+from models.config.policy import AnswersConfig
 from tasks.answers import answers
 from tasks.cpl import cpl
 from tasks.dpo import dpo

@@ -18,7 +18,7 @@ from flows.experiment import audit, contest, experiment, first_round, scorers
 from flows.plan_layout import size
 from flows.planned_run import PlannedRun, PlannedStage, stages_in
 from flows.run import Run
-from models.config_parts import TrainerConfig
+from models.config.training import TrainerConfig
 from models.planning.amounts import Amounts, of_preferences, of_world
 from models.planning.machine import Machine
 from models.planning.shapes import ModelShape, shape_of

@@ -9,7 +9,7 @@ from flows.judge_shares import shares_in_words
 from flows.plan import Plan, PlanRow
 from flows.plan_layout import bullets, count, names, size, table, tokens
 from models import limits
-from models.config_parts import trainer_of
+from models.config.training import trainer_of
 from models.planning.memory import FLOAT_BYTES
 
 WORK_HEADER = ("step", "role", "stage", "examples", "steps", "sampled", "forward", "trained")

@@ -8,24 +8,24 @@ from typing import Literal
 from flows.config import ConfigError, EnsembleConfig, RoundsConfig, RunConfig
 from flows.recipes_optimisers import beside
 from flows.recipes_real import hh_7b, hh_smollm2, ukp_smollm2
-from models.config import (
-    AdvantageModelConfig,
-    ComparisonsConfig,
-    EvaluateConfig,
-    MetaRMConfig,
-    RehearsalConfig,
-    SFTConfig,
-    WorldConfig,
-)
-from models.config_constitution import (
+from models.config.data import ComparisonsConfig, WorldConfig
+from models.config.judge import AILabelsConfig, ChatModelConfig, JudgeConfig, JudgePreferencesConfig
+from models.config.policy import (
     ConstitutionalSFTConfig,
     ConstitutionConfig,
+    PPOConfig,
+    RehearsalConfig,
     ReviseConfig,
+    ScoringConfig,
 )
-from models.config_judge import AILabelsConfig, ChatModelConfig, JudgeConfig, JudgePreferencesConfig
-from models.config_parts import ModelConfig, TrainConfig
-from models.config_ppo import PPOConfig, ScoringConfig
-from models.config_rewards import RelabelConfig, RewardModelConfig
+from models.config.reporting import EvaluateConfig
+from models.config.reward import (
+    AdvantageModelConfig,
+    MetaRMConfig,
+    RelabelConfig,
+    RewardModelConfig,
+)
+from models.config.training import ModelConfig, SFTConfig, TrainConfig
 from models.planning.machine import Machine
 
 # Instructions of HIR in words that the synthetic world has.

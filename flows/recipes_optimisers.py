@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.config_optimisers import (
+from models.config.policy import (
     AnswersConfig,
     CPLConfig,
     DPOConfig,
     HIRConfig,
     HIRLoop,
+    PPOConfig,
     RejectionSamplingConfig,
     RejectionSamplingLoop,
     RestConfig,
     RestLoop,
 )
-from models.config_parts import TrainConfig
-from models.config_ppo import PPOConfig
+from models.config.training import TrainConfig
 
 
 def beside(

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from flows.config import EnsembleConfig, RoundsConfig, RunConfig
 from flows.recipes_optimisers import beside
-from models.config import (
+from models.config.data import PreferencesConfig
+from models.config.policy import CollapseConfig, PPOConfig, RehearsalConfig, ScoringConfig
+from models.config.reporting import EvaluateConfig
+from models.config.reward import (
     AdvantageModelConfig,
-    EvaluateConfig,
     MetaRMConfig,
-    PreferencesConfig,
-    RehearsalConfig,
-    SFTConfig,
+    RelabelConfig,
+    RewardModelConfig,
 )
-from models.config_parts import ModelConfig, TrainConfig, ZeroConfig
-from models.config_ppo import CollapseConfig, PPOConfig, ScoringConfig
-from models.config_rewards import RelabelConfig, RewardModelConfig
+from models.config.training import ModelConfig, SFTConfig, TrainConfig, ZeroConfig
 
 
 def hh_smollm2() -> RunConfig:

@@ -13,7 +13,7 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from flows.config import ConfigError
 from infra.settings import Settings
-from models.config_parts import trainer_of
+from models.config.training import trainer_of
 
 
 def task_runner() -> TaskRunner[Any]:

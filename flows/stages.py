@@ -12,9 +12,9 @@ from typing import Any
 from flows.arms import train_safety_scorers
 from flows.config import RunConfig, Vote, seeded
 from flows.run import Future, Run
-from models.config import AuditConfig, LowerStatesConfig, StrengthConfig
-from models.config_parts import TrainConfig
-from models.config_rewards import RewardModelConfig
+from models.config.reporting import AuditConfig
+from models.config.reward import LowerStatesConfig, RewardModelConfig, StrengthConfig
+from models.config.training import TrainConfig
 from tasks.advantage_model import advantage_model
 from tasks.ai_labels import ai_labels
 from tasks.audit import audit

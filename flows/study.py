@@ -22,10 +22,10 @@ from flows.studies.arms_of import ARMS
 from flows.studies.shared_run import SharedRun
 from infra.launch import TrainerStoppedError
 from infra.tracking import TrackedRun
-from models.config_numbers import RunSeed
+from models.config.base import RunSeed
+from models.config.reporting import ExhibitName, Paper, StudyConfig
 from models.studies.catalogue import exhibits_of
-from models.studies.config import StudyConfig
-from models.studies.exhibit import TITLES, Exhibit, ExhibitName, Paper
+from models.studies.exhibit import TITLES, Exhibit
 from tasks.access import demand_access
 from tasks.report import announce, lineage_of
 from tasks.study import study as study_stage

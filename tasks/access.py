@@ -14,7 +14,7 @@ from prefect.context import FlowRunContext
 from pydantic import BaseModel
 
 from infra.access import Access, AccessError
-from models.config_endpoint import EndpointConfig
+from models.config.judge import EndpointConfig
 from models.judging.addresses import CONFINED_VARIABLE, NETWORKS_VARIABLE
 from models.judging.constitutions import PACKAGED
 from models.preferences.readers import SUFFIXES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import task
 
-from models.config import AdvantageModelConfig
+from models.config.reward import AdvantageModelConfig
 from tasks.inputs import one_or_several
 from tasks.kinds import GPU
 from tasks.perform import Place, perform

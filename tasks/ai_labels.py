@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import task
 
-from models.config_judge import AILabelsConfig
+from models.config.judge import AILabelsConfig
 from tasks.kinds import CPU
 from tasks.perform import perform
 from tasks.stage import StageResult

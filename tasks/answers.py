@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import task
 
-from models.config_optimisers import AnswersConfig
+from models.config.policy import AnswersConfig
 from tasks.kinds import GPU
 from tasks.perform import Place, perform
 from tasks.stage import StageResult

@@ -3,7 +3,8 @@
 It is a hash over the sources of every module of `models` that the stage imports, directly or not,
 found by reading the import statements (nothing is imported), over the other files that lie in the
 folder of a package among them, and over the versions of the libraries that compute. Comments,
-layout and docstrings take no part: editing them reruns nothing.
+layout and docstrings take no part: editing them reruns nothing. Nor do the classes of
+configurations, whose values are in the stage's key.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("models",)
+CONFIG = "models.config"
 LIBRARIES = ("torch", "transformers")
 _parsing = threading.Lock()
 
@@ -96,10 +98,12 @@ def _closure(module: str, root: Path, packages: tuple[str, ...]) -> dict[str, _S
 
 
 def _modules(root: Path, packages: tuple[str, ...]) -> dict[str, Path]:
-    """The source of every module; of a package, its __init__.py."""
+    """The source of every module but those of CONFIG; of a package, its __init__.py."""
     paths = {}
     for file in (file for package in packages for file in (root / package).rglob("*.py")):
         parts = file.relative_to(root).with_suffix("").parts
+        if ".".join(parts[:2]) == CONFIG:
+            continue
         if parts[-1] == "__init__":
             paths[".".join(parts[:-1])] = file
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import task
 
-from models.comparison.config import CompareConfig
+from models.config.reporting import CompareConfig
 from tasks.kinds import CPU
 from tasks.perform import perform
 from tasks.stage import StageResult

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import task
 
-from models.config import FeaturesConfig
+from models.config.reward import FeaturesConfig
 from tasks.kinds import GPU
 from tasks.perform import perform
 from tasks.stage import StageResult

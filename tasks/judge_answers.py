@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import task
 
-from models.comparison.config_judges import JudgeAnswersConfig
+from models.config.judge import JudgeAnswersConfig
 from models.records import ArtifactRef
 from tasks.kinds import CPU
 from tasks.perform import Place, perform

@@ -10,7 +10,7 @@ import os
 from prefect.blocks.system import Secret
 from pydantic import BaseModel
 
-from models.config_endpoint import endpoints_of
+from models.config.judge import endpoints_of
 from tasks.access import key_name, limits
 from tasks.stage import StageInputError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import task
 
-from models.config_judge import JudgePreferencesConfig
+from models.config.judge import JudgePreferencesConfig
 from models.records import ArtifactRef
 from tasks.kinds import CPU
 from tasks.perform import Place, perform

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import task
 
-from models.config import MetaRMConfig
+from models.config.reward import MetaRMConfig
 from tasks.kinds import GPU
 from tasks.perform import ALONE, perform
 from tasks.stage import StageResult

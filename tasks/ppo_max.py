@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import task
 
-from models.config_ppo import PPOConfig
+from models.config.policy import PPOConfig
 from tasks.inputs import one_or_several
 from tasks.kinds import GPU
 from tasks.notices import COLLAPSED, tell

@@ -7,7 +7,7 @@ from pathlib import Path
 from prefect import task
 
 from infra.fetch import is_remote
-from models.config import PreferencesConfig
+from models.config.data import PreferencesConfig
 from tasks.access import demand_access
 from tasks.kinds import CPU
 from tasks.perform import logger, perform

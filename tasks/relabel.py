@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import task
 
-from models.config_rewards import RelabelConfig
+from models.config.reward import RelabelConfig
 from models.records import ArtifactRef
 from tasks.kinds import CPU
 from tasks.perform import perform

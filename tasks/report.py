@@ -16,7 +16,7 @@ from infra.locks import file_lock
 from infra.report_folders import write_run
 from infra.storage import Store
 from infra.tracking import TrackedRun
-from models.report.config import LineageEntry, ReportConfig
+from models.config.reporting import LineageEntry, ReportConfig
 from models.row_account import RowAccount
 from tasks.kinds import CPU
 from tasks.perform import base_context, perform

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import task
 
-from models.config_constitution import ReviseConfig
+from models.config.policy import ReviseConfig
 from tasks.kinds import GPU
 from tasks.perform import ALONE, perform
 from tasks.sources import import_constitution

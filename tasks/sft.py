@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import task
 
-from models.config import SFTConfig
+from models.config.training import SFTConfig
 from tasks.kinds import GPU
 from tasks.perform import ALONE, perform
 from tasks.stage import StageResult

@@ -31,7 +31,7 @@ from infra.locks import file_lock, some_of
 from infra.manifest import Manifest, StorageError
 from infra.tail import LineTail
 from infra.tracking import TrackedRun
-from models.config_parts import deciding
+from models.config.base import deciding
 from models.records import ArtifactRef
 from tasks.code_version import library_versions
 from tasks.stage_context import (

@@ -32,7 +32,7 @@ def stage_key(
 ) -> str:
     """sha256 over the canonical JSON of what decides a stage's result.
 
-    Limits of what it may spend do not (`models.config_parts.deciding`): with a higher one the same
+    Limits of what it may spend do not (`models.config.base.deciding`): with a higher one the same
     work goes on, and what it has spent so far counts.
     Inputs count by content, not by the key that made them: an upstream change that leaves its
     output as it was reruns nothing downstream.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import task
 
-from models.config import WorldConfig
+from models.config.data import WorldConfig
 from tasks.kinds import CPU
 from tasks.perform import perform
 from tasks.stage import StageResult

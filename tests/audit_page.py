@@ -19,7 +19,7 @@ from models.audit.packed import weakest_first
 from models.audit.page import write_page
 from models.audit.pairs import AuditedPair
 from models.audit.summary import summarise
-from models.config import AuditConfig
+from models.config.reporting import AuditConfig
 from tests.browser import Browser, browser
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)> é\u2028"

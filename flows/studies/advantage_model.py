@@ -5,8 +5,7 @@ from __future__ import annotations
 from flows.config import seeded
 from flows.run import Run
 from flows.studies.arms import policy, raw_advantage_model, scorer, varied
-from models.config import RehearsalConfig
-from models.config_ppo import PPOConfig
+from models.config.policy import PPOConfig, RehearsalConfig
 from tasks.rehearsal import rehearsal
 
 

@@ -19,8 +19,8 @@ from flows.stages import (
     prepare,
     states_for,
 )
-from models.config_ppo import PPOConfig
-from models.config_rewards import RelabelConfig
+from models.config.policy import PPOConfig
+from models.config.reward import RelabelConfig
 from tasks.advantage_model import advantage_model
 from tasks.judge import judge
 from tasks.ppo_max import ppo_max

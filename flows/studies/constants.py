@@ -10,7 +10,7 @@ from flows.stages import states_for
 from flows.studies.advantage_model import rehearse, scorers
 from flows.studies.arms import audited, policy, scorer, treatment, varied
 from flows.studies.part_two import DROPOUT
-from models.config_rewards import ContrastiveConfig
+from models.config.reward import ContrastiveConfig
 from tasks.advantage_model import advantage_model
 from tasks.meta_rm import meta_rm
 

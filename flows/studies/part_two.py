@@ -10,8 +10,7 @@ from flows.optimisers import judge_policies, train_policies
 from flows.run import Run
 from flows.stages import train_scorers
 from flows.studies.arms import AS_GIVEN, MARGIN, audited, policy, scorer, treatment, varied, versus
-from models.config import FeaturesConfig
-from models.config_rewards import ContrastiveConfig, RelabelConfig
+from models.config.reward import ContrastiveConfig, FeaturesConfig, RelabelConfig
 from tasks.features import features
 
 NUM_ROUNDS = 4

@@ -8,7 +8,7 @@ from flows.config import Vote
 from flows.run import Run
 from flows.stages import compare_votes
 from flows.studies.arms import audited, varied
-from models.config import StrengthConfig
+from models.config.reward import StrengthConfig
 from tasks.strength import strength
 
 SIZES = (1, 3, 5, 10)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from flows.config import seeded
 from flows.run import Run
 from flows.studies.arms import audited, policy, scorer, varied
-from models.config_judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
+from models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
 from tasks.ai_labels import ai_labels
 from tasks.judge_preferences import judge_preferences
 from tasks.reward_model import reward_model

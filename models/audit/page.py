@@ -20,7 +20,7 @@ from models.audit.script import SCRIPT
 from models.audit.stylesheet import AUDIT_STYLE
 from models.audit.summary import Summary
 from models.audit.template import TEMPLATES
-from models.config import AuditConfig
+from models.config.reporting import AuditConfig
 from models.report.stylesheet import STYLESHEET
 from models.report.wording import new_environment
 from models.row_account import RowAccount

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from models.comparison.answers import MEAN, Answers
-from models.comparison.config import WinMatrixConfig
 from models.comparison.outcomes import Outcomes
 from models.comparison.spread import Bootstrap, Spread
+from models.config.reporting import WinMatrixConfig
 from models.functional.intervals import effective_count, wilson_interval
 from models.functional.verdicts import kappa_of_counts
 

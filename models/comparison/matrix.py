@@ -10,10 +10,10 @@ import torch
 
 from models.comparison.agreement import Agreement, agreements
 from models.comparison.answers import MEASURES, START, Answers
-from models.comparison.config import WinMatrixConfig
 from models.comparison.outcomes import Outcomes, by_scores
 from models.comparison.rated import Rated, rate
 from models.comparison.spread import Bootstrap, Spread
+from models.config.reporting import WinMatrixConfig
 from models.report.artifacts import ReportInputError
 
 MAIN = "main"

@@ -9,14 +9,13 @@ from statistics import fmean
 from typing import Any
 
 from models.comparison.answers import START
-from models.comparison.config import CompareConfig
 from models.comparison.matrix import MAIN, Duel, WinMatrix
 from models.comparison.rated import Rated
 from models.comparison.spread import Spread
+from models.config.reporting import CompareConfig, LineageEntry
 from models.report.artifacts import Artifacts
 from models.report.budget import Budget, budget_of
 from models.report.charts import smooth
-from models.report.config import LineageEntry
 from models.report.curves import training_curve
 from models.report.names import JUDGES, policy_name
 from models.report.wording import tidy

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from models.comparison.answers import START
-from models.comparison.config import CompareConfig
 from models.comparison.matrix import MAIN, Duel, WinMatrix
 from models.comparison.methods import Answer, Method
 from models.comparison.spread import Spread
 from models.comparison.template import STYLE, TEMPLATES
+from models.config.reporting import CompareConfig
 from models.report.budget import Budget, budget_columns
 from models.report.charts import Chart
 from models.report.names import JUDGES, SETS

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from models.comparison.answers import START, Answers
-from models.comparison.config import WinMatrixConfig
 from models.comparison.outcomes import Outcomes
 from models.comparison.spread import Bootstrap, Spread
+from models.config.reporting import WinMatrixConfig
 from models.functional.length_control import length_controlled_win_rate
 from models.functional.ratings import bradley_terry_ratings, rating_intervals, wins_of
 

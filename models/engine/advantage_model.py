@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from models import limits
-from models.config import AdvantageModelConfig
+from models.config.reward import AdvantageModelConfig
 from models.engine import ranks
 from models.engine.batches import my_parts
 from models.engine.data import Pairs, context_length, one_or_several, read_pairs

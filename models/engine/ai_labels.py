@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from models.config_judge import AILabelsConfig
+from models.config.judge import AILabelsConfig
 from models.engine.data import read_rows, write_rows
 from models.engine.progress import write_json
 from models.functional.verdicts import preferred_labels

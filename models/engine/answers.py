@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from models.config_optimisers import AnswersConfig
+from models.config.policy import AnswersConfig
 from models.engine import ranks
 from models.engine.data import read_rows, write_rows
 from models.engine.progress import Progress, write_json

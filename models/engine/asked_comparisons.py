@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.config_judge import JudgeConfig
+from models.config.judge import JudgeConfig
 from models.engine import signals
 from models.engine.asked_rows import AskedRows, spent
 from models.functional.verdicts import clamped_preference, debiased_preference, order_verdicts

@@ -9,7 +9,7 @@ from models.audit.packed import weakest_first
 from models.audit.page import write_page
 from models.audit.pairs import audited_pairs
 from models.audit.summary import summarise
-from models.config import AuditConfig
+from models.config.reporting import AuditConfig
 from models.engine.progress import write_json
 from models.report.artifacts import Artifacts
 

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from models.comparison.charts import against_sft, frontier
-from models.comparison.config import CompareConfig
 from models.comparison.matrix import WinMatrix
 from models.comparison.methods import answer_of, methods_of
 from models.comparison.page import methods_table, render
+from models.config.reporting import CompareConfig
 from models.engine.progress import write_json
 
 CONFIG = CompareConfig

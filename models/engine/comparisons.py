@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from models.config import ComparisonsConfig
+from models.config.data import ComparisonsConfig
 from models.engine import ranks
 from models.engine.data import read_rows, write_rows
 from models.engine.progress import Progress, write_json

@@ -14,7 +14,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from models.config_constitution import ConstitutionalSFTConfig
+from models.config.policy import ConstitutionalSFTConfig
 from models.engine.data import context_length, encode_demonstrations, read_rows
 from models.engine.imitation import imitate
 from models.engine.progress import write_json

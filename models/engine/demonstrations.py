@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from models.config import PreferencesConfig
+from models.config.data import PreferencesConfig
 from models.engine.data import HELD_OUT, write_rows
 from models.preferences import (
     BadRow,

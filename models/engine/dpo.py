@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models.config_optimisers import DPOConfig
+from models.config.policy import DPOConfig
 from models.engine.data import Pairs, context_length, read_pairs
 from models.engine.learners import LossFunction, Metrics
 from models.engine.loop import fit

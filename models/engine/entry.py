@@ -77,7 +77,7 @@ def _become_ranks(job: dict[str, Any], job_path: str) -> None:
 
 
 def _choose_precision(config: Any) -> None:
-    from models.config_parts import trainer_of
+    from models.config.training import trainer_of
     from models.nets.precision import multiply_in
 
     trainer = trainer_of(config)

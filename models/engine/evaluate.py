@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from models.config import EvaluateConfig
+from models.config.reporting import EvaluateConfig
 from models.engine import ranks
 from models.engine.data import context_length, read_rows, write_rows
 from models.engine.harmlessness import harmless_answers

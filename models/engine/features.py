@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from models import limits
-from models.config import FeaturesConfig
+from models.config.reward import FeaturesConfig
 from models.engine.batches import micro_batches
 from models.engine.data import Pairs, context_length, read_pairs, write_rows
 from models.engine.progress import write_json

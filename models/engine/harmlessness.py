@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from models.config import EvaluateConfig
-from models.config_judge import HarmlessConfig
+from models.config.judge import HarmlessConfig
+from models.config.reporting import EvaluateConfig
 from models.engine import signals
 from models.engine.asked_rows import AskedRows
 from models.judging.asking import StoppedError

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from models.config_optimisers import HIRConfig
+from models.config.policy import HIRConfig
 from models.engine.answers import read_answers
 from models.engine.data import context_length
 from models.engine.learners import LossFunction, Metrics

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models.config_parts import TrainConfig
+from models.config.training import TrainConfig
 from models.engine.learners import LossFunction, Metrics
 from models.engine.loop import fit
 from models.engine.replay import Replay

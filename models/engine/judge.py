@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from models.config import EvaluateConfig
+from models.config.reporting import EvaluateConfig
 from models.engine.data import read_rows
 from models.engine.progress import write_json
 from models.functional.intervals import net_interval

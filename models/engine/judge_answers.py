@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from models.comparison.answers import LEFT_OUT, START
-from models.comparison.config_judges import JudgeAnswersConfig
+from models.config.judge import JudgeAnswersConfig
 from models.engine.asked_comparisons import ask_comparisons, measures_of
 from models.engine.asked_rows import SPENT
 from models.engine.data import read_rows, write_rows

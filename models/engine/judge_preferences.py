@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from models.config_judge import JudgePreferencesConfig
+from models.config.judge import JudgePreferencesConfig
 from models.engine.asked_comparisons import ask_comparisons, column, measures_of
 from models.engine.asked_rows import SPENT
 from models.engine.data import rows_of, write_rows

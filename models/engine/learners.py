@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models.config_parts import TrainerConfig, ZeroConfig
+from models.config.training import TrainerConfig, ZeroConfig
 from models.engine import ranks
 from models.engine.batches import micro_batches
 from models.engine.optimiser import adamw, clip_gradients, set_rate

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models.config_parts import TrainConfig
+from models.config.training import TrainConfig
 from models.engine import ranks
 from models.engine.batches import epoch_batches
 from models.engine.checkpoint import checkpoint_or_stop, newest_checkpoint

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from models.config import LowerStatesConfig
+from models.config.reward import LowerStatesConfig
 from models.engine.data import SPLITS, context_length, read_pairs
 from models.engine.progress import Progress, write_json
 from models.engine.scoring import lower_states

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models.config import MetaRMConfig
+from models.config.reward import MetaRMConfig
 from models.engine import ranks
 from models.engine.batches import endless, my_parts
 from models.engine.data import Pairs, context_length, read_pairs, read_rows, write_rows

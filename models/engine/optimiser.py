@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from models.config_parts import Optimiser, TrainConfig
+from models.config.training import Optimiser, TrainConfig
 from models.nets.freezing import trained_parameters
 
 

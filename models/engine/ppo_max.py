@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from models.config_ppo import PPOConfig
+from models.config.policy import PPOConfig
 from models.engine import ranks
 from models.engine.batches import endless
 from models.engine.checkpoint import checkpoint_or_stop, newest_checkpoint, oldest_checkpoint

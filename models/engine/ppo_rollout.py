@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from models import limits
-from models.config_ppo import PPOConfig
+from models.config.policy import PPOConfig
 from models.engine import ranks
 from models.engine.batches import my_parts
 from models.engine.learners import Held, Metrics

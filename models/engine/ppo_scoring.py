@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.config_parts import ZeroConfig
-from models.config_ppo import PPOConfig, ScoringConfig
+from models.config.policy import PPOConfig, ScoringConfig
+from models.config.training import ZeroConfig
 from models.engine.data import one_or_several
 from models.engine.learners import Held, Metrics, hold
 from models.engine.rating import Rater

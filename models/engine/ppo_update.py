@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models.config_ppo import PPOConfig
+from models.config.policy import PPOConfig
 from models.engine import ranks
 from models.engine.learners import LossFunction, Metrics, accumulate, new_learner
 from models.engine.ppo_rollout import Experience

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from models.config import PreferencesConfig
+from models.config.data import PreferencesConfig
 from models.engine.data import write_rows
 from models.engine.demonstrations import read_demonstrations, write_demonstrations
 from models.engine.progress import write_json

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models.config_rewards import ContrastiveConfig
+from models.config.reward import ContrastiveConfig
 from models.engine.data import Pairs
 from models.engine.learners import LossFunction, Metrics
 from models.functional.contrastive import preference_differences, simcse_loss, swav_loss

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.config_judge import JudgeConfig
+from models.config.judge import JudgeConfig
 from models.engine import ranks
 from models.engine.learners import Metrics
 from models.judging.chat import Usage

@@ -13,7 +13,7 @@ import torch
 from sklearn.cluster import KMeans, MiniBatchKMeans
 from sklearn.mixture import GaussianMixture
 
-from models.config import RehearsalConfig
+from models.config.policy import RehearsalConfig
 from models.engine.data import read_rows, write_rows
 from models.engine.progress import Progress, write_json
 from models.engine.rollouts import respond

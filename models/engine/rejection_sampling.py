@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from models.config_optimisers import RejectionSamplingConfig
+from models.config.policy import RejectionSamplingConfig
 from models.engine.answers import read_answers
 from models.engine.data import context_length
 from models.engine.imitation import imitate

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.config_rewards import RelabelConfig
+from models.config.reward import RelabelConfig
 from models.engine.data import SPLITS, read_rows, write_rows
 from models.engine.progress import write_json
 from models.functional.relabel import (

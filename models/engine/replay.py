@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from models.config_optimisers import PolicyConfig
+from models.config.policy import PolicyConfig
 from models.engine.data import context_length, encode_dialogues
 from models.engine.learners import Learner, LossFunction, Metrics, accumulate
 from models.engine.scoring import with_lower_states

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from models.config.reporting import ReportConfig
 from models.engine.progress import write_json
 from models.report.artifacts import Artifacts
-from models.report.config import ReportConfig
 from models.report.page import charts_of, render
 from models.report.scorecard import assemble, summary_of
 

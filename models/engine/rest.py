@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from models.config_optimisers import RestConfig
+from models.config.policy import RestConfig
 from models.engine.answers import read_answers
 from models.engine.data import context_length
 from models.engine.imitation import imitate

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from models.config_constitution import ReviseConfig
+from models.config.policy import ReviseConfig
 from models.engine import signals
 from models.engine.asked_rows import SPENT, AskedRows, spent
 from models.engine.data import read_rows, rows_of, write_rows

@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from models.config_rewards import RewardModelConfig
+from models.config.reward import RewardModelConfig
 from models.engine.data import HELD_OUT, SPLITS, Pairs, context_length, read_pairs, write_rows
 from models.engine.loop import fit
 from models.engine.progress import write_json

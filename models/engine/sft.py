@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from models.config import SFTConfig
+from models.config.training import SFTConfig
 from models.engine import ranks
 from models.engine.data import encode_dialogues
 from models.engine.imitation import imitate

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from models.config import StrengthConfig
+from models.config.reward import StrengthConfig
 from models.engine.data import read_rows, write_rows
 from models.engine.progress import write_json
 from models.functional.strength import preference_strength

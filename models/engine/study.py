@@ -7,11 +7,11 @@ from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 
+from models.config.reporting import StudyConfig
 from models.engine.progress import write_json
 from models.report.artifacts import Artifacts
 from models.report.charts import Chart
 from models.studies.catalogue import exhibits_of
-from models.studies.config import StudyConfig
 from models.studies.drawing import draw
 from models.studies.page import render
 from models.studies.readers import READERS, REMARKS

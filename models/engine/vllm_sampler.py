@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models.config_ppo import PPOConfig
+from models.config.policy import PPOConfig
 from models.engine import ranks, vllm_worker
 from models.engine.learners import Metrics
 from models.nets.adapters import merged_weights

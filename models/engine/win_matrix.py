@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from models.comparison.answers import START, read_answers
-from models.comparison.config import WinMatrixConfig
 from models.comparison.matrix import MAIN, judge_all
 from models.comparison.outcomes import Outcomes, read_verdicts
+from models.config.reporting import WinMatrixConfig
 from models.engine.progress import write_json
 
 CONFIG = WinMatrixConfig

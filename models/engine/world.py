@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from models.config import WorldConfig
+from models.config.data import WorldConfig
 from models.engine.data import write_rows
 from models.engine.progress import write_json
 from models.world.demonstrations import demonstrate, draw_prompts, vocabulary

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from models import limits
-from models.config_parts import TrainerConfig, ZeroConfig
+from models.config.training import TrainerConfig, ZeroConfig
 from models.engine import ranks
 from models.engine.learners import LossFunction, Metrics
 from models.engine.optimiser import adamw

@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx
 
-from models.config_endpoint import EndpointConfig
+from models.config.judge import EndpointConfig
 from models.judging.addresses import AddressError, checked_address, is_confined
 from models.judging.budget import Budget, worst_case
 from models.judging.chat import AnswerError, ChatAnswer, ChatRequest, Usage

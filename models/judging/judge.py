@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from models.config_judge import JudgeConfig
+from models.config.judge import JudgeConfig
 from models.functional.verdicts import expected_score
 from models.judging.asking import Asker
 from models.judging.chat import ChatAnswer, ChatRequest, Usage

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from models.config_judge import ChatModelConfig, JudgeConfig
+from models.config.judge import ChatModelConfig, JudgeConfig
 from models.judging.asking import Asker
 from models.judging.budget import Budget
 from models.judging.cache import AnswerCache

@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from models.config_constitution import ReviseConfig
+from models.config.policy import ReviseConfig
 from models.judging.asking import Asker
 from models.judging.chat import ChatAnswer, ChatRequest, Message, Usage
 from models.judging.constitutions import Constitution

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from models.config_parts import LoraConfig
+from models.config.training import LoraConfig
 from models.nets.freezing import layers_of
 
 

@@ -22,7 +22,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from models.config_parts import ModelConfig
+from models.config.training import ModelConfig
 from models.nets.lean_layers import with_lean_layers
 from models.nets.packaged import load_base_policy, load_base_tokenizer
 

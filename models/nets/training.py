@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from models.config_parts import TrainerConfig
+from models.config.training import TrainerConfig
 from models.nets.adapters import add_adapters
 from models.nets.attention import packed_attention
 from models.nets.freezing import (

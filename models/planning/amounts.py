@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from models.config import ComparisonsConfig, PreferencesConfig, WorldConfig
+from models.config.data import ComparisonsConfig, PreferencesConfig, WorldConfig
 from models.planning.shapes import PlanError
 from models.preferences.formats import parse_row
 from models.preferences.readers import Source, SourceError, read_source

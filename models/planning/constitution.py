@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from models.config_constitution import ConstitutionalSFTConfig, ReviseConfig
-from models.config_parts import ModelConfig
+from models.config.policy import ConstitutionalSFTConfig, ReviseConfig
+from models.config.training import ModelConfig
 from models.judging.constitutions import MAX_CHARACTERS
 from models.judging.rubrics import load_questions
 from models.planning.judging import CHARACTERS_PER_TOKEN

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from models.comparison.config_judges import JudgeAnswersConfig
-from models.config_judge import JudgeConfig, JudgePreferencesConfig
-from models.config_parts import ModelConfig
+from models.config.judge import JudgeAnswersConfig, JudgeConfig, JudgePreferencesConfig
+from models.config.training import ModelConfig
 from models.judging.constitutions import MAX_CHARACTERS
 from models.judging.rubrics import load_questions, load_rubric
 from models.planning.shapes import shape_of

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from models import limits
-from models.config_parts import Optimiser, Precision
+from models.config.training import Optimiser, Precision
 from models.planning.shapes import ModelShape
 
 FLOAT_BYTES = 4

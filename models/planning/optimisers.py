@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
-from models.config_optimisers import (
+from models.config.policy import (
     AnswersConfig,
     CPLConfig,
     DPOConfig,

@@ -7,8 +7,9 @@ from dataclasses import replace
 from math import ceil
 
 from models import limits
-from models.config import ComparisonsConfig, EvaluateConfig, RehearsalConfig
-from models.config_ppo import PPOConfig
+from models.config.data import ComparisonsConfig
+from models.config.policy import PPOConfig, RehearsalConfig
+from models.config.reporting import EvaluateConfig
 from models.planning.judging import answering
 from models.planning.memory import FLOAT_BYTES, PRODUCT_BYTES, Memory
 from models.planning.shapes import ModelShape

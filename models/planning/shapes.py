@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from models.config_parts import ModelConfig
+from models.config.training import ModelConfig
 from models.world.demonstrations import vocabulary
 
 # The padding, end and unknown tokens that the world's tokenizer adds to its words.

@@ -6,9 +6,13 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from models import limits
-from models.config import AdvantageModelConfig, LowerStatesConfig, MetaRMConfig, SFTConfig
-from models.config_parts import TrainConfig
-from models.config_rewards import RewardModelConfig
+from models.config.reward import (
+    AdvantageModelConfig,
+    LowerStatesConfig,
+    MetaRMConfig,
+    RewardModelConfig,
+)
+from models.config.training import SFTConfig, TrainConfig
 from models.planning.memory import FLOAT_BYTES, Memory
 from models.planning.work import (
     Setting,

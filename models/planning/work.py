@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 
 from models import limits
-from models.config_constitution import ReviseConfig
-from models.config_optimisers import AnswersConfig
-from models.config_parts import TrainConfig, TrainerConfig
+from models.config.policy import AnswersConfig, ReviseConfig
+from models.config.training import TrainConfig, TrainerConfig
 from models.planning.amounts import Amounts
 from models.planning.memory import (
     FLOAT_BYTES,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from models.config.reporting import LineageEntry
 from models.report.artifacts import Artifacts
-from models.report.config import LineageEntry
 
 # Stages whose policies all arms start from.
 STARTS = ("sft", "constitutional_sft")

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 
 from markupsafe import Markup
 
+from models.config.reporting import ReportConfig
 from models.report.artifacts import Artifacts
 from models.report.budget import budget_columns
 from models.report.charts import Chart
-from models.report.config import ReportConfig
 from models.report.curves import Curve
 from models.report.frontier import frontier_chart
 from models.report.label_charts import label_charts

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from models.config.reporting import LineageEntry
 from models.functional.intervals import wilson_interval
 from models.report.artifacts import Artifacts, Row
 from models.report.budget import Budget, budget_of
-from models.report.config import LineageEntry
 from models.report.curves import Curve, Drift, drift, training_curve
 from models.report.statistics import Estimate, mean_estimate, share_estimate
 

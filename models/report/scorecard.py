@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from models.config.reporting import LineageEntry, ReportConfig
 from models.report.ai_labeler import AILabeler, ai_labeler
 from models.report.artifacts import SPLITS, Artifacts
 from models.report.claims import Claim, claims
-from models.report.config import LineageEntry, ReportConfig
 from models.report.curves import Curve
 from models.report.human_votes import VoteAgreement, human_votes
 from models.report.labels import (

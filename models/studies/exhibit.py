@@ -8,9 +8,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Paper = Literal["part-1", "part-2", "advantage-model", "people", "rlaif", "optimisers", "constants"]
+from models.config.reporting import Paper
+
 TITLES: dict[Paper, str] = {
     "part-1": "Secrets of RLHF Part I: PPO",
     "part-2": "Secrets of RLHF Part II: reward modeling",
@@ -20,39 +20,6 @@ TITLES: dict[Paper, str] = {
     "optimisers": "Ways to optimise a policy, each at several strengths",
     "constants": "Constants that the papers do not publish",
 }
-ExhibitName = Literal[
-    "all",
-    "table-1",
-    "table-2",
-    "table-3",
-    "figure-1",
-    "figure-2",
-    "figure-3",
-    "figure-4",
-    "figure-5",
-    "figure-6",
-    "figure-7",
-    "figure-8",
-    "figure-9",
-    "figure-10",
-    "figure-11",
-    "figure-12",
-    "figure-13",
-    "figure-15",
-    "figure-16",
-    "figure-17",
-    "votes",
-    "planted-flips",
-    "alignment",
-    "frontier",
-    "smoothing",
-    "margin-clip",
-    "temperature",
-    "num-policies",
-    "num-clusters",
-    "per-cluster",
-    "meta-step",
-]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from models.config_parts import TrainConfig
+from models.config.training import TrainConfig
 from models.engine import ranks
 from models.engine.data import Pairs
 from models.engine.loop import fit

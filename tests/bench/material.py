@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from models.config_parts import ModelConfig
+from models.config.training import ModelConfig
 from models.nets.loading import build_policy, save_model
 from models.nets.packing import Candidates
 from models.preferences.load import load_preferences

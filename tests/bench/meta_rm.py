@@ -18,8 +18,8 @@ from statistics import median
 
 import torch
 
-from models.config import MetaRMConfig
-from models.config_parts import TrainConfig
+from models.config.reward import MetaRMConfig
+from models.config.training import TrainConfig
 from models.engine.data import Pairs, read_pairs
 from models.engine.loop import fit
 from models.engine.meta_rm import MetaAscent

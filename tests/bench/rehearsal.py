@@ -22,7 +22,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from flows.recipes import default
-from models.config import RehearsalConfig
+from models.config.policy import RehearsalConfig
 from models.engine.rehearsal import cluster_of, embed
 from models.engine.rollouts import respond
 from models.engine.scoring import score_texts

@@ -28,7 +28,7 @@ from tempfile import TemporaryDirectory
 import torch
 from transformers import PreTrainedModel
 
-from models.config_ppo import PPOConfig, VllmConfig
+from models.config.policy import PPOConfig, VllmConfig
 from models.engine import ranks
 from models.engine.rollouts import sample
 from models.engine.vllm_sampler import VllmSampler, vllm_sampler

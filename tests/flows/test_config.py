@@ -13,10 +13,10 @@ from flows.changes import RoundChanges, RunChanges, changed, overrides, parsed
 from flows.cli import main
 from flows.config import ConfigError, RunConfig, load_config, seeded, vanilla
 from flows.recipes import RECIPES, recipe_named
-from models.config_judge import JudgeConfig
-from models.config_parts import LoraConfig, ZeroConfig
-from models.config_ppo import PPOConfig
-from models.studies.exhibit import Paper
+from models.config.judge import JudgeConfig
+from models.config.policy import PPOConfig
+from models.config.reporting import Paper
+from models.config.training import LoraConfig, ZeroConfig
 
 
 def _smoke(*overrides: str) -> RunConfig:

@@ -13,8 +13,8 @@ import pytest
 
 from flows.cli import main
 from flows.config import RunConfig
-from models.config_judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
-from models.config_ppo import PPOConfig, ScoringConfig
+from models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
+from models.config.policy import PPOConfig, ScoringConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "optimisers.md").read_text(encoding="utf-8")

@@ -19,11 +19,9 @@ from flows.recipes import recipe_named
 from flows.run import Run
 from flows.stages import measure
 from flows.studies.arms_of import ARMS
-from models.comparison.config_judges import JudgeAnswersConfig
-from models.config import EvaluateConfig
-from models.config_endpoint import endpoints_of, with_share
-from models.config_judge import JudgePreferencesConfig
-from models.config_parts import deciding
+from models.config.base import deciding
+from models.config.judge import JudgeAnswersConfig, JudgePreferencesConfig, endpoints_of, with_share
+from models.config.reporting import EvaluateConfig
 
 ENDPOINT = {"model": "m", "input_price": 1.0, "max_cost": 5.0, "max_total_tokens": 1000}
 JUDGE = {"judge": {"endpoint": ENDPOINT}}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from models.config_judge import JudgeConfig
+from models.config.judge import JudgeConfig
 from models.engine.data import read_rows
 from models.judging import serve
 from models.judging.asking import Asker
@@ -145,7 +145,7 @@ def test_labels_of_a_served_model_are_those_of_the_model(
 def test_a_block_that_is_not_there_is_named() -> None:
     _python(
         "import pytest\n"
-        "from models.config_endpoint import EndpointConfig\n"
+        "from models.config.judge import EndpointConfig\n"
         "from tasks.judge_keys import judge_keys\n"
         "from tasks.stage import StageInputError\n"
         "with pytest.raises(StageInputError, match=\"key_block is 'no-such', and Prefect's\"):\n"

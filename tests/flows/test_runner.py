@@ -16,10 +16,9 @@ from flows.names import named
 from flows.recipes import recipe_named
 from flows.run import Run
 from flows.runner import task_runner
-from models.config import StrengthConfig
-from models.config_parts import TrainConfig
-from models.config_ppo import PPOConfig
-from models.config_rewards import RewardModelConfig
+from models.config.policy import PPOConfig
+from models.config.reward import RewardModelConfig, StrengthConfig
+from models.config.training import TrainConfig
 
 
 def test_threads_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,9 @@ from flows.config import RunConfig, load_config
 from flows.recipes import RECIPES, recipe_named
 from infra.access import AccessError
 from infra.storage import Store, open_store
-from models.config import PreferencesConfig, SFTConfig
-from models.config_judge import JudgePreferencesConfig
+from models.config.data import PreferencesConfig
+from models.config.judge import JudgePreferencesConfig
+from models.config.training import SFTConfig
 from models.engine.rehearsal import PACKAGED_ENCODERS
 from models.judging.constitutions import ConstitutionError
 from models.packages import PACKAGED_MODELS

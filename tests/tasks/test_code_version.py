@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tasks import code_version as module
-from tasks.code_version import UnknownModuleError, code_version, modules_of
+from tasks.code_version import ROOT, UnknownModuleError, code_version, modules_of
+from tasks.stage_key import stage_key
 
 FILES = {
     "models/__init__.py": "",
@@ -75,6 +81,58 @@ def test_version_changes_with_the_texts_of_a_package(root: Path) -> None:
     (root / "models" / "nets" / ".prompt.txt.swp").write_text("an editor's")
     (root / "flows" / "prompt.txt").write_text("Elsewhere")
     assert code_version("models.engine.sft", root=root) == versions[-1]
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the real `models`, to be edited."""
+    root = tmp_path_factory.mktemp("copied")
+    shutil.copytree(ROOT / "models", root / "models", ignore=shutil.ignore_patterns("__pycache__"))
+    return root
+
+
+def _keys(root: Path, stages: Mapping[str, str]) -> dict[str, str]:
+    """Keys of stages with the settings that `stages` makes, by expressions, as `root` has them."""
+    imports = "from models.config import policy, reward, training\n"
+    imports += "from models.config.base import deciding\n"
+    made = ", ".join(f"{name!r}: deciding({made})" for name, made in stages.items())
+    code = f"import json\n{imports}print(json.dumps({{{made}}}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+    return {
+        name: stage_key(name, config, {}, code_version(f"models.engine.{name}", root=root))
+        for name, config in json.loads(done.stdout).items()
+    }
+
+
+def test_a_description_changes_no_key_and_a_default_those_that_have_it(copied: Path) -> None:
+    stages = {
+        "sft": "training.SFTConfig()",
+        "reward_model": "reward.RewardModelConfig()",
+        "ppo_max": "policy.PPOConfig()",
+        "dpo": "policy.DPOConfig(beta=0.3)",
+    }
+    before = _keys(copied, stages)
+    training = copied / "models/config/training.py"
+    text = training.read_text()
+    described = text.replace("Global gradient clip", "Largest norm of the gradient")
+    assert described != text
+    training.write_text(described)
+    assert _keys(copied, stages) == before
+    # What every trainer has, but for the one that is told otherwise.
+    changed = text.replace("max_grad_norm: Scale = Field(1.0", "max_grad_norm: Scale = Field(2.0")
+    assert changed != text
+    training.write_text(changed)
+    given = {**stages, "ppo_max": "policy.PPOConfig(max_grad_norm=1.0)"}
+    same = {name for name, key in _keys(copied, given).items() if key == before[name]}
+    assert same == {"ppo_max"}
+    training.write_text(text)
+    policy = copied / "models/config/policy.py"
+    changed = policy.read_text().replace("beta: Scale = Field(0.1", "beta: Scale = Field(0.2")
+    assert changed != policy.read_text()
+    policy.write_text(changed)
+    assert _keys(copied, stages) == before
 
 
 def test_version_changes_with_the_libraries(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from infra.settings import Settings
-from models.config_parts import TrainConfig, ZeroConfig
-from models.config_rewards import RewardModelConfig
+from models.config.reward import RewardModelConfig
+from models.config.training import TrainConfig, ZeroConfig
 from tasks import perform
 from tasks.perform import ALONE, num_threads
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from models.config import EvaluateConfig
-from models.config_parts import deciding
+from models.config.base import deciding
+from models.config.reporting import EvaluateConfig
 from models.records import ArtifactRef
 from tasks.stage import StageContext
 from tasks.stage_key import CodeChangedError, stage_key

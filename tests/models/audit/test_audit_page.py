@@ -19,7 +19,7 @@ from models.audit.packed import weakest_first
 from models.audit.page import write_page
 from models.audit.pairs import AuditedPair
 from models.audit.summary import summarise
-from models.config import AuditConfig
+from models.config.reporting import AuditConfig
 from models.engine import audit
 from models.row_account import RowAccount, RowCounts
 from tests.models.audit.conftest import HOSTILE

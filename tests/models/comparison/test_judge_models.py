@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from models.comparison.config import CompareConfig, WinMatrixConfig
 from models.comparison.matrix import WinMatrix
 from models.comparison.methods import answer_of, methods_of
+from models.config.reporting import CompareConfig, WinMatrixConfig
 from models.engine import compare, win_matrix
 from models.report.artifacts import ReportInputError
 from tests.models.comparison.conftest import Write

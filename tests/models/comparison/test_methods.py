@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from models.comparison.config import CompareConfig, WinMatrixConfig
 from models.comparison.matrix import WinMatrix
 from models.comparison.methods import answer_of, methods_of
 from models.comparison.page import methods_table
 from models.comparison.spread import Spread
+from models.config.reporting import CompareConfig, LineageEntry, WinMatrixConfig
 from models.engine import compare, win_matrix
 from models.report.budget import Budget
-from models.report.config import LineageEntry
 from tests.models.comparison.conftest import Write
 
 SEEDS = (3, 7)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from models.comparison.answers import Answers, read_answers
-from models.comparison.config import WinMatrixConfig
 from models.comparison.matrix import Duel, WinMatrix, judge_all
+from models.config.reporting import WinMatrixConfig
 from models.report.artifacts import ReportInputError
 from tests.models.comparison.conftest import Write
 

@@ -10,7 +10,7 @@ import psutil
 
 from infra.launch import PRELOAD
 from infra.warm_client import warm_server
-from models.config_endpoint import EndpointConfig
+from models.config.judge import EndpointConfig
 from models.engine import signals
 from tests.models.judging.endpoint import Body, Reply, Script, ScriptedServer, completion
 

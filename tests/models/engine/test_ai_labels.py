@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from models.config_judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
-from models.config_rewards import RelabelConfig, RewardModelConfig
+from models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
+from models.config.reward import RelabelConfig, RewardModelConfig
 from models.engine.data import read_pairs, read_rows, write_rows
 from models.nets.loading import load_tokenizer
 from tests.models.engine.conftest import run_stage

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.config import RehearsalConfig
+from models.config.policy import RehearsalConfig
 from models.engine.rehearsal import cluster_of
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from models.config_parts import LoraConfig
-from models.config_ppo import PPOConfig, ScoringConfig
+from models.config.policy import PPOConfig, ScoringConfig
+from models.config.training import LoraConfig
 from models.engine.data import read_rows, write_rows
 from models.engine.ppo_max import PPORun
 from models.engine.ppo_scoring import Scorers

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.config_constitution import ConstitutionalSFTConfig, ReviseConfig
-from models.config_judge import ChatModelConfig
-from models.config_parts import TrainConfig
+from models.config.judge import ChatModelConfig
+from models.config.policy import ConstitutionalSFTConfig, ReviseConfig
+from models.config.training import TrainConfig
 from models.engine import loop
 from models.engine.constitutional_sft import helpful_beside
 from models.engine.data import read_rows

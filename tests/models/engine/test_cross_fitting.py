@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from models.config import StrengthConfig
+from models.config.reward import StrengthConfig
 from models.engine.data import read_rows, write_rows
 from models.engine.reward_model import FOLD_SEED, prompt_folds
 from models.functional.strength import fold_of

@@ -12,9 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from infra.launch import TrainerError, launch
-from models.config import FeaturesConfig, LowerStatesConfig
-from models.config_parts import LoraConfig
-from models.config_rewards import ContrastiveConfig
+from models.config.reward import ContrastiveConfig, FeaturesConfig, LowerStatesConfig
+from models.config.training import LoraConfig
 from models.engine import entry
 from models.engine.data import read_rows
 from models.engine.progress import read_metrics

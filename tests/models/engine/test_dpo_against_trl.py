@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from trl import DPOConfig as TheirConfig
 from trl import DPOTrainer
 
-from models.config_optimisers import DPOConfig
+from models.config.policy import DPOConfig
 from models.engine.data import read_pairs, read_rows
 from models.engine.dpo import _pair_loss
 from models.engine.scoring import logprob_rows

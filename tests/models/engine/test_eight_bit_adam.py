@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch import nn
 
-from models.config_parts import Optimiser, TrainConfig, ZeroConfig
+from models.config.training import Optimiser, TrainConfig, ZeroConfig
 from models.engine import loop, ppo_max
 from models.engine.optimiser import adamw, set_rate
 from tests.models.engine.jobs import killed_and_whole

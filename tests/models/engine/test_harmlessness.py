@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from models.config import EvaluateConfig
-from models.config_judge import HarmlessConfig, JudgeConfig
+from models.config.judge import HarmlessConfig, JudgeConfig
+from models.config.reporting import EvaluateConfig
 from models.engine import signals
 from models.engine.data import read_rows
 from models.engine.harmlessness import Harmlessness, harmless_answers

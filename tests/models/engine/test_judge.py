@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from models.config import EvaluateConfig
+from models.config.reporting import EvaluateConfig
 from models.engine.data import write_rows
 from tests.models.engine.conftest import run_stage
 

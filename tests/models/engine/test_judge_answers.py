@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from infra.launch import TrainerKilledError, launch
-from models.comparison.config_judges import JudgeAnswersConfig
-from models.config_judge import JudgeConfig
+from models.config.judge import JudgeAnswersConfig, JudgeConfig
 from models.engine import signals
 from models.engine.data import read_rows, write_rows
 from models.judging.budget import BudgetError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from infra.launch import TrainerKilledError, launch
-from models.config_judge import JudgeConfig, JudgePreferencesConfig
+from models.config.judge import JudgeConfig, JudgePreferencesConfig
 from models.engine import signals
 from models.engine.data import read_rows, write_rows
 from models.judging.budget import BudgetError

@@ -11,7 +11,7 @@ import pytest
 
 from infra.launch import launch
 from models import limits
-from models.config_parts import ModelConfig, ZeroConfig
+from models.config.training import ModelConfig, ZeroConfig
 from models.engine.data import read_rows
 from models.nets.loading import load_tokenizer, new_scorer, save_model
 from models.planning.amounts import Amounts

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.config_parts import LoraConfig
+from models.config.training import LoraConfig
 from models.engine import loop, ppo_max
 from models.engine.ppo_max import PPORun
 from models.nets.packing import pack

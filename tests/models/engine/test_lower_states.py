@@ -9,8 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.config import LowerStatesConfig
-from models.config_rewards import ContrastiveConfig
+from models.config.reward import ContrastiveConfig, LowerStatesConfig
 from models.engine.data import read_rows, write_rows
 from models.engine.ppo_max import PPORun
 from models.nets.freezing import layers_of

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from infra.launch import launch
-from models.config_optimisers import CPLConfig, DPOConfig
-from models.config_parts import LoraConfig, TrainConfig, ZeroConfig
+from models.config.policy import CPLConfig, DPOConfig
+from models.config.training import LoraConfig, TrainConfig, ZeroConfig
 from models.engine import loop
 from models.engine.data import read_pairs, read_rows, write_rows
 from models.engine.progress import read_metrics

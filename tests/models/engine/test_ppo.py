@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.config_ppo import CollapseConfig
+from models.config.policy import CollapseConfig
 from models.engine.guard import collapse_reason
 from models.engine.ppo_max import PPORun
 from models.nets.packing import pack

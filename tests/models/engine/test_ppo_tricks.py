@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.config_ppo import PPOConfig
+from models.config.policy import PPOConfig
 from models.engine.ppo_max import PPORun
 from models.engine.ppo_rollout import Experience
 from models.engine.progress import read_metrics

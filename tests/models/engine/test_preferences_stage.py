@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from models.config import PreferencesConfig
+from models.config.data import PreferencesConfig
 from models.engine.data import read_rows
 from models.nets.loading import load_tokenizer
 from models.preferences import PreferenceDataError

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-from models.config_parts import TrainerConfig
-from models.config_rewards import ContrastiveConfig
+from models.config.reward import ContrastiveConfig
+from models.config.training import TrainerConfig
 from models.engine.data import Pairs
 from models.engine.rankings import Rankings, rankings_of, reward_loss
 from models.functional.contrastive import simcse_loss

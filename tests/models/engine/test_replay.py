@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from infra.launch import launch
-from models.config_optimisers import (
+from models.config.policy import (
     CPLConfig,
     DPOConfig,
     HIRConfig,
@@ -21,7 +21,7 @@ from models.config_optimisers import (
     RejectionSamplingConfig,
     RestConfig,
 )
-from models.config_parts import TrainConfig, ZeroConfig
+from models.config.training import TrainConfig, ZeroConfig
 from models.engine import loop
 from models.engine.data import encode_dialogues, read_rows, write_rows
 from models.engine.learners import WholeLearner

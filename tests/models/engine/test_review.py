@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from models.config_rewards import RelabelConfig
+from models.config.reward import RelabelConfig
 from models.engine.data import read_rows, write_rows
 from models.preferences import ReviewError
 from tests.models.engine.conftest import run_stage

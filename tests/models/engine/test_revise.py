@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from infra.launch import TrainerKilledError, launch
-from models.config_constitution import ReviseConfig
-from models.config_judge import ChatModelConfig
+from models.config.judge import ChatModelConfig
+from models.config.policy import ReviseConfig
 from models.engine import revise, signals
 from models.engine.data import read_rows
 from models.judging.budget import BudgetError

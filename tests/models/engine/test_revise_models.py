@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from models.config_constitution import ReviseConfig
-from models.config_endpoint import EndpointConfig
-from models.config_judge import ChatModelConfig
+from models.config.judge import ChatModelConfig, EndpointConfig
+from models.config.policy import ReviseConfig
 from models.engine import signals
 from models.engine.data import read_rows, write_rows
 from models.judging.local import LocalModel

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from infra.launch import launch
-from models.config_parts import ZeroConfig
-from models.config_rewards import ContrastiveConfig, RewardModelConfig
+from models.config.reward import ContrastiveConfig, RewardModelConfig
+from models.config.training import ZeroConfig
 from models.engine.progress import read_metrics
 from models.nets.loading import load_policy, load_tokenizer, save_model
 from tests.models.engine.jobs import job, stopped_at

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from models.config_parts import LoraConfig, TrainConfig
-from models.config_ppo import PPOConfig
-from models.config_rewards import ContrastiveConfig, RewardModelConfig
+from models.config.policy import PPOConfig
+from models.config.reward import ContrastiveConfig, RewardModelConfig
+from models.config.training import LoraConfig, TrainConfig
 from models.engine import loop
 from models.engine.data import read_pairs, read_rows
 from models.engine.progress import read_metrics

@@ -13,9 +13,8 @@ import pytest
 from safetensors.torch import load_file
 
 from infra.launch import TrainerError, launch
-from models.config_endpoint import EndpointConfig
-from models.config_judge import JudgeConfig
-from models.config_ppo import PPOConfig, ScoringConfig
+from models.config.judge import EndpointConfig, JudgeConfig
+from models.config.policy import PPOConfig, ScoringConfig
 from models.engine import ppo_max
 from models.engine.data import read_rows
 from models.engine.progress import read_metrics

@@ -12,13 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from infra.launch import launch
-from models.config_optimisers import (
-    AnswersConfig,
-    HIRConfig,
-    RejectionSamplingConfig,
-    RestConfig,
-)
-from models.config_parts import TrainConfig
+from models.config.policy import AnswersConfig, HIRConfig, RejectionSamplingConfig, RestConfig
+from models.config.training import TrainConfig
 from models.engine import loop
 from models.engine.data import read_rows, write_rows
 from models.engine.hir import instruction_ids

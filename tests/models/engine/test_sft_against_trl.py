@@ -20,7 +20,7 @@ from transformers import (
 from trl import SFTConfig as TheirConfig
 from trl import SFTTrainer
 
-from models.config import PreferencesConfig
+from models.config.data import PreferencesConfig
 from models.engine.data import encode_demonstrations, encode_dialogues, read_rows
 from models.engine.imitation import imitation_loss
 from models.nets.loading import load_tokenizer

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infra.launch import TrainerError, TrainerKilledError, launch
-from models.config_judge import JudgeConfig, JudgePreferencesConfig
+from models.config.judge import JudgeConfig, JudgePreferencesConfig
 from models.engine import signals
 from models.engine.checkpoint import newest_checkpoint, save_checkpoint
 from models.engine.data import write_rows

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from models.config import StrengthConfig
-from models.config_rewards import RelabelConfig
+from models.config.reward import RelabelConfig, StrengthConfig
 from models.engine.batches import epoch_batches, micro_batches
 from models.engine.data import read_rows
 from models.engine.progress import NotFiniteError, Progress

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from models.config.reporting import StudyConfig
 from models.engine.study import run
-from models.studies.config import StudyConfig
 
 
 def _artifacts(folder: Path, seed: int) -> dict[str, Path]:

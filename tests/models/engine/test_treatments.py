@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from flows.recipes import RecipeName, recipe_named
-from models.config_rewards import RelabelConfig
+from models.config.reward import RelabelConfig
 from models.engine.data import read_pairs, read_rows, write_rows
 from models.functional.reward import ranking_losses
 from models.nets.loading import load_tokenizer

@@ -11,8 +11,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from models.config_parts import ZeroConfig
-from models.config_rewards import RelabelConfig, RewardModelConfig
+from models.config.reward import RelabelConfig, RewardModelConfig
+from models.config.training import ZeroConfig
 from models.engine import loop
 from models.engine.data import Pairs, read_pairs, read_rows, write_rows
 from models.nets.loading import load_scorer, load_tokenizer

@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file
 
 from infra.launch import launch
-from models.config_parts import LoraConfig
-from models.config_ppo import PPOConfig, VllmConfig
+from models.config.policy import PPOConfig, VllmConfig
+from models.config.training import LoraConfig
 from models.engine import ppo_max, ranks, vllm_sampler, vllm_worker
 from models.engine.ppo_max import PPORun
 from models.engine.progress import read_metrics

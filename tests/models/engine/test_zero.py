@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from infra.launch import TrainerError, TrainerKilledError, launch
-from models.config import MetaRMConfig
-from models.config_parts import TrainConfig, ZeroConfig
+from models.config.reward import MetaRMConfig
+from models.config.training import TrainConfig, ZeroConfig
 from models.engine import loop
 from models.engine.data import read_rows
 from models.engine.progress import read_metrics

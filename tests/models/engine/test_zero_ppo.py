@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from infra.launch import launch
-from models.config_parts import ZeroConfig
+from models.config.training import ZeroConfig
 from models.engine.progress import read_metrics
 from tests.models.engine.conftest import run_stage
 from tests.models.engine.jobs import job, stopped_at

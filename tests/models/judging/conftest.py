@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from models.config_endpoint import EndpointConfig
+from models.config.judge import EndpointConfig
 from models.judging.budget import Budget
 from models.judging.chat import ChatRequest, Message
 from models.judging.client import Endpoint

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from models.config_judge import JudgeConfig
+from models.config.judge import JudgeConfig
 from models.functional.verdicts import alignment, debiased_preference
 from models.judging.asking import Asker
 from models.judging.gold import GoldModel

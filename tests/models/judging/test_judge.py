@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from models.config_judge import JudgeConfig
+from models.config.judge import JudgeConfig
 from models.judging.asking import Asker
 from models.judging.chat import ChatModel, Usage
 from models.judging.judge import Comparison, Judge, PairVerdict

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from models.config_endpoint import EndpointConfig
+from models.config.judge import EndpointConfig
 from models.judging.asking import Asker
 from models.judging.budget import Budget, BudgetError
 from models.judging.cache import AnswerCache

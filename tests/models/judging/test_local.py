@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from models.config_judge import JudgeConfig
+from models.config.judge import JudgeConfig
 from models.judging.asking import Asker
 from models.judging.chat import ChatAnswer, ChatRequest, Message
 from models.judging.judge import Comparison, Judge

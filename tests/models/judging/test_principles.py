@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from models.config_judge import JudgeConfig
+from models.config.judge import JudgeConfig
 from models.judging.asking import Asker
 from models.judging.constitutions import Constitution
 from models.judging.gold import GoldModel

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from models.config_judge import JudgeConfig, Rubric
+from models.config.judge import JudgeConfig, Rubric
 from models.judging.prompts import CUT, Interview, Kind, quote, read_blocks
 from models.judging.rubrics import (
     EXAMPLE,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from models.config_constitution import ReviseConfig
-from models.config_judge import ChatModelConfig
+from models.config.judge import ChatModelConfig
+from models.config.policy import ReviseConfig
 from models.judging.asking import Asker
 from models.judging.chat import ChatAnswer, ChatModel, Message, Usage
 from models.judging.constitutions import Constitution

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import torch
 
-from models.config_endpoint import EndpointConfig
+from models.config.judge import EndpointConfig
 from models.judging.budget import Budget
 from models.judging.client import Endpoint, EndpointError
 from models.judging.local import LocalModel

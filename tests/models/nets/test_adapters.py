@@ -14,7 +14,7 @@ from transformers import (
     LlamaForSequenceClassification,
 )
 
-from models.config_parts import LoraConfig, TrainerConfig
+from models.config.training import LoraConfig, TrainerConfig
 from models.nets.adapters import add_adapters, merge_adapters, share_frozen
 from models.nets.freezing import trained_parameters, trained_state
 from models.nets.generation import Sampling, decode

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from models.config_parts import LoraConfig, TrainerConfig
+from models.config.training import LoraConfig, TrainerConfig
 from models.functional.contrastive import prototype_scores
 from models.nets.freezing import trained_state
 from models.nets.further_heads import further_heads

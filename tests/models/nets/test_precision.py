@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-from models.config_parts import TrainConfig
+from models.config.training import TrainConfig
 from models.nets.lower_layers import hidden_states, lower_output
 from models.nets.packing import Candidates, LowerStates, PackedBatch, pack
 from models.nets.precision import is_narrow, multiply_in

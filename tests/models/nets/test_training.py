@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from models import limits
-from models.config_parts import LoraConfig, TrainerConfig
+from models.config.training import LoraConfig, TrainerConfig
 from models.nets.freezing import layers_of
 from models.nets.packing import Candidates, pack
 from models.nets.scoring import response_logprobs, response_scores

@@ -1,6 +1,6 @@
 """A model of known shape and small amounts of data, for sums by hand."""
 
-from models.config_parts import TrainConfig
+from models.config.training import TrainConfig
 from models.planning.amounts import Amounts
 from models.planning.shapes import KNOWN_SHAPES
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.recipes import smoke
-from models.config import PreferencesConfig
+from models.config.data import PreferencesConfig
 from models.engine import world as world_stage
 from models.engine.data import read_rows
 from models.planning import amounts

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from models.config_constitution import ConstitutionalSFTConfig, ReviseConfig
-from models.config_judge import ChatModelConfig, JudgeConfig, JudgePreferencesConfig
+from models.config.judge import ChatModelConfig, JudgeConfig, JudgePreferencesConfig
+from models.config.policy import ConstitutionalSFTConfig, ReviseConfig
 from models.judging.constitutions import MAX_CHARACTERS
 from models.judging.rubrics import load_questions
 from models.planning.memory import FLOAT_BYTES

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.comparison.config_judges import JudgeAnswersConfig
-from models.config_judge import JudgeConfig
+from models.config.judge import JudgeAnswersConfig, JudgeConfig
 from models.judging.rubrics import load_questions, load_rubric
 from models.planning.stages import work_of
 from models.planning.work import Setting, Work

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from models.config_judge import JudgeConfig, JudgePreferencesConfig
+from models.config.judge import JudgeConfig, JudgePreferencesConfig
 from models.judging.rubrics import load_questions, load_rubric
 from models.planning.memory import FLOAT_BYTES
 from models.planning.shapes import PlanError

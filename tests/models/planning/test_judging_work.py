@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.config import EvaluateConfig
-from models.config_judge import HarmlessConfig, JudgeConfig
-from models.config_ppo import PPOConfig, ScoringConfig
+from models.config.judge import HarmlessConfig, JudgeConfig
+from models.config.policy import PPOConfig, ScoringConfig
+from models.config.reporting import EvaluateConfig
 from models.judging.rubrics import load_questions, load_rubric
 from models.planning.memory import FLOAT_BYTES
 from models.planning.stages import work_of

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from models import limits
-from models.config_parts import TrainConfig
+from models.config.training import TrainConfig
 from models.nets.lean_layers import with_lean_layers
 from models.nets.packing import Candidates, pack
 from models.nets.scoring import hidden_states, response_logprobs

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from models import limits
-from models.config import EvaluateConfig
-from models.config_optimisers import (
+from models.config.policy import (
     AnswersConfig,
     CPLConfig,
     DPOConfig,
@@ -14,7 +13,8 @@ from models.config_optimisers import (
     RejectionSamplingConfig,
     RestConfig,
 )
-from models.config_parts import LoraConfig, ZeroConfig
+from models.config.reporting import EvaluateConfig
+from models.config.training import LoraConfig, ZeroConfig
 from models.planning.memory import key_value_cache
 from models.planning.stages import work_of
 from models.planning.work import Setting, Work

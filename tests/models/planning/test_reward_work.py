@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from models.config_parts import LoraConfig
-from models.config_rewards import ContrastiveConfig, RewardModelConfig
+from models.config.reward import ContrastiveConfig, RewardModelConfig
+from models.config.training import LoraConfig
 from models.planning.memory import FLOAT_BYTES
 from models.planning.stages import work_of
 from models.planning.work import Setting, Work

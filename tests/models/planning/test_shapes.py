@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from flows.recipes import default, smoke
-from models.config_parts import LoraConfig, ModelConfig, TrainerConfig
+from models.config.training import LoraConfig, ModelConfig, TrainerConfig
 from models.engine.world import word_tokenizer
 from models.nets.freezing import freeze_lower_layers, trained_parameters
 from models.nets.loading import build_policy

@@ -7,18 +7,16 @@ from typing import Any
 import pytest
 
 from models import limits
-from models.config import (
+from models.config.data import ComparisonsConfig
+from models.config.policy import PPOConfig, RehearsalConfig, VllmConfig
+from models.config.reporting import EvaluateConfig
+from models.config.reward import (
     AdvantageModelConfig,
-    ComparisonsConfig,
-    EvaluateConfig,
     LowerStatesConfig,
     MetaRMConfig,
-    RehearsalConfig,
-    SFTConfig,
+    RewardModelConfig,
 )
-from models.config_parts import LoraConfig, ZeroConfig
-from models.config_ppo import PPOConfig, VllmConfig
-from models.config_rewards import RewardModelConfig
+from models.config.training import LoraConfig, SFTConfig, ZeroConfig
 from models.planning.amounts import Amounts
 from models.planning.memory import FLOAT_BYTES, key_value_cache
 from models.planning.stages import work_of

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from models.config import AdvantageModelConfig, SFTConfig
-from models.config_parts import ZeroConfig
+from models.config.reward import AdvantageModelConfig
+from models.config.training import SFTConfig, ZeroConfig
 from tests.models.planning.test_work import HIDDEN, POLICY, TRAIN, TRUNK, _ppo, _work
 
 

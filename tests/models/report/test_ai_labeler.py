@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from models.config.reporting import ReportConfig
 from models.engine import report
 from models.report.ai_labeler import ai_labeler
 from models.report.artifacts import Artifacts
-from models.report.config import ReportConfig
 from models.report.policies import answer_sets
 from tests.models.report.conftest import TRAIN, Row, Write, pair, truth
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from models.config.reporting import LineageEntry, ReportConfig
 from models.report.artifacts import Artifacts
 from models.report.budget import Budget, budget_of
-from models.report.config import LineageEntry, ReportConfig
 from models.report.frontier import frontier_chart
 from models.report.scorecard import assemble
 from tests.models.report.conftest import Write, answers, verdict_of

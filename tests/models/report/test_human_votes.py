@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from models.config.reporting import ReportConfig
 from models.engine import report
 from models.report.artifacts import Artifacts, ReportInputError
-from models.report.config import ReportConfig
 from models.report.human_votes import human_votes, vote_agreement
 from models.report.labels import strength_roles
 from models.report.statistics import Estimate

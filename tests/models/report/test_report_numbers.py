@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from models.config.reporting import ReportConfig
 from models.functional.calibration import auroc
 from models.report.artifacts import Artifacts, ReportInputError
 from models.report.claims import status_of
-from models.report.config import ReportConfig
 from models.report.labels import audit, label_noise, relabelling, strength_groups, voting_mode
 from models.report.policies import final_policy
 from models.report.scorecard import assemble, summary_of

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from models.config.reporting import ReportConfig
 from models.engine import report
 from models.report.charts import smooth
-from models.report.config import ReportConfig
 from models.report.page import MOST_CHARACTERS, clip
 from models.report.statistics import Estimate
 from models.report.wording import percent, points, tidy

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from models.config.reporting import ReportConfig
 from models.report.artifacts import Artifacts
-from models.report.config import ReportConfig
 from models.report.revisions import revision_examples, revisions
 from models.report.scorecard import assemble, summary_of
 from tests.models.report.conftest import Write

@@ -11,8 +11,8 @@ import pytest
 
 from flows.cli import main
 from flows.studies.arms_of import ARMS
+from models.config.reporting import ExhibitName, Paper
 from models.studies.catalogue import EXHIBITS, exhibits_of
-from models.studies.exhibit import ExhibitName, Paper
 from models.studies.papers import cards_below, papers_page
 from models.studies.readers import READERS
 

@@ -1,4 +1,7 @@
-"""The configurations of reward models and of their labels. Imports no torch, as `models.config`."""
+"""Reward models, the Advantage Model and MetaRM, and the labels that they learn from.
+
+Constants that papers publish carry their source; those that they do not are marked `free`.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,32 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from models.config_numbers import Passes, Scale, Seed, Steps, Temperature, Weight
-from models.config_parts import StageConfig, TrainConfig
+from models.config.base import (
+    Passes,
+    Rows,
+    Scale,
+    Seed,
+    StageConfig,
+    Steps,
+    Temperature,
+    Tokens,
+    Weight,
+)
+from models.config.training import TrainConfig
+
+
+class LowerStatesConfig(StageConfig):
+    """Keeping the frozen lower layers' output for all preference pairs."""
+
+    trainable_layers: int = Field(gt=0, le=1024, description="Upper layers that are not kept")
+
+
+class StrengthConfig(StageConfig):
+    """Voting of the ensemble [RM eq. 4]."""
+
+    mode: Literal["in_sample", "cross_fitted"] = Field(
+        "in_sample", description="Whether a member may vote on pairs it was trained on"
+    )
 
 
 class RelabelConfig(StageConfig):
@@ -157,3 +184,52 @@ class RewardModelConfig(StageConfig):
                 "of an answer are two dropout masks [RM: 0.05]"
             )
         return self
+
+
+class AdvantageModelConfig(StageConfig):
+    """The Advantage Model [AM section 3.1]."""
+
+    seed: Seed = Field(0, description="Seed of head initialisation and data order")
+    train: TrainConfig = TrainConfig(learning_rate=5e-4, batch_size=32)
+    margin: Scale = Field(2.5, description="Bound m of advantage scores [AM: 2.5]")
+    num_policies: Scale = Field(4.0, description="N of eq. 8 (free)")
+    use_importance_weights: bool = Field(
+        False, description="Weigh by policy over the K policies that wrote the comparisons"
+    )
+    log_ratio_clip: Scale = Field(2.0, description="Clip of the log importance ratio (free)")
+
+
+class MetaRMConfig(StageConfig):
+    """MetaRM [RM section 3.2]: one meta ascent before each descent."""
+
+    seed: Seed = Field(0, description="Seed of sampling and data order")
+    train: TrainConfig = TrainConfig(learning_rate=1e-4, batch_size=16)
+    meta_learning_rate: float = Field(
+        5e-6, ge=0, le=100, description="eta of the ascent [META: 5e-6]"
+    )
+    num_responses: int = Field(5, ge=2, le=1024, description="k, responses per prompt [META: 5]")
+    meta_batch: Rows = Field(16, description="Prompts in a meta batch [META: 16]")
+    num_prompts: Rows = Field(256, description="Prompts sampled for the meta set")
+    temperature: Temperature = Field(1.2, description="Raised sampling temperature of the meta set")
+    max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
+    margin: Scale = Field(2.5, description="Bound m when the scorer is an Advantage Model")
+    num_policies: Scale = Field(4.0, description="N of eq. 8 when it is an Advantage Model")
+
+    @model_validator(mode="after")
+    def _ascent_moves_whole_parameters(self) -> MetaRMConfig:
+        if self.train.zero is not None and self.train.zero.stage == 3:
+            raise ValueError(
+                "train.zero.stage of MetaRM must be 1 or 2, found 3: before each step every rank "
+                "moves the whole parameters, of which it would hold a part"
+            )
+        return self
+
+
+class FeaturesConfig(StageConfig):
+    """A scorer's features of the test answers, drawn in the plane."""
+
+    seed: Seed = Field(0, description="Seed of t-SNE")
+    perplexity: float = Field(30.0, gt=1, le=1e6, description="Perplexity of t-SNE (free)")
+    num_neighbours: int = Field(
+        15, gt=0, le=100_000, description="Neighbours that overlap is measured on"
+    )

@@ -1,13 +1,11 @@
-"""What configurations of several stages share. Imports no torch, as `models.config` does not."""
+"""How a stage trains: the base model, batches, ranks, precision and optimiser; SFT."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -15,14 +13,10 @@ from pydantic import (
     model_validator,
 )
 
-from models.config_numbers import LearningRate, Passes, Rows, Scale, Steps
+from models.config.base import LearningRate, Passes, Rows, Scale, Seed, StageConfig, Steps
 
 Precision = Literal["float32", "bfloat16"]
 Optimiser = Literal["adamw", "adamw_8bit"]
-# The type of a mistake whose value no message shows: it may hold a key.
-MAY_BE_SECRET = "may_be_secret"
-# Marks a field that decides whether a stage comes to its end, but not what it makes.
-LIMIT = "limit"
 
 
 def _ranks_or_auto(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
@@ -36,12 +30,6 @@ def _ranks_or_auto(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
 NumRanks = Annotated[
     Annotated[int, Field(gt=0, le=1024)] | Literal["auto"], WrapValidator(_ranks_or_auto)
 ]
-
-
-class StageConfig(BaseModel):
-    """Base of all stage configurations: frozen, numbers finite, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ModelConfig(StageConfig):
@@ -187,15 +175,6 @@ class TrainConfig(TrainerConfig):
         return ranks_within(self, "batch_size", self.batch_size)
 
 
-def require_different(name: str, values: Sequence[str]) -> None:
-    """ValueError where a value of the field `name` is there twice, or is an empty text."""
-    twice = sorted({value for value in values if values.count(value) > 1})
-    if twice:
-        raise ValueError(f"{name} must differ, found {', '.join(twice)} more than once")
-    if "" in values:
-        raise ValueError(f"{name} must not be empty, found '' among {len(values)}")
-
-
 def ranks_within(config: TrainerT, name: str, batch: int) -> TrainerT:
     """The configuration; ValueError where it has more ranks than its batch, `name`, has rows."""
     if isinstance(config.num_ranks, int) and config.num_ranks > batch:
@@ -206,19 +185,16 @@ def ranks_within(config: TrainerT, name: str, batch: int) -> TrainerT:
     return config
 
 
-def deciding(config: BaseModel) -> dict[str, Any]:
-    """A configuration as plain values, without its limits: what decides a stage's result."""
-    values = config.model_dump(mode="json")
-    for name, field in type(config).model_fields.items():
-        value = getattr(config, name)
-        if LIMIT in field.metadata:
-            del values[name]
-        elif isinstance(value, BaseModel):
-            values[name] = deciding(value)
-    return values
-
-
 def trainer_of(config: BaseModel) -> TrainerConfig | None:
     """What a stage is told as a trainer, itself or in its part `train`; none if it is not one."""
     found = config if isinstance(config, TrainerConfig) else getattr(config, "train", None)
     return found if isinstance(found, TrainerConfig) else None
+
+
+class SFTConfig(StageConfig):
+    """Supervised fine-tuning on demonstrations."""
+
+    seed: Seed = Field(0, description="Seed of initialisation and order")
+    model: ModelConfig = ModelConfig()
+    fine_tune: bool = Field(True, description="Train at all; else the base model as it is")
+    train: TrainConfig = TrainConfig(learning_rate=2e-3, num_epochs=6, batch_size=64)

@@ -1,0 +1,71 @@
+"""What all configurations of stages have: bounds of their numbers, and their base class.
+
+Bounds are wide: they refuse what no run can have, not what is unusual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+)
+
+# numpy and scikit-learn take no larger one.
+LARGEST_SEED = 2**32 - 1
+Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
+# Times 1,000 it is added to the seeds of the stages (`flows.config.seeded`).
+RunSeed = Annotated[int, Field(ge=0, le=4_000_000)]
+# Rows, pairs, prompts or answers.
+Rows = Annotated[int, Field(gt=0, le=10_000_000)]
+# Answers to one prompt, bootstrap resamples, clusters.
+Several = Annotated[int, Field(gt=0, le=100_000)]
+Steps = Annotated[int, Field(gt=0, le=1_000_000)]
+# Passes over the data, or over all of a procedure.
+Passes = Annotated[int, Field(gt=0, le=10_000)]
+# Of one text.
+Tokens = Annotated[int, Field(gt=0, le=1_048_576)]
+Characters = Annotated[int, Field(gt=0, le=100_000_000)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Score = Annotated[float, Field(ge=-1e6, le=1e6)]
+LearningRate = Annotated[float, Field(gt=0, le=100)]
+# Of sampling, or of similarities. Logits are divided by it.
+Temperature = Annotated[float, Field(ge=1e-4, le=100)]
+# Weight of a term, or another number that may be 0.
+Weight = Annotated[float, Field(ge=0, le=1e6)]
+# A scale, a clip or a slope. What is divided by it stays finite in float32.
+Scale = Annotated[float, Field(ge=1e-6, le=1e6)]
+# The type of a mistake whose value no message shows: it may hold a key.
+MAY_BE_SECRET = "may_be_secret"
+# Marks a field that decides whether a stage comes to its end, but not what it makes.
+LIMIT = "limit"
+
+
+class StageConfig(BaseModel):
+    """Base of all stage configurations: frozen, numbers finite, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def require_different(name: str, values: Sequence[str]) -> None:
+    """ValueError where a value of the field `name` is there twice, or is an empty text."""
+    twice = sorted({value for value in values if values.count(value) > 1})
+    if twice:
+        raise ValueError(f"{name} must differ, found {', '.join(twice)} more than once")
+    if "" in values:
+        raise ValueError(f"{name} must not be empty, found '' among {len(values)}")
+
+
+def deciding(config: BaseModel) -> dict[str, Any]:
+    """A configuration as plain values, without its limits: what decides a stage's result."""
+    values = config.model_dump(mode="json")
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        if LIMIT in field.metadata:
+            del values[name]
+        elif isinstance(value, BaseModel):
+            values[name] = deciding(value)
+    return values

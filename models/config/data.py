@@ -1,0 +1,148 @@
+"""Where prompts, demonstrations and preference pairs come from."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from models.config.base import (
+    Characters,
+    Rows,
+    Scale,
+    Seed,
+    StageConfig,
+    Temperature,
+    Tokens,
+    require_different,
+)
+
+# The families of `models.world.tasks` hold some 1,269,000 different prompts, and of the family that
+# is held out four times 10,000.
+MOST_PROMPTS = 1_200_000
+
+
+def check_shares(validation: float, test: float) -> None:
+    """ValueError where what is held out leaves nothing to train on."""
+    if validation + test >= 1:
+        raise ValueError(
+            "validation_share and test_share must add up to less than 1, found "
+            f"{validation:g} + {test:g}"
+        )
+
+
+class WorldConfig(StageConfig):
+    """The embedded default's synthetic world."""
+
+    seed: Seed = Field(0, description="Seed of prompts, demonstrations and corruption")
+    num_demonstrations: Rows = Field(6000, description="SFT examples")
+    corrupted_share: float = Field(
+        0.45, ge=0, le=1, description="Share of corrupted demonstrations outside expert families"
+    )
+    num_pair_prompts: Rows = Field(3500, description="Prompts that receive comparisons")
+    num_policy_prompts: Rows = Field(1500, description="Prompts PPO trains on")
+    num_eval_prompts: int = Field(
+        300, gt=0, le=10_000, description="Prompts per test and validation set"
+    )
+
+    @model_validator(mode="after")
+    def _prompts_can_differ(self) -> WorldConfig:
+        drawn = self.num_demonstrations + self.num_pair_prompts + self.num_policy_prompts
+        drawn += 2 * self.num_eval_prompts
+        if drawn > MOST_PROMPTS:
+            raise ValueError(
+                "num_demonstrations, num_pair_prompts, num_policy_prompts and twice "
+                f"num_eval_prompts must add up to at most {MOST_PROMPTS:,}, found {drawn:,}: the "
+                "world has few more different prompts"
+            )
+        return self
+
+
+class ComparisonsConfig(StageConfig):
+    """Sampling the SFT policy and labelling pairs with simulated annotators."""
+
+    seed: Seed = Field(0, description="Seed of sampling and of the annotators")
+    num_responses: int = Field(4, ge=2, le=9, description="Responses sampled per prompt")
+    pairs_per_prompt: int = Field(
+        1, ge=1, le=36, description="Most pairs of a prompt's responses that are compared"
+    )
+    temperature: Temperature = Field(1.0, description="Sampling temperature")
+    max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
+    flip_share: float = Field(0.2, ge=0, lt=0.5, description="Clear pairs whose label is flipped")
+    ambiguous_share: float = Field(0.1, ge=0, le=1, description="Near-ties labelled by coin toss")
+    clear_gap: float = Field(0.2, gt=0, le=1, description="Least quality gap of a clear pair")
+    sharpness: Scale = Field(12.0, description="Bradley-Terry slope over raw score gaps")
+    validation_share: float = Field(0.1, gt=0, lt=1, description="Prompts held out for validation")
+    test_share: float = Field(0.15, gt=0, lt=1, description="Prompts held out for testing")
+
+    @model_validator(mode="after")
+    def _some_are_trained_on(self) -> ComparisonsConfig:
+        check_shares(self.validation_share, self.test_share)
+        return self
+
+
+class PreferencesConfig(StageConfig):
+    """Reading people's preference data."""
+
+    sources: tuple[str, ...] = Field((), description="Files, folders, hub ids or s3:// addresses")
+    categories: tuple[str, ...] = Field(
+        (),
+        description="Category of each source, in order. A recipe's apply where as many sources are "
+        "given as it has",
+    )
+    demonstrations: tuple[str, ...] = Field(
+        (),
+        description="What SFT learns in place of the chosen answers: such sources of rows prompt + "
+        "completion, messages, or text, as TRL's SFTTrainer takes them",
+    )
+    on_bad_rows: Literal["fail", "quarantine"] = Field("fail", description="What bad rows do")
+    on_ties: Literal["fail", "drop"] = Field("fail", description="What tied comparisons do")
+    max_characters: Characters = Field(20_000, description="Longest dialogue in characters")
+    max_tokens: int = Field(
+        512, gt=1, le=1_048_576, description="Longest prompt plus response in tokens"
+    )
+    tokenizer: str | None = Field(
+        None,
+        min_length=1,
+        description="Counts tokens and renders message lists; the run sets its base model",
+    )
+    max_pairs: Rows | None = Field(None, description="Use at most this many pairs")
+    split_by: Literal["prompt", "category"] = Field(
+        "prompt", description="What a split keeps whole"
+    )
+    validation_share: float = Field(0.1, gt=0, lt=1, description="Share held out for validation")
+    test_share: float = Field(0.15, gt=0, lt=1, description="Share held out for testing")
+    num_eval_prompts: Rows = Field(64, description="Prompts policies are judged on")
+    written_prompts: bool = Field(
+        False,
+        description="Judge policies on Trimtab's own prompts too: sets `helpful` and `harmless`, "
+        "with categories of these names",
+    )
+    flip_share: float = Field(
+        0.0,
+        ge=0,
+        lt=0.5,
+        description="Share of clear training labels (all votes agree) to turn round on purpose, "
+        "to measure how many of them the audit finds",
+    )
+    seed: Seed = Field(0, description="Seed of the split")
+
+    @model_validator(mode="after")
+    def _some_are_trained_on(self) -> PreferencesConfig:
+        check_shares(self.validation_share, self.test_share)
+        return self
+
+    @model_validator(mode="after")
+    def _sources_have_a_category_each(self) -> PreferencesConfig:
+        if self.categories and len(self.categories) != len(self.sources):
+            raise ValueError(
+                "categories must be empty or one for each source, found "
+                f"{len(self.categories)} for {len(self.sources)} sources"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sources_differ(self) -> PreferencesConfig:
+        for name in ("sources", "demonstrations"):
+            require_different(name, getattr(self, name))
+        return self

@@ -1,0 +1,342 @@
+"""Judges: the language model that answers, its endpoint, and what it is asked.
+
+[RLAIF] Lee et al., RLAIF vs. RLHF, arXiv 2309.00267.
+[CAI] Bai et al., Constitutional AI: Harmlessness from AI Feedback, arXiv 2212.08073.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from models.config.base import (
+    LIMIT,
+    MAY_BE_SECRET,
+    Characters,
+    Rows,
+    Scale,
+    Seed,
+    Share,
+    StageConfig,
+    Tokens,
+    Weight,
+)
+
+ConfigT = TypeVar("ConfigT", bound=BaseModel)
+VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+BLOCK = r"^[a-z0-9]+(-[a-z0-9]+)*$"
+
+
+def _checked(pattern: str, whose: str) -> AfterValidator:
+    """A pattern of pydantic's own would show what it found, which may be the key itself."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise PydanticCustomError(MAY_BE_SECRET, f"must be the name of {whose}, not the key")
+        return value
+
+    return AfterValidator(check)
+
+
+_OF_VARIABLES = WithJsonSchema({"type": "string", "pattern": VARIABLE})
+_OF_BLOCKS = WithJsonSchema({"type": "string", "pattern": BLOCK})
+Variable = Annotated[str, _checked(VARIABLE, "an environment variable"), _OF_VARIABLES]
+Block = Annotated[str, _checked(BLOCK, "a Secret block (small letters, digits, -)"), _OF_BLOCKS]
+
+
+class EndpointConfig(StageConfig):
+    """An OpenAI-compatible endpoint. Its key is in the environment or a block, never here."""
+
+    base_url: str = Field(
+        "https://api.openai.com/v1", description="Address up to and including /v1"
+    )
+    model: str = Field(min_length=1, description="Name of the model, as the endpoint knows it")
+    key_variable: Variable = Field(
+        "OPENAI_API_KEY",
+        description="Environment variable that holds the key; unset, none is sent",
+    )
+    key_block: Block | None = Field(
+        None,
+        description="Prefect's Secret block that holds the key, in place of the variable",
+    )
+    limit_field: Literal["max_tokens", "max_completion_tokens"] = Field(
+        "max_tokens", description="What the endpoint calls the limit of an answer's tokens"
+    )
+    max_concurrency: int = Field(8, gt=0, le=256, description="Requests under way at once (free)")
+    timeout_seconds: Scale = Field(120.0, description="Longest wait for one answer (free)")
+    max_retries: int = Field(6, ge=0, le=1000, description="Further tries of one request (free)")
+    first_wait_seconds: Scale = Field(
+        1.0, description="Wait before the first further try; it doubles from try to try"
+    )
+    max_wait_seconds: Scale = Field(
+        60.0, description="Longest such wait; an endpoint that asks for more ends the stage"
+    )
+    input_price: Weight = Field(0.0, description="Price of a million tokens of requests")
+    output_price: Weight = Field(0.0, description="Price of a million tokens of answers")
+    max_cost: Annotated[float | None, LIMIT] = Field(
+        None,
+        gt=0,
+        le=1e9,
+        description="Most that a run spends here, in the prices' currency; its stages that ask "
+        "have a share each; none: no limit",
+    )
+    max_total_tokens: Annotated[int | None, LIMIT] = Field(
+        None,
+        gt=0,
+        le=10**15,
+        description="Most tokens of requests and answers together, shared out alike; none: no "
+        "limit",
+    )
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_plain_address(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise PydanticCustomError(
+                MAY_BE_SECRET,
+                "must hold no user, password, query or fragment: a key belongs in the environment "
+                "variable that key_variable names",
+            )
+        is_usable = value.isprintable() and " " not in value and parts.port != 0
+        if parts.scheme not in ("http", "https") or not parts.hostname or not is_usable:
+            raise ValueError("must be an http:// or https:// address")
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _a_cost_has_prices(self) -> Self:
+        if self.max_cost is not None and not self.input_price and not self.output_price:
+            raise ValueError(
+                f"max_cost is {self.max_cost}, but input_price and output_price are 0: the cost "
+                "could not be told; give the prices of a million tokens, or max_total_tokens"
+            )
+        return self
+
+
+def endpoints_of(config: BaseModel) -> Iterator[EndpointConfig]:
+    """The endpoints in a configuration, itself or anywhere below."""
+    if isinstance(config, EndpointConfig):
+        yield config
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            yield from endpoints_of(value)
+
+
+def with_share(config: ConfigT, number: int) -> ConfigT:
+    """A configuration with an even share, one of so many, of its endpoints' limits."""
+    changes: dict[str, Any] = {}
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            changes[name] = with_share(value, number)
+    if isinstance(config, EndpointConfig):
+        if config.max_cost is not None:
+            changes["max_cost"] = config.max_cost / number
+        if config.max_total_tokens is not None:
+            changes["max_total_tokens"] = config.max_total_tokens // number
+    return config.model_copy(update=changes)
+
+
+Rubric = Literal["helpfulness", "harmlessness", "summarisation"]
+
+
+class ChatModelConfig(StageConfig):
+    """Who answers. Exactly one of endpoint, local_model and gold_accuracy."""
+
+    endpoint: EndpointConfig | None = Field(None, description="Judge behind an HTTP address")
+    local_model: str | None = Field(
+        None, min_length=1, description="Judge in this process: packaged model, folder or hub id"
+    )
+    gold_accuracy: float | None = Field(
+        None,
+        ge=0.5,
+        le=1,
+        description="Judge by the synthetic world's gold scorer, right in this share of verdicts",
+    )
+    temperature: float = Field(0.0, ge=0, le=2, description="Sampling temperature of its answers")
+    max_characters: Characters = Field(
+        6000, description="Longest dialogue, and longest response, shown to it (free)"
+    )
+
+    @model_validator(mode="after")
+    def _one_judge(self) -> Self:
+        given = [
+            name
+            for name in ("endpoint", "local_model", "gold_accuracy")
+            if getattr(self, name) is not None
+        ]
+        if len(given) != 1:
+            raise ValueError(
+                "exactly one of endpoint, local_model and gold_accuracy must be given, found "
+                f"{' and '.join(given) or 'none'}"
+            )
+        return self
+
+
+class JudgeConfig(ChatModelConfig):
+    """Who judges, and how it is asked. Exactly one of endpoint, local_model and gold_accuracy."""
+
+    rubric: Rubric = Field("helpfulness", description="What the judge is to look at")
+    constitution: str | None = Field(
+        None,
+        min_length=1,
+        description="Principles, of which one drawn at random decides each comparison: "
+        "`harmlessness`, a file, a folder or an s3:// address; none: the rubric alone",
+    )
+    num_examples: int = Field(
+        0, ge=0, le=8, description="Worked comparisons shown first [RLAIF: 0-8]"
+    )
+    chain_of_thought: bool = Field(
+        False, description="Let it write its thoughts before it answers [RLAIF: helps]"
+    )
+    num_samples: int = Field(
+        1,
+        gt=0,
+        le=1000,
+        description="Answers whose mean counts (self-consistency) [RLAIF: 1 is best]",
+    )
+    top_logprobs: int = Field(
+        20,
+        ge=0,
+        le=20,
+        description="Most likely tokens to read a verdict's probability from; 0: by its text alone",
+    )
+    min_mass: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="Least probability of all labels together for tokens to count (free)",
+    )
+    max_answer_tokens: int = Field(
+        16, gt=1, le=1_048_576, description="Longest answer in tokens (free)"
+    )
+    max_thought_tokens: Tokens = Field(256, description="Longest thoughts in tokens (free)")
+    clamp: tuple[Share, Share] | None = Field(
+        None,
+        description="Bounds of a pair's preference [CAI: .4, .6 with chain_of_thought], if any",
+    )
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> Self:
+        if self.num_samples > 1 and self.temperature == 0:
+            raise ValueError(
+                f"num_samples is {self.num_samples} at temperature 0, where all samples are "
+                "equal: raise temperature, or set num_samples to 1"
+            )
+        if self.num_samples > 1 and self.top_logprobs and not self.chain_of_thought:
+            raise ValueError(
+                f"num_samples is {self.num_samples}, but without chain_of_thought all samples "
+                "have the same token probabilities: set chain_of_thought, or top_logprobs to 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _clamp_is_around_a_half(self) -> Self:
+        if self.clamp is not None and not 0 <= self.clamp[0] <= 0.5 <= self.clamp[1] <= 1:
+            raise ValueError(
+                f"clamp must be two bounds with 0 <= low <= 0.5 <= high <= 1, found {self.clamp}"
+            )
+        return self
+
+
+def rating(judge: JudgeConfig | None) -> JudgeConfig | None:
+    """A judge of single responses; ValueError where it has settings of comparisons."""
+    for name in ("constitution", "clamp", "num_examples"):
+        if judge is not None and getattr(judge, name):
+            raise ValueError(
+                f"{name} is {getattr(judge, name)!r}, but this judge rates single responses and "
+                f"{name} is about comparisons of two: leave it out"
+            )
+    return judge
+
+
+class JudgePreferencesConfig(StageConfig):
+    """Letting a judge model compare the answers of preference pairs [RLAIF section 2.1]."""
+
+    judge: JudgeConfig
+    splits: tuple[Literal["train", "validation", "test"], ...] = Field(
+        ("train",), min_length=1, description="Pairs of which splits are judged"
+    )
+    categories: tuple[str, ...] | None = Field(
+        None, min_length=1, description="Pairs of which categories are judged; none: all"
+    )
+    max_pairs: Rows | None = Field(None, description="Pairs of each split; none: all")
+    pairs_at_once: Rows = Field(256, description="Pairs between two reports and checkpoints")
+    seed: Seed = Field(0, description="Seed of sampled answers and of gold's errors")
+
+
+class HarmlessConfig(StageConfig):
+    """Who tells whether answers to requests for harm are harmless [RLAIF section 2.3]."""
+
+    judge: JudgeConfig
+    categories: tuple[str, ...] = Field(
+        min_length=1, description="Categories of prompts that ask for harm"
+    )
+
+    _rates = field_validator("judge")(rating)
+
+    @model_validator(mode="after")
+    def _looks_for_harm(self) -> Self:
+        if self.judge.rubric != "harmlessness":
+            raise ValueError(
+                f"judge.rubric must be harmlessness, found {self.judge.rubric}: it is asked "
+                "whether answers do harm"
+            )
+        return self
+
+
+class AILabelsConfig(StageConfig):
+    """A judge's preferences as the labels of the training pairs that it was asked of, the others
+    keeping people's [RLAIF section 2.1]."""
+
+    soft: bool = Field(
+        True, description="Labels are the judge's probabilities [RLAIF]; else its choice, certain"
+    )
+
+
+NAME = r"^[a-z0-9]([a-z0-9_.-]*[a-z0-9])?$"
+
+
+class JudgeAnswersConfig(StageConfig):
+    """Letting a judge model compare what every two policies answered to the same prompts."""
+
+    name: str = Field(
+        max_length=40,
+        pattern=NAME,
+        description="What its verdicts are called: small letters, digits, `_`, `.` and `-`",
+    )
+    judge: JudgeConfig
+    sets: tuple[str, ...] | None = Field(
+        None, min_length=1, description="Sets of prompts it judges; none: all but `validation`"
+    )
+    categories: tuple[str, ...] | None = Field(
+        None, min_length=1, description="Prompts of which categories it judges; none: all"
+    )
+    max_prompts: Rows | None = Field(
+        None, description="Prompts of each set and seed, the first ones; none: all"
+    )
+    pairs_at_once: Rows = Field(256, description="Pairs between two reports and checkpoints")
+    seed: Seed = Field(0, description="Seed of sampled answers, of principles, of gold's errors")
+
+    @field_validator("name")
+    @classmethod
+    def _is_its_own(cls, value: str) -> str:
+        if value == "gold" or value.startswith("judge_"):
+            raise ValueError(
+                f"must be neither gold nor begin with judge_, found {value}: so are the gold "
+                "scorer and the held-out reward models called"
+            )
+        return value

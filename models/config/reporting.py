@@ -1,0 +1,141 @@
+"""Evaluation, comparisons, reports and studies."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from models.config.base import Scale, Seed, Several, StageConfig, Temperature, Tokens, Weight
+from models.config.judge import HarmlessConfig
+
+
+class EvaluateConfig(StageConfig):
+    """Judging one policy against another, or measuring one scorer."""
+
+    seed: Seed = Field(0, description="Seed of sampling and bootstrap")
+    temperature: Temperature = Field(0.7, description="Sampling temperature of the judged answers")
+    max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
+    num_candidates: Several = Field(
+        1, description="Answers sampled a prompt, of which the scorer's best is judged"
+    )
+    instruction: str = Field("", description="Stands behind every prompt that is answered")
+    tie_margin: Weight = Field(0.01, description="Score differences below this are ties")
+    num_resamples: Several = Field(1000, description="Bootstrap resamples")
+    has_gold: bool = Field(False, description="Prompts come from the synthetic world")
+    annotator_sharpness: Scale = Field(12.0, description="Slope of the world's annotators")
+    annotator_flip_share: float = Field(0.2, ge=0, lt=0.5, description="Their wrong verdicts")
+    harmless: HarmlessConfig | None = Field(
+        None, description="Let a judge say which answers are harmless, where there is no gold"
+    )
+
+    @model_validator(mode="after")
+    def _gold_knows_harm(self) -> EvaluateConfig:
+        if self.has_gold and self.harmless is not None:
+            raise ValueError(
+                "harmless must be none in the synthetic world, found a judge: the gold scorer knows"
+            )
+        return self
+
+
+class WinMatrixConfig(StageConfig):
+    """Judging every two policies on the answers that they gave."""
+
+    seed: Seed = Field(0, description="Seed of the bootstrap")
+    tie_margin: Weight = Field(0.01, description="Score differences below this are ties")
+    num_resamples: Several = Field(1000, description="Bootstrap resamples")
+
+
+class LineageEntry(StageConfig):
+    """One artifact the report was made from."""
+
+    role: str = Field(description="Name of the input, such as `policy_full`")
+    stage: str = Field(description="Stage that made it")
+    key: str = Field(description="Address in the store: config, inputs and code, hashed")
+    digest: str = Field(description="sha256 over its files")
+    seconds: float = Field(0.0, ge=0, description="Seconds it took to make")
+    versions: dict[str, Any] = Field({}, description="Versions of the software that made it")
+    parents: dict[str, Any] = Field({}, description="Its inputs: role to stage, key and digest")
+    cached: bool = Field(False, description="Taken from the store instead of made in this run")
+
+
+class ReportConfig(StageConfig):
+    """What the report cannot learn from the artifacts."""
+
+    title: str = Field("Trimtab run", description="Heading of the page")
+    recipe: str = Field("", description="Name of the recipe that was run")
+    seed: int = Field(0, description="Seed of the run, of the bootstrap and of the drawn samples")
+    config: dict[str, Any] = Field({}, description="The whole run's configuration")
+    lineage: tuple[LineageEntry, ...] = Field((), description="Artifacts in the order of making")
+    arms: tuple[str, ...] = Field((), description="Arms, in the order to show them")
+    rounds: tuple[int, ...] = Field((), description="MetaRM rounds; round 1 is the arm `full`")
+    champion: str | None = Field(
+        None, description="Policy the run ends with (`full`, `round_2`); none was promoted: null"
+    )
+    has_gold: bool = Field(False, description="The gold scorer applies: the synthetic world")
+
+
+class AuditConfig(StageConfig):
+    """The label audit for a person: the page to review pairs with, and the audited set."""
+
+    recipe: str = Field("", description="Name of the recipe, for the page's heading")
+    seed: Seed = Field(0, description="Seed of the run, for the page's heading")
+
+
+class CompareConfig(StageConfig):
+    """What the page of a comparison cannot learn from the artifacts."""
+
+    recipe: str = Field(description="The recipe whose sizes and settings the runs had")
+    seeds: tuple[int, ...] = Field(min_length=1, description="Seeds of the runs")
+    arms: tuple[str, ...] = Field(min_length=1, description="Methods, beside SFT")
+    num_candidates: Several = Field(1, description="n of the arm `best_of_n`")
+    lineage: tuple[LineageEntry, ...] = Field(
+        (), description="Artifacts of the runs, roles as `<seed>.<role>`"
+    )
+
+
+Paper = Literal["part-1", "part-2", "advantage-model", "people", "rlaif", "optimisers", "constants"]
+ExhibitName = Literal[
+    "all",
+    "table-1",
+    "table-2",
+    "table-3",
+    "figure-1",
+    "figure-2",
+    "figure-3",
+    "figure-4",
+    "figure-5",
+    "figure-6",
+    "figure-7",
+    "figure-8",
+    "figure-9",
+    "figure-10",
+    "figure-11",
+    "figure-12",
+    "figure-13",
+    "figure-15",
+    "figure-16",
+    "figure-17",
+    "votes",
+    "planted-flips",
+    "alignment",
+    "frontier",
+    "smoothing",
+    "margin-clip",
+    "temperature",
+    "num-policies",
+    "num-clusters",
+    "per-cluster",
+    "meta-step",
+]
+
+
+class StudyConfig(StageConfig):
+    """What a study cannot learn from the artifacts."""
+
+    paper: Paper = Field(description="Which paper")
+    exhibit: ExhibitName = Field(description="Which of its tables or figures")
+    scale: str = Field(description="The recipe whose sizes and settings the runs had")
+    seeds: tuple[int, ...] = Field(min_length=1, description="Seeds of the runs")
+    command: str = Field("", description="The command that runs it again")
+    lineage: tuple[LineageEntry, ...] = Field((), description="Artifacts that the runs made")
