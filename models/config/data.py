@@ -95,8 +95,13 @@ class PreferencesConfig(StageConfig):
         description="What SFT learns in place of the chosen answers: such sources of rows prompt + "
         "completion, messages, or text, as TRL's SFTTrainer takes them",
     )
-    on_bad_rows: Literal["fail", "quarantine"] = Field("fail", description="What bad rows do")
-    on_ties: Literal["fail", "drop"] = Field("fail", description="What tied comparisons do")
+    on_bad_rows: Literal["fail", "quarantine"] = Field(
+        "fail",
+        description="What happens to rows that cannot be read: fail the stage, or set them aside",
+    )
+    on_ties: Literal["fail", "drop"] = Field(
+        "fail", description="What happens to tied comparisons: fail the stage, or leave them out"
+    )
     max_characters: Characters = Field(20_000, description="Longest dialogue in characters")
     max_tokens: int = Field(
         512, gt=1, le=1_048_576, description="Longest prompt plus response in tokens"
@@ -106,9 +111,9 @@ class PreferencesConfig(StageConfig):
         min_length=1,
         description="Counts tokens and renders message lists; the run sets its base model",
     )
-    max_pairs: Rows | None = Field(None, description="Use at most this many pairs")
+    max_pairs: Rows | None = Field(None, description="Largest number of pairs used; none: all")
     split_by: Literal["prompt", "category"] = Field(
-        "prompt", description="What a split keeps whole"
+        "prompt", description="What stays in one split: all pairs of a prompt, or of a category"
     )
     validation_share: float = Field(0.1, gt=0, lt=1, description="Share held out for validation")
     test_share: float = Field(0.15, gt=0, lt=1, description="Share held out for testing")
@@ -122,7 +127,7 @@ class PreferencesConfig(StageConfig):
         0.0,
         ge=0,
         lt=0.5,
-        description="Share of clear training labels (all votes agree) to turn round on purpose, "
+        description="Share of clear training labels (all votes agree) flipped on purpose, "
         "to measure how many of them the audit finds",
     )
     seed: Seed = Field(0, description="Seed of the split")

@@ -32,31 +32,61 @@ from models.config.training import TrainConfig, TrainerConfig, ranks_within
 
 
 class CollapseConfig(StageConfig):
-    """When the collapse guard speaks up: thresholds on the PPO monitors."""
+    """The collapse guard: thresholds on PPO's monitors, as means over the last `window` steps."""
 
-    action: Literal["stop", "rollback", "warn"] = Field("rollback", description="What it does")
-    window: int = Field(10, gt=1, le=1_000_000, description="Steps averaged before comparing")
+    action: Literal["stop", "rollback", "warn"] = Field(
+        "rollback",
+        description="What the guard does: stop, stop and return to the oldest kept checkpoint, or "
+        "only warn",
+    )
+    window: int = Field(
+        10, gt=1, le=1_000_000, description="Steps over which the monitors are averaged"
+    )
     max_kl: float = Field(
-        20.0, gt=0, le=1e6, description="Most nats per response away from reference"
+        20.0,
+        gt=0,
+        le=1e6,
+        description="KL from the reference, in nats per response, above which the guard acts",
     )
     length_growth: float = Field(
-        1.5, gt=1, le=1e6, description="Length over its start that is suspicious"
+        1.5,
+        gt=1,
+        le=1e6,
+        description="Response length over that at the start, above which the guard acts if the "
+        "score has risen and perplexity has fallen",
     )
-    length_drop: float = Field(0.6, gt=0, lt=1, description="The same where answers get shorter")
-    perplexity_drop: float = Field(0.6, gt=0, lt=1, description="Perplexity over its start")
+    length_drop: float = Field(
+        0.6,
+        gt=0,
+        lt=1,
+        description="Response length over that at the start, below which the guard acts if the "
+        "score has risen",
+    )
+    perplexity_drop: float = Field(
+        0.6,
+        gt=0,
+        lt=1,
+        description="Perplexity less 1 over that at the start, below which perplexity has fallen",
+    )
 
 
 class ScoringConfig(StageConfig):
     """What scores: several scorers become one, one of safety has the first word; or a judge."""
 
     std_coef: Weight = Field(
-        1.0, description="An ensemble's score: the mean less this times the spread (free)"
+        1.0,
+        description="An ensemble scores the mean of its members minus this times their standard "
+        "deviation (free)",
     )
     safety_threshold: float = Field(
-        0.15, gt=0, lt=1, description="Sigmoid of a safety score that decides below [Llama 2: 0.15]"
+        0.15,
+        gt=0,
+        lt=1,
+        description="Below this sigmoid of the safety score, the safety score is the reward [Llama "
+        "2: 0.15]",
     )
     safety_categories: tuple[str, ...] = Field(
-        (), description="Categories of prompts on which safety always decides"
+        (), description="Prompt categories whose reward is always the safety score"
     )
     judge: JudgeConfig | None = Field(
         None,
@@ -69,7 +99,7 @@ class ScoringConfig(StageConfig):
 class VllmConfig(StageConfig):
     """vLLM samples, in a process beside the trainer."""
 
-    cache_gib: Scale = Field(1.0, description="Keys and values that it keeps, GiB")
+    cache_gib: Scale = Field(1.0, description="Size of vLLM's key-value cache in GiB")
 
 
 class PPOConfig(TrainerConfig):
@@ -80,47 +110,86 @@ class PPOConfig(TrainerConfig):
     rollout_batch: Rows = Field(128, description="Responses sampled per step [PPO: 128]")
     train_batch: Rows = Field(32, description="Responses per update [PPO: 32]")
     num_epochs: Passes = Field(1, description="Passes over a rollout batch [PPO: 1]")
-    policy_learning_rate: LearningRate = Field(5e-7, description="[PPO: 5e-7]")
-    critic_learning_rate: LearningRate = Field(1.65e-6, description="[PPO: 1.65e-6]")
-    kl_coef: Weight = Field(0.05, description="beta of the token KL penalty [PPO: 0.05]")
+    policy_learning_rate: LearningRate = Field(
+        5e-7, description="Learning rate of the policy [PPO: 5e-7]"
+    )
+    critic_learning_rate: LearningRate = Field(
+        1.65e-6, description="Learning rate of the critic [PPO: 1.65e-6]"
+    )
+    kl_coef: Weight = Field(
+        0.05,
+        description="beta, weight of the KL penalty on each token; raised, the policy stays nearer "
+        "to the reference [PPO: 0.05]",
+    )
     scoring: ScoringConfig = ScoringConfig()
     score_treatment: Literal["raw", "scaled", "normalised"] = Field(
         "normalised",
-        description="Scores as they are, over their running deviation, or their mean off as well",
+        description="raw: scores as they are; scaled: divided by their running standard deviation; "
+        "normalised: the running mean subtracted first",
     )
-    score_clip: Scale | None = Field(0.8, description="delta of clipped scores [PPO: 0.8]")
+    score_clip: Scale | None = Field(
+        0.8, description="delta, scores are clipped to plus or minus this [PPO: 0.8]; none: no clip"
+    )
     normalise_advantages: bool = Field(True, description="Whiten advantages within a rollout batch")
     advantage_clip: Scale | None = Field(
-        None, description="Clip of advantages [PPO: 0.12, 0.5]; none switches off"
+        None,
+        description="Advantages are clipped to plus or minus this [PPO: 0.12, 0.5]; none: no clip",
     )
-    gamma: float = Field(1.0, gt=0, le=1, description="Discount [PPO: 1]")
+    gamma: float = Field(1.0, gt=0, le=1, description="Discount per token [PPO: 1]")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="GAE lambda [PPO: 0.95]")
-    policy_clip: Scale | None = Field(0.2, description="Ratio clip [PPO: 0.2], none switches off")
+    policy_clip: Scale | None = Field(
+        0.2, description="Range of the probability ratio around 1 [PPO: 0.2]; none: no clip"
+    )
     ratio_denominator: Literal["sampling", "reference"] = Field(
-        "sampling", description="The ratio is over the policy that sampled, or over the reference"
+        "sampling",
+        description="What the probability ratio divides by: the policy that sampled the response, "
+        "or the reference",
     )
     entropy_coef: Weight = Field(0.0, description="Weight of the entropy bonus (free)")
     entropy_clip: Scale | None = Field(
-        None, description="Nats a token that the bonus leads to [PPO code: 35]; none: ever up"
+        None,
+        description="Entropy in nats per token that the loss draws the policy to, also from above "
+        "[PPO code: 35]; none: the higher, the better",
     )
-    value_clip: Scale | None = Field(0.2, description="Value clip, none switches off")
+    value_clip: Scale | None = Field(
+        0.2, description="Range of a value around the old one in the value loss; none: no clip"
+    )
     critic_init: Literal["scorer", "policy"] = Field(
-        "scorer", description="Critic from the reward model, or from the policy with a random head"
+        "scorer",
+        description="What the critic starts from: the reward model, or the policy with a random "
+        "head",
     )
     critic_pretrain_steps: int = Field(
-        10, ge=0, le=1_000_000, description="Value-only steps before the policy"
+        10,
+        ge=0,
+        le=1_000_000,
+        description="Steps that update only the critic, before the policy is updated",
     )
     ptx_coef: Weight = Field(0.0, description="Weight of the pre-training loss (PPO-ptx)")
-    rehearsal_coef: Weight = Field(0.01, description="gamma of eq. 9 [AM: 0.01]")
-    rehearsal_batch: Rows = Field(32, description="Rehearsal or ptx examples per update")
+    rehearsal_coef: Weight = Field(
+        0.01, description="gamma, weight of the rehearsal loss [AM eq. 9: 0.01]"
+    )
+    rehearsal_batch: Rows = Field(32, description="Rehearsal or pre-training examples per update")
     temperature: Temperature = Field(0.8, description="Sampling temperature [PPO: 0.8]")
-    top_p: float = Field(0.9, gt=0, le=1, description="Nucleus [PPO: 0.9]")
-    repetition_penalty: float = Field(1.0, ge=1, le=100, description="[PPO: 1.1]")
+    top_p: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="Nucleus sampling: total probability of the tokens drawn from [PPO: 0.9]",
+    )
+    repetition_penalty: float = Field(
+        1.0,
+        ge=1,
+        le=100,
+        description="Penalty on tokens that the text already has; 1: none [PPO: 1.1]",
+    )
     max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
     vllm: VllmConfig | None = Field(
-        None, description="Sample with vLLM, which TRIMTAB_VLLM_PYTHON has; none: our own loop"
+        None,
+        description="Sample with vLLM, from the Python that TRIMTAB_VLLM_PYTHON names; none: the "
+        "built-in sampler",
     )
-    checkpoint_every: Steps = Field(20, description="Steps between checkpoints")
+    checkpoint_every: Steps = Field(20, description="PPO steps between checkpoints")
     guard: CollapseConfig = CollapseConfig()
 
     @model_validator(mode="after")
@@ -153,7 +222,12 @@ class RehearsalConfig(StageConfig):
     num_clusters: Several = Field(20, description="c, number of clusters (free)")
     per_cluster: Several = Field(16, description="k, examples kept per cluster (free)")
     temperature: Temperature = Field(0.8, description="Sampling temperature [PPO: 0.8]")
-    top_p: float = Field(0.9, gt=0, le=1, description="Nucleus [PPO: 0.9]")
+    top_p: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="Nucleus sampling: total probability of the tokens drawn from [PPO: 0.9]",
+    )
     max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
 
 
@@ -218,9 +292,11 @@ class AnswersConfig(StageConfig):
     num_prompts: Rows = Field(256, description="Prompts drawn to answer")
     num_responses: int = Field(4, gt=0, le=1024, description="K, answers sampled a prompt")
     temperature: Temperature = Field(1.0, description="Sampling temperature")
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="Nucleus sampling: total probability of the tokens drawn from"
+    )
     max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
-    instruction: str = Field("", description="Stands behind every prompt")
+    instruction: str = Field("", description="Text appended to every prompt")
 
 
 class RejectionSamplingConfig(PolicyConfig):

@@ -17,14 +17,21 @@ class EvaluateConfig(StageConfig):
     temperature: Temperature = Field(0.7, description="Sampling temperature of the judged answers")
     max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
     num_candidates: Several = Field(
-        1, description="Answers sampled a prompt, of which the scorer's best is judged"
+        1, description="Answers sampled per prompt; the scorer's best is judged"
     )
-    instruction: str = Field("", description="Stands behind every prompt that is answered")
+    instruction: str = Field("", description="Text appended to every prompt")
     tie_margin: Weight = Field(0.01, description="Score differences below this are ties")
     num_resamples: Several = Field(1000, description="Bootstrap resamples")
     has_gold: bool = Field(False, description="Prompts come from the synthetic world")
-    annotator_sharpness: Scale = Field(12.0, description="Slope of the world's annotators")
-    annotator_flip_share: float = Field(0.2, ge=0, lt=0.5, description="Their wrong verdicts")
+    annotator_sharpness: Scale = Field(
+        12.0, description="Bradley-Terry slope of the simulated annotators"
+    )
+    annotator_flip_share: float = Field(
+        0.2,
+        ge=0,
+        lt=0.5,
+        description="Share of the simulated annotators' verdicts that are flipped",
+    )
     harmless: HarmlessConfig | None = Field(
         None, description="Let a judge say which answers are harmless, where there is no gold"
     )

@@ -26,14 +26,21 @@ from models.config.training import TrainConfig
 class LowerStatesConfig(StageConfig):
     """Keeping the frozen lower layers' output for all preference pairs."""
 
-    trainable_layers: int = Field(gt=0, le=1024, description="Upper layers that are not kept")
+    trainable_layers: int = Field(
+        gt=0,
+        le=1024,
+        description="Number of upper layers that are trained; the output of the layers below is "
+        "cached",
+    )
 
 
 class StrengthConfig(StageConfig):
     """Voting of the ensemble [RM eq. 4]."""
 
     mode: Literal["in_sample", "cross_fitted"] = Field(
-        "in_sample", description="Whether a member may vote on pairs it was trained on"
+        "in_sample",
+        description="in_sample: members vote on all pairs; cross_fitted: only on pairs they were "
+        "not trained on",
     )
 
 
@@ -59,7 +66,8 @@ class RelabelConfig(StageConfig):
     smoothing: float = Field(0.2, ge=0, lt=0.5, description="Label smoothing alpha (free)")
     smooth: Literal["none", "negative", "not_flipped", "all"] = Field(
         "none",
-        description="Which pairs to smooth; negative: of strength below 0 and not flipped",
+        description="Which pairs get smoothed labels; negative: those of strength below 0 that "
+        "were not flipped",
     )
     margin_scale: Weight = Field(0.0, description="Adaptive margin per unit of strength (free)")
     margin_clip: Weight = Field(0.25, description="Largest adaptive margin (free)")
@@ -191,10 +199,16 @@ class AdvantageModelConfig(StageConfig):
 
     seed: Seed = Field(0, description="Seed of head initialisation and data order")
     train: TrainConfig = TrainConfig(learning_rate=5e-4, batch_size=32)
-    margin: Scale = Field(2.5, description="Bound m of advantage scores [AM: 2.5]")
-    num_policies: Scale = Field(4.0, description="N of eq. 8 (free)")
+    margin: Scale = Field(2.5, description="m, bound of advantage scores [AM: 2.5]")
+    num_policies: Scale = Field(
+        4.0,
+        description="N of [AM eq. 8]; of K behaviour policies, the current one counts 1 - K / N "
+        "(free)",
+    )
     use_importance_weights: bool = Field(
-        False, description="Weigh by policy over the K policies that wrote the comparisons"
+        False,
+        description="Use the likelihood ratios of the policy to the K policies that wrote the "
+        "answers [AM eq. 8]",
     )
     log_ratio_clip: Scale = Field(2.0, description="Clip of the log importance ratio (free)")
 

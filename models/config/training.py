@@ -71,18 +71,20 @@ class ZeroConfig(StageConfig):
     """DeepSpeed's ZeRO: ranks hold a part each of what they would all hold the whole of."""
 
     stage: Literal[1, 2, 3] = Field(
-        2, description="Apart are the optimiser's state (1), gradients too (2), parameters too (3)"
+        2,
+        description="What is partitioned over ranks: optimizer state (1), also gradients (2), also "
+        "parameters (3)",
     )
     offload: bool = Field(
-        False, description="Keep the optimiser's state, and apart parameters, in the host's memory"
+        False, description="Keep optimizer state, and in stage 3 parameters, in the host's memory"
     )
 
 
 class LoraConfig(StageConfig):
     """Low-rank adapters that learn in place of weights, and are merged into them in the end."""
 
-    rank: int = Field(16, gt=0, le=65_536, description="Rank of what is added to a weight")
-    alpha: Scale = Field(32.0, description="It is added alpha / rank times")
+    rank: int = Field(16, gt=0, le=65_536, description="Rank of the low-rank update of a weight")
+    alpha: Scale = Field(32.0, description="The update is scaled by alpha / rank")
 
 
 class TrainerConfig(StageConfig):
@@ -104,7 +106,9 @@ class TrainerConfig(StageConfig):
         None, description="Train low-rank adapters of these layers; none trains their weights"
     )
     gradient_checkpointing: bool = Field(
-        False, description="Keep of each layer its input only, and run it again for the gradient"
+        False,
+        description="Recompute each layer's activations in the backward pass; less memory, more "
+        "time",
     )
     precision: Precision = Field(
         "float32",
@@ -196,5 +200,7 @@ class SFTConfig(StageConfig):
 
     seed: Seed = Field(0, description="Seed of initialisation and order")
     model: ModelConfig = ModelConfig()
-    fine_tune: bool = Field(True, description="Train at all; else the base model as it is")
+    fine_tune: bool = Field(
+        True, description="Whether to train; if not, the base model is used as it is"
+    )
     train: TrainConfig = TrainConfig(learning_rate=2e-3, num_epochs=6, batch_size=64)
