@@ -17,7 +17,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from models.engine import checkpoint, devices, launcher, ranks, signals
 
@@ -105,5 +105,22 @@ def _is_asked_for(variable: str) -> bool:
     return value == "1"
 
 
+def _run_as_rank(job_path: str) -> NoReturn:
+    """Run a launched rank's part of the job, and end without tearing down what is loaded.
+
+    Threads of torch.distributed may still be there then, and end the process with SIGABRT.
+    """
+    code: Any = 0
+    try:
+        main(job_path)
+    except SystemExit as end:
+        code = end.code
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
 if __name__ == "__main__":
+    if launcher.is_rank():
+        _run_as_rank(sys.argv[1])
     main(sys.argv[1])
