@@ -1,4 +1,4 @@
-"""What all flows of Trimtab are: Prefect's, whose parameters are values.
+"""Trimtab's flows: Prefect's own, but their parameters are plain values and no blocks.
 
 Prefect reads the block that a parameter names ({"$ref": ...}), whichever it is, with the login of
 the run's process, before the flow begins; the message about a mistake then holds what is in it.
@@ -19,14 +19,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class FlowOfValues(Flow[P, R]):
-    """A flow whose parameters name no block."""
+class PlainParametersFlow(Flow[P, R]):
+    """A flow that refuses references to blocks in its parameters."""
 
     def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
         """As Prefect's own; ParameterTypeError where a parameter refers to a block."""
         for name, value in parameters.items():
-            if _refers(value):
-                raise ParameterTypeError(f"{name}: found a reference ($ref); allowed: values")
+            if _has_reference(value):
+                raise ParameterTypeError(
+                    f"{name}: found a reference to a block ($ref); allowed: plain values"
+                )
         return super().validate_parameters(parameters)
 
 
@@ -34,12 +36,14 @@ def flow(name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
     """Make a function a flow, with the run's name and the task runner of them all."""
 
     def made(function: Callable[P, R]) -> Flow[P, R]:
-        return FlowOfValues(function, name=name, flow_run_name=run_name, task_runner=task_runner())
+        return PlainParametersFlow(
+            function, name=name, flow_run_name=run_name, task_runner=task_runner()
+        )
 
     return made
 
 
-def _refers(value: Any) -> bool:
+def _has_reference(value: Any) -> bool:
     if isinstance(value, dict):
-        return "$ref" in value or any(map(_refers, value.values()))
-    return isinstance(value, list | tuple) and any(map(_refers, value))
+        return "$ref" in value or any(map(_has_reference, value.values()))
+    return isinstance(value, list | tuple) and any(map(_has_reference, value))

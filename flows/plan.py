@@ -6,7 +6,7 @@ stages, roles, configurations and inputs that a run would have, whatever becomes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -81,9 +81,13 @@ class Plan:
             yield list(rows)
 
     def needed(self, row: PlanRow) -> int:
-        """Bytes of a device for a stage at its peak: tensors, and what a process takes beside."""
-        of_tensors = row.work.peak[1].total if self.machine.has_gpus else row.work.needed
-        return of_tensors + self.machine.beside(row.work.num_ranks)
+        """Bytes of a device that a stage takes at its peak: tensors and overhead."""
+        tensors = row.work.peak[1].total if self.machine.has_gpus else row.work.needed
+        return tensors + self.machine.overhead(row.work.num_ranks)
+
+    def largest_at_once(self, rows: Sequence[PlanRow]) -> list[PlanRow]:
+        """Of stages that may run at once, those that share one device and take most of it."""
+        return sorted(rows, key=self.needed, reverse=True)[: self.machine.slots]
 
     def too_large(self) -> str | None:
         """The first stage that the machine cannot hold even alone, in words; None: it holds each.

@@ -45,7 +45,7 @@ def plan_text(plan: Plan, notes: Sequence[str] = ()) -> str:
         "Work. Stages of one step can run at once; tokens are upper bounds.\n" + _work_table(plan),
         "Memory of one process at its peak, predicted.\n" + _memory_table(plan),
         "Machine\n" + bullets(_machine(plan)),
-        "Warnings\n" + bullets([*notes, *(_warnings(plan) or [_room_left(plan)])]),
+        "Warnings\n" + bullets([*notes, *(_warnings(plan) or [_largest_need(plan)])]),
         "Assumptions\n" + bullets(_assumptions(plan)),
     ]
     return "\n\n".join(parts)
@@ -97,11 +97,12 @@ def _by_peak(rows: Iterable[PlanRow]) -> list[list[PlanRow]]:
 
 def _machine(plan: Plan) -> list[str]:
     machine = plan.machine
-    alone, several = size(machine.beside(1)), size(machine.beside(2))
-    beside = f"{alone} ({several} where ranks add up)" if machine.has_gpus else alone
+    overhead = size(machine.overhead(1))
+    if machine.has_gpus:
+        overhead += f" (with several ranks {size(machine.overhead(2))})"
     lines = [
-        f"Held against: {machine}. A process is taken to need {beside} beside its tensors, "
-        f"and {size(machine.margin)} (a tenth) to be left over.",
+        f"Held against: {machine}. Overhead of a process: {overhead}. Margin that should stay "
+        f"free: {size(machine.margin)}, a tenth.",
         THIS_BUILD,
     ]
     if not machine.has_gpus:
@@ -126,30 +127,25 @@ def _warnings(plan: Plan) -> list[str]:
     return [line for rows in plan.parallel for line in _too_large_together(plan, rows)]
 
 
-def _room_left(plan: Plan) -> str:
-    """What the stages leave that need most."""
-    groups = [[row] for row in plan.rows if row.work.phases]
-    if not plan.machine.has_gpus:
-        groups = [
-            sorted(rows, key=plan.needed, reverse=True)[: plan.machine.slots]
-            for rows in plan.parallel
-        ]
+def _largest_need(plan: Plan) -> str:
+    """The stages that take most of a device, and what they leave free."""
+    groups = [plan.largest_at_once(rows) for rows in plan.parallel]
     if not groups:
         return "no stage has a model"
-    most = max(groups, key=lambda rows: sum(map(plan.needed, rows)))
-    left = plan.machine.memory - sum(map(plan.needed, most))
-    where = "a GPU's " if plan.machine.has_gpus else "this computer's "
+    needed, largest = max(
+        ((sum(map(plan.needed, rows)), rows) for rows in groups), key=lambda group: group[0]
+    )
+    where = "a GPU's" if plan.machine.has_gpus else "this computer's"
     return (
-        f"memory: the most is {size(plan.machine.memory - left)} ({_names(most)}), which leaves "
-        f"{size(left)} of {where}{size(plan.machine.memory)}"
+        f"memory: at most {size(needed)} ({_names(largest)}) of {where} "
+        f"{size(plan.machine.memory)}, {size(plan.machine.memory - needed)} stay free"
     )
 
 
 def _too_large_for_a_gpu(plan: Plan) -> list[str]:
     lines = []
     for same in _by_peak(plan.rows):
-        phase, _ = same[0].work.peak
-        ranks = same[0].work.num_ranks
+        phase, ranks = same[0].work.peak[0], same[0].work.num_ranks
         if ranks > plan.machine.num_devices:
             lines.append(
                 f"TOO FEW GPUS: {_names(same)}. Its {ranks} ranks (num_ranks) take one each, there "
@@ -171,9 +167,8 @@ def _too_large_for_a_gpu(plan: Plan) -> list[str]:
 
 
 def _too_large_together(plan: Plan, rows: list[PlanRow]) -> list[str]:
-    by_size = sorted(rows, key=lambda row: row.work.needed, reverse=True)
-    at_once = by_size[: plan.machine.slots]
-    needed = sum(plan.needed(row) for row in at_once)
+    at_once = plan.largest_at_once(rows)
+    needed = sum(map(plan.needed, at_once))
     if needed <= plan.machine.memory - plan.machine.margin:
         return []
     verdict = "CLOSE" if needed <= plan.machine.memory else "DOES NOT FIT"
@@ -196,7 +191,7 @@ def _remedy(plan: Plan, row: PlanRow) -> str:
         return f"It is in parts already: more ranks, a higher stage of ZeRO, {smaller}"
     works = {stage: row.in_parts(stage, gpus) for stage in (1, 2, 3)}
     parts = {stage: work.peak for stage, work in works.items() if work is not None}
-    room = plan.machine.memory - plan.machine.beside(gpus)
+    room = plan.machine.memory - plan.machine.overhead(gpus)
     prefix = "" if trainer is row.stage.config else "train."
     whole = "" if trainer.optimiser == "adamw" else f" {prefix}optimiser=adamw"
     for stage, (_, memory) in parts.items():
@@ -227,9 +222,9 @@ def _assumptions(plan: Plan) -> list[str]:
         "activations are kept whole where gradient_checkpointing is off; attention is fused (its "
         f"scores are not kept); without gradient up to {limits.PASS_TOKENS:,} tokens pass at once "
         f"and generation caches up to {limits.CACHE_TOKENS:,}, which no setting changes",
-        "not measured on a GPU: what a process takes beside its tensors. Not counted, for which "
-        "the margin is: slack of the allocator (of activations up to two fifths, measured on CPU), "
-        "the sentence encoder of rehearsal",
+        "the overhead of a process on a GPU is estimated, not measured. Left to the margin: "
+        "fragmentation (of activations up to two fifths, measured on CPU), the sentence encoder of "
+        "rehearsal",
     ]
     if any(row.stage.stage == "lower_states" for row in plan.rows):
         lines.append(
@@ -245,8 +240,8 @@ def _assumptions(plan: Plan) -> list[str]:
             "ZeRO over n GPUs: stage 1 keeps 1/n of Adam's state on each, with a copy of that part "
             "of the weights (counted under Adam), 2 also 1/n of the gradients, 3 also of the "
             "weights, frozen ones included; each GPU has a micro batch of its own. A model is "
-            "loaded whole before it is taken apart, and one of PPO is gathered whole to sample or "
-            "to score"
+            "loaded whole on each rank before it is partitioned, and a model of PPO is gathered "
+            "whole to sample or to score"
         )
     return lines
 

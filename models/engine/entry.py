@@ -106,18 +106,18 @@ def _is_asked_for(variable: str) -> bool:
 
 
 def _run_as_rank(job_path: str) -> NoReturn:
-    """Run a launched rank's part of the job, and end without tearing down what is loaded.
+    """Run the job in a rank that DeepSpeed's launcher started, and skip the interpreter's teardown.
 
-    Threads of torch.distributed may still be there then, and end the process with SIGABRT.
+    There a thread of torch.distributed that was still running once ended a rank with SIGABRT.
     """
-    code: Any = 0
+    code = 0
     try:
         main(job_path)
     except SystemExit as end:
-        code = end.code
+        code = int(end.code or 0)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os._exit(code if isinstance(code, int) else int(code is not None))
+    os._exit(code)
 
 
 if __name__ == "__main__":

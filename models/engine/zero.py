@@ -78,7 +78,7 @@ class ZeroLearner:
         self.shapes = {name: parameter.shape for name, parameter in self.trained.items()}
         optimiser = adamw(model, weight_decay)
         self.groups = optimiser.state_dict()["param_groups"]
-        self.attributes = {module: set(vars(module)) for module in model.modules()}
+        self.own_attributes = {module: set(vars(module)) for module in model.modules()}
         _start_deepspeed()
         self.engine, *_ = deepspeed.initialize(
             model=_Loss(model, loss_function),
@@ -131,9 +131,9 @@ class ZeroLearner:
         }
 
     def finish(self) -> None:
-        values = self._whole_values()
+        values = self._gathered_parameters()
         self.engine.destroy()
-        self._empty_what_deepspeed_keeps()
+        self._release_deepspeed_references()
         del self.engine
         self.trained = {}
         if ranks.is_first():
@@ -142,7 +142,7 @@ class ZeroLearner:
         if ranks.is_first():
             self.model.to(torch.get_default_device())
 
-    def _whole_values(self) -> dict[str, Tensor]:
+    def _gathered_parameters(self) -> dict[str, Tensor]:
         """All parameters in the first rank's host, nothing on others."""
         trained = {
             name: self._whole(name, safe_get_full_fp32_param(parameter))
@@ -155,12 +155,12 @@ class ZeroLearner:
                     frozen[name] = _copy(parameter)
         return {**trained, **frozen}
 
-    def _empty_what_deepspeed_keeps(self) -> None:
-        """Its globals keep modules and stage 3's coordinator for good, and so all that it held."""
+    def _release_deepspeed_references(self) -> None:
+        """DeepSpeed's globals keep modules and stage 3's coordinator, and so all their tensors."""
         if self.stage == 3:
             vars(self.engine.optimizer.parameter_offload.param_coordinator).clear()
         vars(self.engine.module).clear()
-        for module, own in self.attributes.items():
+        for module, own in self.own_attributes.items():
             module._parameters = getattr(module, "_original_parameters", module._parameters)
             for name in vars(module).keys() - own:
                 delattr(module, name)

@@ -14,7 +14,7 @@ from models.judging.constitutions import MAX_CHARACTERS
 from models.judging.rubrics import load_questions
 from models.planning.judging import CHARACTERS_PER_TOKEN
 from models.planning.shapes import shape_of
-from models.planning.supervised import Examples, num_steps, training
+from models.planning.supervised import Examples, loading_and_training, num_steps
 from models.planning.work import Setting, Work, sampling_phase, trained_parameters
 
 
@@ -73,7 +73,7 @@ def constitutional_sft(config: ConstitutionalSFTConfig, setting: Setting) -> Wor
         optimiser_steps=num_steps(train, count),
         trained_tokens=train.num_epochs * count * row,
         parameters=trained_parameters(setting.shape, train, parameters),
-        phases={"training": training(train, setting, parameters, examples)},
+        phases=loading_and_training(train, setting, parameters, examples),
     )
 
 

@@ -6,13 +6,13 @@ import os
 from dataclasses import dataclass
 
 GIB = 2**30
-# What a process takes beside its tensors, in bytes, estimated: on a GPU the CUDA context with its
-# kernels and cuBLAS's workspace, and the buffers of NCCL where ranks add up; else Python and its
-# libraries.
-CONTEXT = 3 * GIB // 2
-MESSAGES = 3 * GIB // 2
-INTERPRETER = 2 * GIB // 5
-# Share of a device's memory that a plan leaves free: holes of the allocator, and what is estimated.
+# Overhead of a process in bytes. On a GPU, estimated and not measured: the CUDA context with its
+# kernels and cuBLAS's workspace; with several ranks also NCCL's buffers. On a CPU, measured: Python
+# and its libraries.
+CUDA_CONTEXT = 3 * GIB // 2
+NCCL_BUFFERS = 3 * GIB // 2
+PYTHON_PROCESS = 2 * GIB // 5
+# Share of a device's memory that should stay free: for fragmentation, and errors of the estimates.
 MARGIN = 0.1
 
 
@@ -39,15 +39,15 @@ class Machine:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return cls(1, memory, max_parallel, False)
 
-    def beside(self, num_ranks: int) -> int:
-        """Bytes that a device holds for a stage of so many ranks beside their tensors."""
+    def overhead(self, num_ranks: int) -> int:
+        """Bytes of a device that a stage's processes take in addition to their tensors."""
         if not self.has_gpus:
-            return INTERPRETER * num_ranks
-        return CONTEXT + MESSAGES * (num_ranks > 1)
+            return PYTHON_PROCESS * num_ranks
+        return CUDA_CONTEXT + NCCL_BUFFERS * (num_ranks > 1)
 
     @property
     def margin(self) -> int:
-        """Bytes of a device below which what is left is too little to say that something fits."""
+        """Bytes of a device that should stay free; with less a stage is said to be close."""
         return round(MARGIN * self.memory)
 
     def __str__(self) -> str:

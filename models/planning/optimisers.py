@@ -15,7 +15,7 @@ from models.config.policy import (
     RejectionSamplingConfig,
     RestConfig,
 )
-from models.planning.supervised import Examples, num_steps, pair_row, training
+from models.planning.supervised import Examples, loading_and_training, num_steps, pair_row
 from models.planning.work import (
     Setting,
     Work,
@@ -130,19 +130,20 @@ def _policy_work(
     train, parameters, count = config.train, setting.shape.policy_parameters, max(parts)
     steps = sum(num_steps(train, count) for count in parts)
     examples = Examples(count, row, count * row, responses, repeated)
-    phases = [training(train, setting, parameters, examples)]
+    phases = loading_and_training(train, setting, parameters, examples)
     replayed = 0
     if setting.has_rehearsal and config.rehearsal_coef > 0:
         drawn, longest = config.rehearsal_batch, setting.amounts.dialogue_tokens
         replayed = drawn * longest
         again = train.model_copy(update={"batch_size": drawn})
         rehearsed = Examples(drawn, longest, replayed, longest)
-        phases.append(training(again, setting, parameters, rehearsed))
+        rehearsing = loading_and_training(again, setting, parameters, rehearsed)["training"]
+        phases["training"] = max(phases["training"], rehearsing, key=lambda phase: phase.total)
     return Work(
         examples=count,
         num_ranks=train.ranks,
         optimiser_steps=steps,
         trained_tokens=train.num_epochs * sum(parts) * row + steps * replayed,
         parameters=trained_parameters(setting.shape, train, parameters),
-        phases={"training": max(phases, key=lambda phase: phase.total)},
+        phases=phases,
     )

@@ -51,31 +51,11 @@ class Examples:
     passes: int = 1
 
 
-def training(
-    train: TrainConfig, setting: Setting, num_parameters: int, examples: Examples
-) -> Memory:
-    """What one of the stage's ranks holds while it trains; see `training_phase`."""
-    whole = _training(train, setting, num_parameters, examples)
-    return whole if train.zero is None else whole.part(train.zero.stage, train.ranks)
-
-
 def loading_and_training(
     train: TrainConfig, setting: Setting, num_parameters: int, examples: Examples
 ) -> dict[str, Memory]:
     """What one of the stage's ranks holds while the model is loaded, and while it trains."""
-    whole = _training(train, setting, num_parameters, examples)
-    stage = 0 if train.zero is None else train.zero.stage
-    return {
-        "loading": whole.loading(stage, train.ranks),
-        "training": training(train, setting, num_parameters, examples),
-    }
-
-
-def _training(
-    train: TrainConfig, setting: Setting, num_parameters: int, examples: Examples
-) -> Memory:
-    """Of a rank that holds the whole of everything."""
-    memory = training_phase(
+    whole = training_phase(
         setting,
         num_parameters,
         train,
@@ -85,9 +65,14 @@ def _training(
         examples.repeated,
         examples.passes,
     )
-    # Gradients are added up in a bucket, when there are no activations.
-    bucket = min(memory.gradients, FLOAT_BYTES * limits.BUCKET) if train.ranks > 1 else 0
-    return replace(memory, activations=max(memory.activations, bucket))
+    if train.ranks > 1:
+        # Gradients are added up in a bucket, when there are no activations.
+        bucket = min(whole.gradients, FLOAT_BYTES * limits.BUCKET)
+        whole = replace(whole, activations=max(whole.activations, bucket))
+    if train.zero is None:
+        return {"loading": whole.loading(0, 1), "training": whole}
+    stage, ranks = train.zero.stage, train.ranks
+    return {"loading": whole.loading(stage, ranks), "training": whole.part(stage, ranks)}
 
 
 def sft(config: SFTConfig, setting: Setting) -> Work:

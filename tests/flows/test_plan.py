@@ -10,7 +10,7 @@ from flows.plan import Plan, make_plan
 from flows.plan_layout import size
 from flows.plan_text import plan_text
 from flows.recipes import MACHINES, recipe_named
-from models.planning.machine import GIB, INTERPRETER, Machine
+from models.planning.machine import GIB, PYTHON_PROCESS, Machine
 
 ROOT = Path(__file__).parents[2]
 LARGE = Machine(1, 10**15, 2, False)
@@ -166,15 +166,18 @@ def test_real_data_has_one_stage_in_two_roles(tmp_path: Path) -> None:
 
 
 def test_a_small_computer_is_warned_of_what_runs_at_once() -> None:
-    one = max(row.work.peak[1].total for row in _plan("smoke").rows) + INTERPRETER
+    one = max(row.work.peak[1].total for row in _plan("smoke").rows) + PYTHON_PROCESS
     for memory, verdict in ((one - 1, "DOES NOT FIT"), (one, "CLOSE"), (2 * one, "memory")):
         text = " ".join(plan_text(_plan("smoke", machine=Machine(1, memory, 1, False))).split())
         assert f"- {verdict}: preferences:" in text or verdict == "memory"
-    assert f"- memory: the most is {size(one)} (preferences), which leaves {size(one)} of" in text
+    assert (
+        f"- memory: at most {size(one)} (preferences) of this computer's {size(2 * one)}, "
+        f"{size(one)} stay free"
+    ) in text
     # Two members run at once, and the largest two stages of a step share the memory.
     member = next(row for row in _plan("smoke").rows if row.name == "member_0").work.peak[1]
     for spare, is_warned in ((0, False), (-1, True)):
-        machine = Machine(1, 2 * (member.total + INTERPRETER) + spare, 2, False)
+        machine = Machine(1, 2 * (member.total + PYTHON_PROCESS) + spare, 2, False)
         text = plan_text(_plan("smoke", machine=machine))
         assert ("DOES NOT FIT: member_0…1:" in text) == is_warned
 
@@ -204,7 +207,7 @@ def test_gpus_are_given_one_trainer_each_and_what_is_too_large_is_named() -> Non
     assert "num_ranks=8 zero.stage=3 optimiser=adamw" in " ".join(plan_text(eight).split())
     # A model of 135 million parameters fits on one such GPU.
     small = plan_text(_plan("hh-7b", "sft.model.base=smollm2-135m-instruct", machine=plan.machine))
-    assert "memory: the most is" in small
+    assert "memory: at most" in small
 
 
 def test_more_ranks_than_gpus_are_named() -> None:

@@ -92,15 +92,15 @@ def _patched(
     owner: Any,
     name: str,
     before: Callable[[], None] = lambda: None,
-    behind: Callable[..., None] = lambda *_: None,
+    after: Callable[..., None] = lambda *_: None,
 ) -> None:
-    """Let a function of a module or class be surrounded by others; `behind` gets what it gets."""
+    """Let a function of a module or class be surrounded by others; `after` gets what it gets."""
     plain = getattr(owner, name)
 
     def surrounded(*args: Any, **kwargs: Any) -> Any:
         before()
         result = plain(*args, **kwargs)
-        behind(*args)
+        after(*args)
         return result
 
     setattr(owner, name, surrounded)
@@ -123,7 +123,7 @@ def _mark(tracker: LiveBytes) -> None:
     for owner in owners:
         for name in _LOADERS:
             if hasattr(owner, name):
-                _patched(owner, name, behind=lambda *_: tracker.note_all())
+                _patched(owner, name, after=lambda *_: tracker.note_all())
     starts: tuple[tuple[Any, str, str], ...] = (
         (meta_rm, "_sample_meta_set", "sampling"),
         (meta_rm, "spreads", "scoring"),
@@ -158,7 +158,7 @@ def _leave_out(tracker: LiveBytes, uses_zero: bool) -> None:
         _patched(
             zero,
             "_replace_parameters",
-            behind=lambda model, _: tracker.count_again(model.parameters()),
+            after=lambda model, _: tracker.count_again(model.parameters()),
         )
 
 
@@ -178,7 +178,7 @@ def main(job_path: str) -> None:
         _leave_out(tracker, trainer["zero"] is not None)
         tracker.__enter__()
 
-    _patched(entry, "_make_deterministic", behind=lambda *_: begin())
+    _patched(entry, "_make_deterministic", after=lambda *_: begin())
     try:
         entry.main(job_path)
     finally:

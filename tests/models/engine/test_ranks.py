@@ -200,3 +200,23 @@ def test_launched_ranks_add_up_in_messages_of_a_size(monkeypatch: pytest.MonkeyP
     assert messages == [5, 5, 5, 1]
     assert [tensor.sum().item() for tensor in tensors] == [132, 14, 6]
     assert tensors[0].tolist() == (2 * torch.arange(12.0)).view(3, 4).tolist()
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"), [("pass", 0), ("raise SystemExit(75)", 75), ("raise ValueError('x')", 1)]
+)
+def test_a_launched_rank_ends_as_its_job_did_whatever_the_teardown_would_do(
+    ending: str, code: int
+) -> None:
+    program = (
+        "import atexit, os\n"
+        "from models.engine import entry\n"
+        "def main(job_path):\n"
+        f"    {'' if code == 1 else 'atexit.register(os.abort)'}\n"
+        f"    {ending}\n"
+        "entry.main = main\n"
+        "entry._run_as_rank('job.json')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert ("ValueError: x" in done.stderr) == (code == 1)

@@ -49,7 +49,7 @@ def test_dpo_passes_the_reference_once_and_holds_one_model_while_it_trains() -> 
     assert (training.weights, training.optimiser, training.frozen) == (4 * POLICY, 8 * POLICY, 0)
     assert work.phases["reference"].frozen == 2 * 4 * POLICY
     without = _work("cpl", CPLConfig(train=TRAIN))
-    assert (without.forward_tokens, set(without.phases)) == (0, {"training"})
+    assert (without.forward_tokens, set(without.phases)) == (0, {"loading", "training"})
     assert without.phases["training"] == training
 
 
@@ -59,6 +59,9 @@ def test_zero_and_lora_reach_the_plan() -> None:
     # A quarter of four bytes a parameter each; weights that are whole at a time, and a bucket.
     assert apart.weights == POLICY + 4 * POLICY
     assert apart.gradients == POLICY + 4 * limits.ZERO_BUCKET
+    # Whole, with the parts of all, while it is loaded.
+    assert _work("dpo", DPOConfig(train=zero)).phases["loading"].total >= 4 * POLICY + POLICY
+    assert _work("cpl", CPLConfig(train=TRAIN)).phases["loading"].total == 4 * POLICY
     lora = TRAIN.model_copy(update={"lora": LoraConfig(rank=8)})
     work = _work("cpl", CPLConfig(train=lora))
     assert work.parameters == SHAPE.adapter_parameters(8)
