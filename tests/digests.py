@@ -1,7 +1,7 @@
 """What the artifacts of a store contain, held against those that other code has made.
 
-    python -m tests.digests .trimtab/artifacts > before.json
-    python -m tests.digests .trimtab/artifacts --against before.json
+    python -m tests.digests .trimtab/store/artifacts > before.json
+    python -m tests.digests .trimtab/store/artifacts --against before.json
 
 A change of structure changes stage keys, which code counts for, and must change no content. Files
 are compared by stage, name and sha256, without telemetry (wall-clock times). Reports, audits and
@@ -56,7 +56,7 @@ def main() -> int:
     """Print contents as JSON, or what differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "artifacts", type=Path, help="folder of a store, such as .trimtab/artifacts"
+        "artifacts", type=Path, help="folder of a store, such as .trimtab/store/artifacts"
     )
     parser.add_argument("--against", type=Path, help="what an earlier call printed")
     options = parser.parse_args()
