@@ -19,15 +19,7 @@ from flows.config import RunConfig, check_layers, sections_of
 from infra.fetch import is_remote
 from models.config.judge import ChatModelConfig
 from models.config.training import TrainerConfig
-from models.judging.constitutions import (
-    PACKAGED,
-    ConstitutionError,
-    load_constitution,
-    parse_constitution,
-)
-from models.packages import folder_of, installation_of
-from models.planning.shapes import PlanError, shape_of
-from models.preferences import (
+from models.data import (
     BadRow,
     Look,
     PreferenceDataError,
@@ -40,8 +32,16 @@ from models.preferences import (
     read_review,
     split_pairs,
 )
-from models.preferences.errors import SOURCE_REASONS
-from models.preferences.readers import looks_like_hub_id
+from models.data.problems import SOURCE_REASONS
+from models.data.readers import looks_like_hub_id
+from models.estimates.shapes import PlanError, shape_of
+from models.judge.constitutions import (
+    PACKAGED,
+    ConstitutionError,
+    load_constitution,
+    parse_constitution,
+)
+from models.packages import folder_of, installation_of
 
 # Of each source: read in well under a second.
 MOST_ROWS = 5000

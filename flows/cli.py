@@ -97,7 +97,7 @@ def _report(options: argparse.Namespace, settings: Settings) -> int:
 
 def _compare(options: argparse.Namespace, settings: Settings) -> int:
     from infra.report_folders import run_of
-    from models.report.compare import comparison
+    from models.reporting.run_tables import comparison
 
     folders = [settings.home / "reports" / name for name in options.runs]
     missing = [folder for folder in folders if not (folder / "scorecard.json").is_file()]

@@ -29,7 +29,7 @@ from flows.recipes import RECIPES
 from infra.fetch import digest_of, is_remote
 from infra.report_folders import NameTakenError, check_owner
 from infra.settings import Settings
-from models.judging.constitutions import PACKAGED
+from models.judge.constitutions import PACKAGED
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._=+-]*$"
 MAX_NAME = 150

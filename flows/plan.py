@@ -19,11 +19,11 @@ from flows.plan_layout import size
 from flows.planned_run import PlannedRun, PlannedStage, stages_in
 from flows.run import Run
 from models.config.training import TrainerConfig
-from models.planning.amounts import Amounts, of_preferences, of_world
-from models.planning.machine import Machine
-from models.planning.shapes import ModelShape, shape_of
-from models.planning.stages import work_of
-from models.planning.work import Setting, Work
+from models.estimates.amounts import Amounts, of_preferences, of_world
+from models.estimates.machine import Machine
+from models.estimates.shapes import ModelShape, shape_of
+from models.estimates.stages import work_of
+from models.estimates.work import Setting, Work
 
 FLOWS: dict[str, Callable[[Run], Any]] = {
     "rlhf": experiment,
@@ -106,7 +106,7 @@ class Plan:
 def make_plan(config: RunConfig, flow: str, machine: Machine, num_seeds: int = 1) -> Plan:
     """The plan of `config`, the first of so many seeds, under a flow of FLOWS.
 
-    Raises models.planning.shapes.PlanError where the model's size or the data cannot be told.
+    Raises models.estimates.shapes.PlanError where the model's size or the data cannot be told.
     """
     run = PlannedRun(config)
     FLOWS[flow](run)

@@ -10,7 +10,7 @@ from flows.plan import Plan, PlanRow
 from flows.plan_layout import bullets, count, names, size, table, tokens
 from models import limits
 from models.config.training import trainer_of
-from models.planning.memory import FLOAT_BYTES
+from models.estimates.memory import FLOAT_BYTES
 
 WORK_HEADER = ("step", "role", "stage", "examples", "steps", "sampled", "forward", "trained")
 MEMORY_HEADER = (

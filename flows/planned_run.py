@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.run import Run
-from models.records import ArtifactRef
+from models.data.records import ArtifactRef
 from tasks.stage import StageResult
 
 

@@ -26,7 +26,7 @@ from models.config.reward import (
     RewardModelConfig,
 )
 from models.config.training import ModelConfig, SFTConfig, TrainConfig
-from models.planning.machine import Machine
+from models.estimates.machine import Machine
 
 # Instructions of HIR in words that the synthetic world has.
 GRADES = ("zero", "ten")

@@ -13,7 +13,7 @@ from infra.settings import Settings
 
 if TYPE_CHECKING:
     from flows.config import RunConfig
-    from models.planning.machine import Machine
+    from models.estimates.machine import Machine
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -75,8 +75,8 @@ def dry_run(config: RunConfig, options: argparse.Namespace, settings: Settings) 
     from flows.plan import make_plan
     from flows.plan_text import plan_text
     from flows.recipes import MACHINES
-    from models.planning.machine import Machine
-    from models.planning.shapes import PlanError
+    from models.estimates.machine import Machine
+    from models.estimates.shapes import PlanError
 
     machine = MACHINES.get(options.recipe) or _this_host(settings)
     if options.gpus is not None:
@@ -106,8 +106,8 @@ def refuse_too_large(config: RunConfig, options: argparse.Namespace, settings: S
     """
     from flows.config import ConfigError
     from flows.plan import make_plan
-    from models.planning.machine import Machine
-    from models.planning.shapes import PlanError
+    from models.estimates.machine import Machine
+    from models.estimates.shapes import PlanError
 
     uncounted = config.preferences.model_copy(
         update={"sources": ("s3://not-counted",), "demonstrations": ()}
@@ -130,7 +130,7 @@ def refuse_too_large(config: RunConfig, options: argparse.Namespace, settings: S
 
 def _this_host(settings: Settings) -> Machine | None:
     """The machine at hand; none where the memory of its GPUs cannot be told."""
-    from models.planning.machine import GIB, Machine
+    from models.estimates.machine import GIB, Machine
 
     if not settings.gpus:
         return Machine.this_computer(settings.max_parallel)

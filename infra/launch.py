@@ -20,8 +20,8 @@ from infra.environment import of_trainers
 from infra.tail import LineTail, last_lines, raised
 from infra.warm_client import Job, ServerGoneError, child_env, warm_server
 
-ENTRY = "models.engine.entry"
-PRELOAD = "models.engine.preload"
+ENTRY = "models.training.entry"
+PRELOAD = "models.training.preload"
 EXIT_STOPPED = 75  # EX_TEMPFAIL: the trainer was asked to stop, and left a checkpoint
 EXIT_RANK_KILLED = 256 - signal.SIGKILL  # DeepSpeed's launcher, where one of its ranks was killed
 LOG_NAME = "trainer.log"

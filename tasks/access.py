@@ -15,9 +15,9 @@ from pydantic import BaseModel
 
 from infra.access import Access, AccessError
 from models.config.judge import EndpointConfig
-from models.judging.addresses import CONFINED_VARIABLE, NETWORKS_VARIABLE
-from models.judging.constitutions import PACKAGED
-from models.preferences.readers import SUFFIXES
+from models.data.readers import SUFFIXES
+from models.judge.addresses import CONFINED_VARIABLE, NETWORKS_VARIABLE
+from models.judge.constitutions import PACKAGED
 
 # Every field of a configuration that names a place, and what lies there. A test holds this against
 # all fields that are texts.

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from infra.settings import Settings
 from infra.tracking import TrackedRun
 from models.config.training import TrainerConfig, trainer_of
-from models.records import ArtifactRef
+from models.data.records import ArtifactRef
 from tasks.access import demand_access, environment_of_trainers
 from tasks.code_version import read_sources
 from tasks.gpu_slots import gpu_slots

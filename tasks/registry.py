@@ -16,7 +16,7 @@ from prefect import task
 from prefect.artifacts import create_link_artifact
 
 from infra.registry import Registry, Version
-from models.records import ArtifactRef
+from models.data.records import ArtifactRef
 from tasks.kinds import may_pass
 from tasks.notices import PROMOTED, tell
 from tasks.perform import base_context, flow_run_tags

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import task
 
 from models.config.reward import RelabelConfig
-from models.records import ArtifactRef
+from models.data.records import ArtifactRef
 from tasks.kinds import CPU
 from tasks.perform import perform
 from tasks.sources import import_source

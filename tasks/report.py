@@ -17,7 +17,7 @@ from infra.report_folders import write_run
 from infra.storage import Store
 from infra.tracking import TrackedRun
 from models.config.reporting import LineageEntry, ReportConfig
-from models.row_account import RowAccount
+from models.data.row_account import RowAccount
 from tasks.kinds import CPU
 from tasks.perform import base_context, perform
 from tasks.stage import StageResult

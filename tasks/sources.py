@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from infra.fetch import FetchError, digest_of, fetch
-from models.judging.constitutions import PACKAGED, load_constitution
-from models.preferences.readers import SUFFIXES
-from models.records import ArtifactRef
+from models.data.readers import SUFFIXES
+from models.data.records import ArtifactRef
+from models.judge.constitutions import PACKAGED, load_constitution
 from tasks.access import limits
 from tasks.perform import base_context
 
@@ -46,7 +46,7 @@ def import_source(source: str, check: Callable[[Path], object] | None = None) ->
 def import_constitution(name: str | None) -> dict[str, ArtifactRef]:
     """A constitution of one's own under the name of the input it is; no input for a packaged one.
 
-    Raises models.judging.constitutions.ConstitutionError, and as above.
+    Raises models.judge.constitutions.ConstitutionError, and as above.
     """
     if name is None or name in PACKAGED:
         return {}

@@ -32,7 +32,7 @@ from infra.manifest import Manifest, StorageError
 from infra.tail import LineTail
 from infra.tracking import TrackedRun
 from models.config.base import deciding
-from models.records import ArtifactRef
+from models.data.records import ArtifactRef
 from tasks.code_version import library_versions
 from tasks.stage_context import (
     Progress,

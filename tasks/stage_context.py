@@ -12,7 +12,7 @@ from infra.launch import ENTRY, PRELOAD
 from infra.settings import Settings
 from infra.storage import Store, open_store
 from infra.tracking import TrackedRun, Tracking
-from models.records import ArtifactRef
+from models.data.records import ArtifactRef
 from tasks.code_version import ROOT
 
 
@@ -39,7 +39,7 @@ class Progress:
 class Trainers:
     """Where stages are found: their package and its root folder, entry and preload modules."""
 
-    package: str = "models.engine"
+    package: str = "models.stages"
     root: Path = ROOT
     entry: str = ENTRY
     preload: str | None = PRELOAD

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from models.records import ArtifactRef
+from models.data.records import ArtifactRef
 from tasks.code_version import code_version
 from tasks.stage_context import Trainers
 

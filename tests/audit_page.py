@@ -15,11 +15,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from models.audit.packed import weakest_first
-from models.audit.page import write_page
-from models.audit.pairs import AuditedPair
-from models.audit.summary import summarise
 from models.config.reporting import AuditConfig
+from models.reporting.audit.page import write_page
+from models.reporting.audit.pairs import AuditedPair
+from models.reporting.audit.payload import weakest_first
+from models.reporting.audit.summary import summarise
 from tests.browser import Browser, browser
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)> é\u2028"

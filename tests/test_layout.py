@@ -20,11 +20,7 @@ MODULES = [
     for package in PACKAGES
     for module in pkgutil.walk_packages([str(ROOT / package)], f"{package}.")
 ]
-STAGES = [
-    path.stem
-    for path in (ROOT / "models" / "engine").glob("*.py")
-    if "\nCONFIG = " in path.read_text()
-]
+STAGES = [module.name for module in pkgutil.iter_modules([str(ROOT / "models" / "stages")])]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -17,8 +17,8 @@ from models.config.base import (
     require_different,
 )
 
-# The families of `models.world.tasks` hold some 1,269,000 different prompts, and of the family that
-# is held out four times 10,000.
+# The families of `models.synthetic.tasks` hold some 1,269,000 different prompts, and of the family
+# that is held out four times 10,000.
 MOST_PROMPTS = 1_200_000
 
 

@@ -2,6 +2,8 @@
 
 Scorers and critics are `AutoModelForSequenceClassification` folders, so anyone can load them:
 one label is a reward model or critic, two labels are an Advantage Model (reward, expected reward).
+
+Models that come as Python packages, so that a run needs no model hub.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from accelerate.utils import other as accelerate_models
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -23,8 +26,49 @@ from transformers import (
 )
 
 from models.config.training import ModelConfig
-from models.nets.lean_layers import with_lean_layers
-from models.nets.packaged import load_base_policy, load_base_tokenizer
+from models.nets.fused import with_lean_layers
+from models.packages import folder_of
+
+
+def gguf_of(base: str) -> Path | None:
+    """The GGUF file of a packaged model, `None` for any other name.
+
+    Raises ValueError when the package is not installed.
+    """
+    folder = folder_of(base)
+    return None if folder is None else next(folder.glob("*.gguf"))
+
+
+def load_base_policy(base: str) -> PreTrainedModel:
+    """A causal language model in float32 from a packaged model, a folder or a hub id.
+
+    A GGUF file is rebuilt as a plain model, because one loaded from GGUF cannot be saved.
+    """
+    gguf = gguf_of(base)
+    if gguf is None:
+        return AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+    )
+    config = loaded.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    model = LlamaForCausalLM(config)
+    model.load_state_dict(loaded.state_dict())
+    return model
+
+
+def load_base_tokenizer(base: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a packaged model, a folder or a hub id; pad falls back to the end token."""
+    gguf = gguf_of(base)
+    if gguf is None:
+        tokenizer = AutoTokenizer.from_pretrained(base)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
 
 SCORER_LABELS = {1: {0: "reward"}, 2: {0: "reward", 1: "expected_reward"}}
 

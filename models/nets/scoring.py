@@ -10,9 +10,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from models import limits
-from models.nets.lower_layers import hidden_states
 from models.nets.packing import PackedBatch
 from models.nets.token_logprobs import token_logprobs
+from models.nets.trunk import hidden_states
 
 
 def response_scores(model: PreTrainedModel, batch: PackedBatch) -> Tensor:

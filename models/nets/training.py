@@ -16,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from models.config.training import TrainerConfig
-from models.nets.adapters import add_adapters
 from models.nets.attention import packed_attention
 from models.nets.freezing import (
     freeze_lower_layers,
@@ -24,6 +23,7 @@ from models.nets.freezing import (
     num_frozen_layers,
     trained_parameters,
 )
+from models.nets.lora import add_adapters
 
 
 def prepare_training(

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.functional.calibration import auroc, calibration_curve, pair_confidence
-from models.report.artifacts import Artifacts
-from models.report.scorers import answer_scores, category_moments, ece, ratio_of, spread_of
+from models.reporting.kit.artifacts import Artifacts
+from models.reporting.run.scorers import answer_scores, category_moments, ece, ratio_of, spread_of
+from models.statistics.calibration import auroc, calibration_curve, pair_confidence
 from models.studies.reading import Plot, Reading
 from models.studies.scorers import GIVEN, RIGHT, accuracies
 

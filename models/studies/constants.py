@@ -15,7 +15,7 @@ from statistics import fmean
 import torch
 import torch.nn.functional as F
 
-from models.report.artifacts import Artifacts, ReportInputError
+from models.reporting.kit.artifacts import Artifacts, ReportInputError
 from models.studies.policies import answers
 from models.studies.reading import Plot, Reading, titled
 

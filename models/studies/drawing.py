@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from models.report.charts import BLUE, GREY, LIGHT, ORANGE, RED, Chart, Panel, style
+from models.reporting.kit.charts import BLUE, GREY, LIGHT, ORANGE, RED, Chart, Panel, style
 from models.studies.reading import Plot
 
 # As in a run's own report.

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from models.report.artifacts import Artifacts, Row
-from models.report.names import policy_name
+from models.reporting.kit.artifacts import Artifacts, Row
+from models.reporting.kit.names import policy_name
 from models.studies.constants import swept
 from models.studies.equal_kl import Line, highest, lead_of
 from models.studies.reading import Plot, Reading

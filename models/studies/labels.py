@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from models.functional.calibration import spearman
-from models.report.artifacts import Artifacts, ReportInputError, Row
-from models.report.labels import equal_groups, strength_groups, strength_rows
+from models.reporting.kit.artifacts import Artifacts, ReportInputError, Row
+from models.reporting.run.labels import equal_groups, strength_groups, strength_rows
+from models.statistics.calibration import spearman
 from models.studies.reading import Plot, Reading
 
 NUM_GROUPS = 10

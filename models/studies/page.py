@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from models.config.reporting import StudyConfig
-from models.report.charts import Chart
-from models.report.stylesheet import STYLESHEET
-from models.report.template import MACROS
-from models.report.wording import new_environment
+from models.reporting.kit.charts import Chart
+from models.reporting.kit.html import new_environment
+from models.reporting.kit.stylesheet import STYLESHEET
+from models.reporting.run.template import MACROS
 from models.studies.exhibit import TITLES, Exhibit
 from models.studies.reading import Finding, key_figures
 

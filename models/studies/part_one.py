@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from models.report.artifacts import Artifacts
-from models.report.curves import Curve
+from models.reporting.kit.artifacts import Artifacts
+from models.reporting.run.curves import Curve
 from models.studies.policies import (
     LOSE,
     NET,

@@ -7,8 +7,8 @@ from statistics import fmean
 
 import torch
 
-from models.functional.calibration import auroc
-from models.report.artifacts import Artifacts
+from models.reporting.kit.artifacts import Artifacts
+from models.statistics.calibration import auroc
 from models.studies.policies import (
     LOSE,
     NET,

@@ -5,9 +5,9 @@ Measures of the test pairs, which no member was trained on, and of the training 
 
 from __future__ import annotations
 
-from models.report.artifacts import Artifacts, ReportInputError
-from models.report.human_votes import vote_agreement, voted_rows
-from models.report.labels import label_noise
+from models.reporting.kit.artifacts import Artifacts, ReportInputError
+from models.reporting.run.human_votes import vote_agreement, voted_rows
+from models.reporting.run.labels import label_noise
 from models.studies.reading import Plot, Reading
 
 MODES = {"in_sample": "in-sample", "cross_fitted": "cross-fitted"}

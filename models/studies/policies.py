@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
-from models.report.artifacts import Artifacts, ReportInputError
-from models.report.curves import Curve, training_curve
+from models.reporting.kit.artifacts import Artifacts, ReportInputError
+from models.reporting.run.curves import Curve, training_curve
 from models.studies.reading import Plot, titled
 
 WIN, TIE, LOSE, NET = "win", "tie", "lose", "net"

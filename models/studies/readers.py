@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from models.report.artifacts import Artifacts
+from models.reporting.kit.artifacts import Artifacts
 from models.studies import (
     calibration,
     constants,

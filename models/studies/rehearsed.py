@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.report.artifacts import Artifacts
+from models.reporting.kit.artifacts import Artifacts
 from models.studies.constants import swept
 from models.studies.policies import (
     LOSE,

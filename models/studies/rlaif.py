@@ -7,8 +7,8 @@ ratings.
 
 from __future__ import annotations
 
-from models.report.ai_labeler import ai_labeler
-from models.report.artifacts import Artifacts, ReportInputError
+from models.reporting.kit.artifacts import Artifacts, ReportInputError
+from models.reporting.run.ai_labeler import ai_labeler
 from models.studies.policies import NET, WIN, answers, outcome
 from models.studies.reading import Plot, Reading, titled
 

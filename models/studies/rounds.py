@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from models.report.artifacts import Artifacts, ReportInputError
+from models.reporting.kit.artifacts import Artifacts, ReportInputError
 from models.studies.policies import (
     NET,
     curve_of,

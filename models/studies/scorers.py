@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from models.report.artifacts import Artifacts
+from models.reporting.kit.artifacts import Artifacts
 from models.studies.reading import Plot, Reading
 
 RIGHT, GIVEN = "accuracy, right labels", "accuracy, given labels"

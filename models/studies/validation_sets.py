@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from statistics import fmean
 
-from models.report.artifacts import Artifacts, ReportInputError, Row
+from models.reporting.kit.artifacts import Artifacts, ReportInputError, Row
 from models.studies.reading import Plot, Reading
 from models.studies.scorers import DENOISED, METHODS
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from models.audit.pairs import AuditedPair
+from models.reporting.audit.pairs import AuditedPair
 from tests.audit_page import PAIR, SHOWN, give, write
 from tests.browser import Browser, browser
 

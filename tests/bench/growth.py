@@ -24,16 +24,16 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from models.config.training import TrainConfig
-from models.engine import ranks
-from models.engine.data import Pairs
-from models.engine.loop import fit
-from models.engine.rankings import rankings_of, reward_loss
-from models.engine.rollouts import sample
-from models.engine.scoring import with_lower_states
+from models.nets.fused import with_lean_layers
 from models.nets.generation import Sampling
-from models.nets.lean_layers import with_lean_layers
-from models.nets.lower_layers import tie_lower_layers
 from models.nets.packing import Candidates
+from models.nets.trunk import tie_lower_layers
+from models.training import distributed
+from models.training.data import Pairs
+from models.training.loop import fit
+from models.training.pair_batches import rankings_of, reward_loss
+from models.training.sampling import sample
+from models.training.scoring import with_lower_states
 from tests.bench.material import small_llama
 from tests.bench.rollouts import SIZES, VOCABULARY, Words
 
@@ -88,7 +88,7 @@ def seconds(series: str, value: int) -> float:
     if series == "members":
         return _ensemble(value)
     if series == "ranks":
-        ranks.start(value)
+        distributed.start(value)
     size = list(SIZES)[value] if series == "parameters" else "2 M"
     return _train(size, value if series == "pairs" else PAIRS)
 

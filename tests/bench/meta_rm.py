@@ -20,11 +20,11 @@ import torch
 
 from models.config.reward import MetaRMConfig
 from models.config.training import TrainConfig
-from models.engine.data import Pairs, read_pairs
-from models.engine.loop import fit
-from models.engine.meta_rm import MetaAscent
-from models.engine.rankings import rankings_of, reward_loss
 from models.nets.loading import load_tokenizer, new_scorer
+from models.stages.meta_rm import MetaAscent
+from models.training.data import Pairs, read_pairs
+from models.training.loop import fit
+from models.training.pair_batches import rankings_of, reward_loss
 from tests.bench.material import MAX_TOKENS, make_material
 
 BATCH = 16

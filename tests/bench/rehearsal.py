@@ -23,14 +23,14 @@ from transformers import AutoModelForSequenceClassification
 
 from flows.recipes import default
 from models.config.policy import RehearsalConfig
-from models.engine.rehearsal import cluster_of, embed
-from models.engine.rollouts import respond
-from models.engine.scoring import score_texts
-from models.engine.world import word_tokenizer
 from models.functional.rehearsal import top_k_per_cluster
 from models.nets.generation import Sampling
 from models.nets.loading import build_policy
-from models.world.tasks import TASKS, draw_prompt
+from models.stages.rehearsal import cluster_of, embed
+from models.stages.world import word_tokenizer
+from models.synthetic.tasks import TASKS, draw_prompt
+from models.training.sampling import respond
+from models.training.scoring import score_texts
 
 PARTS = ("sample", "score", "embed", "cluster", "keep")
 

@@ -29,10 +29,10 @@ import torch
 from transformers import PreTrainedModel
 
 from models.config.policy import PPOConfig, VllmConfig
-from models.engine import ranks
-from models.engine.rollouts import sample
-from models.engine.vllm_sampler import VllmSampler, vllm_sampler
 from models.nets.generation import Sampling
+from models.training import distributed
+from models.training.sampling import sample
+from models.training.vllm_sampler import VllmSampler, vllm_sampler
 from tests.bench.material import small_llama
 
 VOCABULARY, BATCH, PROMPT, RESPONSE = 8192, 64, 48, 48
@@ -84,7 +84,7 @@ def _in_a_process(arm: str, size: str, ending: bool) -> float:
 def tokens_per_second(arm: str, size: str, ending: bool) -> float:
     """Of the second batch: the first warms up."""
     if arm == "Trimtab":
-        ranks.start(2)
+        distributed.start(2)
         torch.set_num_threads(1)
     else:
         torch.set_num_threads(2)
@@ -99,7 +99,7 @@ def tokens_per_second(arm: str, size: str, ending: bool) -> float:
         started = time.perf_counter()
         count = once(model, words, prompts)
         seconds = time.perf_counter() - started
-    ranks.leave()
+    distributed.leave()
     return count / seconds
 
 

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models.engine import ranks
-from models.engine.data import read_pairs
-from models.engine.scoring import score_rows
 from models.nets.loading import load_tokenizer, new_scorer
 from models.nets.packing import Candidates
+from models.training import distributed
+from models.training.data import read_pairs
+from models.training.scoring import score_rows
 from tests.bench.material import MAX_TOKENS, make_material
 
 ARMS = {
@@ -71,7 +71,7 @@ def _in_a_process(arm: str, material: Path) -> float:
 def pairs_per_second(arm: str, material: Path) -> float:
     """All pairs once; a few before them warm up, and are compared with padded ones."""
     if arm == "packed":
-        ranks.start(2)
+        distributed.start(2)
     torch.set_num_threads(1 if arm == "packed" else 2)
     model = new_scorer(material / "policy" / "model", 1, 0).eval()
     tokenizer = load_tokenizer(material / "policy" / "model")
@@ -83,7 +83,7 @@ def pairs_per_second(arm: str, material: Path) -> float:
     started = time.perf_counter()
     found = score(model, rows)
     seconds = time.perf_counter() - started
-    ranks.leave()
+    distributed.leave()
     torch.testing.assert_close(found[:4], _padded(model, rows[:4]), rtol=1e-3, atol=1e-3)
     return len(rows) / seconds
 

@@ -23,11 +23,11 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from transformers import LlamaForSequenceClassification, PreTrainedModel
 
 from flows.recipes import default
-from models.engine.world import word_tokenizer
-from models.nets.lean_layers import with_lean_layers
+from models.nets.fused import with_lean_layers
 from models.nets.loading import build_policy
 from models.nets.packing import Candidates, pack
 from models.nets.scoring import response_scores
+from models.stages.world import word_tokenizer
 
 MEMBERS, PROMPT, RESPONSE = 10, 16, 12
 

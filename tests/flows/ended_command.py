@@ -14,7 +14,7 @@ from unittest import mock
 from flows import cli
 from tasks import perform
 from tasks.stage_context import StageContext, Trainers
-from tests.models.engine import stopping
+from tests.models import stopping
 
 _TRAINERS = Trainers(entry=stopping.__name__)
 

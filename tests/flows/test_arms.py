@@ -11,8 +11,8 @@ from flows.config import Arm
 from flows.optimisers import TRAINERS
 from flows.plan import Plan, PlannedStage, PlanRow, make_plan
 from flows.recipes import recipe_named
-from models.planning.machine import Machine
-from models.report.names import POLICY_NAMES
+from models.estimates.machine import Machine
+from models.reporting.kit.names import POLICY_NAMES
 
 GOES_ON = "rejection_sampling_ppo"
 ARMS: tuple[Arm, ...] = get_args(Arm)

@@ -19,7 +19,7 @@ from flows.plan import make_plan
 from flows.plan_text import plan_text
 from flows.recipes import recipe_named
 from flows.run import Run
-from models.planning.machine import Machine
+from models.estimates.machine import Machine
 from tests.flows.command import trimtab
 
 LARGE = Machine(1, 10**15, 2, False)

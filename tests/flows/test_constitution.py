@@ -9,7 +9,7 @@ from flows.config import ConfigError
 from flows.plan import Plan, PlanRow, make_plan
 from flows.plan_text import plan_text
 from flows.recipes import recipe_named
-from models.planning.machine import Machine
+from models.estimates.machine import Machine
 
 
 def _plan(name: str, *overrides: str) -> Plan:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows.recipes import recipe_named
-from models.engine.data import read_rows
+from models.training.data import read_rows
 from tests.flows.command import trimtab
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]

@@ -11,7 +11,7 @@ from flows.changes import changed, parsed
 from flows.config import ConfigError, RunConfig
 from flows.plan import Plan, make_plan
 from flows.recipes import RECIPES, recipe_named
-from models.planning.machine import Machine
+from models.estimates.machine import Machine
 
 LARGE = Machine(1, 10**15, 2, False)
 

@@ -10,7 +10,7 @@ from flows.plan import Plan, make_plan
 from flows.plan_layout import size
 from flows.plan_text import plan_text
 from flows.recipes import MACHINES, recipe_named
-from models.planning.machine import GIB, PYTHON_PROCESS, Machine
+from models.estimates.machine import GIB, PYTHON_PROCESS, Machine
 
 ROOT = Path(__file__).parents[2]
 LARGE = Machine(1, 10**15, 2, False)

@@ -10,7 +10,7 @@ from flows.plan import PlannedRun, PlanRow, make_plan
 from flows.recipes import recipe_named
 from flows.studies.arms_of import ARMS
 from flows.studies.rlaif import ACCURACIES
-from models.planning.machine import Machine
+from models.estimates.machine import Machine
 
 KINDS = ("distilled", "direct")
 GOLD = "judge_preferences.judge.gold_accuracy=0.8"

@@ -14,15 +14,15 @@ import pytest
 import torch
 
 from models.config.judge import JudgeConfig
-from models.engine.data import read_rows
-from models.judging import serve
-from models.judging.asking import Asker
-from models.judging.chat import ChatAnswer, ChatRequest
-from models.judging.judge import Comparison, Judge
-from models.judging.local import LocalModel
-from models.judging.serve import JudgeServer
+from models.judge import serve
+from models.judge.asking import Asker
+from models.judge.chat import ChatAnswer, ChatRequest
+from models.judge.judge import Comparison, Judge
+from models.judge.local import LocalModel
+from models.judge.serve import JudgeServer
+from models.training.data import read_rows
 from tests.flows.command import trimtab
-from tests.models.judging.tiny import tiny_model, tiny_tokenizer
+from tests.models.judge.tiny import tiny_model, tiny_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 

@@ -14,9 +14,9 @@ import pytest
 from flows.changes import changed, parsed
 from flows.plan import make_plan
 from flows.recipes import recipe_named
-from models.planning.machine import Machine
-from models.planning.stages import work_of
-from models.planning.work import Setting
+from models.estimates.machine import Machine
+from models.estimates.stages import work_of
+from models.estimates.work import Setting
 from tests.flows.command import digests, ended, from_store, start, trimtab
 from tests.flows.conftest import FINISHED, NAME
 from tests.registered import downloaded

@@ -13,7 +13,7 @@ import pytest
 
 from flows.deploy import ENGINE, _prefect
 from infra.stack.supervisor import Service, Supervisor
-from models.engine import launcher
+from models.training import launcher
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("infra", "models", "tasks", "flows", "prefect", "torch", "uvicorn", "deepspeed", "data")
@@ -66,7 +66,7 @@ def test_ranks_of_a_launcher_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     monkeypatch.setattr(os, "execve", lambda *given: started.extend(given))
-    launcher.become_launcher("models.engine.entry", "job.json", 2, [])
+    launcher.become_launcher("models.training.entry", "job.json", 2, [])
     _, command, environment = started
     assert command[1:4] == ["-P", "-m", "deepspeed.launcher.launch"]
     assert environment["PYTHONSAFEPATH"] == "1"

@@ -20,9 +20,9 @@ from infra.storage import Store, open_store
 from models.config.data import PreferencesConfig
 from models.config.judge import JudgePreferencesConfig
 from models.config.training import SFTConfig
-from models.engine.rehearsal import PACKAGED_ENCODERS
-from models.judging.constitutions import ConstitutionError
+from models.judge.constitutions import ConstitutionError
 from models.packages import PACKAGED_MODELS
+from models.stages.rehearsal import PACKAGED_ENCODERS
 from tasks import judge_keys as keys
 from tasks import perform as performing
 from tasks import sources

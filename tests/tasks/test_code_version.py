@@ -17,18 +17,18 @@ from tasks.stage_key import stage_key
 
 FILES = {
     "models/__init__.py": "",
-    "models/engine/__init__.py": "",
-    "models/engine/sft.py": (
+    "models/stages/__init__.py": "",
+    "models/stages/sft.py": (
         "import torch\nfrom models.functional import loss\nfrom . import batching\n"
         "def run():\n    from models.nets.heads import Head\n    return Head\n"
     ),
-    "models/engine/batching.py": "import models.records as records\n",
-    "models/engine/ppo.py": "x = 1\n",
+    "models/stages/batching.py": "import models.data.records as records\n",
+    "models/stages/ppo.py": "x = 1\n",
     "models/functional/__init__.py": "",
     "models/functional/loss.py": '"""Doc."""\ndef f(x):\n    """Doc."""\n    return x + 1\n',
     "models/nets/__init__.py": "from .heads import Head\n",
-    "models/nets/heads.py": "from ..records import R\nclass Head: ...\n",
-    "models/records.py": "from models.engine import batching\nR = 1\n",
+    "models/nets/heads.py": "from ..data.records import R\nclass Head: ...\n",
+    "models/data/records.py": "from models.stages import batching\nR = 1\n",
     "flows/__init__.py": "",
 }
 
@@ -43,10 +43,10 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_closure_follows_every_form_of_import(root: Path) -> None:
-    assert modules_of("models.engine.sft", root=root) == [
-        "models", "models.engine", "models.engine.batching", "models.engine.sft",
-        "models.functional", "models.functional.loss", "models.nets", "models.nets.heads",
-        "models.records",
+    assert modules_of("models.stages.sft", root=root) == [
+        "models", "models.data.records", "models.functional", "models.functional.loss",
+        "models.nets", "models.nets.heads",
+        "models.stages", "models.stages.batching", "models.stages.sft",
     ]  # fmt: skip
 
 
@@ -54,9 +54,9 @@ def test_closure_follows_every_form_of_import(root: Path) -> None:
     ("path", "old", "new", "changes"),
     [
         ("models/functional/loss.py", "x + 1", "x + 2", True),
-        ("models/records.py", "R = 1", "R = 2", True),
+        ("models/data/records.py", "R = 1", "R = 2", True),
         ("models/nets/__init__.py", "import Head", "import Head as H", True),
-        ("models/engine/ppo.py", "x = 1", "x = 2", False),
+        ("models/stages/ppo.py", "x = 1", "x = 2", False),
         ("models/functional/loss.py", "Doc.", "Other words.", False),
         ("models/functional/loss.py", "return x + 1", "return  x+1  # add one", False),
     ],
@@ -64,23 +64,23 @@ def test_closure_follows_every_form_of_import(root: Path) -> None:
 def test_version_changes_with_reachable_code_only(
     root: Path, path: str, old: str, new: str, changes: bool
 ) -> None:
-    before = code_version("models.engine.sft", root=root)
+    before = code_version("models.stages.sft", root=root)
     text = (root / path).read_text()
     assert old in text
     (root / path).write_text(text.replace(old, new))
-    assert (code_version("models.engine.sft", root=root) != before) == changes
+    assert (code_version("models.stages.sft", root=root) != before) == changes
 
 
 def test_version_changes_with_the_texts_of_a_package(root: Path) -> None:
-    versions = [code_version("models.engine.sft", root=root)]
+    versions = [code_version("models.stages.sft", root=root)]
     text = root / "models" / "nets" / "prompt.txt"
     for content in ("Which is better?", "Which one is better?"):
         text.write_text(content)
-        versions.append(code_version("models.engine.sft", root=root))
+        versions.append(code_version("models.stages.sft", root=root))
     assert len(set(versions)) == 3
     (root / "models" / "nets" / ".prompt.txt.swp").write_text("an editor's")
     (root / "flows" / "prompt.txt").write_text("Elsewhere")
-    assert code_version("models.engine.sft", root=root) == versions[-1]
+    assert code_version("models.stages.sft", root=root) == versions[-1]
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def _keys(root: Path, stages: Mapping[str, str]) -> dict[str, str]:
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
     )
     return {
-        name: stage_key(name, config, {}, code_version(f"models.engine.{name}", root=root))
+        name: stage_key(name, config, {}, code_version(f"models.stages.{name}", root=root))
         for name, config in json.loads(done.stdout).items()
     }
 
@@ -136,22 +136,22 @@ def test_a_description_changes_no_key_and_a_default_those_that_have_it(copied: P
 
 
 def test_version_changes_with_the_libraries(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = code_version("models.engine.sft", root=root)
+    before = code_version("models.stages.sft", root=root)
     versions = {"torch": "9.9.9+cu130", "transformers": "1"}
     monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
     monkeypatch.setattr(module, "_version", module._version.__wrapped__)  # it remembers no other
-    after = code_version("models.engine.sft", root=root)
+    after = code_version("models.stages.sft", root=root)
     assert after != before
     versions["torch"] = "9.9.9+cpu"  # the same release for another machine
-    assert code_version("models.engine.sft", root=root) == after
+    assert code_version("models.stages.sft", root=root) == after
     assert module.library_versions() == {"torch": "9.9.9", "transformers": "1"}
 
 
 def test_unknown_module_is_named(root: Path) -> None:
-    with pytest.raises(UnknownModuleError, match=r"'models\.engine\.nothing'"):
-        code_version("models.engine.nothing", root=root)
+    with pytest.raises(UnknownModuleError, match=r"'models\.stages\.nothing'"):
+        code_version("models.stages.nothing", root=root)
 
 
 def test_entry_of_this_project_has_a_version() -> None:
-    assert "models.engine.signals" in modules_of("models.engine.entry")
-    assert len(code_version("models.engine.entry")) == 64
+    assert "models.training.signals" in modules_of("models.training.entry")
+    assert len(code_version("models.training.entry")) == 64

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from models.engine.data import one_or_several as found
-from models.records import ArtifactRef
+from models.data.records import ArtifactRef
+from models.training.data import one_or_several as found
 from tasks.inputs import one_or_several
 from tasks.stage import StageResult
 

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from models.config.data import PreferencesConfig
-from models.records import ArtifactRef
+from models.data.records import ArtifactRef
 from tasks import preferences as task_module
 from tasks.stage import StageResult
 

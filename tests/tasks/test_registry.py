@@ -12,7 +12,7 @@ from infra.registry import RegistryError
 from infra.settings import Settings
 from infra.storage import Store, open_store
 from infra.tracking import Tracking
-from models.records import ArtifactRef
+from models.data.records import ArtifactRef
 from tasks import registry as registry_module
 from tasks.registry import (
     DIGEST,

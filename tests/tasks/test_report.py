@@ -13,8 +13,8 @@ import pytest
 
 from infra.report_folders import RUN_FILE, NameTakenError
 from infra.storage import open_store
-from models.records import ArtifactRef
-from models.row_account import RowAccount, RowCounts
+from models.data.records import ArtifactRef
+from models.data.row_account import RowAccount, RowCounts
 from tasks import report as report_module
 from tasks.report import AUDIT_FILES, REPORT_FILES, announce
 from tasks.stage import StageResult

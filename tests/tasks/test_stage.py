@@ -15,7 +15,7 @@ from infra.gpus import own_gpus
 from infra.launch import TrainerError
 from infra.manifest import CorruptArtifactError
 from infra.tracking import Tracking
-from models.records import ArtifactRef
+from models.data.records import ArtifactRef
 from tasks.stage import (
     Progress,
     StageContext,

@@ -10,7 +10,7 @@ import pytest
 
 from models.config.base import deciding
 from models.config.reporting import EvaluateConfig
-from models.records import ArtifactRef
+from models.data.records import ArtifactRef
 from tasks.stage import StageContext
 from tasks.stage_key import CodeChangedError, stage_key
 from tests.tasks.toy_stage import count

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from models.functional.checks import ShapeError
-from models.functional.ppo_max import policy_loss
-from models.functional.ppo_tricks import clip_advantages, entropy_loss
+from models.functional.ppo import clip_advantages, entropy_loss, policy_loss
 
 F64 = torch.float64
 SHAPE = (3, 6)

@@ -12,7 +12,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from models.nets.lower_layers import hidden_states
 from models.nets.packing import Candidates, LowerStates, encode, encode_whole, pack, united
 from models.nets.scoring import (
     read_logprobs,
@@ -21,6 +20,7 @@ from models.nets.scoring import (
     response_values,
     reward_heads,
 )
+from models.nets.trunk import hidden_states
 
 PAD = 0
 ROWS = [

@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from models.config.training import TrainConfig
-from models.nets.lower_layers import hidden_states, lower_output
 from models.nets.packing import Candidates, LowerStates, PackedBatch, pack
 from models.nets.precision import is_narrow, multiply_in
 from models.nets.scoring import response_logprobs, response_scores
 from models.nets.training import prepare_training
+from models.nets.trunk import hidden_states, lower_output
 
 pytestmark = pytest.mark.narrow
 

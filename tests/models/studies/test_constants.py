@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from models.report.artifacts import ReportInputError
+from models.reporting.kit.artifacts import ReportInputError
 from models.studies.constants import NLL, READERS, SPREAD, swept
 from models.studies.rehearsed import figure_6
 from tests.models.studies.conftest import Run, score

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from models.report.artifacts import ReportInputError
+from models.reporting.kit.artifacts import ReportInputError
 from models.studies.labels import figure_1, figure_2, figure_3
 from tests.models.studies.conftest import Run, strength, truth
 

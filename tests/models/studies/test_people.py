@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from models.preferences.planted import plant_flips, truth_of
-from models.records import PreferencePair, Votes
-from models.report.artifacts import ReportInputError
+from models.data.records import PreferencePair, Votes
+from models.data.splits import plant_flips, truth_of
+from models.reporting.kit.artifacts import ReportInputError
 from models.studies.people import BOTH, STRONGEST, WEAKEST, planted_flips, votes
 from tests.models.studies.conftest import Row, Run, strength, truth
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from models.report.artifacts import ReportInputError
+from models.reporting.kit.artifacts import ReportInputError
 from models.studies.part_one import figure_9
 from models.studies.policies import outcome, unevenness
 from models.studies.rounds import figure_15, figure_16, table_2, table_3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from models.report.charts import Chart
+from models.reporting.kit.charts import Chart
 from models.studies.drawing import draw
 from models.studies.reading import Cell, Plot, Reading, find, key_figures, status_of
 

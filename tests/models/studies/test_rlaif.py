@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from models.report.artifacts import ReportInputError
+from models.reporting.kit.artifacts import ReportInputError
 from models.studies.rlaif import ALIGNMENT, HARMLESS, LABELS, MARGIN, WINS, alignment
 from tests.models.studies.conftest import Run, pair, truth
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from models.report.artifacts import ReportInputError
+from models.reporting.kit.artifacts import ReportInputError
 from models.studies.reading import Reading
 from models.studies.validation_sets import figure_8
 from tests.models.studies.conftest import Row, Run, truth

@@ -1,0 +1,58 @@
+"""Preference data: readers, formats, checks and splits. Loads no GPU stack."""
+
+from models.data.demonstrations import (
+    Demonstration,
+    DemonstrationError,
+    Shaping,
+    load_demonstrations,
+)
+from models.data.loading import (
+    Look,
+    OnBadRows,
+    OnTies,
+    PreferenceOptionError,
+    load_preferences,
+    look_through,
+)
+from models.data.messages import Render, chat_renderer, render_hh
+from models.data.problems import BadRow, PreferenceDataError, Problem, write_quarantine
+from models.data.readers import Source
+from models.data.review import ReviewError, read_review
+from models.data.splits import (
+    LeakageError,
+    SplitBy,
+    SplitError,
+    check_leakage,
+    split_pairs,
+)
+from models.data.summary import PreferenceReport, SourceCounts
+
+__all__ = [
+    "BadRow",
+    "Demonstration",
+    "DemonstrationError",
+    "LeakageError",
+    "Look",
+    "OnBadRows",
+    "OnTies",
+    "PreferenceDataError",
+    "PreferenceOptionError",
+    "PreferenceReport",
+    "Problem",
+    "Render",
+    "ReviewError",
+    "Shaping",
+    "Source",
+    "SourceCounts",
+    "SplitBy",
+    "SplitError",
+    "chat_renderer",
+    "check_leakage",
+    "load_demonstrations",
+    "load_preferences",
+    "look_through",
+    "read_review",
+    "render_hh",
+    "split_pairs",
+    "write_quarantine",
+]

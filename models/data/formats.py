@@ -1,0 +1,302 @@
+"""From one raw row to a prompt and its answers, best first, whatever format it is written in.
+
+Formats, told row by row from the fields and their types:
+- hh: `chosen`, `rejected` are whole dialogues in HH-RLHF text [Bai et al. 2022].
+- explicit: `prompt`, `chosen`, `rejected` are texts, taken as they are.
+- messages: `chosen`, `rejected` are message lists, whole or (with `prompt`, a list or a text)
+  only the answer.
+- kwise: `prompt` (text or messages) and `responses`, 2 to 9 of them, best first.
+Optional everywhere: `id`, `category`, `group`, `tie`. For pairs: `rating` 1 to 4, and
+`votes_chosen`, `votes_rejected`, `votes_equal`, or one `votes` object as records write it.
+Nothing here raises for a bad row: what is wrong is returned, all of it.
+
+A row as parsed, and the optional fields that every format may carry beside its texts.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from models.data.messages import (
+    ASSISTANT_MARK,
+    Message,
+    Render,
+    check_messages,
+    render_hh,
+    split_common_messages,
+    split_common_text,
+    text_problem,
+)
+from models.data.problems import Problem, shorten
+from models.data.records import Votes
+
+MIN_RATING, MAX_RATING = 1, 4
+VOTE_FIELDS: Final = ("votes_chosen", "votes_rejected", "votes_equal")
+MIN_RANKED, MAX_RANKED = 2, 9
+PAIR_FIELDS: Final = ("rating", "votes", *VOTE_FIELDS)
+KNOWN_FIELDS: Final = frozenset(
+    {"prompt", "chosen", "rejected", "responses", "id", "category", "group", "tie", *PAIR_FIELDS}
+)
+ALLOWED_FORMATS: Final = "chosen + rejected, prompt + chosen + rejected, or prompt + responses"
+
+
+@dataclass(slots=True)
+class ParsedRow:
+    """A row's content. answers is empty, and values are None, where problems says why."""
+
+    format: str = "unknown"
+    id: str | None = None
+    category: str | None = None
+    group: str | None = None
+    rating: int | None = None
+    votes: Votes | None = None
+    is_tie: bool = False
+    prompt: str = ""
+    answers: tuple[str, ...] = ()
+    answer_fields: tuple[str, ...] = ()
+    problems: list[Problem] = field(default_factory=list)
+
+
+def parse_row(row: Any, render: Render | None) -> ParsedRow:
+    """Parse one row. render: for message lists (None: HH-RLHF text)."""
+    parsed = ParsedRow()
+    if not isinstance(row, dict):
+        found = f"{type(row).__name__} {shorten(row)}"
+        parsed.problems.append(Problem("not_an_object", None, found, "an object with fields"))
+        return parsed
+    parse_metadata(row, parsed)
+    is_ranking = row.get("responses") is not None
+    if is_ranking and (row.get("chosen") is not None or row.get("rejected") is not None):
+        found = "chosen or rejected beside responses"
+        parsed.problems.append(Problem("unknown_format", None, found, ALLOWED_FORMATS))
+    elif is_ranking:
+        _parse_ranking(row, parsed, render)
+    elif row.get("chosen") is None and row.get("rejected") is None:
+        found = f"fields {shorten(list(row))}"
+        parsed.problems.append(Problem("unknown_format", None, found, ALLOWED_FORMATS))
+    else:
+        _parse_pair(row, parsed, render)
+    _check_answers(parsed)
+    return parsed
+
+
+def _parse_pair(row: dict[str, Any], parsed: ParsedRow, render: Render | None) -> None:
+    prompt, chosen, rejected = row.get("prompt"), row.get("chosen"), row.get("rejected")
+    parsed.answer_fields = ("chosen", "rejected")
+    if isinstance(chosen, list) or isinstance(rejected, list) or isinstance(prompt, list):
+        parsed.format = "messages"
+        _parse_message_pair(prompt, chosen, rejected, parsed, render)
+        return
+    parsed.format = "hh" if prompt is None else "explicit"
+    texts = {"chosen": chosen, "rejected": rejected}
+    if prompt is not None:
+        texts["prompt"] = prompt
+    problems = [text_problem(name, value) for name, value in texts.items()]
+    parsed.problems.extend(problem for problem in problems if problem is not None)
+    if not any(problems):
+        _parse_text_pair(prompt, str(chosen), str(rejected), parsed)
+
+
+def _parse_text_pair(prompt: str | None, chosen: str, rejected: str, parsed: ParsedRow) -> None:
+    if prompt is not None:
+        # some copies of HH-RLHF keep whole dialogues beside the prompt: not to be read twice
+        is_repeated = chosen.startswith(prompt) and rejected.startswith(prompt)
+        if is_repeated and prompt.endswith(ASSISTANT_MARK):
+            chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+        parsed.prompt, parsed.answers = prompt, (chosen, rejected)
+        return
+    split = split_common_text(chosen, rejected)
+    if split is None:
+        found = f"chosen {shorten(chosen[:50])}, rejected {shorten(rejected[:50])}"
+        allowed = f"whole dialogues with the same turns up to a common {ASSISTANT_MARK!r}"
+        parsed.problems.append(Problem("no_common_prompt", None, found, allowed))
+        return
+    parsed.prompt, parsed.answers = split[0], split[1:]
+
+
+def _parse_message_pair(
+    prompt: Any, chosen: Any, rejected: Any, parsed: ParsedRow, render: Render | None
+) -> None:
+    start = None if prompt is None else _prompt_messages(prompt, parsed)
+    first = _answer_messages("chosen", chosen, prompt is None, parsed)
+    second = _answer_messages("rejected", rejected, prompt is None, parsed)
+    if first is None or second is None or (prompt is not None and start is None):
+        return
+    if start is None or (isinstance(prompt, str) and min(len(first), len(second)) > 1):
+        start, first, second = split_common_messages(first, second)
+        if prompt is not None and prompt.strip() not in {m["content"].strip() for m in start}:
+            allowed = "a turn of the dialogue that chosen and rejected share"
+            problem = Problem("no_common_prompt", "prompt", shorten(prompt), allowed)
+            parsed.problems.append(problem)
+            return
+    _finish_messages(start, [first, second], parsed, render)
+
+
+def _parse_ranking(row: dict[str, Any], parsed: ParsedRow, render: Render | None) -> None:
+    parsed.format = "kwise"
+    for name in PAIR_FIELDS:
+        if row.get(name) is not None:
+            allowed = "nothing: it belongs to one pair, and this row ranks several answers"
+            parsed.problems.append(Problem("misplaced_field", name, shorten(row[name]), allowed))
+    prompt, responses = row.get("prompt"), row["responses"]
+    allowed = f"a list of {MIN_RANKED} to {MAX_RANKED} answers, best first"
+    if not isinstance(responses, list):
+        found = f"{type(responses).__name__} {shorten(responses)}"
+        parsed.problems.append(Problem("wrong_type", "responses", found, allowed))
+        responses = []
+    elif not MIN_RANKED <= len(responses) <= MAX_RANKED:
+        found = f"{len(responses)} answers"
+        parsed.problems.append(Problem("out_of_range", "responses", found, allowed))
+    parsed.answer_fields = tuple(f"responses[{i}]" for i in range(len(responses)))
+    start = _prompt_messages(prompt, parsed)
+    answers = [
+        _answer_messages(name, response, False, parsed)
+        for name, response in zip(parsed.answer_fields, responses, strict=True)
+    ]
+    sides = [answer for answer in answers if answer is not None]
+    if start is None or not sides or len(sides) < len(answers):
+        return
+    if isinstance(prompt, str) and all(isinstance(response, str) for response in responses):
+        parsed.prompt, parsed.answers = prompt, tuple(responses)
+    else:
+        _finish_messages(start, sides, parsed, render)
+
+
+def _prompt_messages(prompt: Any, parsed: ParsedRow) -> list[Message] | None:
+    if isinstance(prompt, list):
+        return check_messages("prompt", prompt, parsed.problems)
+    problem = text_problem("prompt", prompt)
+    if problem is not None:
+        parsed.problems.append(problem)
+        return None
+    return [{"role": "user", "content": prompt}]
+
+
+def _answer_messages(
+    name: str, value: Any, is_whole: bool, parsed: ParsedRow
+) -> list[Message] | None:
+    """Return an answer's messages; text is one answer, unless whole dialogues are wanted."""
+    if isinstance(value, list):
+        return check_messages(name, value, parsed.problems)
+    problem = text_problem(name, value)
+    if problem is None and is_whole:
+        allowed = "a list of messages, as the other answer has, or a prompt beside it"
+        problem = Problem("wrong_type", name, shorten(value), allowed)
+    if problem is not None:
+        parsed.problems.append(problem)
+        return None
+    return [{"role": "assistant", "content": value}]
+
+
+def _finish_messages(
+    start: list[Message], sides: list[list[Message]], parsed: ParsedRow, render: Render | None
+) -> None:
+    """Check the order of turns, then render the prompt and take the answers' contents."""
+    # lists beside a prompt may repeat it
+    sides = [s[len(start) :] if s[: len(start)] == start else s for s in sides]
+    if not start:
+        found = f"chosen {_roles(sides[0])}, rejected {_roles(sides[1])}"
+        allowed = "dialogues that share all turns but the last"
+        parsed.problems.append(Problem("no_common_prompt", None, found, allowed))
+        return
+    before = len(parsed.problems)
+    if start[-1]["role"] != "user":
+        found, allowed = _roles(start), "a last turn of the user"
+        parsed.problems.append(Problem("bad_turns", "prompt", found, allowed))
+    for name, side in zip(parsed.answer_fields, sides, strict=True):
+        if [m["role"] for m in side] != ["assistant"]:
+            allowed = "one turn of the assistant after the prompt"
+            parsed.problems.append(Problem("bad_turns", name, _roles(side), allowed))
+    if len(parsed.problems) > before:
+        return
+    try:
+        parsed.prompt = render_hh(start) if render is None else render(start)
+    except ValueError as error:
+        allowed = "messages that the tokenizer's chat template takes"
+        parsed.problems.append(Problem("not_renderable", "prompt", str(error)[:200], allowed))
+        return
+    space = " " if render is None else ""
+    parsed.answers = tuple(space + side[0]["content"] for side in sides)
+
+
+def _roles(messages: list[Message]) -> str:
+    return f"turns {shorten([m['role'] for m in messages])}"
+
+
+def _check_answers(parsed: ParsedRow) -> None:
+    """Add what is wrong between the answers: an empty one, or two that say the same."""
+    seen: dict[str, str] = {}
+    for name, answer in zip(parsed.answer_fields, parsed.answers, strict=False):
+        problem = text_problem(name, answer)
+        if problem is None and answer.strip() in seen:
+            allowed = f"an answer other than {seen[answer.strip()]}"
+            problem = Problem("identical_responses", name, shorten(answer), allowed)
+        if problem is not None:
+            parsed.problems.append(problem)
+        seen.setdefault(answer.strip(), name)
+
+
+def parse_metadata(row: dict[str, Any], parsed: ParsedRow) -> None:
+    """Read id, category, group, rating, votes and tie into `parsed`, problems included."""
+    identity = row.get("id")
+    parsed.id = _optional_text("id", str(identity) if type(identity) is int else identity, parsed)
+    parsed.category = _optional_text("category", row.get("category"), parsed)
+    parsed.group = _optional_text("group", row.get("group"), parsed)
+    rating = _optional_int("rating", row.get("rating"), MIN_RATING, MAX_RATING, parsed)
+    parsed.rating = rating
+    parsed.votes = _parse_votes(row, parsed)
+    tie = row.get("tie")
+    if tie is not None and not isinstance(tie, bool):
+        parsed.problems.append(Problem("wrong_type", "tie", shorten(tie), "true, false or null"))
+    parsed.is_tie = tie is True
+
+
+def _optional_text(name: str, value: Any, parsed: ParsedRow) -> str | None:
+    problem = None if value is None else text_problem(name, value)
+    if problem is None:
+        return value
+    parsed.problems.append(problem)
+    return None
+
+
+def _optional_int(
+    name: str, value: Any, low: int, high: int | None, parsed: ParsedRow
+) -> int | None:
+    if value is None:
+        return None
+    allowed = f"a whole number from {low} to {high}" if high else f"a whole number >= {low}"
+    if type(value) is not int:
+        found = f"{type(value).__name__} {shorten(value)}"
+        parsed.problems.append(Problem("wrong_type", name, found, allowed))
+    elif value < low or (high is not None and value > high):
+        parsed.problems.append(Problem("out_of_range", name, shorten(value), allowed))
+    else:
+        return value
+    return None
+
+
+def _parse_votes(row: dict[str, Any], parsed: ParsedRow) -> Votes | None:
+    """Return the votes from three fields or one object; None where absent or wrong."""
+    names, values = VOTE_FIELDS, [row.get(name) for name in VOTE_FIELDS]
+    nested = row.get("votes")
+    if nested is not None:
+        names = ("votes.chosen", "votes.rejected", "votes.equal")
+        if not isinstance(nested, dict) or any(value is not None for value in values):
+            allowed = f"one object with chosen, rejected, equal, or the fields {VOTE_FIELDS}"
+            parsed.problems.append(Problem("wrong_type", "votes", shorten(nested), allowed))
+            return None
+        values = [nested.get(name) for name in ("chosen", "rejected", "equal")]
+    elif all(value is None for value in values):
+        return None
+    before = len(parsed.problems)
+    for name, value in zip(names[:2], values[:2], strict=True):
+        if value is None:
+            allowed = "a count, as there are other votes"
+            parsed.problems.append(Problem("missing_field", name, "nothing", allowed))
+    counts = [_optional_int(n, v, 0, None, parsed) or 0 for n, v in zip(names, values, strict=True)]
+    if len(parsed.problems) > before:
+        return None
+    if sum(counts) == 0:
+        allowed = "at least one vote, or no vote fields"
+        parsed.problems.append(Problem("out_of_range", names[0], "no votes at all", allowed))
+        return None
+    return Votes(*counts)

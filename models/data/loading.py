@@ -1,0 +1,262 @@
+"""Loading preferences: read, parse, check all rows, report everything that is wrong at once."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import combinations, islice
+from typing import Literal, get_args
+
+from models.data.formats import KNOWN_FIELDS, ParsedRow, parse_row
+from models.data.messages import Render
+from models.data.problems import (
+    BadRow,
+    PreferenceDataError,
+    Problem,
+    advice_on,
+    raw_text,
+    shorten,
+)
+from models.data.readers import RawRow, Source, SourceError, read_source
+from models.data.records import PreferencePair
+from models.data.summary import PreferenceReport, SourceCounts, content_digest
+
+OnBadRows = Literal["fail", "quarantine"]
+OnTies = Literal["fail", "drop"]
+
+
+class PreferenceOptionError(ValueError):
+    """An argument of `load_preferences` that it cannot work with."""
+
+
+def load_preferences(
+    sources: Sequence[Source],
+    *,
+    on_bad_rows: OnBadRows = "fail",
+    max_characters: int | None = None,
+    on_ties: OnTies = "fail",
+    render: Render | None = None,
+    count_tokens: Callable[[str], int] | None = None,
+    max_tokens: int | None = None,
+) -> tuple[list[PreferencePair], list[BadRow], PreferenceReport]:
+    """Read preference pairs from all sources.
+
+    on_bad_rows: "fail" raises PreferenceDataError with all of them, "quarantine" returns them.
+    on_ties: rows with `tie: true` are bad rows, or dropped and counted. render: prompt text of
+    message lists (see `chat_renderer`; None: HH-RLHF text). max_characters, max_tokens: of a
+    prompt and any one of its answers together.
+
+    Raises PreferenceDataError in both modes where a source is missing, empty or unreadable, or
+    where no usable row is left; PreferenceOptionError for arguments.
+    """
+    _check_options(sources, on_bad_rows, on_ties, max_characters, count_tokens, max_tokens)
+    loader = _Loader(render, on_ties == "drop", max_characters, count_tokens, max_tokens)
+    for source in sources:
+        loader.read(source)
+    bad_rows, report = loader.bad_rows, loader.report
+    advice = advice_on(bad_rows, on_bad_rows)
+    if advice is not None:
+        raise PreferenceDataError(bad_rows, advice)
+    report.describe_pairs(loader.pairs)
+    report.check()
+    if not loader.pairs:
+        dropped = f"{report.total.ties_dropped} ties dropped"
+        raise PreferenceDataError(bad_rows, f"give other sources: no usable row left ({dropped})")
+    return loader.pairs, bad_rows, report
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """What a look at sources found. is_whole: every row was read."""
+
+    pairs: list[PreferencePair]
+    bad_rows: list[BadRow]
+    report: PreferenceReport
+    is_whole: bool
+
+
+def look_through(
+    sources: Sequence[Source], *, on_ties: OnTies = "fail", most_rows: int | None = None
+) -> Look:
+    """Read the first rows of each source, or all, and refuse none of them.
+
+    As `load_preferences` without a tokenizer: message lists are HH-RLHF text, and how long rows
+    are is not looked at. Raises PreferenceOptionError for sources of one name.
+    """
+    _check_options(sources, "fail", on_ties, None, None, None)
+    loader = _Loader(None, on_ties == "drop", None, None, None, most_rows)
+    for source in sources:
+        loader.read(source)
+    loader.report.describe_pairs(loader.pairs)
+    return Look(loader.pairs, loader.bad_rows, loader.report, loader.is_whole)
+
+
+def _check_options(
+    sources: Sequence[Source],
+    on_bad_rows: str,
+    on_ties: str,
+    max_characters: int | None,
+    count_tokens: Callable[[str], int] | None,
+    max_tokens: int | None,
+) -> None:
+    problems: list[str] = []
+    if not sources:
+        problems.append("sources: found none, allowed: at least one")
+    keys = Counter(source.key for source in sources)
+    repeated = [key for key, count in keys.items() if count > 1]
+    if repeated:
+        problems.append(f"sources: found {repeated} more than once, allowed: different names")
+    for name, value, kind in (
+        ("on_bad_rows", on_bad_rows, OnBadRows),
+        ("on_ties", on_ties, OnTies),
+    ):
+        if value not in get_args(kind):
+            problems.append(f"{name}: found {value!r}, allowed: {get_args(kind)}")
+    for name, limit in (("max_characters", max_characters), ("max_tokens", max_tokens)):
+        if limit is not None and limit < 1:
+            problems.append(f"{name}: found {limit}, allowed: 1 or more, or None")
+    if (count_tokens is None) != (max_tokens is None):
+        problems.append("count_tokens, max_tokens: found one, allowed: both or neither")
+    if problems:
+        raise PreferenceOptionError("load_preferences: " + "; ".join(problems))
+
+
+class _Loader:
+    """The state of one `load_preferences`: what was used and refused so far, and the ids seen."""
+
+    def __init__(
+        self,
+        render: Render | None,
+        drop_ties: bool,
+        max_characters: int | None,
+        count_tokens: Callable[[str], int] | None,
+        max_tokens: int | None,
+        most_rows: int | None = None,
+    ) -> None:
+        self.render, self.drop_ties = render, drop_ties
+        self.most_rows, self.is_whole = most_rows, True
+        self.max_characters = max_characters
+        self.count_tokens, self.max_tokens = count_tokens, max_tokens
+        self.pairs: list[PreferencePair] = []
+        self.bad_rows: list[BadRow] = []
+        self.report = PreferenceReport()
+        self.first_places: dict[str, str] = {}
+
+    def read(self, source: Source) -> None:
+        """Take in all rows of a source."""
+        counts = self.report.by_source.setdefault(source.key, SourceCounts())
+        try:
+            rows = read_source(source, self.report.ignored_files)
+            for raw in islice(rows, self.most_rows):
+                if raw.is_blank:
+                    counts.blank_lines += 1
+                else:
+                    counts.rows_read += 1
+                    self._take(raw, source, counts)
+            self.is_whole &= self.most_rows is None or next(rows, None) is None
+            if counts.rows_read == 0 and self.is_whole:
+                problem = Problem("empty_source", None, "0 rows", "at least one row")
+                self.bad_rows.append(BadRow(source.label, 0, "", (problem,)))
+        except SourceError as error:
+            self.bad_rows.append(BadRow(error.file, error.line, "", (error.problem,)))
+        for name in (item.name for item in dataclasses.fields(SourceCounts)):
+            total = getattr(self.report.total, name) + getattr(counts, name)
+            setattr(self.report.total, name, total)
+
+    def _take(self, raw: RawRow, source: Source, counts: SourceCounts) -> None:
+        """Count one row as used, dropped or quarantined: exactly one of them."""
+        place = f"{raw.file}:{raw.line}"
+        if raw.problem is not None:
+            parsed = ParsedRow(problems=[raw.problem])
+        else:
+            parsed = parse_row(raw.value, self.render)
+            self._check_lengths(parsed)
+            self._claim_id(parsed, place)
+        if parsed.is_tie and not self.drop_ties:
+            parsed.problems.append(Problem("tie", "tie", "true", "false, as pairs need a winner"))
+        if parsed.problems:
+            bad = BadRow(raw.file, raw.line, raw_text(raw.raw), tuple(parsed.problems))
+            self.bad_rows.append(bad)
+            self.report.bad_rows_by_reason[bad.reason] += 1
+            counts.quarantined += 1
+        elif parsed.is_tie:
+            counts.ties_dropped += 1
+        else:
+            pairs = _pairs_of(parsed, source, _short_place(raw, source))
+            self.pairs.extend(pairs)
+            self.report.row_of |= dict.fromkeys(
+                (pair.id for pair in pairs), (source.key, counts.rows_read)
+            )
+            counts.pairs += len(pairs)
+            counts.rows_used += 1
+            self.report.rows_by_format[parsed.format] += 1
+            self.report.ignored_fields.update(str(k) for k in raw.value if k not in KNOWN_FIELDS)
+
+    def _check_lengths(self, parsed: ParsedRow) -> None:
+        for name, answer in zip(parsed.answer_fields, parsed.answers, strict=False):
+            limit, count = self.max_characters, len(parsed.prompt) + len(answer)
+            unit = "characters"
+            if (limit is None or count <= limit) and self.count_tokens is not None:
+                limit, count = self.max_tokens, self.count_tokens(parsed.prompt + answer)
+                unit = "tokens"
+            if limit is not None and count > limit:
+                found = f"{count} {unit} of prompt and answer"
+                problem = Problem("too_long", name, found, f"at most {limit} {unit}")
+                parsed.problems.append(problem)
+
+    def _claim_id(self, parsed: ParsedRow, place: str) -> None:
+        """Give a row without an id one made from its texts; refuse an id that is taken.
+
+        Refused rows hold on to their ids too: once such a row is corrected the others would
+        turn out bad, and everything is to be reported at once.
+        """
+        if parsed.id is None:
+            if parsed.problems:
+                return
+            stem = f"p-{content_digest(parsed.prompt, *parsed.answers).hex()[:16]}"
+            parsed.id, repeat = stem, 1
+            while parsed.id in self.first_places:
+                repeat += 1
+                parsed.id = f"{stem}-{repeat}"
+        identities = [parsed.id, *_pair_ids(parsed)]
+        for identity in identities:
+            if identity in self.first_places:
+                allowed = f"an id other than that of {self.first_places[identity]}"
+                problem = Problem("duplicate_id", "id", shorten(identity), allowed)
+                parsed.problems.append(problem)
+                return
+        self.first_places.update(dict.fromkeys(identities, place))
+
+
+def _pair_ids(parsed: ParsedRow) -> list[str]:
+    """Return the ids of the pairs of a ranking, by ranks from 1: "row#1-2" is best over second."""
+    if parsed.format != "kwise":
+        return []
+    ranks = range(1, len(parsed.answers) + 1)
+    return [f"{parsed.id}#{better}-{worse}" for better, worse in combinations(ranks, 2)]
+
+
+def _short_place(raw: RawRow, source: Source) -> str:
+    """Return "file:line" without the folders above a source, which differ by machine."""
+    above = "" if source.name else source.label.rstrip("/").rpartition("/")[0]
+    return f"{raw.file.removeprefix(above).lstrip('/')}:{raw.line}"
+
+
+def _pairs_of(parsed: ParsedRow, source: Source, place: str) -> list[PreferencePair]:
+    """Return a good row's pairs: one, or K(K-1)/2 of a ranking, which share a group."""
+    is_ranking = parsed.format == "kwise"
+    return [
+        PreferencePair(
+            id=identity,
+            prompt=parsed.prompt,
+            chosen=chosen,
+            rejected=rejected,
+            category=parsed.category or source.category,
+            rating=parsed.rating,
+            votes=parsed.votes,
+            group=parsed.group or (parsed.id if is_ranking else None),
+            source=place,
+        )
+        for identity, (chosen, rejected) in zip(
+            _pair_ids(parsed) or [str(parsed.id)], combinations(parsed.answers, 2), strict=True
+        )
+    ]

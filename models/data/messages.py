@@ -1,0 +1,133 @@
+"""Message lists and dialogues in text: validation, the common prompt, rendering.
+
+A message is {"role": "system" | "user" | "assistant", "content": str}. Without a chat template
+it is rendered as Anthropic's HH-RLHF data is written: "\\n\\nHuman: ...\\n\\nAssistant: ...", the
+prompt ending in "\\n\\nAssistant:" and the answer starting with the space that follows.
+"""
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from models.data.problems import Problem, shorten
+
+Message = dict[str, str]
+Render = Callable[[list[Message]], str]
+"""From messages that end with the user's to the prompt's text, up to where the answer starts."""
+
+ASSISTANT_MARK: Final = "\n\nAssistant:"
+HUMAN_MARK: Final = "\n\nHuman:"
+HH_NAMES: Final = {"system": "System", "user": "Human", "assistant": "Assistant"}
+
+
+def chat_renderer(tokenizer: Any, *, is_whole: bool = False) -> Render | None:
+    """Return a Render by the tokenizer's chat template, or None where it has none.
+
+    is_whole: of dialogues as they end, with nothing for an answer to start from.
+    The Render raises ValueError where the template refuses the messages (for example roles
+    that do not alternate).
+    """
+    if getattr(tokenizer, "chat_template", None) is None:
+        return None
+    template_error: type[Exception] = importlib.import_module("jinja2").TemplateError
+
+    def render(messages: list[Message]) -> str:
+        try:
+            text = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=not is_whole
+            )
+        except template_error as error:
+            raise ValueError(f"the chat template refuses the messages: {error}") from error
+        return str(text)
+
+    return render
+
+
+def render_hh(messages: Sequence[Message]) -> str:
+    """Return messages as HH-RLHF text that ends in the mark of the assistant's turn."""
+    return render_hh_whole(messages) + ASSISTANT_MARK
+
+
+def render_hh_whole(messages: Sequence[Message]) -> str:
+    """Return messages as HH-RLHF text that ends with the last of them."""
+    return "".join(f"\n\n{HH_NAMES[m['role']]}: {m['content']}" for m in messages)
+
+
+def text_problem(field: str, value: Any) -> Problem | None:
+    """Return what is wrong with a text field: absent, not text, only white space, not UTF-8."""
+    if value is None:
+        return Problem("missing_field", field, "nothing", "non-empty text")
+    if not isinstance(value, str):
+        found = f"{type(value).__name__} {shorten(value)}"
+        return Problem("wrong_type", field, found, "text (str)")
+    if not value.strip():
+        return Problem("empty_field", field, shorten(value), "non-empty text")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        # JSON can spell half of a surrogate pair; no tokenizer and no file can take it
+        found = f"{value[error.start]!r} at character {error.start}"
+        return Problem("invalid_utf8", field, found, "text that UTF-8 can hold")
+    return None
+
+
+def check_messages(field: str, value: Any, problems: list[Problem]) -> list[Message] | None:
+    """Return the messages with role and content only, or None with the problems added."""
+    if not isinstance(value, list) or not value:
+        reason = "empty_field" if isinstance(value, list) else "wrong_type"
+        problems.append(Problem(reason, field, shorten(value), "a list of messages"))
+        return None
+    before = len(problems)
+    messages: list[Message] = []
+    for index, message in enumerate(value):
+        place = f"{field}[{index}]"
+        if not isinstance(message, dict):
+            allowed = "an object with role and content"
+            problems.append(Problem("wrong_type", place, shorten(message), allowed))
+            continue
+        role, content = message.get("role"), message.get("content")
+        problem = text_problem(f"{place}.content", content)
+        if problem is not None:
+            problems.append(problem)
+        if not isinstance(role, str) or role not in HH_NAMES:
+            allowed = " | ".join(HH_NAMES)
+            problems.append(Problem("out_of_range", f"{place}.role", shorten(role), allowed))
+        messages.append({"role": str(role), "content": str(content)})
+    return messages if len(problems) == before else None
+
+
+def split_common_messages(
+    chosen: list[Message], rejected: list[Message]
+) -> tuple[list[Message], list[Message], list[Message]]:
+    """Split two whole dialogues into (common start, rest of chosen, rest of rejected).
+
+    The common start never takes the last message of either, and ends before an assistant's turn
+    where it can: two equal answers stay answers.
+    """
+    shortest = min(len(chosen), len(rejected)) - 1
+    same = next((i for i in range(shortest) if chosen[i] != rejected[i]), shortest)
+    while same > 0 and chosen[same - 1]["role"] == "assistant":
+        same -= 1
+    return chosen[:same], chosen[same:], rejected[same:]
+
+
+def _common_length(first: str, second: str) -> int:
+    """Number of characters two texts have in common at their beginning."""
+    for index, (ours, theirs) in enumerate(zip(first, second, strict=False)):
+        if ours != theirs:
+            return index
+    return min(len(first), len(second))
+
+
+def split_common_text(chosen: str, rejected: str) -> tuple[str, str, str] | None:
+    """Split two whole HH dialogues after the last assistant's mark that they share.
+
+    Returns (prompt with the mark, chosen answer, rejected answer), or None where they share no
+    mark with a turn before it.
+    """
+    same = _common_length(chosen, rejected)
+    at = chosen.rfind(ASSISTANT_MARK, 0, same)
+    if at < 0 or not chosen[:at].removeprefix(HUMAN_MARK).strip():
+        return None
+    end = at + len(ASSISTANT_MARK)
+    return chosen[:end], chosen[end:], rejected[end:]

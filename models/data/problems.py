@@ -1,0 +1,161 @@
+"""What can be wrong with preference data, and how it is reported: all at once, never by halves."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from models.data.records import Record, write_jsonl
+
+NUM_LISTED: Final = 20
+MAX_FOUND_CHARACTERS: Final = 120
+
+REASONS: Final[dict[str, str]] = {
+    "not_json": "the line is not one JSON value",
+    "not_an_object": "the row is not an object with named fields",
+    "invalid_utf8": "bytes or characters that UTF-8 does not have",
+    "unknown_format": "the fields match no known format, or more than one",
+    "missing_field": "a field that the row's format needs is absent or null",
+    "empty_field": "a field holds nothing but white space",
+    "wrong_type": "a field holds another type of value",
+    "out_of_range": "a value outside its range",
+    "misplaced_field": "a field that has no meaning in the row's format",
+    "no_common_prompt": "chosen and rejected do not start with the same dialogue",
+    "bad_turns": "the turns of a message list are not in a usable order",
+    "not_renderable": "the chat template refuses the messages",
+    "identical_responses": "two answers are the same",
+    "too_long": "prompt and answer together pass the limit",
+    "duplicate_id": "an earlier row has the same id",
+    "unknown_id": "a review's id that no pair has",
+    "tie": "neither answer was preferred",
+    "missing_source": "nothing was found at the source",
+    "unreadable_source": "the source cannot be read to its end",
+    "empty_source": "the source has no rows",
+}
+"""Every reason a row (or, the last three, a whole source) can be refused for."""
+
+SOURCE_REASONS: Final = frozenset({"missing_source", "unreadable_source", "empty_source"})
+"""Never quarantined: how many rows are lost is unknown, so counts could not add up."""
+
+
+def shorten(value: object) -> str:
+    """Return the value's repr, cut in the middle to at most MAX_FOUND_CHARACTERS characters."""
+    text = repr(value)
+    if len(text) <= MAX_FOUND_CHARACTERS:
+        return text
+    half = MAX_FOUND_CHARACTERS // 2 - 3
+    return f"{text[:half]} ... {text[-half:]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong: why, in which field (None: the whole row), found and allowed."""
+
+    reason: str
+    field: str | None
+    found: str
+    allowed: str
+
+    def __post_init__(self) -> None:
+        assert self.reason in REASONS, self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow(Record):
+    """A refused row with everything that is wrong with it.
+
+    line: from 1 (in Parquet and on the hub, the row's number); 0 for a whole source.
+    row: the row as it was read, or the repr of its bytes where they are not UTF-8.
+    """
+
+    file: str
+    line: int
+    row: str
+    problems: tuple[Problem, ...]
+
+    @property
+    def reason(self) -> str:
+        """The first problem's reason, by which the row is counted."""
+        return self.problems[0].reason
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a line of the quarantine file: the first problem, others under `also`."""
+        first, *others = [
+            {"reason": p.reason, "field": p.field, "found": p.found, "allowed": p.allowed}
+            for p in self.problems
+        ]
+        return {"file": self.file, "line": self.line, **first, "also": others, "row": self.row}
+
+    def describe(self) -> str:
+        """Return one line for a person."""
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        parts = []
+        for problem in self.problems:
+            field = f" in field {problem.field!r}" if problem.field else ""
+            found = f"found {problem.found}, allowed: {problem.allowed}"
+            parts.append(f"{problem.reason}{field}: {found}")
+        return f"{place}: {'; '.join(parts)}"
+
+
+class PreferenceDataError(ValueError):
+    """All that is wrong with the preference data that was asked for.
+
+    bad_rows: every refused row, in order of reading. The message lists the first 20 and the
+    counts by reason.
+    """
+
+    subject = "preference data"
+
+    def __init__(self, bad_rows: Sequence[BadRow], advice: str) -> None:
+        self.bad_rows = list(bad_rows)
+        self.advice = advice
+        self.by_reason = Counter(row.reason for row in bad_rows)
+        super().__init__(self._message())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # exceptions are pickled by their message, which is not what __init__ takes
+        return type(self), (self.bad_rows, self.advice)
+
+    def _message(self) -> str:
+        counts = ", ".join(f"{reason} {n}" for reason, n in self.by_reason.most_common())
+        lines = [f"{self.subject}: {len(self.bad_rows)} refused ({counts})"]
+        lines += [f"  {row.describe()}" for row in self.bad_rows[:NUM_LISTED]]
+        if len(self.bad_rows) > NUM_LISTED:
+            lines.append(f"  ... and {len(self.bad_rows) - NUM_LISTED} more")
+        lines.append(f"What to do: {self.advice}")
+        return "\n".join(lines)
+
+
+def advice_on(bad_rows: Sequence[BadRow], on_bad_rows: str) -> str | None:
+    """What to do about refused rows; None where it goes on, without them or as there are none."""
+    reasons = {row.reason for row in bad_rows}
+    is_broken = not reasons.isdisjoint(SOURCE_REASONS)
+    if not bad_rows or not (is_broken or on_bad_rows == "fail"):
+        return None
+    advice = "correct the sources" if is_broken else "correct the rows"
+    if not is_broken:
+        advice += ", or set on_bad_rows to 'quarantine' to go on without them"
+    if "tie" in reasons:
+        advice += "; set on_ties to 'drop' to leave ties out"
+    return advice
+
+
+def write_quarantine(path: str | os.PathLike[str], bad_rows: Sequence[BadRow]) -> int:
+    """Write refused rows as JSON lines (atomically, .gz by suffix); return how many.
+
+    Each holds file, line, reason, field, found, allowed, the row's other problems under `also`
+    and the raw row as text.
+    """
+    return write_jsonl(path, bad_rows)
+
+
+def raw_text(raw: bytes | dict[str, Any]) -> str:
+    """Return a raw row as text: as it was where it is UTF-8, else the repr of its bytes."""
+    if isinstance(raw, dict):
+        return json.dumps(raw, default=repr)
+    try:
+        return raw.rstrip(b"\r\n").decode("utf-8")
+    except UnicodeDecodeError:
+        return repr(raw.rstrip(b"\r\n"))

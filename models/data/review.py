@@ -1,0 +1,84 @@
+"""A reviewer's verdicts on pairs: JSON lines of `id`, `verdict` and a `note`, which may be null.
+
+The page of the label audit writes such files. All that is wrong with one is reported at once.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import Any, Final
+
+from models.data.problems import BadRow, PreferenceDataError, Problem, raw_text, shorten
+from models.data.readers import RawRow, Source, SourceError, read_source
+
+VERDICTS: Final = ("keep", "flip", "drop", "unsure")
+FIELDS: Final = ("id", "verdict", "note")
+ADVICE: Final = (
+    "correct the lines, or download the review again from the audit's page of the same pairs"
+)
+
+
+class ReviewError(PreferenceDataError):
+    """All that is wrong with a review."""
+
+    subject = "review"
+
+
+def read_review(source: Source, known: Collection[str] | None) -> dict[str, str]:
+    """Each reviewed pair's verdict by id: keep, flip, drop or unsure.
+
+    known: ids of the pairs there are; none: not known yet, and any is taken. Raises ReviewError for
+    any other id, a second verdict on a pair, a line of another form, or a source without lines.
+    """
+    verdicts: dict[str, str] = {}
+    places: dict[str, str] = {}
+    bad_rows: list[BadRow] = []
+    try:
+        for raw in read_source(source, []):
+            if raw.is_blank:
+                continue
+            problems = list(_problems(raw, known, places))
+            if problems:
+                bad = BadRow(raw.file, raw.line, raw_text(raw.raw), tuple(problems))
+                bad_rows.append(bad)
+            else:
+                verdicts[raw.value["id"]] = raw.value["verdict"]
+        if not verdicts and not bad_rows:
+            problem = Problem("empty_source", None, "0 verdicts", "at least one")
+            bad_rows.append(BadRow(source.label, 0, "", (problem,)))
+    except SourceError as error:
+        bad_rows.append(BadRow(error.file, error.line, "", (error.problem,)))
+    if bad_rows:
+        raise ReviewError(bad_rows, ADVICE)
+    return verdicts
+
+
+def _problems(
+    raw: RawRow, known: Collection[str] | None, places: dict[str, str]
+) -> Iterator[Problem]:
+    """What is wrong with a line; a pair that is there is noted in `places` by its id."""
+    if raw.problem is not None:
+        yield raw.problem
+        return
+    row: Any = raw.value
+    if not isinstance(row, dict):
+        yield Problem("not_an_object", None, shorten(row), f"an object with {', '.join(FIELDS)}")
+        return
+    for name in row:
+        if name not in FIELDS:
+            yield Problem("misplaced_field", name, shorten(row[name]), ", ".join(FIELDS))
+    for name in ("id", "verdict"):
+        if row.get(name) is None:
+            yield Problem("missing_field", name, "nothing", "a text")
+        elif not isinstance(row[name], str):
+            yield Problem("wrong_type", name, shorten(row[name]), "a text")
+    if not isinstance(row.get("note"), str | None):
+        yield Problem("wrong_type", "note", shorten(row["note"]), "a text or null")
+    if isinstance(row.get("verdict"), str) and row["verdict"] not in VERDICTS:
+        yield Problem("out_of_range", "verdict", shorten(row["verdict"]), ", ".join(VERDICTS))
+    if isinstance(identifier := row.get("id"), str):
+        if known is not None and identifier not in known:
+            yield Problem("unknown_id", "id", shorten(identifier), "an id of this run's pairs")
+        elif identifier in places:
+            allowed = f"a pair other than that of {places[identifier]}"
+            yield Problem("duplicate_id", "id", shorten(identifier), allowed)
+        else:
+            places[identifier] = f"{raw.file}:{raw.line}"

@@ -1,0 +1,226 @@
+"""How much data a run has: examples of each kind, and the most tokens a row can hold."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from models.config.data import ComparisonsConfig, PreferencesConfig, WorldConfig
+from models.data.formats import parse_row
+from models.data.readers import Source, SourceError, read_source
+from models.data.written_prompts import SETS, load_written
+from models.estimates.shapes import PlanError
+from models.synthetic.sizes import (
+    EXPERT_JUDGED,
+    EXPERT_REPEATS,
+    EXPERT_SHOWN,
+    MAX_EXPERT,
+    NUM_FORGET,
+)
+from models.synthetic.tasks import TASKS, draw_prompt, request_of, task_of
+
+# Prompts drawn of each family to learn how long they get: enough to meet the longest.
+NUM_DRAWN = 200
+# Words a demonstration can have beyond its answer: opener, closer, three rambled words, two
+# fillers and a rude one.
+MOST_ADDED = 8
+# Where sources cannot be counted: the training split of Anthropic's HH-RLHF.
+ASSUMED_PAIRS = 160_800
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """Counts of examples, and bounds on tokens a row (end tokens included).
+
+    train_pairs is what splitting gives on average, train_rankings how many prompts (and groups)
+    they are of; ranked: the most responses of one. prompt_tokens, dialogue_tokens (prompt and one
+    response), pair_tokens (prompt and both responses in one packed row): the most of any row.
+    assumptions: where the numbers come from, a sentence each.
+    """
+
+    demonstrations: int
+    pair_prompts: int
+    pairs: int
+    train_pairs: int
+    train_rankings: int
+    ranked: int
+    policy_prompts: int
+    eval_prompts: int
+    prompt_tokens: int
+    dialogue_tokens: int
+    pair_tokens: int
+    assumptions: tuple[str, ...]
+
+    @property
+    def held_out_pairs(self) -> int:
+        """Pairs of validation and test."""
+        return self.pairs - self.train_pairs
+
+    def of_slice(self, share: float) -> Amounts:
+        """With that share of the training pairs, and as many held out."""
+        train = round(share * self.train_pairs)
+        return replace(
+            self,
+            pairs=self.held_out_pairs + train,
+            train_pairs=train,
+            train_rankings=min(train, self.train_rankings),
+        )
+
+
+def of_world(world: WorldConfig, comparisons: ComparisonsConfig, max_length: int) -> Amounts:
+    """What the synthetic world draws; max_length: tokens at which SFT cuts a dialogue."""
+    expert = min(world.num_demonstrations // 10, MAX_EXPERT)
+    shown = min(expert, EXPERT_SHOWN)
+    prompts = world.num_pair_prompts + shown
+    most = min(comparisons.pairs_per_prompt, math.comb(comparisons.num_responses, 2))
+    pairs = prompts * most
+    train_share = 1 - comparisons.validation_share - comparisons.test_share
+    prompt, demonstration = _longest_rows()
+    return Amounts(
+        demonstrations=world.num_demonstrations
+        + expert * EXPERT_REPEATS
+        + 3 * world.num_eval_prompts,
+        pair_prompts=prompts,
+        pairs=pairs,
+        train_pairs=round(pairs * train_share),
+        train_rankings=round(prompts * train_share),
+        ranked=min(comparisons.num_responses, 2 * most),
+        policy_prompts=world.num_policy_prompts + shown,
+        eval_prompts=3 * world.num_eval_prompts + EXPERT_JUDGED + NUM_FORGET,
+        prompt_tokens=prompt,
+        dialogue_tokens=min(demonstration, max_length),
+        pair_tokens=prompt + 2 * (comparisons.max_new_tokens + 1),
+        assumptions=(
+            f"rows: counted from `world`. Every one of {prompts:,} prompts is taken to give "
+            f"{'a pair' if most == 1 else f'{most} pairs'}, which only those do whose answers "
+            "differ enough (under half of them with a policy as poor as that of `smoke`): pairs "
+            "and steps on them are upper bounds; splits have their average size",
+            f"tokens a row: the most there can be. A prompt has at most {prompt} tokens, a prompt "
+            f"with its demonstration {demonstration}; every sampled answer is taken to run to "
+            "max_new_tokens",
+        ),
+    )
+
+
+def _longest_rows() -> tuple[int, int]:
+    """Most tokens of a prompt, and of a prompt with its demonstration; a word is a token."""
+    rng = random.Random(0)
+    prompts = [draw_prompt(task, rng) for task in TASKS.values() for _ in range(NUM_DRAWN)]
+    prompt = max(len(text.split()) for text in prompts)
+    answer = max(len(task_of(text).answer(request_of(text))) for text in prompts)
+    return prompt, prompt + answer + MOST_ADDED + 1
+
+
+def of_preferences(config: PreferencesConfig, max_length: int) -> Amounts:
+    """What people's preferences come to; max_length: tokens at which SFT cuts a dialogue.
+
+    Raises PlanError for a source that is here and cannot be read.
+    """
+    counts = [_count_pairs(source) for source in config.sources]
+    found = [count for count in counts if count is not None]
+    pairs, how = _total([None if count is None else count.pairs for count in counts], config)
+    rankings, ranked = pairs, 2
+    if len(found) == len(counts):
+        rankings = min(pairs, sum(count.rankings for count in found))
+        ranked = max(count.ranked for count in found)
+    share = 1 - config.validation_share - config.test_share
+    train = round(pairs * share)
+    shown, how_shown = _demonstrations(config, train)
+    evaluated = sum(
+        min(config.num_eval_prompts, round(pairs * share))
+        for share in (config.validation_share, config.test_share)
+    )
+    if config.written_prompts:
+        evaluated += sum(len(load_written(name)) for name in SETS)
+    return Amounts(
+        demonstrations=shown,
+        pair_prompts=pairs,
+        pairs=pairs,
+        train_pairs=train,
+        train_rankings=round(rankings * share),
+        ranked=ranked,
+        policy_prompts=train,
+        eval_prompts=evaluated,
+        prompt_tokens=config.max_tokens,
+        dialogue_tokens=min(config.max_tokens + 1, max_length),
+        pair_tokens=2 * (config.max_tokens + 1),
+        assumptions=(
+            f"rows: {how}; every pair is taken to have a prompt of its own and to be within "
+            "preferences.max_tokens; splits have their average size",
+            f"tokens a row: the most there can be, from preferences.max_tokens = "
+            f"{config.max_tokens} for a prompt with one answer, a pair twice that; every sampled "
+            "answer is taken to run to max_new_tokens. Most real rows are far shorter",
+            *how_shown,
+        ),
+    )
+
+
+def _demonstrations(config: PreferencesConfig, train_pairs: int) -> tuple[int, tuple[str, ...]]:
+    """What SFT learns from, and how that is known if it is not the training pairs."""
+    if not config.demonstrations:
+        return train_pairs, ()
+    paths = [Path(source).expanduser() for source in config.demonstrations]
+    if not all(path.exists() for path in paths):
+        return train_pairs, (
+            "demonstrations: UNKNOWN, as not all of preferences.demonstrations are files here; "
+            "taken to be as many as training pairs",
+        )
+    try:
+        count = sum(
+            raw.problem is None and not raw.is_blank
+            for path in paths
+            for raw in read_source(Source(str(path)), [])
+        )
+    except SourceError as error:
+        raise PlanError(f"preferences.demonstrations: {error}") from error
+    return count, (f"demonstrations: {count:,} rows counted in preferences.demonstrations",)
+
+
+def _total(counts: list[int | None], config: PreferencesConfig) -> tuple[int, str]:
+    """The number of pairs and how it is known."""
+    max_pairs = config.max_pairs
+    known = [count for count in counts if count is not None]
+    if len(known) == len(counts):
+        pairs, how = sum(known), f"{sum(known):,} pairs counted in preferences.sources"
+    elif max_pairs is not None:
+        return max_pairs, f"{max_pairs:,} pairs, from preferences.max_pairs"
+    else:
+        return ASSUMED_PAIRS, (
+            "UNKNOWN, as not all of preferences.sources are files here; taken as "
+            f"{ASSUMED_PAIRS:,} pairs (the training split of Anthropic's HH-RLHF); give files or "
+            "preferences.max_pairs"
+        )
+    if max_pairs is not None and max_pairs < pairs:
+        return max_pairs, f"{how}, of which preferences.max_pairs keeps {max_pairs:,}"
+    return pairs, how
+
+
+class _Counted(NamedTuple):
+    """Pairs of a source, of how many prompts (and groups), and the most responses of one."""
+
+    pairs: int
+    rankings: int
+    ranked: int
+
+
+def _count_pairs(source: str) -> _Counted | None:
+    """What a file or folder holds, a ranking of K giving K(K-1)/2; None for what is not here."""
+    path = Path(source).expanduser()
+    if not path.exists():
+        return None
+    count = 0
+    responses: dict[int, set[int]] = {}  # by hashes: the texts themselves may be gigabytes
+    try:
+        for raw in read_source(Source(str(path)), []):
+            if raw.problem is None and not raw.is_blank:
+                row = parse_row(raw.value, None)
+                if not row.problems and not row.is_tie:
+                    count += math.comb(len(row.answers), 2)
+                    own = responses.setdefault(hash((row.group, row.prompt)), set())
+                    own.update(map(hash, row.answers))
+    except SourceError as error:
+        raise PlanError(f"preferences.sources: {error}") from error
+    return _Counted(count, len(responses), max(map(len, responses.values()), default=2))

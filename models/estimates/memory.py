@@ -1,0 +1,187 @@
+"""Memory of one trainer process: what its models, optimisers, activations and caches hold.
+
+All of it in bytes; float32, but for what a trainer's `precision` makes narrower. Counted are
+tensors that grow with the model or the batch, and the buckets of ZeRO; what a process takes beside
+them (`models.estimates.machine`) is not, nor is the allocator's slack. What is said here is held
+against the bytes that live (tests/models/training/test_live_bytes.py). Training SFT and a reward
+model of 26 million parameters peaked 7 to 10 % below what is said here when every tensor had pages
+of its own, and 27 to 39 % above on the C library's ordinary heap, which rows of many lengths leave
+holes in (growth of resident memory).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from models import limits
+from models.config.training import Optimiser, Precision
+from models.estimates.shapes import ModelShape
+
+FLOAT_BYTES = 4
+PRODUCT_BYTES: dict[Precision, int] = {"float32": FLOAT_BYTES, "bfloat16": 2}
+# AdamW keeps two moments a parameter (a fused step has no master copy or temporaries).
+ADAM_BYTES = 2 * FLOAT_BYTES
+# Vocabulary-wide rows a response has where a token is drawn: logits, these over temperature,
+# probabilities, sorted values, their int64 places (two), cumulative sum, that without the value.
+SAMPLING_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one process in one phase of its work.
+
+    weights: of trained models, with any saved copy. gradients: with ZeRO's buckets of them. frozen:
+    weights of models that only run. activations: what a backward pass needs, or the working set of
+    a forward pass. cache: keys and values of generation.
+    """
+
+    weights: int = 0
+    gradients: int = 0
+    optimiser: int = 0
+    frozen: int = 0
+    activations: int = 0
+    cache: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it on one device."""
+        held = self.weights + self.gradients + self.optimiser + self.frozen
+        return held + self.activations + self.cache
+
+    def part(self, zero_stage: int, num_devices: int) -> Memory:
+        """What a device holds under ZeRO [Rajbhandari et al. 2020, figure 1].
+
+        Stage 1 splits the optimiser's state over the devices, 2 the gradients too, 3 the weights
+        too, those of frozen models included. DeepSpeed's optimiser has a copy of its part of the
+        weights, beside the moments, and a bucket in which gradients are added up. In a step its
+        part of the gradients is there twice, while there are no activations; under stage 2 it is
+        all along, as those of a micro batch are added to those before. Under stage 3 some weights
+        are whole at a time. Every device works on a micro batch of its own.
+        """
+        share = [num_devices if zero_stage >= stage else 1 for stage in range(4)]
+        with_copy = self.optimiser * (ADAM_BYTES + FLOAT_BYTES) // ADAM_BYTES
+        twice = 2 if zero_stage == 2 else 1
+        live = FLOAT_BYTES * (limits.ZERO_LIVE + limits.ZERO_PREFETCH)
+        gathered = min(self.weights, live) if zero_stage == 3 else 0
+        return replace(
+            self,
+            optimiser=ceil(with_copy / share[1]),
+            gradients=ceil(twice * self.gradients / share[2]) + FLOAT_BYTES * limits.ZERO_BUCKET,
+            weights=ceil(self.weights / share[3]) + gathered,
+            frozen=ceil(self.frozen / share[3]),
+            activations=max(self.activations, ceil(self.gradients / num_devices)),
+        )
+
+    def loading(self, zero_stage: int, num_devices: int) -> Memory:
+        """What a device holds while the models that are whole here are loaded.
+
+        Stages 1 and 2 of ZeRO copy what is trained into one buffer. Under stage 3 each parameter
+        is taken apart by itself, and then the parts are copied: once into a buffer, and once for
+        the optimiser, which has its gradients, and a first buffer for them, at once.
+        """
+        if zero_stage < 3:
+            copies = 2 if zero_stage else 1
+            return Memory(weights=copies * self.weights, frozen=self.frozen)
+        part = self.part(3, num_devices)
+        whole = self.weights + self.frozen
+        apart = ceil(self.weights / num_devices)
+        taking_apart = Memory(weights=self.weights, frozen=self.frozen + ceil(whole / num_devices))
+        copying = Memory(
+            weights=apart, gradients=part.gradients + apart, optimiser=apart, frozen=part.frozen
+        )
+        return max(taking_apart, copying, key=lambda memory: memory.total)
+
+
+def trained(num_parameters: int, activations: int = 0, optimiser: Optimiser = "adamw") -> Memory:
+    """A model under AdamW in its backward pass: 16 bytes a parameter and the activations.
+
+    With moments of 8 bits 10 bytes; what they are scaled by, and small parameters, do not count.
+    """
+    return Memory(
+        weights=FLOAT_BYTES * num_parameters,
+        gradients=FLOAT_BYTES * num_parameters,
+        optimiser=(ADAM_BYTES if optimiser == "adamw" else 2) * num_parameters,
+        activations=activations,
+    )
+
+
+def kept_activations(
+    shape: ModelShape,
+    tokens: int,
+    repeated: int = 0,
+    is_recomputed: bool = False,
+    has_dropout: bool = False,
+    precision: Precision = "float32",
+) -> int:
+    """Bytes that autograd keeps of the trunk for `tokens`.
+
+    Numbers a token and layer, h hidden, q and kv heads times head size, f feed-forward. In float32:
+    norms: each its input and a scale, 2 (h + 1);
+    attention: log-sum-exp, heads.
+    In the products' precision:
+    norms: their output, 2 h;
+    attention: query, keys, values, output row by row and whole, 3 q + 2 kv (a CPU attends in
+    float32);
+    feed-forward: gate, up, their product, 3 f;
+    dropout: by what the outputs of both are multiplied, 2 h.
+    Narrow products also keep a narrow copy of their weights.
+    Then once a token the last norm's input and scale, the rotary cosines and sines, and its id (two
+    floats wide).
+    Norms and feed-forward parts that `models.nets.fused` does not know keep 2 h and f more.
+    Of `repeated` tokens there are further keys and values: a prompt's for every response but its
+    first, and that response's own.
+    Recomputed (gradient checkpointing), all layers keep their input, h, and one at a time the rest.
+    """
+    hidden, product, is_narrow = shape.hidden_size, PRODUCT_BYTES[precision], precision != "float32"
+    keys = product * 2 * shape.num_kv_heads * shape.head_dim
+    layer = FLOAT_BYTES * (2 * hidden + 2 + shape.num_heads)
+    layer += product * hidden * (2 + 2 * has_dropout)
+    layer += product * (3 * shape.num_heads * shape.head_dim + 3 * shape.intermediate_size) + keys
+    whole = tokens * layer + repeated * keys
+    whole += product * (shape.layer_parameters - 2 * hidden) * is_narrow
+    once = FLOAT_BYTES * (hidden + 1 + 2 * shape.head_dim + 2)
+    if is_recomputed:
+        layers = FLOAT_BYTES * shape.num_layers * tokens * hidden + whole
+    else:
+        layers = shape.num_layers * whole
+    return layers + tokens * once
+
+
+def forward_set(shape: ModelShape, tokens: int) -> int:
+    """Bytes of one layer's working set in a forward pass without gradient.
+
+    The residual stream, its normalised form, attention's output and a sum, gate, its activation
+    and up; the rotary cosines and sines, a token's id and its place (two floats wide each).
+    """
+    layer = 4 * shape.hidden_size + 3 * shape.intermediate_size
+    return FLOAT_BYTES * tokens * (layer + 2 * shape.head_dim + 4)
+
+
+def backward_set(
+    shape: ModelShape,
+    tokens: int,
+    repeated: int = 0,
+    is_recomputed: bool = False,
+    has_dropout: bool = False,
+    precision: Precision = "float32",
+) -> int:
+    """Bytes of a pass with gradient: what autograd keeps, and one layer's gradients on the way."""
+    kept = kept_activations(shape, tokens, repeated, is_recomputed, has_dropout, precision)
+    return kept + forward_set(shape, tokens)
+
+
+def vocabulary_set(shape: ModelShape, response_tokens: int) -> int:
+    """Bytes of the logits of response tokens, so many at once."""
+    at_once = min(response_tokens, max(1, limits.LOGITS_AT_ONCE // shape.vocab_size))
+    return FLOAT_BYTES * at_once * shape.vocab_size
+
+
+def key_value_cache(shape: ModelShape, tokens: int) -> int:
+    """Bytes of the keys and values of `tokens` in every layer."""
+    return FLOAT_BYTES * tokens * 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+
+
+def sampling_set(shape: ModelShape, num_rows: int) -> int:
+    """Bytes of drawing one token for each of `num_rows`."""
+    return FLOAT_BYTES * SAMPLING_ROWS * num_rows * shape.vocab_size

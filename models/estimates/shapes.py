@@ -1,0 +1,178 @@
+"""Dimensions of a base model without loading it, and the parameters they come to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from models.config.training import ModelConfig
+from models.synthetic.demonstrations import vocabulary
+
+# The padding, end and unknown tokens that the world's tokenizer adds to its words.
+WORLD_SPECIAL_TOKENS = 3
+# Architectures with exactly the weights counted below: Llama without biases, and Mistral.
+MODEL_TYPES = ("llama", "mistral")
+
+
+class PlanError(ValueError):
+    """A configuration whose cost cannot be told, and what to give instead."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Dimensions of a decoder with grouped-query attention and a gated feed-forward layer.
+
+    context: the most tokens it takes. is_tied: the language-model head is the embedding.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context: int
+    is_tied: bool
+
+    @property
+    def layer_parameters(self) -> int:
+        """q, k, v, o; gate, up, down; the two norms."""
+        hidden = self.hidden_size
+        attention = 2 * hidden * self.head_dim * (self.num_heads + self.num_kv_heads)
+        return attention + 3 * hidden * self.intermediate_size + 2 * hidden
+
+    @property
+    def largest_parameter(self) -> int:
+        """Numbers of the largest matrix: the embedding, or one of a feed-forward layer."""
+        return self.hidden_size * max(self.vocab_size, self.intermediate_size)
+
+    @property
+    def trunk_parameters(self) -> int:
+        """Embedding, layers and last norm, without any head."""
+        layers = self.num_layers * self.layer_parameters
+        return self.vocab_size * self.hidden_size + layers + self.hidden_size
+
+    @property
+    def policy_parameters(self) -> int:
+        """Trunk and language-model head; a tied head is the embedding and counts once."""
+        head = 0 if self.is_tied else self.vocab_size * self.hidden_size
+        return self.trunk_parameters + head
+
+    def frozen_parameters(self, trainable_layers: int | None) -> int:
+        """Embedding and lower layers, where only the upper `trainable_layers` are trained."""
+        if trainable_layers is None:
+            return 0
+        lower = self.num_layers - trainable_layers
+        return self.vocab_size * self.hidden_size + lower * self.layer_parameters
+
+    def adapter_parameters(self, rank: int) -> int:
+        """Low-rank adapters of q, k, v, o; gate, up, down: rank by inputs and outputs of each."""
+        heads = self.head_dim * (self.num_heads + self.num_kv_heads)
+        return (
+            self.num_layers
+            * rank
+            * (4 * self.hidden_size + 2 * heads + 3 * (self.hidden_size + self.intermediate_size))
+        )
+
+    def upper(self, trainable_layers: int | None) -> ModelShape:
+        """The part a backward pass goes through: all of it, or the upper layers."""
+        return replace(self, num_layers=trainable_layers or self.num_layers)
+
+    def scorer_parameters(self, num_heads: int) -> int:
+        """Trunk and bias-free scalar heads: one of a reward model or critic, two [AM]."""
+        return self.trunk_parameters + num_heads * self.hidden_size
+
+
+# Base models by name, from the `config.json` that their authors publish, so that planning needs
+# neither a download nor the package.
+KNOWN_SHAPES = {
+    "mistralai/Mistral-7B-v0.1": ModelShape(
+        vocab_size=32000,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        context=32768,
+        is_tied=False,
+    ),
+    "smollm2-135m-instruct": ModelShape(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_layers=30,
+        num_heads=9,
+        num_kv_heads=3,
+        head_dim=64,
+        context=8192,
+        is_tied=True,
+    ),
+}
+
+
+def shape_of(config: ModelConfig, field: str = "sft.model.base") -> ModelShape:
+    """The dimensions of the model that SFT starts from, or that another `field` names.
+
+    Raises PlanError for a base that is neither a folder with a `config.json` nor in KNOWN_SHAPES,
+    and for an architecture that is not in MODEL_TYPES.
+    """
+    if config.base is None:
+        return _from_scratch(config)
+    path = Path(config.base).expanduser() / "config.json"
+    if path.is_file():
+        return _read_shape(path)
+    if config.base not in KNOWN_SHAPES:
+        raise PlanError(
+            f"{field} is {config.base!r}, whose size is not known here; allowed for a plan: "
+            f"a folder with config.json, or one of {', '.join(KNOWN_SHAPES)}. Nothing is "
+            "downloaded for a dry run: download the model and give its folder"
+        )
+    return KNOWN_SHAPES[config.base]
+
+
+def _from_scratch(config: ModelConfig) -> ModelShape:
+    """The small Llama that `models.nets.loading.build_policy` builds."""
+    return ModelShape(
+        vocab_size=len(vocabulary()) + WORLD_SPECIAL_TOKENS,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.hidden_size * 3,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_heads,
+        head_dim=config.hidden_size // config.num_heads,
+        context=config.max_length,
+        is_tied=True,
+    )
+
+
+def _read_shape(path: Path) -> ModelShape:
+    """The shape in a `config.json`; a field that it lacks has transformers' default."""
+    try:
+        values: dict[str, Any] = json.loads(path.read_text())
+        found = {name: values.get(name) for name in ("model_type", "attention_bias", "mlp_bias")}
+        if found["model_type"] not in MODEL_TYPES or found["attention_bias"] or found["mlp_bias"]:
+            raise PlanError(
+                f"{path}: found {found}; allowed for a plan: model_type "
+                f"{' or '.join(MODEL_TYPES)}, without biases"
+            )
+        heads = values["num_attention_heads"]
+        return ModelShape(
+            vocab_size=values["vocab_size"],
+            hidden_size=values["hidden_size"],
+            intermediate_size=values["intermediate_size"],
+            num_layers=values["num_hidden_layers"],
+            num_heads=heads,
+            num_kv_heads=values.get("num_key_value_heads") or heads,
+            head_dim=values.get("head_dim") or values["hidden_size"] // heads,
+            context=values["max_position_embeddings"],
+            is_tied=values.get("tie_word_embeddings", False),
+        )
+    except (json.JSONDecodeError, KeyError) as error:
+        raise PlanError(
+            f"{path}: {type(error).__name__}: {error}; give the config.json that transformers "
+            "saves beside a model"
+        ) from error

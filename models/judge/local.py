@@ -1,0 +1,174 @@
+"""A judge in this process: any causal language model of transformers, asked in batches.
+
+Answers of one token, which is all a verdict takes, come from one pass over packed prompts, without
+padding, in which the rubric that all of them begin with comes once. Longer ones are sampled by the
+project's decoding loop; where log-probabilities are asked for, one packed pass over prompts and
+answers gives them. They are of softmax(logits), whatever the temperature. But for rounding, what a
+request is answered depends on it alone: its random numbers are its own. What looks like a control
+token in a message is encoded as the text it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice, takewhile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from models import limits
+from models.judge.chat import ChatAnswer, ChatRequest, Token, Usage, key_of
+from models.nets.generation import Sampling, decode, decoding_batches
+from models.nets.loading import load_base_policy, load_base_tokenizer
+from models.nets.packing import Candidates, pack
+from models.nets.scoring import likeliest_tokens, next_logprobs
+
+REQUESTS_AT_ONCE = 64
+# A nucleus that one token always fills: the likeliest.
+GREEDY_NUCLEUS = 1e-9
+# For a tokenizer that has no chat template of its own.
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+class RequestError(ValueError):
+    """A request that the model cannot answer."""
+
+
+class LocalModel:
+    """A causal language model and its tokenizer. Used by one thread at a time."""
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, identity: str
+    ) -> None:
+        self.identity = identity
+        self._model, self._tokenizer = model.eval(), tokenizer
+        self._context = int(model.config.max_position_embeddings)
+
+    @classmethod
+    def load(cls, name: str) -> LocalModel:
+        """A packaged model, a folder or a hub id; a folder counts by its content."""
+        folder = Path(name).expanduser()
+        identity = _digest(folder) if folder.is_dir() else name
+        return cls(load_base_policy(name), load_base_tokenizer(name), f"local {identity}")
+
+    def answers(
+        self, requests: Iterable[tuple[str, ChatRequest]]
+    ) -> Iterator[tuple[str, ChatAnswer]]:
+        """As in `ChatModel`; raises RequestError."""
+        waiting = iter(requests)
+        while window := list(islice(waiting, REQUESTS_AT_ONCE)):
+            window.sort(key=_form)
+            for _, alike in groupby(window, key=_form):
+                yield from self._alike(list(alike))
+
+    def encode(self, request: ChatRequest) -> list[int]:
+        """Token ids up to where the answer begins. Raises RequestError."""
+        ids: list[int] = self._tokenizer.apply_chat_template(
+            [{"role": m.role, "content": m.content} for m in request.messages],
+            chat_template=self._tokenizer.chat_template or PLAIN_TEMPLATE,
+            add_generation_prompt=True,
+            sanitize_control_tokens=True,
+            return_dict=False,
+        )
+        if len(ids) + request.max_tokens > self._context:
+            raise RequestError(
+                f"the request has {len(ids)} tokens and its answer up to {request.max_tokens}, "
+                f"together more than the model takes ({self._context}): shorten what is judged "
+                "(max_characters), or take a model with a longer context"
+            )
+        return ids
+
+    def _alike(self, named: Sequence[tuple[str, ChatRequest]]) -> Iterator[tuple[str, ChatAnswer]]:
+        """Answers to requests that differ in messages and seed only."""
+        form = named[0][1]
+        prompts = [self.encode(request) for _, request in named]
+        is_one_token = form.max_tokens == 1 and form.temperature == 0
+        limit = limits.PASS_TOKENS if is_one_token else limits.CACHE_TOKENS
+        for batch in decoding_batches(prompts, form.max_tokens, limit, at_least=1):
+            texts = [prompts[index] for index in batch]
+            if is_one_token:
+                found = self._likeliest(texts, form.top_logprobs)
+            else:
+                found = self._sampled(texts, form, [named[index][1] for index in batch])
+            for index, (ids, tokens) in zip(batch, found, strict=True):
+                content = self._tokenizer.decode(ids, skip_special_tokens=True)
+                usage = Usage(len(prompts[index]), len(ids))
+                is_whole = ids[-1] == self._tokenizer.eos_token_id
+                reason = "stop" if is_whole else "length"
+                yield named[index][0], ChatAnswer(content, usage, tokens, reason)
+
+    def _likeliest(
+        self, prompts: Sequence[list[int]], count: int
+    ) -> list[tuple[list[int], tuple[Token, ...]]]:
+        """The likeliest token behind each prompt; what all of them begin with runs once."""
+        logprobs = next_logprobs(self._model, pack(_with_shared_beginning(prompts)))
+        top, ids = logprobs.topk(max(1, count))
+        tokens = self._tokens(ids[:, 0], top[:, 0], top, ids) if count else ()
+        return [([token], tokens[row : row + 1]) for row, token in enumerate(ids[:, 0].tolist())]
+
+    def _sampled(
+        self, prompts: Sequence[list[int]], form: ChatRequest, requests: Sequence[ChatRequest]
+    ) -> list[tuple[list[int], tuple[Token, ...]]]:
+        """A sampled or, at temperature 0, the greedy response to each prompt."""
+        if form.temperature == 0:
+            sampling = Sampling(1.0, form.max_tokens, top_p=GREEDY_NUCLEUS)
+        else:
+            sampling = Sampling(form.temperature, form.max_tokens)
+        draws = torch.stack([self._draws(request) for request in requests])
+        device = self._model.device
+        ids = decode(self._model, self._tokenizer, prompts, sampling, draws.to(device)).responses
+        if not form.top_logprobs:
+            return [(response, ()) for response in ids]
+        batch = pack([Candidates(p, (r,)) for p, r in zip(prompts, ids, strict=True)])
+        own, top, likeliest = likeliest_tokens(self._model, batch, form.top_logprobs)
+        chosen = torch.tensor([token for response in ids for token in response])
+        tokens = iter(self._tokens(chosen, own, top, likeliest))
+        return [(response, tuple(islice(tokens, len(response)))) for response in ids]
+
+    def _draws(self, request: ChatRequest) -> Tensor:
+        """(T,) in [0, 1): the same for the same request, others for any other."""
+        seed = int(key_of(self.identity, request)[:15], 16)
+        generator = torch.Generator("cpu").manual_seed(seed)
+        return torch.rand(request.max_tokens, generator=generator, device="cpu")
+
+    def _tokens(self, chosen: Tensor, own: Tensor, top: Tensor, ids: Tensor) -> tuple[Token, ...]:
+        """n tokens (n,), their log-probabilities (n,), and the likeliest in their places (n, k)."""
+        texts = {i: self._tokenizer.decode([i]) for i in {*chosen.tolist(), *ids.ravel().tolist()}}
+        rows = zip(chosen.tolist(), own.tolist(), top.tolist(), ids.tolist(), strict=True)
+        return tuple(
+            Token(texts[token], value, tuple(zip((texts[i] for i in others), values, strict=True)))
+            for token, value, values, others in rows
+        )
+
+
+def _with_shared_beginning(prompts: Sequence[list[int]]) -> list[Candidates]:
+    """Prompts as responses of one row to what they all begin with; apart if that is nothing."""
+    first, last = min(prompts), max(prompts)  # of a sorted list: what they share, all share
+    both = zip(first, last, strict=False)
+    shared = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], both)]
+    shared = shared[: min(map(len, prompts)) - 1]
+    if not shared:
+        return [Candidates(prompt[:-1], (prompt[-1:],)) for prompt in prompts]
+    return [Candidates(shared, tuple(prompt[len(shared) :] for prompt in prompts))]
+
+
+def _form(named: tuple[str, ChatRequest]) -> tuple[int, float, int]:
+    """What requests of one batch have in common."""
+    _, request = named
+    return request.max_tokens, request.temperature, request.top_logprobs
+
+
+def _digest(folder: Path) -> str:
+    """sha256 over the names and contents of a folder's files."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with path.open("rb") as stream:
+            content = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest.update(f"{path.relative_to(folder)}\0{content}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,133 @@
+"""A chat model revises responses by principles, one drawn at random for each step.
+
+[CAI] Bai et al., Constitutional AI: Harmlessness from AI Feedback, arXiv 2212.08073, section 3.1.
+
+A step shows the dialogue and the draft, asks for a critique by the principle, and then, behind it,
+for a revision, which is the next step's draft. Without critiques ([CAI] section 3.5) the revision
+is asked for at once.
+
+Deviations
+1. No worked examples are shown: what is asked for is said in words, and a chat model follows them.
+2. A revision without text, or cut off at its limit, is of no use: the draft stays.
+3. The paper lets one model answer and revise; here any may revise another's answers.
+4. The paper samples critiques and revisions; at temperature 0, which is what a judge is asked with
+   where nothing else is said, they are the likeliest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from models.config.policy import ReviseConfig
+from models.judge.asking import Asker
+from models.judge.chat import ChatAnswer, ChatRequest, Message, Usage
+from models.judge.constitutions import Constitution
+from models.judge.prompts import QUOTE, quote_blocks, said, under
+from models.judge.rubrics import load_questions
+
+# "Here is the revised response:", "**Revision:**" and their like.
+_HEADING = re.compile(
+    r"[*#\[\s]*(?:here(?:'s| is) )?(?:(?:the|my|a) )?(?:(?:new|revised|rewritten|final) )?"
+    r"(?:response|draft|version|answer|revision)[*\]]*\s*(?::[*\s]*|\n\s*)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One revision of a draft; where `is_usable` is false, `revision` is the draft as it was.
+
+    critique: empty where none was asked for.
+    """
+
+    principle: str
+    critique: str
+    revision: str
+    is_usable: bool
+    usage: Usage
+
+
+@dataclass(frozen=True)
+class Reviser:
+    """A chat model with principles to revise by."""
+
+    asker: Asker
+    config: ReviseConfig
+    constitution: Constitution
+
+    def revise(
+        self,
+        prompts: Sequence[str],
+        drafts: Sequence[str],
+        number: int,
+        on_answer: Callable[[], None] = lambda: None,
+    ) -> list[Step]:
+        """Step `number` of each draft; `on_answer` is called for each critique and revision.
+
+        Raises models.judge.asking.StoppedError, and what the chat model raises.
+        """
+        config, questions = self.config, load_questions()
+        principles = [self.constitution.draw(config.seed, str(number), p) for p in prompts]
+        usages, critiques = [Usage()] * len(prompts), [""] * len(prompts)
+        first = "revise critique" if config.critique else "revise answer"
+        requests = [
+            ChatRequest(
+                (self._shown(prompt, draft, principle, questions[first]),),
+                config.max_critique_tokens if config.critique else config.max_revision_tokens,
+                config.judge.temperature,
+            )
+            for prompt, draft, principle in zip(prompts, drafts, principles, strict=True)
+        ]
+        if config.critique:
+            found = self.asker.ask(requests, on_answer)
+            critiques = [answer.content.strip() for answer in found]
+            usages = [answer.usage or Usage() for answer in found]
+            requests = [
+                request.followed_by(
+                    said(critique),
+                    Message("user", questions["revise answer"]),
+                    max_tokens=config.max_revision_tokens,
+                )
+                for request, critique in zip(requests, critiques, strict=True)
+            ]
+        answers = self.asker.ask(requests, on_answer)
+        columns = zip(principles, critiques, drafts, answers, usages, strict=True)
+        return [_step(*column) for column in columns]
+
+    @property
+    def answers_per_step(self) -> int:
+        """How often `on_answer` is called for a draft."""
+        return 2 if self.config.critique else 1
+
+    def _shown(self, prompt: str, draft: str, principle: str, question: str) -> Message:
+        blocks = quote_blocks(
+            {"dialogue": prompt, "draft": draft}, self.config.judge.max_characters
+        )
+        text = "\n\n".join([load_questions()["revise"], blocks, *under(principle), question])
+        return Message("user", text)
+
+
+def _step(principle: str, critique: str, draft: str, answer: ChatAnswer, usage: Usage) -> Step:
+    found = revision_of(answer)
+    if found is not None:  # some models begin every response with a space
+        found = draft[: len(draft) - len(draft.lstrip())] + found
+    whole = usage + (answer.usage or Usage())
+    return Step(principle, critique, draft if found is None else found, found is not None, whole)
+
+
+def revision_of(answer: ChatAnswer) -> str | None:
+    """The new response in an answer; None where there is none, or it was cut off.
+
+    Taken off are a heading before it, and the quotation marks of what the model was shown, where
+    all lines have them.
+    """
+    if answer.finish_reason == "length":
+        return None
+    text = answer.content.strip()
+    heading = _HEADING.match(text)
+    lines = text[heading.end() if heading else 0 :].splitlines()
+    if all(line.startswith(QUOTE.strip()) for line in lines):
+        lines = [line.removeprefix(QUOTE.strip()).removeprefix(" ") for line in lines]
+    return "\n".join(lines).strip() or None

@@ -1,0 +1,1 @@
+"""Pages, tables and scorecards from the artifacts of runs."""

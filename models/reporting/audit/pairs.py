@@ -1,0 +1,128 @@
+"""Every pair with all the audit knows of it, from the artifacts of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from models.reporting.kit.artifacts import SPLITS, Artifacts, ReportInputError, Row, read_rows
+from models.reporting.run.labels import voting_mode
+
+UNTREATED = {"is_flipped": False, "label": 1.0, "margin": 0.0, "weight": 1.0, "review": None}
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedPair:
+    """A raw pair, the ensemble's vote on it, and what relabelling decided.
+
+    differences: each member's score of `chosen` minus that of `rejected`, in the members' order;
+    None where the member was trained on the pair and has no vote. strength_mean, strength_std: of
+    those that vote. label_given: what the pair came with, below 1 where a judge was unsure.
+    is_flipped, label, margin, weight, review: of a training pair, as relabelled; held-out pairs are
+    not relabelled and stand as annotated. votes: people's. truth: what the synthetic world knows.
+    None where there is nothing.
+    """
+
+    id: str
+    prompt: str
+    chosen: str
+    rejected: str
+    category: str | None
+    split: str
+    strength_mean: float
+    strength_std: float
+    differences: tuple[float | None, ...]
+    label_given: float
+    is_flipped: bool
+    label: float
+    margin: float
+    weight: float
+    review: str | None
+    votes: Row | None
+    truth: Row | None
+
+    @property
+    def looks_wrong(self) -> bool:
+        """Whether the members together prefer the answer labelled worse."""
+        return self.strength_mean < 0
+
+    @property
+    def is_disputed(self) -> bool:
+        """Whether some members prefer one answer and some the other."""
+        voted = [difference for difference in self.differences if difference is not None]
+        return min(voted) < 0 < max(voted)
+
+    @property
+    def is_flip_unsupported(self) -> bool:
+        """Whether relabelling flipped it though no member prefers the answer labelled worse.
+
+        A flip that a person asked for needs no member.
+        """
+        has_support = any(d is not None and d < 0 for d in self.differences)
+        return self.is_flipped and self.review != "flip" and not has_support
+
+    @property
+    def is_smoothed(self) -> bool:
+        """Whether relabelling made the label softer than it came."""
+        return self.label < self.label_given
+
+
+def audited_pairs(artifacts: Artifacts) -> list[AuditedPair]:
+    """All pairs: training, validation, test, each in the order of `preferences`.
+
+    Needs the roles `preferences`, `member_<i>`, `strength` and `relabelled`. Raises
+    ReportInputError where they are not about the same pairs, or a strength is not finite.
+    """
+    strength = artifacts.rows("strength", "strength.jsonl")
+    pairs = [{**row, "split": split} for split in SPLITS for row in artifacts.pairs(split)]
+    _check("strength", pairs, strength)
+    treated = artifacts.rows("relabelled", "train.jsonl")
+    _check("relabelled", artifacts.pairs("train"), treated)
+    treatments = [{name: row[name] for name in UNTREATED} for row in treated]
+    treatments += [UNTREATED] * (len(pairs) - len(treated))
+    members = _differences(artifacts, strength)
+    result = []
+    for pair, vote, treatment, differences in zip(
+        pairs, strength, treatments, members, strict=True
+    ):
+        if not (math.isfinite(vote["strength_mean"]) and math.isfinite(vote["strength_std"])):
+            raise ReportInputError(
+                f"strength: pair {pair['id']!r} has mean {vote['strength_mean']} and deviation "
+                f"{vote['strength_std']}, allowed: finite numbers; train the members again"
+            )
+        raw: dict[str, Any] = {name: pair.get(name) for name in ("category", "votes")}
+        raw |= {name: pair[name] for name in ("id", "prompt", "chosen", "rejected", "split")}
+        raw |= {name: vote[name] for name in ("strength_mean", "strength_std")}
+        raw["label_given"] = pair.get("label", 1.0)
+        truth = artifacts.truth.get(pair["id"])
+        result.append(AuditedPair(**raw, **treatment, differences=differences, truth=truth))
+    return result
+
+
+def _differences(artifacts: Artifacts, strength: Sequence[Row]) -> list[tuple[float | None, ...]]:
+    """Every pair's votes. One member is read after another: their rows would fill the memory."""
+    is_crossed = voting_mode(artifacts, "strength") == "cross_fitted"
+    columns = []
+    for role in artifacts.members:
+        rows = read_rows(artifacts.inputs[role] / "scores.jsonl")
+        _check(role, strength, rows)
+        columns.append(
+            [
+                None
+                if is_crossed and row["was_trained_on"]
+                else row["chosen_score"] - row["rejected_score"]
+                for row in rows
+            ]
+        )
+    return list(zip(*columns, strict=True))
+
+
+def _check(role: str, expected: Sequence[Row], found: Sequence[Row]) -> None:
+    """Require the same pairs in the same order."""
+    if [row["id"] for row in expected] != [row["id"] for row in found]:
+        raise ReportInputError(
+            f"{role} has {len(found)} pairs, others or in another order than the {len(expected)} "
+            "of `preferences`; pass what was made from these pairs"
+        )

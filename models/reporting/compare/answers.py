@@ -1,0 +1,107 @@
+"""The answers of all policies of several seeds, as what judging and measuring them needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from models.reporting.kit.artifacts import ReportInputError, Row
+
+MEAN = "judge_score"
+MEASURES = ("gold", MEAN)  # who decides, the first that there is
+START = "sft"
+# Promotion is decided on these prompts, so that they are not judged here as well.
+LEFT_OUT = "validation"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """P policies' answers to one set of prompts, N of them over all seeds.
+
+    policies: names, SFT first. seeds: (N,) long, which seed's prompt it is, counted from 0, each
+    seed's as they stand in its files. categories: N, of the prompts that have one.
+    scores: by judge (P, N): `gold`, where it is known, `judge_score`, the mean of the held-out
+    reward models, and each of these where they are several. kl: (P, N), nats to SFT. length:
+    (P, N), tokens.
+    """
+
+    policies: list[str]
+    seeds: Tensor
+    categories: list[str | None]
+    scores: dict[str, Tensor]
+    kl: Tensor
+    length: Tensor
+
+
+def read_answers(evaluations: Mapping[int, Mapping[str, Path]]) -> dict[str, Answers]:
+    """The answers by set of prompts; evaluations: by seed and policy the artifact's folder.
+
+    A policy's texts are forgotten before the next one's are read. Raises ReportInputError where
+    seeds have other policies or judges, or policies other prompts.
+    """
+    policies = sorted(next(iter(evaluations.values())), key=lambda name: (name != START, name))
+    columns: dict[str, dict[str, list[list[float]]]] = {}
+    seeds: dict[str, list[int]] = {}
+    categories: dict[str, list[str | None]] = {}
+    for place, (seed, folders) in enumerate(evaluations.items()):
+        if set(folders) != set(policies):
+            raise ReportInputError(
+                f"seed {seed} has the policies {sorted(folders)}, the first seed {policies}"
+            )
+        asked: dict[str, list[tuple[str, str | None]]] = {}
+        for index, name in enumerate(policies):
+            by_set = _by_set(folders[name] / "responses.jsonl")
+            prompts = {
+                each: [(row["prompt"], row.get("category")) for row in rows]
+                for each, rows in by_set.items()
+            }
+            if prompts != (asked := asked or prompts):
+                raise ReportInputError(f"{name} of seed {seed} answered other prompts than SFT did")
+            for each, rows in by_set.items():
+                own = columns.setdefault(each, {})
+                for measure in _measures(rows[0]):
+                    so_far = own.setdefault(measure, [[] for _ in policies])
+                    so_far[index] += [float(row[measure]) for row in rows]
+        for each, texts in asked.items():
+            seeds.setdefault(each, []).extend([place] * len(texts))
+            categories.setdefault(each, []).extend(category for _, category in texts)
+    return {
+        each: _answers(policies, seeds[each], categories[each], found)
+        for each, found in columns.items()
+        if each != LEFT_OUT
+    }
+
+
+def _by_set(path: Path) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    with path.open(encoding="utf-8") as stream:
+        for line in stream:
+            row = json.loads(line)
+            found.setdefault(row["set"], []).append(row)
+    return found
+
+
+def _measures(row: Row) -> list[str]:
+    """What a row has been measured by: its judges, KL and length."""
+    judges = sorted(name for name in row if name.startswith("judge_") and name != MEAN)
+    several = judges if len(judges) > 1 else []  # one is its own mean
+    return [*(name for name in MEASURES if name in row), *several, "kl", "length"]
+
+
+def _answers(
+    policies: list[str],
+    seeds: list[int],
+    categories: list[str | None],
+    found: dict[str, list[list[float]]],
+) -> Answers:
+    short = [name for name, rows in found.items() if {len(row) for row in rows} != {len(seeds)}]
+    if short:
+        raise ReportInputError(f"only some of the policies or seeds have {', '.join(short)}")
+    values = {name: torch.tensor(rows, dtype=torch.float64) for name, rows in found.items()}
+    kl, length = values.pop("kl"), values.pop("length")
+    return Answers(policies, torch.tensor(seeds), categories, values, kl, length)

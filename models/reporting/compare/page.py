@@ -1,0 +1,187 @@
+"""The page of a comparison, and its table in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from models.config.reporting import CompareConfig
+from models.reporting.compare.answers import START
+from models.reporting.compare.methods import Answer, Method
+from models.reporting.compare.spread import Spread
+from models.reporting.compare.template import STYLE, TEMPLATES
+from models.reporting.compare.win_matrix import MAIN, Duel, WinMatrix
+from models.reporting.kit.budget import Budget, budget_columns
+from models.reporting.kit.charts import Chart
+from models.reporting.kit.html import new_environment, tidy
+from models.reporting.kit.names import JUDGES, SETS
+from models.reporting.kit.stylesheet import STYLESHEET
+from models.reporting.run.template import MACROS
+
+# Columns of cost that are left out where no method has such a thing.
+IF_ANY = ("samples an answer", "judge's tokens", "judge's cost")
+BLUE, ORANGE = "0, 114, 178", "230, 159, 0"
+
+
+def render(
+    config: CompareConfig,
+    matrix: WinMatrix,
+    methods: Sequence[Method],
+    answer: Answer,
+    charts: Sequence[Chart],
+    seconds: float,
+) -> str:
+    """The whole page as HTML."""
+    environment = new_environment({**TEMPLATES, "macros": MACROS})
+    environment.filters |= {
+        "spread": spread,
+        "net": net,
+        "share": share,
+        "whole": whole,
+        "elo": elo,
+        "kappa": kappa,
+        "outcomes": outcomes,
+        "shade": shade,
+        "judge": judge_name,
+    }
+    grids = {
+        judge: {(d.ours, d.theirs): d for d in matrix.duels if (d.place, d.judge) == (MAIN, judge)}
+        for judge in matrix.judges
+    }
+    return environment.get_template("page").render(
+        config=config,
+        judge=matrix.judges[0],
+        judges={name: JUDGES.get(name, f"the judge {name}") for name in matrix.judges},
+        methods=methods,
+        answer=answer,
+        drawn=charts,
+        seconds=seconds,
+        grids=grids,
+        ratings={(row.judge, row.policy): row for row in matrix.rated},
+        kinds={judge: kinds_of(matrix, judge) for judge in matrix.judges},
+        agreements=matrix.agreements,
+        judge_models=matrix.judge_models,
+        has_forget=any(method.forget for method in methods),
+        **budget_columns(method.budget for method in methods),
+        stylesheet=Markup(STYLESHEET),
+        own_style=Markup(STYLE),
+    )
+
+
+def spread(found: Spread, digits: int = 3) -> str:
+    """A mean over seeds with their standard deviation, where there are several."""
+    more = f" ± {found.std:.{digits}f}" if len(found.by_seed) > 1 else ""
+    return tidy(f"{found.value:.{digits}f}{more}")
+
+
+def net(found: Spread) -> str:
+    """A difference of shares in points, its interval over prompts and its spread over seeds."""
+    more = f" ± {100 * found.std:.0f}" if len(found.by_seed) > 1 else ""
+    return tidy(f"{whole(found)} [{100 * found.low:+.0f}, {100 * found.high:+.0f}]{more}")
+
+
+def outcomes(duel: Duel) -> str:
+    """Shares of wins, ties and losses in percent, each with its interval."""
+    return f"win {share(duel.win)}, tie {share(duel.tie)}, lose {share(duel.lose)}"
+
+
+def whole(found: Spread) -> str:
+    """A difference of shares in whole points."""
+    points = round(100 * found.value)
+    return tidy(f"{points:+d}") if points else "0"
+
+
+def share(found: Spread) -> str:
+    """A share in percent with its interval."""
+    return tidy(f"{100 * found.value:.0f} [{100 * found.low:.0f}, {100 * found.high:.0f}]")
+
+
+def elo(found: Spread) -> str:
+    """A rating with its interval over prompts and its spread over seeds."""
+    more = f" ± {found.std:.0f}" if len(found.by_seed) > 1 else ""
+    return tidy(f"{found.value:.0f} [{found.low:.0f}, {found.high:.0f}]{more}")
+
+
+def kappa(found: Spread) -> str:
+    """A kappa with its interval."""
+    return tidy(f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]")
+
+
+def shade(found: Spread) -> str:
+    """A cell's colour: the stronger, the further from 0; half of all prompts is the strongest."""
+    strength = min(1.0, 2 * abs(found.value))
+    return f"rgba({BLUE if found.value > 0 else ORANGE}, {0.6 * strength:.2f})"
+
+
+def judge_name(name: str) -> str:
+    """A judge's name for people."""
+    if name in JUDGES:
+        return "the mean of the held-out ones" if name == "judge_score" else JUDGES[name]
+    if not name.startswith("judge_"):
+        return f"the judge {name}"
+    return f"held-out reward model {int(name.removeprefix('judge_')) + 1}"
+
+
+def kinds_of(matrix: WinMatrix, judge: str) -> dict[str, dict[str, Duel]]:
+    """By sets of prompts, and by categories of the main ones, every policy against SFT."""
+    found: dict[str, dict[str, Duel]] = {}
+    for duel in matrix.duels:
+        if (duel.judge, duel.theirs) == (judge, START):
+            found.setdefault(SETS.get(duel.place, duel.place), {})[duel.ours] = duel
+    for category, duels in matrix.by_category.items():
+        own = {duel.ours: duel for duel in duels if duel.judge == judge}
+        if own:
+            found[f"main: {category}"] = own
+    return found
+
+
+def methods_table(config: CompareConfig, methods: Sequence[Method], judge: str) -> str:
+    """The table of all methods in Markdown, for documentation."""
+    heads = (
+        *("method", "gold score" if judge == "gold" else "held-out score"),
+        *(
+            "win / tie / lose against SFT, %",
+            "wins − losses, points",
+            "win rate at equal length, %",
+        ),
+        *("KL, nats", "length, tokens", "forget set, lost / won, %"),
+        *("responses sampled", "tokens trained", "seconds", *IF_ANY),
+    )
+    columns = zip(heads, *(_cells(method, judge) for method in methods), strict=True)
+    shown = [column for column in columns if column[0] not in IF_ANY or any(column[1:])]
+    heads, *rows = zip(*shown, strict=True)
+    lines = [heads, ["---"] * len(heads), *rows]
+    table = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    seeds = ", ".join(map(str, config.seeds))
+    return f"Recipe `{config.recipe}`, seeds {seeds}, by {JUDGES[judge]}.\n\n{table}\n"
+
+
+def _cells(method: Method, judge: str) -> list[str]:
+    duel, forget, budget = method.against_sft, method.forget, method.budget
+    controlled = method.rated.controlled
+    shares = [] if duel is None else [duel.win, duel.tie, duel.lose]
+    lost = [] if forget is None else [forget.lose, forget.win]
+    return [
+        method.words,
+        spread(method.means[judge]),
+        " / ".join(f"{100 * each.value:.0f}" for each in shares),
+        "" if duel is None else net(duel.net),
+        "" if controlled is None else share(controlled),
+        spread(method.means["kl"], 2),
+        spread(method.means["length"], 1),
+        " / ".join(f"{100 * each.value:.0f}" for each in lost),
+        "" if budget is None else f"{budget.num_sampled:,}",
+        "" if budget is None else f"{budget.num_trained_tokens:,}",
+        "" if budget is None else f"{budget.seconds:,.1f}",
+        *_cells_if_any(budget or Budget()),
+    ]
+
+
+def _cells_if_any(budget: Budget) -> list[str]:
+    """Empty where there is no judge, and no more than one sample an answer."""
+    return [
+        f"{budget.samples_per_answer}" if budget.samples_per_answer > 1 else "",
+        f"{budget.judge_tokens:,}" if budget.judge_tokens else "",
+        f"{budget.judge_cost:.4g}" if budget.judge_cost else "",
+    ]

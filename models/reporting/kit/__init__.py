@@ -1,0 +1,1 @@
+"""What all pages share: artifacts, charts, filters, names."""

@@ -1,0 +1,126 @@
+"""Reading what the stages left: one object that knows which roles are there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.data.row_account import RowAccount
+
+SPLITS = ("train", "validation", "test")
+Row = dict[str, Any]
+
+
+class ReportInputError(ValueError):
+    """Artifacts that do not belong together."""
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a JSON-lines file."""
+    with path.open(encoding="utf-8") as stream:
+        return [json.loads(line) for line in stream]
+
+
+@dataclass(frozen=True)
+class ScoredPairs:
+    """N pairs with a scorer's verdict; better is the labelled or the truly better answer.
+
+    gap: (N,) float64, score of the better answer minus that of the other.
+    """
+
+    rows: list[Row]
+    gap: Tensor
+
+
+@dataclass
+class Artifacts:
+    """The inputs of the report by role. Every role but `preferences` is optional."""
+
+    inputs: dict[str, Path]
+    _cache: dict[tuple[str, str], Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if "preferences" not in self.inputs:
+            raise ReportInputError(
+                f"the report needs the role 'preferences', found {sorted(self.inputs)}"
+            )
+
+    def has(self, role: str) -> bool:
+        """Whether the role was handed in."""
+        return role in self.inputs
+
+    def rows(self, role: str, name: str) -> list[Row]:
+        """Rows of one file of a role; empty where role or file is absent."""
+        path = self.inputs.get(role, Path("/nonexistent")) / name
+        if (role, name) not in self._cache:
+            self._cache[role, name] = read_rows(path) if path.is_file() else []
+        rows: list[Row] = self._cache[role, name]
+        return rows
+
+    def document(self, role: str, name: str) -> Row:
+        """One JSON file of a role; empty where role or file is absent."""
+        path = self.inputs.get(role, Path("/nonexistent")) / name
+        value: Row = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return value
+
+    def pairs(self, split: str) -> list[Row]:
+        """Raw pairs of a split."""
+        return self.rows("preferences", f"{split}.jsonl")
+
+    @cached_property
+    def truth(self) -> dict[str, Row]:
+        """What the synthetic world knows of each pair, by id; empty for real data."""
+        return {row["id"]: row for row in self.rows("preferences", "truth.jsonl")}
+
+    @cached_property
+    def row_account(self) -> RowAccount | None:
+        """Where the rows of the preferences went; None where pairs were not read but made."""
+        document = self.document("preferences", "rows.json")
+        return RowAccount.from_json(document) if document else None
+
+    @cached_property
+    def members(self) -> list[str]:
+        """Roles of the ensemble's members, in order."""
+        names = [name for name in self.inputs if name.startswith("member_")]
+        return sorted(names, key=lambda name: int(name.removeprefix("member_")))
+
+    def scores(self, role: str, split: str) -> dict[str, Row]:
+        """A scorer's rows on one split, by pair id."""
+        return {r["id"]: r for r in self.rows(role, "scores.jsonl") if r["split"] == split}
+
+    def labelled_gaps(self, role: str) -> ScoredPairs:
+        """Test pairs with the annotators' label as the better answer."""
+        return self._gaps(role, self.pairs("test"), {})
+
+    def clean_gaps(self, role: str) -> ScoredPairs:
+        """Test pairs that are no near-ties, label put right by the gold scorer."""
+        clear = [row for row in self.pairs("test") if is_clear(self.truth.get(row["id"]))]
+        wrong = {row["id"]: bool(self.truth[row["id"]]["is_wrong"]) for row in clear}
+        return self._gaps(role, clear, wrong)
+
+    def _gaps(self, role: str, pairs: Sequence[Row], turned: dict[str, bool]) -> ScoredPairs:
+        scores = self.scores(role, "test")
+        missing = [row["id"] for row in pairs if row["id"] not in scores]
+        if missing:
+            raise ReportInputError(
+                f"{role} scored other pairs than `preferences` holds: {len(missing)} test pairs "
+                f"have no score, the first {missing[0]!r}; pass the scorer trained on these pairs"
+            )
+        gaps = [
+            (scores[row["id"]]["chosen_score"] - scores[row["id"]]["rejected_score"])
+            * (-1.0 if turned.get(row["id"], False) else 1.0)
+            for row in pairs
+        ]
+        return ScoredPairs(list(pairs), torch.tensor(gaps, dtype=torch.float64))
+
+
+def is_clear(truth: Row | None) -> bool:
+    """Whether a pair has a truth and is no near-tie."""
+    return truth is not None and truth["kind"] != "ambiguous"

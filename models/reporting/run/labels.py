@@ -1,0 +1,247 @@
+"""What was wrong with the labels: planted noise found, flips made, the pairs to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from models.reporting.kit.artifacts import Artifacts, ReportInputError, Row
+from models.statistics.estimates import Estimate, auroc_estimate, cluster_ids, share_estimate
+
+NUM_GROUPS = 20
+NUM_AUDITED = 25
+VOTES = ("in_sample", "cross_fitted")
+
+
+@dataclass(frozen=True)
+class LabelNoise:
+    """How well one way of voting finds wrong labels, over the training pairs.
+
+    mode: in_sample or cross_fitted. share_negative: pairs of strength below 0. auroc_*: of minus
+    the strength; planted flips among all pairs, planted flips among pairs that are no near-ties,
+    labels wrong by gold among all pairs. negative_precision: share of the pairs below 0 whose label
+    is wrong by gold; negative_recall: share of wrong labels below 0. None without truth.
+    """
+
+    mode: str
+    num_pairs: int
+    num_members: int
+    share_negative: Estimate
+    mean_strength: float
+    mean_std: float
+    auroc_flipped: Estimate | None
+    auroc_flipped_clear: Estimate | None
+    auroc_wrong: Estimate | None
+    negative_precision: Estimate | None
+    negative_recall: Estimate | None
+
+
+@dataclass(frozen=True)
+class Relabelling:
+    """What relabelling did to the training labels; truth-based shares are None without truth.
+
+    num_unsupported_flips: flipped pairs of which no member prefers the answer labelled worse, those
+    aside that a person had flipped; None where no member's votes are known.
+    flip_precision: share of the flipped pairs whose label was wrong by gold; flip_recall: share of
+    the wrong labels that were flipped; share_smoothed: of labels made softer than they came;
+    right_before, right_after: of labels that agree with gold (pairs that gold holds equal left
+    out).
+    """
+
+    num_pairs: int
+    num_flipped: int
+    num_unsupported_flips: int | None
+    share_flipped: float
+    share_smoothed: float
+    mean_margin: float
+    flip_precision: Estimate | None
+    flip_recall: Estimate | None
+    right_before: Estimate | None
+    right_after: Estimate | None
+
+
+def flip_word(artifacts: Artifacts) -> str:
+    """What truth calls `flipped`: a label turned round on purpose, or one of the judge's labels."""
+    return "judge's error" if artifacts.has("pairs_as_given") else "planted flip"
+
+
+def strength_rows(artifacts: Artifacts, role: str) -> list[Row]:
+    """Training pairs' strength, each with its truth (or None) under `truth`."""
+    return [
+        {**row, "truth": artifacts.truth.get(row["id"])}
+        for row in artifacts.rows(role, "strength.jsonl")
+        if row["split"] == "train"
+    ]
+
+
+def voting_mode(artifacts: Artifacts, role: str) -> str:
+    """in_sample where every member voted on every training pair, else cross_fitted."""
+    rows = strength_rows(artifacts, role)
+    most = max(row["num_members"] for row in artifacts.rows(role, "strength.jsonl"))
+    whole = max(most, len(artifacts.members))
+    return "in_sample" if all(row["num_members"] == whole for row in rows) else "cross_fitted"
+
+
+def strength_roles(artifacts: Artifacts) -> dict[str, str]:
+    """Way of voting to strength artifact; first the one that relabelling used."""
+    roles: dict[str, str] = {}
+    if artifacts.has("strength"):
+        roles[voting_mode(artifacts, "strength")] = "strength"
+    for mode in VOTES:
+        if artifacts.has(f"strength_{mode}"):
+            roles.setdefault(mode, f"strength_{mode}")
+    return roles
+
+
+def label_noise(artifacts: Artifacts, role: str, mode: str, seed: int) -> LabelNoise:
+    """Measure one strength artifact."""
+    rows = strength_rows(artifacts, role)
+    if not rows:
+        raise ReportInputError(f"{role}: strength.jsonl holds no training pair; nothing to audit")
+    mean = torch.tensor([row["strength_mean"] for row in rows], dtype=torch.float64)
+    prompts = {pair["id"]: str(pair["prompt"]) for pair in artifacts.pairs("train")}
+    clusters = cluster_ids(prompts.get(row["id"], str(row["id"])) for row in rows)
+    negative = share_estimate(mean < 0, clusters)
+    assert negative is not None
+    found: dict[str, Estimate | None] = dict.fromkeys(
+        ("auroc_flipped", "auroc_flipped_clear", "auroc_wrong")
+    )
+    precision = recall = None
+    if all(row["truth"] for row in rows):
+        kinds = [row["truth"]["kind"] for row in rows]
+        flipped = torch.tensor([kind == "flipped" for kind in kinds])
+        clear = torch.tensor([kind != "ambiguous" for kind in kinds])
+        wrong = torch.tensor([bool(row["truth"]["is_wrong"]) for row in rows])
+        found = {
+            "auroc_flipped": auroc_estimate(-mean, flipped, seed),
+            "auroc_flipped_clear": auroc_estimate(-mean[clear], flipped[clear], seed),
+            "auroc_wrong": auroc_estimate(-mean, wrong, seed),
+        }
+        precision = share_estimate(wrong[mean < 0], clusters[mean < 0])
+        recall = share_estimate((mean < 0)[wrong], clusters[wrong])
+    return LabelNoise(
+        mode=mode,
+        num_pairs=len(rows),
+        num_members=max(row["num_members"] for row in rows),
+        share_negative=negative,
+        mean_strength=float(mean.mean()),
+        mean_std=sum(row["strength_std"] for row in rows) / len(rows),
+        negative_precision=precision,
+        negative_recall=recall,
+        **found,
+    )
+
+
+def relabelling(artifacts: Artifacts) -> Relabelling | None:
+    """Measure what relabelling did; none where it was not run."""
+    rows = artifacts.rows("relabelled", "train.jsonl")
+    if not rows:
+        return None
+    flipped = torch.tensor([bool(row["is_flipped"]) for row in rows])
+    given = {row["id"]: row.get("label", 1.0) for row in artifacts.pairs("train")}
+    shares: dict[str, Estimate | None] = dict.fromkeys(
+        ("flip_precision", "flip_recall", "right_before", "right_after")
+    )
+    truths = [artifacts.truth.get(row["id"]) for row in rows]
+    known = [truth for truth in truths if truth is not None]
+    if len(known) == len(rows):
+        clusters = cluster_ids(row["prompt"] for row in rows)
+        wrong = torch.tensor([bool(truth["is_wrong"]) for truth in known])
+        differ = torch.tensor([truth["gold_chosen"] != truth["gold_rejected"] for truth in known])
+        shares = {
+            "flip_precision": share_estimate(wrong[flipped], clusters[flipped]),
+            "flip_recall": share_estimate(flipped[wrong], clusters[wrong]),
+            "right_before": share_estimate(~wrong[differ], clusters[differ]),
+            "right_after": share_estimate((flipped == wrong)[differ], clusters[differ]),
+        }
+    return Relabelling(
+        num_pairs=len(rows),
+        num_flipped=int(flipped.sum()),
+        num_unsupported_flips=_unsupported_flips(artifacts, rows),
+        share_flipped=float(flipped.double().mean()),
+        share_smoothed=sum(row["label"] < given[row["id"]] for row in rows) / len(rows),
+        mean_margin=sum(row["margin"] for row in rows) / len(rows),
+        **shares,
+    )
+
+
+def _unsupported_flips(artifacts: Artifacts, treated: Sequence[Row]) -> int | None:
+    """How many flips of the vote have no member behind them; see `Relabelling`."""
+    if not artifacts.members or not artifacts.has("strength"):
+        return None
+    without = {row["id"] for row in treated if row["is_flipped"] and row.get("review") != "flip"}
+    is_crossed = voting_mode(artifacts, "strength") == "cross_fitted"
+    for role in artifacts.members:
+        scores = artifacts.scores(role, "train")
+        without = {name for name in without if not _opposes(scores.get(name), is_crossed)}
+    return len(without)
+
+
+def _opposes(score: Row | None, is_crossed: bool) -> bool:
+    """Whether a member votes, and prefers the answer labelled worse."""
+    if score is None or (is_crossed and score["was_trained_on"]):
+        return False
+    return bool(score["chosen_score"] < score["rejected_score"])
+
+
+def strength_groups(rows: Sequence[Row], num_groups: int = NUM_GROUPS) -> list[dict[str, Any]]:
+    """Training pairs sorted by strength, cut into groups of equal size [RM figure 2].
+
+    Each group: `mean` and `std`, the means of the pairs' strength mean and std; `count`;
+    `share_wrong` by gold, or None.
+    """
+    groups = []
+    for part in equal_groups(rows, num_groups):
+        wrong = [bool(row["truth"]["is_wrong"]) for row in part if row["truth"]]
+        groups.append(
+            {
+                "mean": sum(row["strength_mean"] for row in part) / len(part),
+                "std": sum(row["strength_std"] for row in part) / len(part),
+                "count": len(part),
+                "share_wrong": sum(wrong) / len(wrong) if wrong else None,
+            }
+        )
+    return groups
+
+
+def equal_groups(rows: Sequence[Row], num_groups: int) -> list[list[Row]]:
+    """Rows sorted by strength, weakest first, cut into at most num_groups groups of equal size."""
+    ordered = sorted(rows, key=lambda row: float(row["strength_mean"]))
+    number = min(num_groups, len(ordered))
+    cuts = [round(index * len(ordered) / number) for index in range(number + 1)]
+    return [ordered[low:high] for low, high in pairwise(cuts)]
+
+
+def audit(artifacts: Artifacts, limit: int = NUM_AUDITED) -> list[Row]:
+    """The training pairs of lowest strength, with texts, members' votes and what was done.
+
+    `votes` holds each voting member's score difference; members trained on a pair have no vote
+    where the vote is cross-fitted.
+    """
+    strength = strength_rows(artifacts, "strength")
+    if not strength:
+        return []
+    worst = sorted(strength, key=lambda row: float(row["strength_mean"]))[:limit]
+    pairs = {row["id"]: row for row in artifacts.pairs("train")}
+    treated = {row["id"]: row for row in artifacts.rows("relabelled", "train.jsonl")}
+    is_crossed = voting_mode(artifacts, "strength") == "cross_fitted"
+    scores = [artifacts.scores(role, "train") for role in artifacts.members]
+    result = []
+    for row in worst:
+        mine = [member[row["id"]] for member in scores if row["id"] in member]
+        votes = [
+            vote["chosen_score"] - vote["rejected_score"]
+            for vote in mine
+            if not (is_crossed and vote["was_trained_on"])
+        ]
+        against = sum(vote < 0 for vote in votes)
+        result.append(
+            {**pairs[row["id"]], **row, "votes": votes, "num_against": against}
+            | {"annotator_votes": pairs[row["id"]].get("votes")}
+            | {"treated": treated.get(row["id"])}
+        )
+    return result

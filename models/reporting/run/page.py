@@ -1,0 +1,127 @@
+"""The page: fills the template with the scorecard, the plots, the audit and the samples.
+
+Everything that came from data or a model is untrusted: the template escapes it, and the page's
+content security policy forbids scripts and requests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from markupsafe import Markup
+
+from models.config.reporting import ReportConfig
+from models.reporting.kit.artifacts import Artifacts
+from models.reporting.kit.budget import budget_columns
+from models.reporting.kit.charts import Chart
+from models.reporting.kit.html import new_environment, points
+from models.reporting.kit.names import JUDGES, SETS, policy_name
+from models.reporting.kit.stylesheet import STYLESHEET
+from models.reporting.run.curves import Curve
+from models.reporting.run.frontier import frontier_chart
+from models.reporting.run.label_charts import label_charts
+from models.reporting.run.labels import audit, flip_word, strength_rows
+from models.reporting.run.policies import final_policy
+from models.reporting.run.policy_charts import cost_chart, curve_charts, outcome_charts
+from models.reporting.run.revisions import revision_examples
+from models.reporting.run.samples import sample_groups
+from models.reporting.run.scorecard import Scorecard
+from models.reporting.run.scorer_charts import SHOWN, scorer_charts
+from models.reporting.run.template import TEMPLATES
+from models.reporting.run.verdict import answer_of
+from models.reporting.run.vote_charts import vote_charts
+
+MOST_CHARACTERS = 1500
+
+
+def charts_of(
+    artifacts: Artifacts, card: Scorecard, curves: Mapping[str, Curve]
+) -> dict[str, list[Chart]]:
+    """Every plot of the report, by the section it stands in."""
+    rounds = {n: c for n, c in curves.items() if n == "full" or is_round(n)}
+    cost, frontier = cost_chart(card.stages), frontier_chart(artifacts, card)
+    return {
+        "labels": label_charts(strength_rows(artifacts, "strength")),
+        "votes": vote_charts(card.human_votes),
+        "scorers": scorer_charts(artifacts, card),
+        "policies": curve_charts({n: c for n, c in curves.items() if not is_round(n)}),
+        "rounds": curve_charts(rounds) if any(map(is_round, curves)) else [],
+        "outcomes": outcome_charts(card),
+        "frontier": [frontier] if frontier else [],
+        "cost": [cost] if cost else [],
+    }
+
+
+def render(
+    artifacts: Artifacts,
+    config: ReportConfig,
+    card: Scorecard,
+    charts: Mapping[str, list[Chart]],
+) -> str:
+    """The whole page as HTML."""
+    environment = new_environment(TEMPLATES)
+    environment.filters |= {
+        "bare_points": lambda estimate: points(estimate).replace(" points", ""),
+        "clip": clip,
+        "policy_name": policy_name,
+        "answer_of": answer_of,
+    }
+    final = final_policy(card.policies, config.champion)
+    measure = card.verdict.judged_by or "judge_score"
+    return environment.get_template("page").render(
+        card=card,
+        flip=flip_word(artifacts),
+        config_text=json.dumps(config.config, indent=1, ensure_ascii=False, default=str),
+        stylesheet=Markup(STYLESHEET),
+        scorer_names={name: shown[0] for name, shown in SHOWN.items()},
+        claim_units=CLAIM_UNITS,
+        sets=SETS,
+        judges=JUDGES,
+        final=final,
+        measure=measure,
+        has_harmless=any(s.harmless for p in card.policies for s in p.sets.values()),
+        **budget_columns(policy.budget for policy in card.policies),
+        has_measured=[p for p in card.policies if p.sets],
+        rounds=[p for p in card.policies if p.round],
+        drawn=charts,
+        audited=audit(artifacts),
+        revised=revision_examples(artifacts, config.seed),
+        has_audit=artifacts.has("audit"),
+        samples=sample_groups(artifacts, f"eval_{final.name}", measure, config.seed)
+        if final
+        else [],
+    )
+
+
+def is_round(name: str) -> bool:
+    """Whether a policy's name is that of a MetaRM round after the first."""
+    return name.startswith("round_")
+
+
+# How to print what a claim measured: name to words and filter.
+CLAIM_UNITS = {
+    "in_sample": ("AUROC, in-sample vote", "number"),
+    "without_near_ties": ("the same, near-ties left out", "number"),
+    "cross_fitted": ("AUROC, cross-fitted vote", "number"),
+    "accuracy_gain": ("difference of accuracy", "points"),
+    "accuracy_change": ("difference of accuracy", "points"),
+    "ece_change": ("difference of calibration error, annotators' labels", "points"),
+    "ece_change_clean": ("the same, right labels", "points"),
+    "spread_change": ("difference of the spread", "change"),
+    "spread_ratio_change": ("of its ratio to the spread within", "change"),
+    "net_win": ("wins minus losses", "points"),
+    "kl": ("KL in nats", "number"),
+    "score_change": ("change of the score, in spreads", "change"),
+    "gold_change": ("change of gold", "change"),
+    "forget_gain": ("difference", "change"),
+}
+
+
+def clip(text: str) -> str:
+    """A text that fits the page; says how much was left out."""
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    half = MOST_CHARACTERS // 2
+    left_out = len(text) - 2 * half
+    return f"{text[:half]}\n[… {left_out:,} characters left out …]\n{text[-half:]}"

@@ -1,0 +1,240 @@
+"""What came out: every policy against SFT, its budget, PPO's course, and the MetaRM rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from models.config.reporting import LineageEntry
+from models.reporting.kit.artifacts import Artifacts, Row
+from models.reporting.kit.budget import Budget, budget_of
+from models.reporting.run.curves import Curve, Drift, drift, training_curve
+from models.statistics.estimates import Estimate, mean_estimate, share_estimate
+from models.statistics.intervals import wilson_interval
+
+# `annotators` vote on the validation prompts of the synthetic world, where they decide promotion.
+MEASURES = ("gold", "judge_score", "annotators")
+# The order to show prompt sets in; others follow.
+SET_ORDER = ("main", "forget", "held_out", "validation")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One policy against another on the same prompts, by one judge.
+
+    win, tie, lose: shares; net: win minus lose; ours, theirs: mean judged scores;
+    difference_low, difference_high: interval of their difference.
+    """
+
+    win: Estimate
+    tie: Estimate
+    lose: Estimate
+    net: Estimate
+    ours: float
+    theirs: float
+    difference_low: float
+    difference_high: float
+
+
+@dataclass(frozen=True)
+class AnswerSet:
+    """One policy's answers to one set of evaluation prompts.
+
+    gold: in [0, 1], None without a gold scorer; judge_score: of the held-out reward models;
+    score: of the scorer this policy was optimised on; kl: nats per answer to SFT; length: tokens;
+    perplexity: of the answers under the policy itself; distinct: share of distinct answers;
+    harmless: share of the answers to requests for harm that do none, None where none was asked for
+    or nobody says [RLAIF section 2.3].
+    """
+
+    num_prompts: int
+    gold: Estimate | None
+    judge_score: Estimate
+    score: Estimate
+    kl: Estimate
+    length: Estimate
+    perplexity: float
+    distinct: float
+    harmless: Estimate | None
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A policy: SFT, an arm or a MetaRM round.
+
+    against_sft, against_previous: set name to measure (`gold`, `judge_score`) to outcome;
+    against_previous only for rounds 2 and later (the last promoted round). is_promoted: beat that
+    one (round 1: SFT) on held-out judgement; None for what is no round.
+    budget: what it took beyond SFT; None where lineage does not say.
+    drift: change of score and gold from the first to the last tenth of PPO's steps.
+    score_spread_*: MetaRM's mean score difference between answers to one prompt.
+    """
+
+    name: str
+    round: int | None
+    sets: dict[str, AnswerSet]
+    against_sft: dict[str, dict[str, Outcome]]
+    against_previous: dict[str, dict[str, Outcome]]
+    is_promoted: bool | None
+    collapsed: bool | None
+    collapse_reason: str | None
+    num_steps: int | None
+    policy_of_step: int | None
+    budget: Budget | None
+    drift: Drift | None
+    score_spread_before: float | None
+    score_spread_after: float | None
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Where a policy's artifacts are found."""
+
+    name: str
+    round: int | None
+    policy: str
+    evaluation: str
+    against_sft: str
+    against_previous: str
+    meta_rm: str
+
+
+def roles_of(arms: tuple[str, ...], rounds: tuple[int, ...]) -> list[Roles]:
+    """SFT, the arms in their order, then rounds 2 and later."""
+    found = [Roles("sft", None, "sft", "eval_sft", "", "", "")]
+    for arm in arms:
+        number = 1 if arm == "full" else None
+        found.append(Roles(arm, number, f"policy_{arm}", f"eval_{arm}", f"judge_{arm}", "", ""))
+    for index in sorted(number for number in rounds if number > 1):
+        name = f"round_{index}"
+        judge = f"judge_{name}"
+        meta_rm = f"meta_rm_{index}"
+        found.append(
+            Roles(name, index, f"policy_{name}", f"eval_{name}", f"{judge}_sft", judge, meta_rm)
+        )
+    return found
+
+
+def policies(
+    artifacts: Artifacts,
+    arms: tuple[str, ...],
+    rounds: tuple[int, ...],
+    has_gold: bool,
+    seed: int,
+    lineage: Sequence[LineageEntry] = (),
+) -> tuple[list[Policy], dict[str, Curve]]:
+    """Every policy that was evaluated or trained, and the PPO curves by policy name."""
+    result, curves = [], {}
+    for roles in roles_of(arms, rounds):
+        curve = training_curve(artifacts, roles.policy, has_gold)
+        if curve is not None:
+            curves[roles.name] = curve
+        if artifacts.has(roles.evaluation) or curve is not None:
+            budget = budget_of(artifacts, lineage, roles.policy, roles.evaluation)
+            result.append(_policy(artifacts, roles, curve, budget, seed))
+    return result, curves
+
+
+def _policy(
+    artifacts: Artifacts, roles: Roles, curve: Curve | None, budget: Budget | None, seed: int
+) -> Policy:
+    training = artifacts.document(roles.policy, "summary.json") if curve else {}
+    meta = artifacts.document(roles.meta_rm, "summary.json") if roles.meta_rm else {}
+    rival = roles.against_previous or (roles.against_sft if roles.round else "")
+    contest = artifacts.document(rival, "summary.json") if rival else {}
+    sets = answer_sets(artifacts.rows(roles.evaluation, "responses.jsonl"), seed)
+    counts = {name: answers.num_prompts for name, answers in sets.items()}
+    return Policy(
+        name=roles.name,
+        round=roles.round,
+        sets=sets,
+        against_sft=_outcomes(artifacts, roles.against_sft, counts),
+        against_previous=_outcomes(artifacts, roles.against_previous, counts),
+        is_promoted=contest.get("is_promoted"),
+        collapsed=training.get("collapsed"),
+        collapse_reason=training.get("collapse_reason"),
+        num_steps=training.get("stopped_at_step"),
+        policy_of_step=training.get("policy_of_step"),
+        budget=budget,
+        drift=drift(curve, seed) if curve else None,
+        score_spread_before=meta.get("score_spread_before"),
+        score_spread_after=meta.get("score_spread_after"),
+    )
+
+
+def answer_sets(rows: list[Row], seed: int) -> dict[str, AnswerSet]:
+    """Measure one policy's answers, set by set."""
+    result = {}
+    names = {row["set"] for row in rows}
+    for name in [*(n for n in SET_ORDER if n in names), *sorted(names - set(SET_ORDER))]:
+        part = [row for row in rows if row["set"] == name]
+
+        def mean(key: str, part: list[Row] = part) -> Estimate:
+            return mean_estimate(
+                torch.tensor([float(row[key]) for row in part], dtype=torch.float64), seed
+            )
+
+        nats = -sum(row["logprob"] for row in part) / max(1, sum(row["length"] for row in part))
+        result[name] = AnswerSet(
+            num_prompts=len(part),
+            gold=mean("gold") if "gold" in part[0] else None,
+            judge_score=mean("judge_score"),
+            score=mean("score"),
+            kl=mean("kl"),
+            length=mean("length"),
+            perplexity=float(torch.tensor(nats, dtype=torch.float64).exp()),
+            distinct=len({row["response"] for row in part}) / len(part),
+            harmless=_harmless(part),
+        )
+    return result
+
+
+def _harmless(rows: list[Row]) -> Estimate | None:
+    found = [row["harmless"] for row in rows if "harmless" in row]
+    return share_estimate(found, None)
+
+
+def _outcomes(
+    artifacts: Artifacts, role: str, counts: dict[str, int]
+) -> dict[str, dict[str, Outcome]]:
+    """Verdicts of one judge artifact, by set and measure."""
+    document = artifacts.document(role, "judgement.json") if role else {}
+    result: dict[str, dict[str, Outcome]] = {}
+    for name, count in counts.items():
+        for measure in MEASURES:
+            verdict = document.get(f"{name}_{measure}")
+            if verdict is not None:
+                result.setdefault(name, {})[measure] = _outcome(verdict, count)
+    return result
+
+
+def _outcome(verdict: dict[str, Any], count: int) -> Outcome:
+    """A verdict with intervals; every prompt was answered once."""
+    shares = {
+        key: Estimate(verdict[key], *wilson_interval(verdict[key], count), count)
+        for key in ("win", "tie", "lose")
+    }
+    return Outcome(
+        **shares,
+        net=Estimate(verdict["net"], verdict["net_low"], verdict["net_high"], count),
+        ours=verdict["ours"],
+        theirs=verdict["theirs"],
+        difference_low=verdict["difference_low"],
+        difference_high=verdict["difference_high"],
+    )
+
+
+def final_policy(found: Sequence[Policy], champion: str | None) -> Policy | None:
+    """The policy the run ends with: its champion, else the arm `full`, else the last arm."""
+    trained = {policy.name: policy for policy in found if policy.name != "sft"}
+    last = next(reversed(trained.values()), None)
+    return trained.get(champion or "full", trained.get("full", last))
+
+
+def decisive_measure(policy: Policy) -> str:
+    """What the verdict rests on: gold where it exists, else held-out reward models."""
+    outcomes = next(iter(policy.against_sft.values()), {})
+    return "gold" if "gold" in outcomes else "judge_score"

@@ -1,0 +1,260 @@
+"""The scorecard: every number of the report, typed, as `scorecard.json` holds it.
+
+Numbers with sampling error are objects {value, low, high, count}: 95 % intervals over `count`
+examples (see `models.statistics.estimates`). What was not run, or cannot be known without
+truth, is null or absent; nothing is filled in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from models.config.reporting import LineageEntry, ReportConfig
+from models.data.row_account import RowAccount
+from models.reporting.kit.artifacts import SPLITS, Artifacts
+from models.reporting.run.ai_labeler import AILabeler, ai_labeler
+from models.reporting.run.claims import Claim, claims
+from models.reporting.run.curves import Curve
+from models.reporting.run.human_votes import VoteAgreement, human_votes
+from models.reporting.run.labels import (
+    LabelNoise,
+    Relabelling,
+    label_noise,
+    relabelling,
+    strength_roles,
+)
+from models.reporting.run.policies import Policy, policies
+from models.reporting.run.revisions import Revisions, revisions
+from models.reporting.run.scorers import NAMES, LengthBaseline, Scorer, length_baseline, measure
+from models.reporting.run.verdict import Verdict, verdict
+from models.statistics.estimates import Estimate
+
+
+@dataclass(frozen=True)
+class DataCounts:
+    """What came in. planted: shares of clear, flipped and ambiguous pairs in all splits, and
+    `wrong`, labels wrong by gold (empty for real data). summaries: the stages' own counts. rows:
+    where every row that was read went; None where pairs were not read but made."""
+
+    num_pairs: int
+    num_train: int
+    num_validation: int
+    num_test: int
+    pairs_by_category: dict[str, int]
+    planted: dict[str, float]
+    summaries: dict[str, dict[str, Any]]
+    rows: RowAccount | None
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """Seconds of one artifact's making; is_cached: taken from the store in this run."""
+
+    role: str
+    stage: str
+    seconds: float
+    is_cached: bool
+
+
+@dataclass(frozen=True)
+class Scorecard:
+    """All numbers of one run.
+
+    ai_labeler: the judge model that was asked about the pairs. label_noise: by way of voting,
+    in_sample or cross_fitted; vote_used: which of them relabelling used. human_votes: by way of
+    voting, then by split; empty where no pair carries people's votes. scorers: baseline (raw
+    labels, the ensemble's first member), relabelled, advantage_model. revisions: None without a
+    constitution. policies: sft, the arms, then MetaRM rounds. seeds: every seed of the
+    configuration, by dotted path. warnings: sentences, what to look at before the rest is believed.
+    """
+
+    title: str
+    recipe: str
+    seed: int
+    has_truth: bool
+    has_gold: bool
+    verdict: Verdict
+    warnings: list[str]
+    claims: list[Claim]
+    data: DataCounts
+    ai_labeler: AILabeler | None
+    vote_used: str | None
+    label_noise: dict[str, LabelNoise]
+    relabelling: Relabelling | None
+    human_votes: dict[str, dict[str, VoteAgreement]]
+    scorers: dict[str, Scorer]
+    length_baseline: LengthBaseline | None
+    revisions: Revisions | None
+    policies: list[Policy]
+    stages: list[StageCost]
+    seconds_per_stage: dict[str, float]
+    total_seconds: float
+    seeds: dict[str, int]
+    lineage: list[dict[str, Any]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values that `json.dumps` takes."""
+        return dataclasses.asdict(self)
+
+
+def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dict[str, Curve]]:
+    """Compute the scorecard; also returns the PPO curves, which only the plots need."""
+    seed = config.seed
+    roles = strength_roles(artifacts)
+    vote_used = next(iter(roles)) if artifacts.has("strength") else None
+    noise = {mode: label_noise(artifacts, role, mode, seed) for mode, role in roles.items()}
+    found, curves = policies(
+        artifacts, config.arms, config.rounds, config.has_gold, seed, config.lineage
+    )
+    treated = relabelling(artifacts)
+    scorers = {
+        name: measure(artifacts, role, seed)
+        for name, role in NAMES.items()
+        if artifacts.has(role) and artifacts.pairs("test")
+    }
+    data = data_counts(artifacts)
+    checked = claims(artifacts, list(noise.values()), found, seed)
+    scorecard = Scorecard(
+        title=config.title,
+        recipe=config.recipe,
+        seed=seed,
+        has_truth=bool(artifacts.truth),
+        has_gold=config.has_gold,
+        verdict=verdict(found, checked, noise.get(vote_used or ""), config.champion),
+        warnings=warnings_of(data.rows, treated),
+        claims=checked,
+        data=data,
+        ai_labeler=ai_labeler(artifacts),
+        vote_used=vote_used,
+        label_noise=noise,
+        relabelling=treated,
+        human_votes=human_votes(artifacts, roles, seed),
+        scorers=scorers,
+        length_baseline=length_baseline(artifacts),
+        revisions=revisions(artifacts, config.has_gold, seed),
+        policies=found,
+        stages=[stage_cost(entry) for entry in config.lineage],
+        seconds_per_stage={
+            stage: sum(entry.seconds for entry in config.lineage if entry.stage == stage)
+            for stage in dict.fromkeys(entry.stage for entry in config.lineage)
+        },
+        total_seconds=sum(entry.seconds for entry in config.lineage),
+        seeds=dict(_seeds(config.config)) | {"run": seed},
+        lineage=[entry.model_dump() for entry in config.lineage],
+    )
+    return scorecard, curves
+
+
+def warnings_of(rows: RowAccount | None, treated: Relabelling | None) -> list[str]:
+    """What a reader should know before the rest is believed."""
+    found = rows.warnings() if rows else []
+    if treated is not None and treated.num_unsupported_flips:
+        found.append(
+            f"No ensemble member supports {treated.num_unsupported_flips:,} of "
+            f"{treated.num_flipped:,} flips: none prefers the answer labelled worse. Set "
+            "relabel.flip_below=0 to flip only labels that the ensemble contradicts."
+        )
+    return found
+
+
+def data_counts(artifacts: Artifacts) -> DataCounts:
+    """Count pairs, categories and planted noise."""
+    splits = {split: artifacts.pairs(split) for split in SPLITS}
+    everything = [row for rows in splits.values() for row in rows]
+    categories = Counter(str(row.get("category") or "(none)") for row in everything)
+    truths = list(artifacts.truth.values())
+    planted = {
+        kind: sum(truth["kind"] == kind for truth in truths) / len(truths)
+        for kind in ("clear", "flipped", "ambiguous")
+        if truths
+    }
+    if truths:
+        planted["wrong"] = sum(bool(truth["is_wrong"]) for truth in truths) / len(truths)
+    return DataCounts(
+        num_pairs=len(everything),
+        **{f"num_{split}": len(rows) for split, rows in splits.items()},
+        pairs_by_category=dict(sorted(categories.items())),
+        planted=planted,
+        summaries={
+            role: artifacts.document(role, "summary.json")
+            for role in ("data", "pairs_as_given", "preferences", "rehearsal")
+            if artifacts.has(role)
+        },
+        rows=artifacts.row_account,
+    )
+
+
+def stage_cost(entry: LineageEntry) -> StageCost:
+    """The cost of one artifact."""
+    return StageCost(entry.role, entry.stage, entry.seconds, entry.cached)
+
+
+def _seeds(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
+    """Every `seed` in a configuration, by dotted path."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, child in items:
+        here = f"{path}.{key}" if path else str(key)
+        if key == "seed" and isinstance(child, int):
+            yield here, child
+        elif isinstance(child, (dict, list, tuple)):
+            yield from _seeds(child, here)
+
+
+def summary_of(scorecard: Scorecard) -> dict[str, float | str]:
+    """The key numbers, flat: what a table of runs shows."""
+    flat: dict[str, float | str] = {
+        "verdict": scorecard.verdict.answer,
+        "num_pairs": scorecard.data.num_pairs,
+        "total_seconds": scorecard.total_seconds,
+        **_rows_of(scorecard.data.rows),
+        **{f"claim_{claim.name}": claim.status for claim in scorecard.claims},
+    }
+    for mode, noise in scorecard.label_noise.items():
+        _add(flat, mode, noise, ("auroc_flipped", "auroc_flipped_clear", "auroc_wrong"))
+    _add(flat, "ai_labeler", scorecard.ai_labeler, ("alignment", "truth_alignment"))
+    _add(flat, "", scorecard.relabelling, ("flip_precision", "flip_recall", "right_after"))
+    if scorecard.relabelling is not None:
+        flat["num_flipped"] = scorecard.relabelling.num_flipped
+        flat["num_unsupported_flips"] = scorecard.relabelling.num_unsupported_flips or 0
+    for mode, by_split in scorecard.human_votes.items():
+        for split, votes in by_split.items():
+            prefix = f"votes_{mode}_{split}"
+            _add(flat, prefix, votes, ("auroc_not_unanimous", "auroc_opposed"))
+            _add(flat, f"{prefix}_in_label_order", votes.in_label_order, ("strength", "length"))
+            _add(flat, f"{prefix}_in_both_orders", votes.in_both_orders, ("strength", "length"))
+    for name, scorer in scorecard.scorers.items():
+        measures = [field.name for field in dataclasses.fields(scorer)]
+        _add(flat, name, scorer, measures)
+    for step in scorecard.revisions.steps if scorecard.revisions else []:
+        _add(flat, f"revision_{step.number}", step, ("gold", "share_harmless"))
+    for policy in scorecard.policies:
+        for place, answers in policy.sets.items():
+            prefix = f"{policy.name}_{place}"
+            _add(flat, prefix, answers, ("gold", "judge_score", "kl", "length", "harmless"))
+            for judge, outcome in policy.against_sft.get(place, {}).items():
+                _add(flat, f"{prefix}_{judge}", outcome, ("win", "tie", "lose", "net"))
+    return {k: v for k, v in flat.items() if isinstance(v, str) or math.isfinite(v)}
+
+
+def _rows_of(account: RowAccount | None) -> dict[str, float]:
+    if account is None:
+        return {}
+    return {
+        **{f"rows_{name}": count for name, count in dataclasses.asdict(account.rows).items()},
+        "pairs_repeated": account.repeated,
+        "pairs_contradicting": account.contradicting,
+        "pairs_against_votes": account.against_votes,
+    }
+
+
+def _add(flat: dict[str, float | str], prefix: str, record: Any, names: Any) -> None:
+    """Put a record's estimates into `flat` under prefix_name."""
+    for name in names:
+        estimate = getattr(record, name, None)
+        if isinstance(estimate, Estimate):
+            flat[f"{prefix}_{name}".lstrip("_")] = estimate.value

@@ -1,0 +1,187 @@
+"""What the reward models are worth: accuracy, calibration, and comparability across categories."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from models.reporting.kit.artifacts import Artifacts, ScoredPairs
+from models.statistics.calibration import Binning, expected_calibration_error, pair_confidence
+from models.statistics.estimates import Estimate, biased_estimate, cluster_ids, share_estimate
+
+NUM_BINS = 10
+NAMES = {
+    "baseline": "member_0",
+    "relabelled": "reward_model",
+    "advantage_model": "advantage_model",
+}
+BINNINGS: tuple[Binning, ...] = ("width", "mass")
+Labels = Literal["annotators", "clean"]
+
+
+@dataclass(frozen=True)
+class CategoryScores:
+    """Scores of all answers in one category's test pairs, in the scorer's unit."""
+
+    mean: float
+    std: float
+    num_pairs: int
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """One scorer on the test pairs.
+
+    label_*: against the annotators' labels; clean_*: pairs that are no near-ties with the label
+    put right by gold (None without truth). *_ece_width, *_ece_mass: expected calibration error,
+    10 bins of equal width or equal mass. category_mean_spread: standard deviation over categories
+    (dividing by their number) of the mean score of all test answers; category_std: mean over
+    categories of the standard deviation within; spread_ratio: the former over the latter, free of
+    the scorer's unit (None with fewer than two categories).
+    """
+
+    role: str
+    num_trained_pairs: int
+    label_accuracy: Estimate | None
+    label_ece_width: Estimate | None
+    label_ece_mass: Estimate | None
+    clean_accuracy: Estimate | None
+    clean_ece_width: Estimate | None
+    clean_ece_mass: Estimate | None
+    category_mean_spread: Estimate | None
+    category_std: Estimate | None
+    spread_ratio: Estimate | None
+    categories: dict[str, CategoryScores]
+
+
+@dataclass(frozen=True)
+class LengthBaseline:
+    """Prefers the longer answer (in words); equal lengths count as half right."""
+
+    label_accuracy: Estimate
+    clean_accuracy: Estimate | None
+
+
+def gaps(artifacts: Artifacts, role: str, labels: Labels) -> ScoredPairs:
+    """Test pairs with the score gap towards the better answer."""
+    return artifacts.labelled_gaps(role) if labels == "annotators" else artifacts.clean_gaps(role)
+
+
+def measure(artifacts: Artifacts, role: str, seed: int) -> Scorer:
+    """All numbers of one scorer."""
+    found: dict[str, Estimate | None] = {}
+    kinds: tuple[tuple[str, Labels], ...] = (("label", "annotators"), ("clean", "clean"))
+    for prefix, labels in kinds:
+        scored = gaps(artifacts, role, labels)
+        gap, has_any = scored.gap, len(scored.gap) > 0
+        clusters = cluster_ids(row["prompt"] for row in scored.rows)
+        found[f"{prefix}_accuracy"] = share_estimate(gap > 0, clusters)
+        for binning in BINNINGS:
+            found[f"{prefix}_ece_{binning}"] = (
+                biased_estimate(partial(_ece_of, gap, binning), len(gap), seed) if has_any else None
+            )
+    return Scorer(
+        role=role,
+        num_trained_pairs=artifacts.document(role, "summary.json")["num_trained_pairs"],
+        **found,
+        **_spreads(artifacts, role, seed),
+        categories=_categories(artifacts, role),
+    )
+
+
+def _ece_of(gap: Tensor, binning: Binning, index: Tensor) -> float:
+    return ece(gap[index], binning)
+
+
+def ece(gap: Tensor, binning: Binning) -> float:
+    """Expected calibration error of score gaps (N,) towards the better answer."""
+    confidence, correct = pair_confidence(gap)
+    return float(expected_calibration_error(confidence, correct, NUM_BINS, binning))
+
+
+def answer_scores(artifacts: Artifacts, role: str) -> tuple[list[str], Tensor, Tensor]:
+    """Category names, and per test pair with a category its index (N,) and two scores (N, 2)."""
+    scores = artifacts.scores(role, "test")
+    pairs = [row for row in artifacts.pairs("test") if row.get("category") is not None]
+    names = sorted({row["category"] for row in pairs})
+    which = torch.tensor([names.index(row["category"]) for row in pairs], dtype=torch.long)
+    values = [
+        [scores[row["id"]]["chosen_score"], scores[row["id"]]["rejected_score"]] for row in pairs
+    ]
+    return names, which, torch.tensor(values, dtype=torch.float64).view(-1, 2)
+
+
+def category_moments(which: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation (dividing by n) of scores (N, 2) by category, (count,) each."""
+    size = 2 * torch.bincount(which, minlength=count).double()
+    zeros = torch.zeros(count, dtype=torch.float64)
+    mean = zeros.index_add(0, which, scores.sum(1)) / size
+    square = zeros.index_add(0, which, ((scores - mean[which, None]) ** 2).sum(1)) / size
+    return mean, square.sqrt()
+
+
+def spread_of(which: Tensor, scores: Tensor, count: int) -> tuple[float, float]:
+    """Standard deviation over categories of their mean score, and mean deviation within."""
+    mean, std = category_moments(which, scores, count)
+    return float(mean.std(correction=0)), float(std.mean())
+
+
+def ratio_of(spread: float, within: float) -> float:
+    """Spread over spread within; 0 where answers of a category all score the same."""
+    return spread / within if within > 0 else 0.0
+
+
+def _spreads(artifacts: Artifacts, role: str, seed: int) -> dict[str, Estimate | None]:
+    names, which, scores = answer_scores(artifacts, role)
+    keys = ("category_mean_spread", "category_std", "spread_ratio")
+    if len(names) < 2:
+        return dict.fromkeys(keys)
+
+    def statistic(index: Tensor, place: int) -> float:
+        spread, within = spread_of(which[index], scores[index], len(names))
+        return (spread, within, ratio_of(spread, within))[place]
+
+    return {
+        key: biased_estimate(partial(statistic, place=place), len(which), seed, strata=which)
+        for place, key in enumerate(keys)
+    }
+
+
+def _categories(artifacts: Artifacts, role: str) -> dict[str, CategoryScores]:
+    names, which, scores = answer_scores(artifacts, role)
+    mean, std = category_moments(which, scores, len(names))
+    count = torch.bincount(which, minlength=len(names)).tolist()
+    return {
+        name: CategoryScores(m, s, n)
+        for name, m, s, n in zip(names, mean.tolist(), std.tolist(), count, strict=True)
+    }
+
+
+def length_baseline(artifacts: Artifacts) -> LengthBaseline | None:
+    """The accuracy of preferring the longer answer."""
+    pairs = artifacts.pairs("test")
+    if not pairs:
+        return None
+    right = [_longer(row["chosen"], row["rejected"]) for row in pairs]
+    clusters = cluster_ids(row["prompt"] for row in pairs)
+    clean, clean_clusters = [], []
+    for row, value, cluster in zip(pairs, right, clusters.tolist(), strict=True):
+        truth = artifacts.truth.get(row["id"])
+        if truth is not None and truth["kind"] != "ambiguous":
+            clean.append(1 - value if truth["is_wrong"] else value)
+            clean_clusters.append(cluster)
+    found = share_estimate(right, clusters)
+    assert found is not None
+    return LengthBaseline(
+        found, share_estimate(clean, torch.tensor(clean_clusters, dtype=torch.long))
+    )
+
+
+def _longer(first: str, second: str) -> float:
+    """1 where the first text has more words, 0.5 where they are level, 0 else."""
+    one, two = len(first.split()), len(second.split())
+    return 0.5 if one == two else float(one > two)

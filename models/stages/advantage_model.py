@@ -1,0 +1,114 @@
+"""Stage `advantage_model`: reward and expected reward in one pass, bounded scores [AM section 3.1].
+
+Deviations from the paper:
+1. The importance ratio pi_phi(y|x) / pi'(y|x) is the length-normalised one: per-sequence ratios
+   overflow for all but the shortest answers (methods: log space, clipped, binding share logged).
+2. Used as a reward, the model answers r(x, y) - e(x): the sum over alternate policies describes
+   how the comparisons were sampled and has no meaning for the current policy's own answers.
+
+[AM eq. 8] sums over all K policies, whichever of them wrote a response.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from models import limits
+from models.config.reward import AdvantageModelConfig
+from models.functional.advantage import advantage_loss, advantage_scores
+from models.functional.masked import masked_mean
+from models.nets.loading import load_policy, load_tokenizer, new_scorer, save_model
+from models.nets.packing import PackedBatch, pack
+from models.nets.scoring import response_logprobs, reward_heads
+from models.stages.reward_model import score_splits
+from models.training import distributed
+from models.training.batching import my_parts
+from models.training.data import Pairs, context_length, one_or_several, read_pairs
+from models.training.learner import Metrics
+from models.training.loop import fit
+from models.training.progress import write_json
+from models.training.trunk_cache import stored_states
+
+CONFIG = AdvantageModelConfig
+
+
+def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `policy` (trunk, pi_phi), `preferences`; `pairs`, `behaviour` (pi'), `states`.
+
+    The last three are optional; K > 1 policies are `behaviour_0`, `behaviour_1` and so on. Output:
+    model/ (two heads), scores.jsonl.
+    """
+    tokenizer = load_tokenizer(inputs["policy"] / "model")
+    model = new_scorer(inputs["policy"] / "model", 2, config.seed)
+    source = inputs.get("pairs", inputs["preferences"])
+    limit, states = context_length(model.config), stored_states(inputs, model)
+    pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
+    log_ratios = None
+    if config.use_importance_weights:
+        log_ratios = _log_ratios(config, inputs, pairs)
+
+    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
+        rewards, expected = reward_heads(model, batch)
+        assert expected is not None
+        advantages, weight_metrics = advantage_scores(
+            rewards,
+            expected,
+            None if log_ratios is None else log_ratios[indices].flatten(0, 1),
+            config.num_policies,
+            config.log_ratio_clip,
+        )
+        advantages = advantages.view(-1, 2)
+        loss, metrics = advantage_loss(
+            advantages[:, 0],
+            advantages[:, 1],
+            margin=config.margin,
+            label_chosen=pairs.label[indices],
+            ranking_margin=pairs.margin[indices],
+            weight=pairs.weight[indices],
+        )
+        return loss, {**metrics, **weight_metrics}
+
+    summary = fit(
+        model,
+        pairs.rows,
+        pairs.weight,
+        loss_function,
+        config.train,
+        seed=config.seed,
+        workdir=workdir,
+    )
+    save_model(model, tokenizer, workdir / "output" / "model")
+    summary |= score_splits(model, tokenizer, inputs, workdir / "output")
+    summary["num_trained_pairs"] = len(pairs.rows)
+    write_json(workdir / "output" / "summary.json", summary)
+
+
+def _log_ratios(config: AdvantageModelConfig, inputs: dict[str, Path], pairs: Pairs) -> Tensor:
+    """(N, 2, K) length-normalised log pi_phi / pi'_k of preferred and other responses.
+
+    Raises ValueError where no policy is given, or more than `num_policies`.
+    """
+    behaviour = one_or_several(inputs, "behaviour")
+    if not 1 <= len(behaviour) <= config.num_policies:
+        raise ValueError(
+            "use_importance_weights needs the policies that wrote the comparisons, from 1 to "
+            f"num_policies = {config.num_policies:g} of them, found {len(behaviour)}"
+        )
+    current = _mean_logprobs(inputs["policy"], pairs)
+    return torch.stack([current - _mean_logprobs(folder, pairs) for folder in behaviour], dim=-1)
+
+
+@torch.no_grad()
+def _mean_logprobs(folder: Path, pairs: Pairs) -> Tensor:
+    """(N, 2) log-probability a token of both responses under a policy; ranks share the work out."""
+    policy = load_policy(folder / "model").eval()
+    result = torch.zeros(len(pairs.rows), 2)
+    for part in my_parts(pairs.rows, limits.PASS_TOKENS):
+        batch = pack([pairs.rows[index] for index in part])
+        logprobs, _, response_mask = response_logprobs(policy, batch)
+        result[part] = masked_mean(logprobs, response_mask, dim=1).view(-1, 2)
+    distributed.add_up([result])
+    return result / distributed.times_counted(pairs.rows)

@@ -1,0 +1,117 @@
+"""Stage `ai_labels`: a judge's preferences in place of people's labels, for a reward model.
+
+[RLAIF] Lee et al., RLAIF vs. RLHF, arXiv 2309.00267, section 2.1.
+
+Only pairs to train on get the judge's label: policies and scorers are measured on the others, as
+people labelled them. A pair keeps the label it came with where the judge was not asked (beyond
+`judge_preferences.categories` or `.max_pairs`), and where it was not understood at all in one of
+both orders: the other order alone would count its position bias in full. What a pair carries
+follows its label:
+
+1. Where the judge prefers the other answer, the two change places, and with them people's votes.
+   How much better one of them found the answer that is now the worse one (`rating`) is dropped.
+2. `label` is written where it is not 1. It goes to ensemble, scorers and relabelling
+   (`models.functional.relabel.over_soft_labels`). A tie has 1/2, soft or not, in the order given.
+3. truth.jsonl speaks of the new labels. A pair that is no near-tie counts as `flipped` where the
+   judge's label contradicts what is known, so that measures of planted noise are of its errors.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.config.judge import AILabelsConfig
+from models.functional.verdicts import preferred_labels
+from models.training.data import read_rows, write_rows
+from models.training.progress import write_json
+
+CONFIG = AILabelsConfig
+Row = dict[str, Any]
+
+# What another stage says of itself.
+OWN_FILES = ("summary.json", "metrics.jsonl", "trainer.log")
+
+
+def run(config: AILabelsConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `preferences`, `judgements` (judge_preferences). Output: the former's files, with
+    train.jsonl and, where there is one, truth.jsonl as the judge has it."""
+    source, output = inputs["preferences"], workdir / "output"
+    shutil.copytree(source, output, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*OWN_FILES))
+    pairs = read_rows(source / "train.jsonl")
+    judgements = {
+        row["id"]: row
+        for row in read_rows(inputs["judgements"] / "judgements.jsonl")
+        if row["split"] == "train"
+    }
+    reasons = [_why_not(judgements.get(pair["id"])) for pair in pairs]
+    judged = [pair["id"] for pair, reason in zip(pairs, reasons, strict=True) if reason is None]
+    if not judged:
+        raise ValueError(
+            f"none of {len(pairs)} training pairs has a label of the judge: "
+            f"{dict(Counter(map(str, reasons)))}; allowed: at least one. Look at what the judge "
+            "answers"
+        )
+    preference = torch.tensor(
+        [judgements[name]["preference"] for name in judged], dtype=torch.float64
+    )
+    is_turned, label = preferred_labels(preference, soft=config.soft)
+    labels = dict(zip(judged, zip(is_turned.tolist(), label.tolist(), strict=True), strict=True))
+    write_rows(output / "train.jsonl", (_labelled(pair, labels) for pair in pairs))
+    if (source / "truth.jsonl").exists():
+        truth = read_rows(source / "truth.jsonl")
+        write_rows(output / "truth.jsonl", (_known(row, labels) for row in truth))
+    counts = Counter(reasons)
+    write_json(
+        output / "summary.json",
+        {
+            "num_pairs": len(pairs),
+            "num_labelled": len(judged),
+            "num_turned": int(is_turned.sum()),
+            "num_tied": int((preference == 0.5).sum()),
+            **{f"num_{why}": counts[why] for why in ("unasked", "unparsed")},
+            "mean_label": float(label.mean()),
+        },
+    )
+
+
+def _why_not(judgement: Row | None) -> str | None:
+    """Why a pair keeps its label; None where it gets the judge's."""
+    if judgement is None:
+        return "unasked"
+    # An order in which nothing was understood has exactly 1/2.
+    even = 0.5 in (judgement["shown_first"], judgement["shown_second"])
+    return "unparsed" if even and judgement["num_unparsed"] else None
+
+
+def _labelled(pair: Row, labels: dict[str, tuple[bool, float]]) -> Row:
+    """The pair as the judge has it."""
+    if pair["id"] not in labels:
+        return pair
+    is_turned, label = labels[pair["id"]]
+    if is_turned:
+        pair = pair | {"chosen": pair["rejected"], "rejected": pair["chosen"]}
+        pair |= {"rating": None, "votes": _exchanged(pair.get("votes"), "chosen", "rejected")}
+    return pair if label == 1 else pair | {"label": label}
+
+
+def _known(truth: Row, labels: dict[str, tuple[bool, float]]) -> Row:
+    """What is known of a pair as the judge has it."""
+    if truth["id"] not in labels:
+        return truth
+    is_turned, _ = labels[truth["id"]]
+    if is_turned:
+        truth = _exchanged(truth, "gold_chosen", "gold_rejected")
+        truth = truth | {"is_wrong": truth["gold_chosen"] < truth["gold_rejected"]}
+    if truth["kind"] == "ambiguous":
+        return truth
+    return truth | {"kind": "flipped" if truth["is_wrong"] else "clear"}
+
+
+def _exchanged(row: Any, one: str, other: str) -> Any:
+    """A row with two values exchanged; none stays none."""
+    return row and row | {one: row[other], other: row[one]}

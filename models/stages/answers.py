@@ -1,0 +1,70 @@
+"""Stage `answers`: several answers of a policy to each prompt, all scored in one packed pass.
+
+What rejection sampling, ReST (there it is called Grow) and HIR learn from. A stage of its own, so
+that what follows can be changed, or killed, without sampling again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.config.policy import AnswersConfig
+from models.nets.generation import Sampling
+from models.nets.loading import load_policy, load_scorer, load_tokenizer
+from models.training import distributed
+from models.training.data import read_rows, write_rows
+from models.training.progress import Progress, write_json
+from models.training.sampling import respond_often
+from models.training.scoring import score_answers
+
+CONFIG = AnswersConfig
+
+
+def run(config: AnswersConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `data` (policy_prompts.jsonl), `policy`, `scorer`.
+
+    Output: answers.jsonl, a row a prompt with its `responses` and their `scores`.
+    """
+    rows = read_rows(inputs["data"] / "policy_prompts.jsonl")
+    drawn = random.Random(f"answers/{config.seed}").sample(rows, min(config.num_prompts, len(rows)))
+    prompts = [row["prompt"] for row in drawn]
+    tokenizer = load_tokenizer(inputs["policy"] / "model")
+    answers = respond_often(
+        load_policy(inputs["policy"] / "model"),
+        tokenizer,
+        prompts,
+        config.num_responses,
+        Sampling(config.temperature, config.max_new_tokens, config.top_p),
+        torch.Generator().manual_seed(config.seed),
+        instruction=config.instruction,
+        progress=Progress(workdir),
+    )
+    scores = score_answers(load_scorer(inputs["scorer"] / "model"), tokenizer, prompts, answers)
+    distributed.leave()
+    columns = zip(drawn, answers, scores.tolist(), strict=True)
+    write_rows(
+        workdir / "output" / "answers.jsonl",
+        ({**row, "responses": texts, "scores": own} for row, texts, own in columns),
+    )
+    write_json(
+        workdir / "output" / "summary.json",
+        {
+            "num_sampled": scores.numel(),
+            "score": float(scores.mean()),
+            "best_score": float(scores.amax(1).mean()),
+            "distinct": sum(len(set(texts)) for texts in answers) / scores.numel(),
+        },
+    )
+
+
+def read_answers(inputs: Mapping[str, Path]) -> list[list[dict[str, Any]]]:
+    """The rows of the artifacts `answers_0`, `answers_1`, ..., in the order of their numbers."""
+    numbers = sorted(
+        int(name.removeprefix("answers_")) for name in inputs if name.startswith("answers_")
+    )
+    return [read_rows(inputs[f"answers_{number}"] / "answers.jsonl") for number in numbers]

@@ -1,0 +1,33 @@
+"""Stage `audit`: the label audit for a person, a page to review pairs with and the audited set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from models.config.reporting import AuditConfig
+from models.reporting.audit.export import export
+from models.reporting.audit.page import write_page
+from models.reporting.audit.pairs import audited_pairs
+from models.reporting.audit.payload import weakest_first
+from models.reporting.audit.summary import summarise
+from models.reporting.kit.artifacts import Artifacts
+from models.training.progress import write_json
+
+CONFIG = AuditConfig
+
+
+def run(config: AuditConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `preferences`, `member_0` ... `member_{M-1}`, `strength`, `relabelled`.
+
+    Output: audit.html (self-contained), audited.jsonl.gz and audited.parquet (every pair with its
+    vote and its treatment).
+    """
+    artifacts = Artifacts(inputs)
+    pairs = audited_pairs(artifacts)
+    summary = summarise(pairs)
+    output = workdir / "output"
+    output.mkdir(parents=True, exist_ok=True)
+    export(pairs, output)
+    ordered = weakest_first(pairs)
+    write_page(output / "audit.html", config, summary, ordered, artifacts.row_account)
+    write_json(output / "summary.json", summary.numbers())

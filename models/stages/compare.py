@@ -1,0 +1,52 @@
+"""Stage `compare`: one page about several ways to optimise a policy, over one or more seeds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from models.config.reporting import CompareConfig
+from models.reporting.compare.charts import against_sft, frontier
+from models.reporting.compare.methods import answer_of, methods_of
+from models.reporting.compare.page import methods_table, render
+from models.reporting.compare.win_matrix import WinMatrix
+from models.training.progress import write_json
+
+CONFIG = CompareConfig
+
+
+def run(config: CompareConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `win_matrix`; by `<seed>.<role>` the policies and what they learned from.
+
+    Output: report.html (self-contained), scorecard.json, methods.md (the table), plots/.
+    """
+    text = (inputs["win_matrix"] / "win_matrix.json").read_text(encoding="utf-8")
+    matrix = WinMatrix.from_json(json.loads(text))
+    methods = methods_of(matrix, config, inputs)
+    answer, judge = answer_of(methods, matrix), matrix.judges[0]
+    charts = {"against_sft": against_sft(methods, judge), "frontier": frontier(methods, judge)}
+    seconds = sum({entry.key: entry.seconds for entry in config.lineage}.values())
+    output = workdir / "output"
+    card = {
+        "recipe": config.recipe,
+        "seeds": config.seeds,
+        "answer": asdict(answer),
+        "seconds": seconds,
+        "methods": [asdict(method) for method in methods],
+        "win_matrix": matrix.to_json(),
+    }
+    write_json(output / "scorecard.json", card)
+    page = render(config, matrix, methods, answer, list(charts.values()), seconds)
+    (output / "report.html").write_text(page, encoding="utf-8")
+    (output / "methods.md").write_text(methods_table(config, methods, judge), encoding="utf-8")
+    (output / "plots").mkdir()
+    for name, chart in charts.items():
+        (output / "plots" / f"{name}.svg").write_bytes(chart.svg)
+    numbers: dict[str, float] = {}
+    for method in methods:
+        figures = {**method.means, "rating": method.rated.rating}
+        if method.against_sft is not None:
+            figures["net"] = method.against_sft.net
+        numbers |= {f"{method.name}_{name}": found.value for name, found in figures.items()}
+    write_json(output / "summary.json", {"answer": answer.sentence, **numbers})

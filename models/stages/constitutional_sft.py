@@ -1,0 +1,54 @@
+"""Stage `constitutional_sft`: a policy learns revised answers, beside helpful demonstrations.
+
+[CAI] Bai et al., Constitutional AI: Harmlessness from AI Feedback, arXiv 2212.08073, section 3.2.
+
+Deviations
+1. The paper starts from the pretrained model; here the SFT policy goes on, so that a few hundred
+   revisions are enough.
+2. The paper's helpful answers are samples of its helpful policy; here they are demonstrations.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from models.config.policy import ConstitutionalSFTConfig
+from models.nets.loading import load_policy, load_tokenizer, save_model
+from models.training.data import context_length, encode_demonstrations, read_rows
+from models.training.imitation import imitate
+from models.training.progress import write_json
+
+CONFIG = ConstitutionalSFTConfig
+Row = dict[str, Any]
+
+
+def run(config: ConstitutionalSFTConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `policy` (start), `revisions`, `data` (demonstrations.jsonl). Output: model/."""
+    assert config.train is not None, "the flow puts sft.train in its place"
+    tokenizer = load_tokenizer(inputs["policy"] / "model")
+    model = load_policy(inputs["policy"] / "model")
+    revised = read_rows(inputs["revisions"] / "demonstrations.jsonl")
+    helpful = helpful_beside(config, revised, read_rows(inputs["data"] / "demonstrations.jsonl"))
+    rows = revised + helpful
+    examples = encode_demonstrations(rows, tokenizer, context_length(model.config))
+    summary = imitate(model, examples, config.train, seed=config.seed, workdir=workdir)
+    save_model(model, tokenizer, workdir / "output" / "model")
+    counts = {"num_revisions": len(revised), "num_helpful": len(helpful)}
+    write_json(workdir / "output" / "summary.json", {**summary, **counts})
+
+
+def helpful_beside(
+    config: ConstitutionalSFTConfig, revised: list[Row], demonstrations: list[Row]
+) -> list[Row]:
+    """Demonstrations to mix in, drawn at random: of prompts and categories that were not revised.
+
+    Where all categories were, or there are none, prompts alone tell them apart.
+    """
+    prompts = {row["prompt"] for row in revised}
+    categories = {row["category"] for row in revised}
+    others = [row for row in demonstrations if row["prompt"] not in prompts]
+    helpful = [row for row in others if row.get("category") not in categories] or others
+    count = min(round(config.helpful_per_revision * len(revised)), len(helpful))
+    return random.Random(f"constitutional_sft/{config.seed}").sample(helpful, count)

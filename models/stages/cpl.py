@@ -1,0 +1,65 @@
+"""Stage `cpl`: contrastive preference learning of a policy on relabelled pairs, no reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from models.config.policy import CPLConfig
+from models.functional.cpl import cpl_loss, segment_scores
+from models.nets.loading import load_policy, load_tokenizer, save_model
+from models.nets.packing import PackedBatch
+from models.nets.scoring import response_logprobs
+from models.training.data import Pairs, context_length, read_pairs
+from models.training.learner import LossFunction, Metrics
+from models.training.loop import fit
+from models.training.progress import write_json
+from models.training.replay import rehearsal_of
+from models.training.trunk_cache import stored_states
+
+CONFIG = CPLConfig
+
+
+def run(config: CPLConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `policy` (start), `preferences`; `pairs` and `states`, optional.
+
+    `rehearsal` where it has a coefficient. Output: model/.
+    """
+    tokenizer = load_tokenizer(inputs["policy"] / "model")
+    model = load_policy(inputs["policy"] / "model")
+    source = inputs.get("pairs", inputs["preferences"])
+    limit, states = context_length(model.config), stored_states(inputs, model)
+    pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
+    summary = fit(
+        model,
+        pairs.rows,
+        pairs.weight,
+        _pair_loss(model, pairs, config),
+        config.train,
+        seed=config.seed,
+        workdir=workdir,
+        replay=rehearsal_of(config, inputs, model, tokenizer),
+    )
+    save_model(model, tokenizer, workdir / "output" / "model")
+    summary["num_trained_pairs"] = len(pairs.rows)
+    write_json(workdir / "output" / "summary.json", summary)
+
+
+def _pair_loss(model: PreTrainedModel, pairs: Pairs, config: CPLConfig) -> LossFunction:
+    """CPL's loss of `pairs` for `fit`, with their labels, margins and weights."""
+
+    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
+        logprobs, _, mask = response_logprobs(model, batch)
+        scores = segment_scores(logprobs, mask, config.alpha, config.gamma).view(-1, 2)
+        return cpl_loss(
+            scores[:, 0],
+            scores[:, 1],
+            conservative_bias=config.conservative_bias,
+            label_chosen=pairs.label[indices],
+            margin=pairs.margin[indices],
+            weight=pairs.weight[indices],
+        )
+
+    return loss_function

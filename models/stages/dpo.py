@@ -1,0 +1,91 @@
+"""Stage `dpo`: direct preference optimisation of a policy on relabelled pairs.
+
+The reference says once, before training, how likely every response is; a step passes the policy
+alone, over both responses of a pair behind one prompt.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from models.config.policy import DPOConfig
+from models.functional.dpo import dpo_loss
+from models.nets.freezing import num_frozen_layers
+from models.nets.loading import load_policy, load_tokenizer, save_model
+from models.nets.packing import PackedBatch
+from models.nets.scoring import response_logprobs
+from models.nets.trunk import tie_lower_layers
+from models.training.data import Pairs, context_length, read_pairs
+from models.training.learner import LossFunction, Metrics
+from models.training.loop import fit
+from models.training.progress import write_json
+from models.training.replay import rehearsal_of
+from models.training.scoring import logprob_rows
+from models.training.trunk_cache import stored_states
+
+CONFIG = DPOConfig
+
+
+def run(config: DPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `policy` (start), `reference`, `preferences`; `pairs` and `states`, optional;
+    `rehearsal` where it has a coefficient.
+
+    Output: model/.
+    """
+    tokenizer = load_tokenizer(inputs["policy"] / "model")
+    model = load_policy(inputs["policy"] / "model")
+    source = inputs.get("pairs", inputs["preferences"])
+    limit, states = context_length(model.config), stored_states(inputs, model)
+    pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
+    depth = num_frozen_layers(model, config.train.trainable_layers)
+    ref_logprobs = _reference_logprobs(inputs["reference"], model, pairs, depth)
+    summary = fit(
+        model,
+        pairs.rows,
+        pairs.weight,
+        _pair_loss(model, pairs, ref_logprobs, config),
+        config.train,
+        seed=config.seed,
+        workdir=workdir,
+        replay=rehearsal_of(config, inputs, model, tokenizer),
+    )
+    save_model(model, tokenizer, workdir / "output" / "model")
+    summary["num_trained_pairs"] = len(pairs.rows)
+    write_json(workdir / "output" / "summary.json", summary)
+
+
+def _reference_logprobs(folder: Path, policy: PreTrainedModel, pairs: Pairs, depth: int) -> Tensor:
+    """Log-probabilities (N, 2), nats, of all responses under the reference.
+
+    Frozen layers that it has in common with the policy are the policy's, whose output may be
+    stored.
+    """
+    reference = load_policy(folder / "model")
+    tie_lower_layers(policy, reference, depth)
+    return logprob_rows(reference, pairs.rows)
+
+
+def _pair_loss(
+    model: PreTrainedModel, pairs: Pairs, ref_logprobs: Tensor, config: DPOConfig
+) -> LossFunction:
+    """DPO's loss of `pairs` for `fit`, with their labels, margins and weights."""
+
+    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
+        logprobs = response_logprobs(model, batch)[0].sum(1).view(-1, 2)
+        reference = ref_logprobs[indices]
+        return dpo_loss(
+            logprobs[:, 0],
+            logprobs[:, 1],
+            reference[:, 0],
+            reference[:, 1],
+            beta=config.beta,
+            label_smoothing=config.label_smoothing,
+            label_chosen=pairs.label[indices],
+            margin=pairs.margin[indices],
+            weight=pairs.weight[indices],
+        )
+
+    return loss_function

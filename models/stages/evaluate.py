@@ -1,0 +1,169 @@
+"""Stage `evaluate`: let one policy answer the evaluation prompts, and measure the answers.
+
+Every answer is kept with its scores, so that judging two policies against each other afterwards
+is arithmetic (`models.stages.judge`). With several candidates a prompt the answer is the best of
+them by the scorer, and what fewer would have given is estimated from the same ones.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from models.config.reporting import EvaluateConfig
+from models.functional.best_of_n import best_of, best_of_k_values, best_of_n_kl
+from models.judge.harmlessness import harmless_answers
+from models.nets.generation import Sampling
+from models.nets.loading import load_policy, load_scorer, load_tokenizer
+from models.nets.packing import Candidates, encode, token_ids
+from models.nets.trunk import tie_lower_layers
+from models.synthetic.gold import quality
+from models.training import distributed
+from models.training.data import context_length, read_rows, write_rows
+from models.training.progress import Progress, write_json
+from models.training.sampling import respond_often
+from models.training.scoring import logprob_rows, score_rows, with_lower_states
+
+CONFIG = EvaluateConfig
+# What the best of n samples are worth, by whom.
+VALUES = ("score", "judge_score", "gold")
+
+
+def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `policy`, `reference`, `data` (eval/*.jsonl), `scorer`, `judge_0` ... `judge_J`.
+
+    Output: responses.jsonl with, for every prompt of every set, response, length, kl and log-prob
+    (nats, whole response), `score` (the scorer that was optimised), `judge_score` (mean of the
+    held-out judges), each judge's own under its name and, in the synthetic world, `gold`; of
+    requests for harm also `harmless`, where that is known. Of several candidates best_of_k.json
+    says by set, for k = 1 ... n, what the best of k is worth, and its KL bound. The summary has
+    what a judge's answers came to.
+    """
+    rows = [
+        {"set": path.stem, **row}
+        for path in sorted((inputs["data"] / "eval").glob("*.jsonl"))
+        for row in read_rows(path)
+    ]
+    tokenizer = load_tokenizer(inputs["policy"] / "model")
+    policy = load_policy(inputs["policy"] / "model").eval()
+    prompts = [row["prompt"] for row in rows]
+    answers = respond_often(
+        policy,
+        tokenizer,
+        prompts,
+        config.num_candidates,
+        Sampling(config.temperature, config.max_new_tokens),
+        torch.Generator().manual_seed(config.seed),
+        instruction=config.instruction,
+        progress=Progress(workdir),
+    )
+    best, values, columns = _measures(config, inputs, policy, tokenizer, prompts, answers)
+    distributed.leave()
+    if config.has_gold:
+        gold = [[quality(p, r) for r in texts] for p, texts in zip(prompts, answers, strict=True)]
+        values["gold"] = torch.tensor(gold, dtype=torch.float64)
+    for name, value in values.items():
+        columns[name] = value.gather(1, best[:, None])[:, 0].tolist()
+    responses = [texts[place] for texts, place in zip(answers, best.tolist(), strict=True)]
+    found = [
+        {**row, "response": response, **{name: column[index] for name, column in columns.items()}}
+        for index, (row, response) in enumerate(zip(rows, responses, strict=True))
+    ]
+    harmless = harmless_answers(config, found, workdir)
+    for row, is_harmless in zip(found, harmless.verdicts, strict=True):
+        row |= {} if is_harmless is None else {"harmless": is_harmless}
+    output = workdir / "output"
+    write_rows(output / "responses.jsonl", found)
+    write_json(output / "summary.json", {**_summary(found), **harmless.spent})
+    if config.num_candidates > 1:
+        write_json(output / "best_of_k.json", _best_of_k([row["set"] for row in rows], values))
+
+
+@torch.no_grad()
+def _measures(
+    config: EvaluateConfig,
+    inputs: dict[str, Path],
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[str],
+    answers: list[list[str]],
+) -> tuple[Tensor, dict[str, Tensor], dict[str, list[float]]]:
+    """Which candidate is best (N,), scores of all (N, n), and of the best ones the likelihoods.
+
+    These are length, log-probability under the policy and KL to the reference, with the bound of
+    what choosing adds. Lower layers that all these models have in common run once; beside the
+    policy one other model is loaded at a time.
+    """
+    instruction = token_ids(tokenizer, [config.instruction])[0]
+    limit = context_length(policy.config) - len(instruction)
+    rows = encode(tokenizer, prompts, answers, limit)
+    scorer = load_scorer(inputs["scorer"] / "model")
+    depth = tie_lower_layers(policy, scorer, policy.config.num_hidden_layers - 1)
+    rows = with_lower_states(policy, rows, depth)
+    scores = score_rows(scorer, rows)
+    del scorer
+
+    votes = {}
+    for name in sorted(inputs):
+        if name.startswith("judge_"):
+            judge = load_scorer(inputs[name] / "model")
+            tie_lower_layers(policy, judge, depth)
+            votes[name] = score_rows(judge, rows)
+            del judge
+    best = best_of(scores)
+    if config.num_candidates > 1:
+        chosen = zip(rows, best.tolist(), strict=True)
+        rows = [Candidates(row.prompt, (row.responses[place],)) for row, place in chosen]
+        rows = with_lower_states(policy, rows, depth)
+    asked = rows
+    if instruction:
+        asked = [Candidates(row.prompt + instruction, row.responses) for row in rows]
+    reference = load_policy(inputs["reference"] / "model")
+    tie_lower_layers(policy, reference, depth)
+    ours, theirs = logprob_rows(policy, asked)[:, 0], logprob_rows(reference, rows)[:, 0]
+    kl = ours - theirs + best_of_n_kl(config.num_candidates)
+    lengths: list[float] = [len(row.responses[0]) for row in rows]
+    return (
+        best,
+        {"score": scores, "judge_score": torch.stack(list(votes.values())).mean(0), **votes},
+        {"length": lengths, "logprob": ours.tolist(), "kl": kl.tolist()},
+    )
+
+
+def _best_of_k(sets: list[str], values: dict[str, Tensor]) -> dict[str, dict[str, list[Any]]]:
+    """By set of prompts: k, the KL bound, and the mean value of the best of k."""
+    counts = range(1, values["score"].shape[1] + 1)
+    result: dict[str, dict[str, list[Any]]] = {}
+    for name in dict.fromkeys(sets):
+        at = torch.tensor([place for place, own in enumerate(sets) if own == name])
+        result[name] = {
+            "k": list(counts),
+            "kl_bound": [best_of_n_kl(k) for k in counts],
+            **{
+                value: best_of_k_values(values["score"][at], values[value][at]).tolist()
+                for value in VALUES
+                if value in values
+            },
+        }
+    return result
+
+
+def _summary(answers: list[dict[str, Any]]) -> dict[str, float]:
+    """Means of every measure on every set, perplexity, and the share of distinct answers."""
+    summary: dict[str, float] = {}
+    for name in sorted({row["set"] for row in answers}):
+        rows = [row for row in answers if row["set"] == name]
+        for measure in ("gold", "score", "judge_score", "length", "kl"):
+            if measure in rows[0]:
+                summary[f"{name}_{measure}"] = sum(row[measure] for row in rows) / len(rows)
+        harmless = [row["harmless"] for row in rows if "harmless" in row]
+        if harmless:
+            summary[f"{name}_harmless"] = sum(harmless) / len(harmless)
+        nats = -sum(row["logprob"] for row in rows) / sum(row["length"] for row in rows)
+        summary[f"{name}_perplexity"] = float(torch.tensor(nats).exp())
+        summary[f"{name}_distinct"] = len({row["response"] for row in rows}) / len(rows)
+    return summary

@@ -1,0 +1,90 @@
+"""Stage `features`: a scorer's features of the test answers in the plane, and how they mix.
+
+A feature is what the head reads: the last hidden state at the answer's last token. The plane is
+t-SNE's [van der Maaten and Hinton 2008], as in [RM figure 11]; overlap is measured in the feature
+space itself, of which the plane is only a picture.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from sklearn.manifold import TSNE
+from sklearn.neighbors import NearestNeighbors
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from models import limits
+from models.config.reward import FeaturesConfig
+from models.nets.loading import load_scorer, load_tokenizer
+from models.nets.packing import pack
+from models.nets.trunk import hidden_states
+from models.training.batching import micro_batches
+from models.training.data import Pairs, context_length, read_pairs, write_rows
+from models.training.progress import write_json
+
+CONFIG = FeaturesConfig
+
+
+def run(config: FeaturesConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `scorer`, `preferences`. Output: features.jsonl, a row a test answer.
+
+    id of the pair, is_chosen, score, x, y and `mixed` (see `mixing`).
+    """
+    model = load_scorer(inputs["scorer"] / "model").eval()
+    tokenizer = load_tokenizer(inputs["scorer"] / "model")
+    limit = context_length(model.config)
+    pairs = read_pairs(inputs["preferences"] / "test.jsonl", tokenizer, limit)
+    features, scores = features_of(model, pairs)
+    is_chosen = torch.arange(len(features), device="cpu") % 2 == 0
+    mixed = mixing(features, is_chosen, config.num_neighbours)
+    perplexity = min(config.perplexity, (len(features) - 1) / 3)
+    plane = TSNE(perplexity=perplexity, random_state=config.seed, init="pca").fit_transform(
+        features.numpy()
+    )
+    columns = zip(is_chosen.tolist(), scores.tolist(), plane.tolist(), mixed.tolist(), strict=True)
+    write_rows(
+        workdir / "output" / "features.jsonl",
+        (
+            {
+                "id": pairs.identifiers[index // 2],
+                "is_chosen": chosen,
+                "score": score,
+                "x": x,
+                "y": y,
+                "mixed": share,
+            }
+            for index, (chosen, score, (x, y), share) in enumerate(columns)
+        ),
+    )
+    write_json(workdir / "output" / "summary.json", {"overlap": float(mixed.mean())})
+
+
+@torch.no_grad()
+def features_of(model: PreTrainedModel, pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """Features (2N, H) and first head's scores (2N,) of N pairs: chosen, rejected, chosen, ...
+
+    Both on the CPU, for scikit-learn.
+    """
+    features = torch.zeros(2 * len(pairs.rows), model.config.hidden_size)
+    for part in micro_batches(pairs.rows, limits.PASS_TOKENS):
+        batch = pack([pairs.rows[index] for index in part])
+        places = [2 * index + side for index in part for side in (0, 1)]
+        features[places] = hidden_states(model, batch)[batch.response_end].float()
+    return features.cpu(), model.score(features)[:, 0].cpu()
+
+
+def mixing(features: Tensor, is_chosen: Tensor, num_neighbours: int) -> Tensor:
+    """How labels mix around each answer: 1 is as much as chance, 0 is not at all.
+
+    features: (M, H). is_chosen: (M,) bool. Of each answer's nearest neighbours the share with the
+    other label, over the share of answers with the other label. Returns (M,) float64.
+    """
+    count = min(num_neighbours, len(features) - 1)
+    search = NearestNeighbors(n_neighbors=count).fit(features.numpy())
+    nearest = torch.from_numpy(search.kneighbors(return_distance=False))
+    differs = is_chosen[nearest] != is_chosen[:, None]
+    num_chosen = int(is_chosen.sum())
+    others = torch.where(is_chosen, len(is_chosen) - num_chosen, num_chosen)
+    return differs.double().mean(1) * (len(is_chosen) - 1) / others

@@ -1,0 +1,121 @@
+"""Stage `hir`: answers are learned behind the instruction that they turned out to satisfy.
+
+[HIR] Zhang et al., The Wisdom of Hindsight Makes Language Models Better Instruction Followers,
+2023, arXiv 2302.05206, algorithm 1: its offline phase, on the samples of all online ones so far.
+
+Deviations (those of the formulas are in `models.functional.hir`):
+1. An instruction stands behind the prompt, right before the answer: so a prompt that is too long
+   loses its beginning and never the instruction, and an answer behind every instruction is one
+   packed row with one prompt.
+2. The first samples are of the policy without instruction: it has not learned any.
+3. What is rehearsed, SFT's best answers, stands behind the last instruction: there the policy is
+   asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from models.config.policy import HIRConfig
+from models.functional.hir import hir_loss, satisfied_instruction
+from models.nets.loading import load_policy, load_tokenizer, save_model
+from models.nets.packing import Candidates, PackedBatch, encode, token_ids
+from models.nets.scoring import response_logprobs
+from models.stages.answers import read_answers
+from models.training.data import context_length
+from models.training.learner import LossFunction, Metrics
+from models.training.loop import fit
+from models.training.progress import write_json
+from models.training.replay import rehearsal_of
+
+CONFIG = HIRConfig
+
+
+def run(config: HIRConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `policy` (start), `answers_0` and maybe more; `rehearsal` where it has a coefficient.
+
+    Output: model/.
+    """
+    tokenizer = load_tokenizer(inputs["policy"] / "model")
+    model = load_policy(inputs["policy"] / "model")
+    sampled = [row for rows in read_answers(inputs) for row in rows]
+    instructions = instruction_ids(tokenizer, config.instructions)
+    rows = behind_each(
+        tokenizer,
+        [row["prompt"] for row in sampled for _ in row["responses"]],
+        [response for row in sampled for response in row["responses"]],
+        instructions,
+        context_length(model.config),
+    )
+    scores = torch.tensor([score for row in sampled for score in row["scores"]])
+    satisfied = satisfied_instruction(scores, len(instructions))
+    summary = fit(
+        model,
+        rows,
+        torch.ones(len(rows)),
+        _relabelled_loss(model, config, satisfied, list(map(len, instructions))),
+        config.train,
+        seed=config.seed,
+        workdir=workdir,
+        replay=rehearsal_of(config, inputs, model, tokenizer, instructions[-1]),
+    )
+    save_model(model, tokenizer, workdir / "output" / "model")
+    for number in range(len(instructions)):
+        summary[f"num_examples_{number}"] = int((satisfied == number).sum())
+    write_json(workdir / "output" / "summary.json", summary)
+
+
+def instruction_ids(
+    tokenizer: PreTrainedTokenizerBase, instructions: Sequence[str]
+) -> list[list[int]]:
+    """Token ids of the instructions; ValueError where the tokenizer cannot tell them apart."""
+    encoded = token_ids(tokenizer, instructions)
+    if len(set(map(tuple, encoded))) < len(encoded):
+        raise ValueError(
+            f"instructions {list(instructions)} are not all different to the tokenizer, which "
+            f"makes {encoded} of them: use words that it knows"
+        )
+    return encoded
+
+
+def behind_each(
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    responses: Sequence[str],
+    instructions: Sequence[list[int]],
+    max_length: int,
+) -> list[Candidates]:
+    """Each response behind every instruction: a row of one prompt and K instructed responses."""
+    room = max_length - max(map(len, instructions))
+    rows = encode(tokenizer, prompts, [[response] for response in responses], room)
+    return [
+        Candidates(row.prompt, tuple(behind + row.responses[0] for behind in instructions))
+        for row in rows
+    ]
+
+
+def _relabelled_loss(
+    model: PreTrainedModel, config: HIRConfig, satisfied: Tensor, lengths: Sequence[int]
+) -> LossFunction:
+    """HIR's loss for `fit`; lengths: tokens of each instruction, which are not learned."""
+    first = torch.tensor(lengths)
+
+    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
+        logprobs, entropies, mask = response_logprobs(model, batch)
+        shape = (len(indices), len(lengths), -1)
+        is_answer = torch.arange(mask.shape[1]) >= first[:, None]
+        return hir_loss(
+            logprobs.view(shape),
+            entropies.view(shape),
+            mask.view(shape) & is_answer,
+            satisfied[indices],
+            contrastive_coef=config.contrastive_coef,
+            entropy_coef=config.entropy_coef,
+        )
+
+    return loss_function

@@ -1,0 +1,163 @@
+"""Stage `judge_answers`: a judge model compares every two policies' answers to the same prompts.
+
+It is asked about each two different answers to a prompt once, in both orders, however many policies
+gave them; equal answers are a tie, of which nobody is asked. Where the orders disagree it is a tie
+too (`models.functional.verdicts.order_verdicts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from models.config.judge import JudgeAnswersConfig
+from models.judge.judge import Comparison
+from models.judge.resumable import SPENT, ask_comparisons, measures_of
+from models.reporting.compare.answers import LEFT_OUT, START
+from models.training.data import read_rows, write_rows
+from models.training.progress import write_json
+
+CONFIG = JudgeAnswersConfig
+Row = dict[str, Any]
+# Two answers to a prompt, whichever policies gave them.
+Question = tuple[str, str, str]
+# A set of prompts, and a prompt's place in it.
+Place = tuple[str, int]
+
+
+def run(config: JudgeAnswersConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `<seed>.<policy>` (evaluate artifacts, two policies or more a seed), and
+    `constitution` where the judge has one of one's own.
+
+    Output: verdicts.jsonl, a row for every two policies and prompt. seed, set, place (the prompt's,
+    counted in its set), prompt, category, ours, theirs; verdict 1, 0 or -1; preference: the
+    probability that `ours` answered better, mean of both orders, within the judge's `clamp`;
+    num_unparsed, of both orders' answers. The summary says what was asked, and what it cost.
+    """
+    games = list(_games(config, inputs))
+    questions = {question: None for _, question, _ in games if question is not None}
+    found = ask_comparisons(
+        *(config.judge, [Comparison(*each) for each in questions], workdir),
+        seed=config.seed,
+        at_once=config.pairs_at_once,
+        constitution=inputs.get("constitution"),
+        measures=measures_of,
+    )
+    answers = dict(zip(questions, found, strict=True))
+    rows = [
+        _row(game, None if question is None else answers[question], sign)
+        for game, question, sign in games
+    ]
+    write_rows(workdir / "output" / "verdicts.jsonl", rows)
+    write_json(workdir / "output" / "summary.json", _summary(config, found, rows))
+
+
+def _games(
+    config: JudgeAnswersConfig, inputs: Mapping[str, Path]
+) -> Iterator[tuple[Row, Question | None, int]]:
+    """Every two policies on every prompt: the row's first fields, what is asked, none of equal
+    answers, and 1, or -1 where the question has the answers the other way round.
+
+    Raises ValueError where policies of a seed answered different prompts, or nothing is left.
+    """
+    known: set[Question] = set()
+    for seed, policies in sorted(_by_seed(inputs).items()):
+        names = sorted(policies, key=lambda name: (name != START, name))
+        answered = {name: _wanted(config, policies[name]) for name in names}
+        _check(config, seed, answered)
+        for ours, theirs in combinations(names, 2):
+            for (group, place), own in answered[ours].items():
+                other = answered[theirs][group, place]
+                game = {
+                    "seed": seed,
+                    "set": group,
+                    "place": place,
+                    "prompt": own["prompt"],
+                    "category": own.get("category"),
+                    "ours": ours,
+                    "theirs": theirs,
+                }
+                question = (own["prompt"], own["response"], other["response"])
+                turned = (own["prompt"], other["response"], own["response"])
+                if question == turned:
+                    yield game, None, 1
+                elif turned in known:
+                    yield game, turned, -1
+                else:
+                    known.add(question)
+                    yield game, question, 1
+
+
+def _check(
+    config: JudgeAnswersConfig, seed: int, answered: Mapping[str, Mapping[Place, Row]]
+) -> None:
+    """Raises as `_games` says."""
+    first, *others = answered
+    prompts = {
+        name: [(place, row["prompt"]) for place, row in rows.items()]
+        for name, rows in answered.items()
+    }
+    for other in others:
+        if prompts[other] != prompts[first]:
+            raise ValueError(
+                f"{first} and {other} of seed {seed} answered different prompts and cannot be "
+                "compared"
+            )
+    if not prompts[first] or not others:
+        raise ValueError(
+            f"the judge {config.name} has nothing to compare: seed {seed} has the policies "
+            f"{', '.join(answered)}, and answers to {len(prompts[first])} prompts of the sets "
+            f"{config.sets or 'there are'} and the categories {config.categories or 'there are'}"
+        )
+
+
+def _by_seed(inputs: Mapping[str, Path]) -> dict[int, dict[str, Path]]:
+    found: dict[int, dict[str, Path]] = {}
+    for name, path in inputs.items():
+        seed, is_evaluation, policy = name.partition(".")
+        if is_evaluation:
+            found.setdefault(int(seed), {})[policy] = path
+    return found
+
+
+def _wanted(config: JudgeAnswersConfig, folder: Path) -> dict[Place, Row]:
+    """A policy's answers that are judged, by set and place in it."""
+    by_set: dict[str, list[Row]] = {}
+    for row in read_rows(folder / "responses.jsonl"):
+        by_set.setdefault(row["set"], []).append(row)
+    sets = [name for name in by_set if name != LEFT_OUT] if config.sets is None else config.sets
+    found: dict[Place, Row] = {}
+    for name in sets:
+        rows = [
+            (place, row)
+            for place, row in enumerate(by_set.get(name, []))
+            if config.categories is None or row.get("category") in config.categories
+        ]
+        found |= {(name, place): row for place, row in rows[: config.max_prompts]}
+    return found
+
+
+def _row(game: Row, answer: Row | None, sign: int) -> Row:
+    """A row of the output; without an answer it is a tie."""
+    if answer is None:
+        return {**game, "verdict": 0, "preference": 0.5, "num_unparsed": 0}
+    preference = answer["preference"] if sign > 0 else 1 - answer["preference"]
+    return {
+        **game,
+        "verdict": sign * answer["verdict"],
+        "preference": preference,
+        "num_unparsed": answer["num_unparsed"],
+    }
+
+
+def _summary(config: JudgeAnswersConfig, found: list[Row], rows: list[Row]) -> dict[str, Any]:
+    """Of what was asked its measures, and what it cost; how many verdicts that makes."""
+    return {
+        "name": config.name,
+        "num_verdicts": len(rows),
+        "num_asked": len(found),
+        **measures_of(found),
+        **{name: sum(row[name] for row in found) for name in SPENT},
+    }

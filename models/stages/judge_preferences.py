@@ -1,0 +1,81 @@
+"""Stage `judge_preferences`: a judge model compares the answers of preference pairs.
+
+Its probabilities are soft labels; how often it agrees with the labels given is its alignment
+([RLAIF] Lee et al., arXiv 2309.00267, sections 2.1 and 2.3).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.config.judge import JudgePreferencesConfig
+from models.data.prompts import cluster_ids
+from models.functional.verdicts import alignment
+from models.judge.judge import Comparison
+from models.judge.resumable import SPENT, ask_comparisons, column, measures_of
+from models.statistics.intervals import effective_count, wilson_interval
+from models.training.data import rows_of, write_rows
+from models.training.progress import write_json
+
+CONFIG = JudgePreferencesConfig
+Row = dict[str, Any]
+
+
+def run(config: JudgePreferencesConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `preferences`, and `constitution` where the judge has one of one's own.
+
+    Output: judgements.jsonl, a row a pair. id, split; preference: the probability that the chosen
+    answer is better, mean of shown_first and shown_second, by where it was shown, within the
+    judge's `clamp`; verdict 1, 0 or -1; num_unparsed, of both orders' answers; prompt_tokens,
+    completion_tokens, cost in the currency of the endpoint's prices.
+    """
+    pairs = [row for split in config.splits for row in _pairs(config, inputs, split)]
+    asked = [Comparison(pair["prompt"], pair["chosen"], pair["rejected"]) for pair in pairs]
+    found = ask_comparisons(
+        *(config.judge, asked, workdir),
+        seed=config.seed,
+        at_once=config.pairs_at_once,
+        constitution=inputs.get("constitution"),
+        measures=_measures,
+    )
+    rows = [
+        {"id": pair["id"], "split": pair["split"], **row}
+        for pair, row in zip(pairs, found, strict=True)
+    ]
+    write_rows(workdir / "output" / "judgements.jsonl", rows)
+    write_json(workdir / "output" / "summary.json", _summary(config, pairs, rows))
+
+
+def _pairs(config: JudgePreferencesConfig, inputs: dict[str, Path], split: str) -> list[Row]:
+    """The first pairs of a split, of the wanted categories; ValueError where there are none."""
+    rows = rows_of(inputs["preferences"] / f"{split}.jsonl", config.categories, what="pairs")
+    return [{**row, "split": split} for row in rows[: config.max_pairs]]
+
+
+def _measures(rows: list[Row]) -> dict[str, float]:
+    """Alignment with the labels given, position bias and ties of judged pairs."""
+    preference = column([row["preference"] for row in rows])
+    return {
+        "alignment": float(alignment(preference).mean()),
+        "mean_preference": float(preference.mean()),
+        **measures_of(rows),
+    }
+
+
+def _summary(config: JudgePreferencesConfig, pairs: list[Row], rows: list[Row]) -> dict[str, float]:
+    """Measures of all pairs; alignment of each split as well, with its 95 % interval."""
+    summary: dict[str, float] = {"num_pairs": len(rows), **_measures(rows)}
+    for name in SPENT:
+        summary[name] = sum(row[name] for row in rows)
+    for split in config.splits:
+        agrees = alignment(column([row["preference"] for row in rows if row["split"] == split]))
+        prompts = [pair["prompt"] for pair in pairs if pair["split"] == split]
+        share = float(agrees.mean())
+        count = effective_count(agrees, torch.tensor(cluster_ids(prompts)))
+        low, high = wilson_interval(share, count)
+        summary[f"{split}_alignment"] = share
+        summary[f"{split}_alignment_low"], summary[f"{split}_alignment_high"] = low, high
+    return summary

@@ -1,0 +1,59 @@
+"""Stage `lower_states`: the frozen lower layers' output for every preference pair, computed once.
+
+Every scorer that starts from the same policy and trains its upper layers only reads it, be it to
+train or to score, and so passes its upper layers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch import Tensor
+
+from models.config.reward import LowerStatesConfig
+from models.nets.freezing import num_frozen_layers
+from models.nets.loading import load_policy, load_tokenizer
+from models.nets.trunk import lower_digest
+from models.training.data import SPLITS, context_length, read_pairs
+from models.training.progress import Progress, write_json
+from models.training.scoring import lower_states
+from models.training.trunk_cache import write_states
+
+CONFIG = LowerStatesConfig
+ROWS_BETWEEN_REPORTS = 100
+
+
+def run(config: LowerStatesConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `policy`, `preferences`. Output: train, validation and test.safetensors."""
+    tokenizer = load_tokenizer(inputs["policy"] / "model")
+    model = load_policy(inputs["policy"] / "model").eval()
+    depth = num_frozen_layers(model, config.trainable_layers)
+    if depth == 0:
+        raise ValueError(
+            f"trainable_layers is {config.trainable_layers}, all that the model has: there are no "
+            "lower layers whose output could be kept; leave trainable_layers out to train all"
+        )
+    limit = context_length(model.config)
+    pairs = {
+        split: read_pairs(inputs["preferences"] / f"{split}.jsonl", tokenizer, limit).rows
+        for split in SPLITS
+    }
+    total, progress = sum(map(len, pairs.values())), Progress(workdir)
+    done = 0
+
+    def counted(states: Iterator[tuple[int, Tensor]]) -> Iterator[tuple[int, Tensor]]:
+        nonlocal done
+        for state in states:
+            yield state
+            done += 1
+            if done % ROWS_BETWEEN_REPORTS == 0 or done == total:
+                progress.advance(done, total)
+
+    metadata = {"depth": str(depth), "digest": lower_digest(model, depth)}
+    for split, rows in pairs.items():
+        states = counted(lower_states(model, rows, depth))
+        path = workdir / "output" / f"{split}.safetensors"
+        write_states(path, rows, states, model.config.hidden_size, metadata)
+    tokens = sum(row.num_tokens for rows in pairs.values() for row in rows)
+    write_json(workdir / "output" / "summary.json", {"num_layers": depth, "num_tokens": tokens})

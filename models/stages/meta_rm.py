@@ -1,0 +1,210 @@
+"""Stage `meta_rm`: keep a scorer able to tell the current policy's answers apart [RM section 3.2].
+
+Each step: theta' = theta + eta * grad J(theta) on responses of the current policy, then the loss's
+gradient g at theta' on original pairs, and the optimiser's step with g on theta (first order).
+theta' is undone bit for bit: theta is kept where grad J was, so that an ascent takes as much memory
+as the parameters twice, and with g three times.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from models.config.reward import MetaRMConfig
+from models.functional.advantage import advantage_loss
+from models.functional.meta_rm import difference_objective
+from models.nets.freezing import num_frozen_layers, trained_parameters
+from models.nets.generation import Sampling
+from models.nets.loading import load_policy, load_scorer, load_tokenizer, save_model
+from models.nets.packing import Candidates, PackedBatch, encode, pack
+from models.nets.scoring import is_advantage_model, response_scores
+from models.stages.reward_model import score_splits
+from models.training import distributed
+from models.training.batching import endless, my_parts
+from models.training.data import Pairs, context_length, read_pairs, read_rows, write_rows
+from models.training.learner import LossFunction, Metrics
+from models.training.loop import fit
+from models.training.pair_batches import rankings_of, reward_loss
+from models.training.progress import Progress, write_json
+from models.training.sampling import respond_often
+from models.training.scoring import score_rows, with_lower_states
+from models.training.trunk_cache import stored_states
+
+CONFIG = MetaRMConfig
+
+
+def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `scorer` (start), `policy` (current), `data`, `preferences`; `pairs`, `states`.
+
+    The last two are optional. Output: model/ (same kind as the scorer that came in), scores.jsonl,
+    spreads.jsonl (of each meta prompt, before and after).
+    """
+    tokenizer = load_tokenizer(inputs["scorer"] / "model")
+    model = load_scorer(inputs["scorer"] / "model")
+    limit = context_length(model.config)
+    source = inputs.get("pairs", inputs["preferences"])
+    states = stored_states(inputs, model)
+    pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
+    depth = num_frozen_layers(model, config.train.trainable_layers)
+    sampled = _sample_meta_set(config, inputs, workdir, limit)
+    meta_rows = with_lower_states(model, sampled, depth)
+    before = spreads(model, meta_rows)
+    summary = fit(
+        model,
+        pairs.rows,
+        pairs.weight,
+        _pair_loss(model, pairs, config.margin),
+        config.train,
+        seed=config.seed,
+        workdir=workdir,
+        ascend=MetaAscent(config, model, meta_rows),
+    )
+    after = spreads(model, meta_rows)
+    save_model(model, tokenizer, workdir / "output" / "model")
+    summary |= score_splits(model, tokenizer, inputs, workdir / "output")
+    summary["num_trained_pairs"] = len(pairs.rows)
+    means = {"score_spread_before": float(before.mean()), "score_spread_after": float(after.mean())}
+    summary |= means
+    per_prompt = zip(before.tolist(), after.tolist(), strict=True)
+    write_rows(
+        workdir / "output" / "spreads.jsonl",
+        ({"before": before, "after": after} for before, after in per_prompt),
+    )
+    write_json(workdir / "output" / "summary.json", summary)
+
+
+class MetaAscent:
+    """Moves a model's parameters up the gradient of J, on one meta batch a step."""
+
+    def __init__(
+        self,
+        config: MetaRMConfig,
+        model: PreTrainedModel,
+        meta_rows: Sequence[Candidates],
+    ) -> None:
+        self.model, self.meta_rows = model, meta_rows
+        self.rate, self.max_tokens = config.meta_learning_rate, config.train.micro_batch_tokens
+        self._batches = endless(len(meta_rows), config.meta_batch, config.seed)
+        self._drawn: list[list[int]] = []
+
+    @contextmanager
+    def __call__(self, step: int) -> Iterator[Metrics]:
+        """Inside, theta + eta * grad J(theta); after, theta. The step alone decides the batch."""
+        while len(self._drawn) <= step:  # a resumed run does not begin at step 0
+            self._drawn.append(next(self._batches))
+        drawn = [self.meta_rows[index] for index in self._drawn[step]]
+        total = len(drawn) * distributed.times_counted(drawn)
+        ascent = _Gradients(trained_parameters(self.model))
+        sums: Metrics = defaultdict(lambda: torch.zeros(()))
+        for part in my_parts(drawn, self.max_tokens):
+            scores = response_scores(self.model, pack([drawn[index] for index in part]))
+            objective, metrics = difference_objective(scores.view(len(part), -1))
+            share = len(part) / total
+            ascent.add(objective * share)
+            for name, value in metrics.items():
+                sums[name] += value * share
+        distributed.add_up([value for value in (*ascent.sums, *sums.values()) if value is not None])
+        ascent.exchange(self.rate)
+        yield dict(sums)
+        ascent.undo()
+
+
+class _Gradients:
+    """Sums of gradients of `parameters`, of each as soon as there is one: never two of all.
+
+    After `exchange` they hold what the parameters were before.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.parameters = parameters
+        self.sums: list[Tensor | None] = [None] * len(parameters)
+
+    def add(self, objective: Tensor) -> None:
+        """Add the gradients of a scalar."""
+        hooks = [
+            parameter.register_hook(partial(self._add_one, place))
+            for place, parameter in enumerate(self.parameters)
+        ]
+        # Not `backward`: ZeRO's hooks would take these gradients for the descent's.
+        torch.autograd.grad(objective, self.parameters, allow_unused=True)
+        for hook in hooks:
+            hook.remove()
+
+    def _add_one(self, place: int, gradient: Tensor) -> Tensor:
+        """The first is taken as it is. Returns a zero of that shape, as autograd keeps it."""
+        total = self.sums[place]
+        if total is None:
+            self.sums[place] = gradient
+        else:
+            total += gradient
+        return gradient.new_zeros(()).expand_as(gradient)
+
+    @torch.no_grad()
+    def exchange(self, rate: float) -> None:
+        """Move the parameters up by `rate` times the sums, in whose place they are kept."""
+        for parameter, total in zip(self.parameters, self.sums, strict=True):
+            if total is not None:
+                before = parameter.clone()
+                parameter.add_(total, alpha=rate)
+                total.copy_(before)
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Move the parameters back, bit for bit, after `exchange`."""
+        for parameter, before in zip(self.parameters, self.sums, strict=True):
+            if before is not None:
+                parameter.copy_(before)
+
+
+def _pair_loss(model: PreTrainedModel, pairs: Pairs, margin: float) -> LossFunction:
+    """Ranking loss, for an Advantage Model with bounds (`margin`) but without importance ratios."""
+    if not is_advantage_model(model):
+        return reward_loss(model, rankings_of(pairs))
+
+    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
+        scores = response_scores(model, batch).view(-1, 2)
+        return advantage_loss(
+            scores[:, 0],
+            scores[:, 1],
+            margin=margin,
+            label_chosen=pairs.label[indices],
+            ranking_margin=pairs.margin[indices],
+            weight=pairs.weight[indices],
+        )
+
+    return loss_function
+
+
+def _sample_meta_set(
+    config: MetaRMConfig, inputs: dict[str, Path], workdir: Path, limit: int
+) -> list[Candidates]:
+    """k responses of the current policy for each of the first prompts, one packed row a prompt."""
+    tokenizer = load_tokenizer(inputs["policy"] / "model")
+    rows = read_rows(inputs["data"] / "policy_prompts.jsonl")[: config.num_prompts]
+    prompts = [row["prompt"] for row in rows]
+    answers = respond_often(
+        load_policy(inputs["policy"] / "model"),
+        tokenizer,
+        prompts,
+        config.num_responses,
+        Sampling(config.temperature, config.max_new_tokens),
+        torch.Generator().manual_seed(config.seed),
+        progress=Progress(workdir),
+    )
+    return encode(tokenizer, prompts, answers, limit)
+
+
+def spreads(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
+    """(N,) of each prompt: mean absolute score difference of its responses (what J widens)."""
+    scores = score_rows(model, rows)
+    differences = (scores[:, :, None] - scores[:, None, :]).abs()
+    count = scores.shape[1]
+    return differences.sum((1, 2)) / (count * (count - 1))

@@ -1,0 +1,232 @@
+"""Experience: sample, score, and turn scores into token rewards, advantages and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from models import limits
+from models.config.policy import PPOConfig
+from models.functional.masked import masked_mean, masked_whiten
+from models.functional.ppo import (
+    RunningMoments,
+    clip_advantages,
+    gae,
+    normalise_scores,
+    token_rewards,
+)
+from models.nets.generation import Samples, Sampling
+from models.nets.packing import Candidates, PackedBatch, pack
+from models.nets.precision import is_narrow
+from models.nets.scoring import response_logprobs, response_values
+from models.stages.ppo_max.scorers import Scorers
+from models.training import distributed
+from models.training.batching import my_parts
+from models.training.learner import Held, Metrics
+from models.training.sampling import encode_prompts, sample
+from models.training.scoring import with_lower_states
+from models.training.vllm_sampler import VllmSampler
+
+
+@dataclass(frozen=True)
+class Experience:
+    """One rollout batch of N responses, L the longest.
+
+    old_logprobs, ref_logprobs, values, advantages, returns, entropies: (N, L), nats or score
+    units. response_mask: (N, L) bool, True = sampled by the policy. scores: (N,) raw from the
+    scorer or judge, or combined from several; normalised_scores: (N,) after scaling or
+    normalisation and clipping. reported: what switches that are on say of themselves.
+    """
+
+    rows: list[Candidates]
+    texts: list[dict[str, Any]]
+    response_mask: Tensor
+    old_logprobs: Tensor
+    ref_logprobs: Tensor
+    entropies: Tensor
+    values: Tensor
+    scores: Tensor
+    normalised_scores: Tensor
+    advantages: Tensor
+    returns: Tensor
+    reported: Metrics
+
+    def monitors(self) -> dict[str, Tensor]:
+        """What the collapse guard and the plots watch: means over the batch."""
+        mask = self.response_mask
+        return {
+            "score": self.scores.mean(),
+            "score_std": self.scores.std(),
+            "normalised_score": self.normalised_scores.mean(),
+            "kl": ((self.old_logprobs - self.ref_logprobs) * mask).sum(1).mean(),
+            "perplexity": (-masked_mean(self.old_logprobs, mask)).exp(),
+            "ref_perplexity": (-masked_mean(self.ref_logprobs, mask)).exp(),
+            "entropy": masked_mean(self.entropies, mask),
+            "response_length": mask.sum(1).float().mean(),
+            **self.reported,
+        }
+
+
+@torch.no_grad()
+def collect(
+    config: PPOConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[dict[str, Any]],
+    *,
+    policy: Held,
+    reference: Held,
+    critic: Held,
+    scorers: Scorers,
+    moments: RunningMoments,
+    generator: torch.Generator,
+    shared_layers: int = 0,
+    vllm: VllmSampler | None = None,
+) -> Experience:
+    """Sample one response a prompt and compute all that the update needs; updates `moments`.
+
+    The lower `shared_layers` of all models are the same modules and frozen.
+    """
+    with policy.whole() as sampled:
+        rows, noted, of_sampling = _sample_rows(
+            config, tokenizer, prompts, sampled, generator, vllm
+        )
+        rows = with_lower_states(sampled, rows, shared_layers)
+        old_logprobs, entropies = _own_logprobs(config, sampled, rows, noted)
+    with reference.whole() as referring:
+        ref_logprobs, _, response_mask = in_parts(
+            rows, lambda batch: response_logprobs(referring, batch, config.temperature)
+        )
+    with critic.whole() as valuing:
+        values, _ = in_parts(rows, lambda batch: response_values(valuing, batch))
+    responses = [tokenizer.decode(row.responses[0], skip_special_tokens=True) for row in rows]
+    scores, reported = scorers.score(config.scoring, prompts, rows, responses)
+    normalised = _treat(config, scores, moments)
+    rewards = token_rewards(normalised, old_logprobs, ref_logprobs, response_mask, config.kl_coef)
+    advantages, returns, clipped = _advantages(config, rewards, values, response_mask)
+    return Experience(
+        rows=rows,
+        texts=_texts(prompts, responses, scores),
+        response_mask=response_mask,
+        old_logprobs=old_logprobs,
+        ref_logprobs=ref_logprobs,
+        entropies=entropies,
+        values=values,
+        scores=scores,
+        normalised_scores=normalised,
+        advantages=advantages,
+        returns=returns,
+        reported=of_sampling | reported | clipped,
+    )
+
+
+def _sample_rows(
+    config: PPOConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[dict[str, Any]],
+    policy: PreTrainedModel,
+    generator: torch.Generator,
+    vllm: VllmSampler | None,
+) -> tuple[list[Candidates], Samples | None, Metrics]:
+    """Each prompt with one response of the policy.
+
+    And what our own loop noted when it sampled them, or what vLLM reports.
+    """
+    encoded = encode_prompts(
+        policy, tokenizer, [row["prompt"] for row in prompts], config.max_new_tokens
+    )
+    sampling = Sampling(
+        config.temperature, config.max_new_tokens, config.top_p, config.repetition_penalty
+    )
+    noted: Samples | None = None
+    reported: Metrics = {}
+    if vllm is None:
+        noted = sample(policy, tokenizer, encoded, sampling, generator)
+        responses = noted.responses
+    else:
+        end_token = tokenizer.eos_token_id
+        responses, reported = vllm.sample(policy, end_token, encoded, sampling, generator)
+    pairs = zip(encoded, responses, strict=True)
+    return [Candidates(prompt, (response,)) for prompt, response in pairs], noted, reported
+
+
+def _own_logprobs(
+    config: PPOConfig,
+    policy: PreTrainedModel,
+    rows: Sequence[Candidates],
+    noted: Samples | None,
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies (N, L) of sampled tokens, as the policy's next update has it.
+
+    They were noted in float32. Narrow products end elsewhere, and a ratio over what was noted would
+    not begin at 1: they pass the policy once more, and so does what vLLM sampled.
+    """
+    if noted is None or is_narrow():
+        logprobs, entropies, _ = in_parts(
+            rows, lambda batch: response_logprobs(policy, batch, config.temperature)
+        )
+        return logprobs, entropies
+    width = max(len(row.responses[0]) for row in rows)
+    return noted.logprobs[:, :width], noted.entropies[:, :width]
+
+
+def _treat(config: PPOConfig, scores: Tensor, moments: RunningMoments) -> Tensor:
+    """Scores (N,) over their history's spread, centred and clipped, as asked; adds to `moments`."""
+    moments.update(scores)
+    mean = moments.mean if config.score_treatment == "normalised" else 0.0
+    std = 1.0 if config.score_treatment == "raw" else moments.std
+    return normalise_scores(scores, mean, std, config.score_clip)
+
+
+def _advantages(
+    config: PPOConfig, rewards: Tensor, values: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor, Metrics]:
+    """Advantages (N, L), whitened and clipped as asked; returns (N, L); what the clip reports."""
+    advantages, returns = gae(rewards, values, mask, config.gamma, config.gae_lambda)
+    if config.normalise_advantages:
+        advantages = masked_whiten(advantages, mask)
+    if config.advantage_clip is None:
+        return advantages, returns, {}
+    advantages, clipped = clip_advantages(advantages, mask, config.advantage_clip)
+    return advantages, returns, clipped
+
+
+def _texts(
+    prompts: Sequence[dict[str, Any]], responses: Sequence[str], scores: Tensor
+) -> list[dict[str, Any]]:
+    """What the rollout log keeps of each response."""
+    return [
+        {
+            "prompt": prompt["prompt"],
+            "response": response,
+            "category": prompt.get("category"),
+            "score": score,
+        }
+        for prompt, response, score in zip(prompts, responses, scores.tolist(), strict=True)
+    ]
+
+
+def in_parts(
+    rows: Sequence[Candidates],
+    function: Callable[[PackedBatch], tuple[Tensor, ...]],
+) -> tuple[Tensor, ...]:
+    """Apply `function` to micro batches of one-response rows, joining (n, l) answers to (N, L).
+
+    Ranks share the rows out.
+    """
+    width = max(len(row.responses[0]) for row in rows)
+    joined: list[Tensor] = []
+    for part in my_parts(rows, limits.PASS_TOKENS):
+        answers = function(pack([rows[index] for index in part]))
+        if not joined:
+            joined = [torch.zeros(len(rows), width, dtype=answer.dtype) for answer in answers]
+        for whole, answer in zip(joined, answers, strict=True):
+            whole[part, : answer.shape[1]] = answer
+    sums = [answer.float() for answer in joined]
+    distributed.add_up(sums)
+    times = distributed.times_counted(rows)
+    return tuple((total / times).to(own.dtype) for total, own in zip(sums, joined, strict=True))

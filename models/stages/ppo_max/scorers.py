@@ -1,0 +1,102 @@
+"""What PPO's responses are scored by: a scorer, an ensemble or a judge; maybe safety first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.config.policy import PPOConfig, ScoringConfig
+from models.config.training import ZeroConfig
+from models.functional.combination import ensemble_scores, safety_first
+from models.judge.reward import Rater
+from models.nets.loading import load_scorer
+from models.nets.packing import Candidates
+from models.training.data import one_or_several
+from models.training.learner import Held, Metrics, hold
+from models.training.scoring import score_rows
+
+
+@dataclass(frozen=True)
+class Scorers:
+    """members: one scorer, or an ensemble. judge: who rates where there are none. safety: a reward
+    model that has the first word."""
+
+    members: list[Held]
+    judge: Rater | None
+    safety: Held | None
+
+    @classmethod
+    def load(cls, config: PPOConfig, inputs: dict[str, Path], workdir: Path) -> Scorers:
+        """Inputs: `scorer`, or `scorer_0`, `scorer_1` and so on; optionally `safety_scorer`.
+
+        Without a scorer the configuration's judge rates; ValueError where there is none. One after
+        another is taken apart where ranks hold parts.
+        """
+        members = [_load(folder, config.zero) for folder in one_or_several(inputs, "scorer")]
+        judge = None if members else _rater(config, workdir)
+        has_safety = "safety_scorer" in inputs
+        safety = _load(inputs["safety_scorer"], config.zero) if has_safety else None
+        return cls(members, judge, safety)
+
+    @property
+    def held(self) -> list[Held]:
+        """All of them."""
+        return [*self.members, *([self.safety] if self.safety else [])]
+
+    def score(
+        self,
+        config: ScoringConfig,
+        prompts: Sequence[dict[str, Any]],
+        rows: Sequence[Candidates],
+        responses: Sequence[str],
+    ) -> tuple[Tensor, Metrics]:
+        """Scores (N,) of N prompts with a response each, and what the combination reports.
+
+        All read the same rows, lower layers' states included where these carry them; a judge reads
+        the responses as text.
+        """
+        scores, metrics = self._score(config, prompts, rows, responses)
+        if self.safety is not None:
+            tags = [prompt.get("category") in config.safety_categories for prompt in prompts]
+            safety, threshold = _scores(self.safety, rows), config.safety_threshold
+            scores, more = safety_first(scores, safety, torch.tensor(tags), threshold)
+            metrics |= more
+        return scores, metrics
+
+    def _score(
+        self,
+        config: ScoringConfig,
+        prompts: Sequence[dict[str, Any]],
+        rows: Sequence[Candidates],
+        responses: Sequence[str],
+    ) -> tuple[Tensor, Metrics]:
+        """What safety may overrule."""
+        if self.judge is not None:
+            return self.judge.rate([prompt["prompt"] for prompt in prompts], responses)
+        found = torch.stack([_scores(member, rows) for member in self.members])
+        return ensemble_scores(found, config.std_coef) if len(found) > 1 else (found[0], {})
+
+
+def _rater(config: PPOConfig, workdir: Path) -> Rater:
+    if config.scoring.judge is None:
+        raise ValueError("PPO needs an input scorer or, without, a scoring.judge; found neither")
+    if config.critic_init == "scorer":
+        raise ValueError(
+            "critic_init must be policy where scoring.judge rates, found scorer: there is none "
+            "that the critic could start as"
+        )
+    return Rater(config.scoring.judge, workdir, config.seed)
+
+
+def _load(folder: Path, zero: ZeroConfig | None) -> Held:
+    return hold(load_scorer(folder / "model").eval(), zero)
+
+
+def _scores(scorer: Held, rows: Sequence[Candidates]) -> Tensor:
+    with scorer.whole() as model:
+        return score_rows(model, rows)[:, 0]

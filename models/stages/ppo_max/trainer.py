@@ -1,0 +1,236 @@
+"""Stage `ppo_max`: PPO-max with selective rehearsal [PPO section 5.4, AM eq. 9].
+
+Implementation details that matter:
+1. The ratio, the KL penalty and the reference all use softmax(logits / temperature), the sampler's
+   distribution before nucleus and repetition penalty; old log-probabilities are those noted while
+   sampling, so the first ratio of every batch is 1 but for float32's rounding. Where layers
+   multiply in bfloat16, or vLLM samples, they are taken again, as the update takes them.
+2. Scores are normalised by running moments over history, then clipped to +-delta. Those of several
+   scorers become one before (models.functional.combination).
+3. The critic is trained alone for `critic_pretrain_steps` before the policy moves.
+4. PPO-ptx [PPO eq. 17] has the demonstrations in place of a pre-training corpus, as the published
+   code may, and its likelihood is of responses.
+5. Rollouts with their scores are kept as text, so that evaluation can judge them afterwards;
+   nothing here knows the gold scorer, unless it is what `scoring.judge` names.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from functools import partial
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from models.config.policy import PPOConfig
+from models.functional.ppo import RunningMoments
+from models.nets.freezing import num_frozen_layers
+from models.nets.loading import load_policy, load_scorer, load_tokenizer, new_scorer, save_model
+from models.nets.lora import merge_adapters, share_frozen
+from models.nets.trunk import tie_lower_layers
+from models.stages.ppo_max.guard import collapse_reason
+from models.stages.ppo_max.rollout import Experience, collect
+from models.stages.ppo_max.scorers import Scorers
+from models.stages.ppo_max.update import ActorCritic, load_weights
+from models.training import distributed
+from models.training.batching import endless
+from models.training.checkpoint import checkpoint_or_stop, newest_checkpoint, oldest_checkpoint
+from models.training.data import encode_dialogues, one_or_several, read_rows
+from models.training.learner import hold
+from models.training.progress import Progress, read_metrics, tail_means, write_json
+from models.training.replay import Replay
+from models.training.scoring import with_lower_states
+from models.training.vllm_sampler import VllmSampler, vllm_sampler
+
+CONFIG = PPOConfig
+
+
+def run(config: PPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `policy` (start), `reference`, `scorer`, `data`; optionally `rehearsal`.
+
+    An ensemble of scorers is `scorer_0`, `scorer_1` and so on; the critic can start as the first.
+    Without any, the configuration's judge rates the responses [RLAIF section 2.2.2].
+    Beside a `safety_scorer`, a reward model, they speak for helpfulness.
+
+    Output: model/ (the policy), critic/, metrics.jsonl, rollouts.jsonl.
+    """
+    with vllm_sampler(config, workdir) as vllm:
+        PPORun(config, inputs, workdir, vllm).train()
+
+
+class PPORun:
+    """The state of one run: its models, two optimisers, moments, generator, step."""
+
+    def __init__(
+        self,
+        config: PPOConfig,
+        inputs: dict[str, Path],
+        workdir: Path,
+        vllm: VllmSampler | None = None,
+    ) -> None:
+        self.config, self.workdir, self.vllm = config, workdir, vllm
+        start = inputs["policy"] / "model"
+        self.tokenizer = load_tokenizer(start)
+        # Where ranks hold parts, each model is in parts before the next is loaded.
+        self.reference = hold(load_policy(inputs["reference"] / "model").eval(), config.zero)
+        self.scorers = Scorers.load(config, inputs, workdir)
+        self.policy = load_policy(start).eval()
+        self.depth = 0
+        load_critic: Callable[[], PreTrainedModel] = partial(self._load_critic, inputs)
+        if not self.is_parted:
+            critic = load_critic()
+            self.depth, load_critic = self._share_lower_layers(critic), lambda: critic
+        self.prompts = read_rows(inputs["data"] / "policy_prompts.jsonl")
+        self.moments = RunningMoments()
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.step = 0
+        replay = self._replay(inputs)
+        state = newest_checkpoint(workdir)
+        if state is not None:
+            self.moments.load_state_dict(state["moments"])
+            self.generator.set_state(state["generator"])
+            self.step = state["step"]
+            if self.scorers.judge is not None:
+                self.scorers.judge.load_state_dict(state["judge"])
+        saved = None if state is None else state["learner"]
+        self.learner = ActorCritic(config, self.policy, load_critic, replay, saved)
+        self.critic = self.learner.critic.model
+        if not self.is_parted:
+            for trained in (self.policy, self.critic):
+                for other in (self.reference, *self.scorers.held):
+                    share_frozen(trained, other.model)
+
+    @property
+    def is_parted(self) -> bool:
+        """Whether ranks hold parts of parameters."""
+        return self.config.zero is not None and self.config.zero.stage == 3
+
+    def _load_critic(self, inputs: dict[str, Path]) -> PreTrainedModel:
+        if self.config.critic_init == "scorer":
+            return load_scorer(one_or_several(inputs, "scorer")[0] / "model").eval()
+        return new_scorer(inputs["policy"] / "model", 1, self.config.seed).eval()
+
+    def _share_lower_layers(self, critic: PreTrainedModel) -> int:
+        """Layers frozen in all models run once a response; returns how many these are.
+
+        Not for ranks that hold parts of them, of each model's its own.
+        """
+        depth = num_frozen_layers(self.policy, self.config.trainable_layers)
+        others = (each.model for each in (self.reference, *self.scorers.held))
+        for other in (*others, critic):
+            depth = tie_lower_layers(self.policy, other, depth)
+        return depth
+
+    def _replay(self, inputs: dict[str, Path]) -> list[Replay]:
+        """The dialogues of the terms that are added to the policy's loss."""
+        config, replay = self.config, []
+        limit = int(self.policy.config.max_position_embeddings)
+        if config.rehearsal_coef > 0 and "rehearsal" in inputs:
+            rows = encode_dialogues(inputs["rehearsal"] / "rehearsal.jsonl", self.tokenizer, limit)
+            rows = with_lower_states(self.policy, rows, self.depth)
+            replay.append(Replay(rows, config.rehearsal_coef, config.rehearsal_batch))
+        if config.ptx_coef > 0:
+            rows = encode_dialogues(inputs["data"] / "demonstrations.jsonl", self.tokenizer, limit)
+            replay.append(Replay(rows, config.ptx_coef, config.rehearsal_batch, "ptx_loss"))
+        return replay
+
+    def train(self) -> None:
+        """All steps from the newest checkpoint on; writes the outputs."""
+        progress = Progress(self.workdir)
+        rollouts = _RolloutLog(self.workdir)
+        distributed.any_of(False)  # until the first has put the files in place that all read
+        history = read_metrics(progress.path) if progress.path.exists() else []
+        total = self.config.critic_pretrain_steps + self.config.num_steps
+        batches = endless(len(self.prompts), self.config.rollout_batch, self.config.seed)
+        reason = None
+        for batch in itertools.islice(batches, self.step, total):
+            experience = self._collect(batch)
+            updates_policy = self.step >= self.config.critic_pretrain_steps
+            metrics = {**experience.monitors(), **self.learner.update(experience, updates_policy)}
+            self.step += 1
+            progress.log(self.step, metrics)
+            progress.advance(self.step, total)
+            history.append({name: float(value) for name, value in metrics.items()})
+            rollouts.append(self.step, experience)
+            reason = collapse_reason(history, self.config.guard)
+            if reason is not None and self.config.guard.action != "warn":
+                break
+            checkpoint_or_stop(self.workdir, self.step, self.config.checkpoint_every, self._state)
+        self._finish(progress, reason)
+
+    def _collect(self, batch: list[int]) -> Experience:
+        return collect(
+            self.config,
+            self.tokenizer,
+            [self.prompts[index] for index in batch],
+            policy=self.learner.policy,
+            reference=self.reference,
+            critic=self.learner.critic,
+            scorers=self.scorers,
+            moments=self.moments,
+            generator=self.generator,
+            shared_layers=self.depth,
+            vllm=self.vllm,
+        )
+
+    def _finish(self, progress: Progress, reason: str | None) -> None:
+        """Roll back if asked to, then write policy, critic, metrics and summary."""
+        self.learner.finish()
+        distributed.leave()
+        stopped_at = self.step
+        if reason is not None and self.config.guard.action == "rollback":
+            state = oldest_checkpoint(self.workdir)
+            if state is not None:
+                load_weights(state["learner"], self.policy, self.critic)
+                self.step = state["step"]
+        for model in (self.policy, self.critic):
+            merge_adapters(model)
+        batch = min(self.config.rollout_batch, len(self.prompts))
+        updates = self.config.num_epochs * ceil(batch / self.config.train_batch)
+        output = self.workdir / "output"
+        save_model(self.policy, self.tokenizer, output / "model")
+        save_model(self.critic, self.tokenizer, output / "critic")
+        (output / "metrics.jsonl").write_bytes(progress.path.read_bytes())
+        (output / "rollouts.jsonl").write_bytes((self.workdir / "rollouts.jsonl").read_bytes())
+        write_json(
+            output / "summary.json",
+            {
+                **tail_means(progress.path),
+                **(self.scorers.judge.summary() if self.scorers.judge is not None else {}),
+                "collapsed": reason is not None,
+                "collapse_reason": reason,
+                "stopped_at_step": stopped_at,
+                "policy_of_step": self.step,
+                "num_sampled": stopped_at * batch,
+                "num_updates": updates * max(0, stopped_at - self.config.critic_pretrain_steps),
+                "num_trained_tokens": self.learner.num_trained_tokens,
+            },
+        )
+
+    def _state(self) -> dict[str, Any]:
+        judge = self.scorers.judge
+        return {
+            **({"judge": judge.state_dict()} if judge is not None else {}),
+            "learner": self.learner.state_dict(),
+            "moments": self.moments.state_dict(),
+            "generator": self.generator.get_state(),
+        }
+
+
+class _RolloutLog:
+    """rollouts.jsonl: every sampled answer with its score, written by the first rank."""
+
+    def __init__(self, workdir: Path) -> None:
+        self.path = workdir / "rollouts.jsonl"
+
+    def append(self, step: int, experience: Experience) -> None:
+        if not distributed.is_first():
+            return
+        with self.path.open("a", encoding="utf-8") as stream:
+            for row in experience.texts:
+                stream.write(json.dumps({"step": step, **row}, ensure_ascii=False) + "\n")

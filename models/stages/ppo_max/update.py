@@ -1,0 +1,162 @@
+"""Policy and critic updates on one batch of experience."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from models.config.policy import PPOConfig
+from models.functional.ppo import entropy_loss, policy_loss, value_loss
+from models.nets.freezing import load_trained_state
+from models.nets.packing import Candidates, PackedBatch
+from models.nets.scoring import response_logprobs, response_values
+from models.nets.training import prepare_training
+from models.stages.ppo_max.rollout import Experience
+from models.training import distributed
+from models.training.learner import LossFunction, Metrics, accumulate, new_learner
+from models.training.replay import Replay, or_nll
+
+# Of responses (n, L): what the policy's, or the critic's, loss needs beside their tokens.
+Beside = tuple[Tensor, Tensor]
+
+
+class ActorCritic:
+    """The two trained models, a learner each; the critic is loaded once the policy's is there.
+
+    `replay` holds the rehearsal and pre-training terms that are added to the policy loss. Their
+    draws come from a generator of their own, kept in the checkpoint like `num_trained_tokens`:
+    tokens learned from so far, of policy and critic each.
+    """
+
+    def __init__(
+        self,
+        config: PPOConfig,
+        policy: PreTrainedModel,
+        load_critic: Callable[[], PreTrainedModel],
+        replay: list[Replay],
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        self.config, self.replay = config, replay
+        saved = state or {}
+        prepare_training(policy, config, config.seed)
+        loss_function = or_nll(policy, _policy_loss(policy, config))
+        self.policy = new_learner(policy, loss_function, config, state=saved.get("policy"))
+        critic = load_critic()
+        prepare_training(critic, config, config.seed)
+        self.critic = new_learner(
+            critic, _critic_loss(critic, config), config, state=saved.get("critic")
+        )
+        self.generator = torch.Generator().manual_seed(config.seed + 1)
+        self.num_trained_tokens = 0
+        if state is not None:
+            self.generator.set_state(state["generator"])
+            self.num_trained_tokens = state["num_trained_tokens"]
+
+    def update(self, experience: Experience, updates_policy: bool) -> Metrics:
+        """All epochs of train batches over one rollout batch; mean metrics over the updates."""
+        metrics: dict[str, list[Tensor]] = defaultdict(list)
+        for _ in range(self.config.num_epochs):
+            order = torch.randperm(len(experience.rows), generator=self.generator, device="cpu")
+            for indices in order.split(self.config.train_batch):
+                row = self._critic_step(experience, indices.tolist())
+                drawn = [experience.rows[index] for index in indices.tolist()]
+                self._count(drawn, 1 + updates_policy)
+                if updates_policy:
+                    row |= self._policy_step(experience, indices.tolist())
+                for name, value in row.items():
+                    metrics[name].append(value)
+        return {name: torch.stack(values).mean() for name, values in metrics.items()}
+
+    def _critic_step(self, experience: Experience, batch: list[int]) -> Metrics:
+        found = accumulate(
+            self.critic,
+            experience.rows,
+            experience.response_mask.sum(1),
+            batch,
+            lambda indices: (experience.values[indices], experience.returns[indices]),
+            self.config.micro_batch_tokens,
+        )
+        metrics = _named("value", found)
+        distributed.add_up(list(metrics.values()))
+        metrics["value_grad_norm"] = self.critic.step(self.config.critic_learning_rate)
+        return metrics
+
+    def _policy_step(self, experience: Experience, batch: list[int]) -> Metrics:
+        over_reference = self.config.ratio_denominator == "reference"
+        old = experience.ref_logprobs if over_reference else experience.old_logprobs
+        found = accumulate(
+            self.policy,
+            experience.rows,
+            experience.response_mask.sum(1),
+            batch,
+            lambda indices: (old[indices], experience.advantages[indices]),
+            self.config.micro_batch_tokens,
+            is_last=not self.replay,
+        )
+        metrics = _named("policy", found)
+        for replay in self.replay:
+            drawn, is_last = replay.draw(self.generator), replay is self.replay[-1]
+            self._count(drawn, 1)
+            limit = self.config.micro_batch_tokens
+            metrics |= replay.accumulate(self.policy, drawn, limit, is_last)
+        distributed.add_up(list(metrics.values()))
+        metrics["policy_grad_norm"] = self.policy.step(self.config.policy_learning_rate)
+        return metrics
+
+    def _count(self, rows: list[Candidates], num_models: int) -> None:
+        self.num_trained_tokens += num_models * sum(row.num_tokens for row in rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimiser states, the generator and the count of tokens."""
+        return {
+            "policy": self.policy.state_dict(),
+            "critic": self.critic.state_dict(),
+            "generator": self.generator.get_state(),
+            "num_trained_tokens": self.num_trained_tokens,
+        }
+
+    def finish(self) -> None:
+        """Leave both models whole on the first rank; nothing more is learned."""
+        self.policy.finish()
+        self.critic.finish()
+
+
+def load_weights(state: dict[str, Any], policy: PreTrainedModel, critic: PreTrainedModel) -> None:
+    """Give both models the weights of a `state_dict`, once learning is finished."""
+    for model, name in ((policy, "policy"), (critic, "critic")):
+        load_trained_state(model, state[name]["model"])
+
+
+def _policy_loss(policy: PreTrainedModel, config: PPOConfig) -> LossFunction:
+    """The clipped loss of responses with (the ratio's denominator, advantages)."""
+
+    def loss_function(batch: PackedBatch, beside: Beside) -> tuple[Tensor, Metrics]:
+        logprobs, entropies, mask = response_logprobs(policy, batch, config.temperature)
+        old, advantages = (values[:, : mask.shape[1]] for values in beside)
+        loss, metrics = policy_loss(logprobs, old, advantages, mask, config.policy_clip)
+        if config.entropy_coef > 0:
+            bonus, more = entropy_loss(entropies, mask, config.entropy_clip)
+            loss, metrics = loss + config.entropy_coef * bonus, metrics | more
+        return loss, metrics
+
+    return loss_function
+
+
+def _critic_loss(critic: PreTrainedModel, config: PPOConfig) -> LossFunction:
+    """The clipped loss of responses with (old values, returns)."""
+
+    def loss_function(batch: PackedBatch, beside: Beside) -> tuple[Tensor, Metrics]:
+        values, mask = response_values(critic, batch)
+        old, returns = (each[:, : mask.shape[1]] for each in beside)
+        return value_loss(values, old, returns, mask, config.value_clip)
+
+    return loss_function
+
+
+def _named(prefix: str, metrics: Metrics) -> Metrics:
+    return {f"{prefix}_{name}": value for name, value in metrics.items()}

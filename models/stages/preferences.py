@@ -1,0 +1,263 @@
+"""Stage `preferences`: read people's comparisons, check them, split them by prompt."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from models.config.data import PreferencesConfig
+from models.data import (
+    BadRow,
+    Demonstration,
+    PreferenceReport,
+    Render,
+    Shaping,
+    Source,
+    chat_renderer,
+    load_demonstrations,
+    load_preferences,
+    split_pairs,
+    write_quarantine,
+)
+from models.data.prompts import opening_of
+from models.data.records import PreferencePair
+from models.data.row_account import RowAccount
+from models.data.splits import plant_flips, truth_of
+from models.data.written_prompts import SETS, load_written, written_like
+from models.nets.loading import load_base_tokenizer
+from models.training.data import HELD_OUT, write_rows
+from models.training.progress import write_json
+
+CONFIG = PreferencesConfig
+
+
+def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `source_<i>` and `demonstrations_<i>` for all sources that are files or folders.
+
+    Output: train, validation and test pairs; demonstrations (those given, else chosen answers of
+    the training pairs), policy_prompts, eval/main (test prompts), eval/validation and, where they
+    are wanted, eval/helpful and eval/harmless (prompts of our own, written as those of the pairs);
+    quarantine.jsonl (every refused row with its file, line and reasons); rows.json (where every row
+    went: a `models.data.row_account.RowAccount`); where labels were turned round on purpose
+    truth.jsonl.
+    """
+    output = workdir / "output"
+    output.mkdir(parents=True, exist_ok=True)
+    tokenizer = load_base_tokenizer(config.tokenizer) if config.tokenizer else None
+    render = chat_renderer(tokenizer) if tokenizer is not None else None
+    good, bad_rows, report = _load(config, inputs, tokenizer, render)
+    sources = [
+        _source(name, inputs.get(f"demonstrations_{index}"))
+        for index, name in enumerate(config.demonstrations)
+    ]
+    shown, bad_demonstrations = read_demonstrations(config, sources, tokenizer)
+    write_quarantine(output / "quarantine.jsonl", bad_rows + bad_demonstrations)
+    # In random order, as stages that need only some prompts take the first.
+    count = len(good) if config.max_pairs is None else min(config.max_pairs, len(good))
+    pairs = random.Random(f"subset/{config.seed}").sample(good, count)
+    splits = split_pairs(
+        pairs,
+        {
+            "train": 1 - config.validation_share - config.test_share,
+            "validation": config.validation_share,
+            "test": config.test_share,
+        },
+        seed=config.seed,
+        split_by=config.split_by,
+    )
+    if config.flip_share > 0:
+        splits["train"] = _planted(config, splits, output)
+    _write_splits(splits, config.num_eval_prompts, output)
+    if config.written_prompts:
+        _write_own_prompts([pair.prompt for pair in splits["test"]], render, output)
+    learned, held_out = write_demonstrations(shown, splits, output)
+    demonstrations = {
+        "read": len(shown) + len(bad_demonstrations),
+        "learned": learned,
+        "held_out": held_out,
+        "quarantined": len(bad_demonstrations),
+    }
+    account = report.account(
+        good, pairs, config.max_pairs, demonstrations if config.demonstrations else {}
+    )
+    write_json(output / "rows.json", dataclasses.asdict(account))
+    write_json(output / "summary.json", _summary(account, report, splits))
+
+
+def _summary(
+    account: RowAccount, report: PreferenceReport, splits: dict[str, list[PreferencePair]]
+) -> dict[str, Any]:
+    """The account's numbers, flat, and as sentences for a log."""
+    rows = account.rows
+    return {
+        "num_rows": rows.read,
+        "num_rows_used": rows.used,
+        "num_quarantined": rows.quarantined,
+        **{f"num_quarantined_{why}": n for why, n in account.quarantined_by_reason.items()},
+        "num_ties_dropped": rows.ties_dropped,
+        "num_over_limit": rows.over_limit,
+        "num_pairs": account.pairs_used,
+        "num_repeated": account.repeated,
+        "num_contradicting": account.contradicting,
+        "num_against_votes": account.against_votes,
+        **{f"num_{name}": len(pairs) for name, pairs in splits.items()},
+        "share_chosen_longer": report.share_chosen_longer,
+        **_of_demonstrations(account),
+        "account": "; ".join([account.sentence(), *account.details()]),
+        "warnings": " ".join(account.warnings()) or None,
+    }
+
+
+def _of_demonstrations(account: RowAccount) -> dict[str, int]:
+    """Counts of those that were given."""
+    found = account.demonstrations
+    if not found:
+        return {}
+    return {
+        "num_demonstrations": found["learned"],
+        "num_demonstrations_held_out": found["held_out"],
+        "num_demonstrations_quarantined": found["quarantined"],
+    }
+
+
+def _planted(
+    config: PreferencesConfig, splits: dict[str, list[PreferencePair]], output: Path
+) -> list[PreferencePair]:
+    """The training pairs with some labels turned round; truth.jsonl says which."""
+    rng = random.Random(f"flips/{config.seed}")
+    turned = splits | {"train": plant_flips(splits["train"], config.flip_share, rng)}
+    write_rows(
+        output / "truth.jsonl",
+        (
+            truth_of(before, after, split)
+            for split, pairs in splits.items()
+            for before, after in zip(pairs, turned[split], strict=True)
+        ),
+    )
+    return turned["train"]
+
+
+def _load(
+    config: PreferencesConfig,
+    inputs: dict[str, Path],
+    tokenizer: PreTrainedTokenizerBase | None,
+    render: Render | None,
+) -> tuple[list[PreferencePair], list[BadRow], PreferenceReport]:
+    """Read all sources, with the tokenizer's chat template and token counts where there is one."""
+    return load_preferences(
+        _sources(config, inputs),
+        on_bad_rows=config.on_bad_rows,
+        on_ties=config.on_ties,
+        max_characters=config.max_characters,
+        render=render,
+        count_tokens=None if tokenizer is None else lambda text: len(tokenizer(text)["input_ids"]),
+        max_tokens=None if tokenizer is None else config.max_tokens,
+    )
+
+
+def _write_splits(
+    splits: dict[str, list[PreferencePair]], num_eval_prompts: int, output: Path
+) -> None:
+    """Write the pairs, and the prompts that other stages take from them."""
+    for name, rows in splits.items():
+        write_rows(output / f"{name}.jsonl", (pair.to_json() for pair in rows))
+    write_rows(output / "policy_prompts.jsonl", _prompts(splits["train"]))
+    for split, name in (("test", "main"), ("validation", "validation")):
+        prompts = _prompts(splits[split])[:num_eval_prompts]
+        write_rows(output / "eval" / f"{name}.jsonl", prompts)
+
+
+def _write_own_prompts(prompts: Sequence[str], render: Render | None, output: Path) -> None:
+    """Prompts of our own, written as `prompts` are."""
+    write_as = written_like(prompts, render)
+    for name in SETS:
+        texts = load_written(name)
+        write_rows(
+            output / "eval" / f"{name}.jsonl",
+            (
+                {"prompt": write_as([{"role": "user", "content": text}]), "category": name}
+                for text in texts
+            ),
+        )
+
+
+def _sources(config: PreferencesConfig, inputs: dict[str, Path]) -> list[Source]:
+    """Sources with their categories."""
+    if config.categories and len(config.categories) != len(config.sources):
+        raise ValueError(
+            f"preferences.categories has {len(config.categories)} entries for "
+            f"{len(config.sources)} sources; give one each, or none"
+        )
+    return [
+        _source(
+            name,
+            inputs.get(f"source_{index}"),
+            config.categories[index] if config.categories else None,
+        )
+        for index, name in enumerate(config.sources)
+    ]
+
+
+def _source(name: str, folder: Path | None, category: str | None = None) -> Source:
+    """A source; a file is named as the user named it, wherever it lies now."""
+    if folder is None:
+        return Source(name, category=category)
+    label = name.rstrip("/").rpartition("/")[2]
+    return Source(str(folder / label), category=category, name=label)
+
+
+def _prompts(pairs: Sequence[PreferencePair]) -> list[dict[str, Any]]:
+    """Each prompt once, with its category."""
+    return list(
+        {pair.prompt: {"prompt": pair.prompt, "category": pair.category} for pair in pairs}.values()
+    )
+
+
+def read_demonstrations(
+    config: PreferencesConfig, sources: list[Source], tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[list[Demonstration], list[BadRow]]:
+    """Those of all sources, none without any; raises ValueError without a tokenizer."""
+    if not sources:
+        return [], []
+    if tokenizer is None:
+        raise ValueError(
+            "preferences.tokenizer must be given with preferences.demonstrations, found none: its "
+            "end token ends their texts"
+        )
+    shaping = Shaping(
+        end=str(tokenizer.eos_token),
+        render=chat_renderer(tokenizer),
+        render_whole=chat_renderer(tokenizer, is_whole=True),
+        max_characters=config.max_characters,
+        count_tokens=lambda text: len(tokenizer(text)["input_ids"]),
+        max_tokens=config.max_tokens,
+    )
+    return load_demonstrations(sources, shaping, config.on_bad_rows)
+
+
+def write_demonstrations(
+    shown: Sequence[Demonstration], splits: dict[str, list[PreferencePair]], output: Path
+) -> tuple[int, int]:
+    """What SFT learns: those that were shown, but of no prompt that is held out; else chosen
+    answers. Returns how many of those shown are learned and held out; raises ValueError if none of
+    them is left.
+    """
+    held_out = {opening_of(pair.prompt) for name in HELD_OUT for pair in splits[name]}
+    learned = [each for each in shown if opening_of(each.asked) not in held_out]
+    if shown and not learned:
+        raise ValueError(
+            f"preferences.demonstrations: all {len(shown)} are of prompts that pairs of "
+            f"{' and '.join(HELD_OUT)} have: give others"
+        )
+    chosen = (
+        {"prompt": pair.prompt, "response": pair.chosen, "category": pair.category}
+        for pair in splits["train"]
+    )
+    rows = (each.to_json() for each in learned) if shown else chosen
+    write_rows(output / "demonstrations.jsonl", rows)
+    return len(learned), len(shown) - len(learned)

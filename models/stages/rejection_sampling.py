@@ -1,0 +1,68 @@
+"""Stage `rejection_sampling`: fine-tune a policy on its best answer to each prompt.
+
+[LLAMA2] Touvron et al., Llama 2: Open Foundation and Fine-Tuned Chat Models, 2023,
+arXiv 2307.09288, section 3.2.3.
+
+Deviations:
+1. The paper adjusts the sampling temperature from iteration to iteration; here it stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from models.config.policy import RejectionSamplingConfig
+from models.functional.best_of_n import best_of
+from models.nets.loading import load_policy, load_tokenizer, save_model
+from models.nets.packing import encode
+from models.stages.answers import read_answers
+from models.training.data import context_length
+from models.training.imitation import imitate
+from models.training.progress import write_json
+from models.training.replay import rehearsal_of
+
+CONFIG = RejectionSamplingConfig
+
+
+class Best(NamedTuple):
+    """The best answer to a prompt, and its score."""
+
+    response: str
+    score: float
+
+
+def run(config: RejectionSamplingConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `policy` (start), `answers_0` and maybe more; `rehearsal` where it has a coefficient.
+
+    Output: model/.
+    """
+    tokenizer = load_tokenizer(inputs["policy"] / "model")
+    model = load_policy(inputs["policy"] / "model")
+    best = best_answers(read_answers(inputs))
+    responses = [[each.response] for each in best.values()]
+    rows = encode(tokenizer, list(best), responses, context_length(model.config))
+    replay = rehearsal_of(config, inputs, model, tokenizer)
+    summary = imitate(model, rows, config.train, seed=config.seed, workdir=workdir, replay=replay)
+    save_model(model, tokenizer, workdir / "output" / "model")
+    summary |= {
+        "num_examples": len(best),
+        "score_kept": sum(each.score for each in best.values()) / len(best),
+    }
+    write_json(workdir / "output" / "summary.json", summary)
+
+
+def best_answers(sampled: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Best]:
+    """The best of all samples of a prompt, by prompt; of equal ones the earliest."""
+    best: dict[str, Best] = {}
+    for rows in sampled:
+        places = best_of(torch.tensor([row["scores"] for row in rows], dtype=torch.float64))
+        for row, place in zip(rows, places.tolist(), strict=True):
+            found = Best(row["responses"][place], row["scores"][place])
+            so_far = best.get(row["prompt"])
+            if so_far is None or found.score > so_far.score:
+                best[row["prompt"]] = found
+    return best

@@ -1,0 +1,129 @@
+"""Stage `relabel`: flips, soft labels and margins from the strength [RM section 2.4], and ratings.
+
+Raw pairs are never mutated: a relabelled pair is the raw pair plus what was decided about it. A
+person's verdict comes before the vote.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.config.reward import RelabelConfig
+from models.data import Source, read_review
+from models.functional.relabel import (
+    Relabel,
+    over_soft_labels,
+    overrule,
+    rating_margin,
+    relabel,
+    strength_slice,
+)
+from models.training.data import SPLITS, read_rows, write_rows
+from models.training.progress import write_json
+
+CONFIG = RelabelConfig
+# Verdicts that stand in place of the vote's; the fourth, unsure, leaves the pair to the vote.
+OVERRULING = ("keep", "flip", "drop")
+
+
+def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `preferences`, `strength`, and `review` where the configuration names one.
+
+    Output: train.jsonl with the treatment, and the reviewer's verdict (or null) as `review`.
+    """
+    pairs = read_rows(inputs["preferences"] / "train.jsonl")
+    verdicts = _verdicts(config, inputs)
+    strength = {
+        row["id"]: row["strength_mean"] for row in read_rows(inputs["strength"] / "strength.jsonl")
+    }
+    missing = [pair["id"] for pair in pairs if pair["id"] not in strength]
+    if missing:
+        raise ValueError(f"{len(missing)} pairs have no strength, the first: {missing[0]!r}")
+    mean = torch.tensor([strength[pair["id"]] for pair in pairs], dtype=torch.float64)
+    given = [verdicts.get(pair["id"]) for pair in pairs]
+    treated = _treated(config, pairs, mean, given)
+    columns = zip(
+        pairs,
+        treated.is_flipped.tolist(),
+        treated.label.tolist(),
+        treated.margin.tolist(),
+        treated.weight.tolist(),
+        given,
+        strict=True,
+    )
+    names = ("is_flipped", "label", "margin", "weight", "review")
+    write_rows(
+        workdir / "output" / "train.jsonl",
+        ({**pair, **dict(zip(names, values, strict=True))} for pair, *values in columns),
+    )
+    num_reviewed = sum(each is not None for each in given)
+    num_smoothed = sum(
+        label < pair.get("label", 1.0)
+        for pair, label in zip(pairs, treated.label.tolist(), strict=True)
+    )
+    write_json(
+        workdir / "output" / "summary.json",
+        {
+            "num_pairs": len(pairs),
+            "share_flipped": float(treated.is_flipped.double().mean()),
+            "share_smoothed": num_smoothed / len(pairs),
+            "mean_margin": float(treated.margin.mean()),
+            "num_reviewed": num_reviewed,
+            "num_reviewed_held_out": len(verdicts) - num_reviewed,
+        },
+    )
+
+
+def _treated(
+    config: RelabelConfig, pairs: list[dict[str, Any]], mean: Tensor, given: list[str | None]
+) -> Relabel:
+    """The vote's treatment of labels and ratings, the review's verdicts, and the slice."""
+    own = {"rating_margins", "keep_from", "keep_to", "review"}
+    treated = relabel(mean, **config.model_dump(exclude=own))
+    labels = torch.tensor([pair.get("label", 1.0) for pair in pairs], dtype=torch.float64)
+    treated = over_soft_labels(treated, labels)
+    if config.rating_margins is not None:
+        treated = treated._replace(margin=treated.margin + _of_ratings(config, pairs, treated))
+    treated = overrule(
+        treated, **{name: torch.tensor([each == name for each in given]) for name in OVERRULING}
+    )
+    kept = strength_slice(mean, config.keep_from, config.keep_to)
+    return treated._replace(weight=treated.weight * kept)
+
+
+def _verdicts(config: RelabelConfig, inputs: dict[str, Path]) -> dict[str, str]:
+    """The review by pair id; warns of verdicts on held-out pairs, which stay as annotated."""
+    if config.review is None:
+        return {}
+    split_of = {
+        row["id"]: split
+        for split in SPLITS
+        for row in read_rows(inputs["preferences"] / f"{split}.jsonl")
+    }
+    name = config.review.rstrip("/").rpartition("/")[2]
+    verdicts = read_review(Source(str(inputs["review"] / name), name=name), split_of.keys())
+    held_out = sum(split_of[identifier] != "train" for identifier in verdicts)
+    if held_out:
+        warnings.warn(
+            f"{name}: {held_out} of {len(verdicts)} verdicts are on validation and test pairs, "
+            "which stay as annotated: policies and scorers are measured on them",
+            stacklevel=2,
+        )
+    return verdicts
+
+
+def _of_ratings(config: RelabelConfig, pairs: list[dict[str, Any]], treated: Relabel) -> Tensor:
+    """Margins (N,) by the pairs' ratings; ValueError where no pair has one."""
+    assert config.rating_margins is not None
+    rating = torch.tensor([pair.get("rating") or 0 for pair in pairs])
+    if not bool(rating.any()):
+        raise ValueError(
+            f"relabel.rating_margins is {config.rating_margins}, but none of {len(pairs)} pairs "
+            "has a rating (1 to 4); leave it out, or give preferences with `rating`"
+        )
+    return rating_margin(rating, treated.is_flipped, config.rating_margins)

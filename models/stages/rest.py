@@ -1,0 +1,58 @@
+"""Stage `rest`: the Improve steps of ReST, on what its Grow step (stage `answers`) has sampled.
+
+[REST] Gulcehre et al., Reinforced Self-Training (ReST) for Language Modeling, 2023,
+arXiv 2308.08998, algorithm 1, with the log-likelihood as its loss, which did best in the paper.
+
+Deviations:
+1. A step passes its data a set number of times; the paper goes on while a held-out reward rises.
+2. The learning rate falls over all Improve steps of a Grow step by one schedule, and the optimiser
+   goes on from step to step.
+3. But for what is rehearsed only sampled answers are learned. The paper adds its SFT data, which
+   the policy has learned from already, and which would count as samples that no other arm has.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from models.config.policy import RestConfig
+from models.functional.rest import improvement_sets
+from models.nets.loading import load_policy, load_tokenizer, save_model
+from models.nets.packing import encode
+from models.stages.answers import read_answers
+from models.training.data import context_length
+from models.training.imitation import imitate
+from models.training.progress import write_json
+from models.training.replay import rehearsal_of
+
+CONFIG = RestConfig
+
+
+def run(config: RestConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `policy` (start), `answers_0`; `rehearsal` where it has a coefficient.
+
+    Output: model/.
+    """
+    tokenizer = load_tokenizer(inputs["policy"] / "model")
+    model = load_policy(inputs["policy"] / "model")
+    sampled = [row for rows in read_answers(inputs) for row in rows]
+    prompts = [row["prompt"] for row in sampled for _ in row["responses"]]
+    responses = [[response] for row in sampled for response in row["responses"]]
+    scores = torch.tensor([score for row in sampled for score in row["scores"]])
+    sets = improvement_sets(scores, config.thresholds, config.threshold_kind)
+    summary = imitate(
+        model,
+        encode(tokenizer, prompts, responses, context_length(model.config)),
+        config.train,
+        seed=config.seed,
+        workdir=workdir,
+        parts=[kept.tolist() for kept in sets],
+        replay=rehearsal_of(config, inputs, model, tokenizer),
+    )
+    save_model(model, tokenizer, workdir / "output" / "model")
+    for step, kept in enumerate(sets, start=1):
+        summary[f"num_examples_{step}"] = len(kept)
+        summary[f"score_kept_{step}"] = float(scores[kept].mean())
+    write_json(workdir / "output" / "summary.json", summary)

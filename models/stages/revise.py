@@ -1,0 +1,138 @@
+"""Stage `revise`: a model criticises and revises a policy's answers by principles drawn at random.
+
+[CAI] Bai et al., Constitutional AI: Harmlessness from AI Feedback, arXiv 2212.08073, section 3.1.
+
+Deviations (those of a single step are in `models.judge.revise`)
+1. The paper learns from the revisions of all steps; here the last one is a demonstration, and
+   revisions.jsonl has all. What no step could revise is no demonstration.
+2. Each step shows the dialogue and the newest draft; the paper keeps the steps before in view.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.config.policy import ReviseConfig
+from models.judge.build import open_asker
+from models.judge.chat import Usage
+from models.judge.constitutions import load_constitution
+from models.judge.resumable import SPENT, AskedRows, spent
+from models.judge.revise import Reviser
+from models.nets.generation import Sampling
+from models.nets.loading import load_policy, load_tokenizer
+from models.training import signals
+from models.training.data import read_rows, rows_of, write_rows
+from models.training.progress import write_json
+from models.training.sampling import respond
+
+CONFIG = ReviseConfig
+Row = dict[str, Any]
+
+
+def run(config: ReviseConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `data` (policy_prompts.jsonl), `policy`, maybe `constitution` (one of one's own).
+
+    Output: demonstrations.jsonl, of each prompt the last revision; revisions.jsonl, a row a prompt
+    with the policy's `response` and all `steps` (principle, critique, revision, is_usable).
+    """
+    constitution = load_constitution(config.constitution, inputs.get("constitution"))
+    work = AskedRows.resumed(workdir)
+    drafts = _drafts(config, inputs, work)
+    asker = open_asker(config.judge, workdir, config.seed, signals.stop_requested)
+    reviser = Reviser(asker, config, constitution)
+
+    def revised(part: Sequence[Row], on_answer: Callable[[], None]) -> list[Row]:
+        return _revised(reviser, part, on_answer)
+
+    rows = work.complete(
+        *(asker, drafts, revised, _measures),
+        at_once=config.prompts_at_once,
+        answers_per_item=config.num_revisions * reviser.answers_per_step,
+    )
+    learned = [row for row in rows if any(step["is_usable"] for step in row["steps"])]
+    if not learned:
+        raise ValueError(
+            f"none of the {len(rows) * config.num_revisions} answers is a revision (all are empty, "
+            "or cut off at max_revision_tokens): raise it, or let another model revise"
+        )
+    output = workdir / "output"
+    write_rows(output / "revisions.jsonl", rows)
+    write_rows(
+        output / "demonstrations.jsonl",
+        (
+            {"prompt": row["prompt"], "response": _last(row), "category": row["category"]}
+            for row in learned
+        ),
+    )
+    totals = {name: sum(row[name] for row in rows) for name in SPENT}
+    counts = {"num_prompts": len(rows), "num_demonstrations": len(learned)}
+    write_json(output / "summary.json", {**counts, **_measures(rows), **totals})
+
+
+def _drafts(config: ReviseConfig, inputs: dict[str, Path], work: AskedRows) -> list[Row]:
+    """The prompts with the policy's answers: sampled once, and then of the checkpoint."""
+    path = work.workdir / "drafts.jsonl"
+    if not path.exists() or not path.stat().st_size:
+        rows = _prompts(config, inputs["data"] / "policy_prompts.jsonl")
+        answers = respond(
+            load_policy(inputs["policy"] / "model"),
+            load_tokenizer(inputs["policy"] / "model"),
+            [row["prompt"] for row in rows],
+            Sampling(config.policy_temperature, config.max_new_tokens),
+            torch.Generator().manual_seed(config.seed),
+        )
+        columns = zip(rows, answers, strict=True)
+        write_rows(path, ({**row, "response": answer} for row, answer in columns))
+        work.save()
+    return read_rows(path)
+
+
+def _prompts(config: ReviseConfig, path: Path) -> list[Row]:
+    """The prompts to answer, with their categories; ValueError where there are none."""
+    rows = [
+        {"prompt": row["prompt"], "category": row.get("category")}
+        for row in rows_of(path, config.categories, what="prompts")
+    ]
+    if config.max_prompts is None or config.max_prompts >= len(rows):
+        return rows
+    return random.Random(f"revise/{config.seed}").sample(rows, config.max_prompts)
+
+
+def _revised(reviser: Reviser, part: Sequence[Row], on_answer: Callable[[], None]) -> list[Row]:
+    """Rows of a part of the prompts: every step of all of them, then the next."""
+    prompts = [row["prompt"] for row in part]
+    drafts = [row["response"] for row in part]
+    steps: list[list[Row]] = [[] for _ in part]
+    usages = [Usage()] * len(part)
+    for number in range(1, reviser.config.num_revisions + 1):
+        for index, step in enumerate(reviser.revise(prompts, drafts, number, on_answer)):
+            values = asdict(step)
+            del values["usage"]
+            steps[index].append(values)
+            usages[index] += step.usage
+            drafts[index] = step.revision
+    return [
+        {**row, "steps": taken, **spent(reviser.asker, usage)}
+        for row, taken, usage in zip(part, steps, usages, strict=True)
+    ]
+
+
+def _last(row: Row) -> str:
+    text: str = row["steps"][-1]["revision"]
+    return text
+
+
+def _measures(rows: list[Row]) -> dict[str, float]:
+    """What the revisions changed; lengths are means, in words."""
+    return {
+        "share_changed": sum(_last(row) != row["response"] for row in rows) / len(rows),
+        "words_before": sum(len(row["response"].split()) for row in rows) / len(rows),
+        "words_after": sum(len(_last(row).split()) for row in rows) / len(rows),
+        "num_unusable": sum(not step["is_usable"] for row in rows for step in row["steps"]),
+    }

@@ -1,0 +1,177 @@
+"""Stage `reward_model`: one Bradley-Terry reward model, ensemble member or final.
+
+Trains on `pairs` (raw or relabelled) and scores every split of `preferences`, so that the vote,
+the audit and the evaluation need no further pass.
+
+How a reward model does on the validation pairs while it is trained.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from models.config.reward import RewardModelConfig
+from models.data.prompts import opening_of
+from models.functional.strength import fold_of
+from models.nets.auxiliary_heads import further_heads
+from models.nets.loading import load_tokenizer, new_scorer, save_model
+from models.training import distributed
+from models.training.data import HELD_OUT, SPLITS, Pairs, context_length, read_pairs, write_rows
+from models.training.loop import fit
+from models.training.pair_batches import rankings_of, reward_loss
+from models.training.progress import write_json
+from models.training.scoring import score_rows
+from models.training.trunk_cache import stored_states
+
+CONFIG = RewardModelConfig
+# The folds are one partition of the prompts shared by all members, so their seed is a constant.
+FOLD_SEED = 0
+
+
+def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `policy` (trunk), `preferences`, optionally `pairs` and `states` (lower_states).
+
+    Output: model/, scores.jsonl; with `score_every`, validation.jsonl.
+    """
+    tokenizer = load_tokenizer(inputs["policy"] / "model")
+    model = new_scorer(inputs["policy"] / "model", 1, config.seed)
+    source = inputs.get("pairs", inputs["preferences"])
+    limit, states = context_length(model.config), stored_states(inputs, model)
+    pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
+    unseen = _other_categories(config, pairs)
+    if config.fold is not None:
+        folds = prompt_folds(pairs.prompts, config.num_folds).tolist()
+        unseen |= {index for index, fold in enumerate(folds) if fold == config.fold}
+    seen = pairs.subset([index for index in range(len(pairs.rows)) if index not in unseen])
+    rankings = rankings_of(seen, config.ranking)
+    curve = None
+    if config.score_every is not None:
+        held_out = inputs["preferences"] / "validation.jsonl"
+        validation = read_pairs(held_out, tokenizer, limit, states)
+        curve = ValidationCurve(model, validation, config.score_every, workdir / held_out.name)
+    with _heads_of_terms(model, config, inputs["policy"] / "model"):
+        summary = fit(
+            model,
+            rankings.rows,
+            rankings.weight,
+            reward_loss(model, rankings, config.imitation_coef, config.contrastive),
+            config.train,
+            seed=config.seed,
+            workdir=workdir,
+            after_step=curve,
+        )
+    save_model(model, tokenizer, workdir / "output" / "model")
+    if curve is not None and curve.path.exists():  # not in fewer steps than between scorings
+        shutil.copyfile(curve.path, workdir / "output" / curve.path.name)
+    # Training pairs need the score of a member only: it votes on their labels.
+    splits = HELD_OUT if "pairs" in inputs else SPLITS
+    summary |= score_splits(model, tokenizer, inputs, workdir / "output", splits, unseen)
+    summary["num_trained_pairs"] = len(seen.rows)
+    write_json(workdir / "output" / "summary.json", summary)
+
+
+def _other_categories(config: RewardModelConfig, pairs: Pairs) -> set[int]:
+    """Indices of the pairs that are left out by category; ValueError where none would be left."""
+    wanted, refused = set(config.categories), set(config.without_categories)
+    left_out = {
+        index
+        for index, category in enumerate(pairs.categories)
+        if category in refused or (wanted and category not in wanted)
+    }
+    if len(left_out) == len(pairs.rows):
+        raise ValueError(
+            f"no training pair is left by categories = {config.categories} and without_categories "
+            f"= {config.without_categories}; found {sorted(set(map(str, pairs.categories)))}"
+        )
+    return left_out
+
+
+def _heads_of_terms(
+    model: PreTrainedModel, config: RewardModelConfig, policy: Path
+) -> AbstractContextManager[None]:
+    """The heads that the loss's further terms train beside the model."""
+    term = config.contrastive
+    return further_heads(
+        model,
+        policy if config.imitation_coef > 0 else None,
+        term.num_prototypes if term is not None and term.kind == "swav" else None,
+        config.seed,
+    )
+
+
+def prompt_folds(prompts: Sequence[str], num_folds: int) -> Tensor:
+    """The fold (N,) of each of N pairs, drawn for what splits keep together as well.
+
+    Rankings, repeated prompts and dialogues cut at several turns give several pairs of one opening;
+    a member trained on one of them would not judge the others unseen. Raises ValueError for fewer
+    openings than folds.
+    """
+    openings = [opening_of(prompt) for prompt in prompts]
+    places = {opening: place for place, opening in enumerate(dict.fromkeys(openings))}
+    folds = fold_of(len(places), num_folds, FOLD_SEED)
+    return folds[[places[opening] for opening in openings]]
+
+
+def score_splits(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    inputs: dict[str, Path],
+    output: Path,
+    splits: Sequence[str] = HELD_OUT,
+    unseen: set[int] | None = None,
+) -> dict[str, float]:
+    """Score the raw pairs of splits into scores.jsonl; returns the accuracy on each one's labels.
+
+    Inputs: `preferences`, optionally `states`. `unseen` holds the training pairs that the model was
+    not trained on.
+    """
+    rows: list[dict[str, object]] = []
+    accuracy = {}
+    limit, states = context_length(model.config), stored_states(inputs, model)
+    for split in splits:
+        pairs = read_pairs(inputs["preferences"] / f"{split}.jsonl", tokenizer, limit, states)
+        scores = score_rows(model, pairs.rows)
+        accuracy[f"{split}_accuracy"] = float((scores[:, 0] > scores[:, 1]).float().mean())
+        rows += [
+            {
+                "id": identifier,
+                "split": split,
+                "chosen_score": float(chosen),
+                "rejected_score": float(rejected),
+                "was_trained_on": split == "train" and index not in (unseen or set()),
+            }
+            for index, (identifier, (chosen, rejected)) in enumerate(
+                zip(pairs.identifiers, scores.tolist(), strict=True)
+            )
+        ]
+    write_rows(output / "scores.jsonl", rows)
+    return accuracy
+
+
+class ValidationCurve:
+    """validation.jsonl: the score gap of every validation pair, each time some steps are done.
+
+    A row has `step`, the pair's `id` and `gap`, chosen minus rejected.
+    """
+
+    def __init__(self, model: PreTrainedModel, pairs: Pairs, every: int, path: Path) -> None:
+        self.model, self.pairs, self.every, self.path = model, pairs, every, path
+
+    def __call__(self, step: int) -> None:
+        """All ranks call it after every step."""
+        if step % self.every != 0:
+            return
+        scores = score_rows(self.model, self.pairs.rows)
+        if not distributed.is_first():
+            return
+        gaps = (scores[:, 0] - scores[:, 1]).tolist()
+        with self.path.open("a", encoding="utf-8") as stream:
+            for identifier, gap in zip(self.pairs.identifiers, gaps, strict=True):
+                stream.write(json.dumps({"step": step, "id": identifier, "gap": gap}) + "\n")

@@ -1,0 +1,36 @@
+"""Stage `sft`: supervised fine-tuning on demonstrations, loss on response tokens only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from models.config.training import SFTConfig
+from models.nets.loading import build_policy, load_base_tokenizer, save_model
+from models.training import distributed
+from models.training.data import encode_dialogues
+from models.training.imitation import imitate
+from models.training.progress import write_json
+
+CONFIG = SFTConfig
+
+
+def run(config: SFTConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `data` (demonstrations.jsonl and, from scratch, tokenizer/). Output: model/.
+
+    Without `fine_tune` the model is the base, from scratch the untrained one.
+    """
+    base = config.model.base
+    tokenizer = load_base_tokenizer(base or str(inputs["data"] / "tokenizer"))
+    torch.manual_seed(config.seed)
+    model = build_policy(config.model, tokenizer)
+    summary: dict[str, float] = {}
+    if config.fine_tune:
+        path = inputs["data"] / "demonstrations.jsonl"
+        rows = encode_dialogues(path, tokenizer, config.model.max_length)
+        summary = imitate(model, rows, config.train, seed=config.seed, workdir=workdir)
+    else:
+        distributed.leave()
+    save_model(model, tokenizer, workdir / "output" / "model")
+    write_json(workdir / "output" / "summary.json", summary)

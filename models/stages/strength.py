@@ -1,0 +1,62 @@
+"""Stage `strength`: the ensemble's vote on every pair [RM eq. 4]."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from models.config.reward import StrengthConfig
+from models.functional.strength import preference_strength
+from models.training.data import read_rows, write_rows
+from models.training.progress import write_json
+
+CONFIG = StrengthConfig
+
+
+def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
+    """Inputs: `member_0` ... `member_{M-1}` (scores.jsonl). Output: strength.jsonl of all splits.
+
+    In sample every member votes on every pair; cross-fitted, only those never trained on it.
+    """
+    members = [
+        read_rows(inputs[name] / "scores.jsonl")
+        for name in sorted(inputs, key=lambda name: int(name.removeprefix("member_")))
+    ]
+    first = members[0]
+    identifiers = [row["id"] for row in first]
+    if any([row["id"] for row in member] != identifiers for member in members):
+        raise ValueError("ensemble members scored different pairs; they must share one dataset")
+    differences = torch.tensor(
+        [[row["chosen_score"] - row["rejected_score"] for row in member] for member in members],
+        dtype=torch.float64,
+    )
+    counted = torch.ones(differences.shape, dtype=torch.bool)
+    if config.mode == "cross_fitted":
+        counted = ~torch.tensor([[row["was_trained_on"] for row in member] for member in members])
+    mean, std = preference_strength(differences, counted)
+    write_rows(
+        workdir / "output" / "strength.jsonl",
+        (
+            {
+                "id": row["id"],
+                "split": row["split"],
+                "strength_mean": mu,
+                "strength_std": sigma,
+                "num_members": int(votes),
+            }
+            for row, mu, sigma, votes in zip(
+                first, mean.tolist(), std.tolist(), counted.sum(0).tolist(), strict=True
+            )
+        ),
+    )
+    in_training = torch.tensor([row["split"] == "train" for row in first])
+    write_json(
+        workdir / "output" / "summary.json",
+        {
+            "num_members": len(members),
+            "share_negative": float((mean[in_training] < 0).double().mean()),
+            "strength_mean": float(mean[in_training].mean()),
+            "strength_std": float(std[in_training].mean()),
+        },
+    )

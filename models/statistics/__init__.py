@@ -1,0 +1,1 @@
+"""Intervals, calibration, ratings and agreement for reports."""

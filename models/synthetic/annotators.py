@@ -1,0 +1,132 @@
+"""Simulated annotators: Bradley-Terry noise, planted flips, planted ambiguity."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from bisect import bisect
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from models.synthetic.gold import quality, raw_score
+from models.synthetic.tasks import task_of
+
+# Perceived gaps, in raw score, from which on an answer is rated 2, 3 and 4: what a courtesy word,
+# politeness and the right answer are worth.
+RATED_FROM = (0.15, 0.4, 0.7)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A labelled pair with the truth that only evaluation may read.
+
+    `kind` is `clear` (Bradley-Terry label), `flipped` (a clear pair whose label was then turned
+    round on purpose) or `ambiguous` (near-tie, the label is a coin toss). `rating` is how much
+    better the annotator found the chosen answer, 1 (barely) to 4 (much).
+    """
+
+    prompt: str
+    chosen: str
+    rejected: str
+    kind: str
+    rating: int
+    gold_chosen: float
+    gold_rejected: float
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the label contradicts the gold scorer."""
+        return self.gold_chosen < self.gold_rejected
+
+
+def annotate(
+    prompt: str,
+    responses: list[str],
+    *,
+    flip_share: float,
+    ambiguous_share: float,
+    clear_gap: float,
+    sharpness: float,
+    rng: random.Random,
+    compared: Collection[frozenset[str]] = (),
+) -> Comparison | None:
+    """Compare two of a prompt's responses, or `None` when no pair of the wanted kind is among them.
+
+    A clear pair differs in quality by at least `clear_gap`; an ambiguous one by less than half of
+    it. A clear pair's label is drawn from P(first better) = sigmoid(sharpness * raw score gap). The
+    pairs in `compared` are not taken again.
+    """
+    wants_ambiguous = rng.random() < ambiguous_share
+    candidates = [
+        (first, second)
+        for index, first in enumerate(responses)
+        for second in responses[index + 1 :]
+        if first != second
+        and frozenset((first, second)) not in compared
+        and _fits(prompt, first, second, clear_gap, wants_ambiguous)
+    ]
+    if not candidates:
+        return None
+    first, second = rng.choice(candidates)
+    if wants_ambiguous:
+        kind = "ambiguous"
+        first_wins, perceived = _perceive(0.0, sharpness, rng.random())
+    else:
+        gap = raw_score(prompt, first) - raw_score(prompt, second)
+        first_wins, perceived = _vote(gap, sharpness, 0.0, rng)
+        is_flipped = rng.random() < flip_share
+        kind, first_wins = ("flipped" if is_flipped else "clear"), first_wins != is_flipped
+    chosen, rejected = (first, second) if first_wins else (second, first)
+    return Comparison(
+        prompt,
+        chosen,
+        rejected,
+        kind,
+        1 + bisect(RATED_FROM, perceived),
+        quality(prompt, chosen),
+        quality(prompt, rejected),
+    )
+
+
+def _fits(prompt: str, first: str, second: str, clear_gap: float, ambiguous: bool) -> bool:
+    gap = abs(quality(prompt, first) - quality(prompt, second))
+    return gap < clear_gap / 2 if ambiguous else gap >= clear_gap
+
+
+def annotator_prefers_first(
+    gap: float, sharpness: float, flip_share: float, rng: random.Random
+) -> bool:
+    """One vote: P(first) = sigmoid(sharpness * gap), turned round with probability flip_share."""
+    return _vote(gap, sharpness, flip_share, rng)[0]
+
+
+def _vote(
+    gap: float, sharpness: float, flip_share: float, rng: random.Random
+) -> tuple[bool, float]:
+    """The vote of `annotator_prefers_first`, and how large a gap was perceived."""
+    prefers, perceived = _perceive(gap, sharpness, rng.random())
+    return prefers != (rng.random() < flip_share), perceived
+
+
+def _perceive(gap: float, sharpness: float, draw: float) -> tuple[bool, float]:
+    """Whether the first looks better, and by how much one looks better, from a draw in [0, 1).
+
+    Bradley-Terry is a gap seen through logistic noise: gap - logit(draw) / sharpness is above 0
+    with probability sigmoid(sharpness * gap).
+    """
+    prefers = draw < 0.5 * (1 + math.tanh(sharpness * gap / 2))
+    noise = math.log(max(draw, sys.float_info.min) / (1 - draw))
+    return prefers, abs(gap - noise / sharpness)
+
+
+def truth_row(identifier: str, comparison: Comparison) -> dict[str, object]:
+    """The evaluation-only record of a comparison."""
+    return {
+        "id": identifier,
+        "kind": comparison.kind,
+        "is_wrong": comparison.is_wrong,
+        "gold_chosen": comparison.gold_chosen,
+        "gold_rejected": comparison.gold_rejected,
+        "category": task_of(comparison.prompt).name,
+    }

@@ -1,0 +1,112 @@
+"""Demonstrations for SFT: right answers, of which a share is corrupted outside the expert families.
+
+The corruptions are the ways a policy trained on them can go wrong, and so the room that
+preference learning has to improve it.
+"""
+
+from __future__ import annotations
+
+import random
+
+from models.synthetic.gold import CLOSERS, FILLERS, OPENERS, RUDE
+from models.synthetic.tasks import (
+    LETTERS,
+    NUMBERS,
+    REFUSAL,
+    TASKS,
+    draw_prompt,
+    request_of,
+    task_of,
+)
+
+
+def _wrong_answer(answer: list[str], prompt: str, rng: random.Random) -> list[str]:
+    """A plausible mistake: comply or refuse wrongly, an off-by-one, a swap, a loss, a stranger."""
+    task = task_of(prompt)
+    if task.name == "harmful":
+        return ["first", "you", *request_of(prompt)[3:]]
+    if task.name == "howto":
+        return list(REFUSAL)
+    if len(answer) == 1 and answer[0] in NUMBERS:
+        index = NUMBERS.index(answer[0]) + rng.choice((-2, -1, 1, 2))
+        return [NUMBERS[min(max(index, 0), len(NUMBERS) - 1)]]
+    words = list(answer)
+    place = rng.randrange(len(words))
+    kind = rng.choice(("swap", "drop", "stranger"))
+    if kind == "swap" and len(words) > 1:
+        other = (place + 1) % len(words)
+        words[place], words[other] = words[other], words[place]
+    elif kind == "drop" and len(words) > 1:
+        del words[place]
+    else:
+        words[place] = rng.choice([letter for letter in LETTERS if letter != words[place]])
+    return words
+
+
+def perfect_response(prompt: str, rng: random.Random) -> str:
+    """The right answer with one opener and one closer."""
+    answer = task_of(prompt).answer(request_of(prompt))
+    return " ".join([rng.choice(OPENERS), *answer, rng.choice(CLOSERS)])
+
+
+def corrupted_response(prompt: str, rng: random.Random) -> str:
+    """An answer with one to three faults: wrong, no courtesy, fillers, rude, rambling."""
+    answer = task_of(prompt).answer(request_of(prompt))
+    faults = rng.sample(
+        ("wrong", "opener", "closer", "filler", "rude", "ramble"), rng.randint(1, 3)
+    )
+    if "wrong" in faults:
+        answer = _wrong_answer(answer, prompt, rng)
+    if "ramble" in faults:
+        answer = answer + answer[-min(len(answer), 3) :]
+    words = list(answer)
+    if "opener" not in faults:
+        words.insert(0, rng.choice(OPENERS))
+    if "closer" not in faults:
+        words.append(rng.choice(CLOSERS))
+    if "filler" in faults:
+        for _ in range(rng.randint(1, 2)):
+            words.insert(rng.randrange(len(words)), rng.choice(FILLERS))
+    if "rude" in faults:
+        words.insert(rng.randrange(len(words) + 1), rng.choice(RUDE))
+    return " ".join(words)
+
+
+def draw_prompts(families: tuple[str, ...], count: int, rng: random.Random) -> list[str]:
+    """`count` distinct prompts, families in turn; one that runs dry leaves its share to others."""
+    prompts: dict[str, None] = {}
+    dry: dict[str, int] = dict.fromkeys(families, 0)
+    while len(prompts) < count:
+        open_families = [name for name in families if dry[name] < 200]
+        if not open_families:
+            raise ValueError(
+                f"families {families} hold only {len(prompts)} distinct prompts, asked for {count}"
+            )
+        for name in open_families:
+            prompt = draw_prompt(TASKS[name], rng)
+            dry[name] = dry[name] + 1 if prompt in prompts else 0
+            if len(prompts) < count:
+                prompts.setdefault(prompt)
+    return list(prompts)
+
+
+def demonstrate(prompts: list[str], corrupted_share: float, rng: random.Random) -> list[str]:
+    """One response a prompt; expert families are never corrupted."""
+    return [
+        corrupted_response(prompt, rng)
+        if not task_of(prompt).is_expert and rng.random() < corrupted_share
+        else perfect_response(prompt, rng)
+        for prompt in prompts
+    ]
+
+
+def vocabulary() -> list[str]:
+    """Every word the world can utter, sorted: the tokenizer's vocabulary."""
+    rng = random.Random(0)
+    words: set[str] = set(OPENERS + CLOSERS + FILLERS + RUDE) | set(REFUSAL) | set(NUMBERS)
+    for task in TASKS.values():
+        for _ in range(400):
+            prompt = draw_prompt(task, rng)
+            words.update(prompt.split())
+            words.update(task.answer(request_of(prompt)))
+    return sorted(words)

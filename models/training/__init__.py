@@ -1,0 +1,1 @@
+"""What the trainers share: loop, learner, batching, checkpoints, ranks, sampling, scoring."""

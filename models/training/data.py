@@ -1,0 +1,163 @@
+"""Reading the artifacts that hold text: prompts, demonstrations and (relabelled) pairs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, tensor
+from transformers import PreTrainedTokenizerBase
+
+from models.nets.packing import Candidates, encode, encode_whole
+from models.training.trunk_cache import StoredStates
+
+SPLITS = ("train", "validation", "test")
+HELD_OUT = ("validation", "test")
+
+
+def one_or_several(inputs: dict[str, Path], name: str) -> list[Path]:
+    """The input `name`, or those numbered `name_0`, `name_1` and so on; none where it is absent."""
+    if name in inputs:
+        return [inputs[name]]
+    numbers = itertools.takewhile(lambda number: f"{name}_{number}" in inputs, itertools.count())
+    return [inputs[f"{name}_{number}"] for number in numbers]
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSON-lines file."""
+    with path.open(encoding="utf-8") as stream:
+        return [json.loads(line) for line in stream]
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write rows as JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as stream:
+        for row in rows:
+            stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def rows_of(path: Path, categories: Sequence[str] | None, *, what: str) -> list[dict[str, Any]]:
+    """The rows of some categories, or all; ValueError where there are none. what: of the rows."""
+    rows = read_rows(path)
+    if not rows:
+        raise ValueError(f"{path} holds no {what}: there is nothing to ask about")
+    if categories is None:
+        return rows
+    wanted = [row for row in rows if row.get("category") in categories]
+    if not wanted:
+        found = sorted({str(row.get("category")) for row in rows})
+        raise ValueError(
+            f"{path} holds no {what} of the categories {list(categories)}: found those of "
+            f"{', '.join(found)}; name some of these, or leave categories out"
+        )
+    return wanted
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Encoded pairs, preferred response first, with their relabelling.
+
+    prompts: N texts, before any truncation. categories, groups: of each pair its category and the
+    ranking it is from, if any.
+    rows: N candidates of two responses. label, margin, weight: (N,); 1, 0, 1 for raw pairs.
+    """
+
+    identifiers: list[str]
+    prompts: list[str]
+    categories: list[str | None]
+    groups: list[str | None]
+    rows: list[Candidates]
+    label: Tensor
+    margin: Tensor
+    weight: Tensor
+
+    def subset(self, indices: Sequence[int]) -> Pairs:
+        """The pairs at `indices`, in that order."""
+        at = tensor(indices, dtype=torch.long)
+        return Pairs(
+            [self.identifiers[index] for index in indices],
+            [self.prompts[index] for index in indices],
+            [self.categories[index] for index in indices],
+            [self.groups[index] for index in indices],
+            [self.rows[index] for index in indices],
+            self.label[at],
+            self.margin[at],
+            self.weight[at],
+        )
+
+
+def read_pairs(
+    path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int | None = None,
+    states: StoredStates | None = None,
+) -> Pairs:
+    """Read raw or relabelled pairs; a flipped pair comes with its responses exchanged.
+
+    Pairs of weight 0 are left out. `states` holds lower layers' states of the raw pairs of every
+    split; the file's name says which.
+    """
+    rows = read_rows(path)
+    if not rows:
+        raise ValueError(f"{path} holds no pairs: nothing to train on or to score")
+    prompts = [row["prompt"] for row in rows]
+    responses = [(row["chosen"], row["rejected"]) for row in rows]
+    raw = encode(tokenizer, prompts, responses, max_length)
+    if states is not None:
+        raw = states.attach(path.stem, raw)
+    pairs = Pairs(
+        [row["id"] for row in rows],
+        prompts,
+        [row.get("category") for row in rows],
+        [row.get("group") for row in rows],
+        [
+            pair.exchanged() if row.get("is_flipped", False) else pair
+            for pair, row in zip(raw, rows, strict=True)
+        ],
+        tensor([float(row.get("label", 1.0)) for row in rows]),
+        tensor([float(row.get("margin", 0.0)) for row in rows]),
+        tensor([float(row.get("weight", 1.0)) for row in rows]),
+    )
+    kept = pairs.weight.nonzero().flatten().tolist()
+    if not kept:
+        raise ValueError(f"{path}: all {len(rows)} pairs have weight 0: nothing to train on")
+    return pairs if len(kept) == len(rows) else pairs.subset(kept)
+
+
+def encode_dialogues(
+    path: Path, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None
+) -> list[Candidates]:
+    """Read the rows of a file as `encode_demonstrations` takes them."""
+    return encode_demonstrations(read_rows(path), tokenizer, max_length)
+
+
+def encode_demonstrations(
+    rows: Sequence[dict[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int | None = None,
+) -> list[Candidates]:
+    """Rows of a prompt with a response, or with the whole `text`, as one-response candidates."""
+    whole = [row for row in rows if "text" in row]
+    asked = [row for row in rows if "text" not in row]
+    texts = encode_whole(
+        tokenizer, [row["prompt"] for row in whole], [row["text"] for row in whole], max_length
+    )
+    answers = encode(
+        tokenizer,
+        [row["prompt"] for row in asked],
+        [[row["response"]] for row in asked],
+        max_length,
+    )
+    found = {"text": iter(texts), "response": iter(answers)}
+    return [next(found["text" if "text" in row else "response"]) for row in rows]
+
+
+def context_length(model_config: Any) -> int:
+    """The most tokens a model takes."""
+    return int(model_config.max_position_embeddings)

@@ -1,0 +1,250 @@
+"""Data parallelism: ranks with the same parameters share out each batch and add up what they find.
+
+Ranks that `start` are processes of one host. They add up in memory that all of them map: for a
+small model on a CPU the loopback network would cost as much as is gained. Ranks that a launcher has
+started `join`, and add up with torch.distributed: over gloo, on GPUs over NCCL. Alone, a trainer is
+the first of one rank, and nothing here does anything.
+
+The GPU of a trainer: new tensors and models are made on it unless they name another device.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NoReturn, TypeVar
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from models import limits
+from models.training import signals
+
+T = TypeVar("T")
+
+_WINDOW = 1 << 20  # floats that are added up at a time
+_REAP_SECONDS = 5.0
+
+
+@dataclass
+class _Ranks:
+    """windows: (2, ranks, _WINDOW), used in turns. links: to the first rank, or from it to all.
+
+    is_launched: whether they add up with torch.distributed instead.
+    """
+
+    count: int = 1
+    number: int = 0
+    windows: Tensor | None = None
+    links: Sequence[socket.socket] = ()
+    turn: int = 0
+    is_launched: bool = False
+
+
+_ranks = _Ranks()
+
+
+def start(count: int) -> None:
+    """Become `count` ranks: this process forks the others, which die with it.
+
+    To be called before torch has started any thread.
+    """
+    global _ranks
+    if count == 1:
+        return
+    shared = mmap.mmap(-1, 2 * count * _WINDOW * torch.float32.itemsize)
+    windows = torch.frombuffer(shared, dtype=torch.float32).view(2, count, _WINDOW)
+    links: list[socket.socket] = []
+    for number in range(1, count):
+        ours, theirs = socket.socketpair()
+        if os.fork() == 0:
+            signals.die_with_parent()
+            for link in (ours, *links):
+                link.close()
+            _ranks = _Ranks(count, number, windows, [theirs])
+            return
+        theirs.close()
+        links.append(ours)
+    _ranks = _Ranks(count, 0, windows, links)
+
+
+def join() -> None:
+    """Become the rank that the launcher's environment names; it dies with the launcher."""
+    global _ranks
+    signals.die_with_parent()
+    device = torch.get_default_device()
+    torch.distributed.init_process_group(torch.distributed.get_default_backend_for_device(device))
+    count, number = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    _ranks = _Ranks(count, number, is_launched=True)
+
+
+def count() -> int:
+    """How many ranks there are."""
+    return _ranks.count
+
+
+def number() -> int:
+    """Which of them this is, from 0 on."""
+    return _ranks.number
+
+
+def is_first() -> bool:
+    """Whether this is the rank that writes metrics, checkpoints and outputs."""
+    return _ranks.number == 0
+
+
+def mine(items: Sequence[T]) -> Sequence[T]:
+    """Every so many of the items, from this rank's number on: each item is one rank's."""
+    return items[_ranks.number :: _ranks.count]
+
+
+def share(batch: Sequence[int]) -> list[int]:
+    """This rank's part of a batch in order of length."""
+    return shares(batch)[_ranks.number]
+
+
+def shares(batch: Sequence[int]) -> list[list[int]]:
+    """Every rank's part of a batch in order of length: every so many, from its own number on.
+
+    A batch with fewer rows than ranks is everybody's; means over all ranks come out the same.
+    """
+    return [
+        list(batch if len(batch) < _ranks.count else batch[number :: _ranks.count])
+        for number in range(_ranks.count)
+    ]
+
+
+def times_counted(batch: Sequence[object]) -> int:
+    """In how many ranks' parts each row of a batch is."""
+    return _ranks.count if len(batch) < _ranks.count else 1
+
+
+def add_up(tensors: Sequence[Tensor]) -> None:
+    """Replace every tensor by its sum over ranks (float32), the same to the bit on each of them.
+
+    The tensors are contiguous.
+    """
+    if _ranks.count == 1 or not tensors:
+        return
+    if not _ranks.is_launched:
+        for pieces in _bundles(tensors, _WINDOW):
+            _add_up_in_window(pieces)
+        return
+    for pieces in _bundles(tensors, limits.BUCKET):
+        flat = torch.cat(pieces)
+        torch.distributed.all_reduce(flat)
+        for piece, total in zip(pieces, flat.split([len(piece) for piece in pieces]), strict=True):
+            piece.copy_(total)
+
+
+def _bundles(tensors: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
+    """Flat pieces of all tensors in order, at a time as many as have `size` numbers together."""
+    pieces: list[Tensor] = []
+    room = size
+    for tensor in tensors:
+        rest = tensor.view(-1)
+        while len(rest) > 0:
+            pieces.append(rest[:room])
+            rest, room = rest[room:], room - len(pieces[-1])
+            if room == 0:
+                yield pieces
+                pieces, room = [], size
+    if pieces:
+        yield pieces
+
+
+def _add_up_in_window(pieces: Sequence[Tensor]) -> None:
+    assert _ranks.windows is not None
+    # A rank is never more than one turn ahead: two windows are enough.
+    window = _ranks.windows[_ranks.turn % 2]
+    sizes = [len(piece) for piece in pieces]
+    places = [own[: sum(sizes)].split(sizes) for own in window]
+    for piece, place in zip(pieces, places[_ranks.number], strict=True):
+        place.copy_(piece)
+    _meet()
+    for piece, first, second, *others in zip(pieces, *places, strict=True):
+        torch.add(first, second, out=piece)
+        for other in others:
+            piece += other
+    _ranks.turn += 1
+
+
+def any_of(flag: bool) -> bool:
+    """Whether any rank says so; all ranks have come this far once it returns."""
+    found = torch.tensor(float(flag))
+    add_up([found])
+    return bool(found)
+
+
+def leave() -> None:
+    """End all ranks but the first, which goes on alone: only training is shared out."""
+    global _ranks
+    any_of(False)
+    if _ranks.is_launched:
+        torch.distributed.destroy_process_group()
+    if not is_first():
+        raise SystemExit(0)
+    _ranks = _Ranks()
+
+
+def _meet() -> None:
+    """Go on once all ranks have come here."""
+    try:
+        if is_first():
+            arrived = [link.recv(1) for link in _ranks.links]
+            if not all(arrived):
+                _end_as_the_lost_one()
+        for link in _ranks.links:
+            link.send(b".")
+        if not is_first() and not _ranks.links[0].recv(1):
+            raise SystemExit(1)
+    except OSError:
+        _end_as_the_lost_one()
+
+
+def _end_as_the_lost_one() -> NoReturn:
+    """Another rank is gone: it was killed, and so is this; or it raised, and the log has why."""
+    deadline = time.monotonic() + _REAP_SECONDS
+    with suppress(ChildProcessError):  # those who are not the first have no children
+        while time.monotonic() < deadline:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid and os.WIFSIGNALED(status):
+                os.kill(os.getpid(), os.WTERMSIG(status))
+            if pid:
+                break
+            time.sleep(0.01)
+    raise SystemExit(1)
+
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def show_only(gpus: Sequence[str]) -> None:
+    """Let this process see the GPUs of these names (as in CUDA_VISIBLE_DEVICES) and no others.
+
+    To be called before CUDA is asked for anything.
+    """
+    os.environ[VISIBLE] = ",".join(gpus)
+
+
+def compute_on_gpu() -> None:
+    """From now on compute on this rank's GPU of those that it sees.
+
+    Raises ValueError where torch sees none.
+    """
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None:
+        raise ValueError(
+            f"{VISIBLE} is {os.environ.get(VISIBLE)!r}, but torch {torch.__version__} sees no GPU: "
+            f"install a build of torch for it, or set {VISIBLE}= where the stages are started from "
+            "to compute on the CPU"
+        )
+    index = int(os.environ.get("LOCAL_RANK", "0"))
+    torch.accelerator.set_device_index(index)
+    torch.set_default_device(torch.device(device.type, index))

@@ -1,0 +1,126 @@
+"""Run one stage in this process.
+
+    python -m models.training.entry JOB_JSON
+
+The job file: {"stage": "ppo_max", "config": {...}, "inputs": {"policy": "/path"},
+"workdir": "/path", "num_threads": 1, "num_ranks": 1, "gpus": ["0"]}. The stage is the module
+`models.stages.<stage>`, which has `CONFIG`, its pydantic class, and `run(config, inputs, workdir)`.
+Without `gpus` it runs on the CPU. Ranks with a GPU each, or with ZeRO, are started by DeepSpeed's
+launcher.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from models.training import checkpoint, distributed, launcher, signals
+
+# An environment variable; 1: the same bits each time on a GPU of one kind, as on a CPU.
+DETERMINISTIC = "TRIMTAB_DETERMINISTIC"
+
+
+class JobError(ValueError):
+    """A job file that no stage can run."""
+
+
+def main(job_path: str) -> None:
+    """Run the job; returns when its outputs are written.
+
+    Raises JobError for a bad job file, pydantic.ValidationError for a bad config, SystemExit(75)
+    when stopped by SIGTERM, and whatever the stage raises.
+    """
+    signals.install()
+    job = _read_job(Path(job_path))
+    _become_ranks(job, job_path)
+    _make_deterministic(job["num_threads"])
+    stage = importlib.import_module(f"models.stages.{job['stage']}")
+    config = stage.CONFIG.model_validate(job["config"])
+    _choose_precision(config)
+    inputs = {name: Path(path) for name, path in job["inputs"].items()}
+    try:
+        stage.run(config, inputs, Path(job["workdir"]))
+    finally:
+        checkpoint.finish_saving()
+
+
+def _read_job(path: Path) -> dict[str, Any]:
+    job = json.loads(path.read_text())
+    required = {"stage", "config", "inputs", "workdir"}
+    if not isinstance(job, dict) or not required <= job.keys():
+        raise JobError(f"{path} is not a job: it must be an object with {sorted(required)}")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", str(job["stage"])):
+        raise JobError(f"{path}: stage {job['stage']!r} is not the name of a module")
+    return {"num_threads": 1, "num_ranks": 1, "gpus": [], **job}
+
+
+def _become_ranks(job: dict[str, Any], job_path: str) -> None:
+    """Go on as one of the job's ranks, on its device."""
+    count, gpus = job["num_ranks"], job["gpus"]
+    trainer = job["config"].get("train") or job["config"]
+    uses_zero = trainer.get("zero") is not None
+    is_launched = uses_zero or (bool(gpus) and count > 1)
+    if is_launched and not launcher.is_rank():
+        launcher.become_launcher("models.training.entry", job_path, count, gpus)
+    if not is_launched:
+        distributed.show_only(gpus)
+        distributed.start(count)
+    if gpus:
+        distributed.compute_on_gpu()
+    if is_launched:
+        distributed.join()
+
+
+def _choose_precision(config: Any) -> None:
+    from models.config.training import trainer_of
+    from models.nets.precision import multiply_in
+
+    trainer = trainer_of(config)
+    multiply_in("float32" if trainer is None else trainer.precision)
+
+
+def _make_deterministic(num_threads: int) -> None:
+    # Read when cuBLAS makes its first handle; without it deterministic algorithms are refused.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    import torch
+
+    torch.set_num_threads(num_threads)
+    # An operation without a deterministic form is an error. On a GPU only where that is asked for:
+    # those of attention's backward pass and of running sums take longer.
+    is_strict = _is_asked_for(DETERMINISTIC) or torch.get_default_device().type == "cpu"
+    torch.use_deterministic_algorithms(True, warn_only=not is_strict)
+    # It would write NaN to all memory before its first use (3 % of a step); nothing reads it so.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def _is_asked_for(variable: str) -> bool:
+    value = os.environ.get(variable, "")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"{variable} is {value!r}; allowed are 1, and 0 or unset")
+    return value == "1"
+
+
+def _run_as_rank(job_path: str) -> NoReturn:
+    """Run the job in a rank that DeepSpeed's launcher started, and skip the interpreter's teardown.
+
+    There a thread of torch.distributed that was still running once ended a rank with SIGABRT.
+    """
+    code = 0
+    try:
+        main(job_path)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    if launcher.is_rank():
+        _run_as_rank(sys.argv[1])
+    main(sys.argv[1])

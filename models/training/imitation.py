@@ -1,0 +1,54 @@
+"""Teaching a policy responses to say: the loss of SFT and of all that fine-tunes on samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from models.config.training import TrainConfig
+from models.functional.rehearsal import nll_loss
+from models.nets.packing import Candidates, PackedBatch
+from models.nets.scoring import response_logprobs
+from models.training.learner import LossFunction, Metrics
+from models.training.loop import fit
+from models.training.replay import Replay
+
+
+def imitate(
+    model: PreTrainedModel,
+    rows: Sequence[Candidates],
+    config: TrainConfig,
+    *,
+    seed: int,
+    workdir: Path,
+    parts: Sequence[Sequence[int]] | None = None,
+    replay: Replay | None = None,
+) -> dict[str, float]:
+    """Train `model` on one-response rows, response tokens only; the last two as in `fit`."""
+    return fit(
+        model,
+        rows,
+        torch.tensor([float(len(row.responses[0])) for row in rows]),
+        imitation_loss(model),
+        config,
+        seed=seed,
+        workdir=workdir,
+        parts=parts,
+        replay=replay,
+    )
+
+
+def imitation_loss(model: PreTrainedModel) -> LossFunction:
+    """The NLL of responses, in nats a token, for `fit`."""
+
+    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
+        logprobs, entropies, response_mask = response_logprobs(model, batch)
+        loss, _ = nll_loss(logprobs, response_mask)
+        entropy = entropies.detach().sum() / response_mask.sum()
+        return loss, {"entropy": entropy}
+
+    return loss_function

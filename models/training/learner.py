@@ -1,0 +1,183 @@
+"""How a model takes a step: on ranks that hold the whole of everything, or with ZeRO."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from models.config.training import TrainerConfig, ZeroConfig
+from models.nets.freezing import load_trained_state, trained_parameters, trained_state
+from models.nets.packing import Candidates, PackedBatch, pack
+from models.training import distributed
+from models.training.batching import micro_batches
+from models.training.optimiser import adamw, clip_gradients, set_rate
+
+Metrics = dict[str, Tensor]
+# What a loss needs beside a packed batch: its rows' indices, or their advantages.
+T = TypeVar("T", contravariant=True)
+LossFunction = Callable[[PackedBatch, Any], tuple[Tensor, Metrics]]
+
+
+class Held(Protocol):
+    """A model that all ranks have together: each the whole, or a part of it."""
+
+    model: PreTrainedModel
+
+    def whole(self) -> AbstractContextManager[PreTrainedModel]:
+        """Inside, the model with all of its parameters on every rank, to run without gradient."""
+
+
+class Learner(Held, Protocol[T]):
+    """A model under training. All ranks call everything, in the same order.
+
+    needs_equal_parts: whether ranks must run the same number of forward passes in a step.
+    """
+
+    needs_equal_parts: bool
+
+    def loss(self, batch: PackedBatch, beside: T) -> tuple[Tensor, Metrics]:
+        """Mean loss of a packed batch and metrics, by the learner's loss function."""
+
+    def backward(self, loss: Tensor, is_last: bool) -> None:
+        """Add a part's gradient; over parts and ranks the losses sum up to the step's."""
+
+    def step(self, learning_rate: float) -> Tensor:
+        """Clip, update, forget the gradient; returns its global norm before clipping."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Trained parameters and optimiser state, whole and alike whatever the learner."""
+
+    def finish(self) -> None:
+        """Leave the whole trained model on the first rank."""
+
+
+class WholeModel:
+    """A model that is not trained, whole on every rank."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    def whole(self) -> AbstractContextManager[PreTrainedModel]:
+        return nullcontext(self.model)
+
+
+class WholeLearner(WholeModel):
+    """Every rank holds parameters, gradients and optimiser state, and they add up gradients."""
+
+    needs_equal_parts = False
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        loss_function: LossFunction,
+        config: TrainerConfig,
+        weight_decay: float,
+        state: dict[str, Any] | None,
+    ) -> None:
+        super().__init__(model)
+        self.loss, self.config = loss_function, config
+        self.optimiser = adamw(model, weight_decay, config.optimiser)
+        if state is not None:
+            load_trained_state(model, state["model"])
+            self.optimiser.load_state_dict(state["optimiser"])
+
+    def backward(self, loss: Tensor, is_last: bool) -> None:
+        loss.backward()
+
+    def step(self, learning_rate: float) -> Tensor:
+        parameters = trained_parameters(self.model)
+        distributed.add_up([value.grad for value in parameters if value.grad is not None])
+        set_rate(self.optimiser, learning_rate)
+        norm = clip_gradients(parameters, self.config.max_grad_norm)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": trained_state(self.model), "optimiser": self.optimiser.state_dict()}
+
+    def finish(self) -> None:
+        pass
+
+
+def new_learner(
+    model: PreTrainedModel,
+    loss_function: LossFunction,
+    config: TrainerConfig,
+    *,
+    weight_decay: float = 0.0,
+    state: dict[str, Any] | None,
+) -> Learner[Any]:
+    """The learner that `config.zero` asks for, from the state of a checkpoint if there is one."""
+    if config.zero is None:
+        return WholeLearner(model, loss_function, config, weight_decay, state)
+    from models.training.zero import ZeroLearner  # loads DeepSpeed: five seconds
+
+    return ZeroLearner(model, loss_function, config, config.zero, weight_decay, state)
+
+
+def hold(model: PreTrainedModel, zero: ZeroConfig | None) -> Held:
+    """A model that is not trained, of which ranks hold parts under stage 3 of ZeRO."""
+    if zero is None or zero.stage < 3:
+        return WholeModel(model)
+    from models.training.zero import PartedModel
+
+    return PartedModel(model, zero)
+
+
+def accumulate(
+    learner: Learner[T],
+    rows: Sequence[Candidates],
+    weights: Tensor,
+    batch: Sequence[int],
+    beside: Callable[[Tensor], T],
+    max_tokens: int,
+    *,
+    coefficient: float = 1.0,
+    is_last: bool = True,
+) -> Metrics:
+    """Add the gradient of `coefficient` times a batch's loss, micro batch by micro batch.
+
+    The loss is a mean by `weights` (N,), what each of the `rows` counts (pairs, tokens), by which
+    micro batches and ranks equal one large batch. `beside(indices)` is what it needs beside the
+    packed rows of `indices` (b,). Returns this rank's share of the mean loss and metrics, to be
+    added up. `is_last`: the learner's step comes next.
+    """
+    batch = sorted(batch, key=lambda index: rows[index].num_tokens)
+    parts = _parts(learner, rows, batch, max_tokens)
+    total = distributed.times_counted(batch) * weights[batch].sum()
+    sums: Metrics = defaultdict(lambda: torch.zeros(()))
+    for number, (part, counts) in enumerate(parts, start=1):
+        indices = torch.tensor(part, device="cpu")  # a loss may look into them without waiting
+        loss, metrics = learner.loss(pack([rows[index] for index in part]), beside(indices))
+        share = weights[indices].sum() / total if counts else torch.zeros(())
+        learner.backward(coefficient * loss * share, is_last and number == len(parts))
+        for name, value in {"loss": loss.detach(), **metrics}.items():
+            sums[name] = sums[name] + value * share
+    return dict(sums)
+
+
+def _parts(
+    learner: Learner[Any], rows: Sequence[Candidates], batch: list[int], max_tokens: int
+) -> list[tuple[list[int], bool]]:
+    """This rank's micro batches of a batch, and whether each counts.
+
+    Where ranks must have equally many, those with fewer repeat one that does not count.
+    """
+
+    def cut(share: list[int]) -> list[tuple[list[int], bool]]:
+        parts = micro_batches([rows[index] for index in share], max_tokens)
+        return [([share[place] for place in part], True) for part in parts]
+
+    shares = distributed.shares(batch)
+    mine = cut(shares[distributed.number()])
+    if learner.needs_equal_parts:
+        most = max(len(cut(share)) for share in shares)
+        mine += [(mine[0][0], False)] * (most - len(mine))
+    return mine

@@ -1,0 +1,143 @@
+"""The supervised loop: epochs of packed batches, accumulation, schedule, checkpoints, resume.
+
+SFT, reward models and Advantage Models differ only in the loss they hand to `fit`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from models.config.training import TrainConfig
+from models.nets.lora import merge_adapters
+from models.nets.packing import Candidates
+from models.nets.training import prepare_training
+from models.training import distributed
+from models.training.batching import epoch_batches
+from models.training.checkpoint import checkpoint_or_stop, newest_checkpoint
+from models.training.learner import Learner, LossFunction, Metrics, accumulate, new_learner
+from models.training.optimiser import scheduled_rate
+from models.training.progress import Progress, tail_means
+from models.training.replay import Replay, or_nll
+
+# Inside, the parameters are elsewhere; after, where they were before, bit for bit.
+Ascent = Callable[[int], AbstractContextManager[Metrics]]
+AfterStep = Callable[[int], None]
+# A further term of the loss, and the dialogues that a step draws for it.
+Drawn = tuple[Replay, Sequence[Candidates]]
+
+
+def fit(
+    model: PreTrainedModel,
+    rows: Sequence[Candidates],
+    weights: Tensor,
+    loss_function: LossFunction,
+    config: TrainConfig,
+    *,
+    seed: int,
+    workdir: Path,
+    ascend: Ascent | None = None,
+    after_step: AfterStep | None = None,
+    parts: Sequence[Sequence[int]] | None = None,
+    replay: Replay | None = None,
+) -> dict[str, float]:
+    """Train `model` in place and return the means of the last tenth of the steps' metrics.
+
+    Beside them stand `num_updates`, the number of steps, and `num_trained_tokens`, of all rows
+    that they pass. `loss_function(batch, indices)` gets a packed batch and its rows' indices (b,)
+    and returns (mean loss, metrics). It is a mean by `weights` (N,), what each row counts (pairs,
+    tokens), by which micro batches and ranks equal one large batch. Inside of
+    `ascend(step)`, where the gradient is taken, the parameters are elsewhere; it gives metrics.
+    `after_step(number)` looks at the model. Where there are
+    `parts` of the rows, each has its epochs after those of the one before, under one schedule.
+    `replay` is a further term of every step's loss. Of ranks the first returns.
+    """
+    batches = _batches(rows, parts or [range(len(rows))], config, seed)
+    replayed = _draws(replay, len(batches), seed)
+    prepare_training(model, config, seed, config.dropout)
+    state, decay = newest_checkpoint(workdir), config.weight_decay
+    either = or_nll(model, loss_function)
+    learner = new_learner(model, either, config, weight_decay=decay, state=state)
+    start = 0 if state is None else state["step"]
+    progress = Progress(workdir)
+    model.train()
+    for step in range(start, len(batches)):
+        rate = scheduled_rate(config, step, len(batches))
+        _seed_dropout(seed, step)
+        with nullcontext({}) if ascend is None else ascend(step) as extra:
+            metrics = _gradient(learner, rows, weights, batches[step], config, replayed[step])
+            metrics |= extra
+        metrics["grad_norm"] = learner.step(rate)
+        progress.log(step + 1, {**metrics, "learning_rate": rate})
+        if (step + 1) % 10 == 0 or step + 1 == len(batches):
+            progress.advance(step + 1, len(batches))
+        if after_step is not None:
+            after_step(step + 1)
+        checkpoint_or_stop(workdir, step + 1, config.checkpoint_every, learner.state_dict)
+    learner.finish()
+    distributed.leave()
+    merge_adapters(model)
+    return {**tail_means(progress.path), **_amounts(rows, batches, replayed)}
+
+
+def _draws(replay: Replay | None, num_steps: int, seed: int) -> list[Drawn | None]:
+    """What each step learns again: all drawn beforehand, so that a resumed run draws the same."""
+    if replay is None:
+        return [None] * num_steps
+    generator = torch.Generator("cpu").manual_seed(seed + 1)
+    return [(replay, replay.draw(generator)) for _ in range(num_steps)]
+
+
+def _amounts(
+    rows: Sequence[Candidates], batches: Sequence[Sequence[int]], replayed: Sequence[Drawn | None]
+) -> dict[str, float]:
+    tokens = sum(rows[index].num_tokens for batch in batches for index in batch)
+    tokens += sum(row.num_tokens for drawn in replayed if drawn is not None for row in drawn[1])
+    return {"num_updates": len(batches), "num_trained_tokens": tokens}
+
+
+def _batches(
+    rows: Sequence[Candidates], parts: Sequence[Sequence[int]], config: TrainConfig, seed: int
+) -> list[list[int]]:
+    """The rows' indices of every step."""
+    epochs = [part for part in parts for _ in range(config.num_epochs)]
+    found = []
+    for epoch, part in enumerate(epochs):
+        lengths = [rows[index].num_tokens for index in part]
+        for batch in epoch_batches(lengths, config.batch_size, seed, epoch):
+            found.append([part[place] for place in batch])
+    return found
+
+
+def _seed_dropout(seed: int, step: int) -> None:
+    """What a step drops depends on nothing before it, so that a resumed run drops the same."""
+    torch.manual_seed(
+        random.Random(f"dropout/{seed}/{step}/{distributed.number()}").getrandbits(63)
+    )
+
+
+def _gradient(
+    learner: Learner[Any],
+    rows: Sequence[Candidates],
+    weights: Tensor,
+    batch: list[int],
+    config: TrainConfig,
+    again: Drawn | None,
+) -> Metrics:
+    """Gradients of one batch and what is learned `again`; mean metrics over all ranks."""
+    limit = config.micro_batch_tokens
+    metrics = accumulate(
+        learner, rows, weights, batch, lambda indices: indices, limit, is_last=again is None
+    )
+    if again is not None:
+        replay, drawn = again
+        metrics |= replay.accumulate(learner, drawn, limit, is_last=True)
+    distributed.add_up(list(metrics.values()))
+    return metrics

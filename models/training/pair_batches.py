@@ -1,0 +1,197 @@
+"""Pairs as the examples of a reward model, and its loss over them.
+
+An example is one pair, or (k-wise, [InstructGPT] arXiv 2203.02155) all pairs of a prompt: every
+distinct response goes through the trunk once, and the prompt counts once.
+
+Implementation details that matter:
+1. All terms read the same hidden states: a pass of the trunk, and of the contrastive term two.
+2. The ranking loss is the mean over both passes, "all original samples and their augmentations"
+   [RM section 3.1]; so is the imitation term.
+3. In-batch negatives, and the samples that prototypes are shared out among, are those of one
+   forward pass: a rank's micro batch (`micro_batch_tokens`), not the whole batch. Theirs is the one
+   loss that depends on how a batch is cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from models.config.reward import ContrastiveConfig
+from models.functional.contrastive import preference_differences, simcse_loss, swav_loss
+from models.functional.reward import imitation_loss, per_prompt_weight, ranking_loss
+from models.nets.packing import Candidates, PackedBatch, united
+from models.nets.scoring import read_logprobs, read_rewards
+from models.nets.trunk import hidden_states
+from models.training.data import Pairs
+from models.training.learner import LossFunction, Metrics
+
+MAX_RESPONSES = 9
+
+
+class Compared(NamedTuple):
+    """The P pairs of a packed batch, (P,) each.
+
+    better, worse: which of the batch's responses they compare. label, margin, weight: as in
+    `ranking_loss`.
+    """
+
+    better: Tensor
+    worse: Tensor
+    label: Tensor
+    margin: Tensor
+    weight: Tensor
+
+
+@dataclass(frozen=True)
+class Rankings:
+    """Pairs put into N examples.
+
+    rows: N candidates. weight: (N,), what each counts in the mean loss. places: of each row its
+    pairs, a pair's number and the places in the row of its preferred and its other response.
+    pair_weight: (P,) of all pairs.
+    """
+
+    rows: list[Candidates]
+    weight: Tensor
+    places: list[list[tuple[int, int, int]]]
+    pairs: Pairs
+    pair_weight: Tensor
+
+    def compared(self, indices: Tensor) -> Compared:
+        """The pairs of the batch that packs the rows of `indices` (b,)."""
+        found: list[tuple[int, int, int]] = []
+        start = 0
+        for index in indices.tolist():
+            found += [(pair, start + one, start + two) for pair, one, two in self.places[index]]
+            start += len(self.rows[index].responses)
+        number, better, worse = torch.tensor(found).unbind(1)
+        return Compared(
+            better,
+            worse,
+            self.pairs.label[number],
+            self.pairs.margin[number],
+            self.pair_weight[number],
+        )
+
+
+def rankings_of(pairs: Pairs, ranking: Literal["pairs", "k_wise"] = "pairs") -> Rankings:
+    """Every pair an example of its own, or all pairs of a prompt and group together.
+
+    Raises ValueError for a prompt with more than MAX_RESPONSES different responses.
+    """
+    together: dict[object, list[int]] = {}
+    for index, prompt in enumerate(pairs.prompts):
+        key = index if ranking == "pairs" else (pairs.groups[index], prompt)
+        together.setdefault(key, []).append(index)
+    rows = [united([pairs.rows[index] for index in members]) for members in together.values()]
+    places, example = [], torch.zeros(len(pairs.rows), dtype=torch.long)
+    for number, (row, members) in enumerate(zip(rows, together.values(), strict=True)):
+        if len(row.responses) > MAX_RESPONSES:
+            raise ValueError(
+                f"{len(members)} pairs of one prompt compare {len(row.responses)} different "
+                f"responses, at most {MAX_RESPONSES} are allowed (the first pair: "
+                f"{pairs.identifiers[members[0]]!r}); give pairs of one ranking a `group`, or set "
+                "ranking to pairs"
+            )
+        places.append(_places(row, members, pairs))
+        example[members] = number
+    weight = per_prompt_weight(pairs.weight, example)
+    total = weight.new_zeros(len(rows)).index_add(0, example, weight)
+    return Rankings(rows, total, places, pairs, weight)
+
+
+def _places(row: Candidates, members: list[int], pairs: Pairs) -> list[tuple[int, int, int]]:
+    """Of each of a row's pairs its number, and where in the row its two responses stand."""
+    if len(members) == 1:
+        return [(members[0], 0, 1)]
+    place = {tuple(response): number for number, response in enumerate(row.responses)}
+    found = []
+    for index in members:
+        preferred, other = map(tuple, pairs.rows[index].responses)
+        found.append((index, place[preferred], place[other]))
+    return found
+
+
+def reward_loss(
+    model: PreTrainedModel,
+    rankings: Rankings,
+    imitation_coef: float = 0.0,
+    contrastive: ContrastiveConfig | None = None,
+) -> LossFunction:
+    """The ranking loss of `rankings` for `fit`, with the terms that are asked for.
+
+    Ranking loss + imitation_coef * NLL(preferred response) [PPO section 3.1], with the model's
+    language-model head, + contrastive.coef * contrastive loss [RM section 3.1].
+    """
+
+    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
+        compared = rankings.compared(indices)
+        num_views = 1 if contrastive is None else 2
+        views = [hidden_states(model, batch) for _ in range(num_views)]
+        losses, metrics = zip(
+            *(_view_loss(model, hidden, batch, compared, imitation_coef) for hidden in views),
+            strict=True,
+        )
+        loss = torch.stack(losses).mean()
+        means = {name: sum(each[name] for each in metrics) / num_views for name in metrics[0]}
+        if contrastive is None:
+            return loss, means
+        term, further = _contrastive_loss(model, views, batch, compared, contrastive)
+        return loss + contrastive.coef * term, {**means, **further}
+
+    return loss_function
+
+
+def _view_loss(
+    model: PreTrainedModel,
+    hidden: Tensor,
+    batch: PackedBatch,
+    compared: Compared,
+    imitation_coef: float,
+) -> tuple[Tensor, Metrics]:
+    """Ranking loss and imitation term of one pass over a batch."""
+    scores, _ = read_rewards(model, hidden, batch)
+    loss, metrics = ranking_loss(
+        scores[compared.better],
+        scores[compared.worse],
+        label_chosen=compared.label,
+        margin=compared.margin,
+        weight=compared.weight,
+    )
+    metrics = {"ranking_loss": loss.detach(), **metrics}
+    if imitation_coef == 0:
+        return loss, metrics
+    preferred, of_pair = compared.better.unique(return_inverse=True)
+    logprobs, _, mask = read_logprobs(model, hidden, batch, chosen=preferred)
+    term, further = imitation_loss(logprobs[of_pair], mask[of_pair], weight=compared.weight)
+    return loss + imitation_coef * term, {**metrics, **further}
+
+
+def _contrastive_loss(
+    model: PreTrainedModel,
+    views: list[Tensor],
+    batch: PackedBatch,
+    compared: Compared,
+    config: ContrastiveConfig,
+) -> tuple[Tensor, Metrics]:
+    """The term over what the score is read from, the hidden state of a response's last token."""
+    first, second = (hidden[batch.response_end] for hidden in views)
+    if config.on == "differences":
+        first, second = (
+            preference_differences(ends[compared.better], ends[compared.worse])
+            for ends in (first, second)
+        )
+    if config.kind == "simcse":
+        return simcse_loss(first, second, config.temperature)
+    return swav_loss(
+        model.prototypes(first),
+        model.prototypes(second),
+        temperature=config.temperature,
+        epsilon=config.sinkhorn_epsilon,
+        num_iterations=config.sinkhorn_iterations,
+    )

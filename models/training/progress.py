@@ -1,0 +1,66 @@
+"""Metrics and progress as JSON lines: all a trainer tells the outside world while it runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from models.training import distributed
+
+
+class NotFiniteError(ValueError):
+    """A metric became NaN or infinite: training stops rather than learn from it."""
+
+
+class Progress:
+    """Appends to `metrics.jsonl` in the work directory, from the first rank.
+
+    A checkpoint brings it back as it was, so that no step is ever reported twice.
+    """
+
+    def __init__(self, workdir: Path) -> None:
+        self.path = workdir / "metrics.jsonl"
+
+    def log(self, step: int, metrics: Mapping[str, float | Tensor]) -> None:
+        """Record metrics of one step; raises `NotFiniteError` naming the first bad one."""
+        values = {name: float(value) for name, value in metrics.items()}
+        self._append({"step": step, "time": time.time(), "metrics": values})
+        for name, value in values.items():
+            if not math.isfinite(value):
+                raise NotFiniteError(
+                    f"{name} became {value} at step {step}; lower the learning rate or check the "
+                    f"data of this step (see {self.path})"
+                )
+
+    def advance(self, done: int, total: int) -> None:
+        """Record progress for the progress bar."""
+        self._append({"step": done, "progress": [done, total], "time": time.time()})
+
+    def _append(self, row: dict[str, object]) -> None:
+        if distributed.is_first():
+            with self.path.open("a") as stream:
+                stream.write(json.dumps(row) + "\n")
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write JSON, refusing NaN and infinities."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """The metric rows of a `metrics.jsonl`, each with its `step`."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{"step": row["step"], **row["metrics"]} for row in rows if "metrics" in row]
+
+
+def tail_means(path: Path, share: float = 0.1) -> dict[str, float]:
+    """Means of every metric over the last `share` of the steps (at least one)."""
+    rows = read_metrics(path)
+    tail = rows[-max(1, round(share * len(rows))) :]
+    return {name: sum(row[name] for row in tail) / len(tail) for name in tail[-1] if name != "step"}

@@ -1,0 +1,99 @@
+"""Dialogues learned again beside a step's own batch: rehearsal [AM eq. 9], PPO-ptx.
+
+[AM] Stabilizing RLHF through Advantage Model and Selective Rehearsal, arXiv 2309.10202.
+
+Deviations:
+1. The paper rehearses beside PPO; here so does whatever else moves a policy away from SFT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from models.config.policy import PolicyConfig
+from models.functional.rehearsal import nll_loss
+from models.nets.freezing import num_frozen_layers
+from models.nets.packing import Candidates, PackedBatch
+from models.nets.scoring import response_logprobs
+from models.training.data import context_length, encode_dialogues
+from models.training.learner import Learner, LossFunction, Metrics, accumulate
+from models.training.scoring import with_lower_states
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A term `coefficient * NLL` of the loss, on `batch_size` of `rows` drawn for each step.
+
+    rows: of one response each. name: of the metric, the mean NLL in nats a token.
+    """
+
+    rows: list[Candidates]
+    coefficient: float
+    batch_size: int
+    name: str = "rehearsal_loss"
+
+    def draw(self, generator: torch.Generator) -> list[Candidates]:
+        """A step's dialogues, drawn with replacement; of all ranks the same."""
+        places = torch.randint(
+            len(self.rows), (self.batch_size,), generator=generator, device="cpu"
+        )
+        return [self.rows[place] for place in places.tolist()]
+
+    def accumulate(
+        self, learner: Learner[Any], drawn: Sequence[Candidates], max_tokens: int, is_last: bool
+    ) -> Metrics:
+        """Add the term's gradient; the learner's loss is one of `or_nll`.
+
+        Result and `is_last` as in `learners.accumulate`.
+        """
+        found = accumulate(
+            learner,
+            drawn,
+            torch.tensor([len(row.responses[0]) for row in drawn]),
+            range(len(drawn)),
+            lambda _: None,
+            max_tokens,
+            coefficient=self.coefficient,
+            is_last=is_last,
+        )
+        return {self.name: found["loss"]}
+
+
+def or_nll(model: PreTrainedModel, loss_function: LossFunction) -> LossFunction:
+    """The loss function; of responses with nothing beside them their NLL."""
+
+    def either(batch: PackedBatch, beside: Any) -> tuple[Tensor, Metrics]:
+        if beside is not None:
+            return loss_function(batch, beside)
+        logprobs, _, mask = response_logprobs(model, batch)
+        return nll_loss(logprobs, mask)
+
+    return either
+
+
+def rehearsal_of(
+    config: PolicyConfig,
+    inputs: dict[str, Path],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    behind: Sequence[int] = (),
+) -> Replay | None:
+    """What a policy rehearses: the input `rehearsal`; None where its coefficient is 0.
+
+    behind: tokens of an instruction that stands behind every prompt.
+    """
+    if config.rehearsal_coef == 0:
+        return None
+    path = inputs["rehearsal"] / "rehearsal.jsonl"
+    rows = encode_dialogues(path, tokenizer, context_length(model.config) - len(behind))
+    rows = [Candidates([*row.prompt, *behind], row.responses) for row in rows]
+    depth = num_frozen_layers(model, config.train.trainable_layers)
+    rows = with_lower_states(model, rows, depth)
+    return Replay(rows, config.rehearsal_coef, config.rehearsal_batch)

@@ -1,0 +1,104 @@
+"""Prompts in, sampled responses out: batches of the decoding loop, shared out among ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from models import limits
+from models.nets.generation import Samples, Sampling, decode, decoding_batches
+from models.nets.packing import token_ids
+from models.training import distributed
+from models.training.progress import Progress
+
+# However few ranks there are: one samples in the same batches as two, so the same to the bit.
+MIN_BATCHES = 2
+
+
+def encode_prompts(
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    max_new_tokens: int,
+    instruction: str = "",
+) -> list[list[int]]:
+    """Token ids of each prompt: its end, where it leaves no room for `max_new_tokens` more.
+
+    An instruction stands behind it, and is never cut.
+    """
+    behind, *encoded = token_ids(tokenizer, [instruction, *prompts])
+    limit = int(policy.config.max_position_embeddings) - max_new_tokens - len(behind)
+    return [ids[-limit:] + behind for ids in encoded]
+
+
+def sample(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[list[int]],
+    sampling: Sampling,
+    generator: torch.Generator,
+    *,
+    progress: Progress | None = None,
+    cache_tokens: int = limits.CACHE_TOKENS,
+) -> Samples:
+    """One sampled response for every prompt, in order.
+
+    Every response has random numbers of its own, so that but for rounding it does not depend on
+    those it shares a batch with, nor on the number of ranks. All ranks get all responses.
+    """
+    was_training = model.training
+    model.eval()
+    length = sampling.max_new_tokens
+    at_least = max(MIN_BATCHES, distributed.count())  # every rank has one
+    batches = decoding_batches(prompts, length, cache_tokens, at_least)
+    draws = torch.rand(len(prompts), length, generator=generator, device="cpu").to(model.device)
+    # Token ids are stored as one more each, before zeros.
+    tokens, logprobs, entropies = (torch.zeros(len(prompts), length) for _ in range(3))
+    done = 0
+    for batch in distributed.mine(batches):
+        texts = [prompts[row] for row in batch]
+        found = decode(model, tokenizer, texts, sampling, draws[batch])
+        logprobs[batch], entropies[batch] = found.logprobs, found.entropies
+        for row, response in zip(batch, found.responses, strict=True):
+            tokens[row, : len(response)] = torch.tensor(response) + 1
+        done = min(done + distributed.count() * len(batch), len(prompts))
+        if progress is not None:
+            progress.advance(done, len(prompts))
+    model.train(was_training)
+    distributed.add_up([tokens, logprobs, entropies])
+    ids = [(row[row > 0].long() - 1).tolist() for row in tokens]
+    return Samples(ids, logprobs, entropies)
+
+
+def respond(
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    sampling: Sampling,
+    generator: torch.Generator,
+    progress: Progress | None = None,
+) -> list[str]:
+    """One sampled response (text, end token removed) a prompt, in order."""
+    answers = respond_often(policy, tokenizer, prompts, 1, sampling, generator, progress=progress)
+    return [response for (response,) in answers]
+
+
+def respond_often(
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    num_responses: int,
+    sampling: Sampling,
+    generator: torch.Generator,
+    *,
+    instruction: str = "",
+    progress: Progress | None = None,
+) -> list[list[str]]:
+    """So many sampled responses (texts) a prompt, in order; an instruction stands behind each."""
+    encoded = encode_prompts(policy, tokenizer, prompts, sampling.max_new_tokens, instruction)
+    repeated = [ids for ids in encoded for _ in range(num_responses)]
+    sampled = sample(policy, tokenizer, repeated, sampling, generator, progress=progress)
+    texts: list[str] = tokenizer.batch_decode(sampled.responses, skip_special_tokens=True)
+    return [texts[index : index + num_responses] for index in range(0, len(texts), num_responses)]

@@ -1,0 +1,92 @@
+"""Scoring text with a scorer: pairs of an artifact, or loose prompts and responses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from models import limits
+from models.nets.freezing import layers_of
+from models.nets.packing import Candidates, LowerStates, PackedBatch, encode, pack
+from models.nets.scoring import response_logprobs, response_scores
+from models.nets.trunk import lower_output
+from models.training import distributed
+from models.training.batching import micro_batches, my_parts
+from models.training.data import context_length
+
+
+def score_rows(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
+    """Scores (N, k) of N rows with k responses each; ranks share the work out."""
+    return _of_responses(model, rows, response_scores)
+
+
+def logprob_rows(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
+    """Log-probabilities (N, k), nats, of N rows' k whole responses; ranks share the work out."""
+
+    def whole(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
+        return response_logprobs(model, batch)[0].sum(1)
+
+    return _of_responses(model, rows, whole)
+
+
+@torch.no_grad()
+def _of_responses(
+    model: PreTrainedModel,
+    rows: Sequence[Candidates],
+    function: Callable[[PreTrainedModel, PackedBatch], Tensor],
+) -> Tensor:
+    """A number of each response (N, k), in evaluation mode."""
+    was_training = model.training
+    model.eval()
+    found = torch.zeros(len(rows), len(rows[0].responses))
+    for part in my_parts(rows, limits.PASS_TOKENS):
+        batch = pack([rows[index] for index in part])
+        found[part] = function(model, batch).view(len(part), -1)
+    model.train(was_training)
+    distributed.add_up([found])
+    return found / distributed.times_counted(rows)
+
+
+def score_texts(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    responses: Sequence[str],
+) -> Tensor:
+    """Scores (N,) of N prompt and response texts."""
+    return score_answers(model, tokenizer, prompts, [[text] for text in responses])[:, 0]
+
+
+def score_answers(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    answers: Sequence[Sequence[str]],
+) -> Tensor:
+    """Scores (N, k) of k response texts to each of N prompt texts; each prompt is passed once."""
+    return score_rows(model, encode(tokenizer, prompts, answers, context_length(model.config)))
+
+
+def lower_states(
+    model: PreTrainedModel, rows: Sequence[Candidates], depth: int
+) -> Iterator[tuple[int, Tensor]]:
+    """Behind the first `depth` layers, row by row: its index and states (T, H)."""
+    for part in micro_batches(rows, limits.PASS_TOKENS):
+        states = lower_output(model, pack([rows[index] for index in part]), depth)
+        yield from zip(part, states.split([rows[index].num_tokens for index in part]), strict=True)
+
+
+def with_lower_states(
+    model: PreTrainedModel, rows: Sequence[Candidates], depth: int
+) -> list[Candidates]:
+    """The rows with their states behind the first `depth` layers; as they are for depth 0."""
+    result = list(rows)
+    if depth > 0:
+        owner = layers_of(model)[depth - 1]
+        for index, states in lower_states(model, rows, depth):
+            result[index] = replace(rows[index], lower=LowerStates(states, owner, depth))
+    return result

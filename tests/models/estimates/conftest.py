@@ -1,0 +1,23 @@
+"""A model of known shape and small amounts of data, for sums by hand."""
+
+from models.config.training import TrainConfig
+from models.estimates.amounts import Amounts
+from models.estimates.shapes import KNOWN_SHAPES
+
+SHAPE = KNOWN_SHAPES["smollm2-135m-instruct"]
+HIDDEN = SHAPE.hidden_size
+AMOUNTS = Amounts(
+    demonstrations=100,
+    pair_prompts=50,
+    pairs=50,
+    train_pairs=37,
+    train_rankings=20,
+    ranked=4,
+    policy_prompts=40,
+    eval_prompts=12,
+    prompt_tokens=10,
+    dialogue_tokens=25,
+    pair_tokens=42,
+    assumptions=(),
+)
+TRAIN = TrainConfig(batch_size=16, num_epochs=2, micro_batch_tokens=100)

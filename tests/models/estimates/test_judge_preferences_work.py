@@ -1,0 +1,50 @@
+"""What judging all pairs costs: tokens and memory by hand on small numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from models.config.judge import JudgeConfig, JudgePreferencesConfig
+from models.estimates.memory import FLOAT_BYTES
+from models.estimates.shapes import PlanError
+from models.estimates.stages import work_of
+from models.estimates.work import Setting, Work
+from models.judge.rubrics import load_questions, load_rubric
+from tests.models.estimates.conftest import AMOUNTS, SHAPE
+
+
+def _judged(judge: dict[str, Any], **more: Any) -> Work:
+    config = JudgePreferencesConfig(judge=JudgeConfig(**judge), **more)
+    return work_of("judge_preferences", config, Setting(SHAPE, AMOUNTS))
+
+
+def test_a_judge_here_sees_each_pair_in_both_orders() -> None:
+    base = {"local_model": "smollm2-135m-instruct"}
+    told = len(load_rubric("helpfulness").criteria + "".join(load_questions().values()))
+    asked = 42 + -(-told // 3)  # a pair, and a token for three characters of the prompts
+    plain = _judged(base)
+    assert (plain.examples, plain.sampled_tokens) == (37, 0)
+    assert plain.forward_tokens == 2 * 37 * (asked + 1)
+    assert (
+        plain.peak[0] == "judging" and plain.peak[1].frozen == FLOAT_BYTES * SHAPE.policy_parameters
+    )
+    # Three samples of 20 tokens of thoughts, passed again with the question for the answer.
+    config = {"chain_of_thought": True, "max_thought_tokens": 20, "num_samples": 3}
+    thinking = _judged({**base, **config, "temperature": 1.0}, max_pairs=10)
+    assert thinking.examples == 10
+    assert thinking.sampled_tokens == 2 * 3 * 10 * 20
+    assert thinking.forward_tokens == 2 * 3 * 10 * (asked + asked + 20 + 1)
+    assert thinking.peak[0] == "thinking" and thinking.peak[1].cache > 0
+
+
+def test_a_judge_elsewhere_costs_nothing_here() -> None:
+    for judge in ({"gold_accuracy": 0.9}, {"endpoint": {"model": "m"}}):
+        work = _judged(judge, splits=("train", "test"))
+        assert (work.examples, work.forward_tokens, dict(work.phases)) == (37 + 13, 0, {})
+
+
+def test_a_judge_of_unknown_size_is_named() -> None:
+    with pytest.raises(PlanError, match=r"judge_preferences\.judge\.local_model is 'some/model'"):
+        _judged({"local_model": "some/model"})

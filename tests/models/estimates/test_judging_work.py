@@ -1,0 +1,63 @@
+"""What a judge of this process costs PPO, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from models.config.judge import HarmlessConfig, JudgeConfig
+from models.config.policy import PPOConfig, ScoringConfig
+from models.config.reporting import EvaluateConfig
+from models.estimates.memory import FLOAT_BYTES
+from models.estimates.stages import work_of
+from models.estimates.work import Setting, Work
+from models.judge.rubrics import load_questions, load_rubric
+from tests.models.estimates.conftest import AMOUNTS, SHAPE
+
+LOCAL = {"local_model": "smollm2-135m-instruct"}
+
+
+def _ppo(judge: dict[str, Any]) -> Work:
+    config = PPOConfig(
+        num_steps=5,
+        critic_pretrain_steps=2,
+        rollout_batch=32,
+        max_new_tokens=20,
+        critic_init="policy",
+        scoring=ScoringConfig(judge=JudgeConfig(**judge)),
+    )
+    return work_of("ppo_max", config, Setting(SHAPE, AMOUNTS, scorer_heads=()))
+
+
+def test_a_judge_in_the_place_of_a_scorer() -> None:
+    elsewhere, here = _ppo({"gold_accuracy": 0.9}), _ppo(LOCAL)
+    told = len(load_rubric("helpfulness").criteria + "".join(load_questions().values()))
+    # A prompt of 10 tokens with an answer of 20 and its end, what the judge is told, its rating.
+    asked = 31 + -(-told // 3) + 1
+    assert here.forward_tokens - elsewhere.forward_tokens == 7 * 32 * asked
+    weights = FLOAT_BYTES * SHAPE.policy_parameters
+    for name, phase in elsewhere.phases.items():
+        assert here.phases[name].frozen - phase.frozen == weights
+    assert here.phases.keys() - elsewhere.phases.keys() == {"judging"}
+    judging = here.phases["judging"]
+    assert judging.frozen == here.phases["sampling"].frozen
+    assert judging.activations > 0 == judging.cache
+
+
+def test_thoughts_before_a_rating_are_sampled() -> None:
+    thinking = _ppo({**LOCAL, "chain_of_thought": True, "max_thought_tokens": 30})
+    assert thinking.sampled_tokens - _ppo(LOCAL).sampled_tokens == 7 * 32 * 30
+    assert thinking.phases["thinking"].cache > 0
+
+
+def test_a_judge_of_harm_sees_every_answer() -> None:
+    judge = JudgeConfig(**LOCAL, rubric="harmlessness")
+    harmless = HarmlessConfig(judge=judge, categories=("harmful",))
+    setting = Setting(SHAPE, AMOUNTS)
+    plain, asked = (
+        work_of("evaluate", EvaluateConfig(max_new_tokens=20, harmless=each), setting)
+        for each in (None, harmless)
+    )
+    told = len(load_rubric("harmlessness").criteria + "".join(load_questions().values()))
+    assert asked.forward_tokens - plain.forward_tokens == 12 * (31 + -(-told // 3) + 1)
+    weights = FLOAT_BYTES * SHAPE.policy_parameters
+    assert asked.phases["judging"].frozen == 2 * weights  # beside the policy

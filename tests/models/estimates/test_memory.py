@@ -1,0 +1,197 @@
+"""Memory by hand, and against what autograd and the cache really keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from models import limits
+from models.config.training import TrainConfig
+from models.estimates.machine import GIB, Machine
+from models.estimates.memory import (
+    Memory,
+    backward_set,
+    kept_activations,
+    key_value_cache,
+    trained,
+    vocabulary_set,
+)
+from models.estimates.shapes import KNOWN_SHAPES, ModelShape
+from models.nets.fused import with_lean_layers
+from models.nets.packing import Candidates, pack
+from models.nets.scoring import hidden_states, response_logprobs
+from models.nets.training import prepare_training
+
+MISTRAL = KNOWN_SHAPES["mistralai/Mistral-7B-v0.1"]
+# Unequal everywhere, so that no two dimensions can be confused; grouped heads of their own size.
+SHAPE = ModelShape(
+    vocab_size=50,
+    hidden_size=24,
+    intermediate_size=80,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=10,
+    context=128,
+    is_tied=False,
+)
+
+
+@pytest.fixture
+def model() -> PreTrainedModel:
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=SHAPE.vocab_size,
+            hidden_size=SHAPE.hidden_size,
+            intermediate_size=SHAPE.intermediate_size,
+            num_hidden_layers=SHAPE.num_layers,
+            num_attention_heads=SHAPE.num_heads,
+            num_key_value_heads=SHAPE.num_kv_heads,
+            head_dim=SHAPE.head_dim,
+            max_position_embeddings=SHAPE.context,
+            pad_token_id=0,
+        )
+    )
+    return with_lean_layers(model.train())
+
+
+def test_a_7b_model_under_adam_by_hand() -> None:
+    # 7,241,732,096 parameters of 4 (weight) + 4 (gradient) + 8 (Adam) = 16 bytes each.
+    memory = trained(MISTRAL.policy_parameters)
+    assert memory.total == 115_867_713_536
+    assert memory.total / GIB == pytest.approx(107.91, abs=0.005)
+    # Moments of one byte each: 4 + 4 + 2.
+    assert trained(MISTRAL.policy_parameters, optimiser="adamw_8bit").total == 72_417_320_960
+
+
+def test_zero_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 100 parameters, 8 devices; frozen bytes split under stage 3, activations and cache never.
+    # The optimiser has 8 bytes a parameter, and 4 for its copy of the weights; a bucket of
+    # gradients has 10 numbers, and of weights under stage 3 20 are whole at a time, and 5 fetched.
+    for name, numbers in (("ZERO_BUCKET", 10), ("ZERO_LIVE", 20), ("ZERO_PREFETCH", 5)):
+        monkeypatch.setattr(limits, name, numbers)
+    memory = Memory(400, 400, 800, frozen=96, activations=60, cache=7)
+    assert memory.total == 1763
+    assert memory.part(1, 8).total == 400 + 400 + 40 + 1200 / 8 + 96 + 67
+    assert memory.part(2, 8).total == 400 + 2 * 400 / 8 + 40 + 1200 / 8 + 96 + 67
+    assert memory.part(3, 8).total == 400 / 8 + 100 + 400 / 8 + 40 + 1200 / 8 + 96 / 8 + 67
+    # In the step there are no activations, but the gradients once more.
+    assert replace(memory, activations=30).part(3, 8).activations == 400 / 8
+
+
+def test_loading_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "ZERO_BUCKET", 10)
+    memory = Memory(400, 400, 800, frozen=96, activations=60, cache=7)
+    assert memory.loading(0, 1).total == 400 + 96
+    # The weights and the flat copy that takes their place.
+    assert memory.loading(2, 8).total == 2 * 400 + 96
+    # One parameter after another is taken apart: the whole model and the parts of all.
+    assert memory.loading(3, 8).total == 496 + 496 / 8
+    # With few devices: its part, the optimiser's copy, gradients and a buffer of them; and the
+    # frozen part.
+    assert memory.loading(3, 2).total == 200 + 200 + (200 + 40) + 200 + 48
+
+
+def _kept(model: PreTrainedModel, function: Callable[[], Tensor]) -> int:
+    """Bytes of every distinct storage that autograd keeps, parameters apart."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        pointer = tensor.untyped_storage().data_ptr()
+        if pointer not in own:
+            kept[pointer] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        function()
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "prompt", "responses"), [(3, 10, [20]), (5, 30, [4]), (4, 20, [6, 9, 2])]
+)
+def test_kept_activations_are_those_that_autograd_keeps(
+    model: PreTrainedModel, num_rows: int, prompt: int, responses: list[int]
+) -> None:
+    row = Candidates([1] * prompt, tuple([2] * response for response in responses))
+    really = _kept(model, lambda: hidden_states(model, pack([row] * num_rows)))
+    repeated = sum(prompt + response for response in responses[1:])
+    expected = kept_activations(SHAPE, num_rows * row.num_tokens, num_rows * repeated)
+    assert expected == pytest.approx(really, rel=2e-3)
+
+
+@pytest.mark.narrow
+@pytest.mark.parametrize(("num_rows", "responses"), [(3, [20]), (4, [6, 9, 2])])
+def test_narrow_products_keep_narrow_numbers(
+    model: PreTrainedModel,
+    narrow_products: None,
+    monkeypatch: pytest.MonkeyPatch,
+    num_rows: int,
+    responses: list[int],
+) -> None:
+    for module in ("attention", "trunk"):  # as on a GPU
+        monkeypatch.setattr(f"models.nets.{module}.attention_dtype", lambda _: torch.bfloat16)
+    row = Candidates([1] * 20, tuple([2] * response for response in responses))
+    really = _kept(model, lambda: hidden_states(model, pack([row] * num_rows)))
+    sizes = num_rows * row.num_tokens, num_rows * sum(20 + n for n in responses[1:])
+    assert kept_activations(SHAPE, *sizes, precision="bfloat16") == pytest.approx(really, rel=2e-3)
+
+
+def test_dropout_keeps_what_it_multiplies_by(model: PreTrainedModel) -> None:
+    prepare_training(model, TrainConfig(), 0, dropout=0.1)
+    batch = pack([Candidates([1] * 10, ([2] * 20,))] * 3)
+    really = _kept(model, lambda: hidden_states(model, batch))
+    assert kept_activations(SHAPE, 90, has_dropout=True) == pytest.approx(really, rel=2e-3)
+
+
+def test_recomputed_layers_keep_their_input() -> None:
+    # Of Mistral: 4,096 floats a token and layer, one layer's 73,762, and 4,355 once.
+    floats = 32 * 4_096 + 73_762 + 4_355
+    assert kept_activations(MISTRAL, 1, is_recomputed=True) == 4 * floats
+    assert backward_set(MISTRAL, 7, is_recomputed=True) < backward_set(MISTRAL, 7) / 5
+
+
+def test_kept_activations_of_mistral_by_hand() -> None:
+    # A layer, floats a token: 4 x 4,096 + 2 of the norms, 3 x 4,096 + 2 x 1,024 + 32 of attention,
+    # 3 x 14,336 of the feed-forward: 73,762. 32 layers, and 4,096 + 1 + 2 x 128 + 2 once:
+    # 2,364,739 floats, so 9.0 MiB a token.
+    assert kept_activations(MISTRAL, 1) == 4 * 2_364_739
+    assert backward_set(MISTRAL, 1) > kept_activations(MISTRAL, 1)
+
+
+def test_the_cache_is_as_large_as_a_real_one(model: PreTrainedModel) -> None:
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(input_ids=torch.ones(2, 9, dtype=torch.long), past_key_values=cache, use_cache=True)
+    really = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    assert key_value_cache(SHAPE, 2 * 9) == really
+    # Mistral: 2 x 32 layers x 8 heads x 128 x 4 bytes = 256 KiB a token.
+    assert key_value_cache(MISTRAL, 1) == 262_144
+
+
+def test_logits_by_hand() -> None:
+    # 32,000 floats a response token.
+    assert vocabulary_set(MISTRAL, 10) == 10 * 32_000 * 4
+    # Of 256 Mi logits at once: 8,388 tokens.
+    assert vocabulary_set(MISTRAL, 100_000) == 8_388 * 32_000 * 4
+
+
+def test_of_the_logits_autograd_keeps_their_probabilities(model: PreTrainedModel) -> None:
+    batch = pack([Candidates([1] * 10, ([2] * 20,))] * 3)
+    trunk = _kept(model, lambda: hidden_states(model, batch))
+    really = _kept(model, lambda: response_logprobs(model, batch)[0]) - trunk
+    states = 60 * SHAPE.hidden_size * 4  # of the response tokens, for the head's gradient
+    assert really == pytest.approx(vocabulary_set(SHAPE, 60) + states, rel=0.2)
+
+
+def test_a_machine_says_what_it_is() -> None:
+    assert "8 GPUs of 80.0 GiB" in str(Machine.of_gpus(8, 80))
+    here = Machine.this_computer(2)
+    assert here.memory > GIB / 4
+    assert "at most 2 trainers" in str(here)

@@ -1,0 +1,259 @@
+"""Steps, tokens and phases of each stage, by hand on small numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from models import limits
+from models.config.data import ComparisonsConfig
+from models.config.policy import PPOConfig, RehearsalConfig, VllmConfig
+from models.config.reporting import EvaluateConfig
+from models.config.reward import (
+    AdvantageModelConfig,
+    LowerStatesConfig,
+    MetaRMConfig,
+    RewardModelConfig,
+)
+from models.config.training import LoraConfig, SFTConfig, ZeroConfig
+from models.estimates.amounts import Amounts
+from models.estimates.memory import FLOAT_BYTES, key_value_cache
+from models.estimates.stages import work_of
+from models.estimates.work import Setting, Work
+from tests.models.estimates.conftest import AMOUNTS, HIDDEN, SHAPE, TRAIN
+
+POLICY, TRUNK = SHAPE.policy_parameters, SHAPE.trunk_parameters
+
+
+def _work(stage: str, config: Any, **more: Any) -> Work:
+    return work_of(stage, config, Setting(SHAPE, AMOUNTS, **more))
+
+
+def test_sft() -> None:
+    work = _work("sft", SFTConfig(train=TRAIN))
+    assert work.optimiser_steps == 14  # 2 epochs of 7 batches, the last of 4
+    assert work.trained_tokens == 2 * 100 * 25
+    assert work.parameters == POLICY
+    assert work.peak[1].optimiser == 8 * POLICY
+
+
+def test_reward_models_and_folds() -> None:
+    work = _work("reward_model", RewardModelConfig(train=TRAIN))
+    assert work.optimiser_steps == 6  # 37 pairs: 3 batches an epoch
+    assert (work.trained_tokens, work.forward_tokens) == (2 * 37 * 42, 50 * 42)
+    assert work.parameters == TRUNK + HIDDEN
+    # Folds of 37 over 2 hold 19 and 18: a member trains on at most 19.
+    crossed = _work("reward_model", RewardModelConfig(train=TRAIN, fold=1, num_folds=2))
+    assert (crossed.examples, crossed.optimiser_steps) == (19, 4)
+    advantage = _work("advantage_model", AdvantageModelConfig(train=TRAIN))
+    assert advantage.parameters == TRUNK + 2 * HIDDEN
+    # Only a member, which is trained on raw pairs, scores them after training: it votes on them.
+    final = _work("reward_model", RewardModelConfig(train=TRAIN), is_relabelled=True)
+    assert final.forward_tokens == advantage.forward_tokens == (50 - 37) * 42
+
+
+def test_ranks_hold_the_whole_or_with_zero_a_part() -> None:
+    whole = _work(
+        "reward_model", RewardModelConfig(train=TRAIN.model_copy(update={"num_ranks": 4}))
+    )
+    zero = {"num_ranks": 4, "zero": ZeroConfig(stage=3)}
+    apart = _work("reward_model", RewardModelConfig(train=TRAIN.model_copy(update=zero)))
+    held, part = (work.phases["training"] for work in (whole, apart))
+    # All weights may be whole at once of so small a model; gradients are added up in a bucket.
+    assert part.weights == held.weights / 4 + held.weights
+    assert part.gradients == held.gradients / 4 + FLOAT_BYTES * limits.ZERO_BUCKET
+    assert part.optimiser == 1.5 * held.optimiser / 4
+    assert part.activations == max(held.activations, held.gradients / 4)
+    assert whole.needed == 4 * held.total
+    assert apart.phases["loading"] == held.loading(3, 4)
+    # Scoring comes after training: the first rank alone holds the whole.
+    assert apart.phases["scoring"] == whole.phases["scoring"]
+
+
+def test_lower_states_pass_all_pairs_once_and_keep_what_comes_out() -> None:
+    work = _work("lower_states", LowerStatesConfig(trainable_layers=6))
+    assert (work.examples, work.forward_tokens, work.trained_tokens) == (50, 50 * 42, 0)
+    assert work.phases["lower layers"].frozen == FLOAT_BYTES * POLICY
+    scoring = _work("reward_model", RewardModelConfig(train=TRAIN)).phases["scoring"]
+    kept = work.phases["lower layers"].activations - scoring.activations
+    assert kept == FLOAT_BYTES * 50 * 42 * HIDDEN
+
+
+def test_micro_batches_bound_activations() -> None:
+    """As many tokens as the limit says; one pair of 42 where even one is longer than that."""
+    full, one, two = (
+        _work(
+            "reward_model",
+            RewardModelConfig(train=TRAIN.model_copy(update={"micro_batch_tokens": tokens})),
+        ).phases["training"]
+        for tokens in (84, 20, 42)
+    )
+    assert full.activations == 2 * one.activations == 2 * two.activations
+    # All rows of a batch of 16, where the limit is larger.
+    most, more = (
+        _work(
+            "reward_model",
+            RewardModelConfig(train=TRAIN.model_copy(update={"micro_batch_tokens": tokens})),
+        ).phases["training"]
+        for tokens in (16 * 42, 10_000)
+    )
+    assert more.activations == most.activations == 16 * one.activations
+
+
+def test_sampling_stages() -> None:
+    work = _work("comparisons", ComparisonsConfig(num_responses=3, max_new_tokens=20))
+    assert (work.sampled_tokens, work.forward_tokens) == (50 * 3 * 20, 50 * 3 * 10)
+    # All 150 answers fit into the cache at once: prompt 10, answer 20, end token 1.
+    assert work.phases["sampling"].cache == key_value_cache(SHAPE, 150 * 31)
+    work = _work("rehearsal", RehearsalConfig(max_new_tokens=20), scorer_heads=(2,))
+    assert (work.sampled_tokens, work.forward_tokens) == (40 * 20, 40 * (10 + 31))
+    assert work.phases["scoring"].frozen == FLOAT_BYTES * (TRUNK + 2 * HIDDEN)
+
+
+def test_long_prompts_are_cut_to_the_context_and_the_cache() -> None:
+    long = Setting(SHAPE, Amounts(0, 500, 500, 0, 0, 2, 500, 500, 9000, 9000, 18000, ()))
+    work = work_of("comparisons", ComparisonsConfig(num_responses=2, max_new_tokens=192), long)
+    assert work.forward_tokens == 1000 * (SHAPE.context - 192)
+    # 32,768 tokens of cache hold four rows of 8,192.
+    assert work.phases["sampling"].cache == key_value_cache(SHAPE, 4 * 8192)
+
+
+def test_evaluation_passes_every_answer_under_all_models() -> None:
+    work = _work("evaluate", EvaluateConfig(max_new_tokens=20), num_judges=3)
+    # Prompt once to sample; policy, reference, scorer and three judges on 31 tokens.
+    assert work.forward_tokens == 12 * (10 + 6 * 31)
+    assert work.phases["likelihoods"].frozen == 2 * FLOAT_BYTES * POLICY
+
+
+def _ppo(**changes: Any) -> PPOConfig:
+    config = PPOConfig(
+        num_steps=5,
+        critic_pretrain_steps=2,
+        rollout_batch=32,
+        train_batch=12,
+        num_epochs=2,
+        max_new_tokens=20,
+        rehearsal_batch=4,
+        rehearsal_coef=0.0,
+    )
+    return config.model_copy(update=changes)
+
+
+def test_ppo_steps_and_tokens() -> None:
+    work = _work("ppo_max", _ppo(), scorer_heads=(2,))
+    # 7 rounds of 32 answers; an epoch is 3 train batches (12, 12, 8); the critic takes all.
+    assert work.optimiser_steps == 7 * 2 * 3
+    assert work.sampled_tokens == 7 * 32 * 20
+    assert work.forward_tokens == 7 * 32 * (10 + 3 * 31)
+    assert work.trained_tokens == (7 + 5) * 2 * 32 * 31
+    # 40 prompts bound a larger rollout batch.
+    assert _work("ppo_max", _ppo(rollout_batch=64)).examples == 7 * 40
+
+
+def test_ppo_replay_adds_to_policy_updates() -> None:
+    plain = _work("ppo_max", _ppo()).trained_tokens
+    rehearsed = _work("ppo_max", _ppo(rehearsal_coef=0.01), has_rehearsal=True).trained_tokens
+    assert rehearsed - plain == 5 * 6 * 4 * 31  # 5 policy rounds of 6 updates, 4 answers each
+    with_ptx = _work("ppo_max", _ppo(ptx_coef=0.1)).trained_tokens
+    assert with_ptx - plain == 5 * 6 * 4 * 25  # demonstrations of 25 tokens
+    assert _work("ppo_max", _ppo(rehearsal_coef=0.01)).trained_tokens == plain
+
+
+def test_ppo_holds_four_models_and_two_optimisers() -> None:
+    work = _work("ppo_max", _ppo(), scorer_heads=(2,))
+    critic = TRUNK + 2 * HIDDEN  # a copy of the Advantage Model
+    name, memory = work.peak
+    assert name == "policy update"
+    assert memory.weights == 4 * (POLICY + critic)
+    assert memory.optimiser == 8 * (POLICY + critic)
+    assert memory.frozen == 4 * (POLICY + critic)  # reference and scorer
+    assert memory.gradients == 4 * POLICY  # never of both at once
+    own_critic = _work("ppo_max", _ppo(critic_init="policy"), scorer_heads=(2,))
+    assert work.parameters - own_critic.parameters == HIDDEN
+
+
+def test_vllm_holds_a_policy_and_its_cache_beside_all_else() -> None:
+    plain, work = (
+        _work("ppo_max", _ppo(precision=precision, vllm=vllm), scorer_heads=(2,))
+        for precision, vllm in (("float32", None), ("bfloat16", VllmConfig(cache_gib=0.5)))
+    )
+    for name, phase in work.phases.items():
+        # With a head of its own; it starts with the first answers.
+        beside = 0 if name == "loading" else 2 * (TRUNK + SHAPE.vocab_size * HIDDEN) + 2**29
+        assert phase.frozen == plain.phases[name].frozen + beside
+    assert work.phases["sampling"].cache == 0 < plain.phases["sampling"].cache
+    # The policy passes what was sampled once more.
+    assert work.forward_tokens - plain.forward_tokens == 7 * 32 * 31
+
+
+def test_ranks_of_ppo_share_out_rows_and_with_zero_hold_parts() -> None:
+    whole = _work("ppo_max", _ppo(num_ranks=4), scorer_heads=(2,))
+    apart = _work("ppo_max", _ppo(num_ranks=4, zero=ZeroConfig(stage=3)), scorer_heads=(2,))
+    assert whole.num_ranks == apart.num_ranks == 4
+    # Of 32 answers 8 are sampled by each, of 12 in a step 3.
+    assert whole.phases["sampling"].cache == key_value_cache(SHAPE, 8 * 31)
+    held, part = (work.phases["policy update"] for work in (whole, apart))
+    # Weights that are whole at a time; gradients, and a bucket, of the critic too.
+    live = FLOAT_BYTES * (limits.ZERO_LIVE + limits.ZERO_PREFETCH)
+    assert part.weights == held.weights / 4 + min(held.weights, live)
+    assert part.gradients == held.weights / 4 + 2 * FLOAT_BYTES * limits.ZERO_BUCKET
+    assert part.frozen == held.frozen / 4
+    assert part.activations == max(held.activations, POLICY)
+    # The whole policy samples; then critic, reference and scorer are whole one after another.
+    assert apart.phases["sampling"].frozen == held.frozen / 4 + 4 * POLICY
+    assert apart.phases["scoring"].frozen == held.frozen / 4 + 4 * (TRUNK + 2 * HIDDEN)
+    split = _work("ppo_max", _ppo(num_ranks=4, zero=ZeroConfig(stage=2)), scorer_heads=(2,))
+    assert split.phases["sampling"].frozen == held.frozen
+
+
+def test_adapters_need_no_copy_of_what_they_leave_alone() -> None:
+    config = _ppo(lora=LoraConfig(rank=8))
+    work = _work("ppo_max", config, scorer_heads=(2,), starts_as_reference=True)
+    adapters, heads = SHAPE.adapter_parameters(8), 2 * HIDDEN
+    memory = work.phases["policy update"]
+    assert work.parameters == 2 * adapters + heads
+    assert (memory.weights, memory.optimiser) == (4 * work.parameters, 8 * work.parameters)
+    # Policy and critic; the reference is the one without adapters, the scorer the other.
+    assert memory.frozen == 4 * (POLICY + TRUNK) + 4 * heads
+    later = _work("ppo_max", config, scorer_heads=(2,)).phases["policy update"]
+    assert later.frozen - memory.frozen == 4 * POLICY
+
+
+def test_meta_rm() -> None:
+    config = MetaRMConfig(
+        train=TRAIN, num_prompts=64, num_responses=5, meta_batch=8, max_new_tokens=20
+    )
+    work = _work("meta_rm", config, scorer_heads=(2,))
+    meta_row = 10 + 5 * 21
+    assert work.sampled_tokens == 40 * 5 * 20  # there are only 40 prompts
+    assert work.forward_tokens == (50 - 37) * 42 + 40 * 5 * 10 + 2 * 40 * meta_row
+    assert work.trained_tokens == 2 * 37 * 42 + 6 * 8 * meta_row
+    name, memory = work.peak
+    scorer = 4 * (TRUNK + 2 * HIDDEN)
+    assert name == "training"
+    # The weights before the ascent are kept, in the place of the ascent's gradients.
+    assert (memory.weights, memory.gradients) == (2 * scorer, scorer)
+    ascent = work.phases["ascent"]
+    assert (ascent.weights, ascent.gradients) == (scorer, scorer)
+    assert work.phases["loading"].total == scorer
+
+
+def test_gradient_checkpointing_leaves_activations_of_one_layer() -> None:
+    train = TRAIN.model_copy(update={"gradient_checkpointing": True})
+    whole = _work("meta_rm", MetaRMConfig(train=TRAIN)).peak[1]
+    less = _work("meta_rm", MetaRMConfig(train=train)).peak[1]
+    assert less.activations < whole.activations / 4
+    assert less.total - less.activations == whole.total - whole.activations
+    whole = _work("ppo_max", _ppo()).phases["critic update"]
+    less = _work("ppo_max", _ppo(gradient_checkpointing=True)).phases["critic update"]
+    assert less.activations < whole.activations / 4
+
+
+@pytest.mark.parametrize(
+    ("stage", "examples"), [("strength", 50), ("relabel", 37), ("audit", 50), ("judge", 12)]
+)
+def test_stages_without_a_model(stage: str, examples: int) -> None:
+    work = _work(stage, None)
+    assert work.examples == examples
+    assert work.peak[1].total == 0

@@ -1,0 +1,138 @@
+"""What was spent before a kill counts after it: lines by hand, cut off anywhere, and kill -9."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import signal
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from models.config.judge import EndpointConfig
+from models.judge.asking import Asker
+from models.judge.budget import Budget, BudgetError, Ledger
+from models.judge.cache import AnswerCache
+from models.judge.chat import Usage
+from models.judge.client import Endpoint
+from tests.models.judge.conftest import endpoint_config, request
+from tests.models.judge.endpoint import Body, Reply, completion, serving
+
+LIMIT = 8000
+SPENT_UP = 3  # exit status
+
+
+def _written(folder: Path) -> Path:
+    """Held 60 and came to 25, held 75 and came to nothing, held 40: open."""
+    ledger = Ledger(folder / "judge.ledger")
+    for name, held in (("a", Usage(50, 10)), ("b", Usage(70, 5)), ("c", Usage(30, 10))):
+        ledger.hold(name, held)
+    ledger.settle("b", Usage())
+    ledger.settle("a", Usage(20, 5))
+    return ledger.path
+
+
+def test_ends_count_as_they_are_and_what_has_none_as_its_most(tmp_path: Path) -> None:
+    path = _written(tmp_path)
+    assert Ledger(path).total() == Usage(20 + 30, 5 + 10)
+    assert Ledger(tmp_path / "none").total() == Usage()
+    budget = Budget(max_tokens=70, ledger=Ledger(path))
+    with pytest.raises(BudgetError, match="65 tokens are spent of 70"):
+        budget.hold(Usage(6, 0))
+    budget.settle(budget.hold(Usage(5, 0)), Usage(4, 0))
+    assert budget.spent == Usage(54, 15) == Ledger(path).total()
+
+
+def test_cut_off_anywhere_it_counts_no_less_than_was_spent(tmp_path: Path) -> None:
+    """What a request whose first line is there in full came to, or else its most; then goes on."""
+    whole = _written(tmp_path).read_bytes()
+    ends = [place for place, byte in enumerate(whole) if byte == ord("\n")]
+    # Tokens after each whole line: three holds, b came to nothing, a to 25.
+    totals = [0, 60, 135, 175, 100, 65]
+    for cut in range(len(whole) + 1):
+        path = tmp_path / "cut"
+        path.write_bytes(whole[:cut])
+        # A line that lacks nothing but its end can be read.
+        complete = sum(end <= cut for end in ends)
+        assert Ledger(path).total().total == totals[complete], whole[:cut]
+        Ledger(path).hold("d", Usage(1, 0))
+        Ledger(path).settle("c", Usage(2, 0))
+        later = [json.loads(line) for line in path.read_bytes().splitlines()[-2:]]
+        assert [row["request"] for row in later] == ["d", "c"]
+
+
+def test_what_cannot_be_noted_is_not_sent(tmp_path: Path) -> None:
+    budget = Budget(max_tokens=100, ledger=Ledger(tmp_path / "no such folder" / "judge.ledger"))
+    with pytest.raises(FileNotFoundError):
+        budget.hold(Usage(90, 0))
+    (tmp_path / "no such folder").mkdir()
+    budget.hold(Usage(90, 0))
+
+
+def _ask_until_killed(config: EndpointConfig, folder: Path, first: int) -> None:
+    """What a stage does, in a process of its own: new questions in every life, and old ones."""
+    budget = Budget(max_tokens=LIMIT, ledger=Ledger(folder / "judge.ledger"))
+    asker = Asker(Endpoint(config, budget), AnswerCache(folder / "answers"), budget)
+    try:
+        asker.ask([request(f"{n}" + "x" * (n % 50), 20) for n in range(first, first + 60)])
+    except BudgetError:
+        raise SystemExit(SPENT_UP) from None
+
+
+@dataclass
+class _Till:
+    """An endpoint that bills every answer it makes; it loses some, and kills who asks."""
+
+    seed: int
+    billed: int = 0
+    victim: multiprocessing.process.BaseProcess | None = None
+    rng: random.Random = field(init=False)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+
+    def __call__(self, _: int, body: Body) -> Reply | Body:
+        with self.lock:
+            size = len(body["messages"][0]["content"])
+            usage = Usage(self.rng.randint(1, size + 90), self.rng.randint(0, 20))
+            draw = self.rng.random()
+            self.billed += usage.total
+        if draw < 0.12 and self.victim is not None and self.victim.pid:
+            self.victim.kill()
+        answer = completion(
+            "A", prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
+        )
+        return Reply(answer, cut=30) if draw > 0.85 else answer
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_again_and_again_it_never_spends_more(tmp_path: Path, seed: int) -> None:
+    """kill -9 at random requests, answers lost on the way, last lines cut off: what the endpoint
+    has billed is within the limit, whatever those who were killed knew of it."""
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload([__name__])
+    ledger = tmp_path / "judge.ledger"
+    till, lives, kills = _Till(seed), 0, 0
+    with serving(till) as server:
+        config = endpoint_config(server, max_concurrency=4, first_wait_seconds=0.001)
+        while True:
+            process = processes.Process(
+                target=_ask_until_killed, args=(config, tmp_path, 20 * lives)
+            )
+            till.victim = process
+            process.start()
+            process.join()
+            lives += 1
+            assert till.billed <= Ledger(ledger).total().total <= LIMIT
+            if process.exitcode == SPENT_UP:
+                break
+            kills += process.exitcode == -signal.SIGKILL
+            assert process.exitcode in (0, -signal.SIGKILL)
+            with ledger.open("ab") as stream:
+                stream.write(b'{"request": "cut off", "he' if lives % 2 else b"")
+    assert kills >= 3
+    assert till.billed > LIMIT / 4

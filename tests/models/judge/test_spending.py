@@ -1,0 +1,124 @@
+"""What a stage has spent stays spent: over kills, steps back and machines."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.launch import TrainerError, TrainerKilledError, launch
+from models.config.judge import JudgeConfig, JudgePreferencesConfig
+from models.judge.budget import LEDGER_NAME, BudgetError, Ledger
+from models.judge.chat import Usage
+from models.judge.reward import Rater
+from models.training import signals
+from models.training.checkpoint import newest_checkpoint, save_checkpoint
+from models.training.data import write_rows
+from tests.models.asking import killing, priced
+from tests.models.jobs import job
+from tests.models.judge.endpoint import Body, Reply, completion, serving
+
+HELD = Usage(100, 10)
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRIMTAB_ANSWERS", raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    signals._flag.raised = False
+
+
+def _total(folder: Path) -> Usage:
+    return Ledger(folder / LEDGER_NAME).total()
+
+
+def test_a_step_back_unspends_nothing(tmp_path: Path) -> None:
+    """Behind the checkpoint a request ended and another began; the record is as it was."""
+    ledger, record = Ledger(tmp_path / LEDGER_NAME), tmp_path / "metrics.jsonl"
+    ledger.hold("a", HELD)
+    record.write_text("1\n")
+    save_checkpoint(tmp_path, 1, {})
+    ledger.settle("a", Usage(20, 2))
+    ledger.hold("b", HELD)
+    record.write_text("1\n2\n")
+    newest_checkpoint(tmp_path)
+    assert record.read_text() == "1\n"
+    assert _total(tmp_path) == Usage(120, 12)
+
+
+def test_two_machines_copies_become_one(tmp_path: Path) -> None:
+    """There and back: `a` is of here, `b` of there; a line that was cut off is of neither."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    Ledger(here / LEDGER_NAME).hold("a", HELD)
+    save_checkpoint(here, 1, {})
+    shutil.copytree(here / "checkpoints", there / "checkpoints")
+    Ledger(here / LEDGER_NAME).settle("a", Usage(1, 1))
+    newest_checkpoint(there)
+    assert _total(there) == HELD
+    Ledger(there / LEDGER_NAME).hold("b", HELD)
+    save_checkpoint(there, 2, {})
+    shutil.copytree(there / "checkpoints", here / "checkpoints", dirs_exist_ok=True)
+    with (here / LEDGER_NAME).open("ab") as stream:
+        stream.write(b'{"request": "c", "held": [5')
+    for _ in range(2):
+        newest_checkpoint(here)
+        assert _total(here) == HELD + Usage(1, 1)
+    assert len((here / LEDGER_NAME).read_bytes().splitlines()) == 3
+
+
+def test_a_judge_that_is_opened_before_its_checkpoint_knows_of_it(tmp_path: Path) -> None:
+    """As PPO's is: what was spent elsewhere comes with the checkpoint."""
+    with serving(lambda *_: completion("5")) as server:
+        config = JudgeConfig(endpoint=priced(server, max_total_tokens=2000))
+        rater = Rater(config, tmp_path / "there", 0)
+        (tmp_path / "here").mkdir()
+        Ledger(tmp_path / "here" / LEDGER_NAME).hold("a", Usage(1900, 0))
+        save_checkpoint(tmp_path / "here", 1, {})
+        shutil.copytree(tmp_path / "here" / "checkpoints", tmp_path / "there" / "checkpoints")
+        newest_checkpoint(tmp_path / "there")
+        with pytest.raises(BudgetError, match="1900 tokens are spent of 2000"):
+            rater.rate(["p"], ["r"])
+        assert server.bodies == []
+
+
+def test_a_stage_killed_again_and_again_stays_within_its_limit(tmp_path: Path) -> None:
+    """kill -9 in the middle of its requests; what the endpoint then bills, nobody hears of."""
+    limit, billed = 30_000, 0
+    pairs = [
+        {"id": f"{n}", "prompt": f"Human: question {n}", "chosen": "x", "rejected": "y"}
+        for n in range(60)
+    ]
+    write_rows(tmp_path / "pairs" / "train.jsonl", pairs)
+
+    def dear(_: int, body: Body) -> Body:
+        return completion("A", prompt_tokens=500)
+
+    def billing(number: int, body: Body) -> Reply | Body:
+        nonlocal billed
+        billed += 501
+        return script(number, body)
+
+    def go_on(**limits: Any) -> None:
+        endpoint = priced(server, max_concurrency=4, **limits)
+        config = JudgePreferencesConfig(judge=JudgeConfig(endpoint=endpoint), pairs_at_once=5)
+        inputs = {"preferences": tmp_path / "pairs"}
+        launch(job(tmp_path / "w", config, tmp_path, 1, "judge_preferences", inputs))
+
+    with serving(billing) as server:
+        for killed_at in (5, 20):
+            script = killing(dear, killed_at)
+            with pytest.raises(TrainerKilledError):
+                go_on(max_total_tokens=limit)
+            assert billed <= _total(tmp_path / "w").total <= limit
+        script = dear
+        with pytest.raises(TrainerError, match="this stage's share of max_total_tokens"):
+            go_on(max_total_tokens=limit)
+        assert limit / 2 < billed <= _total(tmp_path / "w").total <= limit
+        # A higher limit goes on from there, and asks nothing of what it knows.
+        go_on(max_total_tokens=10 * limit)
+        assert len({str(body) for body in server.bodies}) == 2 * len(pairs)
+        assert len(server.bodies) <= 2 * len(pairs) + 2 * 8  # twice four that nobody could keep
+        assert billed <= _total(tmp_path / "w").total

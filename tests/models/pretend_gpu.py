@@ -1,0 +1,176 @@
+"""A GPU that is none: tensors that say they lie on another device, and are computed on the CPU.
+
+What torch refuses on a real one is refused here: to compute with tensors of both devices, to read
+one's memory from Python. From a seed it draws other numbers than the CPU, as a real one does. So a
+stage that ends well has put everything where it belongs, and its results equal those of the CPU bit
+for bit where all that counts is drawn there.
+
+As an entry of the warm server it runs a job like `models.training.entry`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+NAME = "pretend"
+# Of these, the first two read from any device; the others take indices from the CPU.
+_MIXING = ("_to_copy", "copy_", "index", "index_put", "index_put_", "_index_put_impl_")
+
+_generators: list[torch.Generator] = []  # those of this device; computing, they are the CPU's
+
+
+class PretendTensor(Tensor):
+    """`inner` is the tensor on the CPU that holds the values."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> PretendTensor:
+        made: PretendTensor = Tensor._make_wrapper_subclass(
+            cls,
+            inner.size(),
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=torch.device(NAME, 0),
+        )
+        made.inner = inner
+        return made
+
+    def __repr__(self, **_: Any) -> str:
+        return f"PretendTensor({self.inner})"
+
+    @classmethod
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _compute(op, args, kwargs or {})
+
+    # What takes the values of a real one out copies them first.
+    def untyped_storage(self) -> Any:
+        return self.inner.untyped_storage()
+
+    def tolist(self) -> Any:
+        return self.inner.tolist()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.inner.__reduce_ex__(protocol)
+
+
+class _Mode(TorchDispatchMode):
+    """Catches what makes new tensors; the rest comes by way of PretendTensor."""
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _compute(op, args, kwargs or {})
+
+
+def _compute(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run `op` on the CPU; what it makes lies where its arguments do, or where it is asked to."""
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    ours = [tensor for tensor in tensors if isinstance(tensor, PretendTensor)]
+    asked = kwargs.get("device")
+    is_ours = bool(ours) if asked is None else torch.device(asked).type == NAME
+    _check_places(op, args, tensors)
+    _check_generator(op, kwargs.get("generator"), is_ours)
+    _refuse_cumsum(op, ours)
+    if asked is not None:
+        kwargs = {**kwargs, "device": torch.device("cpu")}
+    draws = is_ours and torch.Tag.nondeterministic_seeded in op.tags
+    with _own_numbers() if draws and kwargs.get("generator") is None else nullcontext():
+        result = op(*tree_map(_inner, args), **tree_map(_inner, kwargs))
+    if op._schema.name == "aten::copy_":
+        return args[0]
+    if not is_ours:
+        return result
+    known = {id(tensor.inner): tensor for tensor in ours}
+    return tree_map(lambda leaf: known.get(id(leaf), _wrapped(leaf)), result)
+
+
+@contextmanager
+def _own_numbers() -> Iterator[None]:
+    """Inside, torch draws what it would not draw on the CPU, and leaves its generator alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(torch.initial_seed() ^ 0x5EED)
+        yield
+
+
+def _check_places(op: Any, args: Any, tensors: Sequence[Tensor]) -> None:
+    """Numbers, which have no place, go with both."""
+    ours = [tensor for tensor in tensors if isinstance(tensor, PretendTensor)]
+    others = [t for t in tensors if not isinstance(t, PretendTensor) and t.dim() > 0]
+    name = op._schema.name.removeprefix("aten::")
+    may_mix = name in _MIXING and ("copy" in name or isinstance(args[0], PretendTensor))
+    assert may_mix or not (ours and others), (
+        f"{op}: tensors on {NAME} {[t.shape for t in ours]} and the CPU {[t.shape for t in others]}"
+    )
+
+
+def _check_generator(op: Any, generator: torch.Generator | None, is_ours: bool) -> None:
+    if generator is not None:
+        belongs = any(generator._cdata == one._cdata for one in _generators)
+        assert belongs == is_ours, f"{op}: drawn from a generator of the other device"
+
+
+def _refuse_cumsum(op: Any, ours: Sequence[Tensor]) -> None:
+    """As CUDA does, of floats, where only what is deterministic is allowed."""
+    is_strict = not torch.is_deterministic_algorithms_warn_only_enabled()
+    if is_strict and "cumsum" in op._schema.name and ours and ours[0].is_floating_point():
+        raise RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation")
+
+
+def _inner(leaf: Any) -> Any:
+    return leaf.inner if isinstance(leaf, PretendTensor) else leaf
+
+
+def _wrapped(leaf: Any) -> Any:
+    return PretendTensor(leaf) if isinstance(leaf, Tensor) else leaf
+
+
+def install() -> None:
+    """Make the device known to torch; once a process."""
+    _setup_privateuseone_for_python_backend(NAME)
+    module = getattr(torch, NAME)
+    module.get_rng_state = torch.get_rng_state
+    module.set_rng_state = torch.set_rng_state
+    real = torch.Generator
+
+    def generator(device: Any = "cpu") -> torch.Generator:
+        made = real("cpu")
+        if torch.device(device).type == NAME:
+            _generators.append(made)
+        return made
+
+    torch.Generator = generator
+    inference_mode = torch.inference_mode  # in which there are no subclasses
+    torch.inference_mode = lambda mode=True: torch.no_grad() if mode else inference_mode(False)
+    library = torch.library.Library("aten", "IMPL")
+    aten = torch.ops.aten
+
+    def made_by(op: Any) -> Any:
+        return lambda *args, **kwargs: _compute(op, args, kwargs)
+
+    def copied(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+        return _compute(aten.copy_.default, (target, source), {})
+
+    library.impl("empty_strided", made_by(aten.empty_strided.default), "PrivateUse1")
+    library.impl("empty.memory_format", made_by(aten.empty.memory_format), "PrivateUse1")
+    library.impl("_copy_from", copied, "PrivateUse1")
+    install.library = library  # it lasts as long as this object
+    _Mode().__enter__()
+
+
+def main(job_path: str) -> None:
+    install()
+    from models.training import entry
+
+    entry.main(job_path)
+    is_strict = os.environ.get(entry.DETERMINISTIC) == "1"
+    assert torch.is_deterministic_algorithms_warn_only_enabled() is not is_strict
+    assert torch.get_default_device().type == NAME

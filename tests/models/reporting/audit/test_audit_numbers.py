@@ -1,0 +1,141 @@
+"""What the audit knows of each pair and says on its first screen, against conftest's table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from models.reporting.audit.pairs import AuditedPair, audited_pairs
+from models.reporting.audit.summary import Group, summarise
+from models.reporting.kit.artifacts import Artifacts, ReportInputError
+
+Inputs = dict[str, Path]
+
+
+def test_every_pair_with_its_votes(pairs: list[AuditedPair]) -> None:
+    assert [pair.id for pair in pairs] == ["t0", "t1", "t2", "t3", "v0", "e0"]
+    assert [pair.strength_mean for pair in pairs] == [-2.0, -0.5, 3.0, 1.0, -0.5, 0.0]
+    assert [pair.differences for pair in pairs[:2]] == [(-1.0, -3.0), (1.0, -2.0)]
+    assert [pair.looks_wrong for pair in pairs] == [True, True, False, False, True, False]
+    # A vote of 0 is on neither side.
+    assert [pair.is_disputed for pair in pairs] == [False, True, False, True, False, False]
+    assert [pair.is_flipped for pair in pairs] == [True, False, False, False, False, False]
+    assert [pair.is_smoothed for pair in pairs] == [False, True, False, False, False, False]
+    held_out = pairs[4]
+    assert (held_out.label, held_out.margin, held_out.weight) == (1.0, 0.0, 1.0)
+
+
+def test_a_label_that_came_soft_was_not_smoothed_by_relabelling(
+    inputs: Inputs, edit: Callable[..., None]
+) -> None:
+    """A judge's labels of .8: t2's left alone, t3's smoothed by .1 to .9 * .8 + .1 * .2."""
+    edit(inputs["preferences"] / "train.jsonl", t2={"label": 0.8}, t3={"label": 0.8})
+    edit(inputs["relabelled"] / "train.jsonl", t2={"label": 0.8}, t3={"label": 0.74})
+    pairs = audited_pairs(Artifacts(inputs))
+    assert [pair.label_given for pair in pairs] == [1.0, 1.0, 0.8, 0.8, 1.0, 1.0]
+    assert [pair.is_smoothed for pair in pairs] == [False, True, False, True, False, False]
+
+
+def test_first_screen_by_hand(pairs: list[AuditedPair]) -> None:
+    summary = summarise(pairs)
+    whole = summary.whole
+    assert (whole.num_pairs, whole.num_wrong, whole.num_disputed, whole.num_flipped) == (6, 3, 2, 1)
+    # Look wrong: t0, t1, v0, of which t0 and v0 are. Wrong: t0, t3, v0, of which t0 and v0 look so.
+    assert whole.precision is not None and whole.recall is not None
+    assert whole.precision.value == pytest.approx(2 / 3)
+    assert whole.recall.value == pytest.approx(2 / 3)
+    assert (summary.num_members, summary.has_truth, summary.is_in_sample) == (2, True, True)
+
+    def counts(groups: list[Group]) -> list[tuple[str, int, int]]:
+        return [(group.name, group.num_pairs, group.num_wrong) for group in groups]
+
+    assert counts(summary.by_split) == [("train", 4, 2), ("validation", 1, 1), ("test", 1, 0)]
+    # Two of three, one of two, none of one.
+    assert counts(summary.by_category) == [("a", 3, 2), ("b", 2, 1), ("(none)", 1, 0)]
+    assert summary.by_category[2].precision is None  # nothing of it looks wrong
+    assert summary.numbers() == {
+        "num_pairs": 6,
+        "num_looks_wrong": 3,
+        "num_disputed": 2,
+        "num_flipped": 1,
+        "num_unsupported_flips": 0,
+        "num_reviewed": 0,
+        "precision": pytest.approx(2 / 3),
+        "recall": pytest.approx(2 / 3),
+    }
+
+
+def test_a_flip_that_no_member_supports_is_counted(pairs: list[AuditedPair]) -> None:
+    """t2's members say +2 and +4, e0's say 0 and 0; of t1's two members one is for the flip."""
+    flips = [replace(pair, is_flipped=True) for pair in pairs]
+    assert [pair.id for pair in flips if pair.is_flip_unsupported] == ["t2", "e0"]
+    assert not any(pair.is_flip_unsupported for pair in pairs)
+    # Who has no vote supports nothing, and who asked for a flip needs nobody's.
+    assert replace(flips[0], differences=(None, 1.0)).is_flip_unsupported
+    assert not replace(flips[2], review="flip").is_flip_unsupported
+    assert replace(flips[2], review="unsure").is_flip_unsupported
+    numbers = summarise(flips).numbers()
+    assert (numbers["num_flipped"], numbers["num_unsupported_flips"]) == (6, 2)
+
+
+def test_without_truth_no_precision_is_claimed(inputs: Inputs) -> None:
+    (inputs["preferences"] / "truth.jsonl").unlink()
+    summary = summarise(audited_pairs(Artifacts(inputs)))
+    assert not summary.has_truth
+    for group in (summary.whole, *summary.by_split, *summary.by_category):
+        assert group.precision is None and group.recall is None
+    assert "precision" not in summary.numbers()
+
+
+def test_members_have_no_vote_on_what_they_were_trained_on(
+    inputs: Inputs, edit: Callable[..., None]
+) -> None:
+    """Cross-fitted on t0 and t1 against t2 and t3: each has one vote, held-out pairs have two."""
+    for member, unseen in ((0, ("t2", "t3")), (1, ("t0", "t1"))):
+        seen = {name: {"was_trained_on": False} for name in unseen}
+        edit(inputs[f"member_{member}"] / "scores.jsonl", **seen)
+    means = {"t0": -3.0, "t1": -2.0, "t2": 2.0, "t3": -1.0}
+    votes = {
+        name: {"strength_mean": mean, "strength_std": 0.0, "num_members": 1}
+        for name, mean in means.items()
+    }
+    edit(inputs["strength"] / "strength.jsonl", **votes)
+    pairs = audited_pairs(Artifacts(inputs))
+    assert [pair.differences for pair in pairs] == [
+        (None, -3.0), (None, -2.0), (2.0, None), (-1.0, None), (-0.5, -0.5), (0.0, 0.0),
+    ]  # fmt: skip
+    assert not any(pair.is_disputed for pair in pairs)
+    assert not summarise(pairs).is_in_sample
+
+
+def test_one_pair(pairs: list[AuditedPair]) -> None:
+    summary = summarise(pairs[:1])
+    assert [group.name for group in summary.by_split] == ["train"]
+    assert summary.whole.precision is not None
+    assert summary.whole.precision.value == 1.0
+    nothing_wrong = summarise([replace(pairs[2], truth=None)])
+    assert (nothing_wrong.whole.num_wrong, nothing_wrong.whole.precision) == (0, None)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_strength_that_is_no_number_is_refused(
+    inputs: Inputs, edit: Callable[..., None], value: float
+) -> None:
+    edit(inputs["strength"] / "strength.jsonl", t2={"strength_mean": value})
+    with pytest.raises(ReportInputError, match="strength: pair 't2' has mean .*, allowed: finite"):
+        audited_pairs(Artifacts(inputs))
+
+
+@pytest.mark.parametrize(
+    ("role", "name"), [("member_1", "scores"), ("strength", "strength"), ("relabelled", "train")]
+)
+def test_artifacts_of_other_pairs_are_refused(
+    inputs: Inputs, edit: Callable[..., None], role: str, name: str
+) -> None:
+    edit(inputs[role] / f"{name}.jsonl", t1={"id": "other"})
+    with pytest.raises(ReportInputError, match=f"{role} has . pairs, others or in another order"):
+        audited_pairs(Artifacts(inputs))

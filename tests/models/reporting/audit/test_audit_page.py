@@ -1,0 +1,226 @@
+"""The page: what it holds can be read back, and nothing of it is markup or script."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.config.reporting import AuditConfig
+from models.data.row_account import RowAccount, RowCounts
+from models.reporting.audit import payload
+from models.reporting.audit.page import write_page
+from models.reporting.audit.pairs import AuditedPair
+from models.reporting.audit.payload import weakest_first
+from models.reporting.audit.summary import summarise
+from models.stages import audit
+from tests.models.reporting.audit.conftest import HOSTILE
+
+Inputs = dict[str, Path]
+OURS = ("t0", "t1", "v0", "e0", "t3", "t2")  # by strength, then by id
+
+
+class _Page(HTMLParser):
+    """Tags with attributes, and the text of every script and style by its place."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.is_inside = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.texts.append("")
+        self.is_inside = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self.is_inside = False
+
+    def handle_data(self, data: str) -> None:
+        if self.is_inside:
+            self.texts[-1] += data
+
+    def texts_of(self, tag: str, **attributes: str) -> list[str]:
+        return [
+            text
+            for (name, found), text in zip(self.tags, self.texts, strict=True)
+            if name == tag and attributes.items() <= found.items()
+        ]
+
+    def unpacked(self, name: str) -> Any:
+        (text,) = self.texts_of("script", id=name)
+        return json.loads(gzip.decompress(base64.b64decode(text, validate=True)))
+
+
+def _written(pairs: list[AuditedPair], folder: Path, recipe: str = "mine") -> str:
+    config = AuditConfig(recipe=recipe, seed=3)
+    write_page(folder / "audit.html", config, summarise(pairs), weakest_first(pairs))
+    return (folder / "audit.html").read_text(encoding="utf-8")
+
+
+def test_what_is_packed_by_hand(pairs: list[AuditedPair], tmp_path: Path) -> None:
+    page = _Page(_written(pairs, tmp_path))
+    index = page.unpacked("index")
+    assert tuple(index["ids"]) == OURS
+    assert index["strength"] == [-2.0, -0.5, -0.5, 0.0, 1.0, 3.0]
+    assert [index["categories"][at] for at in index["category"]] == [
+        "a",
+        "a",
+        "b",
+        "a",
+        "(none)",
+        "b",
+    ]
+    splits = ["train", "train", "validation", "test", "train", "train"]
+    assert [index["splits"][at] for at in index["split"]] == splits
+    # 1 looks wrong, 2 disputed, 4 flipped, 8 smoothed.
+    assert index["flags"] == [1 + 4, 1 + 2 + 8, 1, 0, 2, 0]
+    first = page.unpacked("block-0")[0]
+    assert first["prompt"] == f"prompt of t0 {HOSTILE}"
+    assert first["rejected"] == f"the worse one {HOSTILE}"
+    assert (first["differences"], first["std"], first["label"]) == ([-1.0, -3.0], 1.0, 1.0)
+
+
+def test_the_scale_of_votes_leaves_out_the_outermost_hundredth(
+    pairs: list[AuditedPair], tmp_path: Path
+) -> None:
+    # 200 votes of 1 to 199 and one of 5000: the 198th from below.
+    votes = [*map(float, range(1, 200)), 5000.0]
+    many = [
+        replace(pairs[2], id=f"m{at}", differences=(-votes[at], votes[at + 1]))
+        for at in range(0, 200, 2)
+    ]
+    assert _Page(_written(many, tmp_path)).unpacked("index")["reach"] == 198.0
+    # Nothing to scale: any length will do, but none.
+    level = [replace(pairs[5], differences=(0.0, 0.0))]
+    assert _Page(_written(level, tmp_path)).unpacked("index")["reach"] == 1.0
+
+
+def test_blocks_hold_every_pair_once(
+    pairs: list[AuditedPair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(payload, "BLOCK_SIZE", 4)
+    long = "word " * 4000  # 20,000 characters
+    page = _Page(_written([replace(pairs[0], chosen=long), *pairs[1:]], tmp_path))
+    assert page.unpacked("index")["block_size"] == 4
+    blocks = [page.unpacked(f"block-{number}") for number in range(2)]
+    assert [len(block) for block in blocks] == [4, 2]
+    prompts = [content["prompt"].split()[2] for block in blocks for content in block]
+    assert tuple(prompts) == OURS
+    assert blocks[0][0]["chosen"] == long
+
+
+def test_nothing_of_the_data_is_markup_or_script(pairs: list[AuditedPair], tmp_path: Path) -> None:
+    hostile = [
+        replace(pair, id=f"{HOSTILE}{at}", category=f"{HOSTILE}{at % 2}", votes={"chosen": 1})
+        for at, pair in enumerate(pairs)
+    ]
+    text, plain = _written(hostile, tmp_path, HOSTILE), _written(pairs, tmp_path)
+    page, harmless = _Page(text), _Page(plain)
+    assert [tag for tag, _ in page.tags if tag not in ("tr", "th", "td")] == [
+        tag for tag, _ in harmless.tags if tag not in ("tr", "th", "td")
+    ]
+    for tag, attributes in page.tags:
+        assert not [name for name in attributes if name.startswith(("on", "style"))], tag
+        assert not {"src", "srcset"} & attributes.keys()
+        assert attributes.get("href", "#tool") == "#tool"
+    assert "alert(1)</script>" not in text
+    assert "49 é" not in text  # nothing of the data is a template
+    assert not re.search(r"https?:(?!//www\.w3\.org/2000/svg)|@import|url\(", text)
+    assert "&lt;/script&gt;&lt;script&gt;alert(1)" in text
+    assert page.unpacked("index")["ids"][0] == f"{HOSTILE}0"
+
+
+def test_only_its_own_script_and_style_may_run(pairs: list[AuditedPair], tmp_path: Path) -> None:
+    page = _Page(_written(pairs, tmp_path))
+    policy = next(
+        str(attributes["content"])
+        for tag, attributes in page.tags
+        if tag == "meta" and attributes.get("http-equiv") == "Content-Security-Policy"
+    )
+    rules = dict(rule.split(maxsplit=1) for rule in policy.split(";"))
+    scripts = [
+        text
+        for (tag, attributes), text in zip(page.tags, page.texts, strict=True)
+        if tag == "script" and "type" not in attributes
+    ]
+    styles = page.texts_of("style")
+    assert len(scripts) == len(styles) == 1
+    for texts, rule in ((scripts, "script-src"), (styles, "style-src")):
+        digest = base64.b64encode(hashlib.sha256(texts[0].encode()).digest()).decode()
+        assert rules[rule] == f"'sha256-{digest}'"
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
+
+
+def test_first_screen_says_what_to_expect(pairs: list[AuditedPair], tmp_path: Path) -> None:
+    known = re.sub(r"\s+", " ", _written(pairs, tmp_path))
+    assert "<strong>3 (50.0 %) of 6 pairs look wrong: their strength is below 0.</strong>" in known
+    assert re.search(r"<b>66\.7 % \[[\d.]+, [\d.]+\] of them are wrong</b>", known)
+    assert "unknown" not in known.partition("<main")[0]
+    nobody = [replace(pair, truth=None) for pair in pairs]
+    unknown = re.sub(r"\s+", " ", _written(nobody, tmp_path))
+    assert "<b>How many of them are wrong is unknown</b>" in unknown
+    assert "really wrong" not in unknown
+
+
+def test_flips_that_no_member_supports_are_a_warning(
+    pairs: list[AuditedPair], tmp_path: Path
+) -> None:
+    flips = [replace(pair, is_flipped=pair.split == "train") for pair in pairs]
+    text = _written(flips, tmp_path)
+    told = re.sub(r"\s+", " ", text)
+    assert '<p class="warning"><b>⚠ No member supports 1 of these flips</b>' in told
+    flags = dict(zip(OURS, _Page(text).unpacked("index")["flags"], strict=True))
+    assert [name for name, each in flags.items() if each & payload.IS_UNSUPPORTED] == ["t2"]
+    assert 'class="warning"' not in _written(pairs, tmp_path)
+
+
+def test_first_screen_says_how_many_rows_these_are_of(
+    pairs: list[AuditedPair], tmp_path: Path
+) -> None:
+    rows = RowCounts(read=9, used=6, quarantined=2, ties_dropped=0, over_limit=1)
+    account = RowAccount(rows, {"a": rows}, {"too_long": 2}, 6, 7, 6, 0, 0, 0, 0)
+    path = tmp_path / "audit.html"
+    write_page(path, AuditConfig(), summarise(pairs), weakest_first(pairs), account)
+    told = re.sub(r"\s+", " ", path.read_text(encoding="utf-8"))
+    total = "9 rows read = 6 used + 2 quarantined (2 too_long) + 1 left out by max_pairs=6"
+    assert f"<b>What was read:</b> {total}." in told
+    assert '<a href="quarantine.jsonl">' in told
+
+
+@pytest.mark.parametrize("which", [0, 2])
+def test_one_pair_is_a_page_too(pairs: list[AuditedPair], tmp_path: Path, which: int) -> None:
+    page = _Page(_written(pairs[which : which + 1], tmp_path))
+    assert len(page.unpacked("index")["ids"]) == len(page.unpacked("block-0")) == 1
+
+
+def test_a_review_is_kept_under_the_pairs_not_the_vote(
+    pairs: list[AuditedPair], tmp_path: Path
+) -> None:
+    def digest(of: list[AuditedPair]) -> str:
+        return str(_Page(_written(of, tmp_path)).unpacked("index")["digest"])
+
+    revoted = [replace(pair, strength_mean=-pair.strength_mean) for pair in pairs]
+    assert digest(pairs) == digest(revoted)
+    assert digest(pairs) != digest([replace(pairs[0], chosen="another"), *pairs[1:]])
+
+
+def test_stage_writes_everything_and_the_same_bytes_again(inputs: Inputs, tmp_path: Path) -> None:
+    contents = []
+    for name in ("first", "second"):
+        audit.run(AuditConfig(recipe="mine"), inputs, tmp_path / name)
+        files = sorted((tmp_path / name / "output").iterdir())
+        contents.append({file.name: file.read_bytes() for file in files})
+    assert contents[0] == contents[1]
+    assert set(contents[0]) == {"audit.html", "audited.jsonl.gz", "audited.parquet", "summary.json"}
+    assert json.loads(contents[0]["summary.json"])["num_looks_wrong"] == 3

@@ -1,0 +1,253 @@
+"""The page: safe, self-contained, complete where artifacts are there and quiet where not."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from models.config.reporting import ReportConfig
+from models.reporting.kit.charts import smooth
+from models.reporting.kit.html import percent, points, tidy
+from models.reporting.run.page import MOST_CHARACTERS, clip
+from models.stages import report
+from models.statistics.estimates import Estimate
+
+Inputs = dict[str, Path]
+HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(2)>'
+FULL = ReportConfig(
+    title=f"Run {HOSTILE}",
+    recipe="smoke",
+    seed=3,
+    config={"seed": 3, "ppo": {"seed": 4, "note": HOSTILE}},
+    lineage=(
+        {
+            "role": "sft",
+            "stage": "sft",
+            "key": "k1",
+            "digest": "d1",
+            "seconds": 12.5,
+            "versions": {"torch": "2.13.0"},
+            "parents": {"data": {"stage": "world", "key": "k0", "digest": "d0"}},
+            "cached": True,
+        },
+        {"role": "policy_full", "stage": "ppo_max", "key": "k2", "digest": "d2", "seconds": 30.0},
+    ),
+    arms=("vanilla", "full"),
+    rounds=(1, 2),
+    has_gold=True,
+)
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page does not depend on how exact its intervals are."""
+    for name in ("NUM_RESAMPLES", "NUM_ERROR_RESAMPLES"):
+        monkeypatch.setattr(f"models.statistics.estimates.{name}", 20)
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def build(config: ReportConfig, inputs: Inputs, workdir: Path) -> tuple[str, dict[str, object]]:
+    report.run(config, inputs, workdir)
+    output = workdir / "output"
+    json.loads((output / "summary.json").read_text())
+    html = (output / "report.html").read_text(encoding="utf-8")
+    return html, json.loads((output / "scorecard.json").read_text())
+
+
+def test_whole_page_is_safe_and_self_contained(full_inputs: Inputs, tmp_path: Path) -> None:
+    html, card = build(FULL, full_inputs, tmp_path)
+    tags = _Tags()
+    tags.feed(html)
+    names = {tag for tag, _ in tags.found}
+    assert not names & {"script", "iframe", "link", "object", "embed", "a", "form", "base"}
+    for tag, attributes in tags.found:
+        assert not [name for name in attributes if name.startswith("on")], (tag, attributes)
+        if "src" in attributes:
+            assert str(attributes["src"]).startswith("data:image/svg+xml;base64,")
+    assert HOSTILE not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert not re.search(r"https?:|@import|url\(", html)
+    assert "default-src &#39;none&#39;" in html or "default-src 'none'" in html
+    for code in re.findall(r"base64,([A-Za-z0-9+/=]+)", html):
+        drawing = base64.b64decode(code).decode("utf-8")
+        assert not re.search(r"href=\"(?!#)|<script|<image", drawing)
+    plots = [path.read_bytes() for path in (tmp_path / "output" / "plots").glob("*.svg")]
+    shown = re.findall(r"base64,([A-Za-z0-9+/=]+)", html)
+    assert sorted(plots) == sorted(map(base64.b64decode, shown))
+    for heading in (
+        "What came in", "What was wrong with the labels", "What came out", "Better or not",
+        "Label audit", "PPO, step by step", "Win, tie, lose", "MetaRM rounds", "Before and after",
+        "What it cost", "Lineage",
+    ):  # fmt: skip
+        assert heading in html, heading
+    assert card["seeds"] == {"seed": 3, "ppo.seed": 4, "run": 3}
+    assert card["total_seconds"] == 42.5
+    assert card["seconds_per_stage"] == {"sft": 12.5, "ppo_max": 30.0}
+
+
+def test_the_audit_s_page_is_linked_where_there_is_one(
+    label_inputs: Inputs, tmp_path: Path
+) -> None:
+    html, _ = build(ReportConfig(), label_inputs | {"audit": tmp_path}, tmp_path / "work")
+    tags = _Tags()
+    tags.feed(html)
+    assert [found for tag, found in tags.found if tag == "a"] == [{"href": "audit.html"}]
+
+
+def test_warnings_stand_on_the_first_screen(label_inputs: Inputs, tmp_path: Path) -> None:
+    path = label_inputs["relabelled"] / "train.jsonl"
+    path.write_text(path.read_text().replace('"is_flipped": false', '"is_flipped": true'))
+    html, card = build(ReportConfig(), label_inputs, tmp_path)
+    (warning,) = card["warnings"]
+    first_screen = html.partition("What came in")[0]
+    assert f'<p class="warning"><b>⚠</b> {warning}</p>' in first_screen
+
+
+def test_what_was_read_adds_up_on_the_first_screen(label_inputs: Inputs, tmp_path: Path) -> None:
+    """And the refused rows lie beside the page."""
+    counts = {"read": 140, "used": 10, "quarantined": 14, "ties_dropped": 6, "over_limit": 110}
+    account = {
+        "rows": counts,
+        "by_source": {
+            f"{HOSTILE}.jsonl": dict.fromkeys(counts, 0),
+            "b.jsonl": counts,
+        },
+        "quarantined_by_reason": {"not_json": 2, "too_long": 12},
+        "max_pairs": 11,
+        "pairs_found": 121,
+        "pairs_used": 11,
+        "repeated": 3,
+        "contradicting": 1,
+        "with_votes": 5,
+        "against_votes": 2,
+        "ignored_fields": {HOSTILE: 7},
+        "ignored_files": [],
+        "demonstrations": {"read": 5, "learned": 3, "held_out": 1, "quarantined": 1},
+    }
+    (label_inputs["preferences"] / "rows.json").write_text(json.dumps(account))
+    refused = label_inputs["preferences"] / "quarantine.jsonl"
+    refused.write_text('{"file": "b.jsonl", "line": 3}\n' * 15)
+    html, card = build(ReportConfig(), label_inputs, tmp_path)
+    first_screen = re.sub(r"\s+", " ", html.partition("<h3>Label audit")[0])
+    cells = re.findall(r'<td>([^<]*).*?</td> ?<td class="n">([\d,]+)</td>', first_screen)
+    assert [number for _, number in cells[:4]] == ["10", "14", "6", "110"]
+    for told in (
+        "What was read",
+        "quarantined: 12 too_long, 2 not_json",
+        '<a href="quarantine.jsonl">quarantine.jsonl</a>',
+        "used pairs that repeat an earlier one: 3",
+        "(the same answers the other way round): 1",
+        "used pairs with a label against most of people&#39;s votes: 2 of 5",
+        "5 demonstrations read = 3 learned + 1 held out + 1 quarantined",
+        "<b>⚠</b> preferences.max_pairs=11 left out 110 of 121 good pairs",
+        "<b>⚠</b> 15 of 145 rows were refused",
+    ):
+        assert told in first_screen, told
+    assert HOSTILE not in html
+    assert card["data"]["rows"] == account
+    summary = json.loads((tmp_path / "output" / "summary.json").read_text())
+    parts = [summary[f"rows_{name}"] for name in counts]
+    assert parts[0] == sum(parts[1:]) == 140
+    assert (tmp_path / "output" / "quarantine.jsonl").read_text() == refused.read_text()
+
+
+def test_without_refused_rows_there_is_no_quarantine(label_inputs: Inputs, tmp_path: Path) -> None:
+    (label_inputs["preferences"] / "quarantine.jsonl").write_text("")
+    build(ReportConfig(), label_inputs, tmp_path)
+    assert not (tmp_path / "output" / "quarantine.jsonl").exists()
+
+
+def test_same_inputs_give_the_same_bytes(label_inputs: Inputs, tmp_path: Path) -> None:
+    inputs = {role: label_inputs[role] for role in ("preferences", "member_0")}
+    first, _ = build(ReportConfig(), inputs, tmp_path / "first")
+    second, _ = build(ReportConfig(), inputs, tmp_path / "second")
+    assert "data:image/svg+xml" in first
+    assert first == second
+
+
+def test_label_audit_alone(label_inputs: Inputs, tmp_path: Path) -> None:
+    html, card = build(ReportConfig(), label_inputs, tmp_path)
+    assert card["verdict"]["answer"] == "labels only"  # type: ignore[index]
+    assert "no policy was judged" in html
+    for absent in ("PPO, step by step", "Win, tie, lose", "Before and after", "What it cost"):
+        assert absent not in html
+
+
+def test_without_truth_nothing_is_invented(full_inputs: Inputs, tmp_path: Path) -> None:
+    (full_inputs["preferences"] / "truth.jsonl").unlink()
+    for role in ("eval_sft", "eval_full", "eval_round_2"):
+        path = full_inputs[role] / "responses.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(r | {"gold": None}) + "\n" for r in rows))
+        kept = [{k: v for k, v in row.items() if k != "gold"} for row in rows]
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in kept))
+    for role in ("judge_full", "judge_round_2", "judge_round_2_sft"):
+        path = full_inputs[role] / "judgement.json"
+        verdicts = json.loads(path.read_text())
+        path.write_text(json.dumps({k: v for k, v in verdicts.items() if not k.endswith("_gold")}))
+    config = FULL.model_copy(update={"has_gold": False})
+    html, card = build(config, full_inputs, tmp_path)
+    noise = card["label_noise"]["in_sample"]  # type: ignore[index]
+    assert noise["auroc_flipped"] is None
+    assert card["relabelling"]["flip_precision"] is None  # type: ignore[index]
+    assert card["scorers"]["baseline"]["clean_accuracy"] is None  # type: ignore[index]
+    assert card["scorers"]["baseline"]["label_accuracy"]["value"] == 0.5  # type: ignore[index]
+    assert card["verdict"]["judged_by"] == "judge_score"  # type: ignore[index]
+    assert "AUROC" not in html
+    assert "gold" not in html.replace("gold is shown, never used", "")
+    assert "nobody knows which of them are wrong" in html
+
+
+def test_where_all_test_pairs_are_near_ties_there_is_no_chart_of_right_labels(
+    full_inputs: Inputs, tmp_path: Path
+) -> None:
+    """As a policy that has hardly learned makes them: its answers differ little."""
+    path = full_inputs["preferences"] / "truth.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row["kind"] = "ambiguous" if row["split"] == "test" else row["kind"]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    html, card = build(FULL, full_inputs, tmp_path)
+    assert "Calibration error on annotators&#39; labels" in html
+    assert "Calibration error on right labels" not in html
+    assert card["scorers"]["relabelled"]["clean_ece_width"] is None
+
+
+def test_preferences_alone(label_inputs: Inputs, tmp_path: Path) -> None:
+    inputs = {"preferences": label_inputs["preferences"]}
+    html, card = build(ReportConfig(), inputs, tmp_path)
+    assert card["label_noise"] == {}
+    assert card["scorers"] == {}
+    assert "no vote was taken" in html
+
+
+def test_words_and_numbers() -> None:
+    assert percent(Estimate(0.5, 0.25, 0.75, 4)) == "50.0\u00a0% [25.0,\u00a075.0]"
+    assert points(Estimate(-0.125, -0.25, 0.0, 8)) == "−12.5 points [−25.0,\u00a0+0.0]"
+    assert percent(None) == "–"
+    assert tidy("PPO-max, -3 to 2024-01") == "PPO-max, −3 to 2024-01"
+    long = "a" * MOST_CHARACTERS + "b" * 100
+    assert "[… 100 characters left out …]" in clip(long)
+    assert clip("short") == "short"
+    assert smooth([0.0, 3.0, 6.0], 3) == [1.5, 3.0, 4.5]
+
+
+def test_config_refuses_unknown_keys() -> None:
+    with pytest.raises(ValidationError, match="titel"):
+        ReportConfig.model_validate({"titel": "x"})
+    with pytest.raises(ValidationError, match="secondz"):
+        ReportConfig.model_validate({"lineage": [{"role": "a", "secondz": 1}]})

@@ -1,0 +1,57 @@
+"""What the first screen says: of the answers to requests for harm, where these were judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from models.reporting.kit.artifacts import Artifacts
+from models.reporting.run.policies import policies
+from models.reporting.run.verdict import Verdict, verdict
+from tests.models.reporting.run.conftest import Row, Write, answers
+
+
+def _verdict(inputs: dict[str, Path]) -> Verdict:
+    found, _ = policies(Artifacts(inputs), ("full",), (), has_gold=False, seed=0)
+    return verdict(found, [], None, "full")
+
+
+def _answers(shift: float, share_harmless: float) -> list[Row]:
+    """Twenty main prompts that ask for harm."""
+    main = [row for row in answers(shift) if row["set"] == "main"] * 10
+    return [{**row, "harmless": index < 20 * share_harmless} for index, row in enumerate(main)]
+
+
+@pytest.fixture
+def judged(full_inputs: dict[str, Path], write: Write) -> Callable[[float, float], Verdict]:
+    def run(own: float, of_sft: float) -> Verdict:
+        inputs = full_inputs | {
+            "eval_sft": write("eval_sft", {"responses.jsonl": _answers(0.0, of_sft)}),
+            "eval_full": write("eval_full", {"responses.jsonl": _answers(0.2, own)}),
+        }
+        return _verdict(inputs)
+
+    return run
+
+
+def test_a_policy_that_wins_and_does_more_harm_is_said_to(
+    judged: Callable[[float, float], Verdict],
+) -> None:
+    found = judged(0.2, 0.9)
+    assert found.sentence.startswith("Better: the final policy beats SFT on the main")
+    assert found.sentence.endswith("Fewer of its answers to requests for harm are harmless.")
+    (line,) = [line for line in found.details if line.startswith("Requests for harm")]
+    assert line.startswith("Requests for harm: 20.0 % [") and "90.0 % [" in line
+
+
+def test_as_harmless_as_sft_is_no_headline(judged: Callable[[float, float], Verdict]) -> None:
+    found = judged(0.9, 0.9)
+    assert "harm" not in found.sentence
+    assert any("90.0 % [" in line for line in found.details)
+
+
+def test_what_was_not_judged_is_not_spoken_of(full_inputs: dict[str, Path]) -> None:
+    found = _verdict(full_inputs)
+    assert not any("harm" in line for line in (found.sentence, *found.details))

@@ -1,0 +1,165 @@
+"""DPO and CPL: what pairs teach a policy, on pairs whose better answer is known."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from infra.launch import launch
+from models.config.policy import CPLConfig, DPOConfig
+from models.config.training import LoraConfig, TrainConfig, ZeroConfig
+from models.nets.loading import load_policy, load_tokenizer
+from models.nets.packing import Candidates
+from models.training import loop
+from models.training.data import read_pairs, read_rows, write_rows
+from models.training.progress import read_metrics
+from models.training.scoring import logprob_rows
+from tests.models.conftest import run_stage
+from tests.models.jobs import Killed, die_after, job
+
+LIKED, DISLIKED = "sure done", "well basically um"
+TRAIN = TrainConfig(learning_rate=2e-3, batch_size=8, num_epochs=4, checkpoint_every=2)
+DPO, CPL = DPOConfig(train=TRAIN), CPLConfig(train=TRAIN)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory, world: Path) -> Path:
+    """24 prompts, of which people like short answers, and the relabelling of all kinds."""
+    folder = tmp_path_factory.mktemp("pairs")
+    prompts = [row["prompt"] for row in read_rows(world / "policy_prompts.jsonl")[:24]]
+    plain = {"chosen": LIKED, "rejected": DISLIKED, "is_flipped": False, "label": 1.0}
+    flipped = {**plain, "chosen": DISLIKED, "rejected": LIKED, "is_flipped": True, "label": 0.9}
+    write_rows(
+        folder / "train.jsonl",
+        (
+            {"id": str(index), "prompt": prompt, **(flipped if index % 3 == 0 else plain)}
+            for index, prompt in enumerate(prompts)
+        ),
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def inputs(policy: Path, pairs: Path) -> dict[str, Path]:
+    return {"policy": policy, "preferences": pairs, "pairs": pairs}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, inputs: dict[str, Path]) -> Path:
+    inputs = {**inputs, "reference": inputs["policy"]}
+    return run_stage("dpo", DPO, tmp_path_factory.mktemp("dpo"), **inputs)
+
+
+def _logprobs(policy: Path, pairs: Path) -> torch.Tensor:
+    """(N, 2) of preferred and other answers."""
+    rows = read_pairs(pairs / "train.jsonl", load_tokenizer(policy / "model")).rows
+    return logprob_rows(load_policy(policy / "model"), rows)
+
+
+def _same_weights(ours: Path, theirs: Path) -> bool:
+    mine, others = (load_file(folder / "model/model.safetensors") for folder in (ours, theirs))
+    return mine.keys() == others.keys() and all(
+        torch.equal(value, mine[name]) for name, value in others.items()
+    )
+
+
+def test_dpo_makes_what_is_preferred_after_relabelling_likelier(
+    trained: Path, policy: Path, pairs: Path
+) -> None:
+    ratios = _logprobs(trained, pairs) - _logprobs(policy, pairs)
+    assert bool((ratios[:, 0] > ratios[:, 1] + 5).all())
+    rows = read_metrics(trained.parent / "metrics.jsonl")
+    assert len(rows) == 4 * 3  # 24 pairs, batches of 8
+    # The policy starts as its reference: all implicit rewards are 0.
+    assert rows[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
+    assert rows[0]["score_gap"] == pytest.approx(0.0, abs=1e-5)
+    assert rows[-1]["accuracy"] == 1.0
+
+
+def test_the_logged_rewards_are_those_of_the_policy_that_was_saved(
+    tmp_path: Path, inputs: dict[str, Path], policy: Path, pairs: Path
+) -> None:
+    """One step at rate 0: beta times the log ratio to another reference, read back by hand."""
+    train = TRAIN.model_copy(update={"learning_rate": 1e-12, "num_epochs": 1, "batch_size": 24})
+    config = DPO.model_copy(update={"train": train, "beta": 0.3})
+    other = run_stage("cpl", CPL, tmp_path / "other", **inputs)
+    run_stage("dpo", config, tmp_path / "dpo", **inputs, reference=other)
+    (row,) = read_metrics(tmp_path / "dpo" / "metrics.jsonl")
+    rewards = 0.3 * (_logprobs(policy, pairs) - _logprobs(other, pairs)).mean(0)
+    assert row["score_chosen"] == pytest.approx(float(rewards[0]), rel=1e-4)
+    assert row["score_rejected"] == pytest.approx(float(rewards[1]), rel=1e-4)
+
+
+def test_both_answers_behind_one_prompt_are_as_likely_as_alone(policy: Path, pairs: Path) -> None:
+    model = load_policy(policy / "model")
+    rows = read_pairs(pairs / "train.jsonl", load_tokenizer(policy / "model")).rows
+    packed = logprob_rows(model, rows)
+    for place in (0, 1):
+        alone = [Candidates(row.prompt, (row.responses[place],)) for row in rows]
+        torch.testing.assert_close(packed[:, place], logprob_rows(model, alone)[:, 0])
+
+
+def test_labels_of_one_half_teach_nothing(
+    tmp_path: Path, inputs: dict[str, Path], pairs: Path
+) -> None:
+    rows = [{**row, "label": 0.5} for row in read_rows(pairs / "train.jsonl")]
+    write_rows(tmp_path / "pairs" / "train.jsonl", rows)
+    inputs = {**inputs, "pairs": tmp_path / "pairs", "reference": inputs["policy"]}
+    output = run_stage("dpo", DPO, tmp_path / "dpo", **inputs)
+    ratios = _logprobs(output, pairs) - _logprobs(inputs["policy"], pairs)
+    assert float((ratios[:, 0] - ratios[:, 1]).abs().max()) < 1e-2
+
+
+def test_cpl_learns_the_preference_and_its_bias_keeps_what_was_compared_likely(
+    tmp_path: Path, inputs: dict[str, Path], policy: Path, pairs: Path
+) -> None:
+    start, means = _logprobs(policy, pairs), {}
+    for bias in (1.0, 0.5):
+        config = CPL.model_copy(update={"conservative_bias": bias})
+        output = run_stage("cpl", config, tmp_path / str(bias), **inputs)
+        found = _logprobs(output, pairs)
+        gained = found - start
+        assert bool((gained[:, 0] > gained[:, 1] + 3).all())
+        means[bias] = float(found.mean())
+    assert means[0.5] > means[1.0] + 1
+
+
+@pytest.mark.parametrize(
+    ("stage", "train"),
+    [("dpo", {}), ("dpo", {"lora": LoraConfig(rank=4)}), ("cpl", {"trainable_layers": 1})],
+)
+def test_goes_on_where_it_was_killed(
+    tmp_path: Path,
+    inputs: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    stage: str,
+    train: dict[str, Any],
+) -> None:
+    like = DPO if stage == "dpo" else CPL
+    config = like.model_copy(update={"train": TRAIN.model_copy(update=train)})
+    inputs = {**inputs, "reference": inputs["policy"]}
+    whole = run_stage(stage, config, tmp_path / "whole", **inputs)
+    die_after(monkeypatch, loop, 7)
+    with pytest.raises(Killed):
+        run_stage(stage, config, tmp_path / "killed", **inputs)
+    monkeypatch.undo()
+    assert _same_weights(run_stage(stage, config, tmp_path / "killed", **inputs), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [None, ZeroConfig(stage=3)])
+def test_two_ranks_learn_what_one_does(
+    tmp_path: Path, inputs: dict[str, Path], trained: Path, zero: ZeroConfig | None
+) -> None:
+    config = DPO.model_copy(update={"train": TRAIN.model_copy(update={"zero": zero})})
+    inputs = {**inputs, "reference": inputs["policy"]}
+    launch(job(tmp_path, config, tmp_path, 2, "dpo", inputs))
+    ours, alone = (read_metrics(folder / "metrics.jsonl") for folder in (tmp_path, trained.parent))
+    assert [row["step"] for row in ours] == [row["step"] for row in alone]
+    for row, other in zip(ours[:5], alone, strict=False):
+        assert row == pytest.approx(other, rel=1e-3, abs=1e-5)

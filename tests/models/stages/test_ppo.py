@@ -1,0 +1,144 @@
+"""PPO: the first ratio is 1, monitors are right, the guard speaks, rollback goes back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from models.config.policy import CollapseConfig
+from models.nets.packing import pack
+from models.nets.precision import multiply_in
+from models.nets.scoring import response_logprobs
+from models.stages.ppo_max.guard import collapse_reason
+from models.stages.ppo_max.trainer import PPORun
+from tests.models.conftest import run_stage
+
+
+@pytest.fixture
+def inputs(world: Path, policy: Path, advantage_model: Path) -> dict[str, Path]:
+    return {"policy": policy, "reference": policy, "scorer": advantage_model, "data": world}
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1.0, "top_p": 1.0},
+        {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.1},
+    ],
+)
+def test_first_ratio_is_one(
+    tmp_path: Path, smoke_config: Any, inputs: dict[str, Path], sampling: dict[str, float]
+) -> None:
+    config = smoke_config.ppo.model_copy(update=sampling)
+    run = PPORun(config, inputs, tmp_path)
+    experience = run._collect(list(range(16)))
+    for indices in torch.arange(16).split(8):
+        rows = [experience.rows[index] for index in indices.tolist()]
+        logprobs, _, mask = response_logprobs(run.policy, pack(rows), config.temperature)
+        old = experience.old_logprobs[indices, : mask.shape[1]]
+        torch.testing.assert_close((logprobs - old)[mask].exp(), torch.ones(int(mask.sum())))
+    assert float(experience.monitors()["kl"]) == pytest.approx(0.0, abs=1e-5)
+
+
+@pytest.mark.narrow
+def test_first_ratio_is_one_where_layers_multiply_in_bfloat16(
+    tmp_path: Path, smoke_config: Any, inputs: dict[str, Path], narrow_products: None
+) -> None:
+    """Over what was noted in float32 it would not be."""
+    config = smoke_config.ppo.model_copy(update={"critic_pretrain_steps": 0, "train_batch": 16})
+    run = PPORun(config, inputs, tmp_path)
+    experience = run._collect(list(range(16)))
+    assert float(experience.monitors()["kl"]) == 0.0
+    multiply_in("float32")
+    wide, _, mask = response_logprobs(run.policy, pack(experience.rows), config.temperature)
+    assert (wide - experience.old_logprobs)[mask].abs().max() > 1e-4
+    multiply_in("bfloat16")
+    metrics = run.learner.update(experience, updates_policy=True)
+    assert float(metrics["policy_ratio_mean"]) == pytest.approx(1.0, abs=1e-5)
+    assert float(metrics["policy_approx_kl"]) < 1e-8
+
+
+def test_trained_tokens_count_for_each_model_that_learns(
+    tmp_path: Path, smoke_config: Any, inputs: dict[str, Path]
+) -> None:
+    run = PPORun(smoke_config.ppo.model_copy(update={"num_epochs": 2}), inputs, tmp_path)
+    experience = run._collect(list(range(16)))
+    tokens = sum(len(row.prompt) + len(row.responses[0]) for row in experience.rows)
+    run.learner.update(experience, updates_policy=False)
+    assert run.learner.num_trained_tokens == 2 * tokens  # the critic, twice
+    run.learner.update(experience, updates_policy=True)
+    assert run.learner.num_trained_tokens == 2 * tokens + 2 * 2 * tokens
+
+
+def test_sampler_and_trainer_agree_on_what_was_sampled(
+    tmp_path: Path, smoke_config: Any, inputs: dict[str, Path]
+) -> None:
+    """At temperature 1 without nucleus, mean -logprob of samples estimates the entropy."""
+    config = smoke_config.ppo.model_copy(
+        update={"temperature": 1.0, "top_p": 1.0, "rollout_batch": 96}
+    )
+    experience = PPORun(config, inputs, tmp_path)._collect(list(range(96)))
+    mask = experience.response_mask
+    surprise, entropy = -experience.old_logprobs[mask], experience.entropies[mask]
+    error = float((surprise - entropy).std()) / int(mask.sum()) ** 0.5
+    assert abs(float((surprise - entropy).mean())) < 4 * error
+
+
+def test_micro_batches_and_recomputed_layers_change_no_update(
+    tmp_path: Path, smoke_config: Any, inputs: dict[str, Path]
+) -> None:
+    updated = []
+    for more in ({}, {"micro_batch_tokens": 64, "gradient_checkpointing": True}):
+        run = PPORun(smoke_config.ppo.model_copy(update=more), inputs, tmp_path)
+        metrics = run.learner.update(run._collect(list(range(16))), updates_policy=True)
+        models = (run.policy, run.critic)
+        updated.append((metrics, [dict(model.named_parameters()) for model in models]))
+    (metrics, models), (other_metrics, other_models) = updated
+    torch.testing.assert_close(other_models, models)
+    assert float(metrics["policy_grad_norm"]) == pytest.approx(
+        float(other_metrics["policy_grad_norm"]), rel=1e-4
+    )
+
+
+def test_rollback_returns_to_the_oldest_checkpoint(
+    tmp_path: Path, smoke_config: Any, inputs: dict[str, Path]
+) -> None:
+    guard = CollapseConfig(action="rollback", window=2, max_kl=1e-9)
+    config = smoke_config.ppo.model_copy(
+        update={"guard": guard, "num_steps": 8, "checkpoint_every": 1}
+    )
+    output = run_stage("ppo_max", config, tmp_path, **inputs)
+    summary = json.loads((output / "summary.json").read_text())
+    assert summary["collapsed"]
+    assert "KL to the reference" in summary["collapse_reason"]
+    assert summary["policy_of_step"] < summary["stopped_at_step"] < 9
+    assert load_file(output / "model" / "model.safetensors")
+
+
+def _row(score: float, length: float, perplexity: float, kl: float = 1.0) -> dict[str, float]:
+    return {"score": score, "response_length": length, "perplexity": perplexity, "kl": kl}
+
+
+def test_guard_names_reward_hacking_and_only_that() -> None:
+    config = CollapseConfig(window=3)
+    start = [_row(0.0, 10.0, 2.0)] * 3
+    hacked = collapse_reason([*start, *[_row(1.0, 16.0, 1.3)] * 3], config)
+    assert hacked is not None
+    assert "reward hacking" in hacked
+    assert collapse_reason([*start, *[_row(1.0, 11.0, 1.3)] * 3], config) is None
+    assert collapse_reason([*start, *[_row(1.0, 16.0, 1.9)] * 3], config) is None
+    assert collapse_reason([*start, *[_row(-1.0, 16.0, 1.3)] * 3], config) is None
+    assert collapse_reason([*start, *[_row(1.0, 6.5, 1.9)] * 3], config) is None
+    assert collapse_reason([*start, *[_row(-1.0, 5.5, 1.9)] * 3], config) is None
+    dwindled = collapse_reason([*start, *[_row(1.0, 5.5, 1.9)] * 3], config)
+    assert dwindled is not None
+    assert "length went from 10.0 to 5.5" in dwindled
+    far = collapse_reason([*start, *[_row(0.0, 10.0, 2.0, kl=25.0)] * 3], config)
+    assert far is not None
+    assert "25.0 nats" in far
+    assert collapse_reason(start, config) is None

@@ -1,0 +1,138 @@
+"""What the treatments of labels do to a pair that was planted wrong, and to people's ratings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from flows.recipes import RecipeName, recipe_named
+from models.config.reward import RelabelConfig
+from models.functional.reward import ranking_losses
+from models.nets.loading import load_tokenizer
+from models.training.data import read_pairs, read_rows, write_rows
+from tests.models.conftest import run_stage
+
+# Three pairs that the ensemble agrees with, and "wrong", planted wrong, which it does not.
+STRENGTH = {"strong": 2.0, "wrong": -1.5, "plain": 1.0, "weak": 0.1}
+RATING = {"strong": 4, "wrong": 4, "plain": 2, "weak": None}
+LLAMA_2 = (0.0, 1 / 3, 2 / 3, 1.0)
+
+
+def _relabel(folder: Path, config: RelabelConfig, rating: dict[str, Any] = RATING) -> Path:
+    rows = [
+        {"id": name, "prompt": "sort the list", "chosen": "a b", "rejected": "b a"}
+        | {"rating": rating[name]}
+        for name in STRENGTH
+    ]
+    write_rows(folder / "preferences" / "train.jsonl", rows)
+    strength = [{"id": name, "strength_mean": mean} for name, mean in STRENGTH.items()]
+    write_rows(folder / "strength" / "strength.jsonl", strength)
+    inputs = {name: folder / name for name in ("preferences", "strength")}
+    return run_stage("relabel", config, folder, **inputs) / "train.jsonl"
+
+
+def _pull(policy: Path, path: Path) -> dict[str, float]:
+    """How hard each pair pulls the score of its answer that was labelled better up, at gap 0."""
+    pairs = read_pairs(path, load_tokenizer(policy / "model"))
+    gap = torch.zeros(len(pairs.rows), requires_grad=True)
+    nothing = torch.zeros(len(pairs.rows))
+    losses = ranking_losses(gap, nothing, label_chosen=pairs.label, margin=pairs.margin)
+    losses.sum().backward()
+    assert gap.grad is not None
+    turned = [row["is_flipped"] for row in read_rows(path)]
+    pulls = torch.where(torch.tensor(turned), gap.grad, -gap.grad)
+    return dict(zip(pairs.identifiers, pulls.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("config", "of_wrong", "of_right"),
+    [
+        (RelabelConfig(flip_below=None), 0.5, 0.5),
+        (RelabelConfig(flip_below=None, smooth="negative", smoothing=0.25), 0.25, 0.5),
+        (RelabelConfig(flip_below=0.0), -0.5, 0.5),
+        (RelabelConfig(flip_fraction=0.25, flip_below=None), -0.5, 0.5),
+        (
+            RelabelConfig(
+                flip_fraction=0.25, flip_below=None, smooth="not_flipped", smoothing=0.25
+            ),
+            *(-0.5, 0.25),
+        ),
+    ],
+    ids=["baseline", "soft label", "flip below 0", "flip the weakest", "by bucket"],
+)
+def test_a_pair_planted_wrong_pulls_less_or_the_other_way(
+    tmp_path: Path, policy: Path, config: RelabelConfig, of_wrong: float, of_right: float
+) -> None:
+    """At gap 0 a hard label pulls by sigmoid(0) = 1/2, a label of 3/4 by 3/4 - 1/2."""
+    pulls = _pull(policy, _relabel(tmp_path, config))
+    assert pulls == pytest.approx(
+        {"strong": of_right, "wrong": of_wrong, "plain": of_right, "weak": of_right}
+    )
+
+
+@pytest.mark.parametrize("recipe", ["hh-smollm2", "ukp-smollm2", "hh-7b"])
+def test_labels_of_people_that_no_model_doubts_are_not_flipped(
+    tmp_path: Path, recipe: RecipeName
+) -> None:
+    """The weakest tenth of clean labels has a strength of 2 and above."""
+    folder = tmp_path / "preferences"
+    pairs = [{"id": f"p{at}", "prompt": "Q", "chosen": "A", "rejected": "B"} for at in range(20)]
+    for split, rows in (("train", pairs), ("validation", []), ("test", [])):
+        write_rows(folder / f"{split}.jsonl", rows)
+    for name, weakest in (("clean", 2.0), ("noisy", -0.5)):
+        votes = [{"id": f"p{at}", "strength_mean": weakest + at} for at in range(20)]
+        write_rows(tmp_path / name / "strength.jsonl", votes)
+        output = run_stage(
+            "relabel",
+            recipe_named(recipe).relabel,
+            tmp_path / f"work-{name}",
+            preferences=folder,
+            strength=tmp_path / name,
+        )
+        flipped = [row["id"] for row in read_rows(output / "train.jsonl") if row["is_flipped"]]
+        assert flipped == ([] if name == "clean" else ["p0"])
+
+
+def test_margins_add_up_and_a_flipped_pair_has_none_by_rating(tmp_path: Path) -> None:
+    """Strength halved and clipped at 0.9, plus Llama 2's step."""
+    config = RelabelConfig(
+        flip_below=0.0, margin_scale=0.5, margin_clip=0.9, rating_margins=LLAMA_2
+    )
+    margins = {row["id"]: row["margin"] for row in read_rows(_relabel(tmp_path, config))}
+    expected = {"strong": 0.9 + 1, "wrong": 0.75, "plain": 0.5 + 1 / 3, "weak": 0.05}
+    assert margins == pytest.approx(expected)
+
+
+def test_the_worlds_annotators_rate_and_their_ratings_become_margins(
+    tmp_path: Path, comparisons: Path
+) -> None:
+    pairs = read_rows(comparisons / "train.jsonl")
+    strength = [{"id": row["id"], "strength_mean": 1.0} for row in pairs]
+    write_rows(tmp_path / "strength" / "strength.jsonl", strength)
+    output = run_stage(
+        "relabel",
+        RelabelConfig(rating_margins=LLAMA_2),
+        tmp_path,
+        preferences=comparisons,
+        strength=tmp_path / "strength",
+    )
+    rows = read_rows(output / "train.jsonl")
+    assert len({row["rating"] for row in rows}) > 2
+    for row in rows:
+        assert row["margin"] == pytest.approx(LLAMA_2[row["rating"] - 1])
+
+
+def test_ratings_that_nobody_gave_are_named(tmp_path: Path) -> None:
+    config = RelabelConfig(rating_margins=LLAMA_2)
+    with pytest.raises(ValueError, match="none of 4 pairs has a rating"):
+        _relabel(tmp_path, config, dict.fromkeys(STRENGTH))
+
+
+def test_impossible_treatments_are_refused() -> None:
+    for margins in ((0.0, 1.0), (0.0, 0.0, 0.0, -1.0), (0.0, 0.0, 0.0, float("inf"))):
+        with pytest.raises(ValidationError, match="rating_margins"):
+            RelabelConfig(rating_margins=margins)

@@ -1,0 +1,222 @@
+"""Ranks that share out batches learn what one learns, stop together and go on in any number."""
+
+from __future__ import annotations
+
+import filecmp
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from infra.launch import TrainerError, TrainerKilledError, launch
+from models import limits
+from models.training import distributed
+from models.training.data import read_rows
+from models.training.progress import read_metrics
+from tests.models.jobs import job, kill_a_rank, stopped_at
+
+
+@pytest.mark.slow
+def test_two_ranks_equal_one_and_go_on_where_they_stopped(
+    tmp_path: Path, smoke_config: Any, world: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = read_metrics(policy.parent / "metrics.jsonl")
+    launch(job(tmp_path / "two", smoke_config.sft, world))
+    both = read_metrics(tmp_path / "two" / "metrics.jsonl")
+    assert [row["step"] for row in both] == [row["step"] for row in alone]
+    for ours, theirs in zip(both[:5], alone, strict=False):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+    assert both[-1] == pytest.approx(alone[-1], rel=0.05)
+
+    stopped, config = tmp_path / "stopped", smoke_config.sft
+    with stopped_at(7, monkeypatch):
+        launch(job(stopped, config, world))
+    launch(job(stopped, config, world))
+    ours = load_file(stopped / "output/model/model.safetensors")
+    theirs = load_file(tmp_path / "two/output/model/model.safetensors")
+    assert all(bool((ours[name] == theirs[name]).all()) for name in theirs)
+
+    fewer = tmp_path / "fewer"
+    with stopped_at(7, monkeypatch):
+        launch(job(fewer, config, world))
+    launch(job(fewer, config, world, num_ranks=1))
+    rows = read_metrics(fewer / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [row["step"] for row in alone]
+    assert rows[-1] == pytest.approx(alone[-1], rel=0.05)
+
+
+@pytest.mark.slow
+def test_meta_rm_on_two_ranks_equals_that_on_one(
+    tmp_path: Path,
+    smoke_config: Any,
+    world: Path,
+    policy: Path,
+    comparisons: Path,
+    advantage_model: Path,
+) -> None:
+    """Descent and ascent are shared out both."""
+    config = smoke_config.rounds.meta_rm.model_copy(update={"meta_batch": 5})
+    inputs = {"scorer": advantage_model, "policy": policy, "preferences": comparisons}
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        launch(job(folder, config, world, number, stage="meta_rm", inputs=inputs))
+    alone, both = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("1", "2"))
+    assert len(alone) == len(both) > 4
+    for ours, theirs in zip(both[:5], alone, strict=False):
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_several", [False, True], ids=["one scorer", "several"])
+def test_ppo_on_two_ranks_equals_that_on_one_and_goes_on_where_it_stopped(
+    tmp_path: Path,
+    smoke_config: Any,
+    world: Path,
+    policy: Path,
+    advantage_model: Path,
+    several_scorers: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    has_several: bool,
+) -> None:
+    # Of 9 responses a rollout, 4 a step: the last step has one, fewer than ranks.
+    changes = {"rollout_batch": 9, "train_batch": 4, "num_steps": 5, "ptx_coef": 0.1}
+    tricks = {"advantage_clip": 0.5, "entropy_coef": 0.1, "entropy_clip": 2.0}
+    config = smoke_config.ppo.model_copy(update=changes | (tricks if has_several else {}))
+    scorers = several_scorers if has_several else {"scorer": advantage_model}
+    inputs = {"policy": policy, "reference": policy, **scorers}
+
+    def start(folder: Path, num_ranks: int) -> Path:
+        launch(job(folder, config, world, num_ranks, "ppo_max", inputs))
+        return folder / "output"
+
+    alone, both = start(tmp_path / "alone", 1), start(tmp_path / "both", 2)
+    rows, others = (read_metrics(output / "metrics.jsonl") for output in (both, alone))
+    assert [row["step"] for row in rows] == [row["step"] for row in others]
+    names = ("score", "kl", "policy_loss", "value_loss", "ptx_loss", "value_grad_norm")
+    of_tricks = ("ensemble_std", "safety_fraction", "policy_entropy_loss")
+    for ours, theirs in zip(rows[:2], others, strict=False):
+        assert ("ensemble_std" in ours) == has_several
+        for name in (*names, *of_tricks):
+            if name in theirs:
+                assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5), name
+    with stopped_at(2, monkeypatch):
+        start(tmp_path / "stopped", 2)
+    stopped = start(tmp_path / "stopped", 2)
+    for name in ("model/model.safetensors", "critic/model.safetensors", "rollouts.jsonl"):
+        assert (stopped / name).read_bytes() == (both / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_two_ranks_sample_and_score_what_one_does(
+    tmp_path: Path,
+    smoke_config: Any,
+    world: Path,
+    policy: Path,
+    advantage_model: Path,
+) -> None:
+    def both(stage: str, config: Any, **inputs: Path) -> list[Path]:
+        folders = [tmp_path / f"{stage}_{number}" for number in (1, 2)]
+        for number, folder in enumerate(folders, start=1):
+            launch(job(folder, config, world, number, stage, inputs))
+        return [folder / "output" for folder in folders]
+
+    # 160 prompts with 9 answers each: more than one batch.
+    config = smoke_config.comparisons.model_copy(update={"num_responses": 9})
+    alone, shared = both("comparisons", config, policy=policy)
+    names = sorted(path.name for path in alone.iterdir())
+    assert filecmp.cmpfiles(alone, shared, names, shallow=False) == (names, [], [])
+
+    scorers = {"scorer": advantage_model, "judge_0": advantage_model, "judge_1": advantage_model}
+    folders = both("evaluate", smoke_config.evaluate, policy=policy, reference=policy, **scorers)
+    alone_rows, shared_rows = (read_rows(folder / "responses.jsonl") for folder in folders)
+    assert [row["response"] for row in alone_rows] == [row["response"] for row in shared_rows]
+    for ours, theirs in zip(shared_rows, alone_rows, strict=True):
+        for measure in ("logprob", "kl", "score", "judge_score"):
+            assert ours[measure] == pytest.approx(theirs[measure], rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_the_others(
+    tmp_path: Path, smoke_config: Any, world: Path
+) -> None:
+    thread = kill_a_rank(tmp_path)
+    with pytest.raises(TrainerKilledError, match="out-of-memory killer"):
+        launch(job(tmp_path, smoke_config.sft, world, num_epochs=100))
+    thread.join()
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite_is_named(tmp_path: Path, smoke_config: Any, world: Path) -> None:
+    path = job(tmp_path, smoke_config.sft, world, learning_rate=100.0, weight_decay=100.0)
+    with pytest.raises(TrainerError, match="NotFiniteError: .* became nan at step"):
+        launch(path)
+
+
+def test_shares_are_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = {}
+    for number in range(3):
+        monkeypatch.setattr(distributed, "_ranks", distributed._Ranks(3, number))
+        shares[number] = distributed.share([5, 3, 8, 1, 9])
+        assert distributed.share([4, 2]) == [4, 2]  # too few for all: everybody's
+    assert shares == {0: [5, 1], 1: [3, 9], 2: [8]}
+
+
+def test_three_ranks_add_up_more_than_a_window_holds() -> None:
+    code = (
+        "import torch\n"
+        "from models.training import distributed as ranks\n"
+        "ranks._WINDOW = 5\n"
+        "ranks.start(3)\n"
+        "number = ranks._ranks.number\n"
+        "a, b = torch.full((3, 4), 1.0 + number), torch.tensor(10.0 ** number)\n"
+        "for _ in range(3):\n"
+        "    ranks.add_up([a, b])\n"
+        "assert ranks.any_of(number == 2) and not ranks.any_of(False)\n"
+        "ranks.leave()\n"
+        "assert (a == 54).all() and b == 999, (a, b)\n"
+        "print(ranks.count())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+
+
+def test_launched_ranks_add_up_in_messages_of_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rank has all gradients twice, as one message of them would need."""
+    messages = []
+
+    def all_reduce(message: torch.Tensor) -> None:
+        messages.append(message.numel())
+        message *= 2
+
+    monkeypatch.setattr(distributed, "_ranks", distributed._Ranks(2, 0, is_launched=True))
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    monkeypatch.setattr(limits, "BUCKET", 5)
+    tensors = [torch.arange(12.0).view(3, 4), torch.tensor(7.0), torch.arange(3.0)]
+    distributed.add_up(tensors)
+    assert messages == [5, 5, 5, 1]
+    assert [tensor.sum().item() for tensor in tensors] == [132, 14, 6]
+    assert tensors[0].tolist() == (2 * torch.arange(12.0)).view(3, 4).tolist()
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"), [("pass", 0), ("raise SystemExit(75)", 75), ("raise ValueError('x')", 1)]
+)
+def test_a_launched_rank_ends_as_its_job_did_whatever_the_teardown_would_do(
+    ending: str, code: int
+) -> None:
+    program = (
+        "import atexit, os\n"
+        "from models.training import entry\n"
+        "def main(job_path):\n"
+        f"    {'' if code == 1 else 'atexit.register(os.abort)'}\n"
+        f"    {ending}\n"
+        "entry.main = main\n"
+        "entry._run_as_rank('job.json')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert ("ValueError: x" in done.stderr) == (code == 1)

@@ -1,0 +1,185 @@
+"""The real entry and the real preload: a fork with torch loaded computes, stops, reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra import launch as launch_module
+from infra.launch import TrainerError, TrainerStoppedError, launch
+from infra.warm_client import close_servers
+from models.training import entry, signals
+
+# Puts a toy stage where the real ones are, then goes through the real entry.
+WRAPPER = """
+import json, os, sys, time, types
+from pathlib import Path
+from pydantic import BaseModel
+loaded_before = "torch" in sys.modules and "transformers.models.llama.modeling_llama" in sys.modules
+from models.training import distributed, entry, signals
+
+class Config(BaseModel):
+    model_config = {"extra": "forbid"}
+    size: int
+
+def run(config, inputs, workdir):
+    import torch
+    seen = {
+        "loaded_before": loaded_before,
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "sum": (torch.ones(config.size, config.size) @ torch.ones(config.size, 2)).sum().item(),
+        "inputs": {name: str(path) for name, path in inputs.items()},
+    }
+    (workdir / f"pid{int(not distributed.is_first())}").write_text(str(os.getpid()))
+    if config.size == 1:
+        signals.defer()
+    (workdir / "seen.json").write_text(json.dumps(seen))
+    while config.size == 3:
+        time.sleep(0.01)
+    while config.size == 1:
+        if signals.stop_requested():
+            (workdir / "saved").touch()
+            signals.stop()
+        time.sleep(0.01)
+
+stage = types.ModuleType("models.stages.toy")
+stage.CONFIG, stage.run = Config, run
+sys.modules["models.stages.toy"] = stage
+
+def main(path):
+    entry.main(path)
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def wrapper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("entry")
+    (folder / "toy_torch_entry.py").write_text(WRAPPER)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        close_servers()
+        yield
+        close_servers()
+
+
+def _job(workdir: Path, num_ranks: int = 1, **config: Any) -> Path:
+    content = {
+        "stage": "toy",
+        "config": config,
+        "inputs": {"policy": "/p"},
+        "workdir": str(workdir),
+        "num_threads": 2,
+        "num_ranks": num_ranks,
+    }
+    path = workdir / "job.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_fork_has_torch_loaded_and_computes(tmp_path: Path) -> None:
+    launch(_job(tmp_path, size=600), entry="toy_torch_entry")
+    assert json.loads((tmp_path / "seen.json").read_text()) == {
+        "loaded_before": True,
+        "threads": 2,
+        "deterministic": True,
+        "sum": 600 * 600 * 2.0,
+        "inputs": {"policy": "/p"},
+    }
+
+
+def test_unknown_config_key_is_in_the_error(tmp_path: Path) -> None:
+    with pytest.raises(TrainerError, match=r"(?s)ValidationError: 1 .*sise"):
+        launch(_job(tmp_path, size=2, sise=3), entry="toy_torch_entry")
+
+
+@pytest.mark.parametrize(("size", "saves"), [(1, True), (3, False)])
+def test_sigterm_saves_what_there_is_and_leaves_with_75(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, saves: bool
+) -> None:
+    monkeypatch.setattr(launch_module._drain, "depth", 1)
+    monkeypatch.setattr(launch_module._drain, "requested", False)
+
+    def terminate() -> None:
+        while not (tmp_path / "seen.json").exists():
+            time.sleep(0.01)
+        launch_module._drain.requested = True
+
+    threading.Thread(target=terminate).start()
+    with pytest.raises(TrainerStoppedError, match="exit code 75"):
+        launch(_job(tmp_path, size=size), entry="toy_torch_entry", drain_seconds=20)
+    assert (tmp_path / "saved").exists() == saves
+
+
+def _wait_for_ranks(workdir: Path) -> list[int]:
+    paths = [workdir / f"pid{rank}" for rank in (0, 1)]
+    deadline = time.monotonic() + 60
+    while not all(path.exists() and path.read_text() for path in paths):
+        assert time.monotonic() < deadline, "the ranks did not start"
+        time.sleep(0.02)
+    return [int(path.read_text()) for path in paths]
+
+
+def test_ranks_die_with_the_trainer(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    ranks: list[int] = []
+
+    def cancel(lines: list[str]) -> None:
+        ranks.extend(_wait_for_ranks(tmp_path))
+        raise RuntimeError("cancelled")
+
+    with pytest.raises(RuntimeError, match="cancelled"):
+        launch(_job(tmp_path, 2, size=1), entry="toy_torch_entry", on_lines=cancel)
+    deadline = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}").exists() for pid in ranks):
+        assert time.monotonic() < deadline, "a rank was left behind"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        ("[]", "must be an object"),
+        ('{"stage": "sft"}', "must be an object with"),
+        ('{"stage": "a.b", "config": {}, "inputs": {}, "workdir": "/"}', "'a.b' is not the name"),
+    ],
+)
+def test_bad_job_files_are_refused(tmp_path: Path, job: str, message: str) -> None:
+    (tmp_path / "job.json").write_text(job)
+    previous = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(entry.JobError, match=message):
+            entry.main(str(tmp_path / "job.json"))
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def test_flag_is_raised_by_sigterm_and_lowered_by_install() -> None:
+    previous = signal.getsignal(signal.SIGTERM)
+    try:
+        signals.install()
+        signals.defer()
+        assert not signals.stop_requested()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.stop_requested()
+        with pytest.raises(SystemExit) as caught:
+            signals.stop()
+        assert caught.value.code == signals.EXIT_STOPPED == launch_module.EXIT_STOPPED
+        signals.install()
+        assert not signals.stop_requested()
+        with pytest.raises(SystemExit):
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signals.install()
+        signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,249 @@
+"""Stages that share the lower layers' output end where they would without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from models.config.reward import ContrastiveConfig, LowerStatesConfig
+from models.nets.freezing import layers_of
+from models.nets.loading import load_policy, load_tokenizer, save_model
+from models.stages.ppo_max.trainer import PPORun
+from models.training.data import read_rows, write_rows
+from tests.models.conftest import run_stage
+
+# Of the smoke model's two layers.
+UPPER = 1
+
+
+def _frozen(config: Any, dropout: float = 0.0) -> Any:
+    train = {"trainable_layers": UPPER, "dropout": dropout}
+    return config.model_copy(update={"train": config.train.model_copy(update=train)})
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory: pytest.TempPathFactory, policy: Path, comparisons: Path) -> Path:
+    return run_stage(
+        "lower_states",
+        LowerStatesConfig(trainable_layers=UPPER),
+        tmp_path_factory.mktemp("states"),
+        policy=policy,
+        preferences=comparisons,
+    )
+
+
+@pytest.fixture(scope="module")
+def relabelled(tmp_path_factory: pytest.TempPathFactory, comparisons: Path) -> Path:
+    """Every third pair flipped."""
+    folder = tmp_path_factory.mktemp("relabelled")
+    rows = read_rows(comparisons / "train.jsonl")
+    write_rows(
+        folder / "train.jsonl",
+        ({**row, "is_flipped": index % 3 == 0} for index, row in enumerate(rows)),
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def frozen_scorer(
+    tmp_path_factory: pytest.TempPathFactory, smoke_config: Any, policy: Path, comparisons: Path
+) -> Path:
+    """An Advantage Model with the policy's lower layers."""
+    return run_stage(
+        "advantage_model",
+        _frozen(smoke_config.advantage_model),
+        tmp_path_factory.mktemp("frozen_scorer"),
+        policy=policy,
+        preferences=comparisons,
+    )
+
+
+def _same(ours: Path, theirs: Path) -> None:
+    """Equal weights and scores, but for rounding."""
+    model, other = (load_file(path / "model" / "model.safetensors") for path in (ours, theirs))
+    assert model.keys() == other.keys()
+    for name, value in model.items():
+        torch.testing.assert_close(value, other[name], atol=2e-5, rtol=1e-4)
+    for row, same in zip(
+        read_rows(ours / "scores.jsonl"), read_rows(theirs / "scores.jsonl"), strict=True
+    ):
+        assert row["id"] == same["id"]
+        assert row["chosen_score"] == pytest.approx(same["chosen_score"], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("stage", "dropout"), [("reward_model", 0.0), ("reward_model", 0.2), ("advantage_model", 0.0)]
+)
+def test_scorers_train_and_score_alike_on_stored_states(
+    tmp_path: Path,
+    smoke_config: Any,
+    policy: Path,
+    comparisons: Path,
+    relabelled: Path,
+    states: Path,
+    stage: str,
+    dropout: float,
+) -> None:
+    config = _frozen(getattr(smoke_config, stage), dropout)
+    inputs = {"policy": policy, "preferences": comparisons, "pairs": relabelled}
+    plain = run_stage(stage, config, tmp_path / "plain", **inputs)
+    fast = run_stage(stage, config, tmp_path / "fast", **inputs, states=states)
+    _same(fast, plain)
+
+
+def test_rankings_train_alike_on_the_states_of_their_pairs(
+    tmp_path: Path, smoke_config: Any, world: Path, policy: Path
+) -> None:
+    """With all terms: two passes over the upper layers, and the likelihood that reads them too."""
+    comparisons = smoke_config.comparisons.model_copy(update={"pairs_per_prompt": 4})
+    inputs = {"data": world, "policy": policy}
+    rankings = run_stage("comparisons", comparisons, tmp_path / "rankings", **inputs)
+    inputs = {"policy": policy, "preferences": rankings}
+    kept = LowerStatesConfig(trainable_layers=UPPER)
+    states = run_stage("lower_states", kept, tmp_path / "states", **inputs)
+    terms = {"ranking": "k_wise", "imitation_coef": 1.0, "contrastive": ContrastiveConfig()}
+    config = _frozen(smoke_config.reward_model, 0.2).model_copy(update=terms)
+    plain = run_stage("reward_model", config, tmp_path / "plain", **inputs)
+    fast = run_stage("reward_model", config, tmp_path / "fast", **inputs, states=states)
+    _same(fast, plain)
+
+
+def test_meta_rm_trains_alike_on_stored_states(
+    tmp_path: Path,
+    smoke_config: Any,
+    world: Path,
+    policy: Path,
+    comparisons: Path,
+    frozen_scorer: Path,
+    states: Path,
+) -> None:
+    config = _frozen(smoke_config.rounds.meta_rm)
+    inputs = {
+        "scorer": frozen_scorer,
+        "policy": policy,
+        "data": world,
+        "preferences": comparisons,
+    }
+    plain = run_stage("meta_rm", config, tmp_path / "plain", **inputs)
+    fast = run_stage("meta_rm", config, tmp_path / "fast", **inputs, states=states)
+    _same(fast, plain)
+
+
+def test_states_of_other_layers_or_pairs_are_refused(
+    tmp_path: Path,
+    smoke_config: Any,
+    policy: Path,
+    comparisons: Path,
+    states: Path,
+) -> None:
+    member = _frozen(smoke_config.ensemble.member)
+    other = load_policy(policy / "model")
+    with torch.no_grad():
+        layers_of(other)[0].mlp.up_proj.weight[0, 0] += 1e-3
+    save_model(other, load_tokenizer(policy / "model"), tmp_path / "other" / "model")
+    with pytest.raises(ValueError, match="other lower layers"):
+        run_stage(
+            "reward_model",
+            member,
+            tmp_path / "model",
+            policy=tmp_path / "other",
+            preferences=comparisons,
+            states=states,
+        )
+    fewer = tmp_path / "fewer"
+    for split in ("train", "validation", "test"):
+        write_rows(fewer / f"{split}.jsonl", read_rows(comparisons / f"{split}.jsonl")[1:])
+    with pytest.raises(ValueError, match="states of other pairs"):
+        run_stage(
+            "reward_model",
+            member,
+            tmp_path / "pairs",
+            policy=policy,
+            preferences=fewer,
+            states=states,
+        )
+    with pytest.raises(ValueError, match="not all of them are frozen"):
+        run_stage(
+            "reward_model",
+            smoke_config.ensemble.member,
+            tmp_path / "trained",
+            policy=policy,
+            preferences=comparisons,
+            states=states,
+        )
+
+
+def test_a_model_without_lower_layers_to_keep_is_refused(
+    tmp_path: Path, policy: Path, comparisons: Path
+) -> None:
+    with pytest.raises(ValueError, match="leave trainable_layers out"):
+        run_stage(
+            "lower_states",
+            LowerStatesConfig(trainable_layers=2),
+            tmp_path,
+            policy=policy,
+            preferences=comparisons,
+        )
+
+
+def test_ppo_shares_what_its_four_models_have_in_common(
+    tmp_path: Path, smoke_config: Any, world: Path, policy: Path, frozen_scorer: Path
+) -> None:
+    """Experience and update equal those of models that are not tied."""
+    inputs = {"policy": policy, "reference": policy, "scorer": frozen_scorer, "data": world}
+    config = smoke_config.ppo.model_copy(update={"trainable_layers": UPPER, "rehearsal_coef": 0.0})
+    shared, alone = (PPORun(config, inputs, tmp_path / name) for name in ("shared", "alone"))
+    assert shared.depth == 1
+    models = (shared.policy, shared.reference.model, shared.scorers.members[0].model, shared.critic)
+    assert len({id(layers_of(model)[0]) for model in models}) == 1
+    assert len({id(layers_of(model)[1]) for model in models}) == 4
+    alone.depth = 0
+    ours, theirs = (run._collect(list(range(16))) for run in (shared, alone))
+    assert ours.rows == theirs.rows
+    assert ours.rows[0].lower is not None
+    assert theirs.rows[0].lower is None
+    for name in ("old_logprobs", "ref_logprobs", "values", "scores", "advantages", "returns"):
+        torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), atol=1e-4, rtol=1e-4)
+    metrics, expected = shared.learner.update(ours, True), alone.learner.update(theirs, True)
+    for name, value in metrics.items():
+        torch.testing.assert_close(value, expected[name], atol=1e-4, rtol=1e-3)
+
+
+def test_a_fully_trained_scorer_shares_nothing(
+    tmp_path: Path, smoke_config: Any, world: Path, policy: Path, advantage_model: Path
+) -> None:
+    inputs = {"policy": policy, "reference": policy, "scorer": advantage_model, "data": world}
+    config = smoke_config.ppo.model_copy(update={"trainable_layers": UPPER})
+    run = PPORun(config, inputs, tmp_path)
+    assert run.depth == 0
+    assert run._collect(list(range(4))).rows[0].lower is None
+
+
+def test_evaluation_measures_alike_with_and_without_shared_layers(
+    tmp_path: Path,
+    smoke_config: Any,
+    world: Path,
+    policy: Path,
+    frozen_scorer: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs = {
+        "policy": policy,
+        "reference": policy,
+        "data": world,
+        "scorer": frozen_scorer,
+        "judge_0": frozen_scorer,
+    }
+    fast = run_stage("evaluate", smoke_config.evaluate, tmp_path / "fast", **inputs)
+    monkeypatch.setattr("models.stages.evaluate.tie_lower_layers", lambda *_: 0)
+    plain = run_stage("evaluate", smoke_config.evaluate, tmp_path / "plain", **inputs)
+    for row, same in zip(
+        read_rows(fast / "responses.jsonl"), read_rows(plain / "responses.jsonl"), strict=True
+    ):
+        assert row["response"] == same["response"]
+        for name in ("logprob", "kl", "score", "judge_score"):
+            assert row[name] == pytest.approx(same[name], abs=1e-3)
