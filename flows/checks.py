@@ -16,7 +16,7 @@ from pathlib import Path
 from shutil import which
 
 from flows.config import RunConfig, check_layers, sections_of
-from infra.fetch import is_remote
+from infra.store.fetch import is_remote
 from models.config.judge import ChatModelConfig
 from models.config.training import TrainerConfig
 from models.data import (

@@ -15,9 +15,9 @@ def clean(options: argparse.Namespace, settings: Settings) -> int:
 
     Without the registry nothing is listed: what registered policies were made of must stay.
     """
-    from infra.cleaner import remove, unneeded
-    from infra.manifest import StorageError
-    from infra.registry import RegistryError
+    from infra.store.cleaner import remove, unneeded
+    from infra.store.manifest import StorageError
+    from infra.tracking.registry import RegistryError
     from tasks.perform import base_context
     from tasks.registry import reports_of_registered
 

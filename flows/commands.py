@@ -148,8 +148,8 @@ def next_round(options: argparse.Namespace, settings: Settings) -> int:
 
 def take_back(options: argparse.Namespace, settings: Settings) -> int:
     """Make the version before, or the one named, champion again."""
-    from infra.manifest import StorageError
-    from infra.registry import RegistryError
+    from infra.store.manifest import StorageError
+    from infra.tracking.registry import RegistryError
     from tasks.registry import roll_back
 
     try:
@@ -197,7 +197,7 @@ def _in_prefect(load: Callable[[], Callable[[], object]]) -> int:
 
     A known failure is one line.
     """
-    from infra.prefect_server import PrefectServerError, local_prefect_server
+    from infra.prefect.server import PrefectServerError, local_prefect_server
 
     try:
         with signals_end_it(_GOES_ON), local_prefect_server() as wait_until_ready:
@@ -212,14 +212,14 @@ def _reported(
 ) -> int:
     with quick_imports(), signals_end_it(_GOES_ON, at_once=True):
         from flows.config import ConfigError
-        from infra.fetch import FetchError
-        from infra.launch import TrainerError, warm_up
-        from infra.manifest import StorageError
-        from infra.registry import RegistryError
+        from infra.processes.launch import TrainerError, warm_up
         from infra.report_folders import NameTakenError
+        from infra.store.fetch import FetchError
+        from infra.store.manifest import StorageError
+        from infra.tracking.registry import RegistryError
+        from tasks.execution import StageInputError, StageOutputError
         from tasks.perform import get_ready
         from tasks.registry import LineageError
-        from tasks.stage import StageInputError, StageOutputError
 
     with quick_imports():
         get_ready()

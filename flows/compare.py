@@ -19,7 +19,7 @@ from models.config.base import RunSeed
 from models.config.reporting import CompareConfig
 from tasks.access import demand_access
 from tasks.compare import compare as compare_stage
-from tasks.report import announce, lineage_of
+from tasks.publishing import announce, lineage_of
 
 Arms = Annotated[list[Arm], Field(min_length=1)]
 Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]

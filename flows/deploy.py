@@ -24,8 +24,8 @@ from prefect.exceptions import ObjectNotFound
 
 import infra
 from flows.config import ConfigError
+from tasks.events import COLLAPSED, PROMOTED
 from tasks.gpu_slots import GPU_SLOTS
-from tasks.notices import COLLAPSED, PROMOTED
 
 POOL = "trimtab"
 JOB_TEMPLATE = Path(infra.__file__).parent / "kubernetes" / "job-template.json"

@@ -15,14 +15,14 @@ from prefect.runtime import flow_run
 from flows.config import RunConfig
 from flows.names import RunName, check_free, data_of, model_of
 from flows.run import Run, roles_of_round
-from infra.gpus import unused_gpus
-from infra.launch import drain_on_sigterm
+from infra.processes.gpus import unused_gpus
+from infra.processes.launch import drain_on_sigterm
 from infra.settings import Settings
-from infra.tracking import TrackedRun
+from infra.tracking.runs import TrackedRun
 from models.config.reporting import ReportConfig
 from tasks.perform import start_tracked_run
+from tasks.publishing import announce, lineage_of, report
 from tasks.registry import register_policies
-from tasks.report import announce, lineage_of, report
 from tasks.restarts import end_earlier, take_over
 
 logger = logging.getLogger("trimtab")

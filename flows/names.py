@@ -26,9 +26,9 @@ from pydantic import Field
 
 from flows.config import NUM_JUDGES, ConfigError, RunConfig
 from flows.recipes import RECIPES
-from infra.fetch import digest_of, is_remote
 from infra.report_folders import NameTakenError, check_owner
 from infra.settings import Settings
+from infra.store.fetch import digest_of, is_remote
 from models.judge.constitutions import PACKAGED
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._=+-]*$"

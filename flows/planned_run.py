@@ -9,7 +9,7 @@ from typing import Any
 
 from flows.run import Run
 from models.data.records import ArtifactRef
-from tasks.stage import StageResult
+from tasks.execution import StageResult
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from flows.config import NUM_JUDGES, RunConfig
 from flows.runner import resources_of
 from models.config.judge import with_share
-from tasks.stage import StageResult
+from tasks.execution import StageResult
 
 # PrefectFuture[StageResult], which Prefect hands to a task as its result (its types do not say so),
 # or the StageResult of an earlier run.

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from infra.gpus import memory_of
+from infra.processes.gpus import memory_of
 from infra.settings import Settings
 
 if TYPE_CHECKING:

@@ -20,14 +20,14 @@ from flows.recipes import RecipeName, recipe_named
 from flows.run import Future, Run
 from flows.studies.arms_of import ARMS
 from flows.studies.shared_run import SharedRun
-from infra.launch import TrainerStoppedError
-from infra.tracking import TrackedRun
+from infra.processes.launch import TrainerStoppedError
+from infra.tracking.runs import TrackedRun
 from models.config.base import RunSeed
 from models.config.reporting import ExhibitName, Paper, StudyConfig
 from models.studies.catalogue import exhibits_of
 from models.studies.exhibit import TITLES, Exhibit
 from tasks.access import demand_access
-from tasks.report import announce, lineage_of
+from tasks.publishing import announce, lineage_of
 from tasks.study import study as study_stage
 
 logger = logging.getLogger("trimtab")

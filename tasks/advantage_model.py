@@ -5,10 +5,10 @@ from __future__ import annotations
 from prefect import task
 
 from models.config.reward import AdvantageModelConfig
+from tasks.execution import StageResult
 from tasks.inputs import one_or_several
-from tasks.kinds import GPU
 from tasks.perform import Place, perform
-from tasks.stage import StageResult
+from tasks.retries import GPU
 
 
 @task(name="advantage_model", task_run_name="{label}", **GPU)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from prefect import task
 
 from models.config.judge import AILabelsConfig
-from tasks.kinds import CPU
+from tasks.execution import StageResult
 from tasks.perform import perform
-from tasks.stage import StageResult
+from tasks.retries import CPU
 
 
 @task(name="ai_labels", task_run_name="{label}", **CPU)

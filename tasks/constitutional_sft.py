@@ -5,9 +5,9 @@ from __future__ import annotations
 from prefect import task
 
 from models.config.policy import ConstitutionalSFTConfig
-from tasks.kinds import GPU
+from tasks.execution import StageResult
 from tasks.perform import ALONE, perform
-from tasks.stage import StageResult
+from tasks.retries import GPU
 
 
 @task(name="constitutional_sft", task_run_name="{label}", **GPU)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from prefect import task
 
 from models.config.reporting import EvaluateConfig
-from tasks.kinds import GPU
+from tasks.execution import StageResult
 from tasks.perform import Place, perform
-from tasks.stage import StageResult
+from tasks.retries import GPU
 
 
 @task(name="evaluate", task_run_name="{label}", **GPU)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.stage import StageResult
+from tasks.execution import StageResult
 
 
 def one_or_several(

@@ -6,10 +6,10 @@ from prefect import task
 
 from models.config.judge import JudgePreferencesConfig
 from models.data.records import ArtifactRef
-from tasks.kinds import CPU
+from tasks.execution import StageResult
 from tasks.perform import Place, perform
+from tasks.retries import CPU
 from tasks.sources import import_constitution
-from tasks.stage import StageResult
 
 
 @task(name="judge_preferences", task_run_name="{label}", **CPU)

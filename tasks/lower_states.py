@@ -5,9 +5,9 @@ from __future__ import annotations
 from prefect import task
 
 from models.config.reward import LowerStatesConfig
-from tasks.kinds import GPU
+from tasks.execution import StageResult
 from tasks.perform import ALONE, perform
-from tasks.stage import StageResult
+from tasks.retries import GPU
 
 
 @task(name="lower_states", task_run_name="lower states", **GPU)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from prefect import task
 
 from models.config.reward import MetaRMConfig
-from tasks.kinds import GPU
+from tasks.execution import StageResult
 from tasks.perform import ALONE, perform
-from tasks.stage import StageResult
+from tasks.retries import GPU
 
 
 @task(name="meta_rm", task_run_name="{label}", **GPU)

@@ -14,14 +14,14 @@ from prefect.runtime import flow_run, task_run
 from pydantic import BaseModel
 
 from infra.settings import Settings
-from infra.tracking import TrackedRun
+from infra.tracking.runs import TrackedRun
 from models.config.training import TrainerConfig, trainer_of
 from models.data.records import ArtifactRef
 from tasks.access import demand_access, environment_of_trainers
-from tasks.code_version import read_sources
+from tasks.cache_key import read_sources
+from tasks.execution import Progress, StageContext, StageResult, run_stage
 from tasks.gpu_slots import gpu_slots
-from tasks.judge_keys import judge_keys
-from tasks.stage import Progress, StageContext, StageResult, run_stage
+from tasks.secrets import judge_keys
 
 EXPERIMENT = "trimtab"
 Place = tuple[int, int]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from prefect import task
 
 from models.config.policy import PPOConfig
+from tasks.events import COLLAPSED, tell
+from tasks.execution import StageResult
 from tasks.inputs import one_or_several
-from tasks.kinds import GPU
-from tasks.notices import COLLAPSED, tell
 from tasks.perform import Place, perform
-from tasks.stage import StageResult
+from tasks.retries import GPU
 
 
 @task(name="ppo_max", task_run_name="{label}", **GPU)

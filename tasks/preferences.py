@@ -6,13 +6,13 @@ from pathlib import Path
 
 from prefect import task
 
-from infra.fetch import is_remote
+from infra.store.fetch import is_remote
 from models.config.data import PreferencesConfig
 from tasks.access import demand_access
-from tasks.kinds import CPU
+from tasks.execution import StageResult
 from tasks.perform import logger, perform
+from tasks.retries import CPU
 from tasks.sources import import_source, is_data
-from tasks.stage import StageResult
 
 
 @task(name="preferences", task_run_name="{label}", **CPU)

@@ -15,12 +15,12 @@ from typing import Any
 from prefect import task
 from prefect.artifacts import create_link_artifact
 
-from infra.registry import Registry, Version
+from infra.tracking.registry import Registry, Version
 from models.data.records import ArtifactRef
-from tasks.kinds import may_pass
-from tasks.notices import PROMOTED, tell
+from tasks.events import PROMOTED, tell
+from tasks.execution import StageResult, result_of
 from tasks.perform import base_context, flow_run_tags
-from tasks.stage import StageResult, result_of
+from tasks.retries import may_pass
 
 # Tags of a version: which policy it is, of which round, the report of its run, and the settings
 # under which another round did not take its place.

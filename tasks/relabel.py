@@ -6,10 +6,10 @@ from prefect import task
 
 from models.config.reward import RelabelConfig
 from models.data.records import ArtifactRef
-from tasks.kinds import CPU
+from tasks.execution import StageResult
 from tasks.perform import perform
+from tasks.retries import CPU
 from tasks.sources import import_source
-from tasks.stage import StageResult
 
 
 @task(name="relabel", task_run_name="{label}", **CPU)

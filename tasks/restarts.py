@@ -11,7 +11,7 @@ from prefect.exceptions import Abort
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Crashed, State
 
-from infra.tracking import TrackedRun, Tracking
+from infra.tracking.runs import TrackedRun, Tracking
 from tasks.perform import FLOW_RUN, base_context
 
 # Automations resume a crashed run; one that crashes every time must not go on for ever.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from prefect import task
 
 from models.config.policy import ReviseConfig
-from tasks.kinds import GPU
+from tasks.execution import StageResult
 from tasks.perform import ALONE, perform
+from tasks.retries import GPU
 from tasks.sources import import_constitution
-from tasks.stage import StageResult
 
 
 @task(name="revise", task_run_name="{label}", **GPU)

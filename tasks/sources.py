@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from infra.fetch import FetchError, digest_of, fetch
+from infra.store.fetch import FetchError, digest_of, fetch
 from models.data.readers import SUFFIXES
 from models.data.records import ArtifactRef
 from models.judge.constitutions import PACKAGED, load_constitution
@@ -18,7 +18,7 @@ def import_source(source: str, check: Callable[[Path], object] | None = None) ->
     """Publish a source's bytes as an artifact of stage `raw`, once.
 
     Nothing is published but what the run may read (`tasks.access`): of data, files of its kinds;
-    of others what passes `check`, which takes the folder. Raises infra.fetch.FetchError where
+    of others what passes `check`, which takes the folder. Raises infra.store.fetch.FetchError where
     nothing of the kind is there, infra.access.AccessError, and what `check` raises.
     """
     store = base_context().store

@@ -5,9 +5,9 @@ from __future__ import annotations
 from prefect import task
 
 from models.config.reporting import StudyConfig
-from tasks.kinds import CPU
+from tasks.execution import StageResult
 from tasks.perform import perform
-from tasks.stage import StageResult
+from tasks.retries import CPU
 
 
 @task(name="study", task_run_name="{label}", **CPU)

@@ -29,7 +29,7 @@ from tests.flows.running_stack import Running, running_stack
 VICTIMS = {
     "worker": "prefect worker start",
     "flow run": "prefect.engine",
-    "trainer": "infra.warm_server",
+    "trainer": "infra.processes.fork_server",
     "MLflow": "mlflow server",
     "S3": "weed ",
 }

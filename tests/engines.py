@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from infra.prefect_server import local_prefect_server
+from infra.prefect.server import local_prefect_server
 from tests.ports import free_ports
 
 STAGES, NODES, SECONDS = 10, 2, 3.0
@@ -143,7 +143,7 @@ def cluster(engine: Engine, folder: Path) -> Iterator[list[subprocess.Popen[byte
 def descendants() -> list[psutil.Process]:
     """What the engine runs: all children but Prefect's server."""
     children = psutil.Process().children(recursive=True)
-    return [each for each in children if "infra.prefect_server" not in each.cmdline()]
+    return [each for each in children if "infra.prefect.server" not in each.cmdline()]
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

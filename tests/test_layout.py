@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.kinds import may_pass
+from tasks.retries import may_pass
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("flows", "tasks", "models", "infra")

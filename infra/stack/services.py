@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.access import Access
-from infra.environment import OF_HUB
+from infra.processes.environment import OF_HUB
 from infra.stack import flow_runs, secrets
 from infra.stack.bucket import BUCKET
 from infra.stack.postgres import postgres, url
@@ -168,7 +168,7 @@ class Stack:
                 "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
                     "prefect.server.concurrency.lease_storage.filesystem"
                 ),
-                "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "infra.stack.event_order",
+                "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "infra.prefect.event_order",
                 # How long a stage that found no GPU slot may wait before it asks again.
                 "PREFECT_SERVER_CONCURRENCY_MAXIMUM_CONCURRENCY_SLOT_WAIT_SECONDS": "2",
                 "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infra.environment import without_secrets
+from infra.processes.environment import without_secrets
 from infra.stack import flow_runs
 from infra.stack.programs import StackError, as_user
 from infra.stack.secrets import SECRETS

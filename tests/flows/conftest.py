@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from infra.prefect_server import local_prefect_server
+from infra.prefect.server import local_prefect_server
 from tests.flows.command import trimtab
 
 FINISHED = ("run", "smoke", "ppo.num_steps=12")

@@ -13,7 +13,8 @@ from unittest import mock
 
 from flows import cli
 from tasks import perform
-from tasks.stage_context import StageContext, Trainers
+from tasks.cache_key import Trainers
+from tasks.execution import StageContext
 from tests.models import stopping
 
 _TRAINERS = Trainers(entry=stopping.__name__)

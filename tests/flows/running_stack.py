@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 import requests
 
-from infra.manifest import Manifest
 from infra.stack import secrets
 from infra.stack.seaweedfs import NUM_INNER_PORTS
 from infra.stack.services import Ports, Stack
-from infra.storage import open_store
+from infra.store.manifest import Manifest
+from infra.store.store import open_store
 from tests.ports import free_ports
 
 ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")

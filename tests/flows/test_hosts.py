@@ -15,7 +15,7 @@ import pytest
 from flows.experiment import experiment
 from flows.planned_run import PlannedRun, PlannedStage
 from flows.recipes import recipe_named
-from infra.gpus import own_gpus
+from infra.processes.gpus import own_gpus
 from infra.settings import Settings
 from tasks import perform
 

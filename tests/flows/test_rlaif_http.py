@@ -146,8 +146,8 @@ def test_a_block_that_is_not_there_is_named() -> None:
     _python(
         "import pytest\n"
         "from models.config.judge import EndpointConfig\n"
-        "from tasks.judge_keys import judge_keys\n"
-        "from tasks.stage import StageInputError\n"
+        "from tasks.secrets import judge_keys\n"
+        "from tasks.execution import StageInputError\n"
         "with pytest.raises(StageInputError, match=\"key_block is 'no-such', and Prefect's\"):\n"
         "    judge_keys(EndpointConfig(model='m', key_block='no-such'))"
     )

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.manifest import Manifest
+from infra.processes.fork_client import close_servers
 from infra.stack.bucket import BUCKET
 from infra.stack.seaweedfs import NUM_INNER_PORTS, seaweedfs
 from infra.stack.supervisor import Supervisor
-from infra.storage import Store, open_store
-from infra.warm_client import close_servers
+from infra.store.manifest import Manifest
+from infra.store.store import Store, open_store
 from tests.ports import free_ports
 
 KEY = "k" * 64

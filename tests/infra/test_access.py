@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from infra.access import Access, AccessError
-from infra.environment import of_trainers, without_secrets
-from infra.fetch import FetchError, fetch
+from infra.processes.environment import of_trainers, without_secrets
+from infra.store.fetch import FetchError, fetch
 
 SUFFIXES = (".jsonl",)
 

@@ -6,7 +6,7 @@ import json
 import time
 from pathlib import Path
 
-from infra.launch import launch
+from infra.processes.launch import launch
 
 
 def write_job(workdir: Path, do: str) -> Path:

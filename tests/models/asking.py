@@ -8,8 +8,8 @@ from typing import Any
 
 import psutil
 
-from infra.launch import PRELOAD
-from infra.warm_client import warm_server
+from infra.processes.fork_client import warm_server
+from infra.processes.launch import PRELOAD
 from models.config.judge import EndpointConfig
 from models.training import signals
 from tests.models.judge.endpoint import Body, Reply, Script, ScriptedServer, completion

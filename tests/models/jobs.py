@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from infra import launch as launch_module
-from infra.warm_client import warm_server
+from infra.processes import launch as launch_module
+from infra.processes.fork_client import warm_server
 from models.training import checkpoint
 from tests.models import stopping
 from tests.models.conftest import run_stage

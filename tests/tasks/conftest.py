@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from infra.warm_client import close_servers
-from tasks.stage import StageContext
+from infra.processes.fork_client import close_servers
+from tasks.execution import StageContext
 from tests.tasks.toy_stage import make_context
 
 

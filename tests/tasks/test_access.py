@@ -16,15 +16,15 @@ from pydantic import BaseModel
 from flows.config import RunConfig, load_config
 from flows.recipes import RECIPES, recipe_named
 from infra.access import AccessError
-from infra.storage import Store, open_store
+from infra.store.store import Store, open_store
 from models.config.data import PreferencesConfig
 from models.config.judge import JudgePreferencesConfig
 from models.config.training import SFTConfig
 from models.judge.constitutions import ConstitutionError
 from models.packages import PACKAGED_MODELS
 from models.stages.rehearsal import PACKAGED_ENCODERS
-from tasks import judge_keys as keys
 from tasks import perform as performing
+from tasks import secrets as keys
 from tasks import sources
 from tasks.access import (
     OUR_OWN,
@@ -34,7 +34,7 @@ from tasks.access import (
     kind_of,
     limits,
 )
-from tasks.judge_keys import judge_keys
+from tasks.secrets import judge_keys
 from tasks.sources import import_constitution, import_source
 
 # Fields that are texts and name no place.

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks import code_version as module
-from tasks.code_version import ROOT, UnknownModuleError, code_version, modules_of
-from tasks.stage_key import stage_key
+from tasks import cache_key as module
+from tasks.cache_key import ROOT, UnknownModuleError, code_version, modules_of, stage_key
 
 FILES = {
     "models/__init__.py": "",

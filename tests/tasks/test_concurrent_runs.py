@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tasks.stage import StageContext
+from tasks.execution import StageContext
 from tests.tasks.toy_stage import count, make_context
 
 RUNS, STAGES, OF_ALL = 20, 4, 8

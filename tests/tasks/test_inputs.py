@@ -6,8 +6,8 @@ from pathlib import Path
 
 from models.data.records import ArtifactRef
 from models.training.data import one_or_several as found
+from tasks.execution import StageResult
 from tasks.inputs import one_or_several
-from tasks.stage import StageResult
 
 
 def test_trainers_find_what_tasks_hand_over_in_their_order() -> None:

@@ -9,7 +9,7 @@ import pytest
 from models.config.data import PreferencesConfig
 from models.data.records import ArtifactRef
 from tasks import preferences as task_module
-from tasks.stage import StageResult
+from tasks.execution import StageResult
 
 
 @pytest.mark.parametrize("warning", ["preferences.max_pairs=2 left out 3 of 5 good pairs.", None])

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from infra.registry import RegistryError
 from infra.settings import Settings
-from infra.storage import Store, open_store
-from infra.tracking import Tracking
+from infra.store.store import Store, open_store
+from infra.tracking.registry import RegistryError
+from infra.tracking.runs import Tracking
 from models.data.records import ArtifactRef
 from tasks import registry as registry_module
+from tasks.execution import StageResult
 from tasks.registry import (
     DIGEST,
     KEY,
@@ -25,7 +26,6 @@ from tasks.registry import (
     registry,
     roll_back,
 )
-from tasks.stage import StageResult
 from tests.registered import downloaded
 
 PLACE = "model/model.safetensors"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from infra.settings import Settings
-from infra.tracking import Tracking
+from infra.tracking.runs import Tracking
 from tasks import restarts
 from tasks.perform import FLOW_RUN
 

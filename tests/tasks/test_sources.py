@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from infra.fetch import FetchError
-from infra.storage import open_store
+from infra.store.fetch import FetchError
+from infra.store.store import open_store
 from tasks import sources
 from tasks.sources import import_constitution, import_source
 

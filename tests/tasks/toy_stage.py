@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from infra.settings import Settings
-from infra.storage import open_store
-from infra.tracking import Tracking
-from tasks.stage import StageContext, StageResult, Trainers, run_stage
+from infra.store.store import open_store
+from infra.tracking.runs import Tracking
+from tasks.execution import StageContext, StageResult, Trainers, run_stage
 
 
 class CounterConfig(BaseModel):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from infra.launch import TrainerError, TrainerKilledError, launch
+from infra.processes.launch import TrainerError, TrainerKilledError, launch
 from models.config.judge import JudgeConfig, JudgePreferencesConfig
 from models.judge.budget import LEDGER_NAME, BudgetError, Ledger
 from models.judge.chat import Usage

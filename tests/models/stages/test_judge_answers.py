@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from infra.launch import TrainerKilledError, launch
+from infra.processes.launch import TrainerKilledError, launch
 from models.config.judge import JudgeAnswersConfig, JudgeConfig
 from models.judge.budget import BudgetError
 from models.synthetic.demonstrations import corrupted_response, draw_prompts, perfect_response

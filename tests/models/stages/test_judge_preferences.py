@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from infra.launch import TrainerKilledError, launch
+from infra.processes.launch import TrainerKilledError, launch
 from models.config.judge import JudgeConfig, JudgePreferencesConfig
 from models.judge.budget import BudgetError
 from models.training import signals

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from infra.launch import launch
+from infra.processes.launch import launch
 from models.config.policy import CPLConfig, DPOConfig
 from models.config.training import LoraConfig, TrainConfig, ZeroConfig
 from models.nets.loading import load_policy, load_tokenizer

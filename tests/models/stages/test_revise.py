@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from infra.launch import TrainerKilledError, launch
+from infra.processes.launch import TrainerKilledError, launch
 from models.config.judge import ChatModelConfig
 from models.config.policy import ReviseConfig
 from models.judge.budget import BudgetError

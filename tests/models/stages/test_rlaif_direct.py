@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from infra.launch import TrainerError, launch
+from infra.processes.launch import TrainerError, launch
 from models.config.judge import EndpointConfig, JudgeConfig
 from models.config.policy import PPOConfig, ScoringConfig
 from models.judge.budget import BudgetError

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from infra.launch import launch
+from infra.processes.launch import launch
 from models.config.policy import AnswersConfig, HIRConfig, RejectionSamplingConfig, RestConfig
 from models.config.training import TrainConfig
 from models.nets.generation import Sampling

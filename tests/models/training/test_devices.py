@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from infra.launch import TrainerError, launch
+from infra.processes.launch import TrainerError, launch
 from models.config.reward import ContrastiveConfig, FeaturesConfig, LowerStatesConfig
 from models.config.training import LoraConfig
 from models.training import entry

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from infra.launch import TrainerError, TrainerKilledError, launch
+from infra.processes.launch import TrainerError, TrainerKilledError, launch
 from models import limits
 from models.training import distributed
 from models.training.data import read_rows

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from infra import launch as launch_module
-from infra.launch import TrainerError, TrainerStoppedError, launch
-from infra.warm_client import close_servers
+from infra.processes import launch as launch_module
+from infra.processes.fork_client import close_servers
+from infra.processes.launch import TrainerError, TrainerStoppedError, launch
 from models.training import entry, signals
 
 # Puts a toy stage where the real ones are, then goes through the real entry.

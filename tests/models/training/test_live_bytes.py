@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from infra.launch import launch
+from infra.processes.launch import launch
 from models import limits
 from models.config.training import ModelConfig, ZeroConfig
 from models.estimates.amounts import Amounts

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from infra.launch import launch
+from infra.processes.launch import launch
 from models.config.policy import (
     CPLConfig,
     DPOConfig,

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 from torch import nn
 
-from infra.launch import launch
+from infra.processes.launch import launch
 from models.config.reward import ContrastiveConfig, RewardModelConfig
 from models.config.training import ZeroConfig
 from models.nets.loading import load_policy, load_tokenizer, save_model

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from infra.launch import launch
+from infra.processes.launch import launch
 from models.config.policy import PPOConfig, VllmConfig
 from models.config.training import LoraConfig
 from models.nets.generation import Sampling

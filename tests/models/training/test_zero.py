@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from infra.launch import TrainerError, TrainerKilledError, launch
+from infra.processes.launch import TrainerError, TrainerKilledError, launch
 from models.config.reward import MetaRMConfig
 from models.config.training import TrainConfig, ZeroConfig
 from models.training import loop

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from infra.launch import launch
+from infra.processes.launch import launch
 from models.config.training import ZeroConfig
 from models.training.progress import read_metrics
 from tests.models.conftest import run_stage

@@ -1,0 +1,37 @@
+"""For Prefect's server: events of before its start count as seen.
+
+A run's states are events that follow one another, and automations are not told of one before they
+were told of the one it follows, for up to a quarter of an hour. Prefect remembers in memory what it
+told them. Once the server was started again, a run that had been running could crash unheard.
+
+PREFECT_SERVER_EVENTS_CAUSAL_ORDERING=infra.prefect.event_order
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import sqlalchemy as sa
+from prefect.server.database import provide_database_interface
+from prefect.server.events.ordering import memory
+from prefect.server.events.schemas.events import Event
+from prefect.types import _datetime
+
+_started = _datetime.now("UTC")
+
+
+class CausalOrdering(memory.CausalOrdering):
+    """Prefect's own, with a look into the database."""
+
+    async def event_has_been_seen(self, event: UUID | Event) -> bool:
+        """Whether an event was handed to automations, now or before the server's start."""
+        identifier = event.id if isinstance(event, Event) else event
+        return await super().event_has_been_seen(event) or await _is_of_before(identifier)
+
+
+async def _is_of_before(identifier: UUID) -> bool:
+    database = provide_database_interface()
+    query = sa.select(database.Event.received).where(database.Event.id == identifier)
+    async with database.session_context() as session:
+        received = await session.scalar(query)
+    return received is not None and received < _started

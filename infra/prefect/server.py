@@ -1,0 +1,121 @@
+"""Prefect's API on the embedded files, as a child process for as long as a command runs.
+
+Prefect starts a temporary server of its own where none is configured, but late (after this process
+has imported the server as well), it outlives a killed command, and it stops before it has written
+down the last task runs. This one starts while the command still imports its flows; its end is the
+end of a pipe, which a kill -9 closes too; then it still takes in what it was sent.
+
+Imports no Prefect in the process that calls `local_prefect_server`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from infra.imports import quick_imports
+from infra.prefect.busy_database import trying_again
+from infra.processes.fork_client import child_env
+from infra.processes.locks import file_lock
+
+API_URL = "PREFECT_API_URL"
+START_SECONDS = 120.0
+# Events wait up to two seconds in the client and two in the server before they are written.
+DRAIN_SECONDS = 5.0
+# Block types are for the pages of `trimtab ui`, whose server registers them itself. To memoise that
+# they are registered, every integration that is installed would be imported.
+WITHOUT_BLOCKS = {
+    "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
+    "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
+}
+# The child makes the tables itself: the servers of several commands of one home, one at a time.
+WITHOUT_TABLES = {"PREFECT_API_DATABASE_MIGRATE_ON_START": "false"}
+
+
+class PrefectServerError(RuntimeError):
+    """The embedded Prefect server did not start."""
+
+
+@contextmanager
+def local_prefect_server() -> Iterator[Callable[[], None]]:
+    """Start the server on a free loopback port and name it in the environment's PREFECT_API_URL.
+
+    Gives a function that waits until the server answers; raises PrefectServerError there if it
+    does not. Where PREFECT_API_URL is set already nothing is started. Must be entered before
+    Prefect is imported.
+    """
+    if os.environ.get(API_URL):
+        yield lambda: None
+        return
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(128)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+        server = subprocess.Popen(
+            [sys.executable, "-P", "-m", "infra.prefect.server", str(listener.fileno())],
+            stdin=subprocess.PIPE,
+            env=child_env(WITHOUT_BLOCKS),
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+    os.environ[API_URL] = url
+    try:
+        yield lambda: _wait_until_ready(server, url)
+    finally:
+        del os.environ[API_URL]
+        assert server.stdin is not None
+        server.stdin.close()
+
+
+def _wait_until_ready(server: subprocess.Popen[bytes], url: str) -> None:
+    """The listening socket is open from the start: a request waits for the server to come up."""
+    deadline = time.monotonic() + START_SECONDS
+    while server.poll() is None and time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=START_SECONDS):
+                return
+        except (OSError, urllib.error.URLError):
+            time.sleep(0.2)
+    state = "did not answer" if server.poll() is None else f"ended with status {server.returncode}"
+    raise PrefectServerError(
+        f"the embedded Prefect server {state} within {START_SECONDS:.0f} s; its messages are "
+        f"above. Free space in the home folder, or set {API_URL} to a server of your own"
+    )
+
+
+def serve(descriptor: int) -> None:
+    """The child: serve on the inherited socket until stdin ends, then drain and stop."""
+    with quick_imports():
+        import uvicorn
+        from prefect.server.api.server import create_app
+        from prefect.server.database import provide_database_interface
+        from prefect.settings import PREFECT_HOME
+
+        with file_lock(PREFECT_HOME.value() / ".tables.lock"):
+            asyncio.run(provide_database_interface().create_db())
+        # `ephemeral`: only the services a client cannot do without, no scheduler. `final`: no other
+        # application is made in this process.
+        app = trying_again(create_app(ephemeral=True, final=True))
+    server = uvicorn.Server(uvicorn.Config(app, fd=descriptor, log_level="error", lifespan="on"))
+
+    def stop_after_the_command() -> None:
+        while os.read(0, 1):  # not through sys.stdin: its lock would outlive this thread
+            pass
+        time.sleep(DRAIN_SECONDS)
+        server.should_exit = True
+
+    threading.Thread(target=stop_after_the_command, daemon=True).start()
+    server.run()
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""Trainer processes: launching, locks, GPUs, environments."""

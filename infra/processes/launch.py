@@ -1,0 +1,198 @@
+"""Run a trainer as a child process, so that no crash of it takes the orchestrator along.
+
+It is a fork of the warm server, which has torch loaded; it leads its own process group, in which it
+may fork ranks, dies with the orchestrator, logs to `<workdir>/trainer.log` and reports through
+`<workdir>/metrics.jsonl`.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from infra.processes import locks
+from infra.processes.environment import of_trainers
+from infra.processes.fork_client import Job, ServerGoneError, child_env, warm_server
+from infra.processes.tail import LineTail, last_lines, raised
+
+ENTRY = "models.training.entry"
+PRELOAD = "models.training.preload"
+EXIT_STOPPED = 75  # EX_TEMPFAIL: the trainer was asked to stop, and left a checkpoint
+EXIT_RANK_KILLED = 256 - signal.SIGKILL  # DeepSpeed's launcher, where one of its ranks was killed
+LOG_NAME = "trainer.log"
+METRICS_NAME = "metrics.jsonl"
+
+_POLL_SECONDS = 0.1
+_LOG_LINES = 60
+
+
+class TrainerError(Exception):
+    """A trainer failed; the message has its exception, or else how it ended and its last lines."""
+
+
+class TrainerKilledError(TrainerError):
+    """A trainer, or the warm server it was a child of, was killed; it may go well another time."""
+
+
+class TrainerStoppedError(TrainerError):
+    """A trainer was asked to stop (SIGTERM) and did; the same stage run again continues."""
+
+
+def launch(
+    job_path: Path,
+    *,
+    entry: str = ENTRY,
+    preload: str | None = PRELOAD,
+    num_threads: int = 1,
+    on_lines: Callable[[list[str]], None] | None = None,
+    env: Mapping[str, str] | None = None,
+    drain_seconds: float = 300.0,
+) -> float:
+    """Run `entry.main(job_path)` in a child process and wait for it; returns seconds taken.
+
+    The child has this process's environment without secrets, and `env`.
+
+    `on_lines` gets the lines added to metrics.jsonl in the job's folder, ten times a second, in
+    this thread. Any exception in this thread (its own, KeyboardInterrupt, a cancellation) kills
+    the child. While `drain_on_sigterm` has a SIGTERM in hand the child gets it too, and has
+    `drain_seconds` to save its state.
+
+    Raises TrainerError: as TrainerKilledError where it was killed, as TrainerStoppedError after a
+    SIGTERM.
+    """
+    workdir = job_path.resolve().parent
+    log = workdir / LOG_NAME
+    log_start = log.stat().st_size if log.exists() else 0
+    started = time.monotonic()
+    child = {**of_trainers(child_env(_thread_env(num_threads))), **(env or {})}
+    with drain_on_sigterm():
+        _stop_if_asked()
+        try:
+            job = warm_server(preload).run(entry, job_path.resolve(), log, child)
+        except ServerGoneError as error:
+            raise TrainerKilledError(str(error)) from error
+        try:
+            _wait(job, LineTail(workdir / METRICS_NAME), on_lines, drain_seconds)
+        finally:
+            _kill(job)
+        _check(job, log, log_start)
+    return time.monotonic() - started
+
+
+def warm_up(preload: str | None = PRELOAD) -> None:
+    """Start the fork server now, so that its imports run while the caller does other things."""
+    warm_server(preload)
+
+
+class _Drain:
+    """Whether a SIGTERM is in hand: a plain flag, as a signal handler may not take locks."""
+
+    requested = False
+    depth = 0
+
+    def handle(self, _number: int, _frame: FrameType | None) -> None:
+        self.requested = True
+
+
+_drain = _Drain()
+
+
+@contextmanager
+def drain_on_sigterm() -> Iterator[None]:
+    """Meanwhile, SIGTERM asks the running trainers to save and stop instead of ending this process.
+
+    Every `launch` in any thread passes it on and raises TrainerStoppedError once its trainer has
+    stopped. When the outermost block is left the signal takes its ordinary effect; launches that
+    other threads are still in, or come to, are stopped all the same. `launch` itself
+    enters it in the main thread; a program that launches from worker threads enters it in its main
+    thread (elsewhere it does nothing: Python handles signals in the main thread only).
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    if _drain.depth:
+        yield
+        return
+    _drain.requested = False
+    previous = signal.signal(signal.SIGTERM, _drain.handle)
+    _drain.depth = 1
+    try:
+        yield
+    finally:
+        _drain.depth = 0
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
+        if _drain.requested:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def _stop_if_asked() -> None:
+    if _drain.requested:
+        raise TrainerStoppedError("a stage was not started, as a SIGTERM is in hand")
+
+
+def wait_unless_stopped() -> None:
+    """Between two tries for a lock; TrainerStoppedError while `drain_on_sigterm` has a SIGTERM."""
+    _stop_if_asked()
+    locks.pause()
+
+
+def _wait(
+    job: Job,
+    tail: LineTail,
+    on_lines: Callable[[list[str]], None] | None,
+    drain_seconds: float,
+) -> None:
+    deadline: float | None = None
+    done = False
+    while not done:
+        done = job.wait(_POLL_SECONDS)
+        while on_lines is not None and (lines := tail.read()):
+            on_lines(lines)
+        if _drain.requested and deadline is None:
+            job.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + drain_seconds
+        if deadline is not None and time.monotonic() > deadline:
+            job.send_signal(signal.SIGKILL)
+
+
+def _kill(job: Job) -> None:
+    """Leave nothing running that still writes into the work folder."""
+    while not job.wait(0):
+        job.send_signal(signal.SIGKILL)
+        job.wait(1.0)
+
+
+def _check(job: Job, log: Path, log_start: int) -> None:
+    if job.code == 0:
+        return
+    tail = last_lines(log, _LOG_LINES, log_start)
+    if job.code == 1 and not _drain.requested and (error := raised(tail)):
+        raise TrainerError(f"{error}\ntraceback: {log}")
+    report = f"\nlog: {log}" + (f", its last lines:\n{tail}" if tail else ", empty")
+    if job.error is not None:
+        raise TrainerKilledError(job.error + report)
+    if job.code == EXIT_STOPPED or _drain.requested:
+        raise TrainerStoppedError(f"the trainer was asked to stop; {_outcome(job)}" + report)
+    if job.signal == signal.SIGKILL or job.code == EXIT_RANK_KILLED:
+        raise TrainerKilledError(
+            f"the trainer failed: {_outcome(job)}. Nobody here sent it: most likely the kernel's "
+            "out-of-memory killer did. Lower the batch size or the sequence length, run fewer "
+            "trainers at once (TRIMTAB_MAX_PARALLEL), or use a machine with more memory" + report
+        )
+    raise TrainerError(f"the trainer failed: {_outcome(job)}" + report)
+
+
+def _outcome(job: Job) -> str:
+    if job.signal is not None:
+        return f"killed by {signal.Signals(job.signal).name}"
+    return f"exit code {job.code}"
+
+
+def _thread_env(num_threads: int) -> dict[str, str]:
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return {**dict.fromkeys(names, str(num_threads)), "TOKENIZERS_PARALLELISM": "false"}

@@ -1,0 +1,1 @@
+"""Artifacts by content: a folder or an S3 bucket."""

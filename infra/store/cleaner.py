@@ -1,0 +1,129 @@
+"""What of a store nothing needs any more, and its removal.
+
+Needed is what a report was made of, the report itself included, if the report is young enough or
+pinned (a registered policy names it). Besides that: whatever was written lately, as a run may be
+at it, and the newest checkpoints of a stage that has not finished.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from infra.store.manifest import MANIFEST_NAME, Manifest
+from infra.store.objects import Found
+from infra.store.store import Store
+
+_Artifact = tuple[str, str]
+REPORTS = ("report", "study", "compare")  # the stages that people read the output of
+
+
+@dataclass(frozen=True)
+class Unneeded:
+    """Objects below one root that can go, and why; sizes in bytes."""
+
+    root: str
+    why: str
+    names: tuple[str, ...]
+    size: int
+
+
+def unneeded(
+    store: Store, *, reports_since: float, written_before: float, pinned: Collection[str] = ()
+) -> list[Unneeded]:
+    """What can go; nothing is removed.
+
+    Times are in seconds of the epoch by the store's clock: reports written since the first keep
+    what they were made of, only objects written before the second can go. `pinned` are keys of
+    reports that are kept whatever their age.
+    """
+    artifacts, checkpoints = _by_root(store, "artifacts", 3), _by_root(store, "checkpoints", 2)
+    manifests = {at: store.find(*at) for at in map(_stage_and_key, artifacts)}
+    reports = {
+        at
+        for at, objects in zip(manifests, artifacts.values(), strict=True)
+        if at[0] in REPORTS and (at[1] in pinned or _is_young(objects, reports_since))
+    }
+    needed = _reachable(manifests, reports)
+    finished = {key for (_, key), manifest in manifests.items() if manifest}
+    found = [
+        *_of_artifacts(artifacts, manifests, needed, written_before),
+        *_of_checkpoints(checkpoints, finished, written_before),
+    ]
+    return sorted(found, key=lambda each: each.root)
+
+
+def remove(store: Store, found: Unneeded) -> None:
+    """Remove it, the manifest first, so that no reader takes what is left for whole."""
+    for name in sorted(found.names, key=lambda name: not name.endswith(f"/{MANIFEST_NAME}")):
+        store.objects.delete(name)
+
+
+def _by_root(store: Store, prefix: str, depth: int) -> dict[str, dict[str, Found]]:
+    """What lies below a prefix, by the first `depth` parts of the names."""
+    groups: dict[str, dict[str, Found]] = defaultdict(dict)
+    for name, found in store.objects.list(prefix).items():
+        groups["/".join(name.split("/")[:depth])][name] = found
+    return groups
+
+
+def _stage_and_key(root: str) -> _Artifact:
+    _, stage, key = root.split("/")
+    return stage, key
+
+
+def _reachable(
+    manifests: Mapping[_Artifact, Manifest | None], reports: Collection[_Artifact]
+) -> set[_Artifact]:
+    """Reports and all that they were made of."""
+    waiting = list(reports)
+    needed: set[_Artifact] = set()
+    while waiting:
+        at = waiting.pop()
+        manifest = manifests.get(at)
+        if at in needed or manifest is None:
+            continue
+        needed.add(at)
+        waiting += [(parent["stage"], parent["key"]) for parent in manifest.parents.values()]
+    return needed
+
+
+def _of_artifacts(
+    artifacts: Mapping[str, Mapping[str, Found]],
+    manifests: Mapping[_Artifact, Manifest | None],
+    needed: Collection[_Artifact],
+    before: float,
+) -> Iterator[Unneeded]:
+    for root, objects in artifacts.items():
+        at = _stage_and_key(root)
+        manifest = manifests[at]
+        if _is_young(objects, before):
+            continue
+        if manifest is None:
+            yield _unneeded(root, "never finished", objects)
+        elif at not in needed:
+            yield _unneeded(root, "no report that is kept was made of it", objects)
+        else:
+            own = (f"{root}/{MANIFEST_NAME}", f"{root}/{manifest.content[:16]}/")
+            strays = {name: each for name, each in objects.items() if not name.startswith(own)}
+            if strays:
+                yield _unneeded(root, "of a publisher that came second", strays)
+
+
+def _of_checkpoints(
+    checkpoints: Mapping[str, Mapping[str, Found]], finished: Collection[str], before: float
+) -> Iterator[Unneeded]:
+    for root, objects in checkpoints.items():
+        is_finished = root.rpartition("/")[2] in finished
+        if not _is_young(objects, before):
+            why = "its stage has finished" if is_finished else "its stage was not gone on with"
+            yield _unneeded(root, why, objects)
+
+
+def _is_young(objects: Mapping[str, Found], before: float) -> bool:
+    return any(found.modified >= before for found in objects.values())
+
+
+def _unneeded(root: str, why: str, objects: Mapping[str, Found]) -> Unneeded:
+    return Unneeded(root, why, tuple(objects), sum(found.size for found in objects.values()))

@@ -1,0 +1,250 @@
+"""Content-addressed artifacts and checkpoints, in a local folder or in S3.
+
+Layout below the root:
+
+    artifacts/<stage>/<key>/manifest.json                 written last; its presence is the artifact
+    artifacts/<stage>/<key>/<content[:16]>/<file name>    the objects
+    checkpoints/<key>/<step>/...                          the same, one checkpoint a step
+
+The folder of the objects is named after their contents: two publishers of one key whose results
+differ (a trainer on a GPU is not bit-reproducible) never write over each other's objects, and the
+manifest decides which of them count.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from infra.store.manifest import (
+    MANIFEST_NAME,
+    CorruptArtifactError,
+    FileEntry,
+    MalformedManifestError,
+    Manifest,
+    StorageError,
+    build_manifest,
+    check_part,
+    hash_file,
+    holds,
+    scan_folder,
+)
+from infra.store.objects import LocalObjects, Objects
+
+logger = logging.getLogger(__name__)
+
+Fetch = Callable[[Path], None]
+
+
+class StoreUrlError(StorageError, ValueError):
+    """A store URL of a form that is not known."""
+
+
+class Store:
+    """Artifacts by (stage, key) and checkpoints by key, over one place that keeps objects."""
+
+    def __init__(self, objects: Objects, url: str) -> None:
+        self.objects = objects
+        self.url = url
+
+    # ---- artifacts
+
+    def find(self, stage: str, key: str) -> Manifest | None:
+        """The artifact's manifest, or None if there is no whole artifact under that key."""
+        return self._read(_artifact(stage, key), stage, key)
+
+    def publish(
+        self,
+        stage: str,
+        key: str,
+        folder: Path,
+        *,
+        config: Mapping[str, Any] | None = None,
+        parents: Mapping[str, Mapping[str, str]] | None = None,
+        versions: Mapping[str, str] | None = None,
+        seconds: float = 0.0,
+        summary: Mapping[str, Any] | None = None,
+    ) -> Manifest:
+        """Make `folder` the artifact under (stage, key): objects first, the manifest last.
+
+        The first publisher wins; whoever comes later gets the winner's manifest back, and its own
+        objects are removed. Raises OSError or a boto3 error when storing fails, and then there is
+        no artifact.
+        """
+        root = _artifact(stage, key)
+        manifest = build_manifest(
+            stage,
+            key,
+            scan_folder(folder),
+            config=config,
+            parents=parents,
+            versions=versions,
+            seconds=seconds,
+            summary=summary,
+        )
+        data = manifest.to_bytes()
+        while True:
+            winner = self.find(stage, key)
+            if winner is None:
+                self._put_objects(root, manifest, folder, link=False)
+                # What stands there now is absent or malformed: replace exactly that, or nothing.
+                present = self.objects.get_bytes(f"{root}/{MANIFEST_NAME}")
+                if self.find(stage, key) is None and self.objects.swap_bytes(
+                    f"{root}/{MANIFEST_NAME}", data, present
+                ):
+                    return manifest
+                continue
+            if winner.content != manifest.content:
+                self._delete_folder(f"{root}/{manifest.content[:16]}")
+            return winner
+
+    def materialise(self, manifest: Manifest, folder: Path, without: Collection[str] = ()) -> None:
+        """Bring files to `folder`, all but those in folders `without`, read-only, sha256 checked.
+
+        A whole folder is kept, any other replaced. CorruptArtifactError names what is missing.
+        """
+        files = manifest.files_without(without)
+        if not holds(folder, files):
+            self._fetch(_artifact(manifest.stage, manifest.key), manifest, folder, files=files)
+
+    def delete(self, stage: str, key: str) -> None:
+        """Remove an artifact."""
+        self._delete_manifest_first(_artifact(stage, key))
+
+    # ---- checkpoints
+
+    def save_checkpoint(self, key: str, step: int, folder: Path, *, keep: int = 2) -> Manifest:
+        """Store a checkpoint folder, then drop all but the newest `keep` of that key."""
+        root = _checkpoint(key, step)
+        manifest = build_manifest("checkpoint", key, scan_folder(folder))
+        self._put_objects(root, manifest, folder, link=True)
+        self.objects.put_bytes(f"{root}/{MANIFEST_NAME}", manifest.to_bytes())
+        for old in sorted(self._steps(key))[:-keep]:
+            self._delete_manifest_first(_checkpoint(key, old))
+        return manifest
+
+    def newest_checkpoint(self, key: str, before: int | None = None) -> tuple[int, Fetch] | None:
+        """The newest whole checkpoint (older than step `before`), or None.
+
+        The function returned brings it to a folder; it raises CorruptArtifactError as
+        `materialise` does, and then `before=step` finds the next older one.
+        """
+        for step in sorted(self._steps(key), reverse=True):
+            if before is not None and step >= before:
+                continue
+            root = _checkpoint(key, step)
+            manifest = self._read(root, "checkpoint", key)
+            if manifest is not None:
+                return step, functools.partial(self._fetch, root, manifest, files=manifest.files)
+        return None
+
+    def delete_checkpoints(self, key: str) -> None:
+        """Remove all checkpoints of a key."""
+        self._delete_folder(f"checkpoints/{check_part(key, 'key')}")
+
+    # ---- shared
+
+    def _steps(self, key: str) -> set[int]:
+        root = f"checkpoints/{check_part(key, 'key')}"
+        parts = (name[len(root) + 1 :].split("/")[0] for name in self.objects.list(root))
+        return {int(part) for part in parts if part.isdecimal()}
+
+    def _read(self, root: str, stage: str, key: str) -> Manifest | None:
+        name = f"{root}/{MANIFEST_NAME}"
+        data = self.objects.get_bytes(name)
+        if data is None:
+            return None
+        try:
+            manifest = Manifest.from_bytes(data)
+            if (manifest.stage, manifest.key) != (stage, key):
+                raise MalformedManifestError(f"it is of {manifest.stage}/{manifest.key}")
+            sizes = self.objects.list(f"{root}/{manifest.content[:16]}")
+            for entry in manifest.files:
+                found = sizes.get(_object(root, manifest, entry))
+                if found is None or found.size != entry.size:
+                    size = found.size if found else None
+                    raise MalformedManifestError(f"{entry.name} is {size}, not {entry.size} bytes")
+        except MalformedManifestError as error:
+            logger.warning("%s/%s is not a whole artifact: %s", self.url, name, error)
+            return None
+        return manifest
+
+    def _put_objects(self, root: str, manifest: Manifest, folder: Path, *, link: bool) -> None:
+        for entry in manifest.files:
+            name = _object(root, manifest, entry)
+            self.objects.put_file(name, folder / entry.name, entry.sha256, link=link)
+
+    def _fetch(
+        self, root: str, manifest: Manifest, folder: Path, *, files: Collection[FileEntry]
+    ) -> None:
+        temp = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}"
+        try:
+            temp.mkdir(parents=True)
+            for entry in files:
+                path = temp / entry.name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._fetch_file(_object(root, manifest, entry), entry, path)
+            if folder.exists():
+                shutil.rmtree(folder)
+            os.replace(temp, folder)
+        finally:
+            shutil.rmtree(temp, ignore_errors=True)
+
+    def _fetch_file(self, name: str, entry: FileEntry, path: Path) -> None:
+        try:
+            self.objects.get_file(name, path)
+        except KeyError as error:
+            raise CorruptArtifactError(f"{self.url}/{name} is missing") from error
+        size, sha256 = path.stat().st_size, hash_file(path)
+        if (size, sha256) != (entry.size, entry.sha256):
+            raise CorruptArtifactError(
+                f"{self.url}/{name} is corrupt: {size} bytes, sha256 {sha256}; its manifest says "
+                f"{entry.size} bytes, sha256 {entry.sha256}. Delete the artifact to compute it anew"
+            )
+
+    def _delete_manifest_first(self, root: str) -> None:
+        """In this order no reader takes what is left for whole."""
+        self.objects.delete(f"{root}/{MANIFEST_NAME}")
+        self._delete_folder(root)
+
+    def _delete_folder(self, root: str) -> None:
+        for name in self.objects.list(root):
+            self.objects.delete(name)
+
+
+def open_store(url: str) -> Store:
+    """A store at a folder path, `file:///folder`, or `s3://bucket/prefix`.
+
+    Raises StoreUrlError for any other form, and s3.StoreLocationError for a bucket out of reach.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "s3" and parts.netloc:
+        from infra.store.s3 import S3Objects  # boto3 takes half a second to load
+
+        return Store(S3Objects(parts.netloc, parts.path), url.rstrip("/"))
+    if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
+        return Store(LocalObjects(Path(unquote(parts.path))), url.rstrip("/"))
+    if "://" not in url and url:
+        return Store(LocalObjects(Path(url)), str(Path(url).resolve()))
+    raise StoreUrlError(
+        f"store {url!r} is of no known form; give a folder, file:///folder or s3://bucket/prefix"
+    )
+
+
+def _artifact(stage: str, key: str) -> str:
+    return f"artifacts/{check_part(stage, 'stage')}/{check_part(key, 'key')}"
+
+
+def _checkpoint(key: str, step: int) -> str:
+    return f"checkpoints/{check_part(key, 'key')}/{step}"
+
+
+def _object(root: str, manifest: Manifest, entry: FileEntry) -> str:
+    return f"{root}/{manifest.content[:16]}/{entry.name}"

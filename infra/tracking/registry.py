@@ -1,0 +1,236 @@
+"""MLflow's model registry: the versions of a policy, and which of them holds an alias.
+
+Tracking never fails a run; the registry decides which policy people get, so here an outage is an
+error. Nothing is lost by it: stages are in the store, and the same command registers again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.tracking.runs import TrackedRun, Tracking
+
+logger = logging.getLogger(__name__)
+
+
+class RegistryError(RuntimeError):
+    """MLflow's registry cannot be reached, or has no such version."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of a registered model; it loads as `models:/<name>/<number>`."""
+
+    name: str
+    number: str
+    tags: Mapping[str, str]
+
+
+class Registry:
+    """The registered models of one MLflow."""
+
+    def __init__(self, tracking: Tracking) -> None:
+        self.tracking = tracking
+
+    def register(
+        self,
+        run: TrackedRun,
+        name: str,
+        folder: Path,
+        *,
+        identity: Mapping[str, str],
+        aliases: Sequence[str] = (),
+        tags: Mapping[str, str] | None = None,
+    ) -> Version:
+        """Make a model folder a version of `name` and give it `aliases`.
+
+        The tags of `identity` say which model it is, and where it lies below the run's artifacts:
+        each version in a folder of its own. One that is a version already is not copied again, and
+        gets only aliases it never had, so that a run repeated later takes none back from a newer
+        version. Whoever held an alias before is noted, for `roll_back`. A version of the same
+        identity that was written over (`overwritten`) is replaced: tags and aliases move.
+        """
+        with self._client() as client:
+            _create_model(client, name)
+            versions = _versions(client, name)
+            lost = {each.version for each in _overwritten(versions)}
+            same = [each for each in versions if identity.items() <= each.tags.items()]
+            found = next((each for each in same if each.version not in lost), None)
+            if found is None:
+                found = self._new_version(client, run, name, folder, dict(identity))
+            for each in same:
+                if each.version in lost:
+                    found = _replace(client, each, found)
+            for alias in aliases:
+                if f"was.{alias}" not in found.tags:
+                    _give_alias(client, found, alias, tags or {})
+            return _version(client.get_model_version(name, found.version))
+
+    def overwritten(self, name: str) -> list[Version]:
+        """Versions whose folder holds the weights of a later version of the model.
+
+        An earlier Trimtab kept all versions of an MLflow run in one folder.
+        """
+        with self._client() as client:
+            return [_version(each) for each in _overwritten(_versions(client, name))]
+
+    def find(self, name: str, which: str) -> Version | None:
+        """A version by number or by alias; None without one."""
+        with self._client() as client:
+            if not which.isdecimal():
+                return _holder(client, name, which)
+            with _unless_missing():
+                return _version(client.get_model_version(name, which))
+        return None
+
+    def tag_values(self, prefix: str, key: str) -> set[str]:
+        """The values that a tag has at any version of the models whose names begin so."""
+        with self._client() as client:
+            models = client.search_registered_models(f"name LIKE '{prefix}%'", max_results=1000)
+            versions = [
+                version
+                for model in models
+                for version in client.search_model_versions(f"name = '{model.name}'")
+            ]
+        return {version.tags[key] for version in versions if key in version.tags}
+
+    def tag(self, version: Version, tags: Mapping[str, str]) -> None:
+        """Set tags of a version."""
+        with self._client() as client:
+            for key, value in tags.items():
+                client.set_model_version_tag(version.name, version.number, key, value)
+
+    def roll_back(self, name: str, alias: str, to: str | None = None) -> Version:
+        """Give an alias back to the version that held it before, or to version `to`."""
+        with self._client() as client:
+            current = _holder(client, name, alias)
+            if current is None:
+                raise RegistryError(
+                    f"no version of {name} is {alias}: there is nothing to go back from"
+                )
+            to = to or current.tags.get(f"replaces.{alias}")
+            if to is None:
+                raise RegistryError(f"version {current.number} of {name} is its first {alias}")
+            versions = _versions(client, name)
+            known = [str(found.version) for found in versions]
+            if to not in known:
+                raise RegistryError(f"{name} has no version {to!r}; it has {', '.join(known)}")
+            if to in {str(each.version) for each in _overwritten(versions)}:
+                raise RegistryError(
+                    f"version {to} of {name} holds the weights of a later version (a fault of an "
+                    "earlier Trimtab), and the store has its own no more: name another version"
+                )
+            client.set_registered_model_alias(name, alias, to)
+            return _version(client.get_model_version(name, to))
+
+    def _new_version(
+        self, client: Any, run: TrackedRun, name: str, folder: Path, identity: dict[str, str]
+    ) -> Any:
+        """Copy the folder to the run, and only then make a version of it."""
+        if run.run_id is None:
+            raise RegistryError(
+                f"MLflow at {self.tracking.uri} could not be reached when this run began, so that "
+                f"there is no MLflow run to keep {name} in; the same command registers it"
+            )
+        text = json.dumps(identity, sort_keys=True)
+        place = f"model-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        client.log_artifacts(run.run_id, str(folder), place)
+        source = f"{client.get_run(run.run_id).info.artifact_uri}/{place}"
+        return client.create_model_version(name, source, run_id=run.run_id, tags=identity)
+
+    @contextmanager
+    def _client(self) -> Iterator[Any]:
+        if not self.tracking.uri:
+            raise RegistryError("MLflow is switched off (its tracking URI is empty): no registry")
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            yield self.tracking.connect()
+        except (MlflowException, SQLAlchemyError, OSError) as error:
+            first = (str(error).splitlines() or [repr(error)])[0]
+            raise RegistryError(
+                f"MLflow's registry at {self.tracking.uri}: {first}. What was trained is in the "
+                "store: run the same command again when MLflow answers"
+            ) from error
+
+
+def _create_model(client: Any, name: str) -> None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def _versions(client: Any, name: str) -> list[Any]:
+    """All versions of a model, the oldest first."""
+    found = client.search_model_versions(f"name = '{name}'")
+    return sorted(found, key=lambda each: int(each.version))
+
+
+def _overwritten(versions: Sequence[Any]) -> list[Any]:
+    """Those whose folder a later version has too, which was copied there last."""
+    last = {each.source: each.version for each in versions}
+    return [each for each in versions if last[each.source] != each.version]
+
+
+def _replace(client: Any, lost: Any, new: Any) -> Any:
+    """Let `new` have the tags and aliases of `lost`, which goes last: a kill before is no harm."""
+    for key, value in lost.tags.items():
+        client.set_model_version_tag(new.name, new.version, key, value)
+    for alias, number in client.get_registered_model(new.name).aliases.items():
+        if str(number) == str(lost.version):
+            client.set_registered_model_alias(new.name, alias, new.version)
+    for other in _versions(client, new.name):
+        for key, value in other.tags.items():
+            if key.startswith("replaces.") and value == str(lost.version):
+                client.set_model_version_tag(new.name, other.version, key, str(new.version))
+    client.delete_model_version(new.name, lost.version)
+    logger.warning(
+        "%s: version %s held the weights of a later version and is registered again, as version %s",
+        *(new.name, lost.version, new.version),
+    )
+    return client.get_model_version(new.name, new.version)
+
+
+def _give_alias(client: Any, version: Any, alias: str, tags: Mapping[str, str]) -> None:
+    """The tag that it had the alias comes last: after a kill, all of this is done again."""
+    before = _holder(client, version.name, alias)
+    if before is not None and before.number != str(version.version):
+        tags = {**tags, f"replaces.{alias}": before.number}
+    for key, value in tags.items():
+        client.set_model_version_tag(version.name, version.version, key, value)
+    client.set_registered_model_alias(version.name, alias, version.version)
+    client.set_model_version_tag(version.name, version.version, f"was.{alias}", "yes")
+
+
+def _holder(client: Any, name: str, alias: str) -> Version | None:
+    with _unless_missing():
+        return _version(client.get_model_version_by_alias(name, alias))
+    return None
+
+
+@contextmanager
+def _unless_missing() -> Iterator[None]:
+    """Goes on after the block where MLflow has no such model, version or alias."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            raise
+
+
+def _version(found: Any) -> Version:
+    return Version(str(found.name), str(found.version), dict(found.tags))

@@ -1,0 +1,227 @@
+"""The key of a stage's result: its name, configuration, inputs and the version of its code.
+
+The version is a hash over the sources of every module of `models` that the stage imports, directly
+or not, found by reading the import statements (nothing is imported), over the other files that lie
+in the folder of a package among them, and over the versions of the libraries that compute.
+Comments, layout and docstrings take no part: editing them reruns nothing. Nor do the classes of
+configurations, whose values are in the key.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from infra.processes.launch import ENTRY, PRELOAD
+from models.data.records import ArtifactRef
+
+
+class CodeChangedError(RuntimeError):
+    """A stage whose code was edited between its key and its end: nobody knows what made it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"stage {name}: its code on disk changed while it ran; nothing of it was published"
+        )
+
+
+def code_of(trainers: Trainers, stage: str) -> str:
+    """The version of the stage's code as it is on disk now."""
+    module = f"{trainers.package}.{stage}"
+    return code_version(module, root=trainers.root, packages=(module.partition(".")[0],))
+
+
+def stage_key(
+    stage: str, config: Mapping[str, Any], inputs: Mapping[str, ArtifactRef], code: str
+) -> str:
+    """sha256 over the canonical JSON of what decides a stage's result.
+
+    Limits of what it may spend do not (`models.config.base.deciding`): with a higher one the same
+    work goes on, and what it has spent so far counts.
+    Inputs count by content, not by the key that made them: an upstream change that leaves its
+    output as it was reruns nothing downstream.
+    """
+    content = {
+        "stage": stage,
+        "config": config,
+        "inputs": {name: ref.digest for name, ref in inputs.items()},
+        "code": code,
+    }
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("models",)
+CONFIG = "models.config"
+LIBRARIES = ("torch", "transformers")
+_parsing = threading.Lock()
+
+
+class UnknownModuleError(ValueError):
+    """A module name without a source file."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The hash of a module's code without comments and docstrings; the names it may import."""
+
+    digest: str
+    imports: frozenset[str]
+
+
+def code_version(module: str, *, root: Path = ROOT, packages: tuple[str, ...] = PACKAGES) -> str:
+    """sha256, in hex, of the project code that `module` can reach, and of library versions.
+
+    `root` holds the packages; modules outside `packages` count by LIBRARIES' versions only.
+    Raises UnknownModuleError if `module` has no source file.
+    """
+    closure = _closure(module, root, packages)
+    if module not in closure:
+        raise UnknownModuleError(f"no module {module!r} below {root}")
+    hashes = {name: source.digest for name, source in closure.items()}
+    payload = json.dumps([hashes, library_versions()], sort_keys=True)
+    return hashlib.sha256(payload.encode()).hexdigest()
+
+
+def read_sources(*, root: Path = ROOT, packages: tuple[str, ...] = PACKAGES) -> None:
+    """Parse everything now, which takes a second, rather than when it is waited for."""
+    for name, path in _modules(root, packages).items():
+        _source(name, path)
+
+
+def modules_of(
+    module: str, *, root: Path = ROOT, packages: tuple[str, ...] = PACKAGES
+) -> list[str]:
+    """Names of the project modules that count for `module`'s code version, sorted."""
+    return sorted(_closure(module, root, packages))
+
+
+def library_versions() -> dict[str, str]:
+    """Public versions of the computing libraries, read without importing them.
+
+    The local part is left out (2.13.0+cpu is 2.13.0), so that a GPU machine and a CPU machine
+    share artifacts.
+    """
+    return {name: _version(name) for name in LIBRARIES}
+
+
+@lru_cache
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution).partition("+")[0]
+    except metadata.PackageNotFoundError:
+        return "absent"
+
+
+def _closure(module: str, root: Path, packages: tuple[str, ...]) -> dict[str, _Source]:
+    paths = _modules(root, packages)
+    found: dict[str, _Source] = {}
+    waiting = [module]
+    while waiting:
+        # Importing a.b.c runs a and a.b first.
+        parts = waiting.pop().split(".")
+        for name in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
+            if name in found or name not in paths:
+                continue
+            found[name] = _source(name, paths[name])
+            waiting.extend(found[name].imports)
+    return found
+
+
+def _modules(root: Path, packages: tuple[str, ...]) -> dict[str, Path]:
+    """The source of every module but those of CONFIG; of a package, its __init__.py."""
+    paths = {}
+    for file in (file for package in packages for file in (root / package).rglob("*.py")):
+        parts = file.relative_to(root).with_suffix("").parts
+        if ".".join(parts[:2]) == CONFIG:
+            continue
+        if parts[-1] == "__init__":
+            paths[".".join(parts[:-1])] = file
+        else:
+            paths.setdefault(".".join(parts), file)  # Python prefers a package of that name
+    return paths
+
+
+def _source(module: str, path: Path) -> _Source:
+    stat = path.stat()
+    # One thread at a time: in Python 3.11 two that parse at once may raise SystemError.
+    with _parsing:
+        source = _parse(path, module, stat.st_mtime_ns, stat.st_size)
+    data = _data_beside(path) if path.name == "__init__.py" else {}
+    if not data:
+        return source
+    content = json.dumps([source.digest, data])
+    return replace(source, digest=hashlib.sha256(content.encode()).hexdigest())
+
+
+def _data_beside(path: Path) -> dict[str, str]:
+    """sha256 of the files beside a package's __init__.py that are no modules, such as texts."""
+    files = sorted(file for file in path.parent.iterdir() if file.is_file())
+    return {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in files
+        if file.suffix != ".py" and not file.name.startswith(".")
+    }
+
+
+@lru_cache(maxsize=4096)
+def _parse(path: Path, module: str, mtime_ns: int, size: int) -> _Source:
+    """Parse once for each state of the file; `mtime_ns` and `size` are there for the cache."""
+    tree = ast.parse(path.read_bytes(), filename=str(path))
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    imports = frozenset(_imports(tree, package))
+    for node in ast.walk(tree):
+        _drop_docstring(node)
+    # Unparsed rather than dumped: the dump's form changes with the version of Python.
+    return _Source(hashlib.sha256(ast.unparse(tree).encode()).hexdigest(), imports)
+
+
+def _imports(tree: ast.AST, package: str) -> Iterator[str]:
+    """Every name an import statement anywhere in the module may load."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(node, package)
+            yield base
+            # `from models.functional import reward` may name a module or an attribute.
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _absolute(node: ast.ImportFrom, package: str) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = package.split(".")
+    parents = parts[: len(parts) - node.level + 1]
+    return ".".join([*parents, *filter(None, [node.module])])
+
+
+def _drop_docstring(node: ast.AST) -> None:
+    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return
+    first = node.body[0] if node.body else None
+    if (
+        isinstance(first, ast.Expr)
+        and isinstance(first.value, ast.Constant)
+        and isinstance(first.value.value, str)
+    ):
+        node.body = node.body[1:] or [ast.Pass()]
+
+
+@dataclass(frozen=True)
+class Trainers:
+    """Where stages are found: their package and its root folder, entry and preload modules."""
+
+    package: str = "models.stages"
+    root: Path = ROOT
+    entry: str = ENTRY
+    preload: str | None = PRELOAD

@@ -1,0 +1,386 @@
+"""Run one stage: find its artifact in the store, or compute and publish it.
+
+A stage's key is sha256 over its name, config, input digests and code version. A committed artifact
+under the key means the work is done: one mechanism for the cache, for resuming and for lineage.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from infra.processes.gpus import own_gpus
+from infra.processes.launch import (
+    LOG_NAME,
+    METRICS_NAME,
+    drain_on_sigterm,
+    launch,
+    wait_unless_stopped,
+)
+from infra.processes.locks import file_lock, some_of
+from infra.processes.tail import LineTail
+from infra.settings import Settings
+from infra.store.checkpoints import CheckpointUploader, restore_newest
+from infra.store.manifest import Manifest, StorageError
+from infra.store.store import Store, open_store
+from infra.tracking.runs import Input, TrackedRun, Tracking
+from models.config.base import deciding
+from models.data.records import ArtifactRef
+from tasks.cache_key import CodeChangedError, Trainers, code_of, library_versions, stage_key
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_BATCHES = 1.0  # of metrics for MLflow, each a transaction or a request
+
+
+def run_stage(
+    context: StageContext,
+    stage: str,
+    config: BaseModel,
+    inputs: Mapping[str, ArtifactRef],
+    *,
+    name: str | None = None,
+    num_threads: int = 1,
+    num_ranks: int = 1,
+    num_devices: int = 0,
+    is_patient: bool = False,
+    without: Collection[str] = (),
+) -> StageResult:
+    """Return the stage's artifact, running its trainer only if the store has none.
+
+    Two runners of one key, in whatever process of this machine: the second waits and then finds
+    the first one's artifact. A run that was interrupted continues from its newest checkpoint.
+    `name` labels the run in MLflow and in progress reports; it takes no part in the key. The
+    trainer holds `num_devices` of the context's device slots and, on a machine with GPUs, as many
+    of those. One that `is_patient` starts only while no other waits for a core of this machine.
+    Folders of inputs that it does not read, as those of weights, are not brought: `without`.
+
+    Raises StageInputError, infra.processes.launch.TrainerError, StageOutputError,
+    CorruptArtifactError, infra.processes.gpus.TooFewGPUsError. The work folder with log and
+    checkpoints then stays for the next try.
+    """
+    code = code_of(context.trainers, stage)
+    values = config.model_dump(mode="json")
+    key = stage_key(stage, deciding(config), inputs, code)
+    workdir = context.settings.work / f"{stage}-{key[:16]}"
+    place = (workdir, num_threads, num_ranks, without)
+    job = StageJob(stage, name or stage, key, values, inputs, code, *place)
+    found = context.store.find(stage, key)
+    if found is not None and not workdir.exists():
+        return _cached(context, job, found)
+    locks = context.settings.work / ".locks"
+    with file_lock(locks / f"{workdir.name}.lock", wait_unless_stopped):
+        found = context.store.find(stage, key)
+        if found is not None:
+            _clean_up(context, job)
+            return _cached(context, job, found)
+        slots = [locks / f"slot-{index}.lock" for index in range(context.settings.max_parallel)]
+        count, wait = num_threads * num_ranks, wait_unless_stopped
+        with (
+            some_of(slots, count, is_patient=is_patient, wait=wait),
+            own_gpus(context.settings.gpus, num_devices, locks) as gpus,
+            context.device_slots(num_devices),
+            drain_on_sigterm(),
+        ):
+            return _compute(context, replace(job, gpus=gpus))
+
+
+def _cached(context: StageContext, job: StageJob, manifest: Manifest) -> StageResult:
+    context.tracking.background.later(partial(_note, context, job, manifest))
+    return result_of(manifest)
+
+
+def _note(context: StageContext, job: StageJob, manifest: Manifest) -> None:
+    with tracked(context, job, found=manifest):
+        pass
+
+
+def _compute(context: StageContext, job: StageJob) -> StageResult:
+    logger.info("stage %s: running in %s", job.name, job.workdir)
+    with tracked(context, job) as run:
+        job_path = _prepare(context, job)
+        with CheckpointUploader(context.store, job.key, job.workdir / "checkpoints") as uploader:
+            seconds = _train(context, job, job_path, run)
+            uploader.discard()
+        if code_of(context.trainers, job.stage) != job.code:
+            _clean_up(context, job)
+            raise CodeChangedError(job.name)
+        manifest = _publish(context, job, seconds)
+        run.log(**of_artifact(manifest))
+    _clean_up(context, job)
+    return result_of(manifest, cached=False, seconds=seconds)
+
+
+def _prepare(context: StageContext, job: StageJob) -> Path:
+    """Fill the work folder: inputs, newest checkpoint, job file."""
+    output = job.workdir / "output"
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir(parents=True)
+    (job.workdir / "inputs").mkdir(exist_ok=True)
+    paths = {}
+    for name, ref in job.inputs.items():
+        paths[name] = str(job.workdir / "inputs" / name)
+        manifest = _resolve(context, name, ref)
+        context.store.materialise(manifest, Path(paths[name]), job.without)
+    if restore_newest(context.store, job.key, job.workdir / "checkpoints") is None:
+        (job.workdir / METRICS_NAME).unlink(missing_ok=True)
+    content = {
+        "stage": job.stage,
+        "config": job.config,
+        "inputs": paths,
+        "workdir": str(job.workdir),
+        "num_threads": job.num_threads,
+        "num_ranks": job.num_ranks,
+        "gpus": list(job.gpus),
+    }
+    path = job.workdir / "job.json"
+    path.write_text(json.dumps(content, indent=1))
+    return path
+
+
+def _resolve(context: StageContext, name: str, ref: ArtifactRef) -> Manifest:
+    manifest = context.store.find(ref.stage, ref.key)
+    if manifest is None or manifest.digest != ref.digest:
+        found = "no such artifact" if manifest is None else f"digest {manifest.digest}"
+        raise StageInputError(
+            f"input {name!r}: {ref} is not in the store {context.store.url} ({found}); run the "
+            f"stage {ref.stage!r} again, or open the store it was published to"
+        )
+    return manifest
+
+
+def _train(context: StageContext, job: StageJob, job_path: Path, run: TrackedRun) -> float:
+    tail = LineTail(job.workdir / METRICS_NAME)
+    report = ProgressReporter(context, job)
+    sent_at = time.monotonic()
+
+    def on_lines(lines: list[str]) -> None:
+        nonlocal sent_at
+        report(lines)
+        if time.monotonic() - sent_at >= SECONDS_BETWEEN_BATCHES:
+            run.pump(tail)
+            sent_at = time.monotonic()
+
+    try:
+        return launch(
+            job_path,
+            entry=context.trainers.entry,
+            preload=context.trainers.preload,
+            num_threads=job.num_threads,
+            on_lines=on_lines,
+            env={"TRIMTAB_ANSWERS": str(context.settings.answers), **context.secrets()},
+        )
+    finally:
+        run.pump(tail, is_last=True)
+
+
+def _publish(context: StageContext, job: StageJob, seconds: float) -> Manifest:
+    output = job.workdir / "output"
+    summary = read_summary(output)
+    for name in (METRICS_NAME, LOG_NAME):  # lineage; outside the digest
+        if (job.workdir / name).is_file():
+            shutil.copyfile(job.workdir / name, output / name)
+    return context.store.publish(
+        job.stage,
+        job.key,
+        output,
+        config=job.config,
+        parents={
+            name: {"stage": ref.stage, "key": ref.key, "digest": ref.digest}
+            for name, ref in job.inputs.items()
+        },
+        versions={"code": job.code, "python": platform.python_version(), **library_versions()},
+        seconds=seconds,
+        summary=summary,
+    )
+
+
+def _clean_up(context: StageContext, job: StageJob) -> None:
+    """Once published, checkpoints and work folder are litter; failing to remove it is no harm."""
+    try:
+        context.store.delete_checkpoints(job.key)
+        if job.workdir.exists():  # not where this run has waited for the one that published
+            shutil.rmtree(job.workdir)
+    except (OSError, StorageError) as error:
+        logger.warning("stage %s is published, but not all was tidied up: %s", job.name, error)
+
+
+def result_of(manifest: Manifest, *, cached: bool = True, seconds: float = 0.0) -> StageResult:
+    """What a stage returns for an artifact; by default one that was found in the store."""
+    ref = ArtifactRef(manifest.stage, manifest.key, manifest.digest)
+    return StageResult(ref, dict(manifest.summary), cached, seconds)
+
+
+class StageInputError(ValueError):
+    """An input that is not in the store, or not what the reference says."""
+
+
+class StageOutputError(Exception):
+    """A trainer ended well but left no usable output."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a running stage reports: work done of the total, and the newest value of each metric."""
+
+    stage: str
+    name: str
+    done: int
+    total: int
+    metrics: Mapping[str, float]
+
+
+def no_slots(count: int) -> AbstractContextManager[None]:
+    """The slots of a stage that takes no device."""
+    return nullcontext()
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """What all stages of a run share.
+
+    `parent` is the MLflow run that those of the stages nest in, None without one. `device_slots`
+    is held around a trainer, for as many devices as it takes; those of this machine's cores are the
+    engine's own. `secrets` are environment variables for the trainer alone, asked for when there is
+    one.
+    """
+
+    settings: Settings
+    store: Store
+    tracking: Tracking
+    parent: TrackedRun | None = None
+    seed: int = 0
+    on_progress: Callable[[Progress], None] | None = None
+    trainers: Trainers = field(default_factory=Trainers)
+    device_slots: Callable[[int], AbstractContextManager[None]] = no_slots
+    secrets: Callable[[], Mapping[str, str]] = dict
+
+    @classmethod
+    def open(cls, settings: Settings, experiment: str, **more: Any) -> StageContext:
+        """Open the store and the tracking that `settings` name."""
+        tracking = Tracking.from_settings(settings, experiment)
+        return cls(settings, open_store(settings.store_url), tracking, **more)
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """A stage's artifact, its final numbers, and whether and how long it had to be computed."""
+
+    ref: ArtifactRef
+    summary: dict[str, Any]
+    cached: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StageJob:
+    """One call of run_stage, resolved; `without` are folders of inputs that it does not read."""
+
+    stage: str
+    name: str
+    key: str
+    config: dict[str, Any]
+    inputs: Mapping[str, ArtifactRef]
+    code: str
+    workdir: Path
+    num_threads: int
+    num_ranks: int
+    without: Collection[str] = ()
+    gpus: tuple[str, ...] = ()
+
+
+SUMMARY_NAME = "summary.json"
+
+
+class ProgressReporter:
+    """Turns lines of metrics.jsonl into Progress for the context's callback."""
+
+    def __init__(self, context: StageContext, job: StageJob) -> None:
+        self._callback = context.on_progress
+        self._job = job
+        self._done, self._total = 0, 0
+        self._metrics: dict[str, float] = {}
+
+    def __call__(self, lines: list[str]) -> None:
+        if self._callback is None:
+            return
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:  # left in pieces by a trainer that was killed before
+                continue
+            if "progress" in record:
+                self._done, self._total = record["progress"]
+            self._metrics.update(record.get("metrics", {}))
+        self._callback(
+            Progress(self._job.stage, self._job.name, self._done, self._total, dict(self._metrics))
+        )
+
+
+def read_summary(output: Path) -> dict[str, Any]:
+    """A trainer's summary.json: a flat object of finite numbers, strings, booleans and nulls.
+
+    Raises StageOutputError naming what is missing or wrong.
+    """
+    path = output / SUMMARY_NAME
+    try:
+        summary = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError) as error:
+        raise StageOutputError(f"the trainer left no readable {path}: {error}") from error
+    if not isinstance(summary, dict):
+        raise StageOutputError(f"{path} must hold an object, found {type(summary).__name__}")
+    for name, value in summary.items():
+        if not isinstance(value, int | float | str | None):
+            raise StageOutputError(f"{path}: {name} must be one value, found {value!r}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise StageOutputError(f"{path}: {name} is {value}: training has diverged")
+    return summary
+
+
+@contextmanager
+def tracked(
+    context: StageContext, job: StageJob, found: Manifest | None = None
+) -> Iterator[TrackedRun]:
+    """The stage's MLflow run, nested in the context's, with config and inputs logged.
+
+    With what is logged of the artifact, where that was `found` in the store.
+    """
+    tags = {
+        "trimtab.stage": job.stage,
+        "trimtab.key": job.key,
+        "trimtab.cached": str(found is not None).lower(),
+        "trimtab.seed": str(context.seed),
+        "trimtab.host": os.uname().nodename,
+    }
+    with context.tracking.start_run(job.name, parent=context.parent, tags=tags) as run:
+        run.log(params=job.config, **(of_artifact(found) if found else {}))
+        place = f"{context.store.url}/artifacts"
+        run.log_inputs(
+            [
+                Input(name, ref.digest, f"{place}/{ref.stage}/{ref.key}", ref.stage)
+                for name, ref in job.inputs.items()
+            ]
+        )
+        yield run
+
+
+def of_artifact(manifest: Manifest) -> dict[str, Any]:
+    """What `TrackedRun.log` takes of a finished stage."""
+    numbers = {k: float(v) for k, v in manifest.summary.items() if isinstance(v, int | float)}
+    return {
+        "metrics": {f"summary/{name}": value for name, value in numbers.items()},
+        "tags": {"trimtab.digest": manifest.digest},
+    }

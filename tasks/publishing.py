@@ -1,0 +1,150 @@
+"""Task `report`: scorecard and HTML page of a run, and the summary Prefect shows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact
+
+from infra.processes.locks import file_lock
+from infra.report_folders import write_run
+from infra.store.store import Store
+from infra.tracking.runs import TrackedRun
+from models.config.reporting import LineageEntry, ReportConfig
+from models.data.row_account import RowAccount
+from tasks.execution import StageResult
+from tasks.perform import base_context, perform
+from tasks.retries import CPU
+
+REQUESTS_AT_ONCE = 8
+REPORT_FILES = ("report.html", "scorecard.json", "summary.json", "methods.md", "quarantine.jsonl")
+AUDIT_FILES = ("audit.html", "audited.jsonl.gz", "audited.parquet")
+
+
+@task(name="report", task_run_name="report", **CPU)
+def report(config: ReportConfig, artifacts: dict[str, StageResult]) -> StageResult:
+    """The report over everything a run made, by role."""
+    return perform("report", config, artifacts, "report", reads_weights=False)
+
+
+def lineage_of(results: Mapping[str, StageResult]) -> tuple[LineageEntry, ...]:
+    """What made each artifact, from the manifests; stable, so that a rerun finds its report."""
+    store = base_context().store
+    entries = []
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+        refs = [result.ref for result in results.values()]
+        manifests = list(pool.map(lambda ref: store.find(ref.stage, ref.key), refs))
+    for (role, result), manifest in zip(results.items(), manifests, strict=True):
+        if manifest is None:
+            raise LookupError(f"artifact {result.ref} vanished from {store.url} during the run")
+        entries.append(
+            LineageEntry(
+                role=role,
+                stage=manifest.stage,
+                key=manifest.key,
+                digest=manifest.digest,
+                seconds=manifest.seconds,
+                versions=dict(manifest.versions),
+                parents=dict(manifest.parents),
+            )
+        )
+    return tuple(entries)
+
+
+def announce(
+    tracked: TrackedRun,
+    result: StageResult,
+    results: Mapping[str, StageResult],
+    name: str,
+    run: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Put report and audit where people look: a folder, MLflow, a Prefect artifact, the console.
+
+    `run` says whose report it is (`infra.report_folders.write_run`, and what that raises).
+    """
+    context = base_context()
+    folder = context.settings.home / "reports" / name
+    pages = {"report": folder / "report.html"}
+    with file_lock(folder.with_name(f".{name}.lock")):  # another run may write the same report
+        write_run(folder, run)
+        _lay_out(context.store, result, folder, (*REPORT_FILES, "plots"))
+        if "audit" in results:
+            _lay_out(context.store, results["audit"], folder, AUDIT_FILES)
+            pages["audit"] = folder / "audit.html"
+        if (folder / "quarantine.jsonl").exists():
+            pages["quarantine"] = folder / "quarantine.jsonl"
+        told, warnings = _told(folder / "scorecard.json")
+        tracked.log_artifacts(folder)
+    numbers = {k: v for k, v in result.summary.items() if isinstance(v, int | float)}
+    tracked.log(metrics={key: float(value) for key, value in numbers.items()})
+    cached = sum(done.cached for done in results.values())
+    lines = [f"| {key} | {_shown(value)} |" for key, value in result.summary.items()]
+    create_markdown_artifact(
+        key="trimtab-report",
+        description=f"Report: {pages['report']}; MLflow run {tracked.run_id}",
+        markdown="\n".join(
+            [
+                *(f"{page.capitalize()}: `{path}`\n" for page, path in pages.items()),
+                *(f"**Warning:** {warning}\n" for warning in warnings),
+                f"MLflow run: {tracked.link}. "
+                f"{cached} of {len(results)} stages were found in the store.",
+                *(f"\n{line}" for line in told),
+                "",
+                "| measure | value |",
+                "|---|---|",
+                *lines,
+            ]
+        ),
+    )
+    print(_scorecard_text(result.summary))
+    print(f"{cached} of {len(results)} stages were found in the store")
+    for line in told:
+        print(line)
+    for warning in warnings:
+        print(f"warning: {warning}")
+    for page, path in {**pages, "scorecard": folder / "scorecard.json"}.items():
+        print(f"{page}: {path}")
+    shown = {page: str(path) for page, path in pages.items()}
+    return shown | json.loads(json.dumps(result.summary))
+
+
+def _lay_out(store: Store, result: StageResult, folder: Path, names: Sequence[str]) -> None:
+    """Replace files and folders of an artifact in `folder`: a page that is open can be reloaded."""
+    manifest = store.find(result.ref.stage, result.ref.key)
+    if manifest is None:
+        raise LookupError(f"the {result.ref.stage} {result.ref} vanished from {store.url}")
+    scratch = folder.with_name(f".{folder.name}")
+    store.materialise(manifest, scratch)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if (folder / name).is_dir():
+            shutil.rmtree(folder / name)
+        if (scratch / name).exists():
+            (scratch / name).replace(folder / name)
+        else:  # of an earlier run
+            (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(scratch)
+
+
+def _told(scorecard: Path) -> tuple[list[str], list[str]]:
+    """What a run's scorecard says of the rows that were read, and its warnings; nothing of a page
+    that has none of these."""
+    card = json.loads(scorecard.read_text()) if scorecard.exists() else {}
+    rows = card.get("data", {}).get("rows")
+    account = RowAccount.from_json(rows) if rows else None
+    return [account.sentence(), *account.details()] if account else [], card.get("warnings", [])
+
+
+def _scorecard_text(summary: Mapping[str, Any]) -> str:
+    width = max(map(len, summary), default=0)
+    return "\n".join(f"{key:<{width}}  {_shown(value)}" for key, value in summary.items())
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,85 @@
+"""The embedded Prefect server: up while a command runs, gone after it, even after a kill -9."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from infra.prefect.server import PrefectServerError, local_prefect_server
+
+COMMAND = """
+import sys, time
+from infra.prefect.server import local_prefect_server
+with local_prefect_server() as wait_until_ready:
+    wait_until_ready()
+    import os
+    print(os.environ["PREFECT_API_URL"], flush=True)
+    assert "prefect" not in sys.modules
+    time.sleep(600)
+"""
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return bool(answer.read() == b"true")
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def test_servers_on_loopback_make_one_database_and_end_with_killed_commands(
+    tmp_path: Path,
+) -> None:
+    elsewhere = tmp_path / "elsewhere"  # with files that stand in for no module of the server
+    elsewhere.mkdir()
+    for name in ("infra", "prefect", "uvicorn"):
+        (elsewhere / f"{name}.py").write_text("raise SystemExit('of the current folder')\n")
+    environment = {key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"}
+    commands = [
+        subprocess.Popen(
+            [sys.executable, "-P", "-c", COMMAND],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=elsewhere,
+            env={**environment, "PREFECT_HOME": str(tmp_path)},
+        )
+        for _ in range(2)
+    ]
+    urls = [command.stdout.readline().strip() for command in commands if command.stdout]
+    assert all(url.startswith("http://127.0.0.1:") and _answers(url) for url in urls), urls
+    for command in commands:
+        command.send_signal(signal.SIGKILL)
+        command.communicate()
+    deadline = time.monotonic() + 60
+    while any(map(_answers, urls)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert not any(map(_answers, urls))
+
+
+def test_a_server_of_the_users_own_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
+    with local_prefect_server() as wait_until_ready:
+        wait_until_ready()
+        assert os.environ["PREFECT_API_URL"] == "http://127.0.0.1:1/api"
+
+
+def test_a_server_that_cannot_start_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "file"))
+    with (
+        local_prefect_server() as wait_until_ready,
+        pytest.raises(PrefectServerError, match="ended with status"),
+    ):
+        wait_until_ready()
+    assert "PREFECT_API_URL" not in os.environ

@@ -1,0 +1,91 @@
+"""Launching trainers: warm forks, failures told well."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from infra.processes.fork_client import warm_server
+from infra.processes.launch import TrainerError, TrainerKilledError, launch
+from tests.infra.toy_launch import launch_toy, write_job
+
+pytestmark = pytest.mark.usefixtures("toys")
+
+
+def test_child_is_a_fork_of_the_warm_server_and_an_ordinary_process(tmp_path: Path) -> None:
+    lines: list[str] = []
+    launch_toy(tmp_path, "report", num_threads=3, on_lines=lines.extend, env={"TOY_EXTRA": "yes"})
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert seen["preloaded_in"] == warm_server("toy_preload").pid
+    assert seen["pid"] == seen["group"] == seen["session"]
+    assert (seen["threads"], seen["extra"], seen["stdin"]) == ("3", "yes", "")
+    assert seen["descriptors"][:3] == ["0", "1", "2"]
+    assert len(seen["descriptors"]) == 4  # the fourth is the listing's own
+    assert (tmp_path / "trainer.log").read_text() == "printed to the log\n"
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
+
+
+def test_second_job_uses_the_same_server(tmp_path: Path) -> None:
+    launch_toy(tmp_path / "a", "report")
+    launch_toy(tmp_path / "b", "report")
+    first, second = (json.loads((tmp_path / n / "seen.json").read_text()) for n in "ab")
+    assert first["preloaded_in"] == second["preloaded_in"]
+    assert first["pid"] != second["pid"]
+
+
+@pytest.mark.parametrize(
+    ("do", "message"),
+    [
+        ("fail", "ValueError: learning rate is negative"),
+        ("leave", "exit code 3"),
+        ("crash", "killed by SIGSEGV"),
+        ("killed", "killed by SIGKILL.*out-of-memory.*batch size"),
+    ],
+)
+def test_failures_say_how_and_the_next_job_runs(tmp_path: Path, do: str, message: str) -> None:
+    with pytest.raises(TrainerError, match=message) as caught:
+        launch_toy(tmp_path / do, do)
+    assert isinstance(caught.value, TrainerKilledError) == (do == "killed")
+    launch_toy(tmp_path / "next", "report")
+
+
+def test_failure_shows_the_exception_of_this_attempt_or_its_last_lines(tmp_path: Path) -> None:
+    (tmp_path / "trainer.log").write_text("an older attempt\n")
+    with pytest.raises(TrainerError) as caught:
+        launch_toy(tmp_path, "fail")
+    log = tmp_path / "trainer.log"
+    assert str(caught.value) == f"ValueError: learning rate is negative\ntraceback: {log}"
+    assert "line 39\nTraceback" in log.read_text()
+    with pytest.raises(TrainerError) as caught:
+        launch_toy(tmp_path, "leave")
+    message = str(caught.value)
+    assert "exit code 3" in message
+    assert message.endswith("line 39")
+    assert "line -59\n" not in message
+    assert "older attempt" not in message
+    assert "negative" not in message
+
+
+def test_jobs_run_side_by_side(tmp_path: Path) -> None:
+    threads = [
+        threading.Thread(target=launch_toy, args=(tmp_path / str(i), "report")) for i in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pids = {json.loads((tmp_path / str(i) / "seen.json").read_text())["pid"] for i in range(6)}
+    assert len(pids) == 6
+
+
+def test_preload_that_fails_says_why(tmp_path: Path) -> None:
+    with pytest.raises(TrainerError, match="No module named 'no_such_module'"):
+        launch(write_job(tmp_path, "report"), entry="toy_entry", preload="no_such_module")
+
+
+def test_entry_that_does_not_exist_says_why(tmp_path: Path) -> None:
+    with pytest.raises(TrainerError, match="No module named 'no_such_entry'"):
+        launch(write_job(tmp_path, "report"), entry="no_such_entry", preload="toy_preload")

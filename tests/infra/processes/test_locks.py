@@ -1,0 +1,130 @@
+"""Slots: never more taken than there are, by whoever takes one or many."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.processes.locks import file_lock, pause, some_of
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+
+
+def test_the_patient_wait_until_nobody_else_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infra.processes.locks._PATIENCE_SECONDS", 0.1)
+    slots = [tmp_path / f"slot-{index}" for index in range(2)]
+    order: list[str] = []
+
+    def hold(name: str, count: int, is_patient: bool) -> None:
+        with some_of(slots, count, is_patient=is_patient):
+            order.append(name)
+            time.sleep(0.2)
+
+    with some_of(slots, 1):  # one slot is free, but two are asked for
+        waiting = [("patient", 1, True), ("wide", 2, False), ("patient too", 1, True)]
+        threads = [threading.Thread(target=hold, args=each) for each in waiting]
+        threads[1].start()
+        time.sleep(0.2)
+        threads[0].start()
+        threads[2].start()
+        time.sleep(0.3)
+        assert order == []
+    for thread in threads:
+        thread.join(timeout=60)
+    assert order[0] == "wide" and sorted(order[1:]) == ["patient", "patient too"]
+
+
+@pytest.mark.parametrize("is_patient", [False, True])
+def test_who_gives_up_waiting_leaves_everything_to_others(tmp_path: Path, is_patient: bool) -> None:
+    slots = [tmp_path / f"slot-{index}" for index in range(3)]
+    tries = 0
+
+    def wait() -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 3:
+            raise InterruptedError
+
+    with (
+        some_of(slots, 2),
+        pytest.raises(InterruptedError),
+        some_of(slots, 2, is_patient=is_patient, wait=wait),
+    ):
+        raise AssertionError("two were to be held by another")
+    assert tries == 3
+    with some_of(slots, 2, is_patient=True) as held:  # nobody is taken to wait any more
+        assert held == slots[1:]
+
+
+def test_holders_of_one_and_of_many_never_exceed_the_slots(tmp_path: Path) -> None:
+    slots = [tmp_path / f"slot-{index}" for index in range(3)]
+    taken, most, ended = 0, 0, []
+    guard = threading.Lock()
+
+    def hold(count: int) -> None:
+        nonlocal taken, most
+        for _ in range(3):
+            with some_of(slots, count):
+                with guard:
+                    taken += count
+                    most = max(most, taken)
+                time.sleep(0.01)
+                with guard:
+                    taken -= count
+        ended.append(count)
+
+    threads = [threading.Thread(target=hold, args=(count,)) for count in (1, 1, 2, 2, 3, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert sorted(ended) == [1, 1, 2, 2, 3, 3]
+    assert most == 3
+
+
+@pytest.mark.parametrize("is_patient", [False, True])
+def test_who_waits_for_a_key_does_not_keep_its_holder_from_a_slot(
+    tmp_path: Path, is_patient: bool
+) -> None:
+    has_key, is_waited_for = _PROCESSES.Event(), _PROCESSES.Event()
+    processes = [
+        _PROCESSES.Process(target=each, args=(tmp_path, is_patient, has_key, is_waited_for))
+        for each in (_first, _second)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=30)
+    ended = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    assert ended == [0, 0]
+
+
+def _first(folder: Path, is_patient: bool, has_key: Any, is_waited_for: Any) -> None:
+    with file_lock(folder / "key.lock"):
+        has_key.set()
+        is_waited_for.wait()
+        _take_a_slot(folder, is_patient)
+
+
+def _second(folder: Path, is_patient: bool, has_key: Any, is_waited_for: Any) -> None:
+    def wait() -> None:
+        is_waited_for.set()
+        pause()
+
+    has_key.wait()
+    with file_lock(folder / "key.lock", wait):
+        _take_a_slot(folder, is_patient)
+
+
+def _take_a_slot(folder: Path, is_patient: bool) -> None:
+    with some_of([folder / f"slot-{index}" for index in range(2)], 1, is_patient=is_patient):
+        pass

@@ -1,0 +1,271 @@
+"""The stack's supervisor with toy servers, and its secrets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.stack import flow_runs, secrets
+from infra.stack.programs import StackError
+from infra.stack.services import Stack
+from infra.stack.supervisor import Service, Supervisor
+
+TOY = """
+import os, signal, sys, time
+open(sys.argv[1] + ".new", "w").write(str(os.getpid()))
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(600)
+"""
+
+FLOW_RUN = """
+import pathlib, signal, sys, time
+def save(*_):
+    pathlib.Path(sys.argv[1] + ".saved").touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, save)
+pathlib.Path(sys.argv[1] + ".began").touch()
+time.sleep(600)
+"""
+
+WORKER = f"""
+import os, subprocess, sys, time
+began = sys.argv[1] + ".began"
+if os.path.exists(began):
+    os.remove(began)
+run = [sys.executable, "-c", {FLOW_RUN!r}, sys.argv[1], "prefect.engine"]
+process = subprocess.Popen(run, start_new_session=True)
+open(sys.argv[1] + ".run", "w").write(str(process.pid))
+while not os.path.exists(began):
+    time.sleep(0.01)
+{TOY}
+"""
+
+WATCH = """
+import sys
+from pathlib import Path
+from tests.infra.stack.test_stack import toy, toy_worker
+from infra.stack import flow_runs
+from infra.stack.supervisor import Supervisor
+folder = Path(sys.argv[1])
+flow_runs.adopt()
+services = [toy(folder, "a"), toy(folder, "b"), toy_worker(folder)]
+with Supervisor(services, folder / "logs") as supervisor:
+    print("up", flush=True)
+    supervisor.watch()
+"""
+
+
+def toy(folder: Path, name: str) -> Service:
+    """A server that is ready once it has written its process id."""
+    mark = folder / name
+    return Service(
+        name,
+        [sys.executable, "-c", TOY, str(mark)],
+        is_ready=mark.exists,
+        folder=folder,
+    )
+
+
+def toy_worker(folder: Path) -> Service:
+    """A worker with one flow run, which saves its state at SIGTERM."""
+    mark = folder / "worker"
+    return Service(
+        "worker",
+        [sys.executable, "-c", WORKER, str(mark)],
+        is_ready=mark.exists,
+        once_told=flow_runs.stop,
+    )
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _pid(path: Path) -> int:
+    return int(path.read_text())
+
+
+@pytest.fixture
+def watching(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WATCH, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    yield process
+    process.kill()
+    process.wait()
+    with suppress(ProcessLookupError):  # nothing ends flow runs with a killed stack
+        os.kill(_pid(tmp_path / "worker.run"), signal.SIGKILL)
+
+
+def test_all_start_at_once_but_those_that_need_another(tmp_path: Path) -> None:
+    first, needy, other = (toy(tmp_path, name) for name in ("first", "needy", "other"))
+    marks = {name: tmp_path / name for name in ("first", "needy", "other")}
+    # One after the other they would never be ready: `first` is so only once `other` has started.
+    first = replace(first, is_ready=lambda: marks["first"].exists() and marks["other"].exists())
+    needy = replace(needy, after=["first"])
+    with Supervisor([needy, first, other], tmp_path / "logs"):
+        started = {name: mark.stat().st_mtime_ns for name, mark in marks.items()}
+    assert started["needy"] > max(started["first"], started["other"])
+
+
+def test_a_server_that_dies_is_started_again(
+    watching: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    first, other = _pid(tmp_path / "a"), _pid(tmp_path / "b")
+    os.kill(first, signal.SIGKILL)
+    _until(lambda: _pid(tmp_path / "a") != first)
+    second = _pid(tmp_path / "a")
+    assert _pid(tmp_path / "b") == other
+    watching.send_signal(signal.SIGINT)
+    watching.wait(timeout=20)
+    assert not _is_alive(second)
+    assert not _is_alive(other)
+
+
+def test_no_server_outlives_a_killed_supervisor(
+    watching: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    pids = [_pid(tmp_path / "a"), _pid(tmp_path / "b")]
+    watching.kill()
+    watching.wait()
+    _until(lambda: not any(map(_is_alive, pids)))
+
+
+def test_a_flow_run_outlives_its_worker_but_not_the_stack(
+    watching: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    worker, run = _pid(tmp_path / "worker"), _pid(tmp_path / "worker.run")
+    os.kill(worker, signal.SIGKILL)
+    _until(lambda: _pid(tmp_path / "worker") != worker)
+    assert _is_alive(run)
+    second = _pid(tmp_path / "worker.run")
+    os.kill(run, signal.SIGKILL)
+    _until(lambda: not Path(f"/proc/{run}").exists())  # nor is it left as a zombie
+    watching.send_signal(signal.SIGINT)
+    watching.wait(timeout=20)
+    assert (tmp_path / "worker.saved").exists()
+    assert not _is_alive(second)
+
+
+def test_a_server_that_cannot_start_says_why_and_stops_the_others(tmp_path: Path) -> None:
+    broken = Service(
+        "broken", [sys.executable, "-c", "raise SystemExit('no disk')"], is_ready=lambda: False
+    )
+    with (
+        pytest.raises(StackError, match="broken ended; .*broken.log ends with:\nno disk"),
+        Supervisor([toy(tmp_path, "a"), broken], tmp_path / "logs"),
+    ):
+        pass
+    assert not _is_alive(_pid(tmp_path / "a"))
+
+
+def test_a_taken_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    monkeypatch.setattr("infra.stack.supervisor._PORT_SECONDS", 0.1)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        service = Service("s3", ["true"], is_ready=lambda: True, ports=[port])
+        with (
+            pytest.raises(StackError, match=f"port {port} of 127.0.0.1, which s3 needs, is taken"),
+            Supervisor([service], tmp_path),
+        ):
+            pass
+
+
+def test_a_server_has_the_secrets_that_it_needs_and_writes_for_its_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in secrets.SECRETS:
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("GITHUB_TOKEN", "secret")
+    folder = tmp_path / "of-its-own"
+    show = "import os; print(*os.environ); open('x', 'w').close(); open('done', 'w').close()"
+    service = Service(
+        "shows",
+        [sys.executable, "-c", f"{show}; import time; time.sleep(600)"],
+        is_ready=(folder / "done").exists,
+        secrets=["PGPASSWORD"],
+        folder=folder,
+    )
+    with Supervisor([service], tmp_path / "logs"):
+        pass
+    log = tmp_path / "logs" / "shows.log"
+    names = log.read_text().split()
+    assert "PATH" in names
+    assert {*secrets.SECRETS, "GITHUB_TOKEN"} & set(names) == {"PGPASSWORD"}
+    for path in (folder, folder / "x", log.parent, log):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_the_worker_has_the_judges_keys_and_no_other_server_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in secrets.SECRETS:
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("TRIMTAB_JUDGES", "https://judge.example/v1=JUDGE_KEY")
+    with_it = {each.name for each in Stack(tmp_path).services() if "JUDGE_KEY" in each.secrets}
+    assert with_it == {"worker-1"}
+
+
+def test_no_server_of_seaweedfs_is_told_a_key_but_s3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in secrets.SECRETS:
+        monkeypatch.setenv(name, "a-secret")
+    (weed,) = (each for each in Stack(tmp_path).services() if each.name == "seaweedfs")
+    assert weed.folder is not None
+    weed.folder.mkdir()
+    weed.prepare()
+    key = weed.folder / "server.key"
+    assert key.stat().st_mode & 0o077 == 0
+    before = key.read_text()
+    weed.prepare()
+    assert key.read_text() != before
+    security = tomllib.loads((weed.folder / "security.toml").read_text())
+    assert security["https"]["client"]["enabled"] is True
+    for protocol in ("https", "grpc"):
+        for server in ("master", "volume", "filer"):
+            assert security[protocol][server]["cert"] and security[protocol][server]["key"]
+    assert security["grpc"]["ca"] and security["grpc"]["s3"]["key"]
+    assert "a-secret" not in " ".join(weed.command) + str(security) + str(weed.env)
+
+
+def test_secrets_come_from_the_environment_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in secrets.SECRETS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PGPASSWORD", "mine")
+    with pytest.raises(StackError) as error:
+        Stack(tmp_path).services()
+    for name in secrets.SECRETS:
+        assert (name in str(error.value)) == (name != "PGPASSWORD")
+    made, again = secrets.fresh(), secrets.fresh()
+    assert set(made) == set(secrets.SECRETS) - {"PGPASSWORD"}
+    assert all(made[name] != again[name] for name in made if name != "MLFLOW_TRACKING_USERNAME")
+    assert secrets.exports({"A": "it's"}) == "export A='it'\"'\"'s'"

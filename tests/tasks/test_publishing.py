@@ -1,0 +1,138 @@
+"""Where a run's report is put."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from infra.report_folders import RUN_FILE, NameTakenError
+from infra.store.store import open_store
+from models.data.records import ArtifactRef
+from models.data.row_account import RowAccount, RowCounts
+from tasks import publishing as report_module
+from tasks.execution import StageResult
+from tasks.publishing import AUDIT_FILES, REPORT_FILES, announce
+
+# Of every file, the scorecard among them.
+TEXT = '{"warnings": ["look here first"]}'
+
+
+class _Tracked:
+    """An MLflow run that reads what it is given."""
+
+    run_id, link = "1", ""
+
+    def log_artifacts(self, folder: Path) -> None:
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        assert len(files) == len(REPORT_FILES) + 2 + len(AUDIT_FILES) + 1
+        for file in files:
+            assert file.read_text() == TEXT or file.name == RUN_FILE
+
+    def log(self, *, metrics: object) -> None:
+        pass
+
+
+def test_runs_that_end_at_once_may_write_the_same_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = open_store(str(tmp_path / "store"))
+
+    def published(stage: str, *names: str) -> StageResult:
+        output = tmp_path / stage
+        for name in names:
+            (output / name).parent.mkdir(parents=True, exist_ok=True)
+            (output / name).write_text(TEXT)
+        manifest = store.publish(
+            *(stage, "k", output), config={}, parents={}, versions={}, seconds=1.0, summary={}
+        )
+        return StageResult(ArtifactRef(stage, "k", manifest.digest), {"score": 1.0}, False, 1.0)
+
+    result = published("report", *REPORT_FILES, "plots/a.png", "plots/b.png")
+    results = {"audit": published("audit", *AUDIT_FILES, "trainer.log")}
+    context = SimpleNamespace(store=store, settings=SimpleNamespace(home=tmp_path))
+    monkeypatch.setattr(report_module, "base_context", lambda: context)
+    artifacts: list[str] = []
+    monkeypatch.setattr(
+        report_module, "create_markdown_artifact", lambda **given: artifacts.append(str(given))
+    )
+    run = {"name": "smoke-seed0", "configuration": "smoke-seed0"}
+    told: list[dict[str, object]] = []
+    tracked: Any = _Tracked()
+
+    def tell() -> None:
+        for _ in range(20):
+            told.append(announce(tracked, result, results, "smoke-seed0", run))
+
+    threads = [threading.Thread(target=tell) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    folder = tmp_path / "reports" / "smoke-seed0"
+    pages = {name: str(folder / f"{name}.html") for name in ("report", "audit")}
+    pages["quarantine"] = str(folder / "quarantine.jsonl")
+    assert told == [{**pages, "score": 1.0}] * 60
+    assert all("**Warning:** look here first" in artifact for artifact in artifacts)
+    assert capsys.readouterr().out.count("warning: look here first") == 60
+    assert all(f"Audit: `{folder / 'audit.html'}`" in artifact for artifact in artifacts)
+    names = [*REPORT_FILES, *AUDIT_FILES, "plots", RUN_FILE]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
+    assert len(list((folder / "plots").iterdir())) == 2
+    other = {"name": "smoke-seed0", "configuration": "smoke-seed0-ppo.kl_coef=0.05"}
+    with pytest.raises(NameTakenError, match="is taken: .* has the report of smoke-seed0, and"):
+        announce(tracked, result, results, "smoke-seed0", other)
+
+
+def test_rows_and_where_the_refused_ones_lie_are_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second run under the same name has refused nothing: no file of the first one stays."""
+    store = open_store(str(tmp_path / "store"))
+    context = SimpleNamespace(store=store, settings=SimpleNamespace(home=tmp_path))
+    monkeypatch.setattr(report_module, "base_context", lambda: context)
+    monkeypatch.setattr(report_module, "create_markdown_artifact", lambda **_: None)
+
+    def run(refused: int) -> dict[str, object]:
+        rows = RowCounts(
+            read=10 + refused, used=9, quarantined=refused, ties_dropped=0, over_limit=1
+        )
+        reasons = {"too_long": refused} if refused else {}
+        account = RowAccount(rows, {"mine.jsonl": rows}, reasons, 9, 10, 9, 0, 2, 0, 0)
+        card = {"data": {"rows": dataclasses.asdict(account)}, "warnings": account.warnings()}
+        output = tmp_path / f"output-{refused}"
+        output.mkdir()
+        (output / "scorecard.json").write_text(json.dumps(card))
+        if refused:
+            (output / "quarantine.jsonl").write_text("{}\n" * refused)
+        manifest = store.publish(
+            *("report", f"k{refused}", output),
+            config={},
+            parents={},
+            versions={},
+            seconds=1.0,
+            summary={},
+        )
+        ref = ArtifactRef("report", f"k{refused}", manifest.digest)
+        tracked: Any = SimpleNamespace(
+            run_id="1", link="", log_artifacts=lambda _: None, log=lambda **_: None
+        )
+        about = {"name": "mine-seed0", "configuration": "mine-seed0"}
+        return announce(tracked, StageResult(ref, {}, False, 1.0), {}, "mine-seed0", about)
+
+    path = tmp_path / "reports" / "mine-seed0" / "quarantine.jsonl"
+    assert run(3)["quarantine"] == str(path)
+    printed = capsys.readouterr().out.splitlines()
+    told = "13 rows read = 9 used + 3 quarantined (3 too_long) + 1 left out by max_pairs=9"
+    assert told in printed
+    assert "warning: preferences.max_pairs=9 left out 1 of 10 good pairs" in "\n".join(printed)
+    assert f"quarantine: {path}" in printed
+    assert path.read_text() == "{}\n" * 3
+    assert "quarantine" not in run(0)
+    assert not path.exists()
+    assert "10 rows read = 9 used + 1 left out by max_pairs=9" in capsys.readouterr().out

@@ -1,0 +1,28 @@
+"""Which failures of a task are worth another try."""
+
+from __future__ import annotations
+
+import pytest
+from prefect.states import Failed
+
+from infra.processes.launch import TrainerError, TrainerKilledError, TrainerStoppedError
+from infra.store.manifest import CorruptArtifactError, StoreUnavailableError
+from infra.tracking.registry import RegistryError
+from tasks.cache_key import CodeChangedError
+from tasks.retries import may_pass
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (TrainerKilledError("by SIGKILL"), True),
+        (StoreUnavailableError("503"), True),
+        (RegistryError("connection refused"), True),
+        (CodeChangedError("sft"), True),
+        (TrainerError("ValueError: learning rate is negative"), False),
+        (TrainerStoppedError("SIGTERM"), False),
+        (CorruptArtifactError("truncated"), False),
+    ],
+)
+def test_only_what_may_pass_is_worth_another_try(error: Exception, again: bool) -> None:
+    assert may_pass(None, None, Failed(data=error)) is again
