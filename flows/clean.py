@@ -18,7 +18,7 @@ def clean(options: argparse.Namespace, settings: Settings) -> int:
     from infra.store.cleaner import remove, unneeded
     from infra.store.manifest import StorageError
     from infra.tracking.registry import RegistryError
-    from tasks.perform import base_context
+    from tasks.context import base_context
     from tasks.registry import reports_of_registered
 
     try:

@@ -217,8 +217,8 @@ def _reported(
         from infra.store.fetch import FetchError
         from infra.store.manifest import StorageError
         from infra.tracking.registry import RegistryError
+        from tasks.context import get_ready
         from tasks.execution import StageInputError, StageOutputError
-        from tasks.perform import get_ready
         from tasks.registry import LineageError
 
     with quick_imports():

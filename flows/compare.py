@@ -6,9 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from flows import experiment
 from flows.compared import METHODS, SEEDS, CompareChanges, comparison_name, of_seeds
 from flows.config import Arm
-from flows.experiment import contest
 from flows.finish import tracked_flow
 from flows.flow import flow
 from flows.judge_shares import share_limits
@@ -18,13 +18,22 @@ from flows.run import Run
 from models.config.base import RunSeed
 from models.config.reporting import CompareConfig
 from tasks.access import demand_access
-from tasks.compare import compare as compare_stage
 from tasks.publishing import announce, lineage_of
+from tasks.stages import compare as compare_stage
 
 Arms = Annotated[list[Arm], Field(min_length=1)]
 Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]
 # Stages whose records say what a policy took, and how it went.
-READ = ("ppo_max", "rehearsal", "dpo", "cpl", "answers", "rejection_sampling", "rest", "hir")
+READ = (
+    "ppo_max",
+    "rehearsal",
+    "dpo",
+    "cpl",
+    "sample_responses",
+    "rejection_sampling",
+    "rest",
+    "hir",
+)
 
 
 @flow(name="compare")
@@ -51,9 +60,9 @@ def compare(
     config = runs[0].config
     demand_access(config)
     found_name = comparison_name(config, arms, seeds, name)
-    share_limits(runs, contest)
+    share_limits(runs, experiment.compare)
     with tracked_flow(config, found_name) as tracked:
-        contest(*runs)
+        experiment.compare(*runs)
         results = {
             f"{run.config.seed}.{role}": run.result(role) for run in runs for role in run.roles
         }
@@ -70,5 +79,5 @@ def compare(
             if result.ref.stage in READ or name.endswith((".preferences", ".eval_best_of_n"))
         }
         matrix = {"win_matrix": runs[-1].result("win_matrix")}
-        found = runs[-1].submit(compare_stage, page, matrix | read).result()
+        found = runs[-1].submit(compare_stage, page, artifacts=matrix | read).result()
         return announce(tracked, found, results, found_name.name, found_name.about)

@@ -119,7 +119,7 @@ class RunConfig(Section):
         None, description="Let SFT learn its answers as a model has revised them; none: SFT alone"
     )
     ensemble: EnsembleConfig = EnsembleConfig()
-    keep_lower_states: bool = Field(
+    cache_trunk: bool = Field(
         True,
         description="Where trainable_layers is set: store the frozen layers' output for all pairs "
         "(4 bytes a token and hidden unit), so that scorers do not each compute it",
@@ -326,10 +326,10 @@ def check_layers(config: RunConfig, num_layers: int) -> None:
         for path, number in trained.items()
         if number == num_layers and path.startswith(readers)
     ]
-    if whole and config.keep_lower_states:
+    if whole and config.cache_trunk:
         raise ValueError(
             f"{', '.join(whole)} must be below the {num_layers} layers of the model where "
-            f"keep_lower_states is set, found {num_layers}: no lower layer is frozen; leave it out "
+            f"cache_trunk is set, found {num_layers}: no lower layer is frozen; leave it out "
             "to train all"
         )
 

@@ -9,15 +9,15 @@ from typing import Annotated, Any
 from prefect.artifacts import create_table_artifact
 from pydantic import Field
 
-from flows.config import ConfigError, load_config, seeded
+from flows.config import ConfigError, load_config
 from flows.finish import tracked_flow
 from flows.flow import flow
 from flows.judge_shares import share_limits
 from flows.names import named
+from flows.pipeline.policies import measure
 from flows.run import Future, Run, roles_of_round
-from flows.stages import measure
-from tasks.judge import judge
 from tasks.registry import Registered, model_name, registered
+from tasks.stages import head_to_head
 
 SFT = "sft"
 AnswerSeed = Annotated[int, Field(ge=0, le=1_000_000)]
@@ -48,10 +48,10 @@ def evaluate(
     with tracked_flow(run.config, named(run.config, "evaluate")) as tracked:
         answer(run)
         run["verdict"] = run.submit(
-            judge,
-            seeded(run.config.evaluate, run.config.seed, seed),
-            run[f"eval_{policy}"],
-            run[f"eval_{against}"],
+            head_to_head,
+            run.seeded(run.config.evaluate, seed),
+            ours=run[f"eval_{policy}"],
+            theirs=run[f"eval_{against}"],
             label="judge",
         )
         numbers = run.result("verdict").summary

@@ -8,28 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flows.champions import first_champion, improve_in_rounds
 from flows.changes import RunChanges, changed
 from flows.config import seeded
 from flows.finish import finish, tracked_flow
 from flows.judge_shares import share_limits
 from flows.names import named
-from flows.optimisers import judge_policies, train_policies
+from flows.pipeline.data import cache_trunk, prepare
+from flows.pipeline.labels import ask_judge, audit_labels, compare_votes
+from flows.pipeline.policies import judge_policies, train_policies
+from flows.pipeline.rewards import train_scorers
+from flows.pipeline.rounds import first_champion, improve_in_rounds
 from flows.recipes import RecipeName, recipe_named
 from flows.run import Run
-from flows.stages import (
-    ask_judge,
-    audit_labels,
-    compare_votes,
-    keep_lower_states,
-    prepare,
-    train_scorers,
-)
 from models.config.reporting import WinMatrixConfig
 from tasks.access import demand_access
-from tasks.judge_answers import judge_answers
-from tasks.perform import ALONE
-from tasks.win_matrix import win_matrix
+from tasks.stages import judge_answers, win_matrix
 
 
 def run_flow(
@@ -49,14 +42,14 @@ def run_flow(
         return finish(run, tracked, champion, name)
 
 
-def experiment(run: Run) -> int | None:
+def rlhf(run: Run) -> int | None:
     """All stages but the report; returns the champion's round, `None` without one."""
     _policies(run)
     judge_policies(run)
     return improve_in_rounds(run)
 
 
-def first_round(run: Run) -> int | None:
+def policy(run: Run) -> int | None:
     """All stages before the MetaRM rounds; returns 1 if the arm `full` is promoted."""
     _policies(run)
     judge_policies(run)
@@ -64,7 +57,7 @@ def first_round(run: Run) -> int | None:
     return first_champion(run)
 
 
-def contest(*runs: Run) -> None:
+def compare(*runs: Run) -> None:
     """The policies of every run, which are seeds of one configuration, and all of them judged.
 
     The last run has the role `win_matrix`, so that it comes behind all else that is waited for.
@@ -73,17 +66,13 @@ def contest(*runs: Run) -> None:
         _policies(run)
     first, last = runs[0].config, runs[-1]
     arms = ["sft", *first.arms]
-    evaluations = [run[f"eval_{arm}"] for run in runs for arm in arms]
-    names = [f"{run.config.seed}.{arm}" for run in runs for arm in arms]
+    evaluations = {f"{run.config.seed}.{arm}": run[f"eval_{arm}"] for run in runs for arm in arms}
     for judge in first.judges:
-        is_local = judge.judge.local_model is not None
-        last[f"judged_{judge.name}"] = last.submit(
-            judge_answers.with_options(tags=["gpu"]) if is_local else judge_answers,
+        last[f"judged_{judge.name}"] = last.submit_to_judge(
+            judge_answers,
             seeded(judge, first.seed),
-            evaluations,
-            names,
+            evaluations=evaluations,
             label=f"judge {judge.name}",
-            place=ALONE if is_local else None,
         )
     last["win_matrix"] = last.submit(
         win_matrix,
@@ -93,9 +82,8 @@ def contest(*runs: Run) -> None:
             ),
             first.seed,
         ),
-        evaluations,
-        names,
-        [last[f"judged_{judge.name}"] for judge in first.judges],
+        evaluations=evaluations,
+        verdicts=[last[f"judged_{judge.name}"] for judge in first.judges],
     )
 
 
@@ -106,14 +94,14 @@ def _policies(run: Run) -> None:
     train_policies(run)
 
 
-def scorers(run: Run) -> None:
+def reward(run: Run) -> None:
     """Everything before the first policy."""
     _prepare_labels(run)
     train_scorers(run)
     compare_votes(run)
 
 
-def audit(run: Run) -> None:
+def label_audit(run: Run) -> None:
     """The stages of the label audit."""
     _prepare_labels(run)
     compare_votes(run)
@@ -123,5 +111,5 @@ def _prepare_labels(run: Run) -> None:
     """Preference pairs, the SFT policy, the ensemble's vote on the labels, relabelled pairs."""
     prepare(run)
     ask_judge(run)
-    keep_lower_states(run)
+    cache_trunk(run)
     audit_labels(run)

@@ -20,10 +20,11 @@ from infra.processes.launch import drain_on_sigterm
 from infra.settings import Settings
 from infra.tracking.runs import TrackedRun
 from models.config.reporting import ReportConfig
-from tasks.perform import start_tracked_run
-from tasks.publishing import announce, lineage_of, report
+from tasks.context import start_tracked_run
+from tasks.publishing import announce, lineage_of
 from tasks.registry import register_policies
 from tasks.restarts import end_earlier, take_over
+from tasks.stages import report
 
 logger = logging.getLogger("trimtab")
 # Prefect's own names of runs: two words.
@@ -122,7 +123,9 @@ def finish(
             champion=promoted.removeprefix("policy_") if promoted else None,
             has_gold=config.is_synthetic,
         ),
-        {role: done for role, done in results.items() if not role.startswith("cross_fitted_")},
+        artifacts={
+            role: done for role, done in results.items() if not role.startswith("cross_fitted_")
+        },
     ).result()
     numbers = announce(tracked, summary, results, name.name, name.about)
     rounds_to_keep = sorted(number for number in {champion, run.last_round} if number is not None)

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.config import ConfigError
-from flows.planned_run import PlannedRun, PlannedStage
-from flows.run import Run
-from flows.studies.shared_run import SharedRun
+from flows.run import PlannedRun, PlannedStage, Run, SharedRun
 from models.config.judge import endpoints_of, with_share
 
 
@@ -47,7 +45,9 @@ def share_limits(runs: Sequence[Run], stages: Callable[..., Any]) -> None:
 def _asks(stage: PlannedStage) -> bool:
     """Whether a stage asks an endpoint. PPO with a scorer does not; nor does `judge`, which only
     has the configuration of `evaluate`."""
-    has_scores = stage.stage == "judge" or (stage.stage == "ppo_max" and "scorer" in stage.inputs)
+    has_scores = stage.stage == "head_to_head" or (
+        stage.stage == "ppo_max" and "scorer" in stage.inputs
+    )
     return not has_scores and any(True for _ in endpoints_of(stage.config))
 
 

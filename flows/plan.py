@@ -13,11 +13,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from flows import experiment
 from flows.config import RunConfig
-from flows.experiment import audit, contest, experiment, first_round, scorers
 from flows.plan_layout import size
-from flows.planned_run import PlannedRun, PlannedStage, stages_in
-from flows.run import Run
+from flows.run import PlannedRun, PlannedStage, Run, stages_in
 from models.config.training import TrainerConfig
 from models.estimates.amounts import Amounts, of_preferences, of_world
 from models.estimates.machine import Machine
@@ -26,11 +25,11 @@ from models.estimates.stages import work_of
 from models.estimates.work import Setting, Work
 
 FLOWS: dict[str, Callable[[Run], Any]] = {
-    "rlhf": experiment,
-    "policy": first_round,
-    "reward": scorers,
-    "label-audit": audit,
-    "compare": contest,
+    "rlhf": experiment.rlhf,
+    "policy": experiment.policy,
+    "reward": experiment.reward,
+    "label-audit": experiment.label_audit,
+    "compare": experiment.compare,
 }
 
 
@@ -143,12 +142,12 @@ def _setting(stage: PlannedStage, shape: ModelShape, amounts: Amounts) -> Settin
         amounts,
         scorer_heads=tuple(heads),
         num_behaviours=len(stages_in(stage.inputs.get("behaviour"))),
-        num_judges=len(stage.inputs.get("judges", [])),
+        num_judges=len(stages_in(stage.inputs.get("judge"))),
         has_rehearsal="rehearsal" in stage.inputs,
         starts_as_reference=stage.inputs.get("policy") is stage.inputs.get("reference"),
         is_relabelled=labels is not None,
-        sampled=tuple(each.config for each in stage.inputs.get("answers", [])),
-        num_policies=len(stage.inputs.get("evaluations", [])),
+        sampled=tuple(each.config for each in stages_in(stage.inputs.get("responses"))),
+        num_policies=len(stages_in(stage.inputs.get("evaluations"))),
         revised=next((each.config for each in stages_in(stage.inputs.get("revisions"))), None),
     )
 

@@ -226,9 +226,9 @@ def _assumptions(plan: Plan) -> list[str]:
         "fragmentation (of activations up to two fifths, measured on CPU), the sentence encoder of "
         "rehearsal",
     ]
-    if any(row.stage.stage == "lower_states" for row in plan.rows):
+    if any(row.stage.stage == "trunk_cache" for row in plan.rows):
         lines.append(
-            "lower_states runs the frozen layers over all pairs and stores their output, up to "
+            "trunk_cache runs the frozen layers over all pairs and stores their output, up to "
             f"{size(_stored(plan))}; scorers then pass their upper layers only, and so do PPO and "
             "evaluation for all of their models but one. Tokens are counted as before"
         )
@@ -248,7 +248,7 @@ def _assumptions(plan: Plan) -> list[str]:
 
 def _stored(plan: Plan) -> int:
     """Bytes on disk of the kept output of frozen layers."""
-    tokens = sum(row.work.forward_tokens for row in plan.rows if row.stage.stage == "lower_states")
+    tokens = sum(row.work.forward_tokens for row in plan.rows if row.stage.stage == "trunk_cache")
     return FLOAT_BYTES * tokens * plan.shape.hidden_size
 
 

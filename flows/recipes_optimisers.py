@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from models.config.policy import (
-    AnswersConfig,
     CPLConfig,
     DPOConfig,
     HIRConfig,
@@ -15,6 +14,7 @@ from models.config.policy import (
     RejectionSamplingLoop,
     RestConfig,
     RestLoop,
+    SampleResponsesConfig,
 )
 from models.config.training import TrainConfig
 
@@ -34,7 +34,7 @@ def beside(
     `num_epochs` decides how many updates they come to.
     """
     sampled = (ppo.critic_pretrain_steps + ppo.num_steps) * ppo.rollout_batch
-    once = AnswersConfig(
+    once = SampleResponsesConfig(
         num_prompts=sampled // num_responses,
         num_responses=num_responses,
         temperature=ppo.temperature,

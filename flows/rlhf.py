@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from flows import experiment
 from flows.changes import RunChanges
-from flows.experiment import experiment, run_flow
 from flows.flow import flow
 from flows.names import GivenName
 from flows.recipes import RecipeName
@@ -22,4 +22,4 @@ def rlhf(
         changes: What to do otherwise; what is left empty stays as the recipe has it
         name: The run's name, for report, MLflow and Prefect; by default what data and changes give
     """
-    return run_flow("rlhf", experiment, recipe, changes, name)
+    return experiment.run_flow("rlhf", experiment.rlhf, recipe, changes, name)

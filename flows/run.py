@@ -1,15 +1,23 @@
-"""A run under way: what has been submitted so far, by the role it plays."""
+"""A run under way: what has been submitted so far, by the role it plays.
+
+`Run` submits stages, `PlannedRun` notes them down, `SharedRun` submits a stage once for all runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flows.config import NUM_JUDGES, RunConfig
+from pydantic import BaseModel
+
+from flows.config import NUM_JUDGES, RunConfig, seeded
 from flows.runner import resources_of
 from models.config.judge import with_share
+from models.data.records import ArtifactRef
 from tasks.execution import StageResult
+from tasks.resources import ALL_CORES, ALONE, Resources
 
 # PrefectFuture[StageResult], which Prefect hands to a task as its result (its types do not say so),
 # or the StageResult of an earlier run.
@@ -50,16 +58,30 @@ class Run:
     def __getitem__(self, role: str) -> Future:
         return self.roles[role]
 
-    def submit(self, task: Any, *arguments: Any, **keywords: Any) -> Future:
-        """Hand a stage's task to Prefect; a dry run (flows.plan) notes it down instead.
+    def get(self, role: str) -> Future | None:
+        """The future of a role; None for one that nothing plays."""
+        return self.roles.get(role)
 
-        It starts when its inputs are there, and what it is to `wait_for` besides.
+    def seeded(self, config: Any, offset: int = 0) -> Any:
+        """A stage's configuration with its seed moved to the run's, and by `offset`."""
+        return seeded(config, self.config.seed, offset)
+
+    def submit(self, task: Any, *arguments: Any, **keywords: Any) -> Future:
+        """Hand a stage's task to Prefect: its configuration, and its inputs by name.
+
+        It starts when its inputs are there, and the futures that it is to `wait_for`.
         """
         if task.name in self.num_sharing:
             config, *others = arguments
             arguments = (with_share(config, self.num_sharing[task.name]), *others)
         with resources_of(task, arguments[0]):
             return task.submit(*arguments, **keywords)
+
+    def submit_to_judge(self, task: Any, config: Any, **keywords: Any) -> Future:
+        """Submit a stage that asks a judge model; one in this process takes a GPU and all cores."""
+        if config.judge.local_model is None:
+            return self.submit(task, config, **keywords)
+        return self.submit(task.with_options(tags=["gpu"]), config, resources=ALL_CORES, **keywords)
 
     def result(self, role: str) -> StageResult:
         """Wait for a role's artifact; raises the run's first failure, not that of what waited."""
@@ -83,6 +105,11 @@ class Run:
         return self.config.sft.model.base is None
 
     @property
+    def all_cores(self) -> Resources:
+        """All cores, for a stage of whose like no other runs at once."""
+        return Resources(ALONE, by_ranks=self.has_small_models)
+
+    @property
     def last_round(self) -> int | None:
         """The last round with a policy so far, whether promoted or not; `None` without one."""
         found = [1] if "policy_full" in self.roles else []
@@ -103,3 +130,83 @@ class Run:
     @property
     def _num_judges(self) -> int:
         return min(NUM_JUDGES, self.config.ensemble.size - 1)
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """A stage as a flow submitted it; `step` is 1 + the latest step of what it waits for."""
+
+    stage: str
+    config: Any
+    inputs: dict[str, Any]
+    step: int
+
+
+@dataclass
+class PlannedRun(Run):
+    """A run that notes its stages down instead of running them. Every judgement promotes."""
+
+    waited_for: int = 0
+
+    def submit(
+        self, task: Any, *arguments: Any, wait_for: Sequence[Any] = (), **keywords: Any
+    ) -> PlannedStage:
+        """The stage with its inputs by the names of its specification."""
+        bound = inspect.signature(task.fn).bind(*arguments, **keywords).arguments
+        inputs = {name: value for name, value in bound.items() if stages_in(value)}
+        before = [stage.step for value in inputs.values() for stage in stages_in(value)]
+        before += [stage.step for stage in wait_for]
+        step = 1 + max([self.waited_for, *before])
+        return PlannedStage(task.name, bound["config"], inputs, step)
+
+    def result(self, role: str) -> StageResult:
+        """A promotion; whatever is submitted from here on waits for the role."""
+        self.waited_for = max(self.waited_for, self[role].step)
+        return StageResult(ArtifactRef(self[role].stage, "", ""), {"is_promoted": True}, False, 0.0)
+
+
+def stages_in(value: Any) -> list[PlannedStage]:
+    """The planned stages that an input is: one, several or none."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    values = value if isinstance(value, list) else [value]
+    return [item for item in values if isinstance(item, PlannedStage)]
+
+
+# How a stage is shown and how many cores it gets: no part of what it makes.
+_NOT_COMPARED = {"label", "resources"}
+
+
+@dataclass
+class SharedRun(Run):
+    """A run that submits a stage only if none of those with the same `made` has.
+
+    The store would find it done, too; so the timeline shows it once, and nobody waits for a lock.
+    """
+
+    made: dict[Hashable, Future] = field(default_factory=dict)
+
+    def submit(self, task: Any, *arguments: Any, **keywords: Any) -> Future:
+        """Hand a stage's task to Prefect, or return the future of one like it."""
+        wait_for = keywords.pop("wait_for", ())
+        given = inspect.signature(task.fn).bind(*arguments, **keywords).arguments
+        compared = {
+            name: _identity(value)
+            for name, value in given.items()
+            if name not in _NOT_COMPARED and value is not None
+        }
+        key = (task.name, frozenset(compared.items()))
+        if key not in self.made:
+            self.made[key] = super().submit(task, *arguments, wait_for=wait_for, **keywords)
+        return self.made[key]
+
+
+def _identity(value: Any) -> Hashable:
+    """Configurations by what they say, futures by which they are."""
+    if isinstance(value, BaseModel):
+        return type(value).__name__, value.model_dump_json()
+    if isinstance(value, list | tuple):
+        return tuple(map(_identity, value))
+    if isinstance(value, dict):
+        return tuple((name, _identity(each)) for name, each in value.items())
+    return id(value)

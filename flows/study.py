@@ -17,9 +17,8 @@ from flows.flow import flow
 from flows.judge_shares import share_limits
 from flows.names import RunName, named_over_seeds
 from flows.recipes import RecipeName, recipe_named
-from flows.run import Future, Run
+from flows.run import Future, Run, SharedRun
 from flows.studies.arms_of import ARMS
-from flows.studies.shared_run import SharedRun
 from infra.processes.launch import TrainerStoppedError
 from infra.tracking.runs import TrackedRun
 from models.config.base import RunSeed
@@ -28,7 +27,7 @@ from models.studies.catalogue import exhibits_of
 from models.studies.exhibit import TITLES, Exhibit
 from tasks.access import demand_access
 from tasks.publishing import announce, lineage_of
-from tasks.study import study as study_stage
+from tasks.stages import study as study_stage
 
 logger = logging.getLogger("trimtab")
 
@@ -143,7 +142,9 @@ def _read(
     )
     label = f"{exhibit.title} of {exhibit.paper}"
     found = (
-        next(iter(runs.values())).submit(study_stage, study_config, results, label=label).result()
+        next(iter(runs.values()))
+        .submit(study_stage, study_config, artifacts=results, label=label)
+        .result()
     )
     name = _name_of(config, exhibit.slug, list(runs))
     numbers = announce(tracked, found, results, name.name, name.about)

@@ -11,7 +11,7 @@ PROMOTED = "trimtab.policy.promoted"
 COLLAPSED = "trimtab.policy.collapsed"
 
 
-def tell(event: str, policy: str, **payload: Any) -> None:
+def emit(event: str, policy: str, **payload: Any) -> None:
     """Emit an event about a policy, related to the flow run under way."""
     related = []
     if flow_run.id:

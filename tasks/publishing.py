@@ -1,4 +1,4 @@
-"""Task `report`: scorecard and HTML page of a run, and the summary Prefect shows."""
+"""Where people look for a run's pages: a folder, MLflow, a Prefect artifact, the console."""
 
 from __future__ import annotations
 
@@ -9,28 +9,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from prefect import task
 from prefect.artifacts import create_markdown_artifact
 
 from infra.processes.locks import file_lock
 from infra.report_folders import write_run
 from infra.store.store import Store
 from infra.tracking.runs import TrackedRun
-from models.config.reporting import LineageEntry, ReportConfig
+from models.config.reporting import LineageEntry
 from models.data.row_account import RowAccount
+from tasks.context import base_context
 from tasks.execution import StageResult
-from tasks.perform import base_context, perform
-from tasks.retries import CPU
 
 REQUESTS_AT_ONCE = 8
 REPORT_FILES = ("report.html", "scorecard.json", "summary.json", "methods.md", "quarantine.jsonl")
 AUDIT_FILES = ("audit.html", "audited.jsonl.gz", "audited.parquet")
-
-
-@task(name="report", task_run_name="report", **CPU)
-def report(config: ReportConfig, artifacts: dict[str, StageResult]) -> StageResult:
-    """The report over everything a run made, by role."""
-    return perform("report", config, artifacts, "report", reads_weights=False)
 
 
 def lineage_of(results: Mapping[str, StageResult]) -> tuple[LineageEntry, ...]:

@@ -17,10 +17,10 @@ from prefect.artifacts import create_link_artifact
 
 from infra.tracking.registry import Registry, Version
 from models.data.records import ArtifactRef
-from tasks.events import PROMOTED, tell
+from tasks.context import base_context, flow_run_tags
+from tasks.events import PROMOTED, emit
 from tasks.execution import StageResult, result_of
-from tasks.perform import base_context, flow_run_tags
-from tasks.retries import may_pass
+from tasks.retries import is_transient
 
 # Tags of a version: which policy it is, of which round, the report of its run, and the settings
 # under which another round did not take its place.
@@ -61,7 +61,7 @@ def registry() -> Registry:
     tags=["cpu"],
     retries=5,
     retry_delay_seconds=[5, 10, 20, 40, 60],  # a server that is restarted is back by then
-    retry_condition_fn=may_pass,
+    retry_condition_fn=is_transient,
 )
 def register_policies(
     run_id: str | None,
@@ -91,7 +91,7 @@ def register_policies(
     if now is not None and now.number != numbers[last]:
         registry().tag(now, {TRIED: settings})
     if now is not None and now.number != (before and before.number):
-        tell(PROMOTED, name, version=now.number, report=report.ref.key)
+        emit(PROMOTED, name, version=now.number, report=report.ref.key)
     _link(name, numbers[last])
     holders = {"candidate": registry().find(name, "candidate"), "champion": now}
     said = [f"{alias} version {each.number}" for alias, each in holders.items() if each]

@@ -12,7 +12,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Crashed, State
 
 from infra.tracking.runs import TrackedRun, Tracking
-from tasks.perform import FLOW_RUN, base_context
+from tasks.context import FLOW_RUN, base_context
 
 # Automations resume a crashed run; one that crashes every time must not go on for ever.
 MAX_STARTS = 20

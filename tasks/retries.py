@@ -1,4 +1,4 @@
-"""Kinds of tasks: which take a GPU slot, and which failures are worth another try."""
+"""Which failures of a task are transient, and how often it is tried again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tasks.cache_key import CodeChangedError
 _PASSING = (TrainerKilledError, StoreUnavailableError, RegistryError, CodeChangedError)
 
 
-def may_pass(_task: Any, _task_run: Any, state: Any) -> bool:
+def is_transient(_task: Any, _task_run: Any, state: Any) -> bool:
     """Whether a task failed of something that is often over a moment later: a kill, an outage.
 
     A trainer goes on from its newest checkpoint, and with other code from the beginning.
@@ -20,10 +20,8 @@ def may_pass(_task: Any, _task_run: Any, state: Any) -> bool:
     return isinstance(state.data, _PASSING)
 
 
-_AGAIN: dict[str, Any] = {
+RETRIES: dict[str, Any] = {
     "retries": 3,
     "retry_delay_seconds": [2, 10, 30],
-    "retry_condition_fn": may_pass,
+    "retry_condition_fn": is_transient,
 }
-CPU: dict[str, Any] = {"tags": ["cpu"], **_AGAIN}
-GPU: dict[str, Any] = {"tags": ["gpu"], **_AGAIN}

@@ -11,7 +11,7 @@ from models.data.readers import SUFFIXES
 from models.data.records import ArtifactRef
 from models.judge.constitutions import PACKAGED, load_constitution
 from tasks.access import limits
-from tasks.perform import base_context
+from tasks.context import base_context
 
 
 def import_source(source: str, check: Callable[[Path], object] | None = None) -> ArtifactRef:

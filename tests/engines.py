@@ -174,7 +174,7 @@ def flow_of_stages(engine: Engine) -> Callable[[str], None]:
 
     @task(name="stage")
     def stage(notes: str) -> None:
-        import tasks.perform  # noqa: F401
+        import tasks.context  # noqa: F401
 
         with open(notes, "a") as file:
             file.write(f"{time.time()}\n")

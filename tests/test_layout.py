@@ -8,8 +8,11 @@ import pkgutil
 from pathlib import Path
 
 import pytest
+from prefect import Task
 
-from tasks.retries import may_pass
+from models.specs import SPECS
+from tasks import stages
+from tasks.retries import is_transient
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("flows", "tasks", "models", "infra")
@@ -28,19 +31,62 @@ def test_every_module_imports(name: str) -> None:
     importlib.import_module(name)
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_every_stage_has_a_task_and_a_docstring(stage: str) -> None:
-    task = ROOT / "tasks" / f"{stage}.py"
-    assert task.exists(), f"stage {stage} has a trainer and no task"
-    assert f"perform('{stage}'" in "".join(task.read_text().split()).replace('"', "'")
+def test_every_stage_has_a_specification_a_task_and_a_trainer() -> None:
+    tasks = {name for name, value in vars(stages).items() if isinstance(value, Task)}
+    assert set(SPECS) == tasks == set(STAGES)
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_task_is_of_a_kind_and_is_tried_again(stage: str) -> None:
-    task = getattr(importlib.import_module(f"tasks.{stage}"), stage)
-    assert task.tags in ({"cpu"}, {"gpu"})
+def test_every_task_is_of_its_device_and_is_tried_again(stage: str) -> None:
+    task = getattr(stages, stage)
+    assert task.name == stage
+    assert task.tags == {SPECS[stage].device}
     assert task.retries == 3
-    assert task.retry_condition_fn is may_pass
+    assert task.retry_condition_fn is is_transient
+
+
+# Modules that read inputs for a stage, beside its own.
+READERS = {
+    "sample_responses": [],  # its module also reads them for those who learn from them
+    "audit": ["reporting/audit/pairs.py"],
+    "ppo_max": ["stages/ppo_max/scorers.py", "stages/ppo_max/trainer.py"],
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_trainer_reads_the_inputs_of_its_specification(stage: str) -> None:
+    """Every input that a trainer names in its code is one of its specification."""
+    spec = SPECS[stage]
+    if spec.mapping == "artifacts":
+        return
+    known = {*spec.inputs, *spec.files}
+    for path in READERS.get(stage, [f"stages/{stage}.py"]):
+        for name in _inputs_named(ROOT / "models" / path):
+            assert name in known or any(name.startswith(f"{each}_") for each in known), (path, name)
+
+
+def _inputs_named(path: Path) -> set[str]:
+    """x of every inputs["x"], inputs.get("x"), `"x" in inputs` and f-string that begins with it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Subscript) and _is_inputs(node.value):
+            names |= _texts(node.slice)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if _is_inputs(node.func.value) and node.func.attr == "get":
+                names |= _texts(node.args[0])
+        elif isinstance(node, ast.Compare) and _is_inputs(node.comparators[0]):
+            names |= _texts(node.left)
+    return names
+
+
+def _is_inputs(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "inputs"
+
+
+def _texts(node: ast.expr) -> set[str]:
+    if isinstance(node, ast.JoinedStr):
+        node = node.values[0]
+    return {node.value} if isinstance(node, ast.Constant) and isinstance(node.value, str) else set()
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

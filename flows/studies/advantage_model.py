@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from flows.config import seeded
 from flows.run import Run
 from flows.studies.arms import policy, raw_advantage_model, scorer, varied
 from models.config.policy import PPOConfig, RehearsalConfig
-from tasks.rehearsal import rehearsal
+from tasks.stages import rehearsal
 
 
 def scorers(run: Run) -> None:
@@ -37,10 +36,10 @@ def rehearse(run: Run, name: str, config: RehearsalConfig) -> None:
     """`rehearsal_<name>`: the SFT policy's answers that the Advantage Model finds best."""
     run[f"rehearsal_{name}"] = run.submit(
         rehearsal,
-        seeded(config, run.config.seed),
-        run["data"],
-        run["sft"],
-        run["advantage_raw"],
+        run.seeded(config),
+        data=run["data"],
+        policy=run["sft"],
+        scorer=run["advantage_raw"],
         label=f"rehearsal {name}",
     )
 

@@ -9,23 +9,13 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from flows.config import seeded
+from flows.pipeline.data import cache_trunk, prepare, trunk_for
+from flows.pipeline.labels import ask_judge, audit_labels
+from flows.pipeline.policies import measure
 from flows.run import Run
-from flows.stages import (
-    ask_judge,
-    audit_labels,
-    keep_lower_states,
-    measure,
-    prepare,
-    states_for,
-)
 from models.config.policy import PPOConfig
 from models.config.reward import RelabelConfig
-from tasks.advantage_model import advantage_model
-from tasks.judge import judge
-from tasks.ppo_max import ppo_max
-from tasks.relabel import relabel
-from tasks.reward_model import reward_model
+from tasks.stages import advantage_model, head_to_head, ppo_max, relabel, reward_model
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
@@ -44,7 +34,7 @@ def audited(run: Run) -> None:
     if "strength" not in run.roles:
         prepare(run)
         ask_judge(run)
-        keep_lower_states(run)
+        cache_trunk(run)
         audit_labels(run)
 
 
@@ -67,14 +57,16 @@ def scorer(run: Run, name: str, labels: RelabelConfig = AS_GIVEN, **changes: Any
         return
     audited(run)
     config = run.config.reward_model
-    run[f"pairs_{name}"] = run.submit(relabel, labels, run["preferences"], run["strength"])
+    run[f"pairs_{name}"] = run.submit(
+        relabel, labels, preferences=run["preferences"], strength=run["strength"]
+    )
     run[f"scorer_{name}"] = run.submit(
         reward_model,
-        seeded(varied(config, changes), run.config.seed),
-        run["sft"],
-        run["preferences"],
-        run[f"pairs_{name}"],
-        states_for(run, config.train),
+        run.seeded(varied(config, changes)),
+        policy=run["sft"],
+        preferences=run["preferences"],
+        pairs=run[f"pairs_{name}"],
+        trunk=trunk_for(run, config.train),
         label=f"reward model {name}",
     )
 
@@ -86,11 +78,11 @@ def raw_advantage_model(run: Run) -> None:
     scorer(run, "raw")
     run["advantage_raw"] = run.submit(
         advantage_model,
-        seeded(run.config.advantage_model, run.config.seed),
-        run["sft"],
-        run["preferences"],
-        run["pairs_raw"],
-        states_for(run, run.config.advantage_model.train),
+        run.seeded(run.config.advantage_model),
+        policy=run["sft"],
+        preferences=run["preferences"],
+        pairs=run["pairs_raw"],
+        trunk=trunk_for(run, run.config.advantage_model.train),
         label="Advantage Model, labels as given",
     )
 
@@ -114,12 +106,12 @@ def policy(
         measure(run, "sft", run["sft"], run["scorer_raw"])
     run[f"policy_{name}"] = run.submit(
         ppo_max,
-        seeded(ppo, run.config.seed),
-        run[start],
-        run[start],
-        run[scored_by] if scored_by else None,
-        run["data"],
-        run[rehearsed] if rehearsed else None,
+        run.seeded(ppo),
+        policy=run[start],
+        reference=run[start],
+        scorer=run[scored_by] if scored_by else None,
+        data=run["data"],
+        rehearsal=run[rehearsed] if rehearsed else None,
         label=f"PPO {name}",
     )
     measure(run, name, run[f"policy_{name}"], run[scored_by or "scorer_raw"])
@@ -131,9 +123,9 @@ def versus(run: Run, role: str, ours: str, theirs: str) -> None:
     if role in run.roles:
         return
     run[role] = run.submit(
-        judge,
-        seeded(run.config.evaluate, run.config.seed),
-        run[f"eval_{ours}"],
-        run[f"eval_{theirs}"],
+        head_to_head,
+        run.seeded(run.config.evaluate),
+        ours=run[f"eval_{ours}"],
+        theirs=run[f"eval_{theirs}"],
         label=role.replace("_", " "),
     )

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from flows.config import seeded
+from flows.pipeline.data import trunk_for
 from flows.run import Run
-from flows.stages import states_for
 from flows.studies.advantage_model import rehearse, scorers
 from flows.studies.arms import audited, policy, scorer, treatment, varied
 from flows.studies.part_two import DROPOUT
 from models.config.reward import ContrastiveConfig
-from tasks.advantage_model import advantage_model
-from tasks.meta_rm import meta_rm
+from tasks.stages import advantage_model, meta_rm
 
 SMOOTHING = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4)
 MARGIN_CLIPS = (0.25, 0.5, 1.0, 2.0)
@@ -62,11 +60,11 @@ def num_policies(run: Run) -> None:
     for value, name in named(NUM_POLICIES, config.num_policies):
         run[f"scorer_num_policies_{name}"] = run.submit(
             advantage_model,
-            seeded(varied(config, {"num_policies": value}), run.config.seed),
-            run["sft"],
-            run["preferences"],
-            run["pairs_raw"],
-            states_for(run, config.train),
+            run.seeded(varied(config, {"num_policies": value})),
+            policy=run["sft"],
+            preferences=run["preferences"],
+            pairs=run["pairs_raw"],
+            trunk=trunk_for(run, config.train),
             behaviour=run["sft"],
             label=f"Advantage Model, N = {value:g}",
         )
@@ -104,13 +102,13 @@ def meta_step(run: Run) -> None:
     for value, name in named(META_STEPS, config.meta_learning_rate):
         run[f"scorer_meta_step_{name}"] = run.submit(
             meta_rm,
-            seeded(varied(config, {"meta_learning_rate": value}), run.config.seed),
-            run["scorer_raw"],
-            run["sft"],
-            run["data"],
-            run["preferences"],
-            run["pairs_raw"],
-            states_for(run, run.config.reward_model.train, config.train),
+            run.seeded(varied(config, {"meta_learning_rate": value})),
+            scorer=run["scorer_raw"],
+            policy=run["sft"],
+            data=run["data"],
+            preferences=run["preferences"],
+            pairs=run["pairs_raw"],
+            trunk=trunk_for(run, run.config.reward_model.train, config.train),
             label=f"MetaRM, step {value:g}",
-            by_ranks=run.has_small_models,
+            resources=run.all_cores,
         )

@@ -12,11 +12,12 @@ from typing import Any
 
 from flows.changes import changed
 from flows.config import Arm, RunConfig
-from flows.optimisers import train_policies, train_policy
+from flows.pipeline.policies import Scheduling, train_policies, train_policy
+from flows.pipeline.rewards import train_scorers
 from flows.run import Run
-from flows.stages import train_scorers
 from flows.studies.arms import audited, varied
 from flows.studies.constants import named
+from tasks.resources import Resources
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,6 @@ def frontier(run: Run) -> None:
         for value, name in named(sweep.values, sweep.own(run.config)):
             config = changed(whole.config, sweep.changes(run.config, value))
             own = replace(whole, config=config, roles=dict(shared))
-            train_policy(own, arm, {"by_ranks": run.has_small_models})
+            train_policy(own, arm, Scheduling(Resources(by_ranks=run.has_small_models)))
             for role in own.roles.keys() - shared.keys():
                 run[f"{role}_{name}"] = own[role]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from flows.config import seeded, vanilla
+from flows.config import vanilla
 from flows.run import Run
 from flows.studies.arms import policy, scorer, varied
-from tasks.sft import sft
+from tasks.stages import sft
 
 # What each arm changes of vanilla PPO.
 SCORES: dict[str, dict[str, Any]] = {
@@ -60,8 +60,8 @@ def starts(run: Run) -> None:
         policy(run, name, varied(plain, changes), "scorer_raw")
     run["untrained"] = run.submit(
         sft,
-        seeded(varied(run.config.sft, {"fine_tune": False}), run.config.seed),
-        run["data"],
+        run.seeded(varied(run.config.sft, {"fine_tune": False})),
+        data=run["data"],
         label="no SFT",
     )
     policy(run, "without_sft", plain, "scorer_raw", start="untrained")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from flows.champions import improve_in_rounds
-from flows.optimisers import judge_policies, train_policies
+from flows.pipeline.policies import judge_policies, train_policies
+from flows.pipeline.rewards import train_scorers
+from flows.pipeline.rounds import improve_in_rounds
 from flows.run import Run
-from flows.stages import train_scorers
 from flows.studies.arms import AS_GIVEN, MARGIN, audited, policy, scorer, treatment, varied, versus
 from models.config.reward import ContrastiveConfig, FeaturesConfig, RelabelConfig
-from tasks.features import features
+from tasks.stages import features
 
 NUM_ROUNDS = 4
 DROPOUT = 0.05  # [RM]
@@ -97,7 +97,11 @@ def features_of_scorers(run: Run) -> None:
     _contrastive_scorer(run, "simcse_pairs")
     for name in ("scorer_baseline", "scorer_simcse_pairs"):
         run[f"features_{name}"] = run.submit(
-            features, FeaturesConfig(), run[name], run["preferences"], label=f"features, {name}"
+            features,
+            FeaturesConfig(),
+            scorer=run[name],
+            preferences=run["preferences"],
+            label=f"features, {name}",
         )
 
 

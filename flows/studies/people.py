@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flows.config import Vote
+from flows.pipeline.labels import compare_votes
 from flows.run import Run
-from flows.stages import compare_votes
 from flows.studies.arms import audited, varied
 from models.config.reward import StrengthConfig
-from tasks.strength import strength
+from tasks.stages import strength
 
 SIZES = (1, 3, 5, 10)
 VOTES: tuple[Vote, ...] = ("in_sample", "cross_fitted")
@@ -31,7 +31,7 @@ def votes(run: Run) -> None:
             run[f"strength_{vote}_{size}"] = run.submit(
                 strength,
                 StrengthConfig(mode=vote),
-                members[:size],
+                member=members[:size],
                 label=f"strength {vote}, {size} members",
             )
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flows.config import seeded
 from flows.run import Run
 from flows.studies.arms import audited, policy, scorer, varied
 from models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
-from tasks.ai_labels import ai_labels
-from tasks.judge_preferences import judge_preferences
-from tasks.reward_model import reward_model
+from tasks.stages import ai_labels, judge_preferences, reward_model
 
 ACCURACIES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
@@ -34,24 +31,23 @@ def alignment(run: Run) -> None:
 
 def _distilled(run: Run, name: str, judge: JudgeConfig) -> None:
     """`scorer_<name>`: a reward model on the judge's soft labels, as they are."""
-    seed = run.config.seed
     run[f"judged_{name}"] = run.submit(
         judge_preferences,
-        seeded(JudgePreferencesConfig(judge=judge), seed),
-        run["preferences"],
+        run.seeded(JudgePreferencesConfig(judge=judge)),
+        preferences=run["preferences"],
         label=f"judge, right in {name}",
     )
     run[f"labelled_{name}"] = run.submit(
         ai_labels,
         AILabelsConfig(),
-        run["preferences"],
-        run[f"judged_{name}"],
+        preferences=run["preferences"],
+        judgements=run[f"judged_{name}"],
         label=f"AI labels, right in {name}",
     )
     run[f"scorer_{name}"] = run.submit(
         reward_model,
-        seeded(run.config.reward_model, seed),
-        run["sft"],
-        run[f"labelled_{name}"],
+        run.seeded(run.config.reward_model),
+        policy=run["sft"],
+        preferences=run[f"labelled_{name}"],
         label=f"reward model, right in {name}",
     )

@@ -282,7 +282,7 @@ class BestOfNConfig(StageConfig):
     num_responses: int = Field(16, ge=2, le=1024, description="n, answers sampled a prompt")
 
 
-class AnswersConfig(StageConfig):
+class SampleResponsesConfig(StageConfig):
     """Several answers of a policy to each prompt, all scored.
 
     Budget: num_prompts * num_responses responses.
@@ -316,7 +316,7 @@ class RejectionSamplingLoop(StageConfig):
     from_all_iterations: bool = Field(
         True, description="Learn the best of all samples so far, not of the newest [Llama 2: so]"
     )
-    answers: AnswersConfig = AnswersConfig()
+    answers: SampleResponsesConfig = SampleResponsesConfig()
     fine_tune: RejectionSamplingConfig = RejectionSamplingConfig()
 
 
@@ -355,7 +355,7 @@ class RestLoop(StageConfig):
     """
 
     num_grow_steps: Passes = Field(1, description="Times the policy is sampled [ReST: 1, 2]")
-    answers: AnswersConfig = AnswersConfig()
+    answers: SampleResponsesConfig = SampleResponsesConfig()
     improve: RestConfig = RestConfig()
 
 
@@ -392,7 +392,7 @@ class HIRLoop(StageConfig):
     """
 
     num_iterations: Passes = Field(2, description="Times the policy is sampled and trained")
-    answers: AnswersConfig = AnswersConfig()
+    answers: SampleResponsesConfig = SampleResponsesConfig()
     learn: HIRConfig = HIRConfig()
 
     @model_validator(mode="after")

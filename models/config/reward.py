@@ -23,7 +23,7 @@ from models.config.base import (
 from models.config.training import TrainConfig
 
 
-class LowerStatesConfig(StageConfig):
+class TrunkCacheConfig(StageConfig):
     """Keeping the frozen lower layers' output for all preference pairs."""
 
     trainable_layers: int = Field(

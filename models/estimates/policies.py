@@ -7,13 +7,13 @@ from dataclasses import replace
 from math import ceil
 
 from models.config.policy import (
-    AnswersConfig,
     CPLConfig,
     DPOConfig,
     HIRConfig,
     PolicyConfig,
     RejectionSamplingConfig,
     RestConfig,
+    SampleResponsesConfig,
 )
 from models.estimates.supervised import Examples, loading_and_training, num_steps, pair_row
 from models.estimates.work import (
@@ -27,7 +27,7 @@ from models.estimates.work import (
 TOKENS_A_WORD = 2  # of an instruction, at most
 
 
-def answers(config: AnswersConfig, setting: Setting) -> Work:
+def sample_responses(config: SampleResponsesConfig, setting: Setting) -> Work:
     """Several answers a prompt; to be scored, each prompt passes once."""
     prompts = _num_prompts(config, setting)
     count = prompts * config.num_responses
@@ -90,7 +90,7 @@ def hir(config: HIRConfig, setting: Setting) -> Work:
     )
 
 
-def _num_prompts(config: AnswersConfig, setting: Setting) -> int:
+def _num_prompts(config: SampleResponsesConfig, setting: Setting) -> int:
     return min(config.num_prompts, setting.amounts.policy_prompts)
 
 

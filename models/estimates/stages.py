@@ -7,9 +7,9 @@ from typing import Any
 
 from models.estimates.constitution import constitutional_sft, revise
 from models.estimates.judging import judge_answers, judge_preferences
-from models.estimates.policies import answers, cpl, dpo, hir, rejection_sampling, rest
+from models.estimates.policies import cpl, dpo, hir, rejection_sampling, rest, sample_responses
 from models.estimates.rollouts import comparisons, evaluate, ppo_max, rehearsal
-from models.estimates.supervised import advantage_model, lower_states, meta_rm, reward_model, sft
+from models.estimates.supervised import advantage_model, meta_rm, reward_model, sft, trunk_cache
 from models.estimates.work import Setting, Work
 
 _MODEL_STAGES: dict[str, Callable[[Any, Setting], Work]] = {
@@ -17,14 +17,14 @@ _MODEL_STAGES: dict[str, Callable[[Any, Setting], Work]] = {
     "revise": revise,
     "constitutional_sft": constitutional_sft,
     "comparisons": comparisons,
-    "lower_states": lower_states,
+    "trunk_cache": trunk_cache,
     "reward_model": reward_model,
     "advantage_model": advantage_model,
     "rehearsal": rehearsal,
     "ppo_max": ppo_max,
     "dpo": dpo,
     "cpl": cpl,
-    "answers": answers,
+    "sample_responses": sample_responses,
     "rejection_sampling": rejection_sampling,
     "rest": rest,
     "hir": hir,
@@ -41,7 +41,7 @@ _PLAIN_STAGES = {
     "ai_labels": "train_pairs",
     "relabel": "train_pairs",
     "audit": "pairs",
-    "judge": "eval_prompts",
+    "head_to_head": "eval_prompts",
     "win_matrix": "eval_prompts",
 }
 

@@ -8,9 +8,9 @@ from math import ceil
 from models import limits
 from models.config.reward import (
     AdvantageModelConfig,
-    LowerStatesConfig,
     MetaRMConfig,
     RewardModelConfig,
+    TrunkCacheConfig,
 )
 from models.config.training import SFTConfig, TrainConfig
 from models.estimates.memory import FLOAT_BYTES, Memory
@@ -129,7 +129,7 @@ def _scorer_work(
     )
 
 
-def lower_states(config: LowerStatesConfig, setting: Setting) -> Work:
+def trunk_cache(config: TrunkCacheConfig, setting: Setting) -> Work:
     """One pass of the lower layers over all pairs; the head's parameters are loaded too."""
     row, pairs = pair_row(setting), setting.amounts.pairs
     kept = FLOAT_BYTES * pairs * row * setting.shape.hidden_size

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 
 from models import limits
-from models.config.policy import AnswersConfig, ReviseConfig
+from models.config.policy import ReviseConfig, SampleResponsesConfig
 from models.config.training import TrainConfig, TrainerConfig
 from models.estimates.amounts import Amounts
 from models.estimates.memory import (
@@ -45,7 +45,7 @@ class Setting:
     has_rehearsal: bool = False
     starts_as_reference: bool = False
     is_relabelled: bool = False
-    sampled: tuple[AnswersConfig, ...] = ()
+    sampled: tuple[SampleResponsesConfig, ...] = ()
     revised: ReviseConfig | None = None
     num_policies: int = 0
 

@@ -32,11 +32,9 @@ from models.training.loop import fit
 from models.training.progress import write_json
 from models.training.trunk_cache import stored_states
 
-CONFIG = AdvantageModelConfig
-
 
 def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `policy` (trunk, pi_phi), `preferences`; `pairs`, `behaviour` (pi'), `states`.
+    """Inputs: `policy` (trunk, pi_phi), `preferences`; `pairs`, `behaviour` (pi'), `trunk`.
 
     The last three are optional; K > 1 policies are `behaviour_0`, `behaviour_1` and so on. Output:
     model/ (two heads), scores.jsonl.

@@ -30,7 +30,6 @@ from models.functional.verdicts import preferred_labels
 from models.training.data import read_rows, write_rows
 from models.training.progress import write_json
 
-CONFIG = AILabelsConfig
 Row = dict[str, Any]
 
 # What another stage says of itself.

@@ -13,8 +13,6 @@ from models.reporting.audit.summary import summarise
 from models.reporting.kit.artifacts import Artifacts
 from models.training.progress import write_json
 
-CONFIG = AuditConfig
-
 
 def run(config: AuditConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `preferences`, `member_0` ... `member_{M-1}`, `strength`, `relabelled`.

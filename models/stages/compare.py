@@ -13,8 +13,6 @@ from models.reporting.compare.page import methods_table, render
 from models.reporting.compare.win_matrix import WinMatrix
 from models.training.progress import write_json
 
-CONFIG = CompareConfig
-
 
 def run(config: CompareConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `win_matrix`; by `<seed>.<role>` the policies and what they learned from.

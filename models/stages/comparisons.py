@@ -17,7 +17,6 @@ from models.training.data import read_rows, write_rows
 from models.training.progress import Progress, write_json
 from models.training.sampling import respond_often
 
-CONFIG = ComparisonsConfig
 Row = dict[str, object]
 
 

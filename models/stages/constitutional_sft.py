@@ -20,7 +20,6 @@ from models.training.data import context_length, encode_demonstrations, read_row
 from models.training.imitation import imitate
 from models.training.progress import write_json
 
-CONFIG = ConstitutionalSFTConfig
 Row = dict[str, Any]
 
 

@@ -19,11 +19,9 @@ from models.training.progress import write_json
 from models.training.replay import rehearsal_of
 from models.training.trunk_cache import stored_states
 
-CONFIG = CPLConfig
-
 
 def run(config: CPLConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `policy` (start), `preferences`; `pairs` and `states`, optional.
+    """Inputs: `policy` (start), `preferences`; `pairs` and `trunk`, optional.
 
     `rehearsal` where it has a coefficient. Output: model/.
     """

@@ -26,11 +26,9 @@ from models.training.replay import rehearsal_of
 from models.training.scoring import logprob_rows
 from models.training.trunk_cache import stored_states
 
-CONFIG = DPOConfig
-
 
 def run(config: DPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `policy` (start), `reference`, `preferences`; `pairs` and `states`, optional;
+    """Inputs: `policy` (start), `reference`, `preferences`; `pairs` and `trunk`, optional;
     `rehearsal` where it has a coefficient.
 
     Output: model/.

@@ -1,8 +1,8 @@
 """Stage `evaluate`: let one policy answer the evaluation prompts, and measure the answers.
 
 Every answer is kept with its scores, so that judging two policies against each other afterwards
-is arithmetic (`models.stages.judge`). With several candidates a prompt the answer is the best of
-them by the scorer, and what fewer would have given is estimated from the same ones.
+is arithmetic (`models.stages.head_to_head`). With several candidates a prompt the answer is the
+best of them by the scorer, and what fewer would have given is estimated from the same ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from models.training.progress import Progress, write_json
 from models.training.sampling import respond_often
 from models.training.scoring import logprob_rows, score_rows, with_lower_states
 
-CONFIG = EvaluateConfig
 # What the best of n samples are worth, by whom.
 VALUES = ("score", "judge_score", "gold")
 

@@ -24,8 +24,6 @@ from models.training.batching import micro_batches
 from models.training.data import Pairs, context_length, read_pairs, write_rows
 from models.training.progress import write_json
 
-CONFIG = FeaturesConfig
-
 
 def run(config: FeaturesConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `scorer`, `preferences`. Output: features.jsonl, a row a test answer.

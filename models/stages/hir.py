@@ -26,18 +26,17 @@ from models.functional.hir import hir_loss, satisfied_instruction
 from models.nets.loading import load_policy, load_tokenizer, save_model
 from models.nets.packing import Candidates, PackedBatch, encode, token_ids
 from models.nets.scoring import response_logprobs
-from models.stages.answers import read_answers
+from models.stages.sample_responses import read_answers
 from models.training.data import context_length
 from models.training.learner import LossFunction, Metrics
 from models.training.loop import fit
 from models.training.progress import write_json
 from models.training.replay import rehearsal_of
 
-CONFIG = HIRConfig
-
 
 def run(config: HIRConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `policy` (start), `answers_0` and maybe more; `rehearsal` where it has a coefficient.
+    """Inputs: `policy` (start), `responses_0` and maybe more;
+    `rehearsal` where it has a coefficient.
 
     Output: model/.
     """

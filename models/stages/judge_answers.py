@@ -19,7 +19,6 @@ from models.reporting.compare.answers import LEFT_OUT, START
 from models.training.data import read_rows, write_rows
 from models.training.progress import write_json
 
-CONFIG = JudgeAnswersConfig
 Row = dict[str, Any]
 # Two answers to a prompt, whichever policies gave them.
 Question = tuple[str, str, str]

@@ -20,7 +20,6 @@ from models.statistics.intervals import effective_count, wilson_interval
 from models.training.data import rows_of, write_rows
 from models.training.progress import write_json
 
-CONFIG = JudgePreferencesConfig
 Row = dict[str, Any]
 
 

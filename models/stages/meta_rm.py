@@ -38,11 +38,9 @@ from models.training.sampling import respond_often
 from models.training.scoring import score_rows, with_lower_states
 from models.training.trunk_cache import stored_states
 
-CONFIG = MetaRMConfig
-
 
 def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `scorer` (start), `policy` (current), `data`, `preferences`; `pairs`, `states`.
+    """Inputs: `scorer` (start), `policy` (current), `data`, `preferences`; `pairs`, `trunk`.
 
     The last two are optional. Output: model/ (same kind as the scorer that came in), scores.jsonl,
     spreads.jsonl (of each meta prompt, before and after).

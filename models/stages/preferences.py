@@ -33,8 +33,6 @@ from models.nets.loading import load_base_tokenizer
 from models.training.data import HELD_OUT, write_rows
 from models.training.progress import write_json
 
-CONFIG = PreferencesConfig
-
 
 def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `source_<i>` and `demonstrations_<i>` for all sources that are files or folders.

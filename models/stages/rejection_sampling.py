@@ -19,13 +19,11 @@ from models.config.policy import RejectionSamplingConfig
 from models.functional.best_of_n import best_of
 from models.nets.loading import load_policy, load_tokenizer, save_model
 from models.nets.packing import encode
-from models.stages.answers import read_answers
+from models.stages.sample_responses import read_answers
 from models.training.data import context_length
 from models.training.imitation import imitate
 from models.training.progress import write_json
 from models.training.replay import rehearsal_of
-
-CONFIG = RejectionSamplingConfig
 
 
 class Best(NamedTuple):
@@ -36,7 +34,8 @@ class Best(NamedTuple):
 
 
 def run(config: RejectionSamplingConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `policy` (start), `answers_0` and maybe more; `rehearsal` where it has a coefficient.
+    """Inputs: `policy` (start), `responses_0` and maybe more;
+    `rehearsal` where it has a coefficient.
 
     Output: model/.
     """

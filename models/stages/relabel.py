@@ -26,7 +26,6 @@ from models.functional.relabel import (
 from models.training.data import SPLITS, read_rows, write_rows
 from models.training.progress import write_json
 
-CONFIG = RelabelConfig
 # Verdicts that stand in place of the vote's; the fourth, unsure, leaves the pair to the vote.
 OVERRULING = ("keep", "flip", "drop")
 

@@ -11,8 +11,6 @@ from models.reporting.run.page import charts_of, render
 from models.reporting.run.scorecard import assemble, summary_of
 from models.training.progress import write_json
 
-CONFIG = ReportConfig
-
 
 def run(config: ReportConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `preferences`, and by role whatever else the run made (see `models.reporting.run`).

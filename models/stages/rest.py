@@ -21,17 +21,15 @@ from models.config.policy import RestConfig
 from models.functional.rest import improvement_sets
 from models.nets.loading import load_policy, load_tokenizer, save_model
 from models.nets.packing import encode
-from models.stages.answers import read_answers
+from models.stages.sample_responses import read_answers
 from models.training.data import context_length
 from models.training.imitation import imitate
 from models.training.progress import write_json
 from models.training.replay import rehearsal_of
 
-CONFIG = RestConfig
-
 
 def run(config: RestConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `policy` (start), `answers_0`; `rehearsal` where it has a coefficient.
+    """Inputs: `policy` (start), `responses_0`; `rehearsal` where it has a coefficient.
 
     Output: model/.
     """

@@ -31,7 +31,6 @@ from models.training.data import read_rows, rows_of, write_rows
 from models.training.progress import write_json
 from models.training.sampling import respond
 
-CONFIG = ReviseConfig
 Row = dict[str, Any]
 
 

@@ -30,13 +30,12 @@ from models.training.progress import write_json
 from models.training.scoring import score_rows
 from models.training.trunk_cache import stored_states
 
-CONFIG = RewardModelConfig
 # The folds are one partition of the prompts shared by all members, so their seed is a constant.
 FOLD_SEED = 0
 
 
 def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `policy` (trunk), `preferences`, optionally `pairs` and `states` (lower_states).
+    """Inputs: `policy` (trunk), `preferences`, optionally `pairs` and `trunk`.
 
     Output: model/, scores.jsonl; with `score_every`, validation.jsonl.
     """
@@ -129,7 +128,7 @@ def score_splits(
 ) -> dict[str, float]:
     """Score the raw pairs of splits into scores.jsonl; returns the accuracy on each one's labels.
 
-    Inputs: `preferences`, optionally `states`. `unseen` holds the training pairs that the model was
+    Inputs: `preferences`, optionally `trunk`. `unseen` holds the training pairs that the model was
     not trained on.
     """
     rows: list[dict[str, object]] = []

@@ -13,8 +13,6 @@ from models.training.data import encode_dialogues
 from models.training.imitation import imitate
 from models.training.progress import write_json
 
-CONFIG = SFTConfig
-
 
 def run(config: SFTConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `data` (demonstrations.jsonl and, from scratch, tokenizer/). Output: model/.

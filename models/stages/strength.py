@@ -11,8 +11,6 @@ from models.functional.strength import preference_strength
 from models.training.data import read_rows, write_rows
 from models.training.progress import write_json
 
-CONFIG = StrengthConfig
-
 
 def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `member_0` ... `member_{M-1}` (scores.jsonl). Output: strength.jsonl of all splits.

@@ -17,8 +17,6 @@ from models.studies.readers import READERS, REMARKS
 from models.studies.reading import Reading, find
 from models.training.progress import write_json
 
-CONFIG = StudyConfig
-
 
 def run(config: StudyConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `<seed>.<role>` for every role of every seed's run.

@@ -17,8 +17,6 @@ from models.reporting.compare.outcomes import Outcomes, read_verdicts
 from models.reporting.compare.win_matrix import MAIN, judge_all
 from models.training.progress import write_json
 
-CONFIG = WinMatrixConfig
-
 
 def run(config: WinMatrixConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `<seed>.<policy>` (evaluate artifacts), the policy `sft` of every seed among them,

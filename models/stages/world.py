@@ -24,8 +24,6 @@ from models.synthetic.tasks import EXPERT, HELD_OUT, MAIN, task_of
 from models.training.data import write_rows
 from models.training.progress import write_json
 
-CONFIG = WorldConfig
-
 
 def run(config: WorldConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Write tokenizer, demonstrations, pair and policy prompts, and the evaluation sets.

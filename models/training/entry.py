@@ -4,7 +4,8 @@
 
 The job file: {"stage": "ppo_max", "config": {...}, "inputs": {"policy": "/path"},
 "workdir": "/path", "num_threads": 1, "num_ranks": 1, "gpus": ["0"]}. The stage is the module
-`models.stages.<stage>`, which has `CONFIG`, its pydantic class, and `run(config, inputs, workdir)`.
+`models.stages.<stage>`, which has `run(config, inputs, workdir)`; `models.specs` has the class of
+its configuration and the names of its inputs.
 Without `gpus` it runs on the CPU. Ranks with a GPU each, or with ZeRO, are started by DeepSpeed's
 launcher.
 """
@@ -14,11 +15,11 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from models.specs import SPECS
 from models.training import checkpoint, distributed, launcher, signals
 
 # An environment variable; 1: the same bits each time on a GPU of one kind, as on a CPU.
@@ -32,15 +33,18 @@ class JobError(ValueError):
 def main(job_path: str) -> None:
     """Run the job; returns when its outputs are written.
 
-    Raises JobError for a bad job file, pydantic.ValidationError for a bad config, SystemExit(75)
-    when stopped by SIGTERM, and whatever the stage raises.
+    Raises JobError for a bad job file, pydantic.ValidationError for a bad config,
+    models.specs.InputError for missing or unknown inputs, SystemExit(75) when stopped by SIGTERM,
+    and whatever the stage raises.
     """
     signals.install()
     job = _read_job(Path(job_path))
     _become_ranks(job, job_path)
     _make_deterministic(job["num_threads"])
-    stage = importlib.import_module(f"models.stages.{job['stage']}")
-    config = stage.CONFIG.model_validate(job["config"])
+    spec = SPECS[job["stage"]]
+    stage = importlib.import_module(f"models.stages.{spec.name}")
+    config = spec.config.model_validate(job["config"])
+    spec.check(job["inputs"])
     _choose_precision(config)
     inputs = {name: Path(path) for name, path in job["inputs"].items()}
     try:
@@ -54,8 +58,8 @@ def _read_job(path: Path) -> dict[str, Any]:
     required = {"stage", "config", "inputs", "workdir"}
     if not isinstance(job, dict) or not required <= job.keys():
         raise JobError(f"{path} is not a job: it must be an object with {sorted(required)}")
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", str(job["stage"])):
-        raise JobError(f"{path}: stage {job['stage']!r} is not the name of a module")
+    if job["stage"] not in SPECS:
+        raise JobError(f"{path}: found stage {job['stage']!r}; allowed: {', '.join(SPECS)}")
     return {"num_threads": 1, "num_ranks": 1, "gpus": [], **job}
 
 

@@ -81,7 +81,7 @@ class StoredStates:
 
 def stored_states(inputs: dict[str, Path], model: PreTrainedModel) -> StoredStates | None:
     """The states that a stage was given for its model, if any."""
-    return StoredStates(inputs["states"], model) if "states" in inputs else None
+    return StoredStates(inputs["trunk"], model) if "trunk" in inputs else None
 
 
 def _lengths(rows: Sequence[Candidates]) -> Tensor:

@@ -76,7 +76,7 @@ def member_seconds(card: dict[str, Any]) -> float:
     return sum(
         float(stage["seconds"])
         for stage in card["lineage"]
-        if stage["role"].startswith("member_") or stage["role"] == "lower_states"
+        if stage["role"].startswith("member_") or stage["role"] == "trunk_cache"
     )
 
 

@@ -12,7 +12,7 @@ from tempfile import NamedTemporaryFile
 from unittest import mock
 
 from flows import cli
-from tasks import perform
+from tasks import context
 from tasks.cache_key import Trainers
 from tasks.execution import StageContext
 from tests.models import stopping
@@ -35,7 +35,7 @@ def main(number: str, stage: str, step: str, *arguments: str) -> int:
         stopping.STEP: step,
         stopping.ORCHESTRATOR: orchestrator.name,
     }
-    with mock.patch.object(perform, "StageContext", _Context):
+    with mock.patch.object(context, "StageContext", _Context):
         return cli.main(arguments)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from flows.changes import changed, parsed
 from flows.config import Arm
-from flows.optimisers import TRAINERS
+from flows.pipeline.policies import TRAINERS
 from flows.plan import Plan, PlannedStage, PlanRow, make_plan
 from flows.recipes import recipe_named
 from models.estimates.machine import Machine
@@ -80,7 +80,7 @@ def test_every_arm_has_its_scorers_and_is_measured_by_the_first(rows: dict[str, 
             ensemble = [rows[f"member_{index}"].stage for index in (0, 4, 5)]
             assert inputs["scorer"] == ensemble
             assert measured["scorer"] is ensemble[0]
-            judges = measured["judges"]
+            judges = measured["judge"]
             assert isinstance(judges, list)
             assert not [judge for judge in judges if judge in ensemble]
         elif arm == "rlaif_direct":

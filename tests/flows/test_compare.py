@@ -11,10 +11,10 @@ from typing import Any, get_args
 import pytest
 from prefect.tasks import Task
 
+from flows import experiment
 from flows.cli import main
 from flows.compared import METHODS, of_seeds
 from flows.config import Arm, ConfigError
-from flows.experiment import contest
 from flows.plan import make_plan
 from flows.plan_text import plan_text
 from flows.recipes import recipe_named
@@ -23,7 +23,7 @@ from models.estimates.machine import Machine
 from tests.flows.command import trimtab
 
 LARGE = Machine(1, 10**15, 2, False)
-Submitted = list[tuple[str, tuple[Any, ...]]]
+Submitted = list[tuple[str, dict[str, Any]]]
 GOOD = {"name": "good", "judge": {"gold_accuracy": 0.9}}
 CLUMSY = {"name": "clumsy", "judge": {"gold_accuracy": 0.6}, "max_prompts": 10}
 
@@ -33,8 +33,8 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> Submitted:
     """Names and arguments of the stages handed to Prefect, which makes nothing of them."""
     found: Submitted = []
 
-    def note(_run: Run, task: Task[..., object], *given: object, **_named: object) -> object:
-        found.append((task.name, given))
+    def note(_run: Run, task: Task[..., object], config: object, **given: object) -> object:
+        found.append((task.name, {"config": config, **given}))
         return object()
 
     monkeypatch.setattr(Run, "submit", note)
@@ -43,7 +43,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> Submitted:
 
 def _runs(arms: Sequence[str] = METHODS, seeds: Sequence[int] = (0,)) -> list[Run]:
     runs = [Run(config) for config in of_seeds("smoke", arms, seeds, None)]
-    contest(*runs)
+    experiment.compare(*runs)
     return runs
 
 
@@ -67,7 +67,7 @@ def test_what_methods_share_is_made_once(submitted: Submitted) -> None:
     # turns, which are not made again for it.
     assert counts.count("reward_model") == 2 + 1
     assert counts.count("rejection_sampling") == 2
-    starts = [given[1] for name, given in submitted if name == "ppo_max"]
+    starts = [given["policy"] for name, given in submitted if name == "ppo_max"]
     assert starts.count(run["policy_rejection_sampling"]) == 1
     assert starts.count(run["sft"]) == 4
 
@@ -77,22 +77,23 @@ def test_seeds_share_nothing_but_the_matrix(submitted: Submitted) -> None:
     counts = [name for name, _ in submitted]
     assert counts.count("sft") == counts.count("dpo") == 2
     (given,) = [given for name, given in submitted if name == "win_matrix"]
-    assert given[2] == ["2.sft", "2.dpo", "2.best_of_n", "5.sft", "5.dpo", "5.best_of_n"]
-    assert given[1][1] is first["eval_dpo"]
-    assert given[1][4] is second["eval_dpo"]
-    assert "judge" not in counts  # the matrix has it
+    evaluations = given["evaluations"]
+    names = ["2.sft", "2.dpo", "2.best_of_n", "5.sft", "5.dpo", "5.best_of_n"]
+    assert list(evaluations) == names
+    assert evaluations["2.dpo"] is first["eval_dpo"]
+    assert evaluations["5.dpo"] is second["eval_dpo"]
+    assert "head_to_head" not in counts  # the matrix has it
 
 
 def test_each_judge_is_asked_once_about_all_seeds(submitted: Submitted) -> None:
     changes = {"judges": [GOOD, CLUMSY]}
     runs = [Run(config) for config in of_seeds("smoke", ("dpo",), (2, 5), changes)]
-    contest(*runs)
+    experiment.compare(*runs)
     (matrix,) = [given for name, given in submitted if name == "win_matrix"]
     judged = [given for name, given in submitted if name == "judge_answers"]
-    assert [config.name for config, *_ in judged] == ["good", "clumsy"]
-    for _, evaluations, names in judged:
-        assert (evaluations, names) == (matrix[1], matrix[2])
-    assert matrix[3] == [runs[1]["judged_good"], runs[1]["judged_clumsy"]]
+    assert [given["config"].name for given in judged] == ["good", "clumsy"]
+    assert all(given["evaluations"] == matrix["evaluations"] for given in judged)
+    assert matrix["verdicts"] == [runs[1]["judged_good"], runs[1]["judged_clumsy"]]
     assert "judged_good" not in runs[0].roles
 
 
@@ -114,7 +115,7 @@ def test_every_arm_there_is_can_be_compared(submitted: Submitted) -> None:
     changes = {"ensemble": {"size": 5}, "ppo": {"scoring": {"judge": {"gold_accuracy": 0.8}}}}
     (config,) = of_seeds("smoke", arms, [3], changes)
     assert (config.arms, config.seed) == (arms, 3)
-    contest(run := Run(config))
+    experiment.compare(run := Run(config))
     assert {f"eval_{arm}" for arm in arms} <= set(run.roles)
 
 

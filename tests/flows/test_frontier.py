@@ -50,7 +50,7 @@ def test_one_field_differs(run: PlannedRun, arm: str, field: str) -> None:
 def test_kl_is_measured_alike(run: PlannedRun) -> None:
     for arm in SWEEPS:
         for value, stage in _stages(run, f"eval_{arm}_").items():
-            first, same = run["eval_sft"], ("reference", "data", "scorer", "judges")
+            first, same = run["eval_sft"], ("reference", "data", "scorer", "judge")
             assert all(stage.inputs[name] == first.inputs[name] for name in same)
             candidates = int(value) if arm == "best_of_n" else 1
             assert stage.config == first.config.model_copy(update={"num_candidates": candidates})

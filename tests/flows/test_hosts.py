@@ -12,19 +12,21 @@ from typing import Any
 
 import pytest
 
-from flows.experiment import experiment
-from flows.planned_run import PlannedRun, PlannedStage
+from flows import experiment
 from flows.recipes import recipe_named
+from flows.run import PlannedRun, PlannedStage
 from infra.processes.gpus import own_gpus
 from infra.settings import Settings
-from tasks import perform
+from models.specs import StageSpec
+from tasks import stage_task
+from tasks.resources import Resources, share_of
 
 SMALL = ("smoke", "default", "rlaif", "constitutional")
 
 
 @dataclass
 class Host(PlannedRun):
-    """A run whose tasks are called, up to what `perform` would start them with on a host.
+    """A run whose tasks are called, up to what `run_stage_task` would start them with on a host.
 
     shares: for each stage its name and its ranks, threads and GPUs.
     """
@@ -36,15 +38,15 @@ class Host(PlannedRun):
     def submit(
         self, task: Any, *arguments: Any, wait_for: Sequence[Any] = (), **keywords: Any
     ) -> PlannedStage:
-        def share(stage: str, config: Any, *_: Any, **how: Any) -> Any:
-            place, by_ranks = how.get("place"), how.get("by_ranks", False)
-            found = perform._share(self.settings, config, place, by_ranks)
-            self.shares.append((stage, found))
+        def share(spec: StageSpec, config: Any, _: Any, __: str, resources: Resources) -> Any:
+            takes_gpu = "gpu" in task.tags
+            found = share_of(self.settings, config, resources, takes_gpu=takes_gpu)
+            self.shares.append((spec.name, found))
             return SimpleNamespace(summary={"collapsed": False}, cached=True)
 
-        self.patch.setattr(perform, "task_run", SimpleNamespace(tags=list(task.tags)))
-        self.patch.setitem(task.fn.__globals__, "perform", share)
+        self.patch.setattr(stage_task, "run_stage_task", share)
         bound = inspect.signature(task.fn).bind(*arguments, **keywords)
+        bound.apply_defaults()
         task.fn(*bound.args, **bound.kwargs)
         return super().submit(task, *arguments, wait_for=wait_for, **keywords)
 
@@ -52,7 +54,7 @@ class Host(PlannedRun):
 def _on(monkeypatch: pytest.MonkeyPatch, recipe: str, gpus: str, cores: int = 4) -> Host:
     env = {"CUDA_VISIBLE_DEVICES": gpus, "TRIMTAB_MAX_PARALLEL": str(cores)}
     host = Host(recipe_named(recipe), settings=Settings.from_env(env), patch=monkeypatch)
-    experiment(host)
+    experiment.rlhf(host)
     return host
 
 

@@ -9,15 +9,14 @@ import pytest
 from prefect import Task
 from pydantic import BaseModel
 
+from flows import experiment
 from flows.changes import changed
 from flows.compared import of_seeds
 from flows.config import ConfigError, RunConfig
-from flows.experiment import contest, experiment
 from flows.judge_shares import share_limits, shares_in_words
-from flows.planned_run import PlannedStage
+from flows.pipeline.policies import measure
 from flows.recipes import recipe_named
-from flows.run import Run
-from flows.stages import measure
+from flows.run import PlannedStage, Run
 from flows.studies.arms_of import ARMS
 from models.config.base import deciding
 from models.config.judge import JudgeAnswersConfig, JudgePreferencesConfig, endpoints_of, with_share
@@ -43,7 +42,7 @@ def _shares(runs: Sequence[Run], stages: Stages) -> dict[str, int]:
 def test_stages_that_ask_are_counted_by_hand() -> None:
     """SFT, two arms and round 2 are evaluated; pairs are judged once; PPO has its scorer."""
     config = _config(judge_preferences=JUDGE, arms=["vanilla", "full"], rounds={"max_rounds": 2})
-    assert _shares([Run(config)], experiment) == {"evaluate": 4, "judge_preferences": 1}
+    assert _shares([Run(config)], experiment.rlhf) == {"evaluate": 4, "judge_preferences": 1}
 
 
 def test_seeds_share_and_what_no_judge_rates_has_no_part() -> None:
@@ -51,15 +50,15 @@ def test_seeds_share_and_what_no_judge_rates_has_no_part() -> None:
     changes = REAL | {"ppo": {"scoring": JUDGE}}
     runs = [Run(config) for config in of_seeds("hh-smollm2", arms, (2, 3, 4), changes)]
     # SFT and four arms; of the PPO stages one a seed is rated by the judge.
-    assert _shares(runs, contest) == {"evaluate": 3 * 5, "ppo_max": 3}
+    assert _shares(runs, experiment.compare) == {"evaluate": 3 * 5, "ppo_max": 3}
 
 
 def test_judges_of_policies_have_their_limits_to_themselves(submitted: list[BaseModel]) -> None:
     judges = [{"name": name, **JUDGE} for name in ("one", "other")]
     configs = of_seeds("hh-smollm2", ["dpo"], (2, 3), REAL | {"judges": judges})
     runs = [Run(config) for config in configs]
-    assert _shares(runs, contest) == {"evaluate": 4}
-    contest(*runs)
+    assert _shares(runs, experiment.compare) == {"evaluate": 4}
+    experiment.compare(*runs)
     found = [each for each in submitted if isinstance(each, JudgeAnswersConfig)]
     assert [next(endpoints_of(each)).max_cost for each in found] == [5.0, 5.0]
     stages = [PlannedStage("judge_answers", each, {}, 1) for each in found]
@@ -84,7 +83,7 @@ def test_a_limit_that_leaves_a_stage_nothing_is_refused() -> None:
     evaluate = {"harmless": HARMLESS | {"judge": few}}
     config = _config(evaluate=evaluate, arms=["vanilla", "full"], rounds={"max_rounds": 2})
     with pytest.raises(ConfigError, match="must be at least 4, found 3: 4 stages evaluate"):
-        share_limits([Run(config)], experiment)
+        share_limits([Run(config)], experiment.rlhf)
 
 
 def test_a_plan_says_who_may_spend_what() -> None:
@@ -117,8 +116,8 @@ def test_together_they_get_no_more_than_the_limit(submitted: list[BaseModel]) ->
         "hh-smollm2", ["vanilla", "dpo"], (2, 3), REAL | {"judge_preferences": JUDGE}
     )
     runs = [Run(config) for config in configs]
-    share_limits(runs, contest)
-    contest(*runs)
+    share_limits(runs, experiment.compare)
+    experiment.compare(*runs)
     evaluations = [config for config in submitted if isinstance(config, EvaluateConfig)]
     assert len(evaluations) == 6
     judged = [config for config in submitted if isinstance(config, JudgePreferencesConfig)]

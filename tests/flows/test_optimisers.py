@@ -90,7 +90,7 @@ def test_arms_in_turns_learn_from_all_that_was_sampled_before() -> None:
         *range(begin, begin + 8)
     ]
     sampled = [stages[f"hir_answers_{n}"] for n in (1, 2, 3)]
-    assert stages["policy_hir"].inputs["answers"] == sampled
+    assert stages["policy_hir"].inputs["responses"] == sampled
     assert [each.config.instruction for each in sampled] == ["", "ten", "ten"]
     assert len({each.config.seed for each in sampled}) == 3
     assert stages["eval_hir"].config.instruction == "ten"
@@ -107,7 +107,7 @@ def test_rejection_sampling_is_trained_once_for_both_arms() -> None:
     for order in (arms, arms[::-1]):
         plan = _plan(f"arms={json.dumps(order)}")
         stages = [row.stage.stage for row in plan.rows]
-        assert (stages.count("answers"), stages.count("rejection_sampling")) == (2, 2)
+        assert (stages.count("sample_responses"), stages.count("rejection_sampling")) == (2, 2)
         assert any("judge_rejection_sampling" in row.roles for row in plan.rows)
 
 
@@ -115,7 +115,7 @@ def test_only_the_newest_samples_where_that_is_asked_for() -> None:
     plan = _plan('arms=["rejection_sampling"]', "rejection_sampling.from_all_iterations=false")
     stages = {role: row.stage for row in plan.rows for role in row.roles}
     newest = [stages["rejection_sampling_answers_2"]]
-    assert stages["policy_rejection_sampling"].inputs["answers"] == newest
+    assert stages["policy_rejection_sampling"].inputs["responses"] == newest
 
 
 def test_an_arm_rehearses_where_it_is_told_to() -> None:

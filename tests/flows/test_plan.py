@@ -110,19 +110,19 @@ def test_the_plan_follows_the_configuration() -> None:
 
 def test_frozen_layers_run_once_for_all_that_leave_them_frozen() -> None:
     plan = _plan("hh-smollm2")
-    readers = {row.name for row in plan.rows if "states" in row.stage.inputs}
+    readers = {row.name for row in plan.rows if "trunk" in row.stage.inputs}
     scorers = {"member_0", "member_1", "member_2", "reward_model", "advantage_model", "meta_rm_2"}
     assert readers == scorers
     # A fully trained Advantage Model, and MetaRM after it, have lower layers of their own.
     plan = _plan("hh-smollm2", "advantage_model.train.trainable_layers=null")
-    readers = {row.name for row in plan.rows if "states" in row.stage.inputs}
+    readers = {row.name for row in plan.rows if "trunk" in row.stage.inputs}
     assert readers == scorers - {"advantage_model", "meta_rm_2"}
     # What is kept lies below all that anyone trains.
     plan = _plan("hh-smollm2", "reward_model.train.trainable_layers=9")
-    kept = next(row.stage for row in plan.rows if row.stage.stage == "lower_states")
+    kept = next(row.stage for row in plan.rows if row.stage.stage == "trunk_cache")
     assert kept.config.trainable_layers == 9
-    for others in (_plan("hh-smollm2", "keep_lower_states=false"), _plan("default")):
-        assert not any(row.stage.stage == "lower_states" for row in others.rows)
+    for others in (_plan("hh-smollm2", "cache_trunk=false"), _plan("default")):
+        assert not any(row.stage.stage == "trunk_cache" for row in others.rows)
 
 
 def test_work_reaches_the_rows_with_the_stage_s_own_settings() -> None:
@@ -151,9 +151,9 @@ def test_a_slice_by_strength_trains_on_fewer_pairs_and_scores_as_many() -> None:
 
 def test_frozen_layers_run_once_for_policies_that_learn_from_pairs_too() -> None:
     plan = _plan("hh-smollm2", 'arms=["dpo","cpl"]', "dpo.train.trainable_layers=9")
-    readers = {row.name for row in plan.rows if "states" in row.stage.inputs}
+    readers = {row.name for row in plan.rows if "trunk" in row.stage.inputs}
     assert {"policy_dpo", "policy_cpl"} <= readers
-    kept = next(row.stage for row in plan.rows if row.stage.stage == "lower_states")
+    kept = next(row.stage for row in plan.rows if row.stage.stage == "trunk_cache")
     assert kept.config.trainable_layers == 9
 
 

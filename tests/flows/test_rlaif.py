@@ -78,7 +78,7 @@ def test_the_studys_judges_differ_and_everything_else_is_shared() -> None:
         assert distilled.inputs["scorer"] is run[f"scorer_{accuracy:g}"]
         assert "scorer" not in direct.inputs
         assert direct.config.scoring.judge.gold_accuracy == accuracy
-        judges = {id(run[f"eval_{kind}_{accuracy:g}"].inputs["judges"][0]) for kind in KINDS}
+        judges = {id(run[f"eval_{kind}_{accuracy:g}"].inputs["judge"][0]) for kind in KINDS}
         assert judges == {id(run["member_1"])}
     assert run["member_1"].inputs["preferences"] is given
 

@@ -9,9 +9,8 @@ from prefect.tasks import Task
 
 from flows.config import ConfigError
 from flows.recipes import recipe_named
-from flows.run import Run
+from flows.run import Run, SharedRun
 from flows.studies.arms_of import ARMS
-from flows.studies.shared_run import SharedRun
 from flows.study import checked, read_all
 from models.studies.catalogue import exhibits_of
 from models.studies.exhibit import Exhibit
@@ -59,7 +58,14 @@ def test_a_frontier_shares_all_but_what_is_swept(submitted: list[str]) -> None:
         assert submitted.count(stage) == 1
     # Four strengths an arm; two of PPO; ReST samples once for all of its thresholds, rejection
     # sampling twice for every K.
-    counts = {"ppo_max": 8, "dpo": 4, "cpl": 4, "rest": 4, "rejection_sampling": 8, "answers": 9}
+    counts = {
+        "ppo_max": 8,
+        "dpo": 4,
+        "cpl": 4,
+        "rest": 4,
+        "rejection_sampling": 8,
+        "sample_responses": 9,
+    }
     assert {stage: submitted.count(stage) for stage in counts} == counts
     assert submitted.count("evaluate") == 1 + 4 * 7
 

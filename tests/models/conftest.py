@@ -12,6 +12,7 @@ import torch
 
 from flows.recipes import smoke
 from models.nets.precision import multiply_in
+from models.specs import SPECS
 
 RunStage = Callable[..., Path]
 
@@ -24,6 +25,7 @@ def _one_thread() -> None:
 def run_stage(name: str, config: Any, workdir: Path, **inputs: Path) -> Path:
     """Run a stage here; returns its output folder."""
     workdir.mkdir(parents=True, exist_ok=True)
+    SPECS[name].check(inputs)
     importlib.import_module(f"models.stages.{name}").run(config, inputs, workdir)
     return workdir / "output"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -19,9 +20,16 @@ import pytest
 
 from infra.processes import launch as launch_module
 from infra.processes.fork_client import warm_server
+from models.specs import SPECS
 from models.training import checkpoint
 from tests.models import stopping
 from tests.models.conftest import run_stage
+
+
+def read_by(stage: str, **inputs: Path) -> dict[str, Path]:
+    """Those of some inputs that a stage reads."""
+    known = SPECS[stage].inputs
+    return {name: path for name, path in inputs.items() if re.sub(r"_\d+$", "", name) in known}
 
 
 def job(
@@ -38,10 +46,11 @@ def job(
     if hasattr(config, "train"):
         changed = config.model_copy(update={"train": config.train.model_copy(update=train)})
     workdir.mkdir(exist_ok=True)
+    read = read_by(stage, **({"data": data} | dict(inputs)))
     content = {
         "stage": stage,
         "config": changed.model_dump(mode="json"),
-        "inputs": {"data": str(data), **{name: str(path) for name, path in inputs.items()}},
+        "inputs": {name: str(path) for name, path in read.items()},
         "workdir": str(workdir),
         "num_ranks": num_ranks,
         "gpus": list(gpus),

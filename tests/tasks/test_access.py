@@ -23,7 +23,7 @@ from models.config.training import SFTConfig
 from models.judge.constitutions import ConstitutionError
 from models.packages import PACKAGED_MODELS
 from models.stages.rehearsal import PACKAGED_ENCODERS
-from tasks import perform as performing
+from tasks import context as performing
 from tasks import secrets as keys
 from tasks import sources
 from tasks.access import (
@@ -39,7 +39,7 @@ from tasks.sources import import_constitution, import_source
 
 # Fields that are texts and name no place.
 WORDS = {
-    *("RunConfig.recipe", "JudgeAnswersConfig.name", "AnswersConfig.instruction"),
+    *("RunConfig.recipe", "JudgeAnswersConfig.name", "SampleResponsesConfig.instruction"),
     *("EvaluateConfig.instruction", "HIRConfig.instructions", "PreferencesConfig.categories"),
     *("EndpointConfig.model", "HarmlessConfig.categories", "RewardModelConfig.categories"),
     *("ScoringConfig.safety_categories", "JudgeAnswersConfig.sets"),
@@ -175,7 +175,9 @@ def test_all_that_is_denied_is_said_at_once() -> None:
 def test_every_stage_is_checked_whatever_flow_it_is_of() -> None:
     """Before the store is opened or anything else is done."""
     with pytest.raises(AccessError, match="model.base: the path '/etc'"):
-        performing.perform("sft", SFTConfig.model_validate({"model": {"base": "/etc"}}), {}, "sft")
+        performing.run_stage_task(
+            "sft", SFTConfig.model_validate({"model": {"base": "/etc"}}), {}, "sft"
+        )
 
 
 def test_a_deployment_s_run_is_a_worker_s_also_on_another_host(

@@ -8,8 +8,9 @@ import pytest
 
 from models.config.data import PreferencesConfig
 from models.data.records import ArtifactRef
-from tasks import preferences as task_module
+from tasks import stage_task, stages
 from tasks.execution import StageResult
+from tasks.resources import ONE_CORE
 
 
 @pytest.mark.parametrize("warning", ["preferences.max_pairs=2 left out 3 of 5 good pairs.", None])
@@ -18,9 +19,10 @@ def test_rows_are_logged_and_what_is_missing_is_a_warning(
 ) -> None:
     summary = {"account": "5 rows read = 2 used + 3 left out by max_pairs=2", "warnings": warning}
     found = StageResult(ArtifactRef("preferences", "k", "d"), summary, True, 0.0)
-    monkeypatch.setattr(task_module, "perform", lambda *_: found)
+    monkeypatch.setattr(stage_task, "run_stage_task", lambda *_: found)
     with caplog.at_level(logging.INFO, logger="trimtab"):
-        assert task_module.preferences.fn(PreferencesConfig(sources=("a/b",)), "mine") is found
+        config = PreferencesConfig(sources=("a/b",))
+        assert stages.preferences.fn(config, label="mine", resources=ONE_CORE) is found
     told = [(record.levelname, record.getMessage()) for record in caplog.records]
     expected = [("INFO", "mine: 5 rows read = 2 used + 3 left out by max_pairs=2")]
     expected += [("WARNING", f"mine: {warning}")] if warning else []

@@ -102,7 +102,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> _Runs:
 @pytest.fixture(autouse=True)
 def _context(runs: _Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "base_context", lambda: runs.context)
-    monkeypatch.setattr(registry_module, "tell", lambda *_, **__: None)
+    monkeypatch.setattr(registry_module, "emit", lambda *_, **__: None)
 
 
 def test_a_last_round_that_is_not_promoted_leaves_the_champion_its_weights(runs: _Runs) -> None:

@@ -10,7 +10,7 @@ import pytest
 from infra.settings import Settings
 from infra.tracking.runs import Tracking
 from tasks import restarts
-from tasks.perform import FLOW_RUN
+from tasks.context import FLOW_RUN
 
 
 @pytest.mark.parametrize(

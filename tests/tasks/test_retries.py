@@ -9,7 +9,7 @@ from infra.processes.launch import TrainerError, TrainerKilledError, TrainerStop
 from infra.store.manifest import CorruptArtifactError, StoreUnavailableError
 from infra.tracking.registry import RegistryError
 from tasks.cache_key import CodeChangedError
-from tasks.retries import may_pass
+from tasks.retries import is_transient
 
 
 @pytest.mark.parametrize(
@@ -25,4 +25,4 @@ from tasks.retries import may_pass
     ],
 )
 def test_only_what_may_pass_is_worth_another_try(error: Exception, again: bool) -> None:
-    assert may_pass(None, None, Failed(data=error)) is again
+    assert is_transient(None, None, Failed(data=error)) is again

@@ -62,7 +62,7 @@ def budget_of(
         waiting += [
             parent["key"]
             for name, parent in entry.parents.items()
-            if name in ("policy", "rehearsal") or name.startswith("answers_")
+            if name in ("policy", "rehearsal") or name.startswith("responses_")
         ]
     if not counted and samples == 1:
         return None

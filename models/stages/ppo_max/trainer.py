@@ -47,8 +47,6 @@ from models.training.replay import Replay
 from models.training.scoring import with_lower_states
 from models.training.vllm_sampler import VllmSampler, vllm_sampler
 
-CONFIG = PPOConfig
-
 
 def run(config: PPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `policy` (start), `reference`, `scorer`, `data`; optionally `rehearsal`.

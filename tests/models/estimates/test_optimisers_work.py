@@ -6,12 +6,12 @@ from typing import Any
 
 from models import limits
 from models.config.policy import (
-    AnswersConfig,
     CPLConfig,
     DPOConfig,
     HIRConfig,
     RejectionSamplingConfig,
     RestConfig,
+    SampleResponsesConfig,
 )
 from models.config.reporting import EvaluateConfig
 from models.config.training import LoraConfig, ZeroConfig
@@ -22,7 +22,7 @@ from tests.models.estimates.conftest import AMOUNTS, SHAPE, TRAIN
 
 POLICY = SHAPE.policy_parameters
 # AMOUNTS: 37 training pairs of at most 42 tokens, 40 prompts of 10 for policies, 12 to evaluate on.
-ANSWERS = AnswersConfig(num_prompts=24, num_responses=4, max_new_tokens=20)
+ANSWERS = SampleResponsesConfig(num_prompts=24, num_responses=4, max_new_tokens=20)
 
 
 def _work(stage: str, config: Any, **more: Any) -> Work:

@@ -12,9 +12,9 @@ from models.config.policy import PPOConfig, RehearsalConfig, VllmConfig
 from models.config.reporting import EvaluateConfig
 from models.config.reward import (
     AdvantageModelConfig,
-    LowerStatesConfig,
     MetaRMConfig,
     RewardModelConfig,
+    TrunkCacheConfig,
 )
 from models.config.training import LoraConfig, SFTConfig, ZeroConfig
 from models.estimates.amounts import Amounts
@@ -72,7 +72,7 @@ def test_ranks_hold_the_whole_or_with_zero_a_part() -> None:
 
 
 def test_lower_states_pass_all_pairs_once_and_keep_what_comes_out() -> None:
-    work = _work("lower_states", LowerStatesConfig(trainable_layers=6))
+    work = _work("trunk_cache", TrunkCacheConfig(trainable_layers=6))
     assert (work.examples, work.forward_tokens, work.trained_tokens) == (50, 50 * 42, 0)
     assert work.phases["lower layers"].frozen == FLOAT_BYTES * POLICY
     scoring = _work("reward_model", RewardModelConfig(train=TRAIN)).phases["scoring"]

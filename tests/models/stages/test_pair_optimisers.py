@@ -20,7 +20,7 @@ from models.training.data import read_pairs, read_rows, write_rows
 from models.training.progress import read_metrics
 from models.training.scoring import logprob_rows
 from tests.models.conftest import run_stage
-from tests.models.jobs import Killed, die_after, job
+from tests.models.jobs import Killed, die_after, job, read_by
 
 LIKED, DISLIKED = "sure done", "well basically um"
 TRAIN = TrainConfig(learning_rate=2e-3, batch_size=8, num_epochs=4, checkpoint_every=2)
@@ -110,7 +110,7 @@ def test_labels_of_one_half_teach_nothing(
     rows = [{**row, "label": 0.5} for row in read_rows(pairs / "train.jsonl")]
     write_rows(tmp_path / "pairs" / "train.jsonl", rows)
     inputs = {**inputs, "pairs": tmp_path / "pairs", "reference": inputs["policy"]}
-    output = run_stage("dpo", DPO, tmp_path / "dpo", **inputs)
+    output = run_stage("dpo", DPO, tmp_path / "dpo", **read_by("dpo", **inputs))
     ratios = _logprobs(output, pairs) - _logprobs(inputs["policy"], pairs)
     assert float((ratios[:, 0] - ratios[:, 1]).abs().max()) < 1e-2
 
@@ -142,7 +142,7 @@ def test_goes_on_where_it_was_killed(
 ) -> None:
     like = DPO if stage == "dpo" else CPL
     config = like.model_copy(update={"train": TRAIN.model_copy(update=train)})
-    inputs = {**inputs, "reference": inputs["policy"]}
+    inputs = read_by(stage, **inputs, reference=inputs["policy"])
     whole = run_stage(stage, config, tmp_path / "whole", **inputs)
     die_after(monkeypatch, loop, 7)
     with pytest.raises(Killed):

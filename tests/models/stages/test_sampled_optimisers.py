@@ -12,7 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from infra.processes.launch import launch
-from models.config.policy import AnswersConfig, HIRConfig, RejectionSamplingConfig, RestConfig
+from models.config.policy import (
+    HIRConfig,
+    RejectionSamplingConfig,
+    RestConfig,
+    SampleResponsesConfig,
+)
 from models.config.training import TrainConfig
 from models.nets.generation import Sampling
 from models.nets.loading import load_policy, load_scorer, load_tokenizer
@@ -29,7 +34,7 @@ from tests.models.jobs import Killed, die_after, job
 
 GOOD, FAIR, BAD = "sure done", "okay maybe", "well basically um"
 TRAIN = TrainConfig(learning_rate=3e-3, batch_size=8, num_epochs=3, checkpoint_every=2)
-ANSWERS = AnswersConfig(num_prompts=20, num_responses=3, max_new_tokens=12)
+ANSWERS = SampleResponsesConfig(num_prompts=20, num_responses=3, max_new_tokens=12)
 GRADES = ("zero", "ten")
 
 
@@ -66,7 +71,7 @@ def test_answers_are_the_policy_s_and_scored_as_alone(
     tmp_path: Path, world: Path, policy: Path, advantage_model: Path
 ) -> None:
     inputs = {"data": world, "policy": policy, "scorer": advantage_model}
-    output = run_stage("answers", ANSWERS, tmp_path, **inputs)
+    output = run_stage("sample_responses", ANSWERS, tmp_path, **inputs)
     rows = read_rows(output / "answers.jsonl")
     prompts = {row["prompt"] for row in read_rows(world / "policy_prompts.jsonl")}
     assert len({row["prompt"] for row in rows} & prompts) == len(rows) == 20
@@ -86,7 +91,7 @@ def test_two_ranks_sample_the_answers_that_one_does(
 ) -> None:
     inputs = {"policy": policy, "scorer": advantage_model}
     for number in (1, 2):
-        launch(job(tmp_path / str(number), ANSWERS, world, number, "answers", inputs))
+        launch(job(tmp_path / str(number), ANSWERS, world, number, "sample_responses", inputs))
     alone, both = (read_rows(tmp_path / name / "output/answers.jsonl") for name in ("1", "2"))
     for row, other in zip(both, alone, strict=True):
         assert row["responses"] == other["responses"]
@@ -113,7 +118,7 @@ def test_rejection_sampling_teaches_the_best_answer_and_no_other(
     tmp_path: Path, policy: Path, graded: Path
 ) -> None:
     config = RejectionSamplingConfig(train=TRAIN)
-    output = run_stage("rejection_sampling", config, tmp_path, policy=policy, answers_0=graded)
+    output = run_stage("rejection_sampling", config, tmp_path, policy=policy, responses_0=graded)
     good, fair, bad = (_logprobs(output, graded) - _logprobs(policy, graded)).tolist()
     assert good > 2
     assert good > max(fair, bad) + 2
@@ -130,7 +135,7 @@ def test_rest_passes_fewer_and_better_answers_from_step_to_step(
     tmp_path: Path, policy: Path, graded: Path
 ) -> None:
     config = RestConfig(train=TRAIN, thresholds=(0.0, 0.4, 0.8))
-    output = run_stage("rest", config, tmp_path, policy=policy, answers_0=graded)
+    output = run_stage("rest", config, tmp_path, policy=policy, responses_0=graded)
     summary = _summary(output)
     # Of 60 scores the 0.4 quantile is 0, the 0.8 quantile between the 48th and 49th: 12 are above.
     counts = [summary[f"num_examples_{step}"] for step in (1, 2, 3)]
@@ -147,7 +152,7 @@ def test_rest_passes_fewer_and_better_answers_from_step_to_step(
 def test_rest_goes_on_in_the_step_where_it_was_killed(
     tmp_path: Path, policy: Path, graded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, inputs = RestConfig(train=TRAIN), {"policy": policy, "answers_0": graded}
+    config, inputs = RestConfig(train=TRAIN), {"policy": policy, "responses_0": graded}
     whole = run_stage("rest", config, tmp_path / "whole", **inputs)
     die_after(monkeypatch, loop, 16)  # the second threshold's first epochs
     with pytest.raises(Killed):
@@ -163,7 +168,7 @@ def instructed(tmp_path_factory: pytest.TempPathFactory, policy: Path, graded: P
     train = TRAIN.model_copy(update={"num_epochs": 12})
     config = HIRConfig(train=train, instructions=GRADES)
     folder = tmp_path_factory.mktemp("hir")
-    return run_stage("hir", config, folder, policy=policy, answers_0=graded, answers_1=graded)
+    return run_stage("hir", config, folder, policy=policy, responses_0=graded, responses_1=graded)
 
 
 def test_hir_answers_as_it_is_told_to(instructed: Path, graded: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from infra.processes.launch import TrainerError, launch
-from models.config.reward import ContrastiveConfig, FeaturesConfig, LowerStatesConfig
+from models.config.reward import ContrastiveConfig, FeaturesConfig, TrunkCacheConfig
 from models.config.training import LoraConfig
 from models.training import entry
 from models.training.data import read_rows
@@ -100,9 +100,9 @@ def test_a_cross_fitted_member_above_stored_states(
     (tmp_path / "states").mkdir()
     path = job(
         tmp_path / "states",
-        LowerStatesConfig(trainable_layers=1),
+        TrunkCacheConfig(trainable_layers=1),
         tmp_path,
-        stage="lower_states",
+        stage="trunk_cache",
         inputs={"policy": policy, "preferences": pairs},
         num_ranks=1,
         gpus=["0"],
@@ -113,7 +113,7 @@ def test_a_cross_fitted_member_above_stored_states(
         config.model_copy(update={"train": train, "fold": 1}),
         policy=policy,
         preferences=pairs,
-        states=tmp_path / "states/output",
+        trunk=tmp_path / "states/output",
     )
     _assert_same_model(ours / "model", theirs / "model")
     _assert_same_rows(ours, theirs, "scores.jsonl")
@@ -206,13 +206,13 @@ def test_answers_then_rest_and_hir(
 ) -> None:
     config = smoke_config.hir.answers.model_copy(update={"instruction": "ten"})
     inputs = {"data": few, "policy": policy, "scorer": advantage_model}
-    ours, theirs = both("answers", config, **inputs)
+    ours, theirs = both("sample_responses", config, **inputs)
     rows = (read_rows(folder / "answers.jsonl") for folder in (ours, theirs))
     for row, other in zip(*rows, strict=True):
         assert row["responses"] == other["responses"]
         assert row["scores"] == pytest.approx(other["scores"], rel=1e-3, abs=1e-3)
     (tmp_path / "cpu").rename(tmp_path / "answers")
-    sampled = {"policy": policy, "answers_0": tmp_path / "answers/output"}
+    sampled = {"policy": policy, "responses_0": tmp_path / "answers/output"}
     for stage, config in (("rest", smoke_config.rest.improve), ("hir", smoke_config.hir.learn)):
         ours, theirs = both(stage, config, **sampled)
         _assert_same_model(ours / "model", theirs / "model")

@@ -24,6 +24,7 @@ import json, os, sys, time, types
 from pathlib import Path
 from pydantic import BaseModel
 loaded_before = "torch" in sys.modules and "transformers.models.llama.modeling_llama" in sys.modules
+from models import specs
 from models.training import distributed, entry, signals
 
 class Config(BaseModel):
@@ -52,8 +53,9 @@ def run(config, inputs, workdir):
         time.sleep(0.01)
 
 stage = types.ModuleType("models.stages.toy")
-stage.CONFIG, stage.run = Config, run
+stage.run = run
 sys.modules["models.stages.toy"] = stage
+specs.SPECS["toy"] = specs.StageSpec("toy", Config, required=("policy",))
 
 def main(path):
     entry.main(path)
@@ -152,7 +154,10 @@ def test_ranks_die_with_the_trainer(tmp_path: Path) -> None:
     [
         ("[]", "must be an object"),
         ('{"stage": "sft"}', "must be an object with"),
-        ('{"stage": "a.b", "config": {}, "inputs": {}, "workdir": "/"}', "'a.b' is not the name"),
+        (
+            '{"stage": "a.b", "config": {}, "inputs": {}, "workdir": "/"}',
+            "found stage 'a.b'; allowed",
+        ),
     ],
 )
 def test_bad_job_files_are_refused(tmp_path: Path, job: str, message: str) -> None:

@@ -34,7 +34,7 @@ from models.training.progress import read_metrics
 from models.training.replay import Replay, or_nll, rehearsal_of
 from models.training.scoring import logprob_rows
 from tests.models.conftest import run_stage
-from tests.models.jobs import Killed, die_after, job
+from tests.models.jobs import Killed, die_after, job, read_by
 
 GOOD, BAD, KEPT = "sure done", "well basically um", "okay maybe"
 GRADES = ("zero", "ten")
@@ -66,7 +66,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, world: Path, policy: Path) 
     write_rows(folder / "answers.jsonl", answers)
     kept = [{"prompt": prompt, "response": KEPT} for prompt in prompts[:9]]
     write_rows(folder / "rehearsal.jsonl", kept)
-    names = ("preferences", "answers_0", "rehearsal")
+    names = ("preferences", "responses_0", "rehearsal")
     return {"policy": policy, "reference": policy, **dict.fromkeys(names, folder)}
 
 
@@ -133,7 +133,7 @@ def test_every_optimiser_keeps_likelier_what_it_rehearses(
     for coefficient in (0.0, 0.5):
         changed = config.model_copy(update={"rehearsal_coef": coefficient})
         folder = tmp_path / str(coefficient)
-        output = run_stage(stage, changed, folder, **inputs)
+        output = run_stage(stage, changed, folder, **read_by(stage, **inputs))
         found.append(_kept(output, inputs, behind))
         amounts.append(json.loads((output / "summary.json").read_text()))
         rows = read_metrics(folder / "metrics.jsonl")
@@ -148,12 +148,12 @@ def test_every_optimiser_keeps_likelier_what_it_rehearses(
 def test_goes_on_with_the_same_draws(
     tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run_stage("dpo", CONFIGS["dpo"], tmp_path / "whole", **inputs)
+    whole = run_stage("dpo", CONFIGS["dpo"], tmp_path / "whole", **read_by("dpo", **inputs))
     die_after(monkeypatch, loop, 3)
     with pytest.raises(Killed):
-        run_stage("dpo", CONFIGS["dpo"], tmp_path / "killed", **inputs)
+        run_stage("dpo", CONFIGS["dpo"], tmp_path / "killed", **read_by("dpo", **inputs))
     monkeypatch.undo()
-    again = run_stage("dpo", CONFIGS["dpo"], tmp_path / "killed", **inputs)
+    again = run_stage("dpo", CONFIGS["dpo"], tmp_path / "killed", **read_by("dpo", **inputs))
     ours, theirs = (load_file(out / "model/model.safetensors") for out in (again, whole))
     assert all(torch.equal(value, ours[name]) for name, value in theirs.items())
     assert json.loads((again / "summary.json").read_text()) == json.loads(
@@ -178,7 +178,7 @@ def test_draws_are_of_all_rows_and_differ_by_step_and_seed(inputs: dict[str, Pat
 def test_two_ranks_rehearse_what_one_does(
     tmp_path: Path, inputs: dict[str, Path], zero: ZeroConfig | None
 ) -> None:
-    run_stage("dpo", CONFIGS["dpo"], tmp_path / "alone", **inputs)
+    run_stage("dpo", CONFIGS["dpo"], tmp_path / "alone", **read_by("dpo", **inputs))
     config = CONFIGS["dpo"]
     config = config.model_copy(update={"train": TRAIN.model_copy(update={"zero": zero})})
     launch(job(tmp_path / "both", config, tmp_path, 2, "dpo", inputs))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.config.reward import ContrastiveConfig, LowerStatesConfig
+from models.config.reward import ContrastiveConfig, TrunkCacheConfig
 from models.nets.freezing import layers_of
 from models.nets.loading import load_policy, load_tokenizer, save_model
 from models.stages.ppo_max.trainer import PPORun
@@ -28,8 +28,8 @@ def _frozen(config: Any, dropout: float = 0.0) -> Any:
 @pytest.fixture(scope="module")
 def states(tmp_path_factory: pytest.TempPathFactory, policy: Path, comparisons: Path) -> Path:
     return run_stage(
-        "lower_states",
-        LowerStatesConfig(trainable_layers=UPPER),
+        "trunk_cache",
+        TrunkCacheConfig(trainable_layers=UPPER),
         tmp_path_factory.mktemp("states"),
         policy=policy,
         preferences=comparisons,
@@ -91,7 +91,7 @@ def test_scorers_train_and_score_alike_on_stored_states(
     config = _frozen(getattr(smoke_config, stage), dropout)
     inputs = {"policy": policy, "preferences": comparisons, "pairs": relabelled}
     plain = run_stage(stage, config, tmp_path / "plain", **inputs)
-    fast = run_stage(stage, config, tmp_path / "fast", **inputs, states=states)
+    fast = run_stage(stage, config, tmp_path / "fast", **inputs, trunk=states)
     _same(fast, plain)
 
 
@@ -103,12 +103,12 @@ def test_rankings_train_alike_on_the_states_of_their_pairs(
     inputs = {"data": world, "policy": policy}
     rankings = run_stage("comparisons", comparisons, tmp_path / "rankings", **inputs)
     inputs = {"policy": policy, "preferences": rankings}
-    kept = LowerStatesConfig(trainable_layers=UPPER)
-    states = run_stage("lower_states", kept, tmp_path / "states", **inputs)
+    kept = TrunkCacheConfig(trainable_layers=UPPER)
+    states = run_stage("trunk_cache", kept, tmp_path / "states", **inputs)
     terms = {"ranking": "k_wise", "imitation_coef": 1.0, "contrastive": ContrastiveConfig()}
     config = _frozen(smoke_config.reward_model, 0.2).model_copy(update=terms)
     plain = run_stage("reward_model", config, tmp_path / "plain", **inputs)
-    fast = run_stage("reward_model", config, tmp_path / "fast", **inputs, states=states)
+    fast = run_stage("reward_model", config, tmp_path / "fast", **inputs, trunk=states)
     _same(fast, plain)
 
 
@@ -129,7 +129,7 @@ def test_meta_rm_trains_alike_on_stored_states(
         "preferences": comparisons,
     }
     plain = run_stage("meta_rm", config, tmp_path / "plain", **inputs)
-    fast = run_stage("meta_rm", config, tmp_path / "fast", **inputs, states=states)
+    fast = run_stage("meta_rm", config, tmp_path / "fast", **inputs, trunk=states)
     _same(fast, plain)
 
 
@@ -152,7 +152,7 @@ def test_states_of_other_layers_or_pairs_are_refused(
             tmp_path / "model",
             policy=tmp_path / "other",
             preferences=comparisons,
-            states=states,
+            trunk=states,
         )
     fewer = tmp_path / "fewer"
     for split in ("train", "validation", "test"):
@@ -164,7 +164,7 @@ def test_states_of_other_layers_or_pairs_are_refused(
             tmp_path / "pairs",
             policy=policy,
             preferences=fewer,
-            states=states,
+            trunk=states,
         )
     with pytest.raises(ValueError, match="not all of them are frozen"):
         run_stage(
@@ -173,7 +173,7 @@ def test_states_of_other_layers_or_pairs_are_refused(
             tmp_path / "trained",
             policy=policy,
             preferences=comparisons,
-            states=states,
+            trunk=states,
         )
 
 
@@ -182,8 +182,8 @@ def test_a_model_without_lower_layers_to_keep_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match="leave trainable_layers out"):
         run_stage(
-            "lower_states",
-            LowerStatesConfig(trainable_layers=2),
+            "trunk_cache",
+            TrunkCacheConfig(trainable_layers=2),
             tmp_path,
             policy=policy,
             preferences=comparisons,

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from models.config.policy import AnswersConfig
+from models.config.policy import SampleResponsesConfig
 from models.nets.generation import Sampling
 from models.nets.loading import load_policy, load_scorer, load_tokenizer
 from models.training import distributed
@@ -22,10 +22,8 @@ from models.training.progress import Progress, write_json
 from models.training.sampling import respond_often
 from models.training.scoring import score_answers
 
-CONFIG = AnswersConfig
 
-
-def run(config: AnswersConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: SampleResponsesConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `data` (policy_prompts.jsonl), `policy`, `scorer`.
 
     Output: answers.jsonl, a row a prompt with its `responses` and their `scores`.
@@ -63,8 +61,8 @@ def run(config: AnswersConfig, inputs: dict[str, Path], workdir: Path) -> None:
 
 
 def read_answers(inputs: Mapping[str, Path]) -> list[list[dict[str, Any]]]:
-    """The rows of the artifacts `answers_0`, `answers_1`, ..., in the order of their numbers."""
+    """The rows of the artifacts `responses_0`, `responses_1`, ... in this order."""
     numbers = sorted(
-        int(name.removeprefix("answers_")) for name in inputs if name.startswith("answers_")
+        int(name.removeprefix("responses_")) for name in inputs if name.startswith("responses_")
     )
-    return [read_rows(inputs[f"answers_{number}"] / "answers.jsonl") for number in numbers]
+    return [read_rows(inputs[f"responses_{number}"] / "answers.jsonl") for number in numbers]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +9,7 @@ import pytest
 from infra.settings import Settings
 from models.config.reward import RewardModelConfig
 from models.config.training import TrainConfig, ZeroConfig
-from tasks import perform
-from tasks.perform import ALONE, num_threads
+from tasks.resources import ALONE, Resources, Slot, cores_of, share_of
 
 
 @pytest.mark.parametrize(
@@ -25,12 +23,12 @@ from tasks.perform import ALONE, num_threads
     ],
 )
 def test_like_stages_leave_no_core_idle(number: int, cores: int, threads: list[int]) -> None:
-    assert [num_threads((index, number), cores) for index in range(number)] == threads
+    assert [cores_of(Slot(index, number), cores) for index in range(number)] == threads
 
 
 def test_one_alone_gets_all_and_one_among_others_gets_one() -> None:
-    assert num_threads(ALONE, 6) == 6
-    assert num_threads(None, 6) == 1
+    assert cores_of(ALONE, 6) == 6
+    assert cores_of(None, 6) == 1
 
 
 @pytest.mark.parametrize(
@@ -49,14 +47,10 @@ def test_one_alone_gets_all_and_one_among_others_gets_one() -> None:
     ],
 )
 def test_ranks_have_a_gpu_each_or_share_out_the_cores(
-    monkeypatch: pytest.MonkeyPatch,
-    visible: str,
-    train: dict[str, Any],
-    share: tuple[int, int, int],
+    visible: str, train: dict[str, Any], share: tuple[int, int, int]
 ) -> None:
     settings = Settings.from_env({"TRIMTAB_MAX_PARALLEL": "6", "CUDA_VISIBLE_DEVICES": visible})
     config = RewardModelConfig(train=TrainConfig(**train))
-    monkeypatch.setattr(perform, "task_run", SimpleNamespace(tags=["gpu"]))
-    assert perform._share(settings, config, ALONE, by_ranks=True) == share
-    monkeypatch.setattr(perform, "task_run", SimpleNamespace(tags=["cpu"]))
-    assert perform._share(settings, config, ALONE, by_ranks=True).num_devices == 0
+    resources = Resources(ALONE, by_ranks=True)
+    assert share_of(settings, config, resources, takes_gpu=True) == share
+    assert share_of(settings, config, resources, takes_gpu=False).num_devices == 0

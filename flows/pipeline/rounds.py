@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from flows.config import seeded
+from flows.pipeline.data import trunk_for
+from flows.pipeline.labels import compare_votes
+from flows.pipeline.policies import measure
 from flows.run import RoundRoles, Run, roles_of_round
-from flows.stages import compare_votes, measure, states_for
-from tasks.judge import judge
-from tasks.meta_rm import meta_rm
-from tasks.perform import ALONE
-from tasks.ppo_max import ppo_max
+from tasks.resources import ALL_CORES, ALONE, ONE_CORE
+from tasks.stages import head_to_head, meta_rm, ppo_max
 
 
 def first_champion(run: Run) -> int | None:
@@ -53,45 +52,45 @@ def _start_round(run: Run, number: int) -> str:
 
     Returns the role of the judgement that decides.
     """
-    config, before, role = run.config, roles_of_round(number - 1), roles_of_round(number)
+    before, role = roles_of_round(number - 1), roles_of_round(number)
     _train_round(run, number, before, role)
     for judgement, opponent in (
         (f"judge_round_{number}", before.evaluation),
         (f"judge_round_{number}_sft", "eval_sft"),
     ):
         run[judgement] = run.submit(
-            judge,
-            seeded(config.evaluate, config.seed),
-            run[role.evaluation],
-            run[opponent],
+            head_to_head,
+            run.seeded(run.config.evaluate),
+            ours=run[role.evaluation],
+            theirs=run[opponent],
             label=judgement.replace("_", " "),
         )
     return f"judge_round_{number}"
 
 
 def _train_round(run: Run, number: int, before: RoundRoles, role: RoundRoles) -> None:
-    config, seed = run.config, run.config.seed
+    config = run.config
     run[role.scorer] = run.submit(
         meta_rm,
-        seeded(config.rounds.meta_rm, seed, number),
-        run[before.scorer],
-        run[before.policy],
-        run["data"],
-        run["preferences"],
-        run["relabelled"],
-        states_for(run, config.advantage_model.train, config.rounds.meta_rm.train),
+        run.seeded(config.rounds.meta_rm, number),
+        scorer=run[before.scorer],
+        policy=run[before.policy],
+        data=run["data"],
+        preferences=run["preferences"],
+        pairs=run["relabelled"],
+        trunk=trunk_for(run, config.advantage_model.train, config.rounds.meta_rm.train),
         label=f"MetaRM round {number}",
-        by_ranks=run.has_small_models,
+        resources=run.all_cores,
     )
     run[role.policy] = run.submit(
         ppo_max,
-        seeded(config.ppo, seed, number),
-        run[before.policy],
-        run["sft"],
-        run[role.scorer],
-        run["data"],
-        run["rehearsal"],
+        run.seeded(config.ppo, number),
+        policy=run[before.policy],
+        reference=run["sft"],
+        scorer=run[role.scorer],
+        data=run["data"],
+        rehearsal=run["rehearsal"],
         label=f"PPO round {number}",
-        place=None if run.has_small_models else ALONE,
+        resources=ONE_CORE if run.has_small_models else ALL_CORES,
     )
-    measure(run, f"round_{number}", run[role.policy], run[role.scorer], place=ALONE)
+    measure(run, f"round_{number}", run[role.policy], run[role.scorer], slot=ALONE)

@@ -22,7 +22,7 @@ def test_a_few_wins_are_not_certain(tmp_path: Path, wins: int, is_promoted: bool
         ]
         write_rows(tmp_path / name / "responses.jsonl", rows)
     output = run_stage(
-        "judge",
+        "head_to_head",
         EvaluateConfig(has_gold=False, tie_margin=0.1),
         tmp_path / "work",
         ours=tmp_path / "ours",

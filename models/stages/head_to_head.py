@@ -23,7 +23,6 @@ from models.synthetic.gold import raw_score
 from models.training.data import read_rows
 from models.training.progress import write_json
 
-CONFIG = EvaluateConfig
 PROMOTION_SET = "validation"
 
 

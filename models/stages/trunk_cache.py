@@ -1,4 +1,4 @@
-"""Stage `lower_states`: the frozen lower layers' output for every preference pair, computed once.
+"""Stage `trunk_cache`: the frozen lower layers' output for every preference pair, computed once.
 
 Every scorer that starts from the same policy and trains its upper layers only reads it, be it to
 train or to score, and so passes its upper layers alone.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from models.config.reward import LowerStatesConfig
+from models.config.reward import TrunkCacheConfig
 from models.nets.freezing import num_frozen_layers
 from models.nets.loading import load_policy, load_tokenizer
 from models.nets.trunk import lower_digest
@@ -20,11 +20,10 @@ from models.training.progress import Progress, write_json
 from models.training.scoring import lower_states
 from models.training.trunk_cache import write_states
 
-CONFIG = LowerStatesConfig
 ROWS_BETWEEN_REPORTS = 100
 
 
-def run(config: LowerStatesConfig, inputs: dict[str, Path], workdir: Path) -> None:
+def run(config: TrunkCacheConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `policy`, `preferences`. Output: train, validation and test.safetensors."""
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     model = load_policy(inputs["policy"] / "model").eval()

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Mapping
 from functools import lru_cache, partial
-from typing import NamedTuple
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
@@ -15,17 +14,16 @@ from pydantic import BaseModel
 
 from infra.settings import Settings
 from infra.tracking.runs import TrackedRun
-from models.config.training import TrainerConfig, trainer_of
 from models.data.records import ArtifactRef
+from models.specs import StageSpec
 from tasks.access import demand_access, environment_of_trainers
 from tasks.cache_key import read_sources
 from tasks.execution import Progress, StageContext, StageResult, run_stage
 from tasks.gpu_slots import gpu_slots
+from tasks.resources import ONE_CORE, Resources, share_of
 from tasks.secrets import judge_keys
 
 EXPERIMENT = "trimtab"
-Place = tuple[int, int]
-ALONE: Place = (0, 1)
 WEIGHTS = ("model", "critic")  # folders of artifacts
 SECONDS_BETWEEN_UPDATES = 2.0
 SECONDS_BETWEEN_LINES = 15.0
@@ -73,26 +71,21 @@ def _parent_run() -> TrackedRun:
     return _runs[key]
 
 
-def perform(
-    stage: str,
+def run_stage_task(
+    spec: StageSpec,
     config: BaseModel,
     inputs: Mapping[str, StageResult | ArtifactRef],
     label: str,
-    *,
-    place: Place | None = None,
-    by_ranks: bool = False,
-    is_patient: bool = False,
-    reads_weights: bool = True,
+    resources: Resources = ONE_CORE,
 ) -> StageResult:
     """Run a stage or find it done; called inside a Prefect task.
 
-    `place` says which of how many like stages that run at once this one is; without it others run
-    beside it, and it gets one core. Several cores are threads of one process or, `by_ranks`, a rank
-    each, unless the machine has GPUs or the configuration a number of ranks. One that `is_patient`
-    lets all others go first. What `reads_weights` of its inputs has them brought from the store.
-    AccessError for a configuration that names what the run may not read or ask.
+    inputs: artifacts by the names that the stage's trainer reads (`StageSpec.named`).
+    Raises AccessError for a configuration that names what the run may not read or ask, InputError
+    for missing or unknown inputs, and what `run_stage` raises.
     """
     demand_access(config)
+    spec.check(inputs)
     base = base_context()
     context = StageContext(
         base.settings,
@@ -108,12 +101,16 @@ def perform(
         name: value.ref if isinstance(value, StageResult) else value
         for name, value in inputs.items()
     }
+    takes_gpu = "gpu" in task_run.tags
     result = run_stage(
-        *(context, stage, config, refs),
+        context,
+        spec.name,
+        config,
+        refs,
         name=label,
-        is_patient=is_patient,
-        without=() if reads_weights else WEIGHTS,
-        **_share(base.settings, config, place, by_ranks)._asdict(),
+        is_patient=resources.is_patient,
+        without=() if spec.reads_weights else WEIGHTS,
+        **share_of(base.settings, config, resources, takes_gpu=takes_gpu)._asdict(),
     )
     how = "found in the store" if result.cached else f"{result.seconds:.1f} s"
     logger.info("%s: %s", label, how)
@@ -123,48 +120,6 @@ def perform(
 def _environment(config: BaseModel) -> dict[str, str]:
     """What a stage's trainer is told besides: its judge's key, and where judges may be."""
     return {**judge_keys(config), **environment_of_trainers()}
-
-
-class _Share(NamedTuple):
-    """A stage's ranks, the threads of each, and its GPUs, or slots for them, in all."""
-
-    num_threads: int
-    num_ranks: int
-    num_devices: int
-
-
-def _share(settings: Settings, config: BaseModel, place: Place | None, by_ranks: bool) -> _Share:
-    trainer = trainer_of(config)
-    ranks = trainer.ranks if trainer else 1
-    # DeepSpeed's ranks count as if they had a GPU each also where there is none.
-    has_gpus = settings.gpus or (trainer is not None and trainer.zero is not None)
-    num_devices = (ranks if has_gpus else 1) if "gpu" in task_run.tags else 0
-    threads = max(1, num_threads(place, settings.max_parallel) // ranks)
-    if by_ranks and not has_gpus and (trainer is None or trainer.num_ranks == "auto"):
-        ranks, threads = _auto_ranks(trainer, threads)
-    return _Share(threads, ranks, num_devices)
-
-
-def _auto_ranks(trainer: TrainerConfig | None, cores: int) -> tuple[int, int]:
-    """Ranks, and threads of each, on so many cores: a rank a core, but none without rows.
-
-    Where a batch has fewer rows than there are ranks, each would pass all of them.
-    """
-    rows = getattr(trainer, "batch_size", None) or getattr(trainer, "train_batch", None) or cores
-    ranks = min(cores, rows)
-    return ranks, cores // ranks
-
-
-def num_threads(place: Place | None, cores: int) -> int:
-    """One core for each of like stages, as often as they fill the machine; the rest share it out.
-
-    Five on two cores: 1, 1, 1, 1 and 2 threads. Three on eight cores: 2 each.
-    """
-    if place is None:
-        return 1
-    index, number = place
-    rest = number % cores
-    return cores // rest if index >= number - rest else 1
 
 
 class _ProgressArtifact:

@@ -1,0 +1,87 @@
+"""Preference pairs, prompts, the SFT policy and the cache of its frozen trunk."""
+
+from __future__ import annotations
+
+from flows.run import Future, Run
+from models.config.reward import TrunkCacheConfig
+from models.config.training import TrainConfig
+from tasks.stages import (
+    comparisons,
+    constitutional_sft,
+    preferences,
+    revise,
+    sft,
+    trunk_cache,
+    world,
+)
+
+
+def prepare(run: Run) -> None:
+    """Preference pairs, prompts and the SFT policy."""
+    config = run.config
+    if config.is_synthetic:
+        run["data"] = run.submit(world, run.seeded(config.world))
+        _fine_tune(run)
+        run["preferences"] = run.submit(
+            comparisons,
+            run.seeded(config.comparisons),
+            data=run["data"],
+            policy=run["sft"],
+            resources=run.all_cores,
+        )
+    else:
+        files = run.seeded(config.preferences)
+        run["data"] = run["preferences"] = run.submit(
+            preferences, files.model_copy(update={"tokenizer": config.sft.model.base})
+        )
+        _fine_tune(run)
+
+
+def _fine_tune(run: Run) -> None:
+    """The SFT policy; under a constitution, one that has learned its own revised answers."""
+    config, constitution = run.config, run.config.constitution
+    policy = run.submit(sft, run.seeded(config.sft), data=run["data"], resources=run.all_cores)
+    if constitution is None:
+        run["sft"] = policy
+        return
+    run["helpful_sft"] = policy
+    run["revisions"] = run.submit(
+        revise, run.seeded(constitution.revise), data=run["data"], policy=policy
+    )
+    learn = constitution.learn
+    learn = learn.model_copy(update={"train": learn.train or config.sft.train})
+    run["sft"] = run.submit(
+        constitutional_sft,
+        run.seeded(learn),
+        data=run["data"],
+        policy=policy,
+        revisions=run["revisions"],
+    )
+
+
+def cache_trunk(run: Run) -> None:
+    """The output of the layers that all who learn from pairs leave frozen, once for all of them."""
+    config = run.config
+    readers = [
+        config.ensemble.member,
+        config.reward_model,
+        config.advantage_model,
+        config.rounds.meta_rm,
+        *(arm for name, arm in (("dpo", config.dpo), ("cpl", config.cpl)) if name in config.arms),
+    ]
+    trained = [reader.train.trainable_layers for reader in readers]
+    upper = max((number for number in trained if number is not None), default=None)
+    if upper is not None and config.cache_trunk:
+        run["trunk"] = run.submit(
+            trunk_cache,
+            TrunkCacheConfig(trainable_layers=upper),
+            policy=run["sft"],
+            preferences=run["preferences"],
+        )
+
+
+def trunk_for(run: Run, *trained: TrainConfig) -> Future | None:
+    """The cached trunk, where `trained` leave it frozen one after another."""
+    if any(train.trainable_layers is None for train in trained):
+        return None
+    return run.get("trunk")

@@ -1,0 +1,96 @@
+"""What is known of the labels: the ensemble's votes, a judge's labels, the relabelled pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flows.config import RunConfig, Vote, seeded
+from flows.pipeline.data import trunk_for
+from flows.run import Future, Run
+from models.config.reporting import AuditConfig
+from models.config.reward import RewardModelConfig, StrengthConfig
+from tasks.resources import Resources, Slot
+from tasks.stages import ai_labels, audit, judge_preferences, relabel, reward_model, strength
+
+
+def audit_labels(run: Run) -> None:
+    """The ensemble, its votes, the relabelled pairs, and all of it for a person to look at."""
+    config = run.config
+    run["strength"] = _vote(run, config.ensemble.votes[0])
+    run["relabelled"] = run.submit(
+        relabel, config.relabel, preferences=run["preferences"], strength=run["strength"]
+    )
+    run["audit"] = run.submit(
+        audit,
+        AuditConfig(recipe=config.recipe, seed=config.seed),
+        preferences=run["preferences"],
+        member=[run[f"member_{index}"] for index in range(config.ensemble.size)],
+        strength=run["strength"],
+        relabelled=run["relabelled"],
+    )
+
+
+def ask_judge(run: Run) -> None:
+    """A judge model's view of the pairs: beside all else or, with `ai_labels`, their labels."""
+    config, labels = run.config.judge_preferences, run.config.ai_labels
+    if config is not None:
+        run["judged"] = run.submit_to_judge(
+            judge_preferences, run.seeded(config), preferences=run["preferences"]
+        )
+    if labels is not None:
+        run["pairs_as_given"] = run["preferences"]
+        run["preferences"] = run.submit(
+            ai_labels, labels, preferences=run["pairs_as_given"], judgements=run["judged"]
+        )
+
+
+def compare_votes(run: Run) -> None:
+    """The ensemble's other votes, unless they are under way: only the report needs them.
+
+    Beside policies they let all else go first, and until one trains alone no core is idle for long.
+    """
+    has_policies = any(role.startswith("policy_") for role in run.roles)
+    before = ("reward_model", "advantage_model", "rehearsal", "meta_rm_2")
+    wait_for = [run[role] for role in before if role in run.roles]
+    for vote in run.config.ensemble.votes[1:]:
+        if f"strength_{vote}" not in run.roles:
+            run[f"strength_{vote}"] = _vote(run, vote, f"{vote}_", wait_for, has_policies)
+
+
+def _vote(
+    run: Run,
+    vote: Vote,
+    prefix: str = "",
+    wait_for: Sequence[Future] = (),
+    is_patient: bool = False,
+) -> Future:
+    """An ensemble, whose members play the roles `<prefix>member_<index>`, and its vote."""
+    config, size = run.config, run.config.ensemble.size
+    members = [
+        run.submit(
+            reward_model,
+            _member(config, vote, index),
+            policy=run["sft"],
+            preferences=run["preferences"],
+            trunk=trunk_for(run, config.ensemble.member.train),
+            label=f"{vote} member {index}",
+            resources=Resources(
+                slot=None if is_patient else Slot(index, size),
+                by_ranks=run.has_small_models,
+                is_patient=is_patient,
+            ),
+            wait_for=wait_for,
+        )
+        for index in range(size)
+    ]
+    for index, member in enumerate(members):
+        run[f"{prefix}member_{index}"] = member
+    return run.submit(strength, StrengthConfig(mode=vote), member=members, label=f"strength {vote}")
+
+
+def _member(config: RunConfig, vote: Vote, index: int) -> RewardModelConfig:
+    """Member `index` of a vote: its own seed and, cross-fitted, its own fold."""
+    member: RewardModelConfig = seeded(config.ensemble.member, config.seed, index + 1)
+    if vote == "cross_fitted":
+        member = member.model_copy(update={"fold": index % member.num_folds})
+    return member

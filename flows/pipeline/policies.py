@@ -1,0 +1,335 @@
+"""The arms: how each makes a policy, and how that is measured and judged against SFT.
+
+| arm                      | start              | optimised against or learned from                |
+|--------------------------|--------------------|--------------------------------------------------|
+| `vanilla`                | SFT                | the first member, trained on raw labels; no trick|
+| `ppo_max_rm`             | SFT                | the reward model of relabelled pairs             |
+| `ppo_max_am`             | SFT                | the Advantage Model                              |
+| `full`                   | SFT                | the Advantage Model, with rehearsal              |
+| `ppo_max_ensemble`       | SFT                | the ensemble's members that do not judge, as one |
+| `ppo_max_safety`         | SFT                | a reward model of helpfulness and one of safety  |
+| `ppo_max_no_sft`         | the base model     | the Advantage Model                              |
+| `rlaif_direct`           | SFT                | the ratings of `ppo.scoring.judge` [RLAIF]       |
+| `rejection_sampling_ppo` | rejection sampling | the Advantage Model [Llama 2]                    |
+| `dpo`, `cpl`             | SFT                | the relabelled pairs                             |
+| `rejection_sampling`, `rest`, `hir` | SFT     | samples that the Advantage Model has scored      |
+| `best_of_n`              | SFT                | nothing: the best of n answers                   |
+
+Of these `full` alone rehearses; what PPO-max is compared with does where `rehearsal_coef` says so.
+What comes between an arm's start and its policy plays roles that begin with the arm's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flows.config import Arm, RunConfig, vanilla
+from flows.pipeline.data import trunk_for
+from flows.run import Future, Run
+from models.config.policy import PolicyConfig, PPOConfig, SampleResponsesConfig
+from tasks.resources import ALONE, ONE_CORE, Resources, Slot
+from tasks.stages import (
+    cpl,
+    dpo,
+    evaluate,
+    head_to_head,
+    hir,
+    ppo_max,
+    rehearsal,
+    rejection_sampling,
+    rest,
+    sample_responses,
+    sft,
+)
+
+
+@dataclass(frozen=True)
+class Scheduling:
+    """What an arm's stages may take of a machine, and what they wait for beside their inputs."""
+
+    resources: Resources = ONE_CORE
+    wait_for: Sequence[Future] = ()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As keywords of `Run.submit`."""
+        return {"resources": self.resources, "wait_for": self.wait_for}
+
+
+def train_policies(run: Run) -> None:
+    """Every arm from the SFT policy, and its answers to the evaluation prompts."""
+    config = run.config
+    if any(rehearses(config, arm) for arm in config.arms):
+        run["rehearsal"] = run.submit(
+            rehearsal,
+            run.seeded(config.rehearsal),
+            data=run["data"],
+            policy=run["sft"],
+            scorer=run["advantage_model"],
+        )
+    measure(run, "sft", run["sft"], run["advantage_model"])
+    # An arm that could start earlier would hold up what the last one needs.
+    wait_for = [run["rehearsal" if "rehearsal" in run.roles else "advantage_model"]]
+    for index, arm in enumerate(config.arms):
+        slot = Slot(index, len(config.arms))
+        scheduling = Scheduling(Resources(slot, by_ranks=run.has_small_models), wait_for)
+        # The rounds wait for the arm `full`: all cores are for its answers.
+        train_policy(run, arm, scheduling, ALONE if arm == "full" else slot)
+
+
+def train_policy(
+    run: Run, arm: Arm, scheduling: Scheduling, answers_slot: Slot | None = None
+) -> None:
+    """An arm from the SFT policy, and in the slot `answers_slot` its answers."""
+    policy = run["sft"] if arm == "best_of_n" else _trained(run, arm, scheduling)
+    scorer = scorer_of(run, arm)
+    first = scorer[0] if isinstance(scorer, list) else scorer
+    measure(run, arm, policy, first, slot=answers_slot, **_answering(run, arm))
+
+
+def measure(
+    run: Run,
+    name: str,
+    policy: Future,
+    scorer: Future,
+    *,
+    slot: Slot | None = None,
+    offset: int = 0,
+    **changes: Any,
+) -> None:
+    """Let a policy answer the evaluation prompts; another `offset` gives other answers.
+
+    `changes`: what its evaluation is configured otherwise than that of others.
+    """
+    config = run.config.evaluate.model_copy(update=changes)
+    run[f"eval_{name}"] = run.submit(
+        evaluate,
+        run.seeded(config, offset),
+        policy=policy,
+        reference=run["sft"],
+        data=run["data"],
+        scorer=scorer,
+        judge=run.judges,
+        label=f"evaluate {name}",
+        resources=Resources(slot, by_ranks=run.has_small_models),
+    )
+
+
+def judge_policies(run: Run) -> None:
+    """Every arm's answers against those of SFT."""
+    for arm in run.config.arms:
+        run[f"judge_{arm}"] = run.submit(
+            head_to_head,
+            run.seeded(run.config.evaluate),
+            ours=run[f"eval_{arm}"],
+            theirs=run["eval_sft"],
+            label=f"judge {arm}",
+        )
+
+
+def start_of(run: Run, arm: Arm) -> Future:
+    """The policy that an arm starts from, and is held near."""
+    if arm != "ppo_max_no_sft":
+        return run["sft"]
+    if "base" not in run.roles:
+        untrained = run.config.sft.model_copy(update={"fine_tune": False})
+        run["base"] = run.submit(sft, run.seeded(untrained), data=run["data"], label="base model")
+    return run["base"]
+
+
+def ppo_of(run: Run, arm: Arm) -> PPOConfig:
+    """How an arm of PPO trains. Where a judge scores, there is no scorer to start the critic as."""
+    ppo = run.config.ppo
+    if arm == "vanilla":
+        return vanilla(ppo)
+    return ppo.model_copy(update={"critic_init": "policy"}) if arm == "rlaif_direct" else ppo
+
+
+def scorer_of(run: Run, arm: Arm) -> Future | list[Future]:
+    """What an arm is optimised against: a scorer, or an ensemble of them.
+
+    Of one that needs none, what its answers are measured by.
+    """
+    if arm == "ppo_max_ensemble":
+        return run.optimised_members
+    roles: dict[Arm, str] = {
+        "vanilla": "member_0",
+        "ppo_max_rm": "reward_model",
+        "ppo_max_safety": "helpfulness_model",
+    }
+    return run[roles.get(arm, "advantage_model")]
+
+
+def rehearses(config: RunConfig, arm: Arm) -> bool:
+    """Whether an arm, or one that it goes on from, learns again what SFT said best."""
+    sampled = config.rejection_sampling.fine_tune
+    own: dict[Arm, PolicyConfig] = {
+        "dpo": config.dpo,
+        "cpl": config.cpl,
+        "rejection_sampling": sampled,
+        "rejection_sampling_ppo": sampled,
+        "rest": config.rest.improve,
+        "hir": config.hir.learn,
+    }
+    return arm == "full" or (arm in own and own[arm].rehearsal_coef > 0)
+
+
+def _trained(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
+    """An arm's policy; one that another arm has gone on from is not trained again."""
+    if f"policy_{arm}" not in run.roles:
+        run[f"policy_{arm}"] = TRAINERS.get(arm, _ppo)(run, arm, scheduling)
+    return run[f"policy_{arm}"]
+
+
+def _answering(run: Run, arm: Arm) -> dict[str, Any]:
+    """How an arm answers the evaluation prompts otherwise than SFT."""
+    if arm == "best_of_n":
+        return {"num_candidates": run.config.best_of_n.num_responses}
+    if arm == "hir":
+        return {"instruction": run.config.hir.learn.instructions[-1]}
+    return {}
+
+
+def _ppo(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
+    """From `start_of` or, as in Llama 2, from where rejection sampling has come to."""
+    start = reference = start_of(run, arm)
+    if arm == "rejection_sampling_ppo":
+        start = _trained(run, "rejection_sampling", scheduling)
+    return run.submit(
+        ppo_max,
+        run.seeded(ppo_of(run, arm)),
+        policy=start,
+        reference=reference,
+        scorer=None if arm == "rlaif_direct" else scorer_of(run, arm),
+        data=run["data"],
+        rehearsal=run["rehearsal"] if arm == "full" else None,
+        safety_scorer=run["safety_model"] if arm == "ppo_max_safety" else None,
+        label=f"PPO {arm}",
+        **scheduling.options,
+    )
+
+
+def _rehearsed(run: Run, arm: Arm) -> Future | None:
+    """What an arm learns again of what SFT said best, if anything."""
+    return run["rehearsal"] if rehearses(run.config, arm) else None
+
+
+def _dpo(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
+    return run.submit(
+        dpo,
+        run.seeded(run.config.dpo),
+        policy=run["sft"],
+        reference=run["sft"],
+        preferences=run["preferences"],
+        pairs=run["relabelled"],
+        trunk=trunk_for(run, run.config.dpo.train),
+        rehearsal=_rehearsed(run, arm),
+        label="DPO",
+        **scheduling.options,
+    )
+
+
+def _cpl(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
+    return run.submit(
+        cpl,
+        run.seeded(run.config.cpl),
+        policy=run["sft"],
+        preferences=run["preferences"],
+        pairs=run["relabelled"],
+        trunk=trunk_for(run, run.config.cpl.train),
+        rehearsal=_rehearsed(run, arm),
+        label="CPL",
+        **scheduling.options,
+    )
+
+
+def _rejection_sampling(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
+    loop = run.config.rejection_sampling
+
+    def learn(number: int, policy: Future, sampled: Sequence[Future]) -> Future:
+        return run.submit(
+            rejection_sampling,
+            run.seeded(loop.fine_tune, number),
+            policy=policy,
+            responses=list(sampled if loop.from_all_iterations else sampled[-1:]),
+            rehearsal=_rehearsed(run, arm),
+            label=f"rejection sampling {number}",
+            **scheduling.options,
+        )
+
+    configs = [loop.answers] * loop.num_iterations
+    return _sample_and_learn(run, arm, configs, learn, scheduling)
+
+
+def _rest(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
+    loop = run.config.rest
+
+    def improve(number: int, policy: Future, sampled: Sequence[Future]) -> Future:
+        return run.submit(
+            rest,
+            run.seeded(loop.improve, number),
+            policy=policy,
+            responses=[sampled[-1]],
+            rehearsal=_rehearsed(run, arm),
+            label=f"ReST improve {number}",
+            **scheduling.options,
+        )
+
+    configs = [loop.answers] * loop.num_grow_steps
+    return _sample_and_learn(run, arm, configs, improve, scheduling)
+
+
+def _hir(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
+    loop = run.config.hir
+    best = loop.answers.model_copy(update={"instruction": loop.learn.instructions[-1]})
+
+    def learn(number: int, policy: Future, sampled: Sequence[Future]) -> Future:
+        return run.submit(
+            hir,
+            run.seeded(loop.learn, number),
+            policy=policy,
+            responses=list(sampled),
+            rehearsal=_rehearsed(run, arm),
+            label=f"HIR {number}",
+            **scheduling.options,
+        )
+
+    configs = [loop.answers, *[best] * (loop.num_iterations - 1)]
+    return _sample_and_learn(run, arm, configs, learn, scheduling)
+
+
+def _sample_and_learn(
+    run: Run,
+    arm: Arm,
+    configs: Sequence[SampleResponsesConfig],
+    learn: Callable[[int, Future, Sequence[Future]], Future],
+    scheduling: Scheduling,
+) -> Future:
+    """Sample the policy, let it learn from all samples so far, and again; the last policy."""
+    policy, sampled = run["sft"], []
+    for number, config in enumerate(configs, start=1):
+        run[f"{arm}_answers_{number}"] = run.submit(
+            sample_responses,
+            run.seeded(config, number),
+            data=run["data"],
+            policy=policy,
+            scorer=run["advantage_model"],
+            label=f"answers for {arm} {number}",
+            **scheduling.options,
+        )
+        sampled.append(run[f"{arm}_answers_{number}"])
+        policy = learn(number, policy, sampled)
+        if number < len(configs):
+            run[f"{arm}_policy_{number}"] = policy
+    return policy
+
+
+TRAINERS: dict[Arm, Callable[[Run, Arm, Scheduling], Future]] = {
+    "dpo": _dpo,
+    "cpl": _cpl,
+    "rejection_sampling": _rejection_sampling,
+    "rest": _rest,
+    "hir": _hir,
+}

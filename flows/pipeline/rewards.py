@@ -1,0 +1,57 @@
+"""The scorers that policies are optimised against."""
+
+from __future__ import annotations
+
+from flows.pipeline.data import trunk_for
+from flows.run import Future, Run
+from tasks.resources import Resources, Slot
+from tasks.stages import advantage_model, reward_model
+
+
+def train_scorers(run: Run) -> None:
+    """The reward model and the Advantage Model on relabelled pairs, and what arms need besides."""
+    config = run.config
+    trunk = trunk_for(run, config.reward_model.train)
+    run["reward_model"] = run.submit(
+        reward_model,
+        run.seeded(config.reward_model),
+        policy=run["sft"],
+        preferences=run["preferences"],
+        pairs=run["relabelled"],
+        trunk=trunk,
+        label="reward model",
+        resources=Resources(Slot(0, 2)),
+    )
+    # SFT has written what the synthetic world compares.
+    behaviour = [run["sft"]] if config.advantage_model.use_importance_weights else None
+    run["advantage_model"] = run.submit(
+        advantage_model,
+        run.seeded(config.advantage_model),
+        policy=run["sft"],
+        preferences=run["preferences"],
+        pairs=run["relabelled"],
+        trunk=trunk_for(run, config.advantage_model.train),
+        behaviour=behaviour,
+        resources=Resources(Slot(1, 2)),
+    )
+    if "ppo_max_safety" in config.arms:
+        _train_safety_scorers(run, trunk)
+
+
+def _train_safety_scorers(run: Run, trunk: Future | None) -> None:
+    """Llama 2's two reward models: of safety, on pairs of its categories, and of helpfulness."""
+    of_safety = run.config.ppo.scoring.safety_categories
+    for index, (role, field) in enumerate(
+        (("helpfulness_model", "without_categories"), ("safety_model", "categories"))
+    ):
+        config = run.config.reward_model.model_copy(update={field: of_safety})
+        run[role] = run.submit(
+            reward_model,
+            run.seeded(config),
+            policy=run["sft"],
+            preferences=run["preferences"],
+            pairs=run["relabelled"],
+            trunk=trunk,
+            label=role.replace("_", " "),
+            resources=Resources(Slot(index, 2)),
+        )
