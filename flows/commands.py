@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
     """Run a recipe, or print its plan or configuration."""
-    from flows.changes import parsed
     from flows.checks import check
     from flows.config import ConfigError
     from flows.names import check_free
+    from flows.overrides import parsed
 
     try:
         check_options(options)
@@ -68,7 +68,7 @@ def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
 
 def _name_of(config: RunConfig, options: argparse.Namespace, given: dict[str, Any]) -> RunName:
     """What the run is going to be called."""
-    from flows.compared import comparison_name
+    from flows.compare_config import comparison_name
     from flows.names import named
 
     if options.flow == "compare":
@@ -85,9 +85,9 @@ def _flow(name: str) -> Callable[..., object]:
 
 def run_study(options: argparse.Namespace, settings: Settings) -> int:
     """A paper's table or figure over several seeds."""
-    from flows.changes import changed, parsed
     from flows.checks import check
     from flows.config import ConfigError
+    from flows.overrides import changed, parsed
     from flows.recipes import recipe_named
 
     try:
@@ -119,8 +119,8 @@ def next_round(options: argparse.Namespace, settings: Settings) -> int:
 
     They are checked here as well: Prefect's own refusal of a flow's parameters is not a line.
     """
-    from flows.changes import RoundChanges, parsed, validated
     from flows.config import ConfigError
+    from flows.overrides import RoundChanges, parsed, validated
 
     try:
         validated(parsed(options.overrides), RoundChanges)
@@ -128,8 +128,8 @@ def next_round(options: argparse.Namespace, settings: Settings) -> int:
         return refuse([str(error)])
 
     def load() -> Callable[[], None]:
-        from flows.changes import RoundChanges, changed, parsed
         from flows.config import load_config
+        from flows.overrides import RoundChanges, changed, parsed
         from flows.rounds import champion_of, rounds
 
         flow: Callable[..., dict[str, Any]] = rounds

@@ -7,12 +7,12 @@ from typing import Annotated
 from pydantic import Field
 
 from flows import experiment
-from flows.compared import METHODS, SEEDS, CompareChanges, comparison_name, of_seeds
+from flows.compare_config import METHODS, SEEDS, CompareChanges, comparison_name, of_seeds
 from flows.config import Arm
-from flows.finish import tracked_flow
 from flows.flow import flow
 from flows.judge_shares import share_limits
 from flows.names import GivenName
+from flows.publish import tracked_flow
 from flows.recipes import RecipeName
 from flows.run import Run
 from models.config.base import RunSeed

@@ -1,7 +1,7 @@
 """The run's configuration: every stage's settings in one validated tree.
 
 Recipes (`flows.recipes`) are whole configurations; a run changes some fields of one
-(`flows.changes`).
+(`flows.overrides`).
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ from prefect.artifacts import create_table_artifact
 from pydantic import Field
 
 from flows.config import ConfigError, load_config
-from flows.finish import tracked_flow
 from flows.flow import flow
 from flows.judge_shares import share_limits
 from flows.names import named
 from flows.pipeline.policies import measure
+from flows.publish import tracked_flow
 from flows.run import Future, Run, roles_of_round
 from tasks.registry import Registered, model_name, registered
 from tasks.stages import head_to_head

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flows.changes import RunChanges, changed
 from flows.config import seeded
-from flows.finish import finish, tracked_flow
 from flows.judge_shares import share_limits
 from flows.names import named
+from flows.overrides import RunChanges, changed
 from flows.pipeline.data import cache_trunk, prepare
 from flows.pipeline.labels import ask_judge, audit_labels, compare_votes
 from flows.pipeline.policies import judge_policies, train_policies
 from flows.pipeline.rewards import train_scorers
 from flows.pipeline.rounds import first_champion, improve_in_rounds
+from flows.publish import finish, tracked_flow
 from flows.recipes import RecipeName, recipe_named
 from flows.run import Run
 from models.config.reporting import WinMatrixConfig

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 from prefect import Flow
 from prefect.exceptions import ParameterTypeError
 
-from flows.finish import run_name
+from flows.publish import run_name
 from flows.runner import task_runner
 
 P = ParamSpec("P")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from flows import experiment
-from flows.changes import RunChanges
 from flows.flow import flow
 from flows.names import GivenName
+from flows.overrides import RunChanges
 from flows.recipes import RecipeName
 
 

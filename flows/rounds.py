@@ -7,13 +7,13 @@ from typing import Any
 
 from prefect.states import Completed
 
-from flows.changes import RoundChanges, changed
 from flows.config import ConfigError, load_config
-from flows.finish import finish, tracked_flow
 from flows.flow import flow
 from flows.judge_shares import share_limits
 from flows.names import named
+from flows.overrides import RoundChanges, changed
 from flows.pipeline.rounds import play_round
+from flows.publish import finish, tracked_flow
 from flows.recipes import RECIPES
 from flows.run import Run
 from tasks.registry import TRIED, LineageError, Registered, model_name, registered

@@ -30,7 +30,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 def of_comparison(options: argparse.Namespace) -> dict[str, Any]:
     """What a comparison is given beside recipe and changes; nothing for the other flows."""
-    from flows.compared import METHODS, SEEDS
+    from flows.compare_config import METHODS, SEEDS
     from flows.config import ConfigError
 
     if options.flow == "compare":
@@ -45,8 +45,8 @@ def of_comparison(options: argparse.Namespace) -> dict[str, Any]:
 
 def configured(recipe: str, changes: dict[str, Any], given: dict[str, Any]) -> RunConfig:
     """The configuration of a run, of a comparison that of its first seed."""
-    from flows.changes import changed
-    from flows.compared import of_seeds
+    from flows.compare_config import of_seeds
+    from flows.overrides import changed
     from flows.recipes import recipe_named
 
     if given:

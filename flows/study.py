@@ -10,12 +10,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from flows.changes import RunChanges, changed, overrides
 from flows.config import ConfigError, RunConfig
-from flows.finish import tracked_flow
 from flows.flow import flow
 from flows.judge_shares import share_limits
 from flows.names import RunName, named_over_seeds
+from flows.overrides import RunChanges, changed, overrides
+from flows.publish import tracked_flow
 from flows.recipes import RecipeName, recipe_named
 from flows.run import Future, Run, SharedRun
 from flows.studies.arms_of import ARMS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flows.run import Run
-from flows.studies.arms import policy, raw_advantage_model, scorer, varied
+from flows.studies.steps import policy, raw_advantage_model, scorer, varied
 from models.config.policy import PPOConfig, RehearsalConfig
 from tasks.stages import rehearsal
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from flows.pipeline.data import trunk_for
 from flows.run import Run
 from flows.studies.advantage_model import rehearse, scorers
-from flows.studies.arms import audited, policy, scorer, treatment, varied
 from flows.studies.part_two import DROPOUT
+from flows.studies.steps import audited, policy, scorer, treatment, varied
 from models.config.reward import ContrastiveConfig
 from tasks.stages import advantage_model, meta_rm
 

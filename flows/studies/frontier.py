@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flows.changes import changed
 from flows.config import Arm, RunConfig
+from flows.overrides import changed
 from flows.pipeline.policies import Scheduling, train_policies, train_policy
 from flows.pipeline.rewards import train_scorers
 from flows.run import Run
-from flows.studies.arms import audited, varied
 from flows.studies.constants import named
+from flows.studies.steps import audited, varied
 from tasks.resources import Resources
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from flows.config import vanilla
 from flows.run import Run
-from flows.studies.arms import policy, scorer, varied
+from flows.studies.steps import policy, scorer, varied
 from tasks.stages import sft
 
 # What each arm changes of vanilla PPO.

@@ -9,7 +9,7 @@ from flows.pipeline.policies import judge_policies, train_policies
 from flows.pipeline.rewards import train_scorers
 from flows.pipeline.rounds import improve_in_rounds
 from flows.run import Run
-from flows.studies.arms import AS_GIVEN, MARGIN, audited, policy, scorer, treatment, varied, versus
+from flows.studies.steps import AS_GIVEN, MARGIN, audited, policy, scorer, treatment, varied, versus
 from models.config.reward import ContrastiveConfig, FeaturesConfig, RelabelConfig
 from tasks.stages import features
 

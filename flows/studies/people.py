@@ -7,7 +7,7 @@ from dataclasses import replace
 from flows.config import Vote
 from flows.pipeline.labels import compare_votes
 from flows.run import Run
-from flows.studies.arms import audited, varied
+from flows.studies.steps import audited, varied
 from models.config.reward import StrengthConfig
 from tasks.stages import strength
 

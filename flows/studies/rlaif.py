@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flows.run import Run
-from flows.studies.arms import audited, policy, scorer, varied
+from flows.studies.steps import audited, policy, scorer, varied
 from models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
 from tasks.stages import ai_labels, judge_preferences, reward_model
 

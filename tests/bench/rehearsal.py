@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from flows.recipes import default
+from flows.recipes.synthetic import default
 from models.config.policy import RehearsalConfig
 from models.functional.rehearsal import top_k_per_cluster
 from models.nets.generation import Sampling

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
 from transformers import LlamaForSequenceClassification, PreTrainedModel
 
-from flows.recipes import default
+from flows.recipes.synthetic import default
 from models.nets.fused import with_lean_layers
 from models.nets.loading import build_policy
 from models.nets.packing import Candidates, pack

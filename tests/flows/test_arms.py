@@ -6,8 +6,8 @@ from typing import get_args
 
 import pytest
 
-from flows.changes import changed, parsed
 from flows.config import Arm
+from flows.overrides import changed, parsed
 from flows.pipeline.policies import TRAINERS
 from flows.plan import Plan, PlannedStage, PlanRow, make_plan
 from flows.recipes import recipe_named

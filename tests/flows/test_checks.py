@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from flows import commands
-from flows.changes import changed, parsed
 from flows.checks import MOST_ROWS, check
 from flows.cli import main
+from flows.overrides import changed, parsed
 from flows.recipes import recipe_named
 
 RECIPE = "hh-smollm2"

@@ -13,7 +13,7 @@ from prefect.tasks import Task
 
 from flows import experiment
 from flows.cli import main
-from flows.compared import METHODS, of_seeds
+from flows.compare_config import METHODS, of_seeds
 from flows.config import Arm, ConfigError
 from flows.plan import make_plan
 from flows.plan_text import plan_text

@@ -9,9 +9,9 @@ from typing import get_args
 
 import pytest
 
-from flows.changes import RoundChanges, RunChanges, changed, overrides, parsed
 from flows.cli import main
 from flows.config import ConfigError, RunConfig, load_config, seeded, vanilla
+from flows.overrides import RoundChanges, RunChanges, changed, overrides, parsed
 from flows.recipes import RECIPES, recipe_named
 from models.config.judge import JudgeConfig
 from models.config.policy import PPOConfig

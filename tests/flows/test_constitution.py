@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flows.changes import changed, parsed
 from flows.config import ConfigError
+from flows.overrides import changed, parsed
 from flows.plan import Plan, PlanRow, make_plan
 from flows.plan_text import plan_text
 from flows.recipes import recipe_named

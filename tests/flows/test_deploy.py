@@ -15,8 +15,8 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import preprocess_schema, validate
 from prefect.workers.process import ProcessWorker
 
-from flows.changes import changed, parsed
 from flows.deploy import ENGINE, NOTICE, closed_template
+from flows.overrides import changed, parsed
 from flows.recipes import RECIPES, RecipeName, recipe_named
 from flows.rlhf import rlhf
 from tests.flows.malformed import malformed

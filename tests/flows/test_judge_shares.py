@@ -10,10 +10,10 @@ from prefect import Task
 from pydantic import BaseModel
 
 from flows import experiment
-from flows.changes import changed
-from flows.compared import of_seeds
+from flows.compare_config import of_seeds
 from flows.config import ConfigError, RunConfig
 from flows.judge_shares import share_limits, shares_in_words
+from flows.overrides import changed
 from flows.pipeline.policies import measure
 from flows.recipes import recipe_named
 from flows.run import PlannedStage, Run

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from flows import commands
-from flows import finish as finish_module
+from flows import publish as finish_module
 from flows import rounds as rounds_module
-from flows.changes import changed, parsed
 from flows.cli import main
-from flows.compared import METHODS, SEEDS, comparison_name
+from flows.compare_config import METHODS, SEEDS, comparison_name
 from flows.config import ConfigError, RunConfig
-from flows.finish import run_name
 from flows.names import MAX_NAME, NAME_PATTERN, check_free, data_of, model_of, named
+from flows.overrides import changed, parsed
+from flows.publish import run_name
 from flows.recipes import RECIPES, recipe_named
 from flows.rounds import NoChampionError, champion_of
 from infra.report_folders import write_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from flows.changes import changed, parsed
+from flows.overrides import changed, parsed
 from flows.plan import Plan, make_plan
 from flows.plan_layout import size
 from flows.plan_text import plan_text

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from flows import run_options
-from flows.changes import changed, parsed
 from flows.cli import main
 from flows.config import ConfigError, RunConfig
+from flows.overrides import changed, parsed
 from flows.recipes import recipe_named
 from infra.settings import Settings
 

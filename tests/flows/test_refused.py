@@ -18,10 +18,10 @@ from prefect.exceptions import ParameterTypeError
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import preprocess_schema, validate
 
-from flows.changes import changed, parsed
 from flows.compare import compare
 from flows.config import ConfigError
 from flows.evaluate import evaluate
+from flows.overrides import changed, parsed
 from flows.recipes import recipe_named
 from flows.rlhf import rlhf
 from flows.rounds import rounds

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flows.changes import changed, parsed
 from flows.config import ConfigError, load_config
+from flows.overrides import changed, parsed
 from flows.plan import PlannedRun, PlanRow, make_plan
 from flows.recipes import recipe_named
 from flows.studies.arms_of import ARMS

@@ -10,7 +10,7 @@ import dask
 import pytest
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows import finish
+from flows import publish
 from flows.config import ConfigError
 from flows.names import named
 from flows.recipes import recipe_named
@@ -79,14 +79,14 @@ def test_a_gpu_that_trainers_do_not_use_is_said_once_a_run(
 ) -> None:
     """All flows go through `tracked_flow`; here nothing of it but the line is at work."""
     tracked = mock.MagicMock()
-    monkeypatch.setattr(finish, "take_over", lambda: None)
-    monkeypatch.setattr(finish, "start_tracked_run", lambda *_: tracked)
-    monkeypatch.setattr(finish, "end_earlier", lambda _: None)
-    monkeypatch.setattr(finish, "_name_flow_run", lambda *_: None)
+    monkeypatch.setattr(publish, "take_over", lambda: None)
+    monkeypatch.setattr(publish, "start_tracked_run", lambda *_: tracked)
+    monkeypatch.setattr(publish, "end_earlier", lambda _: None)
+    monkeypatch.setattr(publish, "_name_flow_run", lambda *_: None)
     config = recipe_named("smoke")
     for line in (None, "this host has a GPU"):
-        monkeypatch.setattr(finish, "unused_gpus", lambda _, line=line: line)
+        monkeypatch.setattr(publish, "unused_gpus", lambda _, line=line: line)
         caplog.clear()
-        with finish.tracked_flow(config, named(config, "rlhf")):
+        with publish.tracked_flow(config, named(config, "rlhf")):
             pass
         assert [each.getMessage() for each in caplog.records] == ([] if line is None else [line])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flows.changes import changed, parsed
+from flows.overrides import changed, parsed
 from flows.plan import make_plan
 from flows.recipes import recipe_named
 from models.estimates.machine import Machine

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from flows.recipes import smoke
+from flows.recipes.synthetic import smoke
 from models.nets.precision import multiply_in
 from models.specs import SPECS
 

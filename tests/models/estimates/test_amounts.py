@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.recipes import smoke
+from flows.recipes.synthetic import smoke
 from models.config.data import PreferencesConfig
 from models.estimates import amounts
 from models.estimates.amounts import ASSUMED_PAIRS, of_preferences, of_world

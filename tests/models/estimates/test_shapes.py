@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from flows.recipes import default, smoke
+from flows.recipes.synthetic import default, smoke
 from models.config.training import LoraConfig, ModelConfig, TrainerConfig
 from models.estimates.shapes import KNOWN_SHAPES, PlanError, shape_of
 from models.estimates.work import trained_parameters as trained_parameters_of

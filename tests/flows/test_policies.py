@@ -7,8 +7,8 @@ from math import ceil
 
 import pytest
 
-from flows.changes import changed, parsed
 from flows.config import ConfigError, RunConfig
+from flows.overrides import changed, parsed
 from flows.plan import Plan, make_plan
 from flows.recipes import RECIPES, recipe_named
 from models.estimates.machine import Machine

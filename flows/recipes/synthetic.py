@@ -1,13 +1,9 @@
-"""Recipes: each a function that returns a whole configuration."""
+"""Recipes of the synthetic world."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
-
-from flows.config import ConfigError, EnsembleConfig, RoundsConfig, RunConfig
-from flows.recipes_optimisers import beside
-from flows.recipes_real import hh_7b, hh_smollm2, ukp_smollm2
+from flows.config import EnsembleConfig, RoundsConfig, RunConfig
+from flows.recipes.matched_budget import matched_budget
 from models.config.data import ComparisonsConfig, WorldConfig
 from models.config.judge import AILabelsConfig, ChatModelConfig, JudgeConfig, JudgePreferencesConfig
 from models.config.policy import (
@@ -26,7 +22,6 @@ from models.config.reward import (
     RewardModelConfig,
 )
 from models.config.training import ModelConfig, SFTConfig, TrainConfig
-from models.estimates.machine import Machine
 
 # Instructions of HIR in words that the synthetic world has.
 GRADES = ("zero", "ten")
@@ -62,7 +57,7 @@ def default() -> RunConfig:
         reward_model=RewardModelConfig(train=scorer),
         advantage_model=AdvantageModelConfig(train=scorer),
         ppo=ppo,
-        **beside(
+        **matched_budget(
             ppo,
             pairs=TrainConfig(learning_rate=2e-4, batch_size=32),
             answers=TrainConfig(learning_rate=5e-4, batch_size=32, num_epochs=5),
@@ -131,7 +126,7 @@ def smoke() -> RunConfig:
         advantage_model=AdvantageModelConfig(train=train),
         rehearsal=RehearsalConfig(num_clusters=4, per_cluster=4),
         ppo=ppo,
-        **beside(ppo, pairs=train, answers=train, num_responses=4, instructions=GRADES),
+        **matched_budget(ppo, pairs=train, answers=train, num_responses=4, instructions=GRADES),
         rounds=RoundsConfig(
             max_rounds=2,
             promote="always",
@@ -158,27 +153,3 @@ def rlaif() -> RunConfig:
             "arms": ("full", "rlaif_direct"),
         }
     )
-
-
-RecipeName = Literal[
-    "smoke", "default", "rlaif", "constitutional", "hh-smollm2", "ukp-smollm2", "hh-7b"
-]
-RECIPES: dict[str, Callable[[], RunConfig]] = {
-    "smoke": smoke,
-    "default": default,
-    "rlaif": rlaif,
-    "constitutional": constitutional,
-    "hh-smollm2": hh_smollm2,
-    "ukp-smollm2": ukp_smollm2,
-    "hh-7b": hh_7b,
-}
-# The machine that a recipe is for, against which its plan is held where the command line names no
-# GPUs; without an entry it is the computer at hand.
-MACHINES = {"hh-7b": Machine.of_gpus(8, 80)}
-
-
-def recipe_named(name: str) -> RunConfig:
-    """A recipe by name; ConfigError lists the known ones."""
-    if name not in RECIPES:
-        raise ConfigError(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")
-    return RECIPES[name]()

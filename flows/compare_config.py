@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flows.changes import FIELDS, Whole, changed, changes_to
 from flows.config import Arm, ConfigError, RunConfig
 from flows.names import RunName, named_over_seeds
+from flows.overrides import FIELDS, Whole, changed, changes_to
 from flows.recipes import recipe_named
 
 METHODS: tuple[Arm, ...] = (

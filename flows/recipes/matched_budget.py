@@ -19,7 +19,7 @@ from models.config.policy import (
 from models.config.training import TrainConfig
 
 
-def beside(
+def matched_budget(
     ppo: PPOConfig,
     pairs: TrainConfig,
     answers: TrainConfig,

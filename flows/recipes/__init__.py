@@ -1,0 +1,34 @@
+"""Recipes: each a function that returns a whole configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from flows.config import ConfigError, RunConfig
+from flows.recipes.human import hh_7b, hh_smollm2, ukp_smollm2
+from flows.recipes.synthetic import constitutional, default, rlaif, smoke
+from models.estimates.machine import Machine
+
+RecipeName = Literal[
+    "smoke", "default", "rlaif", "constitutional", "hh-smollm2", "ukp-smollm2", "hh-7b"
+]
+RECIPES: dict[str, Callable[[], RunConfig]] = {
+    "smoke": smoke,
+    "default": default,
+    "rlaif": rlaif,
+    "constitutional": constitutional,
+    "hh-smollm2": hh_smollm2,
+    "ukp-smollm2": ukp_smollm2,
+    "hh-7b": hh_7b,
+}
+# The machine that a recipe is for, against which its plan is held where the command line names no
+# GPUs; without an entry it is the computer at hand.
+MACHINES = {"hh-7b": Machine.of_gpus(8, 80)}
+
+
+def recipe_named(name: str) -> RunConfig:
+    """A recipe by name; ConfigError lists the known ones."""
+    if name not in RECIPES:
+        raise ConfigError(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")
+    return RECIPES[name]()
