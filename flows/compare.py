@@ -17,9 +17,9 @@ from flows.recipes import RecipeName
 from flows.run import Run
 from models.config.base import RunSeed
 from models.config.reporting import CompareConfig
+from models.specs import COMPARE
 from tasks.access import demand_access
 from tasks.publishing import announce, lineage_of
-from tasks.stages import compare as compare_stage
 
 Arms = Annotated[list[Arm], Field(min_length=1)]
 Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]
@@ -79,5 +79,5 @@ def compare(
             if result.ref.stage in READ or name.endswith((".preferences", ".eval_best_of_n"))
         }
         matrix = {"win_matrix": runs[-1].result("win_matrix")}
-        found = runs[-1].submit(compare_stage, page, artifacts=matrix | read).result()
+        found = runs[-1].submit(COMPARE, page, artifacts=matrix | read).result()
         return announce(tracked, found, results, found_name.name, found_name.about)

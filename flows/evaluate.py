@@ -16,8 +16,8 @@ from flows.names import named
 from flows.pipeline.policies import measure
 from flows.publish import tracked_flow
 from flows.run import Future, Run, roles_of_round
+from models.specs import HEAD_TO_HEAD
 from tasks.registry import Registered, model_name, registered
-from tasks.stages import head_to_head
 
 SFT = "sft"
 AnswerSeed = Annotated[int, Field(ge=0, le=1_000_000)]
@@ -48,7 +48,7 @@ def evaluate(
     with tracked_flow(run.config, named(run.config, "evaluate")) as tracked:
         answer(run)
         run["verdict"] = run.submit(
-            head_to_head,
+            HEAD_TO_HEAD,
             run.seeded(run.config.evaluate, seed),
             ours=run[f"eval_{policy}"],
             theirs=run[f"eval_{against}"],

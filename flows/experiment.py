@@ -21,8 +21,8 @@ from flows.publish import finish, tracked_flow
 from flows.recipes import RecipeName, recipe_named
 from flows.run import Run
 from models.config.reporting import WinMatrixConfig
+from models.specs import JUDGE_ANSWERS, WIN_MATRIX
 from tasks.access import demand_access
-from tasks.stages import judge_answers, win_matrix
 
 
 def run_flow(
@@ -69,13 +69,13 @@ def compare(*runs: Run) -> None:
     evaluations = {f"{run.config.seed}.{arm}": run[f"eval_{arm}"] for run in runs for arm in arms}
     for judge in first.judges:
         last[f"judged_{judge.name}"] = last.submit_to_judge(
-            judge_answers,
+            JUDGE_ANSWERS,
             seeded(judge, first.seed),
             evaluations=evaluations,
             label=f"judge {judge.name}",
         )
     last["win_matrix"] = last.submit(
-        win_matrix,
+        WIN_MATRIX,
         seeded(
             WinMatrixConfig(
                 tie_margin=first.evaluate.tie_margin, num_resamples=first.evaluate.num_resamples

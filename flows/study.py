@@ -23,11 +23,11 @@ from infra.processes.launch import TrainerStoppedError
 from infra.tracking.runs import TrackedRun
 from models.config.base import RunSeed
 from models.config.reporting import ExhibitName, Paper, StudyConfig
+from models.specs import STUDY
 from models.studies.catalogue import exhibits_of
 from models.studies.exhibit import TITLES, Exhibit
 from tasks.access import demand_access
 from tasks.publishing import announce, lineage_of
-from tasks.stages import study as study_stage
 
 logger = logging.getLogger("trimtab")
 
@@ -143,7 +143,7 @@ def _read(
     label = f"{exhibit.title} of {exhibit.paper}"
     found = (
         next(iter(runs.values()))
-        .submit(study_stage, study_config, artifacts=results, label=label)
+        .submit(STUDY, study_config, artifacts=results, label=label)
         .result()
     )
     name = _name_of(config, exhibit.slug, list(runs))

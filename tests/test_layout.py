@@ -8,7 +8,6 @@ import pkgutil
 from pathlib import Path
 
 import pytest
-from prefect import Task
 
 from models.specs import SPECS
 from tasks import stages
@@ -32,13 +31,14 @@ def test_every_module_imports(name: str) -> None:
 
 
 def test_every_stage_has_a_specification_a_task_and_a_trainer() -> None:
-    tasks = {name for name, value in vars(stages).items() if isinstance(value, Task)}
-    assert set(SPECS) == tasks == set(STAGES)
+    assert set(SPECS) == set(stages.TASKS) == set(STAGES)
+    assert set(stages.HOOKS) <= set(SPECS)
+    assert all(spec.doc for spec in SPECS.values())
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_task_is_of_its_device_and_is_tried_again(stage: str) -> None:
-    task = getattr(stages, stage)
+    task = stages.TASKS[stage]
     assert task.name == stage
     assert task.tags == {SPECS[stage].device}
     assert task.retries == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flows.run import Run
 from flows.studies.steps import policy, raw_advantage_model, scorer, varied
 from models.config.policy import PPOConfig, RehearsalConfig
-from tasks.stages import rehearsal
+from models.specs import REHEARSAL
 
 
 def scorers(run: Run) -> None:
@@ -35,7 +35,7 @@ def policies(run: Run) -> None:
 def rehearse(run: Run, name: str, config: RehearsalConfig) -> None:
     """`rehearsal_<name>`: the SFT policy's answers that the Advantage Model finds best."""
     run[f"rehearsal_{name}"] = run.submit(
-        rehearsal,
+        REHEARSAL,
         run.seeded(config),
         data=run["data"],
         policy=run["sft"],

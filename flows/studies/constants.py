@@ -10,7 +10,7 @@ from flows.studies.advantage_model import rehearse, scorers
 from flows.studies.part_two import DROPOUT
 from flows.studies.steps import audited, policy, scorer, treatment, varied
 from models.config.reward import ContrastiveConfig
-from tasks.stages import advantage_model, meta_rm
+from models.specs import ADVANTAGE_MODEL, META_RM
 
 SMOOTHING = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4)
 MARGIN_CLIPS = (0.25, 0.5, 1.0, 2.0)
@@ -59,7 +59,7 @@ def num_policies(run: Run) -> None:
     config = varied(run.config.advantage_model, {"use_importance_weights": True})
     for value, name in named(NUM_POLICIES, config.num_policies):
         run[f"scorer_num_policies_{name}"] = run.submit(
-            advantage_model,
+            ADVANTAGE_MODEL,
             run.seeded(varied(config, {"num_policies": value})),
             policy=run["sft"],
             preferences=run["preferences"],
@@ -101,7 +101,7 @@ def meta_step(run: Run) -> None:
     config = run.config.rounds.meta_rm
     for value, name in named(META_STEPS, config.meta_learning_rate):
         run[f"scorer_meta_step_{name}"] = run.submit(
-            meta_rm,
+            META_RM,
             run.seeded(varied(config, {"meta_learning_rate": value})),
             scorer=run["scorer_raw"],
             policy=run["sft"],

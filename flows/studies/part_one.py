@@ -7,7 +7,8 @@ from typing import Any
 from flows.config import vanilla
 from flows.run import Run
 from flows.studies.steps import policy, scorer, varied
-from tasks.stages import sft
+from models.specs import SFT
+from tasks.resources import ALL_CORES
 
 # What each arm changes of vanilla PPO.
 SCORES: dict[str, dict[str, Any]] = {
@@ -59,10 +60,11 @@ def starts(run: Run) -> None:
     for name, changes in STARTS.items():
         policy(run, name, varied(plain, changes), "scorer_raw")
     run["untrained"] = run.submit(
-        sft,
+        SFT,
         run.seeded(varied(run.config.sft, {"fine_tune": False})),
         data=run["data"],
         label="no SFT",
+        resources=ALL_CORES,
     )
     policy(run, "without_sft", plain, "scorer_raw", start="untrained")
 

@@ -11,7 +11,7 @@ from flows.pipeline.rounds import improve_in_rounds
 from flows.run import Run
 from flows.studies.steps import AS_GIVEN, MARGIN, audited, policy, scorer, treatment, varied, versus
 from models.config.reward import ContrastiveConfig, FeaturesConfig, RelabelConfig
-from tasks.stages import features
+from models.specs import FEATURES
 
 NUM_ROUNDS = 4
 DROPOUT = 0.05  # [RM]
@@ -97,7 +97,7 @@ def features_of_scorers(run: Run) -> None:
     _contrastive_scorer(run, "simcse_pairs")
     for name in ("scorer_baseline", "scorer_simcse_pairs"):
         run[f"features_{name}"] = run.submit(
-            features,
+            FEATURES,
             FeaturesConfig(),
             scorer=run[name],
             preferences=run["preferences"],

@@ -9,7 +9,7 @@ from flows.pipeline.labels import compare_votes
 from flows.run import Run
 from flows.studies.steps import audited, varied
 from models.config.reward import StrengthConfig
-from tasks.stages import strength
+from models.specs import STRENGTH
 
 SIZES = (1, 3, 5, 10)
 VOTES: tuple[Vote, ...] = ("in_sample", "cross_fitted")
@@ -29,7 +29,7 @@ def votes(run: Run) -> None:
             if size == 1 and vote == "cross_fitted":
                 continue  # it would have voted on one fold only
             run[f"strength_{vote}_{size}"] = run.submit(
-                strength,
+                STRENGTH,
                 StrengthConfig(mode=vote),
                 member=members[:size],
                 label=f"strength {vote}, {size} members",

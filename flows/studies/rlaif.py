@@ -7,7 +7,7 @@ from dataclasses import replace
 from flows.run import Run
 from flows.studies.steps import audited, policy, scorer, varied
 from models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
-from tasks.stages import ai_labels, judge_preferences, reward_model
+from models.specs import AI_LABELS, JUDGE_PREFERENCES, REWARD_MODEL
 
 ACCURACIES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
@@ -32,20 +32,20 @@ def alignment(run: Run) -> None:
 def _distilled(run: Run, name: str, judge: JudgeConfig) -> None:
     """`scorer_<name>`: a reward model on the judge's soft labels, as they are."""
     run[f"judged_{name}"] = run.submit(
-        judge_preferences,
+        JUDGE_PREFERENCES,
         run.seeded(JudgePreferencesConfig(judge=judge)),
         preferences=run["preferences"],
         label=f"judge, right in {name}",
     )
     run[f"labelled_{name}"] = run.submit(
-        ai_labels,
+        AI_LABELS,
         AILabelsConfig(),
         preferences=run["preferences"],
         judgements=run[f"judged_{name}"],
         label=f"AI labels, right in {name}",
     )
     run[f"scorer_{name}"] = run.submit(
-        reward_model,
+        REWARD_MODEL,
         run.seeded(run.config.reward_model),
         policy=run["sft"],
         preferences=run[f"labelled_{name}"],

@@ -15,7 +15,7 @@ from flows.pipeline.policies import measure
 from flows.run import Run
 from models.config.policy import PPOConfig
 from models.config.reward import RelabelConfig
-from tasks.stages import advantage_model, head_to_head, ppo_max, relabel, reward_model
+from models.specs import ADVANTAGE_MODEL, HEAD_TO_HEAD, PPO_MAX, RELABEL, REWARD_MODEL
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
@@ -58,10 +58,10 @@ def scorer(run: Run, name: str, labels: RelabelConfig = AS_GIVEN, **changes: Any
     audited(run)
     config = run.config.reward_model
     run[f"pairs_{name}"] = run.submit(
-        relabel, labels, preferences=run["preferences"], strength=run["strength"]
+        RELABEL, labels, preferences=run["preferences"], strength=run["strength"]
     )
     run[f"scorer_{name}"] = run.submit(
-        reward_model,
+        REWARD_MODEL,
         run.seeded(varied(config, changes)),
         policy=run["sft"],
         preferences=run["preferences"],
@@ -77,7 +77,7 @@ def raw_advantage_model(run: Run) -> None:
         return
     scorer(run, "raw")
     run["advantage_raw"] = run.submit(
-        advantage_model,
+        ADVANTAGE_MODEL,
         run.seeded(run.config.advantage_model),
         policy=run["sft"],
         preferences=run["preferences"],
@@ -105,7 +105,7 @@ def policy(
     if "eval_sft" not in run.roles:
         measure(run, "sft", run["sft"], run["scorer_raw"])
     run[f"policy_{name}"] = run.submit(
-        ppo_max,
+        PPO_MAX,
         run.seeded(ppo),
         policy=run[start],
         reference=run[start],
@@ -123,7 +123,7 @@ def versus(run: Run, role: str, ours: str, theirs: str) -> None:
     if role in run.roles:
         return
     run[role] = run.submit(
-        head_to_head,
+        HEAD_TO_HEAD,
         run.seeded(run.config.evaluate),
         ours=run[f"eval_{ours}"],
         theirs=run[f"eval_{theirs}"],

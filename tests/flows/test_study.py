@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import NoReturn
 
 import pytest
-from prefect.tasks import Task
 
 from flows.config import ConfigError
 from flows.recipes import recipe_named
 from flows.run import Run, SharedRun
 from flows.studies.arms_of import ARMS
 from flows.study import checked, read_all
+from models.specs import StageSpec
 from models.studies.catalogue import exhibits_of
 from models.studies.exhibit import Exhibit
 
@@ -21,8 +21,8 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the stages handed to Prefect, which makes nothing of them."""
     names: list[str] = []
 
-    def note(_run: Run, task: Task[..., object], *_given: object, **_named: object) -> object:
-        names.append(task.name)
+    def note(_run: Run, spec: StageSpec, *_given: object, **_named: object) -> object:
+        names.append(spec.name)
         return object()
 
     def waited(_run: Run, role: str) -> NoReturn:
