@@ -45,7 +45,7 @@ def checked_address(host: str, port: int, env: Mapping[str, str] = os.environ) -
             each in n for n in networks for each in (address, meant)
         ):
             raise AddressError(
-                f"{host} leads to {address}, which is not on the internet and not in "
+                f"{host} resolves to {address}, which is not on the internet and not in "
                 f"TRIMTAB_JUDGE_NETWORKS"
             )
     return str(addresses[0])

@@ -1,8 +1,9 @@
-"""Answers kept on disk: a request that was answered once is never asked again.
+"""Answers on disk: a request that was answered once is never asked again.
 
-A file an answer, named by the sha256 of its request. It appears whole or not at all, so that any
-number of threads and processes may share a folder, and any of them may be killed. What cannot be
-read (a disk that was full, a machine that lost power) counts as not known, and is asked again.
+One file per answer, named by the sha256 of its request and replaced atomically, so threads and
+processes may share a folder, and kill -9 leaves whole files. A file that cannot be read (full disk,
+power loss) counts as absent. Files and not diskcache, whose `fetch` unpickles any row that says so,
+also under JSONDisk, and whose SQLite database loses all answers where a file loses one.
 """
 
 from __future__ import annotations
