@@ -14,7 +14,7 @@ from typing import Any
 
 from models.config.judge import JudgeAnswersConfig
 from models.judge.judge import Comparison
-from models.judge.resumable import SPENT, ask_comparisons, measures_of
+from models.judge.resumable import judge_pairs, pair_measures, usage_totals
 from models.reporting.compare.answers import LEFT_OUT, START
 from models.training.data import read_rows, write_rows
 from models.training.progress import write_json
@@ -38,12 +38,14 @@ def run(config: JudgeAnswersConfig, inputs: dict[str, Path], workdir: Path) -> N
     """
     games = list(_games(config, inputs))
     questions = {question: None for _, question, _ in games if question is not None}
-    found = ask_comparisons(
-        *(config.judge, [Comparison(*each) for each in questions], workdir),
+    found = judge_pairs(
+        config.judge,
+        [Comparison(*each) for each in questions],
+        workdir,
         seed=config.seed,
-        at_once=config.pairs_at_once,
+        pairs_at_once=config.pairs_at_once,
         constitution=inputs.get("constitution"),
-        measures=measures_of,
+        measures=pair_measures,
     )
     answers = dict(zip(questions, found, strict=True))
     rows = [
@@ -158,6 +160,6 @@ def _summary(config: JudgeAnswersConfig, found: list[Row], rows: list[Row]) -> d
         "name": config.name,
         "num_verdicts": len(rows),
         "num_asked": len(found),
-        **measures_of(found),
-        **{name: sum(row[name] for row in found) for name in SPENT},
+        **pair_measures(found),
+        **usage_totals(found),
     }

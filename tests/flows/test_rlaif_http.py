@@ -15,7 +15,7 @@ import torch
 from fastapi import Request, Response
 
 from models.config.judge import JudgeConfig
-from models.judge.asking import Asker
+from models.judge.batch import CachedChatModel
 from models.judge.judge import Comparison, Judge
 from models.judge.local import LocalModel
 from models.judge.serve import create_app
@@ -102,7 +102,7 @@ def test_labels_of_a_served_model_are_those_of_the_model(
     assert list(given) == list(labelled)
     assert list(given)[:NUM_JUDGED] == [row["id"] for row in judged]
 
-    here = Judge(Asker(local), JudgeConfig(local_model="tiny"))
+    here = Judge(CachedChatModel(local), JudgeConfig(local_model="tiny"))
     few = list(given.values())[:8]
     verdicts = here.compare(
         [Comparison(row["prompt"], row["chosen"], row["rejected"]) for row in few]

@@ -54,7 +54,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Names:
 )
 def test_addresses_that_are_not_of_the_internet_are_refused(address: str, names: Names) -> None:
     names(judge_example=[address])
-    with pytest.raises(AddressError, match=r"judge.example resolves to .* not on the internet"):
+    with pytest.raises(AddressError, match=r"judge.example resolves to .* neither public"):
         checked_address("judge.example", 443, {})
 
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from models.config.judge import EndpointConfig
-from models.judge.asking import Asker
+from models.judge.batch import AnswerCache, CachedChatModel
 from models.judge.budget import Budget, BudgetError, Ledger
-from models.judge.cache import AnswerCache
 from models.judge.chat import Usage
 from models.judge.client import Endpoint
 from tests.models.judge.conftest import endpoint_config, request
@@ -75,9 +74,9 @@ def test_what_cannot_be_noted_is_not_sent(tmp_path: Path) -> None:
 def _ask_until_killed(config: EndpointConfig, folder: Path, first: int) -> None:
     """What a stage does, in a process of its own: new questions in every life, and old ones."""
     budget = Budget(max_tokens=LIMIT, ledger=Ledger(folder / "judge.ledger"))
-    asker = Asker(Endpoint(config, budget), AnswerCache(folder / "answers"), budget)
+    chat = CachedChatModel(Endpoint(config, budget), AnswerCache(folder / "answers"), budget)
     try:
-        asker.ask([request(f"{n}" + "x" * (n % 50), 20) for n in range(first, first + 60)])
+        chat.ask([request(f"{n}" + "x" * (n % 50), 20) for n in range(first, first + 60)])
     except BudgetError:
         raise SystemExit(SPENT_UP) from None
 

@@ -12,7 +12,7 @@ from infra.processes.launch import TrainerError, TrainerKilledError, launch
 from models.config.judge import JudgeConfig, JudgePreferencesConfig
 from models.judge.budget import LEDGER_NAME, BudgetError, Ledger
 from models.judge.chat import Usage
-from models.judge.reward import Rater
+from models.judge.reward import JudgeReward
 from models.training import signals
 from models.training.checkpoint import newest_checkpoint, save_checkpoint
 from models.training.data import write_rows
@@ -73,7 +73,7 @@ def test_a_judge_that_is_opened_before_its_checkpoint_knows_of_it(tmp_path: Path
     """As PPO's is: what was spent elsewhere comes with the checkpoint."""
     with serving(lambda *_: completion("5")) as server:
         config = JudgeConfig(endpoint=priced(server, max_total_tokens=2000))
-        rater = Rater(config, tmp_path / "there", 0)
+        rater = JudgeReward(config, tmp_path / "there", 0)
         (tmp_path / "here").mkdir()
         Ledger(tmp_path / "here" / LEDGER_NAME).hold("a", Usage(1900, 0))
         save_checkpoint(tmp_path / "here", 1, {})
