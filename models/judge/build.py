@@ -8,7 +8,7 @@ from pathlib import Path
 
 from models.config.judge import ChatModelConfig, JudgeConfig
 from models.judge.batch import AnswerCache, CachedChatModel
-from models.judge.budget import LEDGER_NAME, Budget, Ledger
+from models.judge.budget import LEDGER_NAME, Budget, Ledger, RunLedger
 from models.judge.chat import ChatModel
 from models.judge.client import Endpoint
 from models.judge.constitutions import load_constitution
@@ -18,6 +18,8 @@ from models.judge.local import LocalModel
 
 # The folder of answers that all runs share; `infra.settings` sets it.
 ANSWERS_VARIABLE = "TRIMTAB_ANSWERS"
+# The folder of the run's ledger (`RunLedger.create`); not set, a run has no limit of its own.
+RUN_LEDGER_VARIABLE = "TRIMTAB_JUDGE_LEDGER"
 
 
 def build_judge(
@@ -46,8 +48,8 @@ def build_chat_model(
 ) -> CachedChatModel:
     """The chat model of a configuration.
 
-    Answers are kept in the folder of TRIMTAB_ANSWERS, or in `workdir` if it is not set. The ledger
-    is always in `workdir`, because what it counts is the stage's own.
+    Answers are kept in the folder of TRIMTAB_ANSWERS, or in `workdir` if it is not set. The stage's
+    ledger is always in `workdir`; that of the run is in the folder of TRIMTAB_JUDGE_LEDGER, if set.
 
     Raises EndpointError for a key that cannot be sent, and what loading a model raises.
     """
@@ -64,12 +66,14 @@ def budget_of(config: ChatModelConfig, ledger: Ledger) -> Budget:
     endpoint = config.endpoint
     if endpoint is None:
         return Budget()
+    folder = os.environ.get(RUN_LEDGER_VARIABLE)
     return Budget(
         max_tokens=endpoint.max_total_tokens,
         max_cost=endpoint.max_cost,
         input_price=endpoint.input_price,
         output_price=endpoint.output_price,
         ledger=ledger,
+        run=RunLedger(Path(folder)) if folder else None,
     )
 
 

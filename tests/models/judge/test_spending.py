@@ -114,7 +114,7 @@ def test_a_stage_killed_again_and_again_stays_within_its_limit(tmp_path: Path) -
                 go_on(max_total_tokens=limit)
             assert billed <= _total(tmp_path / "w").total <= limit
         script = dear
-        with pytest.raises(TrainerError, match="this stage's share of max_total_tokens"):
+        with pytest.raises(TrainerError, match="this stage's max_total_tokens"):
             go_on(max_total_tokens=limit)
         assert limit / 2 < billed <= _total(tmp_path / "w").total <= limit
         # A higher limit goes on from there, and asks nothing of what it knows.
