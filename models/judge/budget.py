@@ -1,11 +1,11 @@
 """What requests to an endpoint may use: tokens and money, counted before they are spent.
 
-A request first reserves the most that it can come to. When it ends, what it did come to is spent
+A request first reserves the most that it can use. When it ends, what it used is spent
 instead. So spent and reserved together never pass a limit, however many requests are under way and
 whatever comes back. Both are lines of a ledger on disk. A reservation is synced before its request
 is sent, so no kill -9 makes the ledger forget what may be billed.
 
-The most that a request can come to: a byte of text makes at most one token, and a chat template
+the most that a request can use: a byte of text makes at most one token, and a chat template
 adds few tokens to each message. An attempt with an unknown outcome (lost connection, unreadable
 answer, killed process) may be billed, and counts as its most.
 
@@ -13,7 +13,7 @@ There are two ledgers. `Ledger` is that of one stage: a file in its work folder,
 checkpoints to another machine. `RunLedger` is that of one run: a folder which the processes of all
 its stages share, with one limit for all of them.
 
-A ledger has JSON lines, two per request: what it reserves, and what it came to. A request without a
+A ledger has JSON lines, two per request: what it reserves, and what it used. A request without a
 second line counts as its most. A line that was cut off (killed process, full disk) counts for
 nothing, which is safe: a request is not sent before its first line is complete, and without its
 second line it counts as its most.
@@ -52,7 +52,7 @@ class BudgetError(ValueError):
 
 
 def worst_case(request: ChatRequest) -> Usage:
-    """The most tokens that a request and its answer can come to."""
+    """The most tokens that a request and its answer can use."""
     written = sum(len(m.content.encode(errors="replace")) for m in request.messages)
     added = TOKENS_PER_REQUEST + TOKENS_PER_MESSAGE * len(request.messages)
     return Usage(written + added, request.max_tokens)
@@ -123,7 +123,7 @@ class Budget:
         self._prices = input_price, output_price
         self._ledger, self._run = ledger, run
         self._spent: Usage | None = None
-        self._held: dict[str, Usage] = {}
+        self._reserved: dict[str, Usage] = {}
         self._changed = threading.Condition()
 
     @property
@@ -138,43 +138,43 @@ class Budget:
         """The cost of tokens, in the currency of the prices."""
         return cost_of({self._prices: usage})
 
-    def hold(self, usage: Usage) -> str:
-        """Reserve the most that a request can come to. Returns the request's id, for `settle`.
+    def reserve(self, usage: Usage) -> str:
+        """Reserve the most that a request can use. Returns the request's id, for `settle`.
 
-        Waits while requests under way may come to less than they reserve. Raises BudgetError if
+        Waits while requests under way may use less than they reserve. Raises BudgetError if
         none is under way and the request does not fit.
         """
         request = uuid4().hex
         with self._changed:
-            while not self._fits(sum(self._held.values(), self.spent + usage)):
-                if not self._held:
+            while not self._fits(sum(self._reserved.values(), self.spent + usage)):
+                if not self._reserved:
                     raise self._limits.error(
                         "this stage's", self._both(self.spent), self._both(usage)
                     )
                 self._changed.wait()
-            self._held[request] = usage
+            self._reserved[request] = usage
         with ExitStack() as undo:  # if a ledger cannot be written, the request is not sent
             undo.callback(self._release, request, Usage())
             if self._run is not None:
-                self._run.hold(request, usage, self._prices)
+                self._run.reserve(request, usage, self._prices)
                 undo.callback(self._run.settle, request, Usage(), self._prices)
             if self._ledger is not None:
-                self._ledger.hold(request, usage)
+                self._ledger.reserve(request, usage)
             undo.pop_all()
         return request
 
-    def settle(self, request: str, came_to: Usage) -> None:
-        """Spend what a request came to, in place of what it reserved."""
-        self._release(request, came_to)
+    def settle(self, request: str, used: Usage) -> None:
+        """Spend what a request used, in place of what it reserved."""
+        self._release(request, used)
         if self._ledger is not None:
-            self._ledger.settle(request, came_to)
+            self._ledger.settle(request, used)
         if self._run is not None:
-            self._run.settle(request, came_to, self._prices)
+            self._run.settle(request, used, self._prices)
 
-    def _release(self, request: str, came_to: Usage) -> None:
+    def _release(self, request: str, used: Usage) -> None:
         with self._changed:
-            del self._held[request]
-            self._spent = self.spent + came_to
+            del self._reserved[request]
+            self._spent = self.spent + used
             self._changed.notify_all()
 
     def _fits(self, usage: Usage) -> bool:
@@ -197,20 +197,20 @@ class Ledger:
 
     def total(self) -> Usage:
         """All that was spent, or may have been."""
-        held: dict[str, Usage] = {}
+        reserved: dict[str, Usage] = {}
         spent: dict[str, Usage] = {}
         for row in _rows(self.path.read_bytes() if self.path.exists() else b""):
-            kind = spent if "spent" in row else held
-            kind[row["request"]] = Usage(*row["spent" if "spent" in row else "held"])
-        return sum((held | spent).values(), Usage())
+            kind = spent if "spent" in row else reserved
+            kind[row["request"]] = Usage(*row["spent" if "spent" in row else "reserved"])
+        return sum((reserved | spent).values(), Usage())
 
-    def hold(self, request: str, most: Usage) -> None:
+    def reserve(self, request: str, most: Usage) -> None:
         """Write what a request reserves; it is on disk when this returns."""
-        self._append({"request": request, "held": _tokens(most)}, is_synced=True)
+        self._append({"request": request, "reserved": _tokens(most)}, is_synced=True)
 
-    def settle(self, request: str, came_to: Usage) -> None:
-        """Write what a request came to."""
-        self._append({"request": request, "spent": _tokens(came_to)})
+    def settle(self, request: str, used: Usage) -> None:
+        """Write what a request used."""
+        self._append({"request": request, "spent": _tokens(used)})
 
     def _append(self, row: dict[str, Any], is_synced: bool = False) -> None:
         line = json.dumps(row).encode() + b"\n"
@@ -262,20 +262,20 @@ class RunLedger:
         with self._locked():
             return self._read()[0]
 
-    def hold(self, request: str, most: Usage, prices: Prices) -> None:
+    def reserve(self, request: str, most: Usage, prices: Prices) -> None:
         """Write what a request reserves; it is on disk when this returns.
 
-        Waits while requests of living processes may come to less than they reserve. Raises
+        Waits while requests of living processes may use less than they reserve. Raises
         BudgetError if none is under way and the request does not fit.
         """
-        row = {"request": request, "held": _tokens(most), "prices": prices}
+        row = {"request": request, "reserved": _tokens(most), "prices": prices}
         while not self._fits(most, prices, row):
             time.sleep(SECONDS_BETWEEN_LOOKS)
         os.fsync(self._own.fileno())
 
-    def settle(self, request: str, came_to: Usage, prices: Prices) -> None:
-        """Write what a request came to."""
-        row = {"request": request, "spent": _tokens(came_to), "prices": prices}
+    def settle(self, request: str, used: Usage, prices: Prices) -> None:
+        """Write what a request used."""
+        row = {"request": request, "spent": _tokens(used), "prices": prices}
         with self._locked():
             self._append(row)
 
@@ -299,9 +299,9 @@ class RunLedger:
         for path in self.folder.glob("*.jsonl"):
             reader = self._readers.setdefault(path, _Reader(path))
             reader.read()
-            for prices, usage in [*reader.spent.items(), *reader.held.values()]:
+            for prices, usage in [*reader.spent.items(), *reader.reserved.values()]:
                 total[prices] = total.get(prices, Usage()) + usage
-            is_under_way = is_under_way or (bool(reader.held) and reader.has_living_writer())
+            is_under_way = is_under_way or (bool(reader.reserved) and reader.has_living_writer())
         return total, is_under_way
 
     def _append(self, row: dict[str, Any]) -> None:
@@ -324,7 +324,7 @@ class _Reader:
 
     path: Path
     spent: dict[Prices, Usage] = field(default_factory=dict)
-    held: dict[str, tuple[Prices, Usage]] = field(default_factory=dict)
+    reserved: dict[str, tuple[Prices, Usage]] = field(default_factory=dict)
     offset: int = 0
 
     def read(self) -> None:
@@ -336,10 +336,10 @@ class _Reader:
         self.offset += len(content)
         for row in _rows(content):
             prices = (row["prices"][0], row["prices"][1])
-            if "held" in row:
-                self.held[row["request"]] = prices, Usage(*row["held"])
+            if "reserved" in row:
+                self.reserved[row["request"]] = prices, Usage(*row["reserved"])
             else:
-                self.held.pop(row["request"], None)
+                self.reserved.pop(row["request"], None)
                 self.spent[prices] = self.spent.get(prices, Usage()) + Usage(*row["spent"])
 
     def has_living_writer(self) -> bool:

@@ -14,9 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 # What reading a body of another form raises; OverflowError comes of huge numbers.
-MALFORMED = (
-    *(ValueError, KeyError, IndexError, TypeError, AttributeError),
-    *(RecursionError, OverflowError),
+_MALFORMED = (
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    OverflowError,
 )
 MOST_TOKENS = 2**53  # of one answer; a float is exact up to here
 
@@ -141,7 +146,7 @@ class ChatAnswer:
                 tuple(_token_of(token) for token in found),
                 str(choice.get("finish_reason") or "stop"),
             )
-        except MALFORMED as error:
+        except _MALFORMED as error:
             what = f"{type(error).__name__}: {error}"
             raise AnswerError(f"not a chat completion ({what})") from None
 

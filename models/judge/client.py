@@ -5,7 +5,7 @@ or size, accepts malformed answers, and sends OPENAI_ORG_ID and the platform to 
 loop over attempts is plain, because tenacity knows no Retry-After and no gate, and with its hooks
 the loop takes twice the lines.
 
-Each attempt reserves the most that it can come to in the budget. A failure that may pass is tried
+Each attempt reserves the most that it can use in the budget. A failure that may pass is tried
 again after the endpoint's Retry-After, else after a wait that doubles. While an endpoint is
 overloaded, all requests wait at one gate.
 
@@ -155,19 +155,19 @@ class Endpoint:
 
     def _attempt(self, content: bytes, most: Usage, gate: Gate) -> ChatAnswer:
         """Ask once. Raises _AttemptError, AbandonedError, and BudgetError."""
-        reserved = self._budget.hold(most)
-        came_to = Usage()
+        reserved = self._budget.reserve(most)
+        used = Usage()
         try:
             gate.check()
-            came_to = most
+            used = most
             answer = self._ask(content)
-            came_to = answer.usage or most
-            return replace(answer, usage=came_to)
+            used = answer.usage or most
+            return replace(answer, usage=used)
         except _AttemptError as error:
-            came_to = most if error.may_be_billed else Usage()
+            used = most if error.may_be_billed else Usage()
             raise
         finally:
-            self._budget.settle(reserved, came_to)
+            self._budget.settle(reserved, used)
 
     def _ask(self, content: bytes) -> ChatAnswer:
         try:

@@ -1,8 +1,8 @@
 """Stage `judge_answers`: a judge model compares every two policies' answers to the same prompts.
 
 It is asked about each two different answers to a prompt once, in both orders, however many policies
-gave them; equal answers are a tie, of which nobody is asked. Where the orders disagree it is a tie
-too (`models.functional.verdicts.order_verdicts`).
+gave them. Equal answers are a tie without a request. A pair is also a tie if the orders disagree
+(`models.functional.verdicts.order_verdicts`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Place = tuple[str, int]
 
 def run(config: JudgeAnswersConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `<seed>.<policy>` (evaluate artifacts, two policies or more a seed), and
-    `constitution` where the judge has one of one's own.
+    `constitution`, the user's own, if the judge has one.
 
     Output: verdicts.jsonl, a row for every two policies and prompt. seed, set, place (the prompt's,
     counted in its set), prompt, category, ours, theirs; verdict 1, 0 or -1; preference: the

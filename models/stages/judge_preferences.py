@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 def run(config: JudgePreferencesConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `preferences`, and `constitution` where the judge has one of one's own.
+    """Inputs: `preferences`, and `constitution`, the user's own, if the judge has one.
 
     Output: judgements.jsonl, a row a pair. id, split; preference: the probability that the chosen
     answer is better, mean of shown_first and shown_second, by where it was shown, within the

@@ -37,7 +37,7 @@ Row = dict[str, Any]
 
 
 def run(config: ReviseConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `data` (policy_prompts.jsonl), `policy`, maybe `constitution` (one of one's own).
+    """Inputs: `data` (policy_prompts.jsonl), `policy`, and the user's own `constitution`, if any.
 
     Output: demonstrations.jsonl, of each prompt the last revision; revisions.jsonl, a row a prompt
     with the policy's `response` and all `steps` (principle, critique, revision, is_usable).

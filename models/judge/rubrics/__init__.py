@@ -19,7 +19,10 @@ QUESTIONS = (
         for kind in ("compare", "score")
         for part in ("", " thoughts", " answer", " repair")
     ),
-    *("principle", "revise", "revise critique", "revise answer"),
+    "principle",
+    "revise",
+    "revise critique",
+    "revise answer",
 )
 _HEADING = re.compile(r"== (.+) ==")
 

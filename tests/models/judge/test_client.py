@@ -186,7 +186,7 @@ def test_after_a_failure_those_under_way_are_answered_and_no_more_are_asked() ->
     def script(_: int, body: Body) -> Reply | Body:
         if body["messages"][0]["content"] == "bad":
             return Reply({}, status=400)
-        while [*budget._held.values()] != [worst_case(request("good"))]:
+        while [*budget._reserved.values()] != [worst_case(request("good"))]:
             time.sleep(0.01)
         time.sleep(0.1)
         return completion("A")

@@ -38,34 +38,34 @@ def test_stages_of_different_prices_share_a_limit_of_cost(tmp_path: Path) -> Non
     # 1000 and 500 tokens cost .002 at 1 and 2 a million, and .035 at 10 and 50.
     RunLedger.create(tmp_path, max_cost=0.04)
     one, other = RunLedger(tmp_path), RunLedger(tmp_path)
-    one.hold("a", Usage(2000, 1000), CHEAP)
+    one.reserve("a", Usage(2000, 1000), CHEAP)
     one.settle("a", Usage(1000, 500), CHEAP)
-    other.hold("b", Usage(1000, 500), DEAR)
+    other.reserve("b", Usage(1000, 500), DEAR)
     other.settle("b", Usage(1000, 500), DEAR)
     assert one.total() == other.total() == {CHEAP: Usage(1000, 500), DEAR: Usage(1000, 500)}
     with pytest.raises(BudgetError, match=r"0\.037 is spent of 0\.04, the run's max_cost.* 0\.004"):
-        one.hold("c", Usage(2000, 1000), CHEAP)
-    one.hold("d", Usage(1000, 1000), CHEAP)
+        one.reserve("c", Usage(2000, 1000), CHEAP)
+    one.reserve("d", Usage(1000, 1000), CHEAP)
     assert RunLedger(tmp_path).total()[CHEAP] == Usage(2000, 1500)
 
 
 def test_a_higher_limit_goes_on_from_what_was_spent(tmp_path: Path) -> None:
     RunLedger.create(tmp_path, max_tokens=100)
-    RunLedger(tmp_path).hold("a", Usage(90, 0), CHEAP)
+    RunLedger(tmp_path).reserve("a", Usage(90, 0), CHEAP)
     RunLedger.create(tmp_path, max_tokens=110)
     ledger = RunLedger(tmp_path)
-    ledger.hold("b", Usage(20, 0), CHEAP)
+    ledger.reserve("b", Usage(20, 0), CHEAP)
     assert _tokens(tmp_path) == 110
 
 
 def test_one_process_waits_while_another_may_come_to_less(tmp_path: Path) -> None:
     RunLedger.create(tmp_path, max_tokens=100)
     one, other = RunLedger(tmp_path), RunLedger(tmp_path)
-    one.hold("a", Usage(90, 0), CHEAP)
+    one.reserve("a", Usage(90, 0), CHEAP)
     has_room = threading.Event()
 
     def wait() -> None:
-        other.hold("b", Usage(60, 0), CHEAP)
+        other.reserve("b", Usage(60, 0), CHEAP)
         has_room.set()
 
     thread = threading.Thread(target=wait)
@@ -84,7 +84,7 @@ def test_nobody_waits_for_a_process_that_was_killed(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from models.judge.budget import RunLedger, Usage\n"
         "ledger = RunLedger(Path(sys.argv[1]))\n"
-        "ledger.hold('a', Usage(70, 0), (1.0, 1.0))\n"
+        "ledger.reserve('a', Usage(70, 0), (1.0, 1.0))\n"
         "print('under way', flush=True)\n"
         "time.sleep(600)\n"
     )
@@ -96,7 +96,7 @@ def test_nobody_waits_for_a_process_that_was_killed(tmp_path: Path) -> None:
 
         def wait() -> None:
             with pytest.raises(BudgetError) as error:
-                RunLedger(tmp_path).hold("b", Usage(31, 0), CHEAP)
+                RunLedger(tmp_path).reserve("b", Usage(31, 0), CHEAP)
             errors.append(error.value)
 
         thread = threading.Thread(target=wait)
@@ -106,7 +106,7 @@ def test_nobody_waits_for_a_process_that_was_killed(tmp_path: Path) -> None:
         os.kill(process.pid, signal.SIGKILL)
         thread.join(20)
     assert "70 tokens are spent of 100, the run's max_total_tokens" in str(errors[0])
-    RunLedger(tmp_path).hold("c", Usage(30, 0), CHEAP)
+    RunLedger(tmp_path).reserve("c", Usage(30, 0), CHEAP)
 
 
 def test_a_file_that_is_cut_off_anywhere_counts_no_less_than_was_spent(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_file_that_is_cut_off_anywhere_counts_no_less_than_was_spent(tmp_path:
     ledger = RunLedger(tmp_path / "run")
     totals = [0]  # tokens after each line
     for name, held in (("a", 60), ("b", 75), ("c", 40)):
-        ledger.hold(name, Usage(held, 0), CHEAP)
+        ledger.reserve(name, Usage(held, 0), CHEAP)
         totals.append(totals[-1] + held)
     for name, came_to, held in (("b", 0, 75), ("a", 25, 60)):
         ledger.settle(name, Usage(came_to, 0), CHEAP)
@@ -132,10 +132,10 @@ def test_a_file_that_is_cut_off_anywhere_counts_no_less_than_was_spent(tmp_path:
 def test_a_line_behind_one_that_was_cut_off_is_read(tmp_path: Path) -> None:
     RunLedger.create(tmp_path)
     ledger = RunLedger(tmp_path)
-    ledger.hold("a", Usage(60, 0), CHEAP)
+    ledger.reserve("a", Usage(60, 0), CHEAP)
     (path,) = tmp_path.glob("*.jsonl")
     with path.open("ab") as stream:
-        stream.write(b'\n{"request": "b", "he')
+        stream.write(b'\n{"request": "b", "re')
     assert _tokens(tmp_path) == 60
     ledger.settle("a", Usage(10, 0), CHEAP)
     assert _tokens(tmp_path) == 10
@@ -147,7 +147,7 @@ def test_threads_and_processes_append_at_once_and_no_line_is_lost(tmp_path: Path
 
     def spend(number: int) -> None:
         ledger = ledgers[number % 3]
-        ledger.hold(str(number), Usage(1000, 0), CHEAP)
+        ledger.reserve(str(number), Usage(1000, 0), CHEAP)
         ledger.settle(str(number), Usage(number, 1), CHEAP)
 
     with ThreadPoolExecutor(12) as pool:
@@ -159,15 +159,15 @@ def test_what_a_full_run_refuses_is_reserved_nowhere(tmp_path: Path) -> None:
     RunLedger.create(tmp_path / "run", max_tokens=100)
     own = Ledger(tmp_path / LEDGER_NAME)
     budget = Budget(max_tokens=1000, ledger=own, run=RunLedger(tmp_path / "run"))
-    budget.settle(budget.hold(Usage(80, 0)), Usage(50, 0))
+    budget.settle(budget.reserve(Usage(80, 0)), Usage(50, 0))
     with pytest.raises(BudgetError, match="50 tokens are spent of 100, the run's"):
-        budget.hold(Usage(60, 0))
+        budget.reserve(Usage(60, 0))
     assert budget.spent == own.total() == Usage(50, 0)
     assert _tokens(tmp_path / "run") == 50
     own.path.unlink()
     own.path.mkdir()  # the stage's ledger cannot be written
     with pytest.raises(IsADirectoryError):
-        budget.hold(Usage(10, 0))
+        budget.reserve(Usage(10, 0))
     assert _tokens(tmp_path / "run") == 50
 
 
@@ -181,9 +181,9 @@ def test_the_environment_names_the_run_s_ledger(
         (tmp_path / stage).mkdir()
         budget = budget_of(config, Ledger(tmp_path / stage / LEDGER_NAME))
         if stage == "one":
-            budget.settle(budget.hold(Usage(60, 0)), Usage(60, 0))
+            budget.settle(budget.reserve(Usage(60, 0)), Usage(60, 0))
     with pytest.raises(BudgetError, match="60 tokens are spent of 100, the run's"):
-        budget.hold(Usage(41, 0))
+        budget.reserve(Usage(41, 0))
     assert budget.spent == Usage()
 
 
