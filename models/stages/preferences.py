@@ -24,7 +24,7 @@ from models.data import (
     split_pairs,
     write_quarantine,
 )
-from models.data.prompts import opening_of
+from models.data.prompts import first_turn
 from models.data.records import PreferencePair
 from models.data.row_account import RowAccount
 from models.data.splits import plant_flips, truth_of
@@ -245,8 +245,8 @@ def write_demonstrations(
     answers. Returns how many of those shown are learned and held out; raises ValueError if none of
     them is left.
     """
-    held_out = {opening_of(pair.prompt) for name in HELD_OUT for pair in splits[name]}
-    learned = [each for each in shown if opening_of(each.asked) not in held_out]
+    held_out = {first_turn(pair.prompt) for name in HELD_OUT for pair in splits[name]}
+    learned = [each for each in shown if first_turn(each.asked) not in held_out]
     if shown and not learned:
         raise ValueError(
             f"preferences.demonstrations: all {len(shown)} are of prompts that pairs of "

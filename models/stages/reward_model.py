@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from models.config.reward import RewardModelConfig
-from models.data.prompts import opening_of
+from models.data.prompts import first_turn
 from models.functional.strength import fold_of
 from models.nets.auxiliary_heads import further_heads
 from models.nets.loading import load_tokenizer, new_scorer, save_model
@@ -108,14 +108,14 @@ def _heads_of_terms(
 def prompt_folds(prompts: Sequence[str], num_folds: int) -> Tensor:
     """The fold (N,) of each of N pairs, drawn for what splits keep together as well.
 
-    Rankings, repeated prompts and dialogues cut at several turns give several pairs of one opening;
-    a member trained on one of them would not judge the others unseen. Raises ValueError for fewer
-    openings than folds.
+    Rankings, repeated prompts and dialogues cut at several turns give several pairs with the same
+    first turn: a member trained on one of them would not judge the others unseen. Raises ValueError
+    for fewer first turns than folds.
     """
-    openings = [opening_of(prompt) for prompt in prompts]
-    places = {opening: place for place, opening in enumerate(dict.fromkeys(openings))}
-    folds = fold_of(len(places), num_folds, FOLD_SEED)
-    return folds[[places[opening] for opening in openings]]
+    turns = [first_turn(prompt) for prompt in prompts]
+    index = {turn: number for number, turn in enumerate(dict.fromkeys(turns))}
+    folds = fold_of(len(index), num_folds, FOLD_SEED)
+    return folds[[index[turn] for turn in turns]]
 
 
 def score_splits(

@@ -13,7 +13,7 @@ from torch import Tensor
 from models.config.policy import PPOConfig, ScoringConfig
 from models.config.training import ZeroConfig
 from models.functional.combination import ensemble_scores, safety_first
-from models.judge.reward import Rater
+from models.judge.reward import JudgeReward
 from models.nets.loading import load_scorer
 from models.nets.packing import Candidates
 from models.training.data import one_or_several
@@ -27,7 +27,7 @@ class Scorers:
     model that has the first word."""
 
     members: list[Held]
-    judge: Rater | None
+    judge: JudgeReward | None
     safety: Held | None
 
     @classmethod
@@ -38,7 +38,7 @@ class Scorers:
         another is taken apart where ranks hold parts.
         """
         members = [_load(folder, config.zero) for folder in one_or_several(inputs, "scorer")]
-        judge = None if members else _rater(config, workdir)
+        judge = None if members else _judge_of(config, workdir)
         has_safety = "safety_scorer" in inputs
         safety = _load(inputs["safety_scorer"], config.zero) if has_safety else None
         return cls(members, judge, safety)
@@ -82,7 +82,7 @@ class Scorers:
         return ensemble_scores(found, config.std_coef) if len(found) > 1 else (found[0], {})
 
 
-def _rater(config: PPOConfig, workdir: Path) -> Rater:
+def _judge_of(config: PPOConfig, workdir: Path) -> JudgeReward:
     if config.scoring.judge is None:
         raise ValueError("PPO needs an input scorer or, without, a scoring.judge; found neither")
     if config.critic_init == "scorer":
@@ -90,7 +90,7 @@ def _rater(config: PPOConfig, workdir: Path) -> Rater:
             "critic_init must be policy where scoring.judge rates, found scorer: there is none "
             "that the critic could start as"
         )
-    return Rater(config.scoring.judge, workdir, config.seed)
+    return JudgeReward(config.scoring.judge, workdir, config.seed)
 
 
 def _load(folder: Path, zero: ZeroConfig | None) -> Held:

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from models.judge.asking import Asker, StoppedError
+from models.judge.batch import AnswerCache, CachedChatModel, StoppedError
 from models.judge.budget import Budget, BudgetError
-from models.judge.cache import AnswerCache
 from models.judge.chat import ChatRequest, Usage
 from tests.models.judge.conftest import endpoint, request
 from tests.models.judge.endpoint import Body, ScriptedServer, completion, serving
@@ -21,11 +20,11 @@ def _echo(_: int, body: Body) -> Body:
     return completion(body["messages"][0]["content"])
 
 
-def _asker(
+def _chat(
     server: ScriptedServer, folder: Path, budget: Budget | None = None, **more: Any
-) -> Asker:
+) -> CachedChatModel:
     budget = budget or Budget()
-    return Asker(endpoint(server, budget), AnswerCache(folder), budget, **more)
+    return CachedChatModel(endpoint(server, budget), AnswerCache(folder), budget, **more)
 
 
 def _asked(server: ScriptedServer) -> list[str]:
@@ -34,35 +33,35 @@ def _asked(server: ScriptedServer) -> list[str]:
 
 def test_answers_are_in_order_and_each_question_is_asked_once(tmp_path: Path) -> None:
     with serving(_echo) as server:
-        asker = _asker(server, tmp_path)
+        chat = _chat(server, tmp_path)
         calls = itertools.count()
         texts = ["c", "a", "b", "a", "c"]
-        answers = asker.ask([request(text) for text in texts], lambda: next(calls) and None)
+        answers = chat.ask([request(text) for text in texts], lambda: next(calls) and None)
         assert [answer.content for answer in answers] == texts
-        assert (next(calls), asker.num_asked, asker.num_known) == (5, 3, 2)
-        again = asker.ask([request(text) for text in ("b", "d")], lambda: next(calls) and None)
+        assert (next(calls), chat.num_asked, chat.num_known) == (5, 3, 2)
+        again = chat.ask([request(text) for text in ("b", "d")], lambda: next(calls) and None)
         assert [answer.content for answer in again] == ["b", "d"]
-        assert (next(calls), asker.num_asked, asker.num_known) == (8, 4, 3)
+        assert (next(calls), chat.num_asked, chat.num_known) == (8, 4, 3)
         assert _asked(server) == ["a", "b", "c", "d"]
-        assert asker.ask([]) == []
+        assert chat.ask([]) == []
 
 
 def test_another_process_knows_them_and_pays_for_the_rest(tmp_path: Path) -> None:
     with serving(_echo) as server:
-        _asker(server, tmp_path).ask([request("a"), request("b")])
-        asker = _asker(server, tmp_path)
-        asker.ask([request("a"), request("b"), request("a"), request("c")])
+        _chat(server, tmp_path).ask([request("a"), request("b")])
+        chat = _chat(server, tmp_path)
+        chat.ask([request("a"), request("b"), request("a"), request("c")])
     assert _asked(server) == ["a", "b", "c"]
-    assert (asker.num_asked, asker.num_known) == (1, 3)
-    assert asker.budget.spent == Usage(10, 1)
+    assert (chat.num_asked, chat.num_known) == (1, 3)
+    assert chat.budget.spent == Usage(10, 1)
 
 
 def test_a_truncated_answer_is_asked_again(tmp_path: Path) -> None:
     with serving(_echo) as server:
-        _asker(server, tmp_path).ask([request("a")])
+        _chat(server, tmp_path).ask([request("a")])
         (path,) = (path for path in tmp_path.rglob("*") if path.is_file())
         path.write_text(path.read_text()[:-1])
-        (answer,) = _asker(server, tmp_path).ask([request("a")])
+        (answer,) = _chat(server, tmp_path).ask([request("a")])
     assert answer.content == "a"
     assert _asked(server) == ["a", "a"]
 
@@ -71,41 +70,41 @@ def test_a_spent_budget_stops_and_a_larger_one_asks_for_the_rest_only(tmp_path: 
     # A request is held at 1 + 64 + 32 + 1 = 98 tokens, and comes to 11.
     texts = [str(number) for number in range(9)]
     with serving(_echo) as server:
-        small = _asker(server, tmp_path, Budget(max_tokens=150))
+        small = _chat(server, tmp_path, Budget(max_tokens=150))
         with pytest.raises(BudgetError):
             small.ask([request(text) for text in texts])
         done = len(server.bodies)
         # 98 fit beside 52 spent, so four answers (44) and no more than five (55).
         assert done == 5
-        asker = _asker(server, tmp_path, Budget(max_tokens=1000))
-        answers = asker.ask([request(text) for text in texts])
+        chat = _chat(server, tmp_path, Budget(max_tokens=1000))
+        answers = chat.ask([request(text) for text in texts])
     assert [answer.content for answer in answers] == texts
     assert _asked(server) == texts
-    assert (asker.num_asked, asker.num_known) == (9 - done, done)
+    assert (chat.num_asked, chat.num_known) == (9 - done, done)
 
 
 def test_a_stop_lets_those_under_way_be_answered_and_kept(tmp_path: Path) -> None:
     requested = iter([False, False, True])
     with serving(_echo) as server:
-        asker = _asker(server, tmp_path, stop_requested=lambda: next(requested))
+        chat = _chat(server, tmp_path, stop_requested=lambda: next(requested))
         with pytest.raises(StoppedError, match="3 requests are not answered yet"):
-            asker.ask([request(text) for text in "abcde"])
+            chat.ask([request(text) for text in "abcde"])
         assert _asked(server) == ["a", "b"]
-        _asker(server, tmp_path).ask([request(text) for text in "abcde"])
+        _chat(server, tmp_path).ask([request(text) for text in "abcde"])
     assert _asked(server) == ["a", "b", "c", "d", "e"]
 
 
 def test_what_one_knows_can_be_told_to_another_without_the_folder(tmp_path: Path) -> None:
     with serving(_echo) as server:
-        first = _asker(server, tmp_path / "here")
+        first = _chat(server, tmp_path / "here")
         first.ask([request("a"), request("b")])
-        second = _asker(server, tmp_path / "there")
-        second.remember(first.known())
+        second = _chat(server, tmp_path / "there")
+        second.load_state_dict(first.state_dict())
         assert [a.content for a in second.ask([request("b"), request("a")])] == ["b", "a"]
         assert second.budget.spent == Usage()
         assert _asked(server) == ["a", "b"]
-        first.forget()
-        assert first.known() == {}
+        first.clear_memory()
+        assert first.state_dict() == {}
         first.ask([request("a")])
         assert _asked(server) == ["a", "b"]
         assert first.budget.spent == Usage(20, 2)
@@ -118,6 +117,6 @@ def test_without_a_cache_a_process_remembers_what_it_needs() -> None:
         def answers(self, requests: Iterable[tuple[str, ChatRequest]]) -> Iterator[Any]:
             return iter(())
 
-    asker = Asker(Silent())
+    chat = CachedChatModel(Silent())
     with pytest.raises(StoppedError):
-        asker.ask([request("a")])
+        chat.ask([request("a")])

@@ -9,7 +9,7 @@ import pytest
 
 from models.config.judge import ChatModelConfig
 from models.config.policy import ReviseConfig
-from models.judge.asking import Asker
+from models.judge.batch import CachedChatModel
 from models.judge.chat import ChatAnswer, ChatModel, Message, Usage
 from models.judge.constitutions import Constitution
 from models.judge.gold import GoldModel
@@ -28,7 +28,7 @@ PRINCIPLES = Constitution(("Be kind.", "Be brief."))
 
 def _reviser(model: ChatModel, constitution: Constitution = PRINCIPLES, **more: Any) -> Reviser:
     config = ReviseConfig(judge=ChatModelConfig(local_model="any"), **more)
-    return Reviser(Asker(model), config, constitution)
+    return Reviser(CachedChatModel(model), config, constitution)
 
 
 def _script(_: int, body: Body) -> Body:
