@@ -10,7 +10,6 @@ from flows import experiment
 from flows.compare_config import METHODS, SEEDS, CompareChanges, comparison_name, of_seeds
 from flows.config import Arm
 from flows.flow import flow
-from flows.judge_shares import share_limits
 from flows.names import GivenName
 from flows.publish import tracked_flow
 from flows.recipes import RecipeName
@@ -56,11 +55,11 @@ def compare(
         changes: What all runs do otherwise; what is left empty stays as the recipe has it
         name: The page's name, for MLflow and Prefect too; by default what all of the above give
     """
-    runs = [Run(config) for config in of_seeds(recipe, arms, seeds, changes)]
-    config = runs[0].config
+    configs = of_seeds(recipe, arms, seeds, changes)
+    config = configs[0]
     demand_access(config)
     found_name = comparison_name(config, arms, seeds, name)
-    share_limits(runs, experiment.compare)
+    runs = [Run(each, name=found_name.name) for each in configs]
     with tracked_flow(config, found_name) as tracked:
         experiment.compare(*runs)
         results = {

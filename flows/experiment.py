@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flows.config import seeded
-from flows.judge_shares import share_limits
 from flows.names import named
 from flows.overrides import RunChanges, changed
 from flows.pipeline.data import cache_trunk, prepare
@@ -33,11 +32,11 @@ def run_flow(
     given_name: str | None = None,
 ) -> dict[str, object]:
     """Run stages to a report; that of a part of the experiment lies beside that of the whole."""
-    run = Run(changed(recipe_named(recipe), changes))
-    demand_access(run.config)
-    name = named(run.config, flow, given_name)
-    share_limits([run], stages)
-    with tracked_flow(run.config, name) as tracked:
+    config = changed(recipe_named(recipe), changes)
+    demand_access(config)
+    name = named(config, flow, given_name)
+    run = Run(config, name=name.name)
+    with tracked_flow(config, name) as tracked:
         champion = stages(run)
         return finish(run, tracked, champion, name)
 

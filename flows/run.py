@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from flows.config import NUM_JUDGES, RunConfig, seeded
 from flows.runner import resources_of
-from models.config.judge import with_share
+from models.config.judge import endpoints_of
 from models.data.records import ArtifactRef
 from models.specs import StageSpec
 from tasks.execution import StageResult
@@ -47,13 +47,12 @@ def roles_of_round(number: int) -> RoundRoles:
 class Run:
     """A run under way: its configuration and every artifact so far by role.
 
-    num_sharing: how many stages of a name share the limits of what they ask
-    (`flows.judge_shares`).
+    name: under which its stages share what they may spend on judges (`tasks.spending`).
     """
 
     config: RunConfig
     roles: dict[str, Future] = field(default_factory=dict)
-    num_sharing: Mapping[str, int] = field(default_factory=dict)
+    name: str = ""
 
     def __setitem__(self, role: str, future: Future) -> None:
         self.roles[role] = future
@@ -77,8 +76,8 @@ class Run:
         task = TASKS[spec.name]
         if spec.device not in task.tags:
             task = task.with_options(tags=[spec.device])
-        if spec.name in self.num_sharing:
-            config = with_share(config, self.num_sharing[spec.name])
+        if self.name and any(endpoint.is_limited for endpoint in endpoints_of(config)):
+            keywords["ledger"] = self.name
         with resources_of(task, config):
             return task.submit(config, **keywords)
 

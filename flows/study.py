@@ -12,7 +12,6 @@ from pydantic import Field
 
 from flows.config import ConfigError, RunConfig
 from flows.flow import flow
-from flows.judge_shares import share_limits
 from flows.names import RunName, named_over_seeds
 from flows.overrides import RunChanges, changed, overrides
 from flows.publish import tracked_flow
@@ -65,14 +64,17 @@ def study(
     made: dict[Hashable, Future] = {}
     how = (*overrides(changes), "--scale", scale, "--seeds", *map(str, seeds))
     configs = [changed(config, {"seed": seed}) for seed in seeds]
-    runs = {each.slug: _runs(configs, made) for each in wanted}
-    submit = partial(_submit, [ARMS[each.slug] for each in wanted for _ in seeds])
-    submitted = [run for of_seeds in runs.values() for run in of_seeds.values()]
-    share_limits(submitted, submit)
-    with tracked_flow(configs[0], _name_of(config, f"{paper}-{exhibit}", seeds)) as tracked:
-        submit(*submitted)
+    name = _name_of(config, f"{paper}-{exhibit}", seeds)
+    runs: dict[Exhibit, dict[int, Run]] = {
+        each: {one.seed: SharedRun(one, name=name.name, made=made) for one in configs}
+        for each in wanted
+    }
+    with tracked_flow(configs[0], name) as tracked:
+        for each, of_seeds in runs.items():
+            for run in of_seeds.values():
+                ARMS[each.slug](run)
         read = partial(_read, config=config, tracked=tracked, how=how)
-        return read_all({each: runs[each.slug] for each in wanted}, read)
+        return read_all(runs, read)
 
 
 def checked(paper: str, exhibit: str, seeds: Sequence[int]) -> list[Exhibit]:
@@ -108,17 +110,6 @@ def read_all(
     if failed:
         raise failed[0]
     return found
-
-
-def _runs(configs: Sequence[RunConfig], made: dict[Hashable, Future]) -> dict[int, Run]:
-    """A run of each configuration, by its seed."""
-    return {config.seed: SharedRun(config, made=made) for config in configs}
-
-
-def _submit(arms: Sequence[Callable[[Run], None]], *runs: Run) -> None:
-    """To each run its arms."""
-    for submit, run in zip(arms, runs, strict=True):
-        submit(run)
 
 
 def _read(

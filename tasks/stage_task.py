@@ -34,14 +34,16 @@ class Hooks:
 
 
 def stage_task(spec: StageSpec, hooks: Hooks) -> Task[..., StageResult]:
-    """The Prefect task of a stage: `config`, its inputs as keywords, `label` and `resources`.
+    """The Prefect task of a stage: `config`, its inputs, `label`, `resources` and `ledger`.
 
     A missing or unknown input is a TypeError.
     """
 
-    def run(config: BaseModel, label: str, resources: Resources, **inputs: Any) -> StageResult:
+    def run(
+        config: BaseModel, label: str, resources: Resources, ledger: str | None, **inputs: Any
+    ) -> StageResult:
         named = {**spec.named(inputs), **(hooks.files(config) if hooks.files else {})}
-        result = run_stage_task(spec, config, named, label, resources)
+        result = run_stage_task(spec, config, named, label, resources, ledger)
         if hooks.on_result is not None:
             hooks.on_result(config, result, label)
         return result
@@ -56,7 +58,7 @@ def stage_task(spec: StageSpec, hooks: Hooks) -> Task[..., StageResult]:
 
 
 def _signature(spec: StageSpec) -> inspect.Signature:
-    """`(config, *, <inputs>, label, resources)`, as Prefect shows and checks it."""
+    """`(config, *, <inputs>, label, resources, ledger)`, as Prefect shows and checks it."""
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [
         inspect.Parameter("config", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=spec.config)
@@ -70,4 +72,5 @@ def _signature(spec: StageSpec) -> inspect.Signature:
     parameters.append(
         inspect.Parameter("resources", keyword, default=ONE_CORE, annotation=Resources)
     )
+    parameters.append(inspect.Parameter("ledger", keyword, default=None, annotation=str | None))
     return inspect.Signature(parameters, return_annotation=StageResult)

@@ -39,7 +39,7 @@ class Host(PlannedRun):
     def submit(
         self, spec: StageSpec, config: Any, *, wait_for: Sequence[Any] = (), **keywords: Any
     ) -> PlannedStage:
-        def share(_: Any, config: Any, __: Any, ___: str, resources: Resources) -> Any:
+        def share(_: Any, config: Any, __: Any, ___: str, resources: Resources, ____: Any) -> Any:
             takes_gpu = spec.device == "gpu"
             found = share_of(self.settings, config, resources, takes_gpu=takes_gpu)
             self.shares.append((spec.name, found))
