@@ -1,19 +1,22 @@
-"""How pages are filled in and numbers written: escaping templates, intervals, minus signs."""
+"""How pages are filled in: templates that escape, style sheets, numbers with their intervals."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from importlib import resources
+from types import ModuleType
 
-from jinja2 import DictLoader, Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
+from models.reporting import static, templates
 from models.statistics.estimates import Estimate
 
 
-def new_environment(templates: Mapping[str, str]) -> Environment:
-    """Templates by name, autoescaped, with this module's filters."""
+def new_environment() -> Environment:
+    """The templates, autoescaped, with this module's filters."""
     environment = Environment(
-        loader=DictLoader(templates),
+        loader=PackageLoader(templates.__name__, ""),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -21,6 +24,17 @@ def new_environment(templates: Mapping[str, str]) -> Environment:
     )
     environment.filters |= {"percent": percent, "number": number, "points": points, "tidy": tidy}
     return environment
+
+
+def read_files(package: ModuleType, *names: str) -> str:
+    """Text files of a package one after another, each on a new line."""
+    folder = resources.files(package)
+    return "".join(f"\n{folder.joinpath(name).read_text(encoding='utf-8')}" for name in names)
+
+
+def stylesheet(*names: str) -> Markup:
+    """Style sheets by name, as one."""
+    return Markup(read_files(static, *names))
 
 
 def tidy(text: str) -> str:

@@ -1,6 +1,3 @@
-"""One pair in full: prompt, both answers, the members' votes, what relabelling did."""
-
-PAIR = r"""
 const FOLDED_CHARACTERS = 900;
 
 function tags(row, content) {
@@ -114,4 +111,3 @@ function pairNodes(row, content) {
     element("p", {}, [decision(row, content), ...known(content)].join(" ")),
   ];
 }
-"""

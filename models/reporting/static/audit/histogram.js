@@ -1,6 +1,3 @@
-"""The histogram of strength, on which a range is picked."""
-
-HISTOGRAM = r"""
 const NUM_BARS = 60;
 const range = { low: -Infinity, high: Infinity };
 const inRange = (row) => index.strength[row] >= range.low && index.strength[row] <= range.high;
@@ -108,4 +105,3 @@ function setRange(low, high) {
   $("high").value = Number.isFinite(high) ? high.toFixed(decimals()) : "";
   choose();
 }
-"""

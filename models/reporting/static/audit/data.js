@@ -1,6 +1,3 @@
-"""Unpacking the page's data, and small helpers of all parts."""
-
-DATA = r"""
 const $ = (id) => document.getElementById(id);
 
 // A new element; its children that are text become text nodes, never markup.
@@ -62,4 +59,3 @@ function blockOf(row) {
 }
 
 const contentOf = async (row) => (await blockOf(row))[row % index.block_size];
-"""

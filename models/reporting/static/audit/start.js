@@ -1,6 +1,3 @@
-"""The page's beginning, and what keys and controls do."""
-
-START = r"""
 const KEYS = {
   j: () => step(1), ArrowRight: () => step(1), k: () => step(-1), ArrowLeft: () => step(-1),
   1: () => decide("keep"), 2: () => decide("flip"), 3: () => decide("drop"),
@@ -70,4 +67,3 @@ start().catch((error) => {
   say("problem", `The pairs cannot be shown: ${error.message}. It takes a browser of 2024 or ` +
     "later; the same data are in audited.jsonl.gz and audited.parquet beside this page.");
 });
-"""

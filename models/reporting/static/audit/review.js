@@ -1,6 +1,3 @@
-"""A person's verdicts: kept in the browser, downloaded as JSON lines, taken up again."""
-
-REVIEW = r"""
 const VERDICTS = ["keep", "flip", "drop", "unsure"];
 const reviews = new Map();  // by pair id: { verdict, note }
 let storage = null;
@@ -111,4 +108,3 @@ async function takeUp(file) {
     (left ? `; left out, as no verdict on a pair of this page: ${counted(left)}.` : "."));
   keepReviews();
 }
-"""

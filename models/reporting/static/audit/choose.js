@@ -1,6 +1,3 @@
-"""Which pairs are shown: filters, search, and the list that renders what is in view."""
-
-CHOOSE = r"""
 let passing = [];  // rows that pass all filters but the range of strength, weakest first
 let shown = [];    // those of them in the range
 let position = 0;  // of the pair in view, in `shown`
@@ -147,4 +144,3 @@ async function showPair(place) {
   $("next").disabled = place === shown.length - 1;
   drawReview();
 }
-"""

@@ -1,10 +1,3 @@
-"""Marking the words by which two answers differ: the longest common subsequence of their words.
-
-Common words between long differences are chance, not likeness; they are marked too (the semantic
-cleanup of N. Fraser's diff-match-patch).
-"""
-
-WORDS = r"""
 const MOST_CELLS = 25e6;      // of the table: two answers of 5,000 words
 const LEAST_IN_COMMON = 0.1;  // of the longer answer; below, marks would cover nearly all of it
 const segmenter = new Intl.Segmenter("en", { granularity: "word" });
@@ -95,4 +88,3 @@ function marked(first, second) {
   });
   return [...nodes, ""];
 }
-"""
