@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,11 +20,14 @@ from models.data.row_account import RowAccount
 from models.reporting.audit.pairs import AuditedPair
 from models.reporting.audit.payload import packed_blocks, packed_index
 from models.reporting.audit.summary import Summary
-from models.reporting.kit.html import new_environment, read_files, stylesheet
+from models.reporting.kit.html import new_environment, read_text, stylesheet
 from models.reporting.static import audit as scripts
 
-# In the order in which they run; they share one scope.
+# Modules, in the order in which they run. The page may load nothing: there they are one script and
+# share one scope, without what heads them (comments and imports) and without the word `export`.
 SCRIPTS = ("data.js", "words.js", "pair.js", "histogram.js", "choose.js", "review.js", "start.js")
+HEAD = re.compile(r"\A(//.*\n|import [^;]*;\n|\n)*")
+EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 
 def write_page(
@@ -62,8 +66,9 @@ def write_page(
 
 
 def page_script() -> Markup:
-    """The script of the page."""
-    return Markup(f'(() => {{\n"use strict";{read_files(scripts, *SCRIPTS)}}})();')
+    """The modules as one script."""
+    modules = (EXPORT.sub("", HEAD.sub("", read_text(scripts, name), count=1)) for name in SCRIPTS)
+    return Markup('(() => {\n"use strict";' + "".join(f"\n{each}" for each in modules) + "})();")
 
 
 def _hash(text: str) -> str:

@@ -26,15 +26,14 @@ def new_environment() -> Environment:
     return environment
 
 
-def read_files(package: ModuleType, *names: str) -> str:
-    """Text files of a package one after another, each on a new line."""
-    folder = resources.files(package)
-    return "".join(f"\n{folder.joinpath(name).read_text(encoding='utf-8')}" for name in names)
+def read_text(package: ModuleType, name: str) -> str:
+    """A text file of a package."""
+    return resources.files(package).joinpath(name).read_text(encoding="utf-8")
 
 
 def stylesheet(*names: str) -> Markup:
     """Style sheets by name, as one."""
-    return Markup(read_files(static, *names))
+    return Markup("".join(f"\n{read_text(static, name)}" for name in names))
 
 
 def tidy(text: str) -> str:

@@ -1,3 +1,14 @@
+// The page's beginning, and what keys and controls do.
+
+import { $, unpackIndex } from "./data.js";
+import { drawHistogram, makeScale, range, setRange } from "./histogram.js";
+import {
+  choose, drawList, filler, fillSelects, list, position, search, shown, showPair,
+} from "./choose.js";
+import {
+  decide, download, makeVerdicts, restoreReviews, say, takeUp, writeNote,
+} from "./review.js";
+
 const KEYS = {
   j: () => step(1), ArrowRight: () => step(1), k: () => step(-1), ArrowLeft: () => step(-1),
   1: () => decide("keep"), 2: () => decide("flip"), 3: () => decide("drop"),
@@ -50,8 +61,7 @@ function listen() {
 }
 
 async function start() {
-  index = await unpacked("index");
-  rowOf = new Map(index.ids.map((id, row) => [id, row]));
+  await unpackIndex();
   $("tool").hidden = false;
   list.append(filler);
   restoreReviews();

