@@ -22,6 +22,8 @@ static: $(INSTALLED)
 	@echo "== lint"; $(BIN)/ruff check .
 	@echo "== import contracts"; $(BIN)/lint-imports > /dev/null || $(BIN)/lint-imports
 	@echo "== types"; $(BIN)/mypy
+	@echo "== templates"; $(BIN)/djlint --quiet --lint models/reporting/templates
+	@echo "== style sheets and scripts"; $(BIN)/biome lint --error-on-warnings
 
 PYTEST_MARK ?= -m "not slow"
 # Files in their order: those of few and slow tests, tests/flows, first and not last.
