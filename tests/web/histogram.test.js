@@ -93,6 +93,8 @@ test("dragging picks a range, either way; a click all pairs; the ends take in wh
   assert.deepEqual(shown, [1, 2, 3, 4]);
   drag(0.75, -40);
   assert.deepEqual([range.low, shown, $("low").value], [-Infinity, [0, 1, 2, 3], ""]);
+  drag(0.25, 40);
+  assert.deepEqual([range.high, shown, $("high").value], [Infinity, [3, 4, 5], ""]);
   drag(5, 5);
   assert.deepEqual([range.low, range.high, shown.length], [-Infinity, Infinity, 6]);
   setRange(0, 0.5);

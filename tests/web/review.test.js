@@ -11,8 +11,10 @@ import {
   decide, download, makeVerdicts, restoreReviews, reviews, takeUp, writeNote,
 } from "../../models/reporting/static/audit/review.js";
 
-putIndex({ ids: ["weak", "torn", "good"], strength: [-2, -1, 3], flags: [1, 1, 0] });
-putData("block-0", [content(), content(), content()]);
+putIndex({
+  ids: ["weak", "torn", "odd", "good"], strength: [-2, -1, -1, 3], flags: [1, 1, 1, 0],
+});
+putData("block-0", Array.from({ length: 4 }, () => content()));
 await unpackIndex();
 fillSelects();
 makeVerdicts();
@@ -59,14 +61,14 @@ test("a note waits for a verdict", () => {
 });
 
 test("progress counts how often a person agrees that what looks wrong is wrong", async () => {
-  decide("flip");
-  await showPair(1);
-  decide("keep");
-  await showPair(2);
-  decide("flip");  // it does not look wrong: counts for nothing
+  // The last does not look wrong: it counts for nothing.
+  for (const [place, verdict] of ["flip", "keep", "flip", "flip"].entries()) {
+    await showPair(place);
+    decide(verdict);
+  }
   assert.equal($("progress").textContent,
-    "3 of 3 pairs reviewed: 1 keep, 2 flip, 0 drop, 0 unsure. " +
-    "Of 2 that look wrong and that you keep or flip, you flip 1 (50 %).");
+    "4 of 4 pairs reviewed: 1 keep, 3 flip, 0 drop, 0 unsure. " +
+    "Of 3 that look wrong and that you keep or flip, you flip 2 (67 %).");
 });
 
 test("verdicts are kept in the browser, by the digest of the pairs", () => {

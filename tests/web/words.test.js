@@ -63,10 +63,11 @@ test("a short common run between longer differences is a difference", () => {
   assert.deepEqual(cleaned([[3, 3, false], [1, 1, true], [2, 0, false]]), [[6, 4, false]]);
   const kept = [[1, 1, false], [2, 2, true], [1, 1, false]];
   assert.deepEqual(cleaned(structuredClone(kept)), kept);
-  // The first two merge, and what they come to takes in the run before.
-  assert.deepEqual(
-    cleaned([[2, 2, false], [3, 3, true], [2, 2, false], [1, 1, true], [1, 1, false]]),
+  // The last three merge; what they come to, 4 words, takes in the common run before, or not.
+  const last = [[2, 2, false], [1, 1, true], [1, 1, false]];
+  assert.deepEqual(cleaned([[2, 2, false], [3, 3, true], ...structuredClone(last)]),
     [[2, 2, false], [3, 3, true], [4, 4, false]]);
+  assert.deepEqual(cleaned([[3, 3, false], [3, 3, true], ...last]), [[10, 10, false]]);
 });
 
 test("what only one of two texts says is marked", () => {
