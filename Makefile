@@ -23,7 +23,7 @@ static: $(INSTALLED)
 	@echo "== import contracts"; $(BIN)/lint-imports > /dev/null || $(BIN)/lint-imports
 	@echo "== types"; $(BIN)/mypy
 	@echo "== templates"; $(BIN)/djlint --quiet --lint models/reporting/templates
-	@echo "== style sheets and scripts"; $(BIN)/biome lint --error-on-warnings
+	@echo "== style sheets and scripts"; $(BIN)/biome check --error-on-warnings
 
 PYTEST_MARK ?= -m "not slow"
 # Files in their order: those of few and slow tests, tests/flows, first and not last.
@@ -53,6 +53,7 @@ bench: $(INSTALLED) .bench/trl-1.10 ## the tables of docs/performance.md (well o
 format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/biome check --write
 
 clean: ## remove results and caches, keep the environment
 	rm -rf .trimtab .mypy_cache .ruff_cache .import_linter_cache

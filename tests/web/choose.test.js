@@ -6,7 +6,12 @@ import { beforeEach, test } from "node:test";
 import { content, putData, putIndex, until } from "./document.js";
 import { $, unpackIndex } from "../../models/reporting/static/audit/data.js";
 import {
-  choose, fillSelects, position, search, showPair, shown,
+  choose,
+  fillSelects,
+  position,
+  search,
+  showPair,
+  shown,
 } from "../../models/reporting/static/audit/choose.js";
 import { makeScale, setRange } from "../../models/reporting/static/audit/histogram.js";
 import { makeVerdicts, reviews } from "../../models/reporting/static/audit/review.js";
@@ -16,8 +21,10 @@ const INDEX = {
   ids: ["weak", "long", "torn", "good", "b.1"],
   strength: [-2, -1, 0, 3, 3],
   flags: [1 + 4 + 16, 1 + 2, 0, 8, 0],
-  categories: ["a", "b"], category: [0, 0, 1, 1, 1],
-  splits: ["train", "test"], split: [0, 0, 1, 0, 0],
+  categories: ["a", "b"],
+  category: [0, 0, 1, 1, 1],
+  splits: ["train", "test"],
+  split: [0, 0, 1, 0, 0],
   block_size: 2,
 };
 const ANY = { category: "", split: "", kind: "any", mine: "any" };
@@ -48,9 +55,13 @@ test("what can be chosen is counted", () => {
   assert.deepEqual(options("category"), ["all (5)", "a (2)", "b (3)"]);
   assert.deepEqual(options("split"), ["all (5)", "train (4)", "test (1)"]);
   assert.deepEqual(options("kind"), [
-    "any (5)", "agrees with the label (3)", "contradicts it: looks wrong (2)",
-    "uncertain: members disagree (1)", "flipped by relabelling (1)",
-    "flipped, and no member supports it (1)", "smoothed by relabelling (1)",
+    "any (5)",
+    "agrees with the label (3)",
+    "contradicts it: looks wrong (2)",
+    "uncertain: members disagree (1)",
+    "flipped by relabelling (1)",
+    "flipped, and no member supports it (1)",
+    "smoothed by relabelling (1)",
   ]);
 });
 
@@ -72,7 +83,8 @@ test("each filter by hand, and several together", () => {
     [{ mine: "flip" }, [0]],
     [{ mine: "drop" }, []],
     [{ category: "1", split: "0", mine: "not reviewed" }, [3, 4]],
-  ]) assert.deepEqual(chosen(values), rows, JSON.stringify(values));
+  ])
+    assert.deepEqual(chosen(values), rows, JSON.stringify(values));
 });
 
 test("where nothing passes the page says so", () => {
@@ -93,7 +105,12 @@ test("the pair in view stays where it still passes", async () => {
 
 test("search goes through prompts, answers and ids of all blocks, as plain text", async () => {
   for (const [text, rows] of [
-    ["NEEDLE", [0, 2]], ["(", [0]], ["a+b", [3]], ["b.1", [4]], ["b-1", []], ["", [0, 1, 2, 3, 4]],
+    ["NEEDLE", [0, 2]],
+    ["(", [0]],
+    ["a+b", [3]],
+    ["b.1", [4]],
+    ["b-1", []],
+    ["", [0, 1, 2, 3, 4]],
   ]) {
     await search(text);
     assert.deepEqual([...shown], rows, text);

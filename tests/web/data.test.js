@@ -5,8 +5,20 @@ import { test } from "node:test";
 
 import { Element, openPage, packedText, putData, putIndex } from "./document.js";
 import {
-  BLOCKS_KEPT, blockOf, contentOf, counted, decimals, element, has, index, IS_DISPUTED,
-  LOOKS_WRONG, rowOf, signed, unpacked, unpackIndex,
+  BLOCKS_KEPT,
+  blockOf,
+  contentOf,
+  counted,
+  decimals,
+  element,
+  has,
+  index,
+  IS_DISPUTED,
+  LOOKS_WRONG,
+  rowOf,
+  signed,
+  unpacked,
+  unpackIndex,
 } from "../../models/reporting/static/audit/data.js";
 
 test("texts come back as they were, whatever is in them", async () => {
@@ -20,7 +32,9 @@ test("an element is read once another is behind it, while the page still comes i
   document.readyState = "loading";
   putData("early", 7);
   let read = null;
-  const reading = unpacked("early").then((value) => { read = value; });
+  const reading = unpacked("early").then((value) => {
+    read = value;
+  });
   await new Promise((resolve) => setTimeout(resolve, 120));
   assert.equal(read, null);
   document.body.append(new Element("script"));
@@ -30,7 +44,9 @@ test("an element is read once another is behind it, while the page still comes i
 
 test("what never comes is missed", async () => {
   openPage();
-  await assert.rejects(unpacked("block-9"), { message: "block-9 is missing, the page was cut off" });
+  await assert.rejects(unpacked("block-9"), {
+    message: "block-9 is missing, the page was cut off",
+  });
   // Cut off inside an element.
   putData("block-9", [1]);
   document.getElementById("block-9").textContent = packedText([1]).slice(0, 12);
@@ -41,13 +57,19 @@ test("rows are found by their pair, and have flags", async () => {
   putIndex({ ids: ["x", "y"], flags: [3, 4] });
   await unpackIndex();
   assert.deepEqual([rowOf.get("x"), rowOf.get("y"), rowOf.get("z")], [0, 1, undefined]);
-  assert.deepEqual([has(0, LOOKS_WRONG), has(0, IS_DISPUTED), has(1, IS_DISPUTED)],
-    [true, true, false]);
+  assert.deepEqual(
+    [has(0, LOOKS_WRONG), has(0, IS_DISPUTED), has(1, IS_DISPUTED)],
+    [true, true, false],
+  );
 });
 
 test("numbers have a true minus sign, and digits enough for votes of the usual size", async () => {
   assert.equal(counted(1234567), "1,234,567");
-  for (const [reach, digits, written] of [[2, 2, "−0.50"], [0.05, 3, "−0.500"], [30, 2, "−0.50"]]) {
+  for (const [reach, digits, written] of [
+    [2, 2, "−0.50"],
+    [0.05, 3, "−0.500"],
+    [30, 2, "−0.50"],
+  ]) {
     putIndex({ reach });
     await unpackIndex();
     assert.equal(index.reach, reach);
@@ -65,14 +87,15 @@ test("text becomes text nodes", () => {
 test("rows are looked up in their block, and the blocks used last stay unpacked", async () => {
   putIndex({ block_size: 2 });
   await unpackIndex();
-  for (let block = 0; block <= BLOCKS_KEPT; block++) putData(`block-${block}`, [2 * block, 2 * block + 1]);
+  for (let block = 0; block <= BLOCKS_KEPT; block++)
+    putData(`block-${block}`, [2 * block, 2 * block + 1]);
   assert.equal(await contentOf(5), 5);
-  const second = blockOf(2);  // block 1
+  const second = blockOf(2); // block 1
   for (let block = 0; block <= BLOCKS_KEPT; block++) {
     if (block !== 1) await blockOf(2 * block);
-    if (block === 8) assert.equal(blockOf(3), second);  // used again: not the oldest any more
+    if (block === 8) assert.equal(blockOf(3), second); // used again: not the oldest any more
   }
   assert.equal(blockOf(2), second);
-  putData("block-0", ["again"]);  // the oldest: unpacked anew
+  putData("block-0", ["again"]); // the oldest: unpacked anew
   assert.equal(await contentOf(0), "again");
 });

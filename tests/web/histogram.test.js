@@ -6,40 +6,59 @@ import { test } from "node:test";
 import { content, happen, putData, putIndex } from "./document.js";
 import { $, unpackIndex } from "../../models/reporting/static/audit/data.js";
 import {
-  barCounts, drawHistogram, inRange, makeScale, niceStep, range, setRange,
+  barCounts,
+  drawHistogram,
+  inRange,
+  makeScale,
+  niceStep,
+  range,
+  setRange,
 } from "../../models/reporting/static/audit/histogram.js";
 import { choose, fillSelects, shown } from "../../models/reporting/static/audit/choose.js";
 import { makeVerdicts } from "../../models/reporting/static/audit/review.js";
 
 const indexOf = async (strength) => {
   putIndex({ strength });
-  putData("block-0", strength.map(() => content()));
+  putData(
+    "block-0",
+    strength.map(() => content()),
+  );
   await unpackIndex();
   makeScale();
 };
-const bars = (rows) => Object.fromEntries([...barCounts(rows).entries()].filter(([, each]) => each));
+const bars = (rows) =>
+  Object.fromEntries([...barCounts(rows).entries()].filter(([, each]) => each));
 
 test("steps are 1, 2 or 5 times a power of ten", () => {
-  for (const [size, number, step] of [[10, 4, 5], [60, 10, 10], [200, 100, 2], [1, 10, 0.1], [7, 7, 1]]) {
+  for (const [size, number, step] of [
+    [10, 4, 5],
+    [60, 10, 10],
+    [200, 100, 2],
+    [1, 10, 0.1],
+    [7, 7, 1],
+  ]) {
     assert.equal(niceStep(size, number), step);
   }
 });
 
 test("0 stands between two bars", async () => {
-  await indexOf([-30, -0.5, 0, 0.5, 1, 30]);  // a bar is 1 wide, the first from -30
+  await indexOf([-30, -0.5, 0, 0.5, 1, 30]); // a bar is 1 wide, the first from -30
   assert.equal(barCounts([]).length, 61);
   assert.deepEqual(bars([0, 1, 2, 3, 4, 5]), { 0: 1, 29: 1, 30: 2, 31: 1, 60: 1 });
   assert.deepEqual(bars([2]), { 30: 1 });
 });
 
 test("the outermost half percent is in the outermost bars", async () => {
-  const middle = Array.from({ length: 199 }, (_, at) => (at - 99) * 30 / 99);
+  const middle = Array.from({ length: 199 }, (_, at) => ((at - 99) * 30) / 99);
   await indexOf([-5000, ...middle, 9000]);
   const counts = barCounts([...Array(201).keys()]);
   assert.equal(counts.length, 61);
-  assert.equal(counts[0], 1 + 4);  // -5000; then from -30 to below -29, 30/99 apart
-  assert.equal(counts[60], 1 + 1);  // 30 and 9000
-  assert.equal(counts.reduce((sum, each) => sum + each), 201);
+  assert.equal(counts[0], 1 + 4); // -5000; then from -30 to below -29, 30/99 apart
+  assert.equal(counts[60], 1 + 1); // 30 and 9000
+  assert.equal(
+    counts.reduce((sum, each) => sum + each),
+    201,
+  );
 });
 
 test("pairs of one strength have a scale too", async () => {
@@ -56,7 +75,7 @@ test("a range has both its ends", async () => {
 });
 
 // A bar is 1 wide: 61 of them, from -30 to 31, on 216 of the picture's 280 units, from 56 on.
-const at = (value) => 56 + 216 * (value + 30) / 61;
+const at = (value) => 56 + (216 * (value + 30)) / 61;
 
 async function picture() {
   await indexOf([-30, -0.5, 0, 0.5, 1, 30]);
@@ -78,9 +97,16 @@ test("bars are as high as their pairs are many, and coloured by the side of 0", 
   const drawn = (await picture()).all("rect").map((rect) => rect.attributes);
   const shade = drawn.pop();
   assert.equal(shade["fill-opacity"], "0.14");
-  assert.deepEqual(drawn.map((bar) => [Number(bar.height), bar.fill]), [
-    [62, "#d55e00"], [62, "#d55e00"], [124, "#0072b2"], [62, "#0072b2"], [62, "#0072b2"],
-  ]);
+  assert.deepEqual(
+    drawn.map((bar) => [Number(bar.height), bar.fill]),
+    [
+      [62, "#d55e00"],
+      [62, "#d55e00"],
+      [124, "#0072b2"],
+      [62, "#0072b2"],
+      [62, "#0072b2"],
+    ],
+  );
   assert.ok(Math.abs(Number(drawn[2].x) - at(0)) < 1e-9);
   assert.match($("histogram").children[0].attributes["aria-label"], /^Strength of 6 pairs;/);
 });
@@ -102,5 +128,5 @@ test("dragging picks a range, either way; a click all pairs; the ends take in wh
   drawHistogram();
   const shade = $("histogram").children[0].all("rect").at(-1).attributes;
   assert.ok(Math.abs(Number(shade.x) - at(0)) < 1e-9);
-  assert.ok(Math.abs(Number(shade.width) - 216 * 0.5 / 61) < 1e-9);
+  assert.ok(Math.abs(Number(shade.width) - (216 * 0.5) / 61) < 1e-9);
 });

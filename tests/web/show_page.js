@@ -15,10 +15,14 @@ for (const [, id, text] of html.matchAll(/<script type="text\/plain" id="([\w-]+
 const scripts = [...html.matchAll(/<script>(.*?)<\/script>/gs)];
 for (const [, script] of scripts) runInThisContext(script);
 await until(() => $("place").textContent || $("problem").textContent);
-console.log(JSON.stringify({
-  scripts: scripts.length,
-  problem: $("problem").textContent,
-  place: $("place").textContent,
-  texts: $("content").all("div").filter((each) => each.className === "text")
-    .map((each) => each.textContent),
-}));
+console.log(
+  JSON.stringify({
+    scripts: scripts.length,
+    problem: $("problem").textContent,
+    place: $("place").textContent,
+    texts: $("content")
+      .all("div")
+      .filter((each) => each.className === "text")
+      .map((each) => each.textContent),
+  }),
+);

@@ -6,8 +6,11 @@ import { test } from "node:test";
 import { content, happen, putData, putIndex, until } from "./document.js";
 
 putIndex({
-  ids: ["weak", "torn", "good"], strength: [-2, -1, 3], flags: [1, 1, 0],
-  categories: ["a", "b"], category: [0, 1, 1],
+  ids: ["weak", "torn", "good"],
+  strength: [-2, -1, 3],
+  flags: [1, 1, 0],
+  categories: ["a", "b"],
+  category: [0, 1, 1],
 });
 putData("block-0", [content(), content({ chosen: "needle" }), content()]);
 await import("../../models/reporting/static/audit/start.js");
@@ -32,21 +35,30 @@ test("the first pair is in view", async () => {
 });
 
 test("keys go on and back, and not beyond the ends", async () => {
-  for (const [key, place] of [["j", 2], ["ArrowRight", 3], ["j", 3], ["k", 2], ["ArrowLeft", 1], ["k", 1]]) {
+  for (const [key, place] of [
+    ["j", 2],
+    ["ArrowRight", 3],
+    ["j", 3],
+    ["k", 2],
+    ["ArrowLeft", 1],
+    ["k", 1],
+  ]) {
     assert.ok(press(key));
     await shows(`Pair ${place} of 3`);
   }
   assert.ok(press("ArrowDown", $("list")));
   await shows("Pair 2 of 3");
-  assert.ok(!press("ArrowDown"));  // elsewhere it scrolls
+  assert.ok(!press("ArrowDown")); // elsewhere it scrolls
   $("previous").click();
   await shows("Pair 1 of 3");
 });
 
 test("keys give verdicts, but not while a note is typed, with Ctrl, or where they are off", () => {
   for (const [key, told] of [
-    ["1", "1 keep, 0 flip, 0 drop, 0 unsure"], ["2", "0 keep, 1 flip, 0 drop, 0 unsure"],
-    ["3", "0 keep, 0 flip, 1 drop, 0 unsure"], ["4", "0 keep, 0 flip, 0 drop, 1 unsure"],
+    ["1", "1 keep, 0 flip, 0 drop, 0 unsure"],
+    ["2", "0 keep, 1 flip, 0 drop, 0 unsure"],
+    ["3", "0 keep, 0 flip, 1 drop, 0 unsure"],
+    ["4", "0 keep, 0 flip, 0 drop, 1 unsure"],
   ]) {
     press(key);
     assert.equal(reviewed(), `1 of 3 pairs reviewed: ${told}`);
@@ -58,7 +70,7 @@ test("keys give verdicts, but not while a note is typed, with Ctrl, or where the
   assert.ok(!press("1"));
   $("keys").checked = true;
   assert.match(reviewed(), /^0 of 3/);
-  assert.ok(press("1", $("keys")));  // nothing is typed into a check box
+  assert.ok(press("1", $("keys"))); // nothing is typed into a check box
   press("0");
 });
 

@@ -6,7 +6,8 @@ import { test } from "node:test";
 import "./document.js";
 import { cleaned, marked, runsOf, wordsOf } from "../../models/reporting/static/audit/words.js";
 
-const spelled = (nodes) => nodes.map((node) => (typeof node === "string" ? node : [node.textContent]));
+const spelled = (nodes) =>
+  nodes.map((node) => (typeof node === "string" ? node : [node.textContent]));
 
 test("words have the white space behind them", () => {
   assert.deepEqual(wordsOf("the red  car.\nYes"), ["the ", "red  ", "car", ".\n", "Yes"]);
@@ -16,13 +17,41 @@ test("words have the white space behind them", () => {
 
 test("runs by hand", () => {
   for (const [first, second, runs] of [
-    ["a b c", "a x c", [[1, 1, true], [1, 1, false], [1, 1, true]]],
+    [
+      "a b c",
+      "a x c",
+      [
+        [1, 1, true],
+        [1, 1, false],
+        [1, 1, true],
+      ],
+    ],
     ["a b", "a b", [[2, 2, true]]],
-    ["a b c d", "b d", [[1, 0, false], [1, 1, true], [1, 0, false], [1, 1, true]]],
-    ["a", "a b c", [[1, 1, true], [0, 2, false]]],
+    [
+      "a b c d",
+      "b d",
+      [
+        [1, 0, false],
+        [1, 1, true],
+        [1, 0, false],
+        [1, 1, true],
+      ],
+    ],
+    [
+      "a",
+      "a b c",
+      [
+        [1, 1, true],
+        [0, 2, false],
+      ],
+    ],
     ["", "a b", [[0, 2, false]]],
     ["", "", []],
-  ]) assert.deepEqual(runsOf(first.split(" ").filter(Boolean), second.split(" ").filter(Boolean)), runs);
+  ])
+    assert.deepEqual(
+      runsOf(first.split(" ").filter(Boolean), second.split(" ").filter(Boolean)),
+      runs,
+    );
 });
 
 // Length of the longest common subsequence, by trying everything.
@@ -33,7 +62,8 @@ function longest(a, b) {
 }
 
 test("common runs are a longest common subsequence, in turn with differences", () => {
-  for (let code = 0; code < 729; code++) {  // every two texts of two and of four words a, b, c
+  for (let code = 0; code < 729; code++) {
+    // every two texts of two and of four words a, b, c
     const digits = code.toString(3).padStart(6, "0").split("");
     const [a, b] = [digits.slice(0, 2), digits.slice(2)];
     const runs = runsOf(a, b);
@@ -55,18 +85,39 @@ test("answers of 5,000 words are compared, longer ones are not", () => {
   assert.equal(runsOf(words(5001, "a"), words(5000, "b")), null);
   // What both begin and end with takes no room.
   const same = words(9000, "c");
-  assert.deepEqual(runsOf([...same, "x", "z"], [...same, "y", "z"]),
-    [[9000, 9000, true], [1, 1, false], [1, 1, true]]);
+  assert.deepEqual(runsOf([...same, "x", "z"], [...same, "y", "z"]), [
+    [9000, 9000, true],
+    [1, 1, false],
+    [1, 1, true],
+  ]);
 });
 
 test("a short common run between longer differences is a difference", () => {
-  assert.deepEqual(cleaned([[3, 3, false], [1, 1, true], [2, 0, false]]), [[6, 4, false]]);
-  const kept = [[1, 1, false], [2, 2, true], [1, 1, false]];
+  assert.deepEqual(
+    cleaned([
+      [3, 3, false],
+      [1, 1, true],
+      [2, 0, false],
+    ]),
+    [[6, 4, false]],
+  );
+  const kept = [
+    [1, 1, false],
+    [2, 2, true],
+    [1, 1, false],
+  ];
   assert.deepEqual(cleaned(structuredClone(kept)), kept);
   // The last three merge; what they come to, 4 words, takes in the common run before, or not.
-  const last = [[2, 2, false], [1, 1, true], [1, 1, false]];
-  assert.deepEqual(cleaned([[2, 2, false], [3, 3, true], ...structuredClone(last)]),
-    [[2, 2, false], [3, 3, true], [4, 4, false]]);
+  const last = [
+    [2, 2, false],
+    [1, 1, true],
+    [1, 1, false],
+  ];
+  assert.deepEqual(cleaned([[2, 2, false], [3, 3, true], ...structuredClone(last)]), [
+    [2, 2, false],
+    [3, 3, true],
+    [4, 4, false],
+  ]);
   assert.deepEqual(cleaned([[3, 3, false], [3, 3, true], ...last]), [[10, 10, false]]);
 });
 
