@@ -28,18 +28,17 @@ def render(
     seconds: float,
 ) -> str:
     """The whole page as HTML."""
-    environment = new_environment()
-    environment.filters |= {
-        "spread": spread,
-        "net": net,
-        "share": share,
-        "whole": whole,
-        "elo": elo,
-        "kappa": kappa,
-        "outcomes": outcomes,
-        "shade": shade,
-        "judge": judge_name,
-    }
+    environment = new_environment(
+        spread=spread,
+        net=net,
+        share=share,
+        whole=whole,
+        elo=elo,
+        kappa=kappa,
+        outcomes=outcomes,
+        shade=shade,
+        judge=judge_name,
+    )
     grids = {
         judge: {(d.ours, d.theirs): d for d in matrix.duels if (d.place, d.judge) == (MAIN, judge)}
         for judge in matrix.judges

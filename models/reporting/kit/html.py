@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from importlib import resources
 from types import ModuleType
 
@@ -13,8 +14,8 @@ from models.reporting import static, templates
 from models.statistics.estimates import Estimate
 
 
-def new_environment() -> Environment:
-    """The templates, autoescaped, with this module's filters."""
+def new_environment(**filters: Callable[..., str]) -> Environment:
+    """The templates, autoescaped, with this module's filters and a page's own."""
     environment = Environment(
         loader=PackageLoader(templates.__name__, ""),
         autoescape=True,
@@ -22,7 +23,8 @@ def new_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "number": number, "points": points, "tidy": tidy}
+    own = (percent, number, points, thousands, tidy)
+    environment.filters |= {each.__name__: each for each in own} | filters
     return environment
 
 
@@ -40,6 +42,11 @@ def tidy(text: str) -> str:
     """Real minus signs, and intervals that do not break across lines."""
     text = re.sub(r"(?<![\w.])-(?=\d)", "−", text)
     return re.sub(r"\[[^\]]*\]", lambda found: found.group().replace(" ", "\u00a0"), text)
+
+
+def thousands(value: float, digits: int = 0) -> str:
+    """A number with commas between its thousands."""
+    return f"{value:,.{digits}f}"
 
 
 def percent(estimate: Estimate | None) -> str:

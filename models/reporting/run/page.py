@@ -25,7 +25,6 @@ from models.reporting.run.revisions import revision_examples
 from models.reporting.run.samples import sample_groups
 from models.reporting.run.scorecard import Scorecard
 from models.reporting.run.scorer_charts import SHOWN, scorer_charts
-from models.reporting.run.verdict import answer_of
 from models.reporting.run.vote_charts import vote_charts
 
 MOST_CHARACTERS = 1500
@@ -56,13 +55,11 @@ def render(
     charts: Mapping[str, list[Chart]],
 ) -> str:
     """The whole page as HTML."""
-    environment = new_environment()
-    environment.filters |= {
-        "bare_points": lambda estimate: points(estimate).replace(" points", ""),
-        "clip": clip,
-        "policy_name": policy_name,
-        "answer_of": answer_of,
-    }
+    environment = new_environment(
+        bare_points=lambda estimate: points(estimate).replace(" points", ""),
+        clip=clip,
+        policy_name=policy_name,
+    )
     final = final_policy(card.policies, config.champion)
     measure = card.verdict.judged_by or "judge_score"
     return environment.get_template("report.html.j2").render(
