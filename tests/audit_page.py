@@ -182,7 +182,7 @@ def check_one_pair_and_a_cut_page(page: Browser, path: Path) -> None:
     cut = path.with_name("cut.html")
     cut.write_text(whole[: whole.index('<script type="text/plain" id="block-0"')])
     page.open(cut)
-    page.wait("!document.getElementById('problem')?.hidden")
+    page.wait("document.getElementById('problem')?.hidden === false")
     assert "the page was cut off" in text(page, "problem")
 
 

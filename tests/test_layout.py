@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,14 @@ def test_no_flow_shadows_a_library() -> None:
         if path.stem not in ("__init__", "config", "cli"):
             spec = importlib.util.find_spec(path.stem)
             assert spec is None or "main" in str(spec.origin), path
+
+
+def test_files_that_are_no_modules_are_in_the_wheel() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packaged = settings["tool"]["setuptools"]["package-data"].items()
+    in_wheel = {
+        path for top, names in packaged for name in names for path in (ROOT / top).glob(name)
+    }
+    found = {path for top in PACKAGES for path in (ROOT / top).rglob("*") if path.is_file()}
+    texts = {path for path in found if path.suffix not in (".py", ".pyc")}
+    assert texts and texts <= in_wheel, sorted(texts - in_wheel)

@@ -1,26 +1,25 @@
-"""Unpacking the page's data, and small helpers of all parts."""
+// Unpacking the page's data, and small helpers of all modules.
 
-DATA = r"""
-const $ = (id) => document.getElementById(id);
+export const $ = (id) => document.getElementById(id);
 
 // A new element; its children that are text become text nodes, never markup.
-function element(name, properties, ...children) {
+export function element(name, properties, ...children) {
   const made = Object.assign(document.createElement(name), properties);
   made.append(...children);
   return made;
 }
 
-function drawn(name, attributes, ...children) {
+export function drawn(name, attributes, ...children) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   made.append(...children);
   return made;
 }
 
-const counted = (number) => number.toLocaleString("en-US");
+export const counted = (number) => number.toLocaleString("en-US");
 // As many digits as it takes to tell votes of the usual size apart.
-const decimals = () => Math.max(2, 1 - Math.floor(Math.log10(index.reach)));
-const signed = (value, digits = decimals()) =>
+export const decimals = () => Math.max(2, 1 - Math.floor(Math.log10(index.reach)));
+export const signed = (value, digits = decimals()) =>
   (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
 
 // The text of an element of data. The script runs before the browser has read all of them, and one
@@ -35,7 +34,7 @@ async function packed(id) {
 }
 
 // Base64 of gzipped JSON.
-async function unpacked(id) {
+export async function unpacked(id) {
   const text = atob(await packed(id));
   const bytes = new Uint8Array(text.length);
   for (let at = 0; at < text.length; at++) bytes[at] = text.charCodeAt(at);
@@ -44,15 +43,22 @@ async function unpacked(id) {
 }
 
 // All pairs, weakest first: a list for each property. A row is a place in these lists.
-let index;
-const LOOKS_WRONG = 1, IS_DISPUTED = 2, IS_FLIPPED = 4, IS_SMOOTHED = 8, IS_UNSUPPORTED = 16;
-const has = (row, flag) => (index.flags[row] & flag) > 0;
+export let index;
+export let rowOf;  // by pair id
 
-const BLOCKS_KEPT = 16;
+export async function unpackIndex() {
+  index = await unpacked("index");
+  rowOf = new Map(index.ids.map((id, row) => [id, row]));
+}
+
+export const LOOKS_WRONG = 1, IS_DISPUTED = 2, IS_FLIPPED = 4, IS_SMOOTHED = 8, IS_UNSUPPORTED = 16;
+export const has = (row, flag) => (index.flags[row] & flag) > 0;
+
+export const BLOCKS_KEPT = 16;
 const blocks = new Map();
 
 // Texts and votes of the block that holds a row; those used last are kept unpacked.
-function blockOf(row) {
+export function blockOf(row) {
   const number = Math.floor(row / index.block_size);
   const found = blocks.get(number) ?? unpacked(`block-${number}`);
   blocks.delete(number);
@@ -61,5 +67,4 @@ function blockOf(row) {
   return found;
 }
 
-const contentOf = async (row) => (await blockOf(row))[row % index.block_size];
-"""
+export const contentOf = async (row) => (await blockOf(row))[row % index.block_size];

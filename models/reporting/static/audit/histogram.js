@@ -1,19 +1,21 @@
-"""The histogram of strength, on which a range is picked."""
+// The histogram of strength, on which a range is picked.
 
-HISTOGRAM = r"""
+import { $, counted, decimals, drawn, index, signed } from "./data.js";
+import { choose, passing } from "./choose.js";
+
 const NUM_BARS = 60;
-const range = { low: -Infinity, high: Infinity };
-const inRange = (row) => index.strength[row] >= range.low && index.strength[row] <= range.high;
+export const range = { low: -Infinity, high: Infinity };
+export const inRange = (row) => index.strength[row] >= range.low && index.strength[row] <= range.high;
 let scale;
 
 // 1, 2 or 5 times a power of ten, so that `size` holds about `number` steps.
-function niceStep(size, number) {
+export function niceStep(size, number) {
   const rough = size / number, power = 10 ** Math.floor(Math.log10(rough));
   return power * [1, 2, 5, 10].find((each) => each * power >= rough);
 }
 
 // Bars from the outermost half percent of strengths to the other; 0 stands between two bars.
-function makeScale() {
+export function makeScale() {
   const all = index.strength, last = all.length - 1;
   let low = all[Math.floor(0.005 * last)], high = all[Math.ceil(0.995 * last)];
   if (low === high) { low -= 0.5; high += 0.5; }
@@ -21,7 +23,7 @@ function makeScale() {
   scale = { step, first, number: Math.floor(high / step) - first + 1 };
 }
 
-function barCounts(rows) {
+export function barCounts(rows) {
   const counts = new Uint32Array(scale.number);
   for (const row of rows) {
     const bar = Math.floor(index.strength[row] / scale.step) - scale.first;
@@ -30,7 +32,7 @@ function barCounts(rows) {
   return counts;
 }
 
-function drawHistogram() {
+export function drawHistogram() {
   const rows = passing;
   const width = Math.max(280, $("histogram").clientWidth), height = 170;
   const left = 56, right = 8, top = 8, bottom = 38;
@@ -102,10 +104,9 @@ function pickRange(picture, cover, valueAt) {
   picture.addEventListener("pointercancel", () => { start = null; });
 }
 
-function setRange(low, high) {
+export function setRange(low, high) {
   Object.assign(range, { low, high });
   $("low").value = Number.isFinite(low) ? low.toFixed(decimals()) : "";
   $("high").value = Number.isFinite(high) ? high.toFixed(decimals()) : "";
   choose();
 }
-"""

@@ -1,6 +1,11 @@
-"""One pair in full: prompt, both answers, the members' votes, what relabelling did."""
+// One pair in full: prompt, both answers, the members' votes, what relabelling did.
 
-PAIR = r"""
+import {
+  counted, decimals, drawn, element, has, index, IS_DISPUTED, IS_FLIPPED, IS_UNSUPPORTED,
+  LOOKS_WRONG, signed,
+} from "./data.js";
+import { marked } from "./words.js";
+
 const FOLDED_CHARACTERS = 900;
 
 function tags(row, content) {
@@ -45,7 +50,7 @@ function answer(title, name, text, nodes) {
 }
 
 // Each member's vote as a dot on the scale that all pairs share, with mean and deviation.
-function strip(strength, content) {
+export function strip(strength, content) {
   const x = (value) => 208 + 190 * Math.max(-1, Math.min(1, value / index.reach));
   const votes = content.differences.filter((vote) => vote !== null);
   const against = votes.filter((vote) => vote < 0).length;
@@ -76,7 +81,7 @@ function strip(strength, content) {
     (abstained ? `; ${abstained} were trained on it and have no vote` : "") + ".")];
 }
 
-function decision(row, content) {
+export function decision(row, content) {
   if (index.splits[index.split[row]] !== "train") {
     return "Held out: not relabelled. A verdict on it is noted, and changes nothing.";
   }
@@ -86,7 +91,7 @@ function decision(row, content) {
     `margin ${signed(content.margin, 2)}.`;
 }
 
-function known(content) {
+export function known(content) {
   const said = [];
   const votes = content.votes;
   if (votes) {
@@ -101,7 +106,7 @@ function known(content) {
   return said;
 }
 
-function pairNodes(row, content) {
+export function pairNodes(row, content) {
   const [chosen, rejected, note] = marked(content.chosen, content.rejected);
   return [
     tags(row, content),
@@ -114,4 +119,3 @@ function pairNodes(row, content) {
     element("p", {}, [decision(row, content), ...known(content)].join(" ")),
   ];
 }
-"""

@@ -1,11 +1,13 @@
-"""A person's verdicts: kept in the browser, downloaded as JSON lines, taken up again."""
+// A person's verdicts: kept in the browser, downloaded as JSON lines, taken up again.
 
-REVIEW = r"""
+import { $, counted, element, has, index, LOOKS_WRONG, rowOf } from "./data.js";
+import { drawList, position, shown } from "./choose.js";
+
 const VERDICTS = ["keep", "flip", "drop", "unsure"];
-const reviews = new Map();  // by pair id: { verdict, note }
+export const reviews = new Map();  // by pair id: { verdict, note }
 let storage = null;
 
-function restoreReviews() {
+export function restoreReviews() {
   try {
     storage = window.localStorage;
     const kept = JSON.parse(storage.getItem(storageKey()) ?? "[]");
@@ -19,8 +21,7 @@ function restoreReviews() {
 }
 
 const storageKey = () => `trimtab-review-${index.digest}`;
-const say = (id, text) => { $(id).textContent = text; };
-let rowOf;
+export const say = (id, text) => { $(id).textContent = text; };
 
 function keepReviews() {
   try {
@@ -33,7 +34,7 @@ function keepReviews() {
 }
 
 // The same verdict again takes it back, as null does.
-function decide(verdict) {
+export function decide(verdict) {
   const row = shown[position];
   if (row === undefined) return;
   const id = index.ids[row], before = reviews.get(id);
@@ -42,14 +43,14 @@ function decide(verdict) {
   keepReviews();
 }
 
-function writeNote() {
+export function writeNote() {
   const review = reviews.get(index.ids[shown[position]]);
   if (!review) return;
   review.note = $("note").value;
   keepReviews();
 }
 
-function makeVerdicts() {
+export function makeVerdicts() {
   $("verdicts").append(...VERDICTS.map((verdict, at) => {
     const name = verdict[0].toUpperCase() + verdict.slice(1);
     const button = element("button", { type: "button", id: `verdict-${verdict}` }, `${name} `,
@@ -59,7 +60,7 @@ function makeVerdicts() {
   }));
 }
 
-function drawReview() {
+export function drawReview() {
   const review = reviews.get(index.ids[shown[position]]);
   for (const verdict of VERDICTS) {
     $(`verdict-${verdict}`).ariaPressed = String(review?.verdict === verdict);
@@ -83,7 +84,7 @@ function drawReview() {
   $("download").disabled = reviews.size === 0;
 }
 
-function download() {
+export function download() {
   const ids = [...reviews.keys()].sort((one, other) => rowOf.get(one) - rowOf.get(other));
   const lines = ids.map((id) => {
     const { verdict, note } = reviews.get(id);
@@ -95,7 +96,7 @@ function download() {
 }
 
 // Takes up the verdicts of a file; those on other pairs are counted and left out.
-async function takeUp(file) {
+export async function takeUp(file) {
   let taken = 0, left = 0;
   for (const line of (await file.text()).split("\n").filter((each) => each.trim())) {
     try {
@@ -111,4 +112,3 @@ async function takeUp(file) {
     (left ? `; left out, as no verdict on a pair of this page: ${counted(left)}.` : "."));
   keepReviews();
 }
-"""

@@ -1,6 +1,14 @@
-"""The page's beginning, and what keys and controls do."""
+// The page's beginning, and what keys and controls do.
 
-START = r"""
+import { $, unpackIndex } from "./data.js";
+import { drawHistogram, makeScale, range, setRange } from "./histogram.js";
+import {
+  choose, drawList, filler, fillSelects, list, position, search, shown, showPair,
+} from "./choose.js";
+import {
+  decide, download, makeVerdicts, restoreReviews, say, takeUp, writeNote,
+} from "./review.js";
+
 const KEYS = {
   j: () => step(1), ArrowRight: () => step(1), k: () => step(-1), ArrowLeft: () => step(-1),
   1: () => decide("keep"), 2: () => decide("flip"), 3: () => decide("drop"),
@@ -53,8 +61,7 @@ function listen() {
 }
 
 async function start() {
-  index = await unpacked("index");
-  rowOf = new Map(index.ids.map((id, row) => [id, row]));
+  await unpackIndex();
   $("tool").hidden = false;
   list.append(filler);
   restoreReviews();
@@ -65,9 +72,11 @@ async function start() {
   listen();
 }
 
-start().catch((error) => {
+// What fails is said, whoever waits for it: the start, a filter, a row of the list.
+window.addEventListener("unhandledrejection", (event) => {
+  event.preventDefault();
   $("problem").hidden = false;
-  say("problem", `The pairs cannot be shown: ${error.message}. It takes a browser of 2024 or ` +
-    "later; the same data are in audited.jsonl.gz and audited.parquet beside this page.");
+  say("problem", `The pairs cannot be shown: ${event.reason.message}. It takes a browser of 2024 ` +
+    "or later; the same data are in audited.jsonl.gz and audited.parquet beside this page.");
 });
-"""
+start();

@@ -1,9 +1,16 @@
-"""Which pairs are shown: filters, search, and the list that renders what is in view."""
+// Which pairs are shown: filters, search, and the list that renders what is in view.
 
-CHOOSE = r"""
-let passing = [];  // rows that pass all filters but the range of strength, weakest first
-let shown = [];    // those of them in the range
-let position = 0;  // of the pair in view, in `shown`
+import {
+  $, contentOf, counted, element, has, index, IS_DISPUTED, IS_FLIPPED, IS_SMOOTHED,
+  IS_UNSUPPORTED, LOOKS_WRONG, signed, unpacked,
+} from "./data.js";
+import { drawHistogram, inRange } from "./histogram.js";
+import { pairNodes } from "./pair.js";
+import { drawReview, reviews } from "./review.js";
+
+export let passing = [];  // rows that pass all filters but the range of strength, weakest first
+export let shown = [];    // those of them in the range
+export let position = 0;  // of the pair in view, in `shown`
 let hits = null;   // 1 for each row that the search found; null without a search
 
 const KINDS = {
@@ -23,7 +30,7 @@ const MINE = {
     [verdict, (row) => reviews.get(index.ids[row])?.verdict === verdict])),
 };
 
-function fillSelects() {
+export function fillSelects() {
   const counts = (list, size) => {
     const found = new Uint32Array(size);
     for (const each of list) found[each]++;
@@ -43,7 +50,7 @@ function fillSelects() {
 }
 
 // Applies all filters. The pair in view stays, where it still passes.
-function choose() {
+export function choose() {
   const row = shown[position];
   const category = $("category").value, split = $("split").value;
   const kind = KINDS[$("kind").value], mine = MINE[$("mine").value];
@@ -63,12 +70,12 @@ function choose() {
 let searches = 0, searchDone = 1;
 
 // Goes through all texts, block by block; a newer search ends it.
-async function search(text) {
+export async function search(text) {
   const mine = ++searches;
   hits = null;
   searchDone = 1;
   if (text) {
-    const pattern = new RegExp(text.replace(/[.*+?^${}()|[\]\\\/-]/g, "\\$&"), "i");
+    const pattern = new RegExp(text.replace(/[.*+?^${}()|[\]\\/-]/g, "\\$&"), "i");
     const found = new Uint8Array(index.ids.length);
     let told = performance.now();
     for (let row = 0; row < found.length; row += index.block_size) {
@@ -88,7 +95,7 @@ async function search(text) {
   choose();
 }
 
-const list = $("list"), filler = element("div", { className: "rows" });
+export const list = $("list"), filler = element("div", { className: "rows" });
 const rowHeight = () => 3.5 * parseFloat(getComputedStyle(document.documentElement).fontSize);
 
 function lineOf(place) {
@@ -113,7 +120,7 @@ function lineOf(place) {
   return line;
 }
 
-function drawList() {
+export function drawList() {
   const height = rowHeight(), lines = [];
   filler.style.height = `${shown.length * height}px`;
   const first = Math.max(0, Math.floor(list.scrollTop / height) - 2);
@@ -123,7 +130,7 @@ function drawList() {
 }
 
 // Makes the pair at a place the one in view.
-async function showPair(place) {
+export async function showPair(place) {
   position = place;
   const row = shown[place], height = rowHeight(), top = place * height;
   filler.style.height = `${shown.length * height}px`;
@@ -147,4 +154,3 @@ async function showPair(place) {
   $("next").disabled = place === shown.length - 1;
   drawReview();
 }
-"""

@@ -1,16 +1,15 @@
-"""Marking the words by which two answers differ: the longest common subsequence of their words.
+// Marking the words by which two answers differ: the longest common subsequence of their words.
+// Common words between long differences are chance, not likeness; they are marked too (the semantic
+// cleanup of N. Fraser's diff-match-patch).
 
-Common words between long differences are chance, not likeness; they are marked too (the semantic
-cleanup of N. Fraser's diff-match-patch).
-"""
+import { element } from "./data.js";
 
-WORDS = r"""
 const MOST_CELLS = 25e6;      // of the table: two answers of 5,000 words
 const LEAST_IN_COMMON = 0.1;  // of the longer answer; below, marks would cover nearly all of it
 const segmenter = new Intl.Segmenter("en", { granularity: "word" });
 
 // A text as words, each with the white space behind it.
-function wordsOf(text) {
+export function wordsOf(text) {
   const found = [];
   for (const { segment } of segmenter.segment(text)) {
     if (found.length && !segment.trim()) found[found.length - 1] += segment;
@@ -20,7 +19,7 @@ function wordsOf(text) {
 }
 
 // Runs of words, in turn common and not: [number of first's words, number of second's, common].
-function runsOf(first, second) {
+export function runsOf(first, second) {
   const numbers = new Map();
   const numbered = (words) => words.map((word) => {
     const key = word.trim();
@@ -62,7 +61,7 @@ function runsOf(first, second) {
 }
 
 // The same with short common runs between longer differences taken for differences.
-function cleaned(runs) {
+export function cleaned(runs) {
   const size = (run) => Math.max(run[0], run[1]);
   for (let at = 1; at < runs.length - 1; at++) {
     const [before, run, after] = runs.slice(at - 1, at + 2);
@@ -75,7 +74,7 @@ function cleaned(runs) {
 }
 
 // Two texts as nodes, what only one of them says marked; and what to say where nothing is.
-function marked(first, second) {
+export function marked(first, second) {
   const words = [wordsOf(first), wordsOf(second)];
   let runs = runsOf(...words);
   if (runs === null) return [[first], [second], "Too long to compare word by word."];
@@ -87,7 +86,8 @@ function marked(first, second) {
   const nodes = words.map((list, side) => {
     let at = 0;
     return runs.filter((run) => run[side]).flatMap((run) => {
-      const text = list.slice(at, at += run[side]).join("");
+      const text = list.slice(at, at + run[side]).join("");
+      at += run[side];
       if (run[2]) return [text];
       const end = text.trimEnd().length;
       return [element("mark", {}, text.slice(0, end)), text.slice(end)];
@@ -95,4 +95,3 @@ function marked(first, second) {
   });
   return [...nodes, ""];
 }
-"""
