@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from models import counts
 from models.config.judge import JudgeConfig
 from models.functional.verdicts import expected_score, label_probabilities
 from models.judge.asking import Asker
@@ -139,7 +140,7 @@ class Judge:
     @property
     def answers_per_pair(self) -> int:
         """How often `on_answer` is called for a pair, further tries left out."""
-        return 2 * self.config.num_samples * (2 if self.config.chain_of_thought else 1)
+        return counts.NUM_ORDERS * counts.answers_per_question(self.config)
 
     def _principle(self, pair: Comparison) -> str | None:
         """What decides a pair, in both orders and whichever response is named first."""
@@ -198,11 +199,12 @@ class Judge:
     def _for_label(self, request: ChatRequest, labels: Sequence[str]) -> ChatRequest:
         """Ask for a label: where probabilities are read, for its tokens only and without chance."""
         config = self.config
+        tokens = counts.verdict_tokens(config, max(map(len, labels)))
         if not config.top_logprobs:
-            return replace(request, max_tokens=config.max_answer_tokens)
+            return replace(request, max_tokens=tokens)
         return replace(
             request,
-            max_tokens=max(map(len, labels)),
+            max_tokens=tokens,
             top_logprobs=config.top_logprobs,
             temperature=0.0,
             seed=None,

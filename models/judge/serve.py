@@ -20,8 +20,9 @@ from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from models import limits
 from models.judge.chat import MALFORMED, ChatAnswer, ChatModel, ChatRequest, Message
-from models.judge.local import REQUESTS_AT_ONCE, LocalModel
+from models.judge.local import LocalModel
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class JudgeServer(ThreadingHTTPServer):
     def _work(self) -> None:
         while True:
             batch = [self._waiting.get()]
-            while len(batch) < REQUESTS_AT_ONCE and not self._waiting.empty():
+            while len(batch) < limits.REQUESTS_AT_ONCE and not self._waiting.empty():
                 batch.append(self._waiting.get())
             self._answer_all(batch)
 
