@@ -118,6 +118,11 @@ class PPOCounts:
     rollout: int
     updates: int
 
+    @property
+    def policy_rounds(self) -> int:
+        """Rounds that update the policy too."""
+        return self.rounds - self.critic_rounds
+
     def policy_updates(self, rounds: int) -> int:
         """Optimiser steps of the policy in the first `rounds`."""
         return self.updates * max(0, rounds - self.critic_rounds)

@@ -37,11 +37,9 @@ from models.judge.asking import Asker
 from models.judge.chat import ChatAnswer, ChatRequest, Usage
 from models.judge.constitutions import Constitution
 from models.judge.parse import label_logprobs
-from models.judge.prompts import Interview, Kind
+from models.judge.prompts import LABELS, Interview, Kind
 from models.judge.rubrics import load_rubric
 
-PLACES = ("A", "B")
-RATINGS = tuple(str(rating) for rating in range(1, 11))
 OnAnswer = Callable[[], None]
 # What is judged, by name and in order, and the principle that decides.
 _Case = tuple[dict[str, str], str | None]
@@ -102,7 +100,7 @@ class Judge:
                 shown = {"dialogue": pair.prompt, "response A": one, "response B": other}
                 cases.append((shown, principle))
         interview = self._interview("compare", self.config.num_examples)
-        found = self._conduct(interview, cases, PLACES, on_answer)
+        found = self._conduct(interview, cases, on_answer)
         return [
             PairVerdict(
                 float(before.probabilities[0]),
@@ -124,7 +122,7 @@ class Judge:
             ({"dialogue": prompt, "response": response}, None)
             for prompt, response in zip(prompts, responses, strict=True)
         ]
-        found = self._conduct(self._interview("score", 0), cases, RATINGS, on_answer)
+        found = self._conduct(self._interview("score", 0), cases, on_answer)
         if not found:
             return []
         scores, normalised = expected_score(torch.stack([each.probabilities for each in found]))
@@ -157,11 +155,10 @@ class Judge:
         self,
         interview: Interview,
         cases: Sequence[_Case],
-        labels: Sequence[str],
         on_answer: OnAnswer,
     ) -> list[Finding]:
         """What the judge says of each: all samples of one after those of another."""
-        num_samples = self.config.num_samples
+        num_samples, labels = self.config.num_samples, LABELS[interview.kind]
         requests = [
             self._first_request(interview, case, number)
             for case in cases

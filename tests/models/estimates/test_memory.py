@@ -84,6 +84,26 @@ def test_zero_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert replace(memory, activations=30).part(3, 8).activations == 400 / 8
 
 
+def test_offload_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is partitioned moves to the host's memory: Adam's state, under stage 3 weights too."""
+    for name, numbers in (("ZERO_BUCKET", 10), ("ZERO_LIVE", 20), ("ZERO_PREFETCH", 5)):
+        monkeypatch.setattr(limits, name, numbers)
+    memory = Memory(400, 400, 800, frozen=96, activations=60, cache=7)
+    second, third = (memory.part(stage, 8, offload=True) for stage in (2, 3))
+    assert (second.host, second.optimiser) == (1200 / 8, 0)
+    assert second.total == 400 + 2 * 400 / 8 + 40 + 96 + 67
+    assert third.host == 1200 / 8 + 400 / 8 + 96 / 8
+    # Weights that are whole at a time stay on the device, with gradients and their bucket.
+    assert third.total == 100 + 400 / 8 + 40 + 67
+    for stage in (1, 2, 3):
+        kept, moved = memory.part(stage, 8), memory.part(stage, 8, offload=True)
+        assert moved.total + moved.host == kept.total
+    # While it is loaded the model is whole on the device, and the parts of all on the host.
+    loading = memory.loading(3, 8, offload=True)
+    assert (loading.total, loading.host) == (496, 496 / 8)
+    assert memory.loading(2, 8, offload=True) == memory.loading(2, 8)
+
+
 def test_loading_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "ZERO_BUCKET", 10)
     memory = Memory(400, 400, 800, frozen=96, activations=60, cache=7)

@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from models.estimates.constitution import constitutional_sft, revise
-from models.estimates.judging import judge_answers, judge_preferences
-from models.estimates.policies import answers, cpl, dpo, hir, rejection_sampling, rest
-from models.estimates.rollouts import comparisons, evaluate, ppo_max, rehearsal
-from models.estimates.supervised import advantage_model, lower_states, meta_rm, reward_model, sft
+from models.estimates.stages.judging import judge_answers, judge_preferences
+from models.estimates.stages.policies import (
+    constitutional_sft,
+    cpl,
+    dpo,
+    hir,
+    rejection_sampling,
+    rest,
+    sft,
+)
+from models.estimates.stages.ppo import ppo_max
+from models.estimates.stages.sampling import answers, comparisons, evaluate, rehearsal, revise
+from models.estimates.stages.scorers import advantage_model, lower_states, meta_rm, reward_model
 from models.estimates.work import Setting, Work
 
 _MODEL_STAGES: dict[str, Callable[[Any, Setting], Work]] = {
