@@ -51,7 +51,7 @@ class Memory:
         held = self.weights + self.gradients + self.optimiser + self.frozen
         return held + self.activations + self.cache
 
-    def part(self, zero_stage: int, num_devices: int, offload: bool = False) -> Memory:
+    def partitioned(self, zero_stage: int, num_devices: int, offload: bool = False) -> Memory:
         """What a device holds under ZeRO [Rajbhandari et al. 2020, figure 1].
 
         Stage 1 splits the optimiser's state over the devices, 2 the gradients too, 3 the weights
@@ -60,7 +60,8 @@ class Memory:
         part of the gradients is there twice, while there are no activations; under stage 2 it is
         all along, as those of a micro batch are added to those before. Under stage 3 some weights
         are whole at a time. Every device works on a micro batch of its own. With `offload` the
-        optimiser's state, and under stage 3 the parts of weights, are in the host's memory.
+        optimiser's state, and under stage 3 the parts of weights, are in the host's memory; parts
+        of gradients, which DeepSpeed moves there too, are counted on the device all the same.
         """
         share = [num_devices if zero_stage >= stage else 1 for stage in range(4)]
         with_copy = self.optimiser * (ADAM_BYTES + FLOAT_BYTES) // ADAM_BYTES
@@ -96,7 +97,7 @@ class Memory:
         if zero_stage < 3:
             copies = 2 if zero_stage else 1
             return Memory(weights=copies * self.weights, frozen=self.frozen)
-        part = self.part(3, num_devices)
+        part = self.partitioned(3, num_devices)
         apart = ceil(self.weights / num_devices)
         parts = Memory(frozen=ceil((self.weights + self.frozen) / num_devices))
         copying = Memory(

@@ -51,7 +51,7 @@ class Setting:
     revised: ReviseConfig | None = None
     num_policies: int = 0
 
-    def answered(self, max_new_tokens: int) -> tuple[int, int]:
+    def prompt_and_row(self, max_new_tokens: int) -> tuple[int, int]:
         """Most tokens of a prompt, and of the row it makes with one answer and its end token."""
         context = self.shape.context
         room = counts.prompt_room(context, max_new_tokens)
@@ -126,7 +126,7 @@ class Rows:
         return self.count * self.length if self.all_tokens is None else self.all_tokens
 
 
-def fitting(
+def supervised_work(
     setting: Setting,
     train: TrainConfig,
     num_parameters: int,
@@ -142,11 +142,11 @@ def fitting(
         optimiser_steps=counts.optimiser_steps(train, parts),
         trained_tokens=train.num_epochs * rows.passes * rows.tokens,
         parameters=trained_parameters(setting.shape, train, num_parameters),
-        phases=fitting_phases(setting, train, num_parameters, step),
+        phases=supervised_phases(setting, train, num_parameters, step),
     )
 
 
-def fitting_phases(
+def supervised_phases(
     setting: Setting, train: TrainConfig, num_parameters: int, step: Rows
 ) -> dict[str, Memory]:
     """What one of the loop's ranks holds while the model is loaded, and in a step on such rows."""
@@ -161,7 +161,7 @@ def fitting_phases(
         return {"loading": whole.loading(0, 1), "training": whole}
     return {
         "loading": whole.loading(zero.stage, ranks, zero.offload),
-        "training": whole.part(zero.stage, ranks, zero.offload),
+        "training": whole.partitioned(zero.stage, ranks, zero.offload),
     }
 
 

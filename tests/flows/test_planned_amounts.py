@@ -203,7 +203,7 @@ def test_ppo_takes_the_planned_rounds_answers_and_tokens(ran: list[Ran]) -> None
             own * count for own, count in zip(tokens, num_models, strict=True)
         )
         plain = work_of("ppo_max", config, replace(each.row.setting, has_rehearsal=False))
-        _, longest = each.row.setting.answered(config.max_new_tokens)
+        _, longest = each.row.setting.prompt_and_row(config.max_new_tokens)
         assert plain.trained_tokens == config.num_epochs * answers * longest * sum(num_models)
         updates = work.optimiser_steps // len(each.metrics)
         assert each.summary["num_updates"] == updates * (sum(num_models) - len(each.metrics))

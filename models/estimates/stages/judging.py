@@ -35,7 +35,7 @@ def judge_preferences(config: JudgePreferencesConfig, setting: Setting) -> Work:
     pairs = sum(counts.num_taken(count, config.max_pairs) for count in available)
     shown = Rows(pairs, setting.amounts.pair_tokens)
     field = "judge_preferences.judge.local_model"
-    return answering(config.judge, setting, "compare", shown, field)
+    return judge_work(config.judge, setting, "compare", shown, field)
 
 
 def judge_answers(config: JudgeAnswersConfig, setting: Setting) -> Work:
@@ -47,10 +47,10 @@ def judge_answers(config: JudgeAnswersConfig, setting: Setting) -> Work:
         prompts = counts.num_taken(prompts, num_sets * config.max_prompts)
     pairs = prompts * policies * (policies - 1) // 2
     shown = Rows(pairs, setting.amounts.pair_tokens)
-    return answering(config.judge, setting, "compare", shown, "judges.judge.local_model")
+    return judge_work(config.judge, setting, "compare", shown, "judges.judge.local_model")
 
 
-def answering(judge: JudgeConfig, setting: Setting, kind: Kind, shown: Rows, field: str) -> Work:
+def judge_work(judge: JudgeConfig, setting: Setting, kind: Kind, shown: Rows, field: str) -> Work:
     """A judge's verdicts on what it is shown: pairs, in both orders, or single answers.
 
     `field`: what names the local model in the run's configuration.
@@ -60,7 +60,7 @@ def answering(judge: JudgeConfig, setting: Setting, kind: Kind, shown: Rows, fie
     theirs = replace(setting, shape=shape_of(ModelConfig(base=judge.local_model), field))
     orders = counts.NUM_ORDERS if kind == "compare" else 1
     requests = shown.count * orders * judge.num_samples
-    asked = shown.length + _told(judge)
+    asked = shown.length + _instruction_tokens(judge)
     work = Work(examples=shown.count)
     thoughts = 0
     if judge.chain_of_thought:
@@ -69,7 +69,7 @@ def answering(judge: JudgeConfig, setting: Setting, kind: Kind, shown: Rows, fie
             work,
             sampled_tokens=requests * thoughts,
             forward_tokens=requests * asked,
-            phases={"thinking": answers_phase(theirs, requests, asked, thoughts)},
+            phases={"thinking": judge_sampling_phase(theirs, requests, asked, thoughts)},
         )
     return _with_verdicts(judge, theirs, kind, requests, asked + thoughts, work)
 
@@ -90,7 +90,7 @@ def _with_verdicts(
         forward += rows.tokens
     if verdict > 1 or not judge.top_logprobs:
         forward, sampled = forward + requests * asked, sampled + requests * verdict
-        generating = answers_phase(theirs, requests, asked, verdict)
+        generating = judge_sampling_phase(theirs, requests, asked, verdict)
         passing = max(passing, generating, key=lambda phase: phase.total)
     return replace(
         work,
@@ -100,23 +100,23 @@ def _with_verdicts(
     )
 
 
-def answers_phase(theirs: Setting, requests: int, asked: int, max_new_tokens: int) -> Memory:
+def judge_sampling_phase(theirs: Setting, requests: int, asked: int, max_new_tokens: int) -> Memory:
     """Answers of a local model, whose weights are those of a policy of its shape."""
     at_once = counts.num_taken(requests, limits.REQUESTS_AT_ONCE)
     prompt = min(asked, counts.prompt_room(theirs.shape.context, max_new_tokens))
     return sampling_phase(theirs, theirs.policy, at_once, prompt, max_new_tokens, at_least=1)
 
 
-def tokens_of(characters: int) -> int:
+def text_tokens(characters: int) -> int:
     """Most tokens of a text of so many characters."""
     return ceil(characters / CHARACTERS_PER_TOKEN)
 
 
-def _told(judge: JudgeConfig) -> int:
+def _instruction_tokens(judge: JudgeConfig) -> int:
     """Tokens of rubric, principle, questions and worked examples at most."""
     rubric = load_rubric(judge.rubric)
     texts = [rubric.criteria, *load_questions().values()]
     for example in rubric.examples[: judge.num_examples]:
         texts += [example.dialogue, example.first, example.second, example.thoughts]
     principle = 0 if judge.constitution is None else MAX_CHARACTERS
-    return tokens_of(sum(map(len, texts)) + principle)
+    return text_tokens(sum(map(len, texts)) + principle)

@@ -21,7 +21,14 @@ from models.config.policy import (
 from models.config.training import SFTConfig
 from models.estimates.memory import Memory
 from models.estimates.stages.sampling import num_answered, num_revised, revision_tokens
-from models.estimates.work import Rows, Setting, Work, fitting, fitting_phases, scoring_phase
+from models.estimates.work import (
+    Rows,
+    Setting,
+    Work,
+    scoring_phase,
+    supervised_phases,
+    supervised_work,
+)
 
 TOKENS_A_WORD = 2  # of an instruction, at most
 
@@ -32,7 +39,7 @@ def sft(config: SFTConfig, setting: Setting) -> Work:
         return Work(examples=0, phases={"loading": Memory(frozen=setting.policy)})
     count, row = setting.amounts.demonstrations, setting.amounts.dialogue_tokens
     rows = Rows(count, row, responses=row)
-    return fitting(setting, config.train, setting.shape.policy_parameters, rows)
+    return supervised_work(setting, config.train, setting.shape.policy_parameters, rows)
 
 
 def constitutional_sft(config: ConstitutionalSFTConfig, setting: Setting) -> Work:
@@ -40,10 +47,10 @@ def constitutional_sft(config: ConstitutionalSFTConfig, setting: Setting) -> Wor
     assert config.train is not None and setting.revised is not None
     revisions = num_revised(setting.revised, setting)
     helpful = counts.num_helpful(config, revisions, setting.amounts.demonstrations)
-    _, revised = setting.answered(revision_tokens(setting.revised, setting))
+    _, revised = setting.prompt_and_row(revision_tokens(setting.revised, setting))
     row = max(revised, setting.amounts.dialogue_tokens)
     rows = Rows(revisions + helpful, row, responses=row)
-    return fitting(setting, config.train, setting.shape.policy_parameters, rows)
+    return supervised_work(setting, config.train, setting.shape.policy_parameters, rows)
 
 
 def dpo(config: DPOConfig, setting: Setting) -> Work:
@@ -97,7 +104,7 @@ def _num_answers(setting: Setting) -> int:
 
 def _answer_row(setting: Setting) -> tuple[int, int]:
     """Tokens of a prompt, and of the row it makes with its longest answer."""
-    return setting.answered(max(each.max_new_tokens for each in setting.sampled))
+    return setting.prompt_and_row(max(each.max_new_tokens for each in setting.sampled))
 
 
 def _pairs(setting: Setting) -> Rows:
@@ -115,16 +122,16 @@ def _on_answers(config: PolicyConfig, setting: Setting, parts: Sequence[int]) ->
 def _policy(
     config: PolicyConfig, setting: Setting, rows: Rows, parts: Sequence[int] | None = None
 ) -> Work:
-    """Training a policy on rows; the last two as in `fitting`.
+    """Training a policy on rows; the last two as in `supervised_work`.
 
     Each update passes what it rehearses as well, as long as any dialogue can be.
     """
     train, parameters = config.train, setting.shape.policy_parameters
-    work = fitting(setting, train, parameters, rows, parts)
+    work = supervised_work(setting, train, parameters, rows, parts)
     longest = setting.amounts.dialogue_tokens
     for count in counts.replayed_rows(config, setting.has_rehearsal).values():
         drawn = Rows(count, longest, responses=longest)
-        rehearsing = fitting_phases(setting, train, parameters, drawn)["training"]
+        rehearsing = supervised_phases(setting, train, parameters, drawn)["training"]
         training = max(work.phases["training"], rehearsing, key=lambda phase: phase.total)
         work = replace(
             work,

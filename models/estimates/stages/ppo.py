@@ -10,7 +10,7 @@ from models import counts, limits
 from models.config.policy import PPOConfig
 from models.estimates.memory import FLOAT_BYTES, PRODUCT_BYTES, Memory
 from models.estimates.shapes import ModelShape
-from models.estimates.stages.judging import answering
+from models.estimates.stages.judging import judge_work
 from models.estimates.work import (
     Rows,
     Setting,
@@ -28,7 +28,7 @@ def ppo_max(config: PPOConfig, setting: Setting) -> Work:
     Without a scorer the first rank has the judge beside all else, which rates each answer, as if
     it were another than those before.
     """
-    prompt, row = setting.answered(config.max_new_tokens)
+    prompt, row = setting.prompt_and_row(config.max_new_tokens)
     planned = counts.ppo_counts(config, setting.amounts.policy_prompts)
     answers = Rows(planned.rounds * planned.rollout, row)
     learned = config.num_epochs * planned.rollout * (planned.rounds + planned.policy_rounds)
@@ -36,7 +36,7 @@ def ppo_max(config: PPOConfig, setting: Setting) -> Work:
     judging = Work(examples=answers.count)
     if config.scoring.judge is not None and not setting.scorers:
         field = "ppo.scoring.judge.local_model"
-        judging = answering(config.scoring.judge, setting, "score", answers, field)
+        judging = judge_work(config.scoring.judge, setting, "score", answers, field)
     # Reference, critic and scorers; of narrow products, and of what vLLM samples, the policy too.
     passes = 2 + len(setting.scorers)
     passes += config.precision != "float32" or config.vllm is not None
@@ -51,11 +51,11 @@ def ppo_max(config: PPOConfig, setting: Setting) -> Work:
             trained_parameters(setting.shape, config, parameters)
             for parameters in (setting.shape.policy_parameters, _critic_parameters(config, setting))
         ),
-        phases=_beside(_phases(config, setting, planned), judging.phases),
+        phases=_with_judge(_phases(config, setting, planned), judging.phases),
     )
 
 
-def _beside(phases: dict[str, Memory], judging: Mapping[str, Memory]) -> dict[str, Memory]:
+def _with_judge(phases: dict[str, Memory], judging: Mapping[str, Memory]) -> dict[str, Memory]:
     """Phases with a judge's weights in each, and those in which it works."""
     weights = max((phase.frozen for phase in judging.values()), default=0)
     others = {
@@ -78,7 +78,7 @@ def _replay(config: PPOConfig, setting: Setting) -> list[Rows]:
     """The dialogues that a policy update draws of each source; rehearsed ones are answers that are
     taken to be as long as its own.
     """
-    _, row = setting.answered(config.max_new_tokens)
+    _, row = setting.prompt_and_row(config.max_new_tokens)
     longest = {"rehearsal": row, "demonstrations": setting.amounts.dialogue_tokens}
     drawn = counts.replayed_rows(config, setting.has_rehearsal)
     response = config.max_new_tokens + 1
@@ -93,7 +93,7 @@ def _phases(config: PPOConfig, setting: Setting, planned: counts.PPOCounts) -> d
     starts. Of a rank: with ZeRO it holds its part, and the whole of a model that samples or scores.
     """
     num_policy, num_critic = setting.shape.policy_parameters, _critic_parameters(config, setting)
-    prompt, row = setting.answered(config.max_new_tokens)
+    prompt, row = setting.prompt_and_row(config.max_new_tokens)
     response = config.max_new_tokens + 1
     batch = counts.num_taken(planned.rollout, config.train_batch)
 
@@ -126,7 +126,7 @@ def _phases(config: PPOConfig, setting: Setting, planned: counts.PPOCounts) -> d
         for name, phase in working.items()
     }
     beside = _held_by_vllm(config, setting.shape)
-    later = {**_in_parts(config, setting, held), "saving": stages["saving"]}
+    later = {**_partitioned(config, setting, held), "saving": stages["saving"]}
     working = {name: replace(phase, frozen=phase.frozen + beside) for name, phase in later.items()}
     return {"loading": stages["loading"], **working}
 
@@ -156,8 +156,8 @@ def _loading_and_saving(
         weights, frozen = policy.weights + critic.weights, policy.frozen + critic.frozen + others
         whole = Memory(weights=weights, frozen=frozen)
         return {"loading": whole, "saving": whole}
-    held = Memory(frozen=others).part(zero.stage, ranks, zero.offload)
-    prepared = policy.part(zero.stage, ranks, zero.offload)
+    held = Memory(frozen=others).partitioned(zero.stage, ranks, zero.offload)
+    prepared = policy.partitioned(zero.stage, ranks, zero.offload)
     apart = Memory(optimiser=ceil(policy.weights / ranks))  # its copy of weights; no moments yet
     if zero.stage == 3:
         apart = replace(apart, weights=apart.optimiser)
@@ -188,21 +188,25 @@ def _held_by_vllm(config: PPOConfig, shape: ModelShape) -> int:
     return PRODUCT_BYTES[config.precision] * parameters + int(config.vllm.cache_gib * 2**30)
 
 
-def _in_parts(config: PPOConfig, setting: Setting, held: dict[str, Memory]) -> dict[str, Memory]:
+def _partitioned(config: PPOConfig, setting: Setting, held: dict[str, Memory]) -> dict[str, Memory]:
     """With ZeRO: a rank's parts, and the whole of one model where it samples or scores."""
-    if config.zero is None:
+    zero, ranks = config.zero, config.ranks
+    if zero is None:
         return held
-    zero = config.zero
-    parts = {n: phase.part(zero.stage, config.ranks, zero.offload) for n, phase in held.items()}
-    if zero.stage == 3:
-        both = Memory(gradients=held["policy update"].weights).part(3, config.ranks).gradients
-        buckets = both + FLOAT_BYTES * limits.ZERO_BUCKET
-        parts = {name: replace(phase, gradients=buckets) for name, phase in parts.items()}
-        critic = FLOAT_BYTES * _critic_parameters(config, setting)
-        gathered = {
-            "sampling": setting.policy,
-            "scoring": max(setting.policy, *setting.scorers, critic),
-        }
-        for name, size in gathered.items():
-            parts[name] = replace(parts[name], frozen=parts[name].frozen + size)
-    return parts
+    parts = {
+        name: phase.partitioned(zero.stage, ranks, zero.offload) for name, phase in held.items()
+    }
+    if zero.stage < 3:
+        return parts
+    gradients = Memory(gradients=held["policy update"].weights)  # of policy and critic
+    room = gradients.partitioned(3, ranks).gradients + FLOAT_BYTES * limits.ZERO_BUCKET
+    gathered = {
+        "sampling": setting.policy,
+        "scoring": max(
+            setting.policy, *setting.scorers, FLOAT_BYTES * _critic_parameters(config, setting)
+        ),
+    }
+    return {
+        name: replace(phase, gradients=room, frozen=phase.frozen + gathered.get(name, 0))
+        for name, phase in parts.items()
+    }

@@ -10,7 +10,7 @@ from models.config.policy import AnswersConfig, RehearsalConfig, ReviseConfig
 from models.config.reporting import EvaluateConfig
 from models.config.training import ModelConfig
 from models.estimates.shapes import shape_of
-from models.estimates.stages.judging import answering, answers_phase, tokens_of
+from models.estimates.stages.judging import judge_sampling_phase, judge_work, text_tokens
 from models.estimates.work import Rows, Setting, Work, sampling_phase, scoring_phase
 from models.judge.constitutions import MAX_CHARACTERS
 from models.judge.rubrics import load_questions
@@ -48,7 +48,7 @@ def evaluate(config: EvaluateConfig, setting: Setting) -> Work:
     prompts = setting.amounts.eval_prompts
     work = _sampled(setting, prompts, config.num_candidates, config.max_new_tokens)
     packed = _packed(setting, prompts, config.num_candidates, config.max_new_tokens)
-    _, row = setting.answered(config.max_new_tokens)
+    _, row = setting.prompt_and_row(config.max_new_tokens)
     best, both = Rows(prompts, row, responses=config.max_new_tokens + 1), 2 * setting.policy
     passed = (1 + setting.num_judges) * packed.tokens + 2 * best.tokens
     work = replace(
@@ -63,7 +63,7 @@ def evaluate(config: EvaluateConfig, setting: Setting) -> Work:
     if config.harmless is None:
         return work
     field = "evaluate.harmless.judge.local_model"
-    asked = answering(config.harmless.judge, setting, "score", best, field)
+    asked = judge_work(config.harmless.judge, setting, "score", best, field)
     judging = {
         name: replace(phase, frozen=phase.frozen + setting.policy)
         for name, phase in asked.phases.items()
@@ -91,14 +91,14 @@ def revise(config: ReviseConfig, setting: Setting) -> Work:
     theirs = replace(setting, shape=shape)
     questions = load_questions()
     told = sum(len(questions[name]) for name in ("principle", "revise", "revise answer"))
-    prompt, _ = setting.answered(config.max_new_tokens)
-    asked = prompt + revision_tokens(config, setting) + tokens_of(told + MAX_CHARACTERS)
+    prompt, _ = setting.prompt_and_row(config.max_new_tokens)
+    asked = prompt + revision_tokens(config, setting) + text_tokens(told + MAX_CHARACTERS)
     critique = config.max_critique_tokens if config.critique else 0
-    first = asked + (tokens_of(len(questions["revise critique"])) if config.critique else 0)
+    first = asked + (text_tokens(len(questions["revise critique"])) if config.critique else 0)
     room = counts.prompt_room(shape.context, config.max_revision_tokens)
     second = min(first + critique, room)
     steps = count * config.num_revisions
-    revising = answers_phase(theirs, count, second, config.max_revision_tokens)
+    revising = judge_sampling_phase(theirs, count, second, config.max_revision_tokens)
     return replace(
         work,
         sampled_tokens=work.sampled_tokens + steps * (critique + config.max_revision_tokens),
@@ -122,7 +122,7 @@ def revision_tokens(config: ReviseConfig, setting: Setting) -> int:
 def _sampled(setting: Setting, prompts: int, num_responses: int, max_new_tokens: int) -> Work:
     """Several answers of a policy to each prompt."""
     samples = prompts * num_responses
-    prompt, _ = setting.answered(max_new_tokens)
+    prompt, _ = setting.prompt_and_row(max_new_tokens)
     phase = sampling_phase(setting, setting.policy, samples, prompt, max_new_tokens)
     return Work(
         examples=prompts,
@@ -134,7 +134,7 @@ def _sampled(setting: Setting, prompts: int, num_responses: int, max_new_tokens:
 
 def _packed(setting: Setting, prompts: int, num_responses: int, max_new_tokens: int) -> Rows:
     """Each prompt with all its answers, in one row."""
-    prompt, row = setting.answered(max_new_tokens)
+    prompt, row = setting.prompt_and_row(max_new_tokens)
     return Rows(prompts, prompt + num_responses * (row - prompt))
 
 

@@ -17,10 +17,10 @@ from models.estimates.work import (
     Rows,
     Setting,
     Work,
-    fitting,
     gradient_set,
     sampling_phase,
     scoring_phase,
+    supervised_work,
 )
 
 
@@ -63,7 +63,7 @@ def reward_model(config: RewardModelConfig, setting: Setting) -> Work:
         work = replace(work, forward_tokens=work.forward_tokens + again * setting.pair_row)
     if train.lora is None or not head:
         return work
-    return replace(work, phases=_beside(work, ("loading", "training"), FLOAT_BYTES * head))
+    return replace(work, phases=_with_frozen(work, ("loading", "training"), FLOAT_BYTES * head))
 
 
 def _examples(config: RewardModelConfig, setting: Setting) -> Rows:
@@ -112,7 +112,7 @@ def meta_rm(config: MetaRMConfig, setting: Setting) -> Work:
     amounts, train = setting.amounts, config.train
     prompts = counts.num_taken(amounts.policy_prompts, config.num_prompts)
     answers = prompts * config.num_responses
-    prompt, _ = setting.answered(config.max_new_tokens)
+    prompt, _ = setting.prompt_and_row(config.max_new_tokens)
     response = config.max_new_tokens + 1
     meta = Rows(
         counts.num_taken(prompts, config.meta_batch),
@@ -175,13 +175,13 @@ def _scorer(
 ) -> Work:
     """Training a scorer, with `further` parameters, then scoring `num_scored` pairs."""
     parameters = setting.shape.scorer_parameters(num_heads)
-    work = fitting(setting, train, parameters + further, rows)
+    work = supervised_work(setting, train, parameters + further, rows)
     scored = Rows(num_scored, setting.pair_row)
     scoring = scoring_phase(setting, FLOAT_BYTES * parameters, scored)
     return replace(work, forward_tokens=scored.tokens, phases={**work.phases, "scoring": scoring})
 
 
-def _beside(work: Work, names: tuple[str, ...], weights: int) -> dict[str, Memory]:
+def _with_frozen(work: Work, names: tuple[str, ...], weights: int) -> dict[str, Memory]:
     """The phases, with `weights` bytes of a frozen model in those that are named."""
     return {
         name: replace(phase, frozen=phase.frozen + weights * (name in names))
