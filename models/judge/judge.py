@@ -29,17 +29,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from models import counts
 from models.config.judge import JudgeConfig
 from models.functional.verdicts import expected_score, label_probabilities
 from models.judge.batch import CachedChatModel, OnAnswer
 from models.judge.chat import ChatAnswer, ChatRequest, Usage
 from models.judge.constitutions import Constitution
 from models.judge.parse import label_logprobs
-from models.judge.prompts import Kind, PromptTemplate
+from models.judge.prompts import LABELS, Kind, PromptTemplate
 from models.judge.rubrics import load_rubric
 
-PAIR_LABELS = ("A", "B")
-RATINGS = tuple(str(rating) for rating in range(1, 11))
 # The texts to judge, by name and in order, and the principle that decides.
 _Case = tuple[dict[str, str], str | None]
 
@@ -125,7 +124,7 @@ class Judge:
                 shown = {"dialogue": pair.prompt, "response A": one, "response B": other}
                 cases.append((shown, principle))
         template = self._template("compare", self.config.num_examples)
-        found = self._distributions(template, cases, PAIR_LABELS, on_answer)
+        found = self._distributions(template, cases, on_answer)
         return [
             PairVerdict(
                 float(as_a.probabilities[0]),
@@ -147,7 +146,7 @@ class Judge:
             ({"dialogue": prompt, "response": response}, None)
             for prompt, response in zip(prompts, responses, strict=True)
         ]
-        found = self._distributions(self._template("score", 0), cases, RATINGS, on_answer)
+        found = self._distributions(self._template("score", 0), cases, on_answer)
         if not found:
             return []
         scores, normalised = expected_score(torch.stack([each.probabilities for each in found]))
@@ -165,7 +164,7 @@ class Judge:
     @property
     def answers_per_pair(self) -> int:
         """How often `compare` calls `on_answer` for a pair; repairs do not count."""
-        return 2 * self.config.num_samples * (2 if self.config.chain_of_thought else 1)
+        return counts.NUM_ORDERS * counts.answers_per_question(self.config)
 
     def _principle(self, pair: Comparison) -> str | None:
         """The principle that decides a pair: the same in both orders."""
@@ -182,11 +181,10 @@ class Judge:
         self,
         template: PromptTemplate,
         cases: Sequence[_Case],
-        labels: Sequence[str],
         on_answer: OnAnswer,
     ) -> list[LabelDistribution]:
         """One distribution per case, of num_samples requests each."""
-        num_samples = self.config.num_samples
+        num_samples, labels = self.config.num_samples, LABELS[template.kind]
         requests = [
             self._first_request(template, case, number)
             for case in cases
@@ -222,11 +220,12 @@ class Judge:
     def _label_request(self, request: ChatRequest, labels: Sequence[str]) -> ChatRequest:
         """Ask for a label. With top_logprobs only its own tokens are needed, greedily."""
         config = self.config
+        tokens = counts.verdict_tokens(config, max(map(len, labels)))
         if not config.top_logprobs:
-            return replace(request, max_tokens=config.max_answer_tokens)
+            return replace(request, max_tokens=tokens)
         return replace(
             request,
-            max_tokens=max(map(len, labels)),
+            max_tokens=tokens,
             top_logprobs=config.top_logprobs,
             temperature=0.0,
             seed=None,

@@ -26,7 +26,6 @@ from models.nets.loading import load_base_policy, load_base_tokenizer
 from models.nets.packing import Candidates, pack
 from models.nets.scoring import likeliest_tokens, next_logprobs
 
-REQUESTS_AT_ONCE = 64
 # A nucleus that only the likeliest token fits in.
 GREEDY_NUCLEUS = 1e-9
 # For a tokenizer without a chat template.
@@ -62,7 +61,7 @@ class LocalModel:
     ) -> Iterator[tuple[str, ChatAnswer]]:
         """As in `ChatModel`; raises RequestError."""
         waiting = iter(requests)
-        while window := list(islice(waiting, REQUESTS_AT_ONCE)):
+        while window := list(islice(waiting, limits.REQUESTS_AT_ONCE)):
             window.sort(key=_form)
             for _, alike in groupby(window, key=_form):
                 yield from self._alike(list(alike))

@@ -18,6 +18,11 @@ from models.judge.rubrics import RubricText, load_questions
 QUOTE = "| "
 CUT = "[cut here]"
 Kind = Literal["compare", "score"]
+# What a verdict says: which response is better, or a rating.
+LABELS: dict[Kind, tuple[str, ...]] = {
+    "compare": ("A", "B"),
+    "score": tuple(str(rating) for rating in range(1, 11)),
+}
 _MARKER = re.compile(r"\[(dialogue|draft|response|response A|response B)\]")
 # <|im_end|> and its like, <s>, </s>, <start_of_turn>, [INST], <<SYS>>: a space after the bracket.
 _CONTROL = re.compile(

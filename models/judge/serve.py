@@ -28,8 +28,9 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
+from models import limits
 from models.judge.chat import ChatAnswer, ChatModel, ChatRequest, Message
-from models.judge.local import REQUESTS_AT_ONCE, LocalModel
+from models.judge.local import LocalModel
 
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 16 << 20
@@ -87,7 +88,7 @@ class _Batcher:
     def _work(self) -> None:
         while True:
             batch = [self._waiting.get()]
-            while len(batch) < REQUESTS_AT_ONCE and not self._waiting.empty():
+            while len(batch) < limits.REQUESTS_AT_ONCE and not self._waiting.empty():
                 batch.append(self._waiting.get())
             self._answer([item for item in batch if item[1].set_running_or_notify_cancel()])
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby, islice
 from typing import Protocol
 
 import torch
@@ -22,6 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
+
+from models import counts
 
 MOST_LIKELY = 256  # tokens looked at first where a nucleus is asked for
 _NONE = -1  # in place of a token
@@ -42,15 +44,13 @@ def decoding_batches(
 ) -> list[list[int]]:
     """Indices of prompts by batch: equal prompts together, then those of similar length.
 
-    As few batches as `cache_tokens` tokens of key-value cache allow, but `at_least` so many if
-    there are as many prompts; all of about one size.
+    How many a batch has, `counts.decoding_batch_sizes` says.
     """
     order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), prompts[index]))
     longest = max(map(len, prompts), default=0) + max_new_tokens
-    at_once = max(1, cache_tokens // longest)
-    count = min(len(order), max(at_least, -(-len(order) // at_once)))
-    ends = [len(order) * number // count for number in range(count + 1)] if count else []
-    return [order[start:end] for start, end in pairwise(ends)]
+    sizes = counts.decoding_batch_sizes(len(order), longest, cache_tokens, at_least)
+    rest = iter(order)
+    return [list(islice(rest, size)) for size in sizes]
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from transformers import (
 
 from models.config.training import ModelConfig
 from models.nets.fused import with_lean_layers
+from models.nets.small_llama import llama_fields
 from models.packages import folder_of
 
 
@@ -83,14 +84,7 @@ def build_policy(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Pre
     with torch.device("cpu"):
         model = LlamaForCausalLM(
             LlamaConfig(
-                vocab_size=len(tokenizer),
-                hidden_size=config.hidden_size,
-                intermediate_size=config.hidden_size * 3,
-                num_hidden_layers=config.num_layers,
-                num_attention_heads=config.num_heads,
-                num_key_value_heads=config.num_heads,
-                max_position_embeddings=config.max_length,
-                tie_word_embeddings=True,
+                **llama_fields(config, len(tokenizer)),
                 bos_token_id=None,
                 eos_token_id=tokenizer.eos_token_id,
                 pad_token_id=tokenizer.pad_token_id,

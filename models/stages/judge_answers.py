@@ -12,6 +12,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from models import counts
 from models.config.judge import JudgeAnswersConfig
 from models.judge.judge import Comparison
 from models.judge.resumable import judge_pairs, pair_measures, usage_totals
@@ -136,7 +137,8 @@ def _wanted(config: JudgeAnswersConfig, folder: Path) -> dict[Place, Row]:
             for place, row in enumerate(by_set.get(name, []))
             if config.categories is None or row.get("category") in config.categories
         ]
-        found |= {(name, place): row for place, row in rows[: config.max_prompts]}
+        count = counts.num_taken(len(rows), config.max_prompts)
+        found |= {(name, place): row for place, row in rows[:count]}
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from models import counts
 from models.config.judge import JudgePreferencesConfig
 from models.data.prompts import cluster_ids
 from models.functional.verdicts import alignment
@@ -53,7 +54,8 @@ def run(config: JudgePreferencesConfig, inputs: dict[str, Path], workdir: Path) 
 def _pairs(config: JudgePreferencesConfig, inputs: dict[str, Path], split: str) -> list[Row]:
     """The first pairs of a split, of the wanted categories; ValueError where there are none."""
     rows = rows_of(inputs["preferences"] / f"{split}.jsonl", config.categories, what="pairs")
-    return [{**row, "split": split} for row in rows[: config.max_pairs]]
+    count = counts.num_taken(len(rows), config.max_pairs)
+    return [{**row, "split": split} for row in rows[:count]]
 
 
 def _measures(rows: list[Row]) -> dict[str, float]:

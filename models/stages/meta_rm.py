@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from models import counts
 from models.config.reward import MetaRMConfig
 from models.functional.advantage import advantage_loss
 from models.functional.meta_rm import difference_objective
@@ -186,8 +187,8 @@ def _sample_meta_set(
 ) -> list[Candidates]:
     """k responses of the current policy for each of the first prompts, one packed row a prompt."""
     tokenizer = load_tokenizer(inputs["policy"] / "model")
-    rows = read_rows(inputs["data"] / "policy_prompts.jsonl")[: config.num_prompts]
-    prompts = [row["prompt"] for row in rows]
+    rows = read_rows(inputs["data"] / "policy_prompts.jsonl")
+    prompts = [row["prompt"] for row in rows[: counts.num_taken(len(rows), config.num_prompts)]]
     answers = respond_often(
         load_policy(inputs["policy"] / "model"),
         tokenizer,

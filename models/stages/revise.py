@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from models import counts
 from models.config.policy import ReviseConfig
 from models.judge.batch import OnAnswer
 from models.judge.build import build_chat_model
@@ -98,9 +99,10 @@ def _prompts(config: ReviseConfig, path: Path) -> list[Row]:
         {"prompt": row["prompt"], "category": row.get("category")}
         for row in rows_of(path, config.categories, what="prompts")
     ]
-    if config.max_prompts is None or config.max_prompts >= len(rows):
+    count = counts.num_taken(len(rows), config.max_prompts)
+    if count == len(rows):
         return rows
-    return random.Random(f"revise/{config.seed}").sample(rows, config.max_prompts)
+    return random.Random(f"revise/{config.seed}").sample(rows, count)
 
 
 def _revised(reviser: Reviser, part: Sequence[Row], on_answer: OnAnswer) -> list[Row]:

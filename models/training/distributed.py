@@ -23,7 +23,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from models import limits
+from models import counts, limits
 from models.training import signals
 
 T = TypeVar("T")
@@ -110,14 +110,11 @@ def share(batch: Sequence[int]) -> list[int]:
 
 
 def shares(batch: Sequence[int]) -> list[list[int]]:
-    """Every rank's part of a batch in order of length: every so many, from its own number on.
+    """Every rank's part of a batch in order of length, as `counts.shares` gives them out.
 
-    A batch with fewer rows than ranks is everybody's; means over all ranks come out the same.
+    Means over all ranks come out the same where a batch is everybody's.
     """
-    return [
-        list(batch if len(batch) < _ranks.count else batch[number :: _ranks.count])
-        for number in range(_ranks.count)
-    ]
+    return [list(share) for share in counts.shares(batch, _ranks.count)]
 
 
 def times_counted(batch: Sequence[object]) -> int:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from models import counts
 from models.config.policy import PolicyConfig
 from models.functional.rehearsal import nll_loss
 from models.nets.freezing import num_frozen_layers
@@ -89,11 +90,12 @@ def rehearsal_of(
 
     behind: tokens of an instruction that stands behind every prompt.
     """
-    if config.rehearsal_coef == 0:
+    drawn = counts.replayed_rows(config, has_rehearsal=True)
+    if not drawn:
         return None
     path = inputs["rehearsal"] / "rehearsal.jsonl"
     rows = encode_dialogues(path, tokenizer, context_length(model.config) - len(behind))
     rows = [Candidates([*row.prompt, *behind], row.responses) for row in rows]
     depth = num_frozen_layers(model, config.train.trainable_layers)
     rows = with_lower_states(model, rows, depth)
-    return Replay(rows, config.rehearsal_coef, config.rehearsal_batch)
+    return Replay(rows, config.rehearsal_coef, drawn["rehearsal"])

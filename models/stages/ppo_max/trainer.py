@@ -20,13 +20,13 @@ import itertools
 import json
 from collections.abc import Callable
 from functools import partial
-from math import ceil
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from models import counts
 from models.config.policy import PPOConfig
 from models.functional.ppo import RunningMoments
 from models.nets.freezing import num_frozen_layers
@@ -84,6 +84,7 @@ class PPORun:
             critic = load_critic()
             self.depth, load_critic = self._share_lower_layers(critic), lambda: critic
         self.prompts = read_rows(inputs["data"] / "policy_prompts.jsonl")
+        self.counts = counts.ppo_counts(config, len(self.prompts))
         self.moments = RunningMoments()
         self.generator = torch.Generator().manual_seed(config.seed)
         self.step = 0
@@ -128,13 +129,14 @@ class PPORun:
         """The dialogues of the terms that are added to the policy's loss."""
         config, replay = self.config, []
         limit = int(self.policy.config.max_position_embeddings)
-        if config.rehearsal_coef > 0 and "rehearsal" in inputs:
+        drawn = counts.replayed_rows(config, "rehearsal" in inputs)
+        if "rehearsal" in drawn:
             rows = encode_dialogues(inputs["rehearsal"] / "rehearsal.jsonl", self.tokenizer, limit)
             rows = with_lower_states(self.policy, rows, self.depth)
-            replay.append(Replay(rows, config.rehearsal_coef, config.rehearsal_batch))
-        if config.ptx_coef > 0:
+            replay.append(Replay(rows, config.rehearsal_coef, drawn["rehearsal"]))
+        if "demonstrations" in drawn:
             rows = encode_dialogues(inputs["data"] / "demonstrations.jsonl", self.tokenizer, limit)
-            replay.append(Replay(rows, config.ptx_coef, config.rehearsal_batch, "ptx_loss"))
+            replay.append(Replay(rows, config.ptx_coef, drawn["demonstrations"], "ptx_loss"))
         return replay
 
     def train(self) -> None:
@@ -143,12 +145,12 @@ class PPORun:
         rollouts = _RolloutLog(self.workdir)
         distributed.any_of(False)  # until the first has put the files in place that all read
         history = read_metrics(progress.path) if progress.path.exists() else []
-        total = self.config.critic_pretrain_steps + self.config.num_steps
-        batches = endless(len(self.prompts), self.config.rollout_batch, self.config.seed)
+        total = self.counts.rounds
+        batches = endless(len(self.prompts), self.counts.rollout, self.config.seed)
         reason = None
         for batch in itertools.islice(batches, self.step, total):
             experience = self._collect(batch)
-            updates_policy = self.step >= self.config.critic_pretrain_steps
+            updates_policy = self.step >= self.counts.critic_rounds
             metrics = {**experience.monitors(), **self.learner.update(experience, updates_policy)}
             self.step += 1
             progress.log(self.step, metrics)
@@ -188,8 +190,6 @@ class PPORun:
                 self.step = state["step"]
         for model in (self.policy, self.critic):
             merge_adapters(model)
-        batch = min(self.config.rollout_batch, len(self.prompts))
-        updates = self.config.num_epochs * ceil(batch / self.config.train_batch)
         output = self.workdir / "output"
         save_model(self.policy, self.tokenizer, output / "model")
         save_model(self.critic, self.tokenizer, output / "critic")
@@ -204,8 +204,8 @@ class PPORun:
                 "collapse_reason": reason,
                 "stopped_at_step": stopped_at,
                 "policy_of_step": self.step,
-                "num_sampled": stopped_at * batch,
-                "num_updates": updates * max(0, stopped_at - self.config.critic_pretrain_steps),
+                "num_sampled": stopped_at * self.counts.rollout,
+                "num_updates": self.counts.policy_updates(stopped_at),
                 "num_trained_tokens": self.learner.num_trained_tokens,
             },
         )

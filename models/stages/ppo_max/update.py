@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from models import counts
 from models.config.policy import PPOConfig
 from models.functional.ppo import entropy_loss, policy_loss, value_loss
 from models.nets.freezing import load_trained_state
@@ -62,12 +63,12 @@ class ActorCritic:
         metrics: dict[str, list[Tensor]] = defaultdict(list)
         for _ in range(self.config.num_epochs):
             order = torch.randperm(len(experience.rows), generator=self.generator, device="cpu")
-            for indices in order.split(self.config.train_batch):
-                row = self._critic_step(experience, indices.tolist())
-                drawn = [experience.rows[index] for index in indices.tolist()]
-                self._count(drawn, 1 + updates_policy)
+            for span in counts.spans(len(order), self.config.train_batch):
+                batch = order[span.start : span.stop].tolist()
+                row = self._critic_step(experience, batch)
+                self._count([experience.rows[index] for index in batch], 1 + updates_policy)
                 if updates_policy:
-                    row |= self._policy_step(experience, indices.tolist())
+                    row |= self._policy_step(experience, batch)
                 for name, value in row.items():
                     metrics[name].append(value)
         return {name: torch.stack(values).mean() for name, values in metrics.items()}

@@ -63,7 +63,7 @@ def test_first_ratio_is_one_where_layers_multiply_in_bfloat16(
     assert float(metrics["policy_approx_kl"]) < 1e-8
 
 
-def test_trained_tokens_count_for_each_model_that_learns(
+def test_steps_and_trained_tokens_count_for_each_model_that_learns(
     tmp_path: Path, smoke_config: Any, inputs: dict[str, Path]
 ) -> None:
     run = PPORun(smoke_config.ppo.model_copy(update={"num_epochs": 2}), inputs, tmp_path)
@@ -73,6 +73,10 @@ def test_trained_tokens_count_for_each_model_that_learns(
     assert run.learner.num_trained_tokens == 2 * tokens  # the critic, twice
     run.learner.update(experience, updates_policy=True)
     assert run.learner.num_trained_tokens == 2 * tokens + 2 * 2 * tokens
+    # An epoch is two train batches of 8; the critic has learned in both rounds, the policy in one.
+    states = [each.state_dict()["optimiser"] for each in (run.learner.critic, run.learner.policy)]
+    assert [int(state["state"][0]["step"]) for state in states] == [2 * 4, 4]
+    assert run.counts.updates == 4
 
 
 def test_sampler_and_trainer_agree_on_what_was_sampled(

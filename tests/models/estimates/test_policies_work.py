@@ -30,15 +30,16 @@ def _work(stage: str, config: Any, **more: Any) -> Work:
 
 
 def test_answers_are_sampled_alone_and_scored_behind_one_prompt() -> None:
-    work = _work("answers", ANSWERS, scorer_heads=(2,))
+    work = _work("sample_responses", ANSWERS, scorer_heads=(2,))
     assert (work.examples, work.sampled_tokens) == (24, 24 * 4 * 20)
     # A prompt of 10 a sample; then with four answers of 21 each.
     assert work.forward_tokens == 24 * 4 * 10 + 24 * (10 + 4 * 21)
-    assert work.phases["sampling"].cache == key_value_cache(SHAPE, 24 * 4 * 31)
+    # In two batches; prompt 10, answer 20.
+    assert work.phases["sampling"].cache == key_value_cache(SHAPE, 24 * 4 * 30) / 2
     assert work.phases["scoring"].frozen == 4 * SHAPE.scorer_parameters(2)
     # There are 40 prompts.
     more = ANSWERS.model_copy(update={"num_prompts": 90})
-    assert _work("answers", more).examples == 40
+    assert _work("sample_responses", more).examples == 40
 
 
 def test_dpo_passes_the_reference_once_and_holds_one_model_while_it_trains() -> None:
@@ -116,4 +117,4 @@ def test_the_best_of_n_answers_costs_n_of_them() -> None:
     assert work.sampled_tokens == 12 * 5 * 20
     # Sampled one by one; scorer and three judges on all of a prompt; two likelihoods of the best.
     assert work.forward_tokens == 12 * (5 * 10 + 4 * (10 + 5 * 21) + 2 * 31)
-    assert work.phases["sampling"].cache == key_value_cache(SHAPE, 12 * 5 * 31)
+    assert work.phases["sampling"].cache == key_value_cache(SHAPE, 12 * 5 * 30) / 2

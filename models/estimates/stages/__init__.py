@@ -5,12 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from models.estimates.constitution import constitutional_sft, revise
-from models.estimates.judging import judge_answers, judge_preferences
-from models.estimates.policies import cpl, dpo, hir, rejection_sampling, rest, sample_responses
-from models.estimates.rollouts import comparisons, evaluate, ppo_max, rehearsal
-from models.estimates.supervised import advantage_model, meta_rm, reward_model, sft, trunk_cache
+from models.estimates.shapes import PlanError
+from models.estimates.stages.judging import judge_answers, judge_preferences
+from models.estimates.stages.policies import (
+    constitutional_sft,
+    cpl,
+    dpo,
+    hir,
+    rejection_sampling,
+    rest,
+    sft,
+)
+from models.estimates.stages.ppo import ppo_max
+from models.estimates.stages.sampling import (
+    comparisons,
+    evaluate,
+    rehearsal,
+    revise,
+    sample_responses,
+)
+from models.estimates.stages.scorers import advantage_model, meta_rm, reward_model, trunk_cache
 from models.estimates.work import Setting, Work
+from models.specs import SPECS
 
 _MODEL_STAGES: dict[str, Callable[[Any, Setting], Work]] = {
     "sft": sft,
@@ -47,7 +63,14 @@ _PLAIN_STAGES = {
 
 
 def work_of(stage: str, config: Any, setting: Setting) -> Work:
-    """The work of a stage under its configuration."""
+    """The work of a stage under its configuration; none of one without a model that is not here.
+
+    Raises PlanError for a stage that takes a GPU and is not here.
+    """
     if stage in _PLAIN_STAGES:
         return Work(examples=getattr(setting.amounts, _PLAIN_STAGES[stage]))
-    return _MODEL_STAGES[stage](config, setting)
+    if stage in _MODEL_STAGES:
+        return _MODEL_STAGES[stage](config, setting)
+    if SPECS[stage].device == "gpu":
+        raise PlanError(f"stage {stage} takes a GPU: say what it costs in models/estimates/stages")
+    return Work()
