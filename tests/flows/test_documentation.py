@@ -1,4 +1,4 @@
-"""Methods' pages: the defaults they name are those of the configuration; commands exist."""
+"""What pages say is so: defaults, commands, files, tests."""
 
 from __future__ import annotations
 
@@ -27,8 +27,20 @@ TEXT = (DOCS / "reference" / "methods.md").read_text(encoding="utf-8")
 RLAIF = (DOCS / "how-to" / "rlaif.md").read_text(encoding="utf-8")
 FIELD = re.compile(r"^\| `([a-z_.]+)` \| (.+?) \|", re.MULTILINE)
 FIELDS = FIELD.findall(TEXT)
-ONE_LINE = TEXT.replace("\\\n", "")  # a command goes on behind a backslash
-COMMANDS = re.findall(r"^trimtab (run [^#\n]*?) *(?:#.*)?$", ONE_LINE, re.MULTILINE)
+COMMAND = re.compile(r"^trimtab (run [^#\n]*?) *(?:#.*)?$", re.MULTILINE)
+# A command goes on behind a backslash. Those that name files, models or endpoints need them.
+COMMANDS = sorted(
+    command
+    for command in {
+        each
+        for page in PAGES
+        for each in COMMAND.findall(page.read_text("utf-8").replace("\\\n", ""))
+    }
+    if not re.search(
+        r"jsonl|FOLDER|endpoint|local_model|RECIPE|\$seed|kl_coeff|print-config", command
+    )
+    and command.count("'") % 2 == 0  # else it goes on in the next line
+)
 # By default nobody is asked; with a judge, all else about it is as by default.
 JUDGE = JudgeConfig(gold_accuracy=0.8)
 JUDGED = RunConfig(
