@@ -92,3 +92,12 @@ def test_the_threat_model_names_tests_that_exist() -> None:
 def test_files_that_a_page_names_exist(page: Path) -> None:
     named = PATH.findall(page.read_text(encoding="utf-8"))
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_readme_stays_short_and_its_links_lead_somewhere() -> None:
+    """The site's build checks those of all other pages."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text) <= 7000
+    links = re.findall(r"\]\((?!https:)([^)#]+)", text)
+    assert len(links) > 15
+    assert [link for link in links if not (ROOT / link).exists()] == []
