@@ -121,18 +121,14 @@ def _compare(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _papers(options: argparse.Namespace, settings: Settings) -> int:
-    """With `--into docs`: docs/papers.md, and docs/papers for what it is made of."""
-    from models.studies.papers import cards_below, keep, papers_page
+    """With `--into docs`: docs/papers.md, and docs/papers with a page for each exhibit."""
+    from models.studies.papers import cards_below, papers_page, write_pages
 
-    reports, into = settings.home / "reports", options.into
-    if into is None:
+    reports = settings.home / "reports"
+    if options.into is None:
         print(papers_page(cards_below(reports)), end="")
-        return 0
-    (into / "papers").mkdir(parents=True, exist_ok=True)
-    keep(reports, into / "papers")
-    page = papers_page(cards_below(into / "papers"), plots="papers")
-    (into / "papers.md").write_text(page, encoding="utf-8")
-    print(into / "papers.md")
+    else:
+        print(write_pages(reports, options.into))
     return 0
 
 
@@ -224,7 +220,7 @@ def _add_views(commands: Any) -> None:
         "--into",
         type=Path,
         metavar="FOLDER",
-        help="write FOLDER/papers.md, with scorecards and plots kept beside it from call to call",
+        help="write FOLDER/papers.md and FOLDER/papers, which keeps scorecards from call to call",
     )
     papers.set_defaults(command=_papers)
     pages = commands.add_parser("ui", help="Prefect's and MLflow's pages on the embedded files")

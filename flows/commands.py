@@ -166,7 +166,7 @@ def deploy_flows(options: argparse.Namespace, settings: Settings) -> int:
     if not os.environ.get("PREFECT_API_URL"):
         print(
             "trimtab: PREFECT_API_URL is not set: deployments live on a Prefect server "
-            "(docs/deploy.md)",
+            "(docs/how-to/deploy.md)",
             file=sys.stderr,
         )
         return 2

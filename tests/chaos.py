@@ -5,7 +5,7 @@
 Killed are workers, flow runs, trainers, MLflow and the S3 server. Afterwards every run is
 Completed, its artifacts have the digests of a run that was left alone, each of its stages has a
 finished MLflow run, nothing is still said to run, no GPU slot is held, and no manifest is broken;
-otherwise the exit status is 1. Prints the table of docs/reliability.md.
+otherwise the exit status is 1. Prints the table of docs/reference/reliability.md.
 """
 
 from __future__ import annotations

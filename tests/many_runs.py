@@ -5,7 +5,7 @@
 Every second run has another seed, and two of each seed have the same `ppo.kl_coef`: the stages up
 to the policies are shared by half of the runs, all others by two. Each run must end well, each
 stage must be computed once, and MLflow must hold a finished run of each stage of each run, or else
-the exit status is 1. Prints a row of the table of docs/reliability.md.
+the exit status is 1. Prints a row of the table of docs/reference/reliability.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sampling responses: a bare cached decoding loop over a transformers causal language model.
 
-`generate` spends much of its time in bookkeeping at small scale (docs/performance.md); this loop
-does the pass (`decoding_steps`), the draw and nothing else, and drops finished rows from
+`generate` spends much of its time in bookkeeping at small scale (docs/explanation/performance.md);
+this loop does the pass (`decoding_steps`), the draw and nothing else, and drops finished rows from
 the batch as soon as a fifth of it is done.
 
 One token a row and a step: what a key-value cache holds, and the pass that goes on from it.

@@ -1,6 +1,6 @@
 """How cost grows: with pairs, model, members of an ensemble, response length and ranks.
 
-    python -m tests.bench.growth --plot docs/growth.svg
+    python -m tests.bench.growth --plot docs/explanation/growth.svg
 
 Rows of random tokens on Llamas from random weights, one core except where ranks are counted; each
 measurement is a process of its own, the median of `--runs`. Prints a table of seconds with the

@@ -73,4 +73,4 @@ def work_of(stage: str, config: Any, setting: Setting) -> Work:
         return _MODEL_STAGES[stage](config, setting)
     if SPECS[stage].device == "gpu":
         raise PlanError(f"stage {stage} takes a GPU: say what it costs in models/estimates/stages")
-    return Work()
+    return Work(examples=0)

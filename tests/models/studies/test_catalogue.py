@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -13,7 +13,7 @@ from flows.cli import main
 from flows.studies.arms_of import ARMS
 from models.config.reporting import ExhibitName, Paper
 from models.studies.catalogue import EXHIBITS, exhibits_of
-from models.studies.papers import cards_below, papers_page
+from models.studies.papers import cards_below, exhibit_pages, papers_page
 from models.studies.readers import READERS
 
 # As the papers are asked for: Part I figures 4 and 6 to 9; Part II figures 1 to 13 and 15 to 17,
@@ -49,12 +49,13 @@ def test_a_paper_has_its_own_exhibits() -> None:
     assert len(exhibits_of("part-1", "all")) == 5
 
 
-CARD = {
+COMMAND = "trimtab study part-2 figure-3"
+CARD: dict[str, Any] = {
     "paper": "part-2",
     "name": "figure-3",
     "seeds": [2, 3],
     "scale": "default",
-    "command": "trimtab study part-2 figure-3 --seeds 2 3",
+    "command": f"{COMMAND} --seeds 2 3",
     "status": "in part",
     "seconds": 1234.5,
     "checks": {"it rises": [True, False]},
@@ -70,8 +71,38 @@ def test_the_page_has_a_row_for_each_whether_run_or_not() -> None:
     assert len(rows) == len(WANTED)
     assert sum("not run yet" in row for row in rows) == len(WANTED) - 1
     (mine,) = [row for row in rows if "not run yet" not in row]
-    assert "it rises: 1 of 2 (row: column 0.500 ± 0.100)" in mine
-    assert "| in part | 1,234 | `trimtab study part-2 figure-3 --seeds 2 3` |" in mine
+    assert mine.startswith(
+        "| Figure 3 | The stronger the preference, the more often a judge agrees "
+    )
+    assert mine.endswith(
+        " | .164 (weakest), .544 (near 0), .956 (strongest) | row: column 0.500 ± 0.100 | "
+        "in part, 1 of 2 | `trimtab study part-2 figure-3 --seeds 2 3` |"
+    )
+
+
+def test_a_row_shows_of_the_command_what_is_not_as_by_default() -> None:
+    changed = f'{COMMAND} \'arms=["dpo", "full"]\' ppo.kl_coef=0.1 --scale hh --seeds 2 3 4'
+    for command, shown in (
+        (f"{COMMAND} --scale default --seeds 2 3 4", COMMAND),
+        (changed, f"{COMMAND} --scale hh …"),
+    ):
+        assert f"| `{shown}` |" in papers_page({"any": {**CARD, "command": command}})
+
+
+def test_an_exhibit_s_page_has_all_there_is_to_say_at_every_scale(tmp_path: Path) -> None:
+    two = {"a": {**CARD, "remark": "It is odd."}, "b": {**CARD, "scale": "hh", "status": "held"}}
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "plot.svg").write_text("<svg/>")
+    ((name, page),) = exhibit_pages(two, tmp_path).items()
+    assert name == "part-2-figure-3.md"
+    first, second = page.split("\n## Recipe ")[1:]
+    assert first.startswith("`default`: in part\n\nIt is odd.\n")
+    assert second.startswith("`hh`: held\n")
+    assert "| it rises | 1 of 2 |" in first
+    assert "| row | 0.500 ± 0.100 |" in first
+    assert "(a/plot.svg)" in first
+    assert "svg" not in second
+    assert f"```bash\n{COMMAND} --seeds 2 3\n```\n\n1,234 s " in first
 
 
 def test_what_was_kept_stays_until_it_is_run_again(
@@ -90,13 +121,16 @@ def test_what_was_kept_stays_until_it_is_run_again(
         assert main(["papers", "--into", str(tmp_path / "docs")]) == 0
     page = (tmp_path / "docs" / "papers.md").read_text()
     rows = [line for line in page.splitlines() if "trimtab study part-2" in line]
-    assert [row.split(" | ")[4] for row in rows] == ["not held", "in part"]
-    assert "[Figure 3](papers/study-part-2-figure-3-default)" in rows[0]
+    assert [row.split(" | ")[4] for row in rows] == ["not held, 1 of 2", "in part, 1 of 2"]
+    assert "[Figure 3](papers/part-2-figure-3.md)" in rows[0]
+    assert "not held.svg" in (tmp_path / "docs" / "papers" / "part-2-figure-3.md").read_text()
     kept = tmp_path / "docs" / "papers" / "study-part-2-figure-3-default"
     assert {path.name for path in kept.iterdir()} == {"not held.svg", "scorecard.json"}
 
 
-def test_the_papers_page_is_made_of_the_scorecards_beside_it() -> None:
+def test_the_papers_pages_are_made_of_the_scorecards_beside_them() -> None:
     docs = Path(__file__).parents[3] / "docs"
-    page = papers_page(cards_below(docs / "papers"), plots="papers")
-    assert (docs / "papers.md").read_text(encoding="utf-8") == page
+    cards = cards_below(docs / "papers")
+    assert (docs / "papers.md").read_text(encoding="utf-8") == papers_page(cards, links=True)
+    kept = {path.name: path.read_text(encoding="utf-8") for path in docs.glob("papers/*.md")}
+    assert kept == exhibit_pages(cards, docs / "papers")
