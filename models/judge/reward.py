@@ -38,7 +38,7 @@ class JudgeReward:
 
     def __init__(self, config: JudgeConfig, workdir: Path, seed: int) -> None:
         """Raises as `build_judge` does."""
-        self._judge = build_judge(config, workdir, seed) if distributed.is_first() else None
+        self._judge = build_judge(config, workdir, seed) if distributed.is_rank_zero() else None
         self._known: dict[str, float | None] = {}
         self._spent = Usage()
 
@@ -53,7 +53,7 @@ class JudgeReward:
         if self._judge is not None:
             pairs = list(zip(prompts, responses, strict=True))
             found = torch.tensor(self._columns(self._judge, pairs))
-        distributed.add_up([found])
+        distributed.all_reduce_sum([found])
         ratings, is_rated = found[0], found[1].bool()
         if not is_rated.any():
             raise ValueError(

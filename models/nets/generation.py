@@ -119,7 +119,7 @@ class _Rows:
         tokens = torch.tensor([[pad_id] * (width - len(p)) + p for p in prompts])
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
         position = mask.cumsum(1).sub(1).clamp(min=0)
-        self.logits, self.steps = begin(model, tokens, mask, position, room)
+        self.logits, self.steps = begin_decoding(model, tokens, mask, position, room)
         self.seen = _seen_tokens(tokens, mask, model.config.vocab_size)
         self.position = position[:, -1]
 
@@ -201,7 +201,7 @@ def _most_likely(probabilities: Tensor, mass: float) -> tuple[Tensor, Tensor]:
     return probabilities.sort(dim=-1, descending=True)
 
 
-class Steps(Protocol):
+class DecodingSteps(Protocol):
     """B rows whose tokens so far a model has seen."""
 
     def select(self, index: Tensor) -> None:
@@ -211,9 +211,9 @@ class Steps(Protocol):
         """A token (B,) at its position (B,) of each row -> the logits (B, V) behind it."""
 
 
-def begin(
+def begin_decoding(
     model: PreTrainedModel, tokens: Tensor, mask: Tensor, position: Tensor, room: int
-) -> tuple[Tensor, Steps]:
+) -> tuple[Tensor, DecodingSteps]:
     """The logits (B, V) behind prompts (B, t), padded on the left, and `room` steps from there.
 
     mask: (B, t), 1 where there is a token; position: (B, t), from 0 on in each row.

@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from models.config.training import ModelConfig
-from models.nets.fused import with_lean_layers
+from models.nets.fused import with_fused_layers
 from models.nets.small_llama import llama_fields
 from models.packages import folder_of
 
@@ -80,7 +80,7 @@ def build_policy(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Pre
     A fresh one's weights are drawn by torch's generator of the CPU, whatever the default device.
     """
     if config.base is not None:
-        return with_lean_layers(load_base_policy(config.base))
+        return with_fused_layers(load_base_policy(config.base))
     with torch.device("cpu"):
         model = LlamaForCausalLM(
             LlamaConfig(
@@ -92,13 +92,13 @@ def build_policy(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Pre
         )
     model = model.to(torch.get_default_device())
     model.tie_weights()  # to move may make new parameters
-    return with_lean_layers(model)
+    return with_fused_layers(model)
 
 
 def load_policy(folder: Path) -> PreTrainedModel:
     """A causal language model in float32 from a `save_pretrained` folder."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return with_lean_layers(model)
+    return with_fused_layers(model)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -124,13 +124,13 @@ def new_scorer(folder: Path, num_heads: int, seed: int) -> PreTrainedModel:
         model.score.weight.copy_(
             torch.randn(model.score.weight.shape, generator=generator, device="cpu").mul_(std)
         )
-    return with_lean_layers(model)
+    return with_fused_layers(model)
 
 
 def load_scorer(folder: Path) -> PreTrainedModel:
     """A reward model, critic or Advantage Model from its `save_pretrained` folder."""
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
-    return with_lean_layers(model)
+    return with_fused_layers(model)
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

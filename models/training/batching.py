@@ -34,18 +34,18 @@ def micro_batches(rows: Sequence[Candidates], max_tokens: int) -> Iterator[list[
     return counts.micro_batches([row.num_tokens for row in rows], max_tokens)
 
 
-def my_parts(rows: Sequence[Candidates], max_tokens: int) -> Iterator[list[int]]:
+def local_micro_batches(rows: Sequence[Candidates], max_tokens: int) -> Iterator[list[int]]:
     """This rank's share of rows as micro batches of indices.
 
     Fewer rows than ranks are everybody's; `ranks.times_counted` says how often each is.
     """
     order = sorted(range(len(rows)), key=lambda index: rows[index].num_tokens)
-    mine = distributed.share(order)
+    mine = distributed.rank_batch(order)
     for part in micro_batches([rows[index] for index in mine], max_tokens):
         yield [mine[place] for place in part]
 
 
-def endless(count: int, batch_size: int, seed: int) -> Iterator[list[int]]:
+def endless_batches(count: int, batch_size: int, seed: int) -> Iterator[list[int]]:
     """Batches of indices for ever, epoch after epoch, each epoch in a new seeded order."""
     epoch = 0
     while True:

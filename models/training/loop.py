@@ -26,7 +26,7 @@ from models.training.checkpoint import checkpoint_or_stop, newest_checkpoint
 from models.training.learner import Learner, LossFunction, Metrics, accumulate, new_learner
 from models.training.optimiser import scheduled_rate
 from models.training.progress import Progress, tail_means
-from models.training.replay import Replay, or_nll
+from models.training.replay import Replay, with_nll
 
 # Inside, the parameters are elsewhere; after, where they were before, bit for bit.
 Ascent = Callable[[int], AbstractContextManager[Metrics]]
@@ -66,7 +66,7 @@ def fit(
     assert len(batches) == num_steps
     prepare_training(model, config, seed, config.dropout)
     state, decay = newest_checkpoint(workdir), config.weight_decay
-    either = or_nll(model, loss_function)
+    either = with_nll(model, loss_function)
     learner = new_learner(model, either, config, weight_decay=decay, state=state)
     start = 0 if state is None else state["step"]
     progress = Progress(workdir)
@@ -121,9 +121,7 @@ def _batches(
 
 def _seed_dropout(seed: int, step: int) -> None:
     """What a step drops depends on nothing before it, so that a resumed run drops the same."""
-    torch.manual_seed(
-        random.Random(f"dropout/{seed}/{step}/{distributed.number()}").getrandbits(63)
-    )
+    torch.manual_seed(random.Random(f"dropout/{seed}/{step}/{distributed.rank()}").getrandbits(63))
 
 
 def _gradient(
@@ -142,5 +140,5 @@ def _gradient(
     if again is not None:
         replay, drawn = again
         metrics |= replay.accumulate(learner, drawn, limit, is_last=True)
-    distributed.add_up(list(metrics.values()))
+    distributed.all_reduce_sum(list(metrics.values()))
     return metrics

@@ -49,23 +49,23 @@ def sample(
     was_training = model.training
     model.eval()
     length = sampling.max_new_tokens
-    at_least = counts.least_sampling_batches(distributed.count())
+    at_least = counts.least_sampling_batches(distributed.world_size())
     batches = decoding_batches(prompts, length, cache_tokens, at_least)
     draws = torch.rand(len(prompts), length, generator=generator, device="cpu").to(model.device)
     # Token ids are stored as one more each, before zeros.
     tokens, logprobs, entropies = (torch.zeros(len(prompts), length) for _ in range(3))
     done = 0
-    for batch in distributed.mine(batches):
+    for batch in distributed.shard(batches):
         texts = [prompts[row] for row in batch]
         found = decode(model, tokenizer, texts, sampling, draws[batch])
         logprobs[batch], entropies[batch] = found.logprobs, found.entropies
         for row, response in zip(batch, found.responses, strict=True):
             tokens[row, : len(response)] = torch.tensor(response) + 1
-        done = min(done + distributed.count() * len(batch), len(prompts))
+        done = min(done + distributed.world_size() * len(batch), len(prompts))
         if progress is not None:
             progress.advance(done, len(prompts))
     model.train(was_training)
-    distributed.add_up([tokens, logprobs, entropies])
+    distributed.all_reduce_sum([tokens, logprobs, entropies])
     ids = [(row[row > 0].long() - 1).tolist() for row in tokens]
     return Samples(ids, logprobs, entropies)
 

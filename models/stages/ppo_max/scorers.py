@@ -17,7 +17,7 @@ from models.judge.reward import JudgeReward
 from models.nets.loading import load_scorer
 from models.nets.packing import Candidates
 from models.training.data import one_or_several
-from models.training.learner import Held, Metrics, hold
+from models.training.learner import Metrics, ModelHandle, model_handle
 from models.training.scoring import score_rows
 
 
@@ -26,9 +26,9 @@ class Scorers:
     """members: one scorer, or an ensemble. judge: who rates where there are none. safety: a reward
     model that has the first word."""
 
-    members: list[Held]
+    members: list[ModelHandle]
     judge: JudgeReward | None
-    safety: Held | None
+    safety: ModelHandle | None
 
     @classmethod
     def load(cls, config: PPOConfig, inputs: dict[str, Path], workdir: Path) -> Scorers:
@@ -44,7 +44,7 @@ class Scorers:
         return cls(members, judge, safety)
 
     @property
-    def held(self) -> list[Held]:
+    def held(self) -> list[ModelHandle]:
         """All of them."""
         return [*self.members, *([self.safety] if self.safety else [])]
 
@@ -93,10 +93,10 @@ def _judge_of(config: PPOConfig, workdir: Path) -> JudgeReward:
     return JudgeReward(config.scoring.judge, workdir, config.seed)
 
 
-def _load(folder: Path, zero: ZeroConfig | None) -> Held:
-    return hold(load_scorer(folder / "model").eval(), zero)
+def _load(folder: Path, zero: ZeroConfig | None) -> ModelHandle:
+    return model_handle(load_scorer(folder / "model").eval(), zero)
 
 
-def _scores(scorer: Held, rows: Sequence[Candidates]) -> Tensor:
-    with scorer.whole() as model:
+def _scores(scorer: ModelHandle, rows: Sequence[Candidates]) -> Tensor:
+    with scorer.gathered() as model:
         return score_rows(model, rows)[:, 0]

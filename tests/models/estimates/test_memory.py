@@ -22,7 +22,7 @@ from models.estimates.memory import (
     vocabulary_set,
 )
 from models.estimates.shapes import KNOWN_SHAPES, ModelShape
-from models.nets.fused import with_lean_layers
+from models.nets.fused import with_fused_layers
 from models.nets.packing import Candidates, pack
 from models.nets.scoring import hidden_states, response_logprobs
 from models.nets.training import prepare_training
@@ -57,7 +57,7 @@ def model() -> PreTrainedModel:
             pad_token_id=0,
         )
     )
-    return with_lean_layers(model.train())
+    return with_fused_layers(model.train())
 
 
 def test_a_7b_model_under_adam_by_hand() -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from models.config.policy import CollapseConfig
 from models.nets.packing import pack
-from models.nets.precision import multiply_in
+from models.nets.precision import set_product_precision
 from models.nets.scoring import response_logprobs
 from models.stages.ppo_max.guard import collapse_reason
 from models.stages.ppo_max.trainer import PPORun
@@ -54,10 +54,10 @@ def test_first_ratio_is_one_where_layers_multiply_in_bfloat16(
     run = PPORun(config, inputs, tmp_path)
     experience = run._collect(list(range(16)))
     assert float(experience.monitors()["kl"]) == 0.0
-    multiply_in("float32")
+    set_product_precision("float32")
     wide, _, mask = response_logprobs(run.policy, pack(experience.rows), config.temperature)
     assert (wide - experience.old_logprobs)[mask].abs().max() > 1e-4
-    multiply_in("bfloat16")
+    set_product_precision("bfloat16")
     metrics = run.learner.update(experience, updates_policy=True)
     assert float(metrics["policy_ratio_mean"]) == pytest.approx(1.0, abs=1e-5)
     assert float(metrics["policy_approx_kl"]) < 1e-8
