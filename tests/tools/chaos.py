@@ -1,6 +1,6 @@
 """kill -9 at random moments of smoke runs on the one-server stack; each must end as if undisturbed.
 
-    python -m tests.chaos --kills 50 --seed 0
+    python -m tests.tools.chaos --kills 50 --seed 0
 
 Killed are workers, flow runs, trainers, MLflow and the S3 server. Afterwards every run is
 Completed, its artifacts have the digests of a run that was left alone, each of its stages has a
@@ -53,7 +53,7 @@ class Disturbed:
 
 def main() -> int:
     """Run undisturbed, then disturbed, until there were enough kills; 1 if anything was wrong."""
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos")
+    parser = argparse.ArgumentParser(prog="python -m tests.tools.chaos")
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -1,6 +1,6 @@
 """Many `trimtab run smoke` at once in one home, of configurations that overlap.
 
-    python -m tests.many_runs --runs 20
+    python -m tests.tools.many_runs --runs 20
 
 Every second run has another seed, and two of each seed have the same `ppo.kl_coef`: the stages up
 to the policies are shared by half of the runs, all others by two. Each run must end well, each
@@ -32,7 +32,7 @@ GIVE_UP = 5400.0  # seconds, far beyond what they need
 
 def main() -> int:
     """Run all, look at what is left; 1 if anything was wrong."""
-    parser = argparse.ArgumentParser(prog="python -m tests.many_runs")
+    parser = argparse.ArgumentParser(prog="python -m tests.tools.many_runs")
     parser.add_argument("--runs", type=int, default=20)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="many-runs-") as folder:

@@ -1,6 +1,6 @@
 """The label audit's page in a real browser: what its script does.
 
-    python -m tests.audit_page --browser /usr/bin/chromium
+    python -m tests.tools.audit_page --browser /usr/bin/chromium
 
 Checks hostile texts, marks, filters, search, keys, reviews kept, downloaded and taken up again, and
 widths. Ends with status 1 where something is wrong.
@@ -20,7 +20,7 @@ from models.reporting.audit.page import write_page
 from models.reporting.audit.pairs import AuditedPair
 from models.reporting.audit.payload import weakest_first
 from models.reporting.audit.summary import summarise
-from tests.browser import Browser, browser
+from tests.tools.browser import Browser, browser
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)> é\u2028"
 SHOWN = "document.getElementById('content')?.children.length > 0"
@@ -199,7 +199,7 @@ CHECKS: tuple[Callable[[Browser, Path], None], ...] = (
 
 def main() -> None:
     """Check one thing after another."""
-    parser = argparse.ArgumentParser(prog="python -m tests.audit_page")
+    parser = argparse.ArgumentParser(prog="python -m tests.tools.audit_page")
     parser.add_argument("--browser", required=True)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, browser(options.browser) as page:

@@ -1,7 +1,7 @@
 """What the artifacts of a store contain, held against those that other code has made.
 
-    python -m tests.digests .trimtab/store/artifacts > before.json
-    python -m tests.digests .trimtab/store/artifacts --against before.json
+    python -m tests.tools.digests .trimtab/store/artifacts > before.json
+    python -m tests.tools.digests .trimtab/store/artifacts --against before.json
 
 A change of structure changes stage keys, which code counts for, and must change no content. Files
 are compared by stage, name and sha256, without telemetry (wall-clock times). Reports, audits and

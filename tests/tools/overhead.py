@@ -1,6 +1,6 @@
 """What orchestration costs beyond the trainers: a smoke run on the one-server stack, and again.
 
-    python -m tests.overhead --runs 3
+    python -m tests.tools.overhead --runs 3
 
 Prints a table, in seconds. `stages` is the time in which at least one stage was being computed
 (inputs fetched, trained, published), from the run's MLflow timeline; `around a trainer` is what a
@@ -18,7 +18,7 @@ from tests.flows.running_stack import Running, Span, running_stack
 
 def main() -> None:
     """Run, run again, print."""
-    parser = argparse.ArgumentParser(prog="python -m tests.overhead")
+    parser = argparse.ArgumentParser(prog="python -m tests.tools.overhead")
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
     print("| seed | run | stages | between stages | around a trainer | run again |")
