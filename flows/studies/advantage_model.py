@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from flows.run import Run
+from flows.studies.registry import arms
 from flows.studies.steps import policy, raw_advantage_model, scorer, varied
 from models.config.policy import PPOConfig, RehearsalConfig
 from tasks.stages import rehearsal
 
 
+@arms("advantage-model", "table-1", "figure-2", "figure-3", "figure-4")
 def scorers(run: Run) -> None:
-    """Table 1, figures 2 to 4: reward model and Advantage Model on the pairs as given."""
+    """Reward model and Advantage Model on the pairs as given."""
     scorer(run, "raw")
     raw_advantage_model(run)
 
 
+@arms("advantage-model", "figure-1")
 def forgetting(run: Run) -> None:
-    """Figure 1: the reward model, and PPO on it."""
+    """The reward model, and PPO on it."""
     scorer(run, "raw")
     policy(run, "reward_model", _without_rehearsal(run), "scorer_raw")
 
 
+@arms("advantage-model", "table-2", "figure-5")
 def policies(run: Run) -> None:
-    """Table 2 and figure 5: four policies."""
+    """Four policies."""
     scorers(run)
     plain = _without_rehearsal(run)
     raw = varied(plain, {"score_treatment": "raw", "score_clip": None})

@@ -8,6 +8,7 @@ from flows.pipeline.data import trunk_for
 from flows.run import Run
 from flows.studies.advantage_model import rehearse, scorers
 from flows.studies.part_two import DROPOUT
+from flows.studies.registry import arms
 from flows.studies.steps import audited, policy, scorer, treatment, varied
 from models.config.reward import ContrastiveConfig
 from tasks.stages import advantage_model, meta_rm
@@ -27,6 +28,7 @@ def named(values: Sequence[float], own: float) -> Iterator[tuple[float, str]]:
         yield value, f"{value:g}{'_recipe' * (value == own)}"
 
 
+@arms("constants", "smoothing")
 def smoothing(run: Run) -> None:
     """alpha, on the recipe's treatment of the labels."""
     audited(run)
@@ -35,6 +37,7 @@ def smoothing(run: Run) -> None:
         scorer(run, f"smoothing_{name}", varied(labels, {"smoothing": value}))
 
 
+@arms("constants", "margin-clip")
 def margin_clip(run: Run) -> None:
     """The largest margin, where the margin is the strength itself."""
     audited(run)
@@ -43,6 +46,7 @@ def margin_clip(run: Run) -> None:
         scorer(run, f"margin_clip_{name}", varied(labels, {"margin_clip": value}))
 
 
+@arms("constants", "temperature")
 def temperature(run: Run) -> None:
     """tau of SimCSE on pairs."""
     train = varied(run.config.reward_model.train, {"dropout": DROPOUT})
@@ -53,6 +57,7 @@ def temperature(run: Run) -> None:
         scorer(run, f"temperature_{name}", labels, train=train, contrastive=contrastive)
 
 
+@arms("constants", "num-policies")
 def num_policies(run: Run) -> None:
     """N of the Advantage Model, which counts where it weighs by who wrote the comparisons."""
     scorers(run)
@@ -70,6 +75,8 @@ def num_policies(run: Run) -> None:
         )
 
 
+@arms("advantage-model", "figure-6")
+@arms("constants", "num-clusters")
 def num_clusters(run: Run) -> None:
     """c, with as many examples in all."""
     config = run.config.rehearsal
@@ -78,6 +85,7 @@ def num_clusters(run: Run) -> None:
         _rehearsed(run, f"num_clusters_{name}", int(value), max(1, kept // int(value)))
 
 
+@arms("constants", "per-cluster")
 def per_cluster(run: Run) -> None:
     """k."""
     config = run.config.rehearsal
@@ -95,6 +103,7 @@ def _rehearsed(run: Run, name: str, num_clusters: int, per_cluster: int) -> None
     policy(run, name, run.config.ppo, "advantage_raw", rehearsed=f"rehearsal_{name}")
 
 
+@arms("constants", "meta-step")
 def meta_step(run: Run) -> None:
     """eta of MetaRM on the SFT policy's answers; 0 is training on."""
     scorers(run)

@@ -16,6 +16,7 @@ from flows.pipeline.policies import Scheduling, train_policies, train_policy
 from flows.pipeline.rewards import train_scorers
 from flows.run import Run
 from flows.studies.constants import named
+from flows.studies.registry import arms
 from flows.studies.steps import audited, varied
 from tasks.resources import Resources
 
@@ -82,6 +83,7 @@ SWEEPS: dict[Arm, Sweep] = {
 }
 
 
+@arms("optimisers", "frontier")
 def frontier(run: Run) -> None:
     """`eval_<arm>_<value>`, and every other role of an arm likewise."""
     whole = replace(run, config=varied(run.config, {"arms": tuple(SWEEPS)}))  # of the same roles

@@ -6,6 +6,7 @@ from typing import Any
 
 from flows.config import vanilla
 from flows.run import Run
+from flows.studies.registry import arms
 from flows.studies.steps import policy, scorer, varied
 from tasks.stages import sft
 
@@ -33,27 +34,31 @@ STARTS: dict[str, dict[str, Any]] = {
 }
 
 
+@arms("part-1", "figure-4")
 def vanilla_ppo(run: Run) -> None:
-    """Figure 4."""
+    """Vanilla PPO on raw scores."""
     _changed(run, "vanilla", {})
 
 
+@arms("part-1", "figure-6")
 def scores(run: Run) -> None:
-    """Figure 6."""
+    """Vanilla PPO with scores or advantages normalised and clipped."""
     vanilla_ppo(run)
     for name, changes in SCORES.items():
         _changed(run, name, changes)
 
 
+@arms("part-1", "figure-7")
 def constraints(run: Run) -> None:
-    """Figure 7."""
+    """Vanilla PPO with constraints on the policy."""
     vanilla_ppo(run)
     for name, changes in CONSTRAINTS.items():
         _changed(run, name, changes)
 
 
+@arms("part-1", "figure-8")
 def starts(run: Run) -> None:
-    """Figure 8: critic and policy from elsewhere."""
+    """PPO-max, its critic and its policy from elsewhere."""
     ppo_max(run)
     plain = varied(run.config.ppo, {"rehearsal_coef": 0.0})
     for name, changes in STARTS.items():
@@ -67,8 +72,9 @@ def starts(run: Run) -> None:
     policy(run, "without_sft", plain, "scorer_raw", start="untrained")
 
 
+@arms("part-1", "figure-9")
 def ppo_max(run: Run) -> None:
-    """Figure 9."""
+    """PPO-max on the reward model, without rehearsal."""
     scorer(run, "raw")
     plain = varied(run.config.ppo, {"rehearsal_coef": 0.0})
     policy(run, "ppo_max_rm", plain, "scorer_raw")

@@ -9,6 +9,7 @@ from flows.pipeline.policies import judge_policies, train_policies
 from flows.pipeline.rewards import train_scorers
 from flows.pipeline.rounds import improve_in_rounds
 from flows.run import Run
+from flows.studies.registry import arms
 from flows.studies.steps import AS_GIVEN, MARGIN, audited, policy, scorer, treatment, varied, versus
 from models.config.reward import ContrastiveConfig, FeaturesConfig, RelabelConfig
 from tasks.stages import features
@@ -18,27 +19,31 @@ DROPOUT = 0.05  # [RM]
 METHODS = ("baseline", "flip", "margin", "flip_margin", "soft_margin")
 
 
+@arms("part-2", "figure-1", "figure-2", "figure-3")
 def strength(run: Run) -> None:
-    """Figures 1 to 3: the vote."""
+    """The vote."""
     audited(run)
 
 
+@arms("part-2", "figure-4")
 def tenths(run: Run) -> None:
-    """Figure 4: a reward model of each tenth of the pairs by strength."""
+    """A reward model of each tenth of the pairs by strength."""
     for number in range(1, 11):
         scorer(run, f"tenth_{number}", _tenth(number))
 
 
+@arms("part-2", "figure-5")
 def weakest(run: Run) -> None:
-    """Figure 5: the two weakest tenths, as given and flipped."""
+    """The two weakest tenths, as given and flipped."""
     for number in (1, 2):
         scorer(run, f"tenth_{number}", _tenth(number))
         everything = varied(_tenth(number), {"flip_fraction": number / 10})
         scorer(run, f"tenth_{number}_flipped", everything)
 
 
+@arms("part-2", "figure-6")
 def strongest(run: Run) -> None:
-    """Figure 6: margin and soft labels on the strongest tenth."""
+    """Margin and soft labels on the strongest tenth."""
     soft = {"smooth": "all", "smoothing": run.config.relabel.smoothing}
     scorer(run, "tenth_10", _tenth(10))
     scorer(run, "tenth_10_margin", varied(_tenth(10), MARGIN))
@@ -52,22 +57,25 @@ def _tenth(number: int) -> RelabelConfig:
     return varied(AS_GIVEN, keep)
 
 
+@arms("part-2", "figure-7")
 def margins(run: Run) -> None:
-    """Figure 7: a margin for all pairs."""
+    """A margin for all pairs."""
     for name in ("baseline", "margin"):
         scorer(run, name, treatment(run, name))
 
 
+@arms("part-2", "figure-8")
 def methods_by_step(run: Run) -> None:
-    """Figure 8: the five methods for several epochs, on the validation pairs by step."""
+    """The five methods for several epochs, on the validation pairs by step."""
     train = varied(run.config.reward_model.train, {"num_epochs": 4})
     for name in METHODS:
         labels = treatment(run, name)
         scorer(run, f"{name}_long", labels, train=train, score_every=20)
 
 
+@arms("part-2", "figure-9", "figure-10")
 def free_policies(run: Run) -> None:
-    """Figures 9 and 10: PPO without KL penalty on the five reward models."""
+    """PPO without KL penalty on the five reward models."""
     for name in METHODS:
         scorer(run, name, treatment(run, name))
         _free_policy(run, name)
@@ -91,8 +99,9 @@ CONTRASTIVE: dict[str, dict[str, Any]] = {  # with the constants of [RM]
 }
 
 
+@arms("part-2", "figure-11")
 def features_of_scorers(run: Run) -> None:
-    """Figure 11: what a plain reward model and one with SimCSE make of the test answers."""
+    """What a plain reward model and one with SimCSE make of the test answers."""
     scorer(run, "baseline", treatment(run, "baseline"))
     _contrastive_scorer(run, "simcse_pairs")
     for name in ("scorer_baseline", "scorer_simcse_pairs"):
@@ -105,8 +114,9 @@ def features_of_scorers(run: Run) -> None:
         )
 
 
+@arms("part-2", "figure-12", "figure-13")
 def contrastive_policies(run: Run) -> None:
-    """Figures 12 and 13: PPO without KL penalty on contrastive reward models."""
+    """PPO without KL penalty on contrastive reward models."""
     scorer(run, "baseline", treatment(run, "baseline"))
     _free_policy(run, "baseline")
     for name in CONTRASTIVE:
@@ -120,8 +130,9 @@ def _contrastive_scorer(run: Run, name: str) -> None:
     scorer(run, name, treatment(run, "baseline"), train=train, contrastive=contrastive)
 
 
+@arms("part-2", "table-2", "table-3", "figure-15", "figure-16", "figure-17")
 def rounds(run: Run) -> None:
-    """Tables 2 and 3, figures 15 to 17: every round there may be, and vanilla PPO beside them."""
+    """Every round there may be, and vanilla PPO beside them."""
     if "eval_vanilla" in run.roles:
         return
     config = run.config

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flows.run import Run
+from flows.studies.registry import arms
 from flows.studies.steps import audited, policy, scorer, varied
 from models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
 from tasks.stages import ai_labels, judge_preferences, reward_model
@@ -12,6 +13,7 @@ from tasks.stages import ai_labels, judge_preferences, reward_model
 ACCURACIES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
+@arms("rlaif", "alignment")
 def alignment(run: Run) -> None:
     """Policies of every judge, and of people's labels; people's labels judge them all."""
     own = {"judge_preferences": None, "ai_labels": None}

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from models.studies.catalogue import EXHIBITS
-from models.studies.exhibit import TITLES, Exhibit
-from models.studies.reading import Cell, Status, key_figures
+from models.studies.registry import EXHIBITS, TITLES, Exhibit
+from models.studies.results import Cell, Status, key_figures
 
 # A study's scorecard.json.
 Card = Mapping[str, Any]

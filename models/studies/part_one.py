@@ -1,4 +1,4 @@
-"""Reading figures 4 and 6 to 9 of Part I: what PPO's tricks do, by step and to the answers."""
+"""Figures of [PPO, arXiv 2307.04964]: what PPO's tricks do to training and to the answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from models.reporting.kit.artifacts import Artifacts
 from models.reporting.run.curves import Curve
-from models.studies.policies import (
+from models.studies.measures import (
     LOSE,
     NET,
     WIN,
@@ -16,7 +16,8 @@ from models.studies.policies import (
     curves_table,
     outcome,
 )
-from models.studies.reading import Reading
+from models.studies.registry import exhibit
+from models.studies.results import SeedResult
 
 ALL_MONITORS = ("score", "gold", "kl", "perplexity", "response_length")
 VANILLA = "vanilla"
@@ -47,13 +48,20 @@ STARTS = {
 }
 
 
-def figure_4(artifacts: Artifacts) -> Reading:
+@exhibit(
+    "part-1",
+    "figure-4",
+    shows="Vanilla PPO: score, perplexity, KL and length by step",
+    claim="The score rises while quality does not; collapse shows in KL, perplexity and length",
+    printed="no numbers printed; the collapsed model answers longer, at lower perplexity",
+)
+def figure_4(artifacts: Artifacts) -> SeedResult:
     """Vanilla PPO by step."""
     curves = {"vanilla PPO": curve_of(artifacts, VANILLA)}
     row = curves_table(curves)["vanilla PPO"]
     judged = outcome(artifacts, f"judge_{VANILLA}")
     curve = curves["vanilla PPO"]
-    return Reading(
+    return SeedResult(
         table={"vanilla PPO": row | {"wins less losses against SFT": judged[NET]}},
         checks={
             "the score rises": row["score gained, spreads"] > 0,
@@ -65,14 +73,21 @@ def figure_4(artifacts: Artifacts) -> Reading:
     )
 
 
-def figure_6(artifacts: Artifacts) -> Reading:
+@exhibit(
+    "part-1",
+    "figure-6",
+    shows="Score reparameterisation: scaling, normalisation and clipping of rewards and advantages",
+    claim="Normalised and clipped scores hold the policy nearer to its start than raw ones",
+    printed="no numbers printed; reward clips .3 and .8, advantage clips .12 and .5",
+)
+def figure_6(artifacts: Artifacts) -> SeedResult:
     """Score reparameterisation."""
     curves = _curves(artifacts, SCORES)
     table = _with_outcomes(artifacts, SCORES, curves)
     raw = table["raw scores"]
     clipped = [table[SCORES[n]] for n in ("normalised_clip_80", "normalised_clip_30")]
     tight = [table[SCORES[n]] for n in ("advantage_clip_50", "advantage_clip_12")]
-    return Reading(
+    return SeedResult(
         table,
         checks={
             "normalised and clipped rewards end at less KL than raw ones": all(
@@ -86,7 +101,15 @@ def figure_6(artifacts: Artifacts) -> Reading:
     )
 
 
-def figure_7(artifacts: Artifacts) -> Reading:
+@exhibit(
+    "part-1",
+    "figure-7",
+    shows="Policy constraints: KL penalty, importance sampling against the reference, entropy "
+    "bonus",
+    claim="The token KL penalty is what keeps training stable; an entropy bonus adds nothing to it",
+    printed="no numbers printed; KL coefficients .05, .1 and .2",
+)
+def figure_7(artifacts: Artifacts) -> SeedResult:
     """Policy constraints."""
     curves = _curves(artifacts, CONSTRAINTS)
     table = _with_outcomes(artifacts, CONSTRAINTS, curves)
@@ -94,7 +117,7 @@ def figure_7(artifacts: Artifacts) -> Reading:
         table["no constraint"],
         [table[CONSTRAINTS[f"kl_{n}"]] for n in ("05", "10", "20")],
     )
-    return Reading(
+    return SeedResult(
         table,
         checks={
             "the more KL penalty, the less KL": free["KL, nats"]
@@ -114,12 +137,18 @@ def figure_7(artifacts: Artifacts) -> Reading:
     )
 
 
-def figure_8(artifacts: Artifacts) -> Reading:
+@exhibit(
+    "part-1",
+    "figure-8",
+    shows="Initialisation of critic and policy",
+    claim="The critic's start matters early only; a policy without SFT fails",
+)
+def figure_8(artifacts: Artifacts) -> SeedResult:
     """Where critic and policy start from."""
     curves = _curves(artifacts, STARTS)
     table = _with_outcomes(artifacts, STARTS, curves)
     critics = [table[STARTS[n]][NET] for n in ("ppo_max_rm", "critic_scorer", "critic_policy")]
-    return Reading(
+    return SeedResult(
         table,
         checks={
             "critics of three starts end within ten points of each other": max(critics)
@@ -131,12 +160,18 @@ def figure_8(artifacts: Artifacts) -> Reading:
     )
 
 
-def figure_9(artifacts: Artifacts) -> Reading:
+@exhibit(
+    "part-1",
+    "figure-9",
+    shows="PPO-max by step",
+    claim="PPO-max stays stable: the score rises at a bounded KL, and quality with it",
+)
+def figure_9(artifacts: Artifacts) -> SeedResult:
     """PPO-max by step."""
     curves = {"PPO-max": curve_of(artifacts, "ppo_max_rm")}
     row = curves_table(curves)["PPO-max"]
     judged = outcome(artifacts, "judge_ppo_max_rm")
-    return Reading(
+    return SeedResult(
         table={"PPO-max": row | {name: judged[name] for name in (WIN, LOSE, NET)}},
         checks={
             "the score rises": row["score gained, spreads"] > 0,

@@ -17,7 +17,7 @@ from flows.overrides import changed
 from flows.pipeline.policies import measure
 from flows.recipes import recipe_named
 from flows.run import PlannedStage, Run
-from flows.studies.arms_of import ARMS
+from flows.studies.registry import ARMS
 from models.config.base import deciding
 from models.config.judge import JudgeAnswersConfig, JudgePreferencesConfig, endpoints_of, with_share
 from models.config.reporting import EvaluateConfig

@@ -10,10 +10,9 @@ from prefect.tasks import Task
 from flows.config import ConfigError
 from flows.recipes import recipe_named
 from flows.run import Run, SharedRun
-from flows.studies.arms_of import ARMS
+from flows.studies.registry import ARMS
 from flows.study import checked, read_all
-from models.studies.catalogue import exhibits_of
-from models.studies.exhibit import Exhibit
+from models.studies.registry import Exhibit, exhibits_of
 
 
 @pytest.fixture

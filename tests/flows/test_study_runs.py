@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from models.studies.catalogue import exhibits_of
-from models.studies.exhibit import TITLES
+from models.studies.registry import TITLES, exhibits_of
 from tests.flows.command import trimtab
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]

@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 
 from models.studies.part_two import (
+    DENOISED,
+    METHODS,
     WITH_BASELINE,
     figure_9,
     figure_10,
     figure_11,
     figure_12,
     figure_13,
+    figure_17,
 )
-from models.studies.rounds import figure_17
-from models.studies.scorers import DENOISED, METHODS
 from tests.models.studies.conftest import Run
 from tests.models.studies.policies_by_hand import judged, policy
 

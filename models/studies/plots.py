@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from models.reporting.kit.charts import BLUE, GREY, LIGHT, ORANGE, RED, Chart, Panel, style
-from models.studies.reading import Plot
+from models.studies.results import Plot
 
 # As in a run's own report.
 OUTCOMES = {"win": BLUE, "tie": LIGHT, "lose": ORANGE}

@@ -7,6 +7,7 @@ from dataclasses import replace
 from flows.config import Vote
 from flows.pipeline.labels import compare_votes
 from flows.run import Run
+from flows.studies.registry import arms
 from flows.studies.steps import audited, varied
 from models.config.reward import StrengthConfig
 from tasks.stages import strength
@@ -16,6 +17,7 @@ VOTES: tuple[Vote, ...] = ("in_sample", "cross_fitted")
 FLIP_SHARE = 0.25
 
 
+@arms("people", "votes")
 def votes(run: Run) -> None:
     """Strength by the first M of ten members, in-sample and cross-fitted."""
     ensemble = varied(run.config.ensemble, {"size": max(SIZES), "votes": VOTES})
@@ -36,6 +38,7 @@ def votes(run: Run) -> None:
             )
 
 
+@arms("people", "planted-flips")
 def planted_flips(run: Run) -> None:
     """The same with a quarter of the clear training labels turned round."""
     preferences = varied(run.config.preferences, {"flip_share": FLIP_SHARE})

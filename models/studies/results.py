@@ -1,4 +1,4 @@
-"""What runs show of an exhibit: one seed's reading, and what readings of several seeds say."""
+"""What runs show of an exhibit: the result of one seed, and of several seeds together."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Reading:
+class SeedResult:
     """What one seed's run shows.
 
     table: row to column to value. checks: each part of the paper's claim, in words, and whether
@@ -55,8 +55,8 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What an exhibit's readings say together.
+class ExhibitResult:
+    """What the results of all seeds say together.
 
     checks: each part of the claim with the seeds that show it and those that do not. remark: what
     else there is to say of all seeds.
@@ -70,27 +70,28 @@ class Finding:
     remark: str = ""
 
 
-def find(
-    readings: Mapping[int, Reading], remark: Callable[[Sequence[Reading]], str] | None = None
-) -> Finding:
-    """Readings by seed as one finding. Raises ValueError where they have other rows or checks."""
-    first, *others = readings.values()
+def combine_seeds(
+    results: Mapping[int, SeedResult],
+    remark: Callable[[Sequence[SeedResult]], str] | None = None,
+) -> ExhibitResult:
+    """The result over all seeds, of those by seed; ValueError where their rows or checks differ."""
+    first, *others = results.values()
     for other in others:
         if other.checks.keys() != first.checks.keys() or _shape(other) != _shape(first):
-            raise ValueError("readings of different seeds have different rows, columns or checks")
+            raise ValueError("results of different seeds have different rows, columns or checks")
     checks = {
-        words: [reading.checks[words] for reading in readings.values()] for words in first.checks
+        words: [result.checks[words] for result in results.values()] for words in first.checks
     }
     table = {
         row: {
-            column: _cell([reading.table[row][column] for reading in readings.values()])
+            column: _cell([result.table[row][column] for result in results.values()])
             for column in columns
         }
         for row, columns in first.table.items()
     }
     status = status_of(checks)
-    said = remark(list(readings.values())) if remark else ""
-    return Finding(list(readings), table, checks, status, _sentence(checks, status), said)
+    said = remark(list(results.values())) if remark else ""
+    return ExhibitResult(list(results), table, checks, status, _sentence(checks, status), said)
 
 
 def titled(words: str) -> str:
@@ -118,8 +119,8 @@ def status_of(checks: Mapping[str, Sequence[bool]]) -> Status:
     return "in part"
 
 
-def _shape(reading: Reading) -> list[tuple[str, list[str]]]:
-    return [(row, list(columns)) for row, columns in reading.table.items()]
+def _shape(result: SeedResult) -> list[tuple[str, list[str]]]:
+    return [(row, list(columns)) for row, columns in result.table.items()]
 
 
 def _cell(values: list[float]) -> Cell:

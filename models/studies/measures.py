@@ -1,7 +1,9 @@
-"""Reading tables and figures about policies: against SFT, against each other, and by step.
+"""What exhibits measure of reward models and of policies: accuracy, outcomes, answers, curves.
 
-Policies are judged by gold where it exists, else by held-out reward models. A comparison's role is
-`judge_<policy>` against SFT and `versus_<policy>` against the study's baseline.
+Accuracy is on the test pairs: against the annotators' labels and, where right labels are known,
+against those (pairs that gold holds nearly equal left out). Policies are judged by gold where it
+exists, else by held-out reward models. A comparison's role is `judge_<policy>` against SFT and
+`versus_<policy>` against the study's baseline.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
+from torch import Tensor
+
 from models.reporting.kit.artifacts import Artifacts, ReportInputError
 from models.reporting.run.curves import Curve, training_curve
-from models.studies.reading import Plot, titled
+from models.studies.results import Plot, titled
 
 WIN, TIE, LOSE, NET = "win", "tie", "lose", "net"
 MONITORS = {
@@ -22,6 +26,19 @@ MONITORS = {
     "perplexity": "perplexity of the answers",
     "response_length": "length of the answers (tokens)",
 }
+RIGHT, GIVEN = "accuracy, right labels", "accuracy, given labels"
+
+
+def accuracies(artifacts: Artifacts, role: str) -> dict[str, float]:
+    """Accuracy of a scorer on the test pairs, by whose labels."""
+    found = {GIVEN: _share_right(artifacts.labelled_gaps(role).gap)}
+    if artifacts.truth:
+        found = {RIGHT: _share_right(artifacts.clean_gaps(role).gap)} | found
+    return found
+
+
+def _share_right(gap: Tensor) -> float:
+    return float((gap > 0).double().mean())
 
 
 def outcome(artifacts: Artifacts, role: str, place: str = "main") -> dict[str, float]:
