@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from flows.pipeline.policies import judge_policies, train_policies
 from flows.pipeline.rewards import train_scorers
 from flows.pipeline.rounds import improve_in_rounds
 from flows.run import Run
 from flows.studies.registry import arms
-from flows.studies.steps import AS_GIVEN, MARGIN, audited, policy, scorer, treatment, varied, versus
+from flows.studies.steps import (
+    AS_GIVEN,
+    audited,
+    policy,
+    relabelled,
+    scorer,
+    treatment,
+    varied,
+    versus,
+)
 from models.config.reward import ContrastiveConfig, FeaturesConfig, RelabelConfig
+from models.studies.variants import CONTRASTIVE, STRONGEST_TENTH, TREATMENTS
 from tasks.stages import features
 
 NUM_ROUNDS = 4
 DROPOUT = 0.05  # [RM]
-METHODS = ("baseline", "flip", "margin", "flip_margin", "soft_margin")
 
 
 @arms("part-2", "figure-1", "figure-2", "figure-3")
@@ -44,11 +52,8 @@ def weakest(run: Run) -> None:
 @arms("part-2", "figure-6")
 def strongest(run: Run) -> None:
     """Margin and soft labels on the strongest tenth."""
-    soft = {"smooth": "all", "smoothing": run.config.relabel.smoothing}
-    scorer(run, "tenth_10", _tenth(10))
-    scorer(run, "tenth_10_margin", varied(_tenth(10), MARGIN))
-    scorer(run, "tenth_10_soft", varied(_tenth(10), soft))
-    scorer(run, "tenth_10_soft_margin", varied(_tenth(10), soft | MARGIN))
+    for name, variant in STRONGEST_TENTH.items():
+        scorer(run, name, relabelled(run, _tenth(10), variant))
 
 
 def _tenth(number: int) -> RelabelConfig:
@@ -68,7 +73,7 @@ def margins(run: Run) -> None:
 def methods_by_step(run: Run) -> None:
     """The five methods for several epochs, on the validation pairs by step."""
     train = varied(run.config.reward_model.train, {"num_epochs": 4})
-    for name in METHODS:
+    for name in TREATMENTS:
         labels = treatment(run, name)
         scorer(run, f"{name}_long", labels, train=train, score_every=20)
 
@@ -76,7 +81,7 @@ def methods_by_step(run: Run) -> None:
 @arms("part-2", "figure-9", "figure-10")
 def free_policies(run: Run) -> None:
     """PPO without KL penalty on the five reward models."""
-    for name in METHODS:
+    for name in TREATMENTS:
         scorer(run, name, treatment(run, name))
         _free_policy(run, name)
 
@@ -88,15 +93,6 @@ def _free_policy(run: Run, name: str) -> None:
     policy(run, f"free_{name}", varied(free, {"guard": warned}), f"scorer_{name}")
     if name != "baseline":
         versus(run, f"versus_free_{name}", f"free_{name}", "free_baseline")
-
-
-_SWAV: dict[str, Any] = {"kind": "swav", "temperature": 0.1}
-CONTRASTIVE: dict[str, dict[str, Any]] = {  # with the constants of [RM]
-    "simcse_pairs": {"on": "pairs"},
-    "simcse_differences": {"on": "differences"},
-    "swav_pairs": {**_SWAV, "on": "pairs", "coef": 0.1, "num_prototypes": 50},
-    "swav_differences": {**_SWAV, "on": "differences", "coef": 0.5, "num_prototypes": 20},
-}
 
 
 @arms("part-2", "figure-11")
@@ -126,7 +122,7 @@ def contrastive_policies(run: Run) -> None:
 
 def _contrastive_scorer(run: Run, name: str) -> None:
     train = varied(run.config.reward_model.train, {"dropout": DROPOUT})
-    contrastive = ContrastiveConfig.model_validate(CONTRASTIVE[name])
+    contrastive = ContrastiveConfig.model_validate(CONTRASTIVE[name].changes)
     scorer(run, name, treatment(run, "baseline"), train=train, contrastive=contrastive)
 
 

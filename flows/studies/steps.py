@@ -15,13 +15,12 @@ from flows.pipeline.policies import measure
 from flows.run import Run
 from models.config.policy import PPOConfig
 from models.config.reward import RelabelConfig
+from models.studies.variants import TREATMENTS, Variant
 from tasks.stages import advantage_model, head_to_head, ppo_max, relabel, reward_model
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 AS_GIVEN = RelabelConfig(flip_below=None)
-# Free constants of Part II's treatments: the range of the margin, and its scale.
-MARGIN = {"margin_scale": 0.3, "margin_clip": 1.0}
 
 
 def varied(config: ConfigT, changes: Mapping[str, Any]) -> ConfigT:
@@ -38,17 +37,15 @@ def audited(run: Run) -> None:
         audit_labels(run)
 
 
+def relabelled(run: Run, labels: RelabelConfig, variant: Variant) -> RelabelConfig:
+    """`labels` as a variant changes them; where it smooths them, by the recipe's alpha."""
+    alpha = {"smoothing": run.config.relabel.smoothing} if "smooth" in variant.changes else {}
+    return varied(labels, {**variant.changes, **alpha})
+
+
 def treatment(run: Run, name: str) -> RelabelConfig:
     """How Part II treats the labels of all pairs, by its name there [RM section 2.5]."""
-    alpha = run.config.relabel.smoothing
-    treatments: dict[str, dict[str, Any]] = {
-        "baseline": {},
-        "flip": {"flip_below": 0.0},
-        "margin": MARGIN,
-        "flip_margin": {"flip_below": 0.0, **MARGIN},
-        "soft_margin": {"smooth": "negative", "smoothing": alpha, **MARGIN},
-    }
-    return varied(AS_GIVEN, treatments[name])
+    return relabelled(run, AS_GIVEN, TREATMENTS[name])
 
 
 def scorer(run: Run, name: str, labels: RelabelConfig = AS_GIVEN, **changes: Any) -> None:

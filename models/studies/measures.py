@@ -17,6 +17,7 @@ from torch import Tensor
 from models.reporting.kit.artifacts import Artifacts, ReportInputError
 from models.reporting.run.curves import Curve, training_curve
 from models.studies.results import Plot, titled
+from models.studies.variants import Variant
 
 WIN, TIE, LOSE, NET = "win", "tie", "lose", "net"
 MONITORS = {
@@ -65,6 +66,13 @@ def curve_of(artifacts: Artifacts, name: str) -> Curve:
     if curve is None:
         raise ReportInputError(f"policy_{name} has no training curve; found {artifacts.inputs}")
     return curve
+
+
+def curves_of(
+    artifacts: Artifacts, variants: Mapping[str, Variant], prefix: str = ""
+) -> dict[str, Curve]:
+    """Training curves by label of the policies named `<prefix><variant>`."""
+    return {each.label: curve_of(artifacts, prefix + name) for name, each in variants.items()}
 
 
 def gained(curve: Curve) -> list[float]:

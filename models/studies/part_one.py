@@ -13,39 +13,15 @@ from models.studies.measures import (
     answers,
     curve_of,
     curve_plots,
+    curves_of,
     curves_table,
     outcome,
 )
 from models.studies.registry import exhibit
 from models.studies.results import SeedResult
+from models.studies.variants import CONSTRAINTS, SCORES, STARTS, Variant
 
 ALL_MONITORS = ("score", "gold", "kl", "perplexity", "response_length")
-VANILLA = "vanilla"
-# Policy to the words that name it, by figure.
-SCORES = {
-    VANILLA: "raw scores",
-    "scaled": "rewards scaled",
-    "normalised": "rewards normalised",
-    "normalised_clip_80": "the same, clipped at .8",
-    "normalised_clip_30": "the same, clipped at .3",
-    "advantage_clip_50": "advantages normalised, clipped at .5",
-    "advantage_clip_12": "the same, clipped at .12",
-}
-CONSTRAINTS = {
-    VANILLA: "no constraint",
-    "kl_05": "KL penalty .05",
-    "kl_10": "KL penalty .1",
-    "kl_20": "KL penalty .2",
-    "importance": "ratio to the reference",
-    "importance_kl_05": "the same, KL penalty .05",
-    "entropy": "entropy bonus",
-}
-STARTS = {
-    "ppo_max_rm": "critic: reward model, pre-trained",
-    "critic_scorer": "critic: reward model",
-    "critic_policy": "critic: SFT, random head",
-    "without_sft": "policy: without SFT",
-}
 
 
 @exhibit(
@@ -57,9 +33,9 @@ STARTS = {
 )
 def figure_4(artifacts: Artifacts) -> SeedResult:
     """Vanilla PPO by step."""
-    curves = {"vanilla PPO": curve_of(artifacts, VANILLA)}
+    curves = {"vanilla PPO": curve_of(artifacts, "vanilla")}
     row = curves_table(curves)["vanilla PPO"]
-    judged = outcome(artifacts, f"judge_{VANILLA}")
+    judged = outcome(artifacts, "judge_vanilla")
     curve = curves["vanilla PPO"]
     return SeedResult(
         table={"vanilla PPO": row | {"wins less losses against SFT": judged[NET]}},
@@ -82,11 +58,11 @@ def figure_4(artifacts: Artifacts) -> SeedResult:
 )
 def figure_6(artifacts: Artifacts) -> SeedResult:
     """Score reparameterisation."""
-    curves = _curves(artifacts, SCORES)
+    curves = curves_of(artifacts, SCORES)
     table = _with_outcomes(artifacts, SCORES, curves)
     raw = table["raw scores"]
-    clipped = [table[SCORES[n]] for n in ("normalised_clip_80", "normalised_clip_30")]
-    tight = [table[SCORES[n]] for n in ("advantage_clip_50", "advantage_clip_12")]
+    clipped = [table[SCORES[n].label] for n in ("normalised_clip_80", "normalised_clip_30")]
+    tight = [table[SCORES[n].label] for n in ("advantage_clip_50", "advantage_clip_12")]
     return SeedResult(
         table,
         checks={
@@ -111,11 +87,11 @@ def figure_6(artifacts: Artifacts) -> SeedResult:
 )
 def figure_7(artifacts: Artifacts) -> SeedResult:
     """Policy constraints."""
-    curves = _curves(artifacts, CONSTRAINTS)
+    curves = curves_of(artifacts, CONSTRAINTS)
     table = _with_outcomes(artifacts, CONSTRAINTS, curves)
     free, bound = (
         table["no constraint"],
-        [table[CONSTRAINTS[f"kl_{n}"]] for n in ("05", "10", "20")],
+        [table[CONSTRAINTS[f"kl_{n}"].label] for n in ("05", "10", "20")],
     )
     return SeedResult(
         table,
@@ -145,16 +121,16 @@ def figure_7(artifacts: Artifacts) -> SeedResult:
 )
 def figure_8(artifacts: Artifacts) -> SeedResult:
     """Where critic and policy start from."""
-    curves = _curves(artifacts, STARTS)
+    curves = curves_of(artifacts, STARTS)
     table = _with_outcomes(artifacts, STARTS, curves)
-    critics = [table[STARTS[n]][NET] for n in ("ppo_max_rm", "critic_scorer", "critic_policy")]
+    *critics, without_sft = (table[each.label][NET] for each in STARTS.values())
     return SeedResult(
         table,
         checks={
             "critics of three starts end within ten points of each other": max(critics)
             - min(critics)
             < 0.1,
-            "without SFT the policy loses against SFT": table["policy: without SFT"][NET] < 0,
+            "without SFT the policy loses against SFT": without_sft < 0,
         },
         plots=curve_plots(curves, ("score", "gold", "kl", "response_length")),
     )
@@ -182,21 +158,15 @@ def figure_9(artifacts: Artifacts) -> SeedResult:
     )
 
 
-def _curves(artifacts: Artifacts, names: Mapping[str, str]) -> dict[str, Curve]:
-    return {words: curve_of(artifacts, name) for name, words in names.items()}
-
-
 def _with_outcomes(
-    artifacts: Artifacts, names: Mapping[str, str], curves: Mapping[str, Curve]
+    artifacts: Artifacts, variants: Mapping[str, Variant], curves: Mapping[str, Curve]
 ) -> dict[str, dict[str, float]]:
     """Each run's last steps, its answers to the main prompts, and how these do against SFT's."""
     table = curves_table(curves)
-    for name, words in names.items():
-        found = answers(artifacts, name)
-        table[words] = {
-            "score gained, spreads": table[words]["score gained, spreads"],
-            "KL, nats": table[words]["KL, nats"],
-            "perplexity": table[words]["perplexity"],
+    for name, variant in variants.items():
+        found, row = answers(artifacts, name), table[variant.label]
+        table[variant.label] = {
+            **{key: row[key] for key in ("score gained, spreads", "KL, nats", "perplexity")},
             **{key: found[key] for key in found if key != "KL, nats"},
             **outcome(artifacts, f"judge_{name}"),
         }

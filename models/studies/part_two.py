@@ -25,6 +25,7 @@ from models.studies.measures import (
     accuracies,
     curve_of,
     curve_plots,
+    curves_of,
     curves_table,
     gained,
     last,
@@ -34,29 +35,17 @@ from models.studies.measures import (
 )
 from models.studies.registry import exhibit
 from models.studies.results import Plot, SeedResult
+from models.studies.variants import CONTRASTIVE, STRONGEST_TENTH, TREATMENTS, Variant
 
 NUM_GROUPS = 10
 BINS = [-4 + 0.25 * index for index in range(33)]  # of strength over its spread between pairs
-METHODS = {
-    "baseline": "baseline",
-    "flip": "flip",
-    "margin": "margin",
-    "flip_margin": "flip + margin",
-    "soft_margin": "soft label + margin",
-}
 DENOISED = ("flip", "flip_margin", "soft_margin")
-CONTRASTIVE = {
-    "simcse_pairs": "SimCSE, pairs",
-    "simcse_differences": "SimCSE, differences",
-    "swav_pairs": "SwAV, pairs",
-    "swav_differences": "SwAV, differences",
-}
-WITH_BASELINE = {"baseline": "baseline"} | CONTRASTIVE
+WITH_BASELINE = {"baseline": TREATMENTS["baseline"]} | CONTRASTIVE
 MONITORS = ("score", "gold", "kl", "perplexity")
 GIVEN_LABELS, BOTH_LABELS = "given labels", "labels both give"
 OVERFITTED = f"overfitted: best less last, {GIVEN_LABELS}"
 RowsByStep = dict[int, list[Row]]
-Curve = tuple[list[float], list[float]]
+AccuracyCurve = tuple[list[float], list[float]]
 
 
 @exhibit(
@@ -277,13 +266,10 @@ def figure_5(artifacts: Artifacts) -> SeedResult:
 )
 def figure_6(artifacts: Artifacts) -> SeedResult:
     """Margin and soft labels on the strongest tenth."""
-    names = {
-        "tenth_10": "as given",
-        "tenth_10_margin": "margin",
-        "tenth_10_soft": "soft labels",
-        "tenth_10_soft_margin": "soft labels + margin",
+    table = {
+        each.label: accuracies(artifacts, f"scorer_{name}")
+        for name, each in STRONGEST_TENTH.items()
     }
-    table = {words: accuracies(artifacts, f"scorer_{name}") for name, words in names.items()}
     found = _decisive(table)
     both = found["soft labels + margin"]
     return SeedResult(
@@ -344,8 +330,8 @@ def figure_8(artifacts: Artifacts) -> SeedResult:
     """
     others = _others_labels(artifacts)
     curves = {
-        words: _accuracy_curves(_validation_by_step(artifacts, f"scorer_{name}_long"), others)
-        for name, words in METHODS.items()
+        each.label: _accuracy_curves(_validation_by_step(artifacts, f"scorer_{name}_long"), others)
+        for name, each in TREATMENTS.items()
     }
     table = {}
     for words, by_set in curves.items():
@@ -354,7 +340,7 @@ def figure_8(artifacts: Artifacts) -> SeedResult:
         table[words][OVERFITTED] = max(given) - given[-1]
 
     def advantage(column: str) -> float:
-        ours = fmean(table[METHODS[name]][column] for name in DENOISED)
+        ours = fmean(table[TREATMENTS[name].label][column] for name in DENOISED)
         return ours - fmean(table[name][column] for name in ("baseline", "margin"))
 
     overfits_less = advantage(OVERFITTED) < 0
@@ -369,7 +355,7 @@ def figure_8(artifacts: Artifacts) -> SeedResult:
     )
 
 
-def _accuracy_plot(curves: Mapping[str, Mapping[str, Curve]], name: str) -> Plot:
+def _accuracy_plot(curves: Mapping[str, Mapping[str, AccuracyCurve]], name: str) -> Plot:
     return Plot(
         f"Validation accuracy, {name}",
         "training step",
@@ -411,7 +397,7 @@ def _validation_by_step(artifacts: Artifacts, role: str) -> RowsByStep:
 
 def _accuracy_curves(
     by_step: RowsByStep, others: tuple[str, dict[str, bool]] | None
-) -> dict[str, Curve]:
+) -> dict[str, AccuracyCurve]:
     """Accuracy on the validation pairs by step, by whose labels."""
     steps = [float(step) for step in by_step]
     found = {
@@ -445,10 +431,10 @@ def _share(flags: Iterable[bool]) -> float:
 )
 def figure_9(artifacts: Artifacts) -> SeedResult:
     """PPO without KL penalty on the five reward models."""
-    curves = {words: curve_of(artifacts, f"free_{name}") for name, words in METHODS.items()}
+    curves = curves_of(artifacts, TREATMENTS, "free_")
     table = curves_table(curves)
     noisy = [table["baseline"], table["margin"]]
-    clean = [table[METHODS[name]] for name in DENOISED]
+    clean = [table[TREATMENTS[name].label] for name in DENOISED]
 
     def is_less(column: str) -> bool:
         return fmean(row[column] for row in clean) < fmean(row[column] for row in noisy)
@@ -472,7 +458,7 @@ def figure_9(artifacts: Artifacts) -> SeedResult:
 )
 def figure_10(artifacts: Artifacts) -> SeedResult:
     """The five policies against SFT and against the baseline's."""
-    return _policies_of(artifacts, METHODS, "all four methods' policies beat the baseline's")
+    return _policies_of(artifacts, TREATMENTS, "all four methods' policies beat the baseline's")
 
 
 @exhibit(
@@ -523,11 +509,11 @@ def figure_11(artifacts: Artifacts) -> SeedResult:
 )
 def figure_12(artifacts: Artifacts) -> SeedResult:
     """PPO without KL penalty on contrastive reward models."""
-    curves = {words: curve_of(artifacts, f"free_{name}") for name, words in WITH_BASELINE.items()}
+    curves = curves_of(artifacts, WITH_BASELINE, "free_")
     table = curves_table(curves)
     for name, curve in curves.items():
         table[name]["unevenness of the score"] = unevenness(curve.score)
-    ours = fmean(table[words]["unevenness of the score"] for words in CONTRASTIVE.values())
+    ours = fmean(table[each.label]["unevenness of the score"] for each in CONTRASTIVE.values())
     return SeedResult(
         table,
         checks={
@@ -547,22 +533,26 @@ def figure_12(artifacts: Artifacts) -> SeedResult:
 )
 def figure_13(artifacts: Artifacts) -> SeedResult:
     """The contrastive policies against SFT and against the baseline's."""
-    reading = _policies_of(
-        artifacts, WITH_BASELINE, "most contrastive policies beat the baseline's"
-    )
-    nets = {w: reading.table[w]["net, against the baseline"] for w in CONTRASTIVE.values()}
+    result = _policies_of(artifacts, WITH_BASELINE, "most contrastive policies beat the baseline's")
+    nets = {
+        each.label: result.table[each.label]["net, against the baseline"]
+        for each in CONTRASTIVE.values()
+    }
     checks = {
         "most contrastive policies beat the baseline's": sum(n > 0 for n in nets.values()) > 2,
         "SimCSE on pairs is the best": max(nets, key=lambda name: nets[name]) == "SimCSE, pairs",
     }
-    return SeedResult(reading.table, checks, reading.plots)
+    return SeedResult(result.table, checks, result.plots)
 
 
-def _policies_of(artifacts: Artifacts, names: Mapping[str, str], claim: str) -> SeedResult:
+def _policies_of(artifacts: Artifacts, variants: Mapping[str, Variant], claim: str) -> SeedResult:
     """The policies `free_<name>` against SFT and against `free_baseline`."""
-    sft = {words: outcome(artifacts, f"judge_free_{name}") for name, words in names.items()}
-    rivals = {n: words for n, words in names.items() if n != "baseline"}
-    base = {words: outcome(artifacts, f"versus_free_{name}") for name, words in rivals.items()}
+    sft = {v.label: outcome(artifacts, f"judge_free_{name}") for name, v in variants.items()}
+    base = {
+        variant.label: outcome(artifacts, f"versus_free_{name}")
+        for name, variant in variants.items()
+        if name != "baseline"
+    }
     nobody = {WIN: 0.0, TIE: 1.0, LOSE: 0.0, NET: 0.0}
     table = {
         words: {
@@ -624,10 +614,10 @@ def table_3(artifacts: Artifacts) -> SeedResult:
 )
 def figure_15(artifacts: Artifacts) -> SeedResult:
     """The same on a task family that nobody labelled pairs of."""
-    reading = _best_round(artifacts, "held_out")
+    result = _best_round(artifacts, "held_out")
     inside = _best_round(artifacts, "main").table["SFT"][NET]
-    less = {"by less than in distribution": reading.table["SFT"][NET] < inside}
-    return SeedResult(reading.table, reading.checks | less, reading.plots)
+    less = {"by less than in distribution": result.table["SFT"][NET] < inside}
+    return SeedResult(result.table, result.checks | less, result.plots)
 
 
 def _best_round(artifacts: Artifacts, place: str) -> SeedResult:
