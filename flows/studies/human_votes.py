@@ -8,7 +8,7 @@ from flows.config import Vote
 from flows.pipeline.labels import compare_votes
 from flows.run import Run
 from flows.studies.registry import arms
-from flows.studies.steps import audited, varied
+from flows.studies.steps import add_strength, with_changes
 from models.config.reward import StrengthConfig
 from tasks.stages import strength
 
@@ -20,9 +20,9 @@ FLIP_SHARE = 0.25
 @arms("people", "votes")
 def votes(run: Run) -> None:
     """Strength by the first M of ten members, in-sample and cross-fitted."""
-    ensemble = varied(run.config.ensemble, {"size": max(SIZES), "votes": VOTES})
-    whole = replace(run, config=varied(run.config, {"ensemble": ensemble}))
-    audited(whole)
+    ensemble = with_changes(run.config.ensemble, {"size": max(SIZES), "votes": VOTES})
+    whole = replace(run, config=with_changes(run.config, {"ensemble": ensemble}))
+    add_strength(whole)
     compare_votes(whole)
     for vote in VOTES:
         prefix = "" if vote == VOTES[0] else f"{vote}_"
@@ -41,5 +41,5 @@ def votes(run: Run) -> None:
 @arms("people", "planted-flips")
 def planted_flips(run: Run) -> None:
     """The same with a quarter of the clear training labels turned round."""
-    preferences = varied(run.config.preferences, {"flip_share": FLIP_SHARE})
-    votes(replace(run, config=varied(run.config, {"preferences": preferences})))
+    preferences = with_changes(run.config.preferences, {"flip_share": FLIP_SHARE})
+    votes(replace(run, config=with_changes(run.config, {"preferences": preferences})))

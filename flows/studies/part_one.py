@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from flows.config import vanilla
 from flows.run import Run
 from flows.studies.registry import arms
-from flows.studies.steps import policy, scorer, varied
+from flows.studies.steps import add_policy, add_scorer, with_changes
 from models.studies.variants import CONSTRAINTS, SCORES, STARTS, Variant
 from tasks.stages import sft
 
@@ -33,27 +33,29 @@ def constraints(run: Run) -> None:
 @arms("part-1", "figure-8")
 def starts(run: Run) -> None:
     """PPO-max, its critic and its policy from elsewhere."""
-    scorer(run, "raw")
+    add_scorer(run, "raw")
     run["untrained"] = run.submit(
         sft,
-        run.seeded(varied(run.config.sft, {"fine_tune": False})),
+        run.seeded(with_changes(run.config.sft, {"fine_tune": False})),
         data=run["data"],
         label="no SFT",
     )
-    plain = varied(run.config.ppo, {"rehearsal_coef": 0.0})
+    plain = with_changes(run.config.ppo, {"rehearsal_coef": 0.0})
     for name, variant in STARTS.items():
         start = "untrained" if name == "without_sft" else "sft"
-        policy(run, name, varied(plain, variant.changes), "scorer_raw", start=start)
+        add_policy(run, name, with_changes(plain, variant.changes), "scorer_raw", start=start)
 
 
 @arms("part-1", "figure-9")
 def ppo_max(run: Run) -> None:
     """PPO-max on the reward model, without rehearsal."""
-    scorer(run, "raw")
-    policy(run, "ppo_max_rm", varied(run.config.ppo, {"rehearsal_coef": 0.0}), "scorer_raw")
+    add_scorer(run, "raw")
+    add_policy(
+        run, "ppo_max_rm", with_changes(run.config.ppo, {"rehearsal_coef": 0.0}), "scorer_raw"
+    )
 
 
 def _vanilla(run: Run, variants: Mapping[str, Variant]) -> None:
-    scorer(run, "raw")
+    add_scorer(run, "raw")
     for name, variant in variants.items():
-        policy(run, name, varied(vanilla(run.config.ppo), variant.changes), "scorer_raw")
+        add_policy(run, name, with_changes(vanilla(run.config.ppo), variant.changes), "scorer_raw")

@@ -28,7 +28,7 @@ from models.studies.measures import (
     outcome_plot,
 )
 from models.studies.registry import exhibit
-from models.studies.results import Plot, SeedResult
+from models.studies.results import Plot, SeedResult, bar_plot
 
 MODELS = {"reward model": "scorer_raw", "Advantage Model": "advantage_raw"}
 ECE_GIVEN, ECE_RIGHT = "calibration error, given labels", "calibration error, right labels"
@@ -216,15 +216,7 @@ def _by_task(artifacts: Artifacts, role: str) -> tuple[list[str], list[float], l
 
 
 def _task_bars(title: str, names: list[str], series: dict[str, list[float]]) -> Plot:
-    places = [float(index) for index in range(len(names))]
-    return Plot(
-        title,
-        "task",
-        "score of the test answers (its own unit)",
-        {name: (places, values) for name, values in series.items()},
-        kind="bars",
-        ticks=tuple(names),
-    )
+    return bar_plot(title, "task", "score of the test answers (its own unit)", series, ticks=names)
 
 
 @exhibit(
@@ -264,30 +256,32 @@ def figure_5(artifacts: Artifacts) -> SeedResult:
 )
 def table_2(artifacts: Artifacts) -> SeedResult:
     """Against SFT on the main and the forget set."""
-    places = {"main": "main", "forget": "forget"}
-    found = {
-        place: {words: outcome(artifacts, f"judge_{name}", place) for name, words in ARMS.items()}
-        for place in places
+    outcomes = {
+        eval_set: {
+            label: outcome(artifacts, f"judge_{name}", eval_set) for name, label in ARMS.items()
+        }
+        for eval_set in ("main", "forget")
     }
     table = {
-        words: {
-            f"{place}, {key}": found[place][words][key]
-            for place in places
+        label: {
+            f"{eval_set}, {key}": rows[label][key]
+            for eval_set, rows in outcomes.items()
             for key in (WIN, LOSE, TIE, NET)
         }
-        for words in ARMS.values()
+        for label in ARMS.values()
     }
-    rows = [table[words] for words in list(ARMS.values())[1:]]
+    reward_model, advantage_model, rehearsed = (table[v] for v in list(ARMS.values())[1:])
     return SeedResult(
         table,
         checks={
-            "the Advantage Model wins more on the main set": rows[1]["main, net"]
-            > rows[0]["main, net"],
-            "it loses less of the forget set": rows[1]["forget, lose"] < rows[0]["forget, lose"],
-            "rehearsal loses least of the forget set": rows[2]["forget, lose"]
-            <= min(row["forget, lose"] for row in rows),
+            "the Advantage Model wins more on the main set": advantage_model["main, net"]
+            > reward_model["main, net"],
+            "it loses less of the forget set": advantage_model["forget, lose"]
+            < reward_model["forget, lose"],
+            "rehearsal loses least of the forget set": rehearsed["forget, lose"]
+            <= min(reward_model["forget, lose"], advantage_model["forget, lose"]),
         },
-        plots=[outcome_plot(f"The {place} set", rows_, "SFT") for place, rows_ in found.items()],
+        plots=[outcome_plot(f"The {name} set", rows, "SFT") for name, rows in outcomes.items()],
     )
 
 
@@ -320,8 +314,11 @@ def figure_6(artifacts: Artifacts) -> SeedResult:
                 "clusters",
                 "wins minus losses against SFT",
                 {
-                    f"{place} set": (list(names), [row[f"{place}, net"] for row in table.values()])
-                    for place in ("main", "forget")
+                    f"{eval_set} set": (
+                        list(names),
+                        [row[f"{eval_set}, net"] for row in table.values()],
+                    )
+                    for eval_set in ("main", "forget")
                 },
             )
         ],

@@ -88,7 +88,7 @@ def _sweep(
                 f"{column}\n(validation)",
                 {
                     "validation": (
-                        [float(place) for place in range(len(found))],
+                        [float(index) for index in range(len(found))],
                         [row[column] for row in found.values()],
                     )
                 },

@@ -42,10 +42,10 @@ UNITS = {"gold": "0 to 1", "judge_score": "no unit"}
 Line = tuple[list[float], list[float]]
 
 
-def gains_most(readings: Sequence[SeedResult]) -> str:
+def gains_most(results: Sequence[SeedResult]) -> str:
     """Which method has the highest gain at equal KL, over seeds."""
-    gain = next(iter(next(iter(readings[0].table.values()))))
-    return highest([_measured(reading.plots[0].series) for reading in readings], gain)
+    gain = next(iter(next(iter(results[0].table.values()))))
+    return highest([_measured(result.plots[0].series) for result in results], gain)
 
 
 @exhibit(
@@ -67,15 +67,15 @@ def frontier(artifacts: Artifacts) -> SeedResult:
     for arm, constant in CONSTANTS.items():
         rows = []
         for value, role in swept(artifacts, f"eval_{arm}_").items():
-            found = _by_set(artifacts, role)
+            sets = _by_set(artifacts, role)
             gained = {
-                place: _mean(found[place], measure) - _mean(start[place], measure)
-                for place in ("main", "forget")
-                if place in start
+                name: _mean(sets[name], measure) - _mean(start[name], measure)
+                for name in ("main", "forget")
+                if name in start
             }
-            row = {gain: gained["main"], KL: _mean(found["main"], "kl")}
+            row = {gain: gained["main"], KL: _mean(sets["main"], "kl")}
             row |= {f"{gain}, forget set": gained["forget"]} if "forget" in gained else {}
-            rows.append(row | {LENGTH: _mean(found["main"], "length")})
+            rows.append(row | {LENGTH: _mean(sets["main"], "length")})
             recipe = " (recipe)" if role.endswith("_recipe") else ""
             table[f"{NAMES[arm]}, {constant} {value:g}{recipe}"] = rows[-1]
         lines[NAMES[arm]] = ([row[KL] for row in rows], [row[gain] for row in rows])
@@ -131,11 +131,11 @@ def lead_of(ours: Line, theirs: Line) -> float | None:
     span = shared_kl(ours, theirs)
     if span is None:
         return None
-    places = sorted({*span, *(kl for kl in (*ours[0], *theirs[0]) if span[0] < kl < span[1])})
-    leads = [_height(ours, kl) - _height(theirs, kl) for kl in places]
+    grid = sorted({*span, *(kl for kl in (*ours[0], *theirs[0]) if span[0] < kl < span[1])})
+    leads = [_height(ours, kl) - _height(theirs, kl) for kl in grid]
     areas = [
         (end - begin) * (first + last) / 2
-        for (begin, end), (first, last) in zip(pairwise(places), pairwise(leads), strict=True)
+        for (begin, end), (first, last) in zip(pairwise(grid), pairwise(leads), strict=True)
     ]
     return sum(areas) / (span[1] - span[0])
 

@@ -34,7 +34,7 @@ from models.studies.measures import (
     unevenness,
 )
 from models.studies.registry import exhibit
-from models.studies.results import Plot, SeedResult
+from models.studies.results import Plot, SeedResult, bar_plot
 from models.studies.variants import CONTRASTIVE, STRONGEST_TENTH, TREATMENTS, Variant
 
 NUM_GROUPS = 10
@@ -156,8 +156,8 @@ def figure_3(artifacts: Artifacts) -> SeedResult:
         for part in equal_groups(rows, NUM_GROUPS)
     ]
     near = min(range(len(means)), key=lambda index: abs(means[index]))
-    places = [float(index) for index in range(1, len(shares) + 1)]
-    rising = float(spearman(*(torch.tensor(v, dtype=torch.float64) for v in (places, shares))))
+    tenths = [float(index) for index in range(1, len(shares) + 1)]
+    rising = float(spearman(*(torch.tensor(v, dtype=torch.float64) for v in (tenths, shares))))
     return SeedResult(
         table={
             "agreement with gold": {
@@ -177,7 +177,7 @@ def figure_3(artifacts: Artifacts) -> SeedResult:
                 "The stronger the preference, the likelier the label is right",
                 "tenth of held-out pairs, from weakest to strongest",
                 "labels that gold agrees with (share)",
-                {"agreement": (places, shares)},
+                {"agreement": (tenths, shares)},
             )
         ],
     )
@@ -302,15 +302,13 @@ def figure_7(artifacts: Artifacts) -> SeedResult:
 
 
 def _bars(title: str, table: Mapping[str, Mapping[str, float]]) -> Plot:
-    places = [float(index) for index in range(len(table))]
     columns = list(next(iter(table.values())))
-    return Plot(
+    return bar_plot(
         title,
         "labels it was trained on",
         "accuracy on the test pairs (.5 is chance)",
-        {column: (places, [row[column] for row in table.values()]) for column in columns},
-        kind="bars",
-        ticks=tuple(row.replace(", ", ",\n").replace(" + ", "\n+ ") for row in table),
+        {column: [row[column] for row in table.values()] for column in columns},
+        ticks=[row.replace(", ", ",\n").replace(" + ", "\n+ ") for row in table],
     )
 
 
@@ -620,14 +618,14 @@ def figure_15(artifacts: Artifacts) -> SeedResult:
     return SeedResult(result.table, result.checks | less, result.plots)
 
 
-def _best_round(artifacts: Artifacts, place: str) -> SeedResult:
+def _best_round(artifacts: Artifacts, eval_set: str) -> SeedResult:
     """The round that did best against SFT on the main prompts, on the prompts of a set."""
     rounds = _rounds(artifacts)
     best = max(rounds, key=lambda number: outcome(artifacts, rounds[number])[NET])
     name = "full" if best == 1 else f"round_{best}"
     table = {
-        "SFT": outcome(artifacts, rounds[best], place),
-        "vanilla PPO": outcome(artifacts, f"vanilla_versus_{name}", place),
+        "SFT": outcome(artifacts, rounds[best], eval_set),
+        "vanilla PPO": outcome(artifacts, f"vanilla_versus_{name}", eval_set),
     }
     return SeedResult(
         table,

@@ -15,8 +15,8 @@ MOST_FIGURES = 4
 class Plot:
     """Curves, bars, points or paths; the axes are labelled with units.
 
-    series: by name, places along x and the values there. Those of bars and of what `ticks` names
-    are the same for all. A path's places are measured too, and differ from seed to seed.
+    series: by name, positions along x and the values there. Bars, and series that `ticks` names,
+    have the same positions. A path's positions are measured too, and differ between seeds.
     """
 
     title: str
@@ -26,6 +26,15 @@ class Plot:
     kind: Literal["lines", "bars", "points", "paths"] = "lines"
     note: str = ""
     ticks: tuple[str, ...] = ()
+
+
+def bar_plot(
+    title: str, x: str, y: str, series: Mapping[str, list[float]], ticks: Sequence[str]
+) -> Plot:
+    """A group of bars a tick, one bar of each series in it."""
+    positions = [float(index) for index in range(len(ticks))]
+    bars = {name: (positions, values) for name, values in series.items()}
+    return Plot(title, x, y, bars, kind="bars", ticks=tuple(ticks))
 
 
 @dataclass(frozen=True)
