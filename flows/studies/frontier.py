@@ -83,7 +83,7 @@ SWEEPS: dict[Arm, Sweep] = {
 }
 
 
-@arms("optimisers", "frontier")
+@arms("methods", "frontier")
 def frontier(run: Run) -> None:
     """`eval_<arm>_<value>`, and every other role of an arm likewise."""
     config = with_changes(run.config, {"arms": tuple(SWEEPS)})

@@ -17,7 +17,7 @@ VOTES: tuple[Vote, ...] = ("in_sample", "cross_fitted")
 FLIP_SHARE = 0.25
 
 
-@arms("people", "votes")
+@arms("human-votes", "votes")
 def votes(run: Run) -> None:
     """Strength by the first M of ten members, in-sample and cross-fitted."""
     ensemble = with_changes(run.config.ensemble, {"size": max(SIZES), "votes": VOTES})
@@ -38,7 +38,7 @@ def votes(run: Run) -> None:
             )
 
 
-@arms("people", "planted-flips")
+@arms("human-votes", "planted-flips")
 def planted_flips(run: Run) -> None:
     """The same with a quarter of the clear training labels turned round."""
     preferences = with_changes(run.config.preferences, {"flip_share": FLIP_SHARE})

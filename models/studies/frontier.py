@@ -49,7 +49,7 @@ def gains_most(results: Sequence[SeedResult]) -> str:
 
 
 @exhibit(
-    "optimisers",
+    "methods",
     "frontier",
     shows="Gold score over SFT's by KL to SFT, each method at several strengths",
     claim="At equal KL DPO gains more than every other method",

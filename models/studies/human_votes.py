@@ -21,7 +21,7 @@ WEAKEST, STRONGEST = "votes for the label, weakest group", "votes for the label,
 
 
 @exhibit(
-    "people",
+    "human-votes",
     "votes",
     shows="Strength and the margin of people's votes, by the ensemble's size and way of voting",
     claim="The strength that an ensemble finds follows how clearly people vote",
@@ -64,7 +64,7 @@ def _agreement(artifacts: Artifacts, role: str, mode: str) -> dict[str, float]:
 
 
 @exhibit(
-    "people",
+    "human-votes",
     "planted-flips",
     shows="Strength of clear labels of which a quarter was turned round",
     claim="Strength finds the labels that were turned round, cross-fitted better than in-sample",

@@ -28,9 +28,9 @@ TITLES = {
     "part-1": "Secrets of RLHF Part I: PPO",
     "part-2": "Secrets of RLHF Part II: reward modeling",
     "advantage-model": "Stabilizing RLHF: Advantage Model and selective rehearsal",
-    "people": "Preference strength against people's votes",
+    "human-votes": "Preference strength against people's votes",
     "rlaif": "RLAIF: how good a judge has to be",
-    "optimisers": "Ways to optimise a policy, each at several strengths",
+    "methods": "Ways to optimise a policy, each at several strengths",
     "constants": "Constants that the papers do not publish",
 }
 Remark = Callable[[Sequence[SeedResult]], str]

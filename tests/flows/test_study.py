@@ -52,7 +52,7 @@ def test_seeds_share_nothing(submitted: list[str]) -> None:
 
 
 def test_a_frontier_shares_all_but_what_is_swept(submitted: list[str]) -> None:
-    ARMS["optimisers-frontier"](SharedRun(recipe_named("smoke")))
+    ARMS["methods-frontier"](SharedRun(recipe_named("smoke")))
     for stage in ("comparisons", "strength", "advantage_model", "rehearsal"):
         assert submitted.count(stage) == 1
     # Four strengths an arm; two of PPO; ReST samples once for all of its thresholds, rejection

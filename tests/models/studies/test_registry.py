@@ -24,7 +24,7 @@ WANTED = {
     *("part-2-table-2", "part-2-table-3"),
     *(f"advantage-model-figure-{n}" for n in range(1, 7)),
     *("advantage-model-table-1", "advantage-model-table-2"),
-    *("people-votes", "people-planted-flips", "rlaif-alignment", "optimisers-frontier"),
+    *("human-votes-votes", "human-votes-planted-flips", "rlaif-alignment", "methods-frontier"),
     *(
         f"constants-{name}"
         for name in (
