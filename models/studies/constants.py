@@ -29,7 +29,7 @@ UNPUBLISHED = "not published"
 Measure = Callable[[Artifacts, str], dict[str, float]]
 
 
-def of_scorer(artifacts: Artifacts, role: str) -> dict[str, float]:
+def measure_scorer(artifacts: Artifacts, role: str) -> dict[str, float]:
     """How likely a scorer finds the annotators' labels of the validation pairs."""
     rows = artifacts.scores(role, "validation").values()
     gap = torch.tensor(
@@ -38,14 +38,14 @@ def of_scorer(artifacts: Artifacts, role: str) -> dict[str, float]:
     return {NLL: float(-F.logsigmoid(gap).mean()), ACCURACY: float((gap > 0).double().mean())}
 
 
-def of_meta_rm(artifacts: Artifacts, role: str) -> dict[str, float]:
+def measure_meta_rm(artifacts: Artifacts, role: str) -> dict[str, float]:
     """The same, and how far it has spread the scores of answers to one prompt."""
     rows = artifacts.rows(role, "spreads.jsonl")
     before, after = (fmean(row[name] for row in rows) for name in ("before", "after"))
-    return {**of_scorer(artifacts, role), SPREAD: after / before}
+    return {**measure_scorer(artifacts, role), SPREAD: after / before}
 
 
-def of_policy(artifacts: Artifacts, role: str) -> dict[str, float]:
+def measure_policy(artifacts: Artifacts, role: str) -> dict[str, float]:
     """How a policy does against SFT on the validation prompts."""
     name = role.removeprefix("policy_")
     document = artifacts.document(f"judge_{name}", "judgement.json")
@@ -62,7 +62,7 @@ def swept(artifacts: Artifacts, prefix: str) -> dict[float, str]:
     return {value: values[value] for value in sorted(values)}
 
 
-def _sweep(
+def _read_sweep(
     constant: str, kind: str, measure: Measure, decisive: str, artifacts: Artifacts
 ) -> SeedResult:
     """A row a value; whether the recipe's is as good as any."""
@@ -108,7 +108,7 @@ def _sweep(
 )
 def smoothing(artifacts: Artifacts) -> SeedResult:
     """Reward models by the smoothing of their labels."""
-    return _sweep("smoothing", "scorer", of_scorer, NLL, artifacts)
+    return _read_sweep("smoothing", "scorer", measure_scorer, NLL, artifacts)
 
 
 @exhibit(
@@ -120,19 +120,15 @@ def smoothing(artifacts: Artifacts) -> SeedResult:
 )
 def margin_clip(artifacts: Artifacts) -> SeedResult:
     """Reward models by the largest margin."""
-    return _sweep("margin_clip", "scorer", of_scorer, NLL, artifacts)
+    return _read_sweep("margin_clip", "scorer", measure_scorer, NLL, artifacts)
 
 
 @exhibit(
-    "constants",
-    "temperature",
-    shows="tau of SimCSE on pairs",
-    claim=CLAIM,
-    printed=UNPUBLISHED,
+    "constants", "temperature", shows="tau of SimCSE on pairs", claim=CLAIM, printed=UNPUBLISHED
 )
 def temperature(artifacts: Artifacts) -> SeedResult:
     """Contrastive reward models by temperature."""
-    return _sweep("temperature", "scorer", of_scorer, NLL, artifacts)
+    return _read_sweep("temperature", "scorer", measure_scorer, NLL, artifacts)
 
 
 @exhibit(
@@ -144,7 +140,7 @@ def temperature(artifacts: Artifacts) -> SeedResult:
 )
 def num_policies(artifacts: Artifacts) -> SeedResult:
     """Advantage Models by N."""
-    return _sweep("num_policies", "scorer", of_scorer, NLL, artifacts)
+    return _read_sweep("num_policies", "scorer", measure_scorer, NLL, artifacts)
 
 
 @exhibit(
@@ -156,7 +152,7 @@ def num_policies(artifacts: Artifacts) -> SeedResult:
 )
 def num_clusters(artifacts: Artifacts) -> SeedResult:
     """Policies by the number of clusters rehearsed."""
-    return _sweep("num_clusters", "policy", of_policy, NET, artifacts)
+    return _read_sweep("num_clusters", "policy", measure_policy, NET, artifacts)
 
 
 @exhibit(
@@ -168,7 +164,7 @@ def num_clusters(artifacts: Artifacts) -> SeedResult:
 )
 def per_cluster(artifacts: Artifacts) -> SeedResult:
     """Policies by the examples rehearsed of each cluster."""
-    return _sweep("per_cluster", "policy", of_policy, NET, artifacts)
+    return _read_sweep("per_cluster", "policy", measure_policy, NET, artifacts)
 
 
 @exhibit(
@@ -180,4 +176,4 @@ def per_cluster(artifacts: Artifacts) -> SeedResult:
 )
 def meta_step(artifacts: Artifacts) -> SeedResult:
     """MetaRM by the step of its ascent."""
-    return _sweep("meta_step", "scorer", of_meta_rm, NLL, artifacts)
+    return _read_sweep("meta_step", "scorer", measure_meta_rm, NLL, artifacts)

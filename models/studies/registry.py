@@ -125,12 +125,21 @@ EXHIBITS = tuple(
         key=lambda each: list(TITLES).index(each.paper),
     )
 )
+
+
+def _names() -> list[str]:
+    """The names of all exhibits: figures and tables by number, then the others as declared."""
+
+    def order(name: str) -> tuple[bool, str, int]:
+        kind, _, number = name.rpartition("-")
+        return (False, kind, int(number)) if number.isdigit() else (True, "", 0)
+
+    return sorted(dict.fromkeys(each.name for each in EXHIBITS), key=order)
+
+
 # For a form: one of these names.
 Paper = Annotated[str, Field(json_schema_extra={"enum": [*TITLES]})]
-ExhibitName = Annotated[
-    str,
-    Field(json_schema_extra={"enum": ["all", *dict.fromkeys(each.name for each in EXHIBITS)]}),
-]
+ExhibitName = Annotated[str, Field(json_schema_extra={"enum": ["all", *_names()]})]
 
 
 def exhibits_of(paper: str, name: str) -> list[Exhibit]:
