@@ -1,4 +1,4 @@
-"""Every table and figure has a row, a reader and arms."""
+"""Every table and figure has a row, a reader and arms, one to one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ WANTED = {
 def test_none_is_missing() -> None:
     slugs = [exhibit.slug for exhibit in EXHIBITS]
     assert len(slugs) == len(set(slugs))
-    assert set(slugs) == WANTED == set(ARMS)
+    assert set(slugs) >= WANTED
+    assert set(slugs) == set(ARMS)
 
 
 def test_what_flows_read_of_the_decorators_is_what_the_stage_registers() -> None:
@@ -77,8 +78,8 @@ def test_the_page_has_a_row_for_each_whether_run_or_not() -> None:
     summary, *papers = page.split("\n## ")
     assert "| Secrets of RLHF Part II: reward modeling | 0 | 1 | 0 | 17 |" in summary
     rows = [line for paper in papers for line in paper.splitlines()[4:] if line]
-    assert len(rows) == len(WANTED)
-    assert sum("not run yet" in row for row in rows) == len(WANTED) - 1
+    assert len(rows) == len(EXHIBITS)
+    assert sum("not run yet" in row for row in rows) == len(EXHIBITS) - 1
     (mine,) = [row for row in rows if "not run yet" not in row]
     assert "it rises: 1 of 2 (row: column 0.500 ± 0.100)" in mine
     assert "| in part | 1,234 | `trimtab study part-2 figure-3 --seeds 2 3` |" in mine
