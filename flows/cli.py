@@ -189,7 +189,7 @@ def _add_runs(commands: Any) -> None:
     study = commands.add_parser("study", help="a table or figure of the papers once more")
     study.add_argument(
         "paper",
-        help="part-1, part-2, advantage-model; beside them: people, rlaif, optimisers, constants",
+        help="part-1, part-2, advantage-model; beside them: methods, rlaif, human-votes, constants",
     )
     study.add_argument("exhibit", help="e.g. figure-3, table-1; all: everything of the paper")
     study.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. ensemble.size=10")

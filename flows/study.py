@@ -17,14 +17,13 @@ from flows.overrides import RunChanges, changed, overrides
 from flows.publish import tracked_flow
 from flows.recipes import RecipeName, recipe_named
 from flows.run import Future, Run, SharedRun
-from flows.studies.arms_of import ARMS
+from flows.studies.registry import ARMS
 from infra.processes.launch import TrainerStoppedError
 from infra.tracking.runs import TrackedRun
 from models.config.base import RunSeed
-from models.config.reporting import ExhibitName, Paper, StudyConfig
+from models.config.reporting import StudyConfig
 from models.specs import STUDY
-from models.studies.catalogue import exhibits_of
-from models.studies.exhibit import TITLES, Exhibit
+from models.studies.registry import TITLES, Exhibit, ExhibitName, Paper, exhibits_of
 from tasks.access import demand_access
 from tasks.publishing import announce, lineage_of
 

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from models.config.reporting import StudyConfig
 from models.reporting.kit.charts import Chart
 from models.reporting.kit.html import new_environment, stylesheet
-from models.studies.exhibit import TITLES, Exhibit
-from models.studies.reading import Finding, key_figures
+from models.studies.registry import TITLES, Exhibit
+from models.studies.results import ExhibitResult, key_figures
 
 COLOURS = {"held": "better", "in part": "unclear", "not held": "worse"}
 
 
 def render(
     exhibit: Exhibit,
-    finding: Finding,
+    finding: ExhibitResult,
     charts: Sequence[Chart],
     config: StudyConfig,
     seconds: float,
@@ -36,6 +36,6 @@ def render(
     )
 
 
-def columns_of(finding: Finding) -> list[str]:
+def columns_of(finding: ExhibitResult) -> list[str]:
     """All columns that any row has, in order."""
     return list(dict.fromkeys(column for row in finding.table.values() for column in row))

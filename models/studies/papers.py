@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from models.studies.catalogue import EXHIBITS
-from models.studies.exhibit import TITLES, Exhibit
-from models.studies.reading import Cell, Status
+from models.studies.registry import EXHIBITS, TITLES, Exhibit
+from models.studies.results import Cell, Status
 
 # A study's scorecard.json.
 Card = Mapping[str, Any]

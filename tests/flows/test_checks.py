@@ -138,8 +138,8 @@ def test_of_a_large_file_the_first_rows_are_read(folder: Path) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ["study", "people", "all", "--scale", RECIPE, "ppo.kl_coef=-1"],
-        ["study", "people", "all", "--scale", RECIPE, 'preferences.sources=["none.jsonl"]'],
+        ["study", "human-votes", "all", "--scale", RECIPE, "ppo.kl_coef=-1"],
+        ["study", "human-votes", "all", "--scale", RECIPE, 'preferences.sources=["none.jsonl"]'],
         ["rounds", "smoke", "ppo.kl_coef=null"],
         ["rounds", "smoke", "seed=1"],
     ],

@@ -9,11 +9,10 @@ import pytest
 from flows.config import ConfigError
 from flows.recipes import recipe_named
 from flows.run import Run, SharedRun
-from flows.studies.arms_of import ARMS
+from flows.studies.registry import ARMS
 from flows.study import checked, read_all
 from models.specs import StageSpec
-from models.studies.catalogue import exhibits_of
-from models.studies.exhibit import Exhibit
+from models.studies.registry import Exhibit, exhibits_of
 
 
 @pytest.fixture
@@ -53,7 +52,7 @@ def test_seeds_share_nothing(submitted: list[str]) -> None:
 
 
 def test_a_frontier_shares_all_but_what_is_swept(submitted: list[str]) -> None:
-    ARMS["optimisers-frontier"](SharedRun(recipe_named("smoke")))
+    ARMS["methods-frontier"](SharedRun(recipe_named("smoke")))
     for stage in ("comparisons", "strength", "advantage_model", "rehearsal"):
         assert submitted.count(stage) == 1
     # Four strengths an arm; two of PPO; ReST samples once for all of its thresholds, rejection

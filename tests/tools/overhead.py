@@ -28,7 +28,8 @@ def main() -> None:
             wall = _run(stack, seed)
             spans = list(stack.timeline(f"smoke-seed{seed}").values())
             busy, manifests = _covered(spans), stack.manifests()
-            around = mean(each.end - each.start - manifests[each.key].seconds for each in spans)
+            seconds = {key: each.seconds for key, each in manifests.items() if each is not None}
+            around = mean(each.end - each.start - seconds[each.key] for each in spans)
             again = _run(stack, seed)
             figures = [wall, busy, wall - busy, around, again]
             print(f"| {seed} | " + " | ".join(f"{each:.1f}" for each in figures) + " |", flush=True)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from models.reporting.kit.artifacts import ReportInputError
+from models.studies.measures import outcome, unevenness
 from models.studies.part_one import figure_9
-from models.studies.policies import outcome, unevenness
-from models.studies.rounds import figure_15, figure_16, table_2, table_3
+from models.studies.part_two import figure_15, figure_16, table_2, table_3
 from tests.models.studies.conftest import Run
 
 

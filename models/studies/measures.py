@@ -1,18 +1,22 @@
-"""Reading tables and figures about policies: against SFT, against each other, and by step.
+"""What exhibits measure of reward models and of policies: accuracy, outcomes, answers, curves.
 
-Policies are judged by gold where it exists, else by held-out reward models. A comparison's role is
-`judge_<policy>` against SFT and `versus_<policy>` against the study's baseline.
+Accuracy is on the test pairs: against the annotators' labels and, where right labels are known,
+against those (pairs that gold holds nearly equal left out). Policies are judged by gold where it
+exists, else by held-out reward models. A comparison's role is `judge_<policy>` against SFT and
+`versus_<policy>` against the study's baseline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
-from typing import Any
+
+from torch import Tensor
 
 from models.reporting.kit.artifacts import Artifacts, ReportInputError
 from models.reporting.run.curves import Curve, training_curve
-from models.studies.reading import Plot, titled
+from models.studies.results import Plot, bar_plot, titled
+from models.studies.variants import Variant
 
 WIN, TIE, LOSE, NET = "win", "tie", "lose", "net"
 MONITORS = {
@@ -22,23 +26,36 @@ MONITORS = {
     "perplexity": "perplexity of the answers",
     "response_length": "length of the answers (tokens)",
 }
+RIGHT, GIVEN = "accuracy, right labels", "accuracy, given labels"
 
 
-def outcome(artifacts: Artifacts, role: str, place: str = "main") -> dict[str, float]:
+def accuracies(artifacts: Artifacts, role: str) -> dict[str, float]:
+    """Accuracy of a scorer on the test pairs, by whose labels."""
+    shares = {GIVEN: _share_right(artifacts.labelled_gaps(role).gap)}
+    if artifacts.truth:
+        shares = {RIGHT: _share_right(artifacts.clean_gaps(role).gap)} | shares
+    return shares
+
+
+def _share_right(gap: Tensor) -> float:
+    return float((gap > 0).double().mean())
+
+
+def outcome(artifacts: Artifacts, role: str, eval_set: str = "main") -> dict[str, float]:
     """Shares of wins, ties and losses on a set of prompts, and wins minus losses."""
     document = artifacts.document(role, "judgement.json")
-    verdict = document.get(f"{place}_gold") or document.get(f"{place}_judge_score")
+    verdict = document.get(f"{eval_set}_gold") or document.get(f"{eval_set}_judge_score")
     if verdict is None:
-        raise ReportInputError(f"{role} judged no prompts of the set {place!r}")
+        raise ReportInputError(f"{role} judged no prompts of the set {eval_set!r}")
     return {name: float(verdict[name]) for name in (WIN, TIE, LOSE, NET)}
 
 
-def answers(artifacts: Artifacts, name: str, place: str = "main") -> dict[str, float]:
+def answers(artifacts: Artifacts, name: str, eval_set: str = "main") -> dict[str, float]:
     """Means over a policy's answers to a set of prompts: gold (where known), KL and length."""
-    rows = [r for r in artifacts.rows(f"eval_{name}", "responses.jsonl") if r["set"] == place]
+    rows = [r for r in artifacts.rows(f"eval_{name}", "responses.jsonl") if r["set"] == eval_set]
     measures = {"gold": "gold", "kl": "KL, nats", "length": "length, tokens"}
-    known = {words: key for key, words in measures.items() if rows and key in rows[0]}
-    return {words: fmean(row[key] for row in rows) for words, key in known.items()}
+    known = {label: key for key, label in measures.items() if rows and key in rows[0]}
+    return {label: fmean(row[key] for row in rows) for label, key in known.items()}
 
 
 def curve_of(artifacts: Artifacts, name: str) -> Curve:
@@ -48,6 +65,13 @@ def curve_of(artifacts: Artifacts, name: str) -> Curve:
     if curve is None:
         raise ReportInputError(f"policy_{name} has no training curve; found {artifacts.inputs}")
     return curve
+
+
+def curves_of(
+    artifacts: Artifacts, variants: Mapping[str, Variant], prefix: str = ""
+) -> dict[str, Curve]:
+    """Training curves by label of the policies named `<prefix><variant>`."""
+    return {each.label: curve_of(artifacts, prefix + name) for name, each in variants.items()}
 
 
 def gained(curve: Curve) -> list[float]:
@@ -113,19 +137,10 @@ def _by_step(curve: Curve, monitor: str) -> tuple[list[float], list[float]]:
 
 def outcome_plot(title: str, table: Mapping[str, Mapping[str, float]], against: str) -> Plot:
     """Wins, ties and losses of each row as bars."""
-    places = [float(index) for index in range(len(table))]
-    return Plot(
+    return bar_plot(
         title,
         f"policy, against {against}",
         "share of the prompts",
-        {name: (places, [row[name] for row in table.values()]) for name in (WIN, TIE, LOSE)},
-        kind="bars",
-        ticks=tuple(name.replace(" + ", "\n+ ") for name in table),
+        {name: [row[name] for row in table.values()] for name in (WIN, TIE, LOSE)},
+        ticks=[name.replace(" + ", "\n+ ") for name in table],
     )
-
-
-def against(
-    artifacts: Artifacts, roles: Mapping[str, str], place: str = "main"
-) -> dict[str, dict[str, Any]]:
-    """Outcomes by name of the comparisons in `roles`."""
-    return {name: outcome(artifacts, role, place) for name, role in roles.items()}

@@ -1,4 +1,4 @@
-"""Plots of several seeds in one: the mean, and a band from the lowest to the highest."""
+"""Plots of several seeds in one: the mean, and a band from the lowest seed to the highest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from models.reporting.kit.charts import BLUE, GREY, LIGHT, ORANGE, RED, Chart, Panel, style
-from models.studies.reading import Plot
+from models.studies.results import Plot
 
 # As in a run's own report.
 OUTCOMES = {"win": BLUE, "tie": LIGHT, "lose": ORANGE}
@@ -45,10 +45,10 @@ def draw(plots: Sequence[Plot]) -> Chart:
 
 
 def _over_seeds(plots: Sequence[Plot], name: str) -> tuple[list[float], list[list[float]]]:
-    """Places, and at each the values of all seeds."""
+    """Positions along x, and at each the values of all seeds."""
     values = [plot.series[name][1] for plot in plots]
     count = min(map(len, values))
-    columns = [[seed[place] for seed in values] for place in range(count)]
+    columns = [[seed[index] for seed in values] for index in range(count)]
     return plots[0].series[name][0][:count], columns
 
 
@@ -62,7 +62,7 @@ def _line(panel: Panel, index: int, name: str, plots: Sequence[Plot]) -> None:
 
 
 def _path(panel: Panel, index: int, name: str, plots: Sequence[Plot]) -> None:
-    """Means of places and of values, in the order of what made them, with whiskers both ways."""
+    """Means over seeds of both coordinates, in the order of the settings, with whiskers."""
     colour, line, marker = style(index)
     points = [plot.series[name] for plot in plots]
     xs, ys = (list(zip(*(point[side] for point in points), strict=True)) for side in (0, 1))
@@ -77,12 +77,12 @@ def _bars(panel: Panel, index: int, name: str, plots: Sequence[Plot]) -> None:
     count = len(plots[0].series)
     x, columns = _over_seeds(plots, name)
     width = 0.8 / count * (min(b - a for a, b in zip(x, x[1:], strict=False)) if x[1:] else 1.0)
-    places = [place + (index - (count - 1) / 2) * width for place in x]
+    centres = [position + (index - (count - 1) / 2) * width for position in x]
     means, ends = _whiskers(columns)
     colour = OUTCOMES.get(name, style(index)[0])
-    panel.axes.bar(places, means, width, color=colour, label=name)
+    panel.axes.bar(centres, means, width, color=colour, label=name)
     if len(plots) > 1:
-        panel.axes.errorbar(places, means, ends, fmt="none", ecolor=GREY, capsize=2, linewidth=1)
+        panel.axes.errorbar(centres, means, ends, fmt="none", ecolor=GREY, capsize=2, linewidth=1)
 
 
 def _whiskers(columns: Sequence[Sequence[float]]) -> tuple[list[float], list[list[float]]]:

@@ -1,4 +1,4 @@
-"""What runs show of an exhibit: one seed's reading, and what readings of several seeds say."""
+"""What runs show of an exhibit: the result of one seed, and of several seeds together."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MOST_FIGURES = 4
 class Plot:
     """Curves, bars, points or paths; the axes are labelled with units.
 
-    series: by name, places along x and the values there. Those of bars and of what `ticks` names
-    are the same for all. A path's places are measured too, and differ from seed to seed.
+    series: by name, positions along x and the values there. Bars, and series that `ticks` names,
+    have the same positions. A path's positions are measured too, and differ between seeds.
     """
 
     title: str
@@ -28,8 +28,17 @@ class Plot:
     ticks: tuple[str, ...] = ()
 
 
+def bar_plot(
+    title: str, x: str, y: str, series: Mapping[str, list[float]], ticks: Sequence[str]
+) -> Plot:
+    """A group of bars a tick, one bar of each series in it."""
+    positions = [float(index) for index in range(len(ticks))]
+    bars = {name: (positions, values) for name, values in series.items()}
+    return Plot(title, x, y, bars, kind="bars", ticks=tuple(ticks))
+
+
 @dataclass(frozen=True)
-class Reading:
+class SeedResult:
     """What one seed's run shows.
 
     table: row to column to value. checks: each part of the paper's claim, in words, and whether
@@ -55,8 +64,8 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What an exhibit's readings say together.
+class ExhibitResult:
+    """What the results of all seeds say together.
 
     checks: each part of the claim with the seeds that show it and those that do not. remark: what
     else there is to say of all seeds.
@@ -70,27 +79,28 @@ class Finding:
     remark: str = ""
 
 
-def find(
-    readings: Mapping[int, Reading], remark: Callable[[Sequence[Reading]], str] | None = None
-) -> Finding:
-    """Readings by seed as one finding. Raises ValueError where they have other rows or checks."""
-    first, *others = readings.values()
+def combine_seeds(
+    results: Mapping[int, SeedResult],
+    remark: Callable[[Sequence[SeedResult]], str] | None = None,
+) -> ExhibitResult:
+    """The result over all seeds, of those by seed; ValueError where their rows or checks differ."""
+    first, *others = results.values()
     for other in others:
         if other.checks.keys() != first.checks.keys() or _shape(other) != _shape(first):
-            raise ValueError("readings of different seeds have different rows, columns or checks")
+            raise ValueError("results of different seeds have different rows, columns or checks")
     checks = {
-        words: [reading.checks[words] for reading in readings.values()] for words in first.checks
+        words: [result.checks[words] for result in results.values()] for words in first.checks
     }
     table = {
         row: {
-            column: _cell([reading.table[row][column] for reading in readings.values()])
+            column: _cell([result.table[row][column] for result in results.values()])
             for column in columns
         }
         for row, columns in first.table.items()
     }
     status = status_of(checks)
-    said = remark(list(readings.values())) if remark else ""
-    return Finding(list(readings), table, checks, status, _sentence(checks, status), said)
+    said = remark(list(results.values())) if remark else ""
+    return ExhibitResult(list(results), table, checks, status, _sentence(checks, status), said)
 
 
 def titled(words: str) -> str:
@@ -118,8 +128,8 @@ def status_of(checks: Mapping[str, Sequence[bool]]) -> Status:
     return "in part"
 
 
-def _shape(reading: Reading) -> list[tuple[str, list[str]]]:
-    return [(row, list(columns)) for row, columns in reading.table.items()]
+def _shape(result: SeedResult) -> list[tuple[str, list[str]]]:
+    return [(row, list(columns)) for row, columns in result.table.items()]
 
 
 def _cell(values: list[float]) -> Cell:

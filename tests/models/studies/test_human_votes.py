@@ -10,7 +10,7 @@ import pytest
 from models.data.records import PreferencePair, Votes
 from models.data.splits import plant_flips, truth_of
 from models.reporting.kit.artifacts import ReportInputError
-from models.studies.people import BOTH, STRONGEST, WEAKEST, planted_flips, votes
+from models.studies.human_votes import BOTH, STRONGEST, WEAKEST, planted_flips, votes
 from tests.models.studies.conftest import Row, Run, strength, truth
 
 

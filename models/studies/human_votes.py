@@ -8,7 +8,8 @@ from __future__ import annotations
 from models.reporting.kit.artifacts import Artifacts, ReportInputError
 from models.reporting.run.human_votes import vote_agreement, voted_rows
 from models.reporting.run.labels import label_noise
-from models.studies.reading import Plot, Reading
+from models.studies.registry import exhibit
+from models.studies.results import Plot, SeedResult
 
 MODES = {"in_sample": "in-sample", "cross_fitted": "cross-fitted"}
 BOTH, LABEL, TRAINED = (
@@ -19,14 +20,21 @@ BOTH, LABEL, TRAINED = (
 WEAKEST, STRONGEST = "votes for the label, weakest group", "votes for the label, strongest group"
 
 
-def votes(artifacts: Artifacts) -> Reading:
+@exhibit(
+    "human-votes",
+    "votes",
+    shows="Strength and the margin of people's votes, by the ensemble's size and way of voting",
+    claim="The strength that an ensemble finds follows how clearly people vote",
+    printed="",
+)
+def votes(artifacts: Artifacts) -> SeedResult:
     """Rank correlation of strength with the votes' margin, and agreement by strength."""
     table = {
         f"{MODES[mode]}, M = {size}": _agreement(artifacts, f"strength_{mode}_{size}", mode)
         for mode, size in _ensembles(artifacts)
     }
     rows = [table[name] for name in table if name.startswith("in-sample")]
-    return Reading(
+    return SeedResult(
         table,
         checks={
             "strength follows the votes on test pairs (correlation above .3)": rows[-1][BOTH] > 0.3,
@@ -55,7 +63,14 @@ def _agreement(artifacts: Artifacts, role: str, mode: str) -> dict[str, float]:
     }
 
 
-def planted_flips(artifacts: Artifacts) -> Reading:
+@exhibit(
+    "human-votes",
+    "planted-flips",
+    shows="Strength of clear labels of which a quarter was turned round",
+    claim="Strength finds the labels that were turned round, cross-fitted better than in-sample",
+    printed="",
+)
+def planted_flips(artifacts: Artifacts) -> SeedResult:
     """How well strength finds clear labels that were turned round."""
     table = {}
     for mode, size in _ensembles(artifacts):
@@ -69,7 +84,7 @@ def planted_flips(artifacts: Artifacts) -> Reading:
             "recall of strength below 0": noise.negative_recall.value,
         }
     found = [row["AUROC among clear pairs"] for row in table.values()]
-    return Reading(
+    return SeedResult(
         table,
         checks={
             "ten members in sample find flips better than chance": found[3] > 0.5,

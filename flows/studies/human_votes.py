@@ -7,7 +7,8 @@ from dataclasses import replace
 from flows.config import Vote
 from flows.pipeline.labels import compare_votes
 from flows.run import Run
-from flows.studies.steps import audited, varied
+from flows.studies.registry import arms
+from flows.studies.steps import add_strength, with_changes
 from models.config.reward import StrengthConfig
 from models.specs import STRENGTH
 
@@ -16,11 +17,12 @@ VOTES: tuple[Vote, ...] = ("in_sample", "cross_fitted")
 FLIP_SHARE = 0.25
 
 
+@arms("human-votes", "votes")
 def votes(run: Run) -> None:
     """Strength by the first M of ten members, in-sample and cross-fitted."""
-    ensemble = varied(run.config.ensemble, {"size": max(SIZES), "votes": VOTES})
-    whole = replace(run, config=varied(run.config, {"ensemble": ensemble}))
-    audited(whole)
+    ensemble = with_changes(run.config.ensemble, {"size": max(SIZES), "votes": VOTES})
+    whole = replace(run, config=with_changes(run.config, {"ensemble": ensemble}))
+    add_strength(whole)
     compare_votes(whole)
     for vote in VOTES:
         prefix = "" if vote == VOTES[0] else f"{vote}_"
@@ -36,7 +38,8 @@ def votes(run: Run) -> None:
             )
 
 
+@arms("human-votes", "planted-flips")
 def planted_flips(run: Run) -> None:
     """The same with a quarter of the clear training labels turned round."""
-    preferences = varied(run.config.preferences, {"flip_share": FLIP_SHARE})
-    votes(replace(run, config=varied(run.config, {"preferences": preferences})))
+    preferences = with_changes(run.config.preferences, {"flip_share": FLIP_SHARE})
+    votes(replace(run, config=with_changes(run.config, {"preferences": preferences})))

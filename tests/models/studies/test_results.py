@@ -1,20 +1,20 @@
-"""Readings of several seeds as one finding, by hand."""
+"""Results of several seeds together, by hand."""
 
 from __future__ import annotations
 
 import pytest
 
 from models.reporting.kit.charts import Chart
-from models.studies.drawing import draw
-from models.studies.reading import Cell, Plot, Reading, find, key_figures, status_of
+from models.studies.plots import draw
+from models.studies.results import Cell, Plot, SeedResult, combine_seeds, key_figures, status_of
 
 
-def _reading(value: float, *checks: bool) -> Reading:
-    return Reading({"row": {"column": value}}, {f"part {n}": c for n, c in enumerate(checks)})
+def _result(value: float, *checks: bool) -> SeedResult:
+    return SeedResult({"row": {"column": value}}, {f"part {n}": c for n, c in enumerate(checks)})
 
 
 def test_figures_are_means_and_sample_deviations() -> None:
-    found = find({2: _reading(1.0, True), 3: _reading(2.0, True), 4: _reading(6.0, True)})
+    found = combine_seeds({2: _result(1.0, True), 3: _result(2.0, True), 4: _result(6.0, True)})
     cell = found.table["row"]["column"]
     # Mean 3; deviations -2, -1, 3: 14 / 2 = 7.
     assert (cell.mean, cell.std) == (3.0, pytest.approx(7**0.5))
@@ -24,7 +24,7 @@ def test_figures_are_means_and_sample_deviations() -> None:
 
 
 def test_one_seed_has_no_spread() -> None:
-    found = find({2: _reading(1.5, False)})
+    found = combine_seeds({2: _result(1.5, False)})
     assert found.table["row"]["column"].std == 0.0
     assert found.sentence == "It did not hold. part 0: no."
 
@@ -43,10 +43,10 @@ def test_held_is_every_part_in_every_seed(checks: dict[str, list[bool]], status:
     assert status_of(checks) == status
 
 
-def test_readings_that_do_not_belong_together_are_refused() -> None:
-    other = Reading({"row": {"another": 1.0}}, {"part 0": True})
+def test_results_that_do_not_belong_together_are_refused() -> None:
+    other = SeedResult({"row": {"another": 1.0}}, {"part 0": True})
     with pytest.raises(ValueError, match="different rows, columns or checks"):
-        find({2: _reading(1.0, True), 3: other})
+        combine_seeds({2: _result(1.0, True), 3: other})
 
 
 def _plot(values: list[float], kind: str = "lines") -> Plot:
