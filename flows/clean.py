@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from infra.settings import Settings
+from trimtab.infra.settings import Settings
 
 DAY = 86_400.0
 
@@ -15,11 +15,11 @@ def clean(options: argparse.Namespace, settings: Settings) -> int:
 
     Without the registry nothing is listed: what registered policies were made of must stay.
     """
-    from infra.store.cleaner import remove, unneeded
-    from infra.store.manifest import StorageError
-    from infra.tracking.registry import RegistryError
-    from tasks.context import base_context
-    from tasks.registry import reports_of_registered
+    from trimtab.infra.store.cleaner import remove, unneeded
+    from trimtab.infra.store.manifest import StorageError
+    from trimtab.infra.tracking.registry import RegistryError
+    from trimtab.tasks.context import base_context
+    from trimtab.tasks.registry import reports_of_registered
 
     try:
         store = base_context().store

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.clean import clean
-from flows.closed_output import closed_output_ends_it
-from flows.commands import deploy_flows, next_round, run_recipe, run_study, take_back
-from flows.ended import signals_end_it
-from flows.ui import ui
-from infra.settings import Settings, SettingsError
+from trimtab.flows.clean import clean
+from trimtab.flows.closed_output import closed_output_ends_it
+from trimtab.flows.commands import deploy_flows, next_round, run_recipe, run_study, take_back
+from trimtab.flows.ended import signals_end_it
+from trimtab.flows.ui import ui
+from trimtab.infra.settings import Settings, SettingsError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -96,8 +96,8 @@ def _report(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _compare(options: argparse.Namespace, settings: Settings) -> int:
-    from infra.report_folders import run_of
-    from models.reporting.run_tables import comparison
+    from trimtab.infra.report_folders import run_of
+    from trimtab.models.reporting.run_tables import comparison
 
     folders = [settings.home / "reports" / name for name in options.runs]
     missing = [folder for folder in folders if not (folder / "scorecard.json").is_file()]
@@ -122,7 +122,7 @@ def _compare(options: argparse.Namespace, settings: Settings) -> int:
 
 def _papers(options: argparse.Namespace, settings: Settings) -> int:
     """With `--into docs`: docs/papers.md, and docs/papers with a page for each exhibit."""
-    from models.studies.papers import cards_below, papers_page, write_pages
+    from trimtab.models.studies.papers import cards_below, papers_page, write_pages
 
     reports = settings.home / "reports"
     if options.into is None:

@@ -12,8 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.ended import signals_end_it
-from flows.run_options import (
+from trimtab.flows.ended import signals_end_it
+from trimtab.flows.run_options import (
     check_options,
     configured,
     dry_run,
@@ -21,20 +21,20 @@ from flows.run_options import (
     refuse,
     refuse_too_large,
 )
-from infra.imports import quick_imports
-from infra.settings import Settings
+from trimtab.infra.imports import quick_imports
+from trimtab.infra.settings import Settings
 
 if TYPE_CHECKING:
-    from flows.config import RunConfig
-    from flows.names import RunName
+    from trimtab.flows.config import RunConfig
+    from trimtab.flows.names import RunName
 
 
 def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
     """Run a recipe, or print its plan or configuration."""
-    from flows.checks import check
-    from flows.config import ConfigError
-    from flows.names import check_free
-    from flows.overrides import parsed
+    from trimtab.flows.checks import check
+    from trimtab.flows.config import ConfigError
+    from trimtab.flows.names import check_free
+    from trimtab.flows.overrides import parsed
 
     try:
         check_options(options)
@@ -68,8 +68,8 @@ def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
 
 def _name_of(config: RunConfig, options: argparse.Namespace, given: dict[str, Any]) -> RunName:
     """What the run is going to be called."""
-    from flows.compare_config import comparison_name
-    from flows.names import named
+    from trimtab.flows.compare_config import comparison_name
+    from trimtab.flows.names import named
 
     if options.flow == "compare":
         return comparison_name(config, given["arms"], given["seeds"], options.name)
@@ -79,16 +79,16 @@ def _name_of(config: RunConfig, options: argparse.Namespace, given: dict[str, An
 def _flow(name: str) -> Callable[..., object]:
     """The flow of a name, of the module of that name; no other is loaded."""
     module = name.replace("-", "_")
-    flow: Callable[..., object] = getattr(import_module(f"flows.{module}"), module)
+    flow: Callable[..., object] = getattr(import_module(f"trimtab.flows.{module}"), module)
     return flow
 
 
 def run_study(options: argparse.Namespace, settings: Settings) -> int:
     """A paper's table or figure over several seeds."""
-    from flows.checks import check
-    from flows.config import ConfigError
-    from flows.overrides import changed, parsed
-    from flows.recipes import recipe_named
+    from trimtab.flows.checks import check
+    from trimtab.flows.config import ConfigError
+    from trimtab.flows.overrides import changed, parsed
+    from trimtab.flows.recipes import recipe_named
 
     try:
         changes = parsed(options.overrides)
@@ -99,7 +99,7 @@ def run_study(options: argparse.Namespace, settings: Settings) -> int:
         return refuse(mistakes)
 
     def load() -> Callable[[], None]:
-        from flows.study import checked, study
+        from trimtab.flows.study import checked, study
 
         checked(options.paper, options.exhibit, options.seeds)
         flow: Callable[..., dict[str, str]] = study
@@ -119,8 +119,8 @@ def next_round(options: argparse.Namespace, settings: Settings) -> int:
 
     They are checked here as well: Prefect's own refusal of a flow's parameters is not a line.
     """
-    from flows.config import ConfigError
-    from flows.overrides import RoundChanges, parsed, validated
+    from trimtab.flows.config import ConfigError
+    from trimtab.flows.overrides import RoundChanges, parsed, validated
 
     try:
         validated(parsed(options.overrides), RoundChanges)
@@ -128,9 +128,9 @@ def next_round(options: argparse.Namespace, settings: Settings) -> int:
         return refuse([str(error)])
 
     def load() -> Callable[[], None]:
-        from flows.config import load_config
-        from flows.overrides import RoundChanges, changed, parsed
-        from flows.rounds import champion_of, rounds
+        from trimtab.flows.config import load_config
+        from trimtab.flows.overrides import RoundChanges, changed, parsed
+        from trimtab.flows.rounds import champion_of, rounds
 
         flow: Callable[..., dict[str, Any]] = rounds
 
@@ -148,9 +148,9 @@ def next_round(options: argparse.Namespace, settings: Settings) -> int:
 
 def take_back(options: argparse.Namespace, settings: Settings) -> int:
     """Make the version before, or the one named, champion again."""
-    from infra.store.manifest import StorageError
-    from infra.tracking.registry import RegistryError
-    from tasks.registry import roll_back
+    from trimtab.infra.store.manifest import StorageError
+    from trimtab.infra.tracking.registry import RegistryError
+    from trimtab.tasks.registry import roll_back
 
     try:
         now = roll_back(options.recipe, options.version)
@@ -172,8 +172,8 @@ def deploy_flows(options: argparse.Namespace, settings: Settings) -> int:
         return 2
     from httpx import HTTPError
 
-    from flows.config import ConfigError
-    from flows.deploy import POOL, deploy
+    from trimtab.flows.config import ConfigError
+    from trimtab.flows.deploy import POOL, deploy
 
     try:
         deploy(options.gpus, options.pool_type, options.notify, Path("prefect.yaml"))
@@ -197,7 +197,7 @@ def _in_prefect(load: Callable[[], Callable[[], object]]) -> int:
 
     A known failure is one line.
     """
-    from infra.prefect.server import PrefectServerError, local_prefect_server
+    from trimtab.infra.prefect.server import PrefectServerError, local_prefect_server
 
     try:
         with signals_end_it(_GOES_ON), local_prefect_server() as wait_until_ready:
@@ -211,15 +211,15 @@ def _reported(
     load: Callable[[], Callable[[], object]], wait_until_ready: Callable[[], None]
 ) -> int:
     with quick_imports(), signals_end_it(_GOES_ON, at_once=True):
-        from flows.config import ConfigError
-        from infra.processes.launch import TrainerError, warm_up
-        from infra.report_folders import NameTakenError
-        from infra.store.fetch import FetchError
-        from infra.store.manifest import StorageError
-        from infra.tracking.registry import RegistryError
-        from tasks.context import get_ready
-        from tasks.execution import StageInputError, StageOutputError
-        from tasks.registry import LineageError
+        from trimtab.flows.config import ConfigError
+        from trimtab.infra.processes.launch import TrainerError, warm_up
+        from trimtab.infra.report_folders import NameTakenError
+        from trimtab.infra.store.fetch import FetchError
+        from trimtab.infra.store.manifest import StorageError
+        from trimtab.infra.tracking.registry import RegistryError
+        from trimtab.tasks.context import get_ready
+        from trimtab.tasks.execution import StageInputError, StageOutputError
+        from trimtab.tasks.registry import LineageError
 
     with quick_imports():
         get_ready()

@@ -8,17 +8,17 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from infra.processes.gpus import memory_of
-from infra.settings import Settings
+from trimtab.infra.processes.gpus import memory_of
+from trimtab.infra.settings import Settings
 
 if TYPE_CHECKING:
-    from flows.config import RunConfig
-    from models.estimates.machine import Machine
+    from trimtab.flows.config import RunConfig
+    from trimtab.models.estimates.machine import Machine
 
 
 def check_options(options: argparse.Namespace) -> None:
     """The GPUs of a plan go together, and with a plan only."""
-    from flows.config import ConfigError
+    from trimtab.flows.config import ConfigError
 
     given = [name for name in ("gpus", "gpu_memory") if getattr(options, name) is not None]
     if given and not (options.dry_run and len(given) == 2):
@@ -30,8 +30,8 @@ def check_options(options: argparse.Namespace) -> None:
 
 def of_comparison(options: argparse.Namespace) -> dict[str, Any]:
     """What a comparison is given beside recipe and changes; nothing for the other flows."""
-    from flows.compare_config import METHODS, SEEDS
-    from flows.config import ConfigError
+    from trimtab.flows.compare_config import METHODS, SEEDS
+    from trimtab.flows.config import ConfigError
 
     if options.flow == "compare":
         return {"arms": options.arms or list(METHODS), "seeds": options.seeds or list(SEEDS)}
@@ -45,9 +45,9 @@ def of_comparison(options: argparse.Namespace) -> dict[str, Any]:
 
 def configured(recipe: str, changes: dict[str, Any], given: dict[str, Any]) -> RunConfig:
     """The configuration of a run, of a comparison that of its first seed."""
-    from flows.compare_config import of_seeds
-    from flows.overrides import changed
-    from flows.recipes import recipe_named
+    from trimtab.flows.compare_config import of_seeds
+    from trimtab.flows.overrides import changed
+    from trimtab.flows.recipes import recipe_named
 
     if given:
         return of_seeds(recipe, **given, changes=changes)[0]
@@ -63,7 +63,7 @@ def refuse(mistakes: Sequence[str]) -> int:
 
 def dry_run(config: RunConfig, options: argparse.Namespace, settings: Settings) -> int:
     """Print the plan, or what is wrong; nothing is run, downloaded or stored."""
-    from flows.checks import check
+    from trimtab.flows.checks import check
 
     found = check(config)
     if not found.mistakes:
@@ -72,11 +72,11 @@ def dry_run(config: RunConfig, options: argparse.Namespace, settings: Settings) 
         return refuse(found.mistakes)
     # Prefect, which is loaded with the flows, would like its home below ours: there may be none.
     warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
-    from flows.plan import make_plan
-    from flows.plan_text import plan_text
-    from flows.recipes import MACHINES
-    from models.estimates.machine import Machine
-    from models.estimates.shapes import PlanError
+    from trimtab.flows.plan import make_plan
+    from trimtab.flows.plan_text import plan_text
+    from trimtab.flows.recipes import MACHINES
+    from trimtab.models.estimates.machine import Machine
+    from trimtab.models.estimates.shapes import PlanError
 
     machine = MACHINES.get(options.recipe) or _this_host(settings)
     if options.gpus is not None:
@@ -104,10 +104,10 @@ def refuse_too_large(config: RunConfig, options: argparse.Namespace, settings: S
     Rows of people's preferences are not counted for it, which may take long: they decide how long
     a stage takes, and hardly its memory. A model whose size is not known is let through.
     """
-    from flows.config import ConfigError
-    from flows.plan import make_plan
-    from models.estimates.machine import Machine
-    from models.estimates.shapes import PlanError
+    from trimtab.flows.config import ConfigError
+    from trimtab.flows.plan import make_plan
+    from trimtab.models.estimates.machine import Machine
+    from trimtab.models.estimates.shapes import PlanError
 
     uncounted = config.preferences.model_copy(
         update={"sources": ("s3://not-counted",), "demonstrations": ()}
@@ -130,7 +130,7 @@ def refuse_too_large(config: RunConfig, options: argparse.Namespace, settings: S
 
 def _this_host(settings: Settings) -> Machine | None:
     """The machine at hand; none where the memory of its GPUs cannot be told."""
-    from models.estimates.machine import GIB, Machine
+    from trimtab.models.estimates.machine import GIB, Machine
 
     if not settings.gpus:
         return Machine.this_computer(settings.max_parallel)

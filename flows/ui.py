@@ -11,8 +11,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from infra.settings import Settings
-from infra.tracking.mlflow_calls import follow_move
+from trimtab.infra.settings import Settings
+from trimtab.infra.tracking.mlflow_calls import follow_move
 
 _STOP_SECONDS = 10.0
 

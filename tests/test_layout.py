@@ -10,19 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from models.specs import SPECS
-from tasks import stages
-from tasks.retries import is_transient
+import trimtab
+from trimtab.models.specs import SPECS
+from trimtab.tasks import stages
+from trimtab.tasks.retries import is_transient
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("flows", "tasks", "models", "infra")
 SOURCES = sorted(path for top in (*PACKAGES, "tests") for path in (ROOT / top).rglob("*.py"))
 MAX_FUNCTION_LINES = 60
-MODULES = [
-    module.name
-    for package in PACKAGES
-    for module in pkgutil.walk_packages([str(ROOT / package)], f"{package}.")
-]
+MODULES = [module.name for module in pkgutil.walk_packages(trimtab.__path__, "trimtab.")]
 STAGES = [module.name for module in pkgutil.iter_modules([str(ROOT / "models" / "stages")])]
 
 
@@ -99,6 +96,16 @@ def test_files_say_what_they_are_and_functions_stay_small(path: Path) -> None:
             length = (node.end_lineno or 0) - node.lineno + 1
             where = f"{path}:{node.lineno} {node.name}"
             assert length <= MAX_FUNCTION_LINES, f"{where} has {length} lines"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_modules_have_one_name(path: Path) -> None:
+    """`models` is `trimtab.models` alone: by two names a module would be loaded twice."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        assert not [name for name in names if name.partition(".")[0] in PACKAGES], path
 
 
 def test_no_flow_shadows_a_library() -> None:

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from models.judge.chat import ChatRequest, Usage
+from trimtab.models.judge.chat import ChatRequest, Usage
 
 # What a chat template adds to a message (role, separators), and to a request (a first message).
 TOKENS_PER_MESSAGE = 32
@@ -41,6 +41,8 @@ TOKENS_PER_REQUEST = 64
 
 LEDGER_NAME = "judge.ledger"
 LIMITS_NAME = "limits.json"
+# The folder of the run's ledger (`RunLedger.create`); not set, a run has no limit of its own.
+RUN_LEDGER_VARIABLE = "TRIMTAB_JUDGE_LEDGER"
 SECONDS_BETWEEN_LOOKS = 0.05
 
 # Prices of a million tokens of requests and of answers.
@@ -188,7 +190,7 @@ class Ledger:
     """The ledger of one stage: a file. Thread-safe; one process at a time.
 
     Its lines name their request, so the lines of two copies make one ledger
-    (`models.training.checkpoint`).
+    (`trimtab.models.training.checkpoint`).
     """
 
     def __init__(self, path: Path) -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from flows import cli
+from trimtab.flows import cli
 
 
 def test_nothing_is_said_when_nobody_reads(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "papers"],
+        [sys.executable, "-m", "trimtab.flows.cli", "papers"],
         env={**os.environ, "TRIMTAB_HOME": str(tmp_path)},
         stdout=writing,
         stderr=subprocess.PIPE,
