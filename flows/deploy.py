@@ -22,13 +22,14 @@ from prefect.events.actions import ActionTypes, CallWebhook, ChangeFlowRunState,
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectNotFound
 
-import infra
+import trimtab
 from trimtab.flows.config import ConfigError
 from trimtab.tasks.events import COLLAPSED, PROMOTED
 from trimtab.tasks.gpu_slots import GPU_SLOTS
 
 POOL = "trimtab"
-JOB_TEMPLATE = Path(infra.__file__).parent / "kubernetes" / "job-template.json"
+PACKAGE = Path(trimtab.__file__).parent
+JOB_TEMPLATE = PACKAGE / "infra" / "kubernetes" / "job-template.json"
 TAG = "trimtab"
 # What Prefect's workers run in the end; `python` is the first of the worker's PATH.
 # -P: no file of a working directory stands in for a module of Prefect or Trimtab.
@@ -44,9 +45,12 @@ STARTED = timedelta(minutes=5)
 
 
 def deploy(gpus: int, pool_type: str, notify: str | None, prefect_file: Path) -> None:
-    """Make or update all of it; ConfigError for what cannot be, e.g. an unknown block."""
+    """Make or update all of it; ConfigError for what cannot be, e.g. an unknown block.
+
+    prefect_file: deployments of one's own; where it does not exist, those that come with Trimtab.
+    """
     if not prefect_file.is_file():
-        raise ConfigError(f"no {prefect_file} here: run this where Trimtab's prefect.yaml is")
+        prefect_file = PACKAGE / "prefect.yaml"
     with get_client(sync_client=True) as client:
         channel = _channel(client, notify) if notify else None
         _work_pool(client, pool_type)
