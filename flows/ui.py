@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import socket
@@ -11,45 +10,44 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from flows.errors import CommandError
 from infra.settings import Settings
 from infra.tracking.mlflow_calls import follow_move
 
 _STOP_SECONDS = 10.0
 
 
-def ui(options: argparse.Namespace, settings: Settings) -> int:
-    """Run both servers; 1 where a port is taken or one of them ends, and then neither is left."""
-    host, ports = options.host, {"--port": options.port, "--mlflow-port": options.mlflow_port}
-    for option, port in ports.items():
-        if not _is_free(host, port) or len(set(ports.values())) < len(ports):
-            print(
-                f"trimtab: port {port} of {host} is taken: stop what has it, or choose another "
-                f"with {option}",
-                file=sys.stderr,
+def serve_pages(settings: Settings, host: str, port: int, mlflow_port: int) -> int:
+    """Run both servers; 1 where one of them ends, which ends the other too.
+
+    Raises CommandError where a port is taken, and then starts neither.
+    """
+    for option, wanted in {"--port": port, "--mlflow-port": mlflow_port}.items():
+        if not _is_free(host, wanted) or port == mlflow_port:
+            raise CommandError(
+                f"port {wanted} of {host} is taken: stop what has it, or choose another with "
+                f"{option}"
             )
-            return 1
     if settings.embedded_mlflow:
         try:
             follow_move(settings.home / "mlartifacts")
         except OSError as error:
-            print(f"trimtab: {error}", file=sys.stderr)
-            return 1
+            raise CommandError(str(error)) from error
     scripts = Path(sys.executable).parent
     commands = {
         "Prefect": [
             *(str(scripts / "prefect"), "server", "start"),
-            *("--host", host, "--port", str(options.port)),
+            *("--host", host, "--port", str(port)),
         ],
         "MLflow": [
             *(str(scripts / "mlflow"), "server"),
-            *("--host", host, "--port", str(options.mlflow_port)),
+            *("--host", host, "--port", str(mlflow_port)),
             *("--backend-store-uri", settings.mlflow_uri),
             *("--artifacts-destination", str(settings.home / "mlartifacts")),
         ],
     }
     print(
-        f"Prefect: http://{host}:{options.port}   MLflow: http://{host}:{options.mlflow_port}   "
-        "Ctrl-C stops both",
+        f"Prefect: http://{host}:{port}   MLflow: http://{host}:{mlflow_port}   Ctrl-C stops both",
         flush=True,
     )
     return _serve(commands)

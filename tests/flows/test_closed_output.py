@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from flows import cli
+from models.studies import papers
 
 
 def test_nothing_is_said_when_nobody_reads(tmp_path: Path) -> None:
@@ -34,6 +35,6 @@ def test_a_line_that_goes_dead_elsewhere_is_an_error(
         raise BrokenPipeError("a socket")
 
     monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path))
-    monkeypatch.setattr(cli, "_papers", fail)
+    monkeypatch.setattr(papers, "papers_page", fail)
     with pytest.raises(BrokenPipeError, match="a socket"):
         cli.main(["papers"])
