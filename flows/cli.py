@@ -11,12 +11,14 @@ import os
 import sys
 import webbrowser
 from collections.abc import Container, Iterator, Sequence
+from functools import partial
 from importlib.metadata import version as installed_version
 from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
 from flows.ended import closed_output_ends_it, signals_end_it
@@ -55,13 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _usage_mistake(error: typer.TyperException) -> str:
     """One line: the mistake, and whose help to read."""
-    message = " ".join(error.format_message().split())
+    message = " ".join(error.format_message().split()).rstrip(".")
     context = getattr(error, "ctx", None)
-    return message if context is None else f"{message.rstrip('.')}. See {_path_of(context)} --help"
-
-
-def _path_of(context: Any) -> str:
-    return " ".join(filter(None, [context.parent and context.parent.info_name, context.info_name]))
+    names = [each.info_name for each in (context and context.parent, context) if each]
+    return f"{message}. See {' '.join(names or ['trimtab'])} --help"
 
 
 class Commands(TyperGroup):
@@ -130,7 +129,7 @@ def _print_version(is_asked: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--version", callback=_print_version, is_eager=True, help="Print the version, and stop."
         ),
     ] = False,
@@ -178,27 +177,23 @@ def make_home(settings: Settings) -> None:
         )
 
 
-def _complete_recipe(incomplete: str) -> list[str]:
+def _recipes() -> list[str]:
     from flows.recipes import RECIPES
 
     return list(RECIPES)
 
 
-def _complete_field(incomplete: str) -> list[tuple[str, str]]:
+def _fields() -> list[tuple[str, str]]:
     from flows.config import RunConfig
     from flows.explain import described_fields
 
     return [(f"{path}=", what) for path, what in described_fields(RunConfig)]
 
 
-def _complete_arm(incomplete: str) -> list[str]:
+def _arms() -> list[str]:
     from flows.config import Arm
 
     return list(get_args(Arm))
-
-
-def _complete_flow(incomplete: str) -> list[str]:
-    return list(FLOWS)
 
 
 def _known_flow(name: str) -> str:
@@ -213,73 +208,73 @@ def _above_zero(value: float | None) -> float | None:
     return value
 
 
+Recipe = Annotated[
+    str,
+    Argument(
+        autocompletion=_recipes,
+        help="smoke, default, rlaif, constitutional, hh-smollm2, ukp-smollm2 or hh-7b.",
+    ),
+]
+Champion = Annotated[
+    str,
+    Argument(
+        autocompletion=_recipes, help="The recipe, or registered model, whose champion it is."
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(
+    Argument(
         metavar="field=value",
-        autocompletion=_complete_field,
-        help="Settings to change, e.g. ppo.kl_coef=0.1; before or after the options.",
+        autocompletion=_fields,
+        help="Settings to change, e.g. ppo.kl_coef=0.1.",
+    ),
+]
+Flow = Annotated[
+    str,
+    Option(
+        callback=_known_flow,
+        autocompletion=lambda: list(FLOWS),
+        help=f"Part of the experiment: {', '.join(FLOWS)}.",
+    ),
+]
+Arms = Annotated[
+    list[str] | None,
+    Option(
+        metavar="ARM",
+        autocompletion=_arms,
+        help="Methods that --flow compare compares, e.g. dpo rest.",
     ),
 ]
 Seeds = Annotated[
-    list[int] | None, typer.Option(metavar="N", help="Seeds: 0 1 or 0,1; by default 2 3 4.")
+    list[int] | None,
+    Option(metavar="N", help="Seeds of a comparison or study, e.g. 0 1; by default 2 3 4."),
 ]
+Days = partial(Option, callback=_above_zero, metavar="DAYS")
+Port = partial(Option, min=1, max=65535)
 
 
 @app.command(cls=ManyValues, rich_help_panel=RUN)
 def run(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE",
-            autocompletion=_complete_recipe,
-            help="smoke, default, rlaif, constitutional, hh-smollm2, ukp-smollm2 or hh-7b.",
-        ),
-    ],
+    recipe: Recipe,
     overrides: Overrides = None,
-    flow: Annotated[
-        str,
-        typer.Option(
-            callback=_known_flow,
-            autocompletion=_complete_flow,
-            metavar="FLOW",
-            help=f"How much of the experiment to run: {', '.join(FLOWS)}.",
-        ),
-    ] = "rlhf",
-    arms: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ARM",
-            autocompletion=_complete_arm,
-            help="Methods that --flow compare compares: dpo rest or dpo,rest.",
-        ),
-    ] = None,
+    flow: Flow = "rlhf",
+    arms: Arms = None,
     seeds: Seeds = None,
     name: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The run's name; by default recipe, seed, data and what is changed.",
-        ),
+        str | None, Option(help="The run's name; by default recipe, seed, data and changes.")
     ] = None,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Print stages, tokens, steps and memory, and stop."),
+        bool, Option("--dry-run", help="Print stages, tokens, steps and memory, and stop.")
     ] = False,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the configuration as JSON, and stop.")
+        bool, Option("--print-config", help="Print the configuration as JSON, and stop.")
     ] = False,
-    gpus: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="With --dry-run: plan for N GPUs.")
-    ] = None,
+    gpus: Annotated[int | None, Option(min=1, help="With --dry-run: GPUs to plan for.")] = None,
     gpu_memory: Annotated[
-        float | None,
-        typer.Option(
-            callback=_above_zero, metavar="GIB", help="With --gpus: memory of each in GiB."
-        ),
+        float | None, Option(callback=_above_zero, help="With --gpus: memory of each, in GiB.")
     ] = None,
 ) -> None:
-    """Run a recipe."""
+    """Run a recipe, print its plan, or its configuration."""
     from flows import commands
 
     settings = _start(is_written=not (dry_run or print_config))
@@ -304,26 +299,15 @@ def run(
 def study(
     paper: Annotated[
         str,
-        typer.Argument(
-            metavar="PAPER",
-            help="part-1, part-2, advantage-model; studies of our own: people, rlaif, "
-            "optimisers, constants.",
+        Argument(
+            help="part-1, part-2, advantage-model; our own: people, rlaif, optimisers, constants."
         ),
     ],
-    exhibit: Annotated[
-        str,
-        typer.Argument(
-            metavar="EXHIBIT", help="A table or figure, e.g. figure-3, or all of them: all."
-        ),
-    ],
+    exhibit: Annotated[str, Argument(help="A table or figure, e.g. figure-3; all: all of them.")],
     overrides: Overrides = None,
     scale: Annotated[
         str,
-        typer.Option(
-            metavar="RECIPE",
-            autocompletion=_complete_recipe,
-            help="The recipe whose sizes and settings the runs have.",
-        ),
+        Option(autocompletion=_recipes, help="The recipe whose sizes and settings the runs have."),
     ] = "default",
     seeds: Seeds = None,
 ) -> None:
@@ -335,17 +319,7 @@ def study(
 
 
 @app.command(rich_help_panel=RUN)
-def rounds(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE",
-            autocompletion=_complete_recipe,
-            help="The recipe, or the registered model, whose champion to go on from.",
-        ),
-    ],
-    overrides: Overrides = None,
-) -> None:
+def rounds(recipe: Champion, overrides: Overrides = None) -> None:
     """Run one more MetaRM round from a recipe's champion."""
     from flows import commands
 
@@ -355,9 +329,7 @@ def rounds(
 
 @app.command(rich_help_panel=READ)
 def report(
-    is_opened: Annotated[
-        bool, typer.Option("--open", help="Open the newest in a browser.")
-    ] = False,
+    is_opened: Annotated[bool, Option("--open", help="Open the newest in a browser.")] = False,
 ) -> None:
     """List the reports, the newest last."""
     folder = _start(is_written=False).home / "reports"
@@ -372,10 +344,7 @@ def report(
 
 @app.command(rich_help_panel=READ)
 def compare(
-    runs: Annotated[
-        list[str],
-        typer.Argument(metavar="RUN...", help="Names of runs: default-seed0 default-seed1."),
-    ],
+    runs: Annotated[list[str], Argument(help="Names of runs, e.g. default-seed0 default-seed1.")],
 ) -> None:
     """Print runs side by side in Markdown.
 
@@ -402,11 +371,7 @@ def compare(
 def papers(
     into: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Write FOLDER/papers.md, and scorecards and plots to FOLDER/papers, which keeps "
-            "them from call to call.",
-        ),
+        Option(help="Write papers.md there; what it is made of is kept beside it, in papers/."),
     ] = None,
 ) -> None:
     """Print all studies so far as one table in Markdown."""
@@ -425,13 +390,9 @@ def papers(
 
 @app.command(rich_help_panel=READ)
 def ui(
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to bind.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=1, max=65535, metavar="N", help="Prefect's port.")
-    ] = 4200,
-    mlflow_port: Annotated[
-        int, typer.Option(min=1, max=65535, metavar="N", help="MLflow's port.")
-    ] = 5000,
+    host: Annotated[str, Option(help="Address to bind.")] = "127.0.0.1",
+    port: Annotated[int, Port(help="Prefect's port.")] = 4200,
+    mlflow_port: Annotated[int, Port(help="MLflow's port.")] = 5000,
 ) -> int:
     """Serve Prefect's and MLflow's pages on the embedded files, until Ctrl-C."""
     return serve_pages(_start(), host, port, mlflow_port)
@@ -439,20 +400,19 @@ def ui(
 
 @app.command(rich_help_panel=OPERATE)
 def deploy(
-    gpus: Annotated[int, typer.Option(min=1, metavar="N", help="GPU slots.")] = 1,
+    gpus: Annotated[int, Option(min=1, help="GPU slots.")] = 1,
     pool_type: Annotated[
-        Literal["process", "kubernetes"], typer.Option(help="Where runs are started.")
-    ] = "process",
+        Literal["process", "kubernetes"], Option(help="Type of the work pool.")
+    ] = ("process"),
     notify: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="TYPE/NAME",
-            help="Block that is told of failures, collapses and promotions, e.g. "
-            "slack-webhook/alerts.",
+            help="Block that is told what happened, e.g. slack-webhook/alerts.",
         ),
     ] = None,
 ) -> None:
-    """Make deployments, GPU slots and automations on a Prefect server."""
+    """Make or update deployments, GPU slots and automations on a Prefect server."""
     from flows import commands
 
     _start()
@@ -461,17 +421,9 @@ def deploy(
 
 @app.command(rich_help_panel=OPERATE)
 def rollback(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE",
-            autocompletion=_complete_recipe,
-            help="The recipe, or the registered model, to take back.",
-        ),
-    ],
+    recipe: Champion,
     version: Annotated[
-        str | None,
-        typer.Argument(metavar="VERSION", help="Where to go back to; by default the one before."),
+        str | None, Argument(help="The version to go back to; by default the one before.")
     ] = None,
 ) -> None:
     """Make an earlier version champion again."""
@@ -483,22 +435,12 @@ def rollback(
 
 @app.command(rich_help_panel=OPERATE)
 def clean(
-    delete: Annotated[
-        bool, typer.Option("--delete", help="Remove it; without, only list.")
-    ] = False,
+    delete: Annotated[bool, Option("--delete", help="Remove it; by default only list.")] = False,
     reports_days: Annotated[
-        float,
-        typer.Option(
-            callback=_above_zero, metavar="DAYS", help="Keep what younger reports were made of."
-        ),
+        float, Days(help="Keep what reports of the last DAYS were made of.")
     ] = 90.0,
     idle_days: Annotated[
-        float,
-        typer.Option(
-            callback=_above_zero,
-            metavar="DAYS",
-            help="Keep what was written since, as a run may be at it.",
-        ),
+        float, Days(help="Keep what was written in the last DAYS: a run may use it.")
     ] = 7.0,
 ) -> None:
     """List what no report needs any more, or remove it."""

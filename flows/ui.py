@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from flows.errors import CommandError
@@ -15,6 +16,7 @@ from infra.settings import Settings
 from infra.tracking.mlflow_calls import follow_move
 
 _STOP_SECONDS = 10.0
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 def serve_pages(settings: Settings, host: str, port: int, mlflow_port: int) -> int:
@@ -57,12 +59,18 @@ def _serve(commands: dict[str, list[str]]) -> int:
     """Until one of the servers ends by itself, which ends the other too."""
     running: dict[str, subprocess.Popen[bytes]] = {}
     try:
+        # Signals wait until both servers are known, and so are sure to be stopped.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
         for name, command in commands.items():
             # A session of its own: Ctrl-C is for this process, which then stops them.
             # PYTHONSAFEPATH: no file of the current folder stands in for a module of theirs.
             running[name] = subprocess.Popen(
-                command, env={**os.environ, "PYTHONSAFEPATH": "1"}, start_new_session=True
+                command,
+                env={**os.environ, "PYTHONSAFEPATH": "1"},
+                start_new_session=True,
+                preexec_fn=partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, _STOPPING),
             )
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         ended = {name: server.poll() for name, server in running.items()}
         first = next(name for name, status in ended.items() if status is not None)
