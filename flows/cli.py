@@ -64,7 +64,7 @@ def _usage_mistake(error: typer.TyperException) -> str:
 
 
 class Commands(TyperGroup):
-    """Commands by heading, also where the help is plain; a mistyped one is met with the nearest."""
+    """Commands under headings, in plain help too; an unknown one is answered with the nearest."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As Typer's own, but for the message."""
@@ -113,9 +113,9 @@ def _is_value(text: str) -> bool:
 app = typer.Typer(
     cls=Commands,
     help="Stable RLHF as a workflow: noisy human preferences in, a steadier policy out.",
-    # Boxes and colours for people only. With exceptions stand the locals, which may hold secrets.
-    rich_markup_mode="rich" if sys.stdout.isatty() else None,
-    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich" if sys.stdout.isatty() else None,  # boxes and colours for people only
+    pretty_exceptions_enable=False,  # they show local variables, which may hold secrets
 )
 
 

@@ -54,7 +54,7 @@ def _process(*arguments: str, env: Mapping[str, str] | None = None) -> str:
 
 
 def test_help_stands_under_headings(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == main(["--help"]) == 0
+    assert main([]) == main(["-h"]) == 0
     first, second = capsys.readouterr().out.split("Usage:")[1:]
     assert first == second
     sections = dict(part.split(":\n", 1) for part in first.split("\n\n") if ":\n" in part)
@@ -65,7 +65,7 @@ def test_help_stands_under_headings(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("command", [each for group in COMMANDS.values() for each in group])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, "--help"]) == 0
+    assert main([command, "--help"]) == main([command, "-h"]) == 0
     said = capsys.readouterr()
     assert said.out.startswith(f"Usage: trimtab {command} ")
     assert said.err == ""

@@ -14,11 +14,12 @@ from flows import cli
 from models.studies import papers
 
 
-def test_nothing_is_said_when_nobody_reads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [["papers"], ["--help"], ["run", "smoke", "--print-config"]])
+def test_nothing_is_said_when_nobody_reads(tmp_path: Path, command: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "papers"],
+        [sys.executable, "-m", "flows.cli", *command],
         env={**os.environ, "TRIMTAB_HOME": str(tmp_path)},
         stdout=writing,
         stderr=subprocess.PIPE,
