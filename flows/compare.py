@@ -10,16 +10,15 @@ from flows import experiment
 from flows.compare_config import METHODS, SEEDS, CompareChanges, comparison_name, of_seeds
 from flows.config import Arm
 from flows.flow import flow
-from flows.judge_shares import share_limits
 from flows.names import GivenName
 from flows.publish import tracked_flow
 from flows.recipes import RecipeName
 from flows.run import Run
 from models.config.base import RunSeed
 from models.config.reporting import CompareConfig
+from models.specs import COMPARE
 from tasks.access import demand_access
 from tasks.publishing import announce, lineage_of
-from tasks.stages import compare as compare_stage
 
 Arms = Annotated[list[Arm], Field(min_length=1)]
 Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]
@@ -56,11 +55,11 @@ def compare(
         changes: What all runs do otherwise; what is left empty stays as the recipe has it
         name: The page's name, for MLflow and Prefect too; by default what all of the above give
     """
-    runs = [Run(config) for config in of_seeds(recipe, arms, seeds, changes)]
-    config = runs[0].config
+    configs = of_seeds(recipe, arms, seeds, changes)
+    config = configs[0]
     demand_access(config)
     found_name = comparison_name(config, arms, seeds, name)
-    share_limits(runs, experiment.compare)
+    runs = [Run(each, name=found_name.name) for each in configs]
     with tracked_flow(config, found_name) as tracked:
         experiment.compare(*runs)
         results = {
@@ -79,5 +78,5 @@ def compare(
             if result.ref.stage in READ or name.endswith((".preferences", ".eval_best_of_n"))
         }
         matrix = {"win_matrix": runs[-1].result("win_matrix")}
-        found = runs[-1].submit(compare_stage, page, artifacts=matrix | read).result()
+        found = runs[-1].submit(COMPARE, page, artifacts=matrix | read).result()
         return announce(tracked, found, results, found_name.name, found_name.about)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
 from typing import Annotated, Any
 
 from prefect.artifacts import create_table_artifact
@@ -11,13 +9,12 @@ from pydantic import Field
 
 from flows.config import ConfigError, load_config
 from flows.flow import flow
-from flows.judge_shares import share_limits
 from flows.names import named
 from flows.pipeline.policies import measure
 from flows.publish import tracked_flow
 from flows.run import Future, Run, roles_of_round
+from models.specs import HEAD_TO_HEAD
 from tasks.registry import Registered, model_name, registered
-from tasks.stages import head_to_head
 
 SFT = "sft"
 AnswerSeed = Annotated[int, Field(ge=0, le=1_000_000)]
@@ -41,14 +38,15 @@ def evaluate(
     if policy == against:
         raise ConfigError(f"policy and against are both {policy!r}: nothing to compare")
     ours = _registered(recipe, policy)
-    run = Run(load_config(ours.config), dict(ours.artifacts))
+    config = load_config(ours.config)
+    name = named(config, "evaluate")
+    run = Run(config, dict(ours.artifacts), name.name)
     contenders = {policy: _contender(ours), against: _opponent(run, recipe, against)}
-    answer = partial(_answer, contenders=contenders, seed=seed)
-    share_limits([run], answer)
-    with tracked_flow(run.config, named(run.config, "evaluate")) as tracked:
-        answer(run)
+    with tracked_flow(config, name) as tracked:
+        for each, (weights, scorer) in contenders.items():
+            measure(run, each, weights, scorer, offset=seed)
         run["verdict"] = run.submit(
-            head_to_head,
+            HEAD_TO_HEAD,
             run.seeded(run.config.evaluate, seed),
             ours=run[f"eval_{policy}"],
             theirs=run[f"eval_{against}"],
@@ -62,11 +60,6 @@ def evaluate(
             description=f"{model_name(recipe)}: {policy} against {against}",
         )
     return numbers
-
-
-def _answer(run: Run, contenders: Mapping[str, tuple[Future, Future]], seed: int) -> None:
-    for name, (weights, scorer) in contenders.items():
-        measure(run, name, weights, scorer, offset=seed)
 
 
 def _registered(recipe: str, which: str) -> Registered:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flows.config import seeded
-from flows.judge_shares import share_limits
 from flows.names import named
 from flows.overrides import RunChanges, changed
 from flows.pipeline.data import cache_trunk, prepare
@@ -21,8 +20,8 @@ from flows.publish import finish, tracked_flow
 from flows.recipes import RecipeName, recipe_named
 from flows.run import Run
 from models.config.reporting import WinMatrixConfig
+from models.specs import JUDGE_ANSWERS, WIN_MATRIX
 from tasks.access import demand_access
-from tasks.stages import judge_answers, win_matrix
 
 
 def run_flow(
@@ -33,11 +32,11 @@ def run_flow(
     given_name: str | None = None,
 ) -> dict[str, object]:
     """Run stages to a report; that of a part of the experiment lies beside that of the whole."""
-    run = Run(changed(recipe_named(recipe), changes))
-    demand_access(run.config)
-    name = named(run.config, flow, given_name)
-    share_limits([run], stages)
-    with tracked_flow(run.config, name) as tracked:
+    config = changed(recipe_named(recipe), changes)
+    demand_access(config)
+    name = named(config, flow, given_name)
+    run = Run(config, name=name.name)
+    with tracked_flow(config, name) as tracked:
         champion = stages(run)
         return finish(run, tracked, champion, name)
 
@@ -69,13 +68,13 @@ def compare(*runs: Run) -> None:
     evaluations = {f"{run.config.seed}.{arm}": run[f"eval_{arm}"] for run in runs for arm in arms}
     for judge in first.judges:
         last[f"judged_{judge.name}"] = last.submit_to_judge(
-            judge_answers,
+            JUDGE_ANSWERS,
             seeded(judge, first.seed),
             evaluations=evaluations,
             label=f"judge {judge.name}",
         )
     last["win_matrix"] = last.submit(
-        win_matrix,
+        WIN_MATRIX,
         seeded(
             WinMatrixConfig(
                 tie_margin=first.evaluate.tie_margin, num_resamples=first.evaluate.num_resamples

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from flows.judge_shares import shares_in_words
 from flows.plan import Plan, PlanRow
 from flows.plan_layout import bullets, count, names, size, table, tokens
+from flows.run import PlannedStage
 from models import limits
+from models.config.judge import endpoints_of
 from models.config.training import trainer_of
 from models.estimates.memory import FLOAT_BYTES
 
@@ -232,7 +233,7 @@ def _assumptions(plan: Plan) -> list[str]:
             f"{size(_stored(plan))}; scorers then pass their upper layers only, and so do PPO and "
             "evaluation for all of their models but one. Tokens are counted as before"
         )
-    lines += shares_in_words((row.stage for row in plan.rows), plan.num_seeds)
+    lines += spending_in_words((row.stage for row in plan.rows), plan.num_seeds)
     limited = {row.stage.stage for row in plan.rows if getattr(row.stage.config, "categories", ())}
     lines += [line for stage, line in OF_SOME_CATEGORIES.items() if stage in limited]
     if plan.machine.has_gpus:
@@ -254,3 +255,31 @@ def _stored(plan: Plan) -> int:
 
 def _names(rows: Iterable[PlanRow]) -> str:
     return names(role for row in rows for role in row.roles)
+
+
+def spending_in_words(stages: Iterable[PlannedStage], num_seeds: int) -> list[str]:
+    """What the stages that ask an endpoint may spend together, so many seeds alike, a line each."""
+    asking: dict[tuple[str, Hashable], list[PlannedStage]] = {}
+    for stage in filter(_asks, stages):
+        one_for_all_seeds = stage.config if stage.stage == "judge_answers" else None
+        asking.setdefault((stage.stage, one_for_all_seeds), []).append(stage)
+    lines = []
+    for (name, one_for_all_seeds), found in asking.items():
+        endpoint = next(endpoints_of(found[0].config))
+        number = len(found) * (num_seeds if one_for_all_seeds is None else 1)
+        limits = [
+            f"{limit} = {getattr(endpoint, limit):.6g}"
+            for limit in ("max_cost", "max_total_tokens")
+            if getattr(endpoint, limit) is not None
+        ]
+        spends = f"all may spend {' and '.join(limits)}" if limits else "no limit is given"
+        lines.append(f"{number} x {name} asks the endpoint's {endpoint.model}: {spends}")
+    return lines
+
+
+def _asks(stage: PlannedStage) -> bool:
+    """Whether a stage asks an endpoint. PPO with a scorer does not; nor does `head_to_head`, which
+    only has the configuration of `evaluate`."""
+    if stage.stage == "head_to_head" or (stage.stage == "ppo_max" and "scorer" in stage.inputs):
+        return False
+    return any(True for _ in endpoints_of(stage.config))

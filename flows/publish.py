@@ -15,16 +15,17 @@ from prefect.runtime import flow_run
 from flows.config import RunConfig
 from flows.names import RunName, check_free, data_of, model_of
 from flows.run import Run, roles_of_round
+from flows.runner import resources_of
 from infra.processes.gpus import unused_gpus
 from infra.processes.launch import drain_on_sigterm
 from infra.settings import Settings
 from infra.tracking.runs import TrackedRun
 from models.config.reporting import ReportConfig
+from models.specs import REPORT
 from tasks.context import start_tracked_run
 from tasks.publishing import announce, lineage_of
 from tasks.registry import register_policies
 from tasks.restarts import end_earlier, take_over
-from tasks.stages import report
 
 logger = logging.getLogger("trimtab")
 # Prefect's own names of runs: two words.
@@ -111,7 +112,7 @@ def finish(
     rounds = range(2, (run.last_round or 1) + 1)
     promoted = roles_of_round(champion).policy if champion else None
     summary = run.submit(
-        report,
+        REPORT,
         ReportConfig(
             title=f"Trimtab: {name.name}",
             recipe=config.recipe,
@@ -132,11 +133,15 @@ def finish(
     policies = {number: run.result(roles_of_round(number).policy) for number in rounds_to_keep}
     tracked.tracking.settle()  # the registry keeps policies in the MLflow run
     # Last: without a registry it is an error. Arms that rounds do not go on from are left out.
-    registered = run.submit(
-        register_policies,
-        *(tracked.run_id, model or model_of(config), policies, champion, summary),
-        config.fingerprint,
-    ).result()
+    with resources_of(register_policies, config):
+        registered = register_policies.submit(
+            tracked.run_id,
+            model or model_of(config),
+            policies,
+            champion,
+            summary,
+            config.fingerprint,
+        ).result()
     if registered:
         print(f"registered: {registered}")
     return numbers

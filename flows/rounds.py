@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from prefect.states import Completed
 
 from flows.config import ConfigError, load_config
 from flows.flow import flow
-from flows.judge_shares import share_limits
 from flows.names import named
 from flows.overrides import RoundChanges, changed
 from flows.pipeline.rounds import play_round
@@ -48,9 +46,8 @@ def rounds(recipe: str = "default", changes: RoundChanges | None = None) -> dict
             f"Nothing new: round {number} from version {champion.version.number} of "
             f"{champion.version.name} was judged no better, and the settings are the same"
         )
-    run = Run(config, dict(champion.artifacts))
-    share_limits([run], partial(play_round, number=number))
     name = named(config, "rounds")
+    run = Run(config, dict(champion.artifacts), name.name)
     with tracked_flow(config, name) as tracked:
         is_promoted = play_round(run, number)
         last = number if is_promoted else champion.round

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +15,12 @@ from pydantic import BaseModel
 
 from flows.config import NUM_JUDGES, RunConfig, seeded
 from flows.runner import resources_of
-from models.config.judge import with_share
+from models.config.judge import endpoints_of
 from models.data.records import ArtifactRef
+from models.specs import StageSpec
 from tasks.execution import StageResult
 from tasks.resources import ALL_CORES, ALONE, Resources
+from tasks.stages import TASKS
 
 # PrefectFuture[StageResult], which Prefect hands to a task as its result (its types do not say so),
 # or the StageResult of an earlier run.
@@ -44,13 +47,12 @@ def roles_of_round(number: int) -> RoundRoles:
 class Run:
     """A run under way: its configuration and every artifact so far by role.
 
-    num_sharing: how many stages of a name share the limits of what they ask
-    (`flows.judge_shares`).
+    name: under which its stages share what they may spend on judges (`tasks.spending`).
     """
 
     config: RunConfig
     roles: dict[str, Future] = field(default_factory=dict)
-    num_sharing: Mapping[str, int] = field(default_factory=dict)
+    name: str = ""
 
     def __setitem__(self, role: str, future: Future) -> None:
         self.roles[role] = future
@@ -66,22 +68,25 @@ class Run:
         """A stage's configuration with its seed moved to the run's, and by `offset`."""
         return seeded(config, self.config.seed, offset)
 
-    def submit(self, task: Any, *arguments: Any, **keywords: Any) -> Future:
-        """Hand a stage's task to Prefect: its configuration, and its inputs by name.
+    def submit(self, spec: StageSpec, config: Any, **keywords: Any) -> Future:
+        """Hand a stage to Prefect: its configuration, and its inputs by name.
 
         It starts when its inputs are there, and the futures that it is to `wait_for`.
         """
-        if task.name in self.num_sharing:
-            config, *others = arguments
-            arguments = (with_share(config, self.num_sharing[task.name]), *others)
-        with resources_of(task, arguments[0]):
-            return task.submit(*arguments, **keywords)
+        task = TASKS[spec.name]
+        if spec.device not in task.tags:
+            task = task.with_options(tags=[spec.device])
+        if self.name and any(endpoint.is_limited for endpoint in endpoints_of(config)):
+            keywords["ledger"] = self.name
+        with resources_of(task, config):
+            return task.submit(config, **keywords)
 
-    def submit_to_judge(self, task: Any, config: Any, **keywords: Any) -> Future:
-        """Submit a stage that asks a judge model; one in this process takes a GPU and all cores."""
+    def submit_to_judge(self, spec: StageSpec, config: Any, **keywords: Any) -> Future:
+        """Submit a stage that asks a judge model; a local one takes a GPU and all cores."""
         if config.judge.local_model is None:
-            return self.submit(task, config, **keywords)
-        return self.submit(task.with_options(tags=["gpu"]), config, resources=ALL_CORES, **keywords)
+            return self.submit(spec, config, **keywords)
+        on_gpu = dataclasses.replace(spec, device="gpu")
+        return self.submit(on_gpu, config, resources=ALL_CORES, **keywords)
 
     def result(self, role: str) -> StageResult:
         """Wait for a role's artifact; raises the run's first failure, not that of what waited."""
@@ -149,15 +154,15 @@ class PlannedRun(Run):
     waited_for: int = 0
 
     def submit(
-        self, task: Any, *arguments: Any, wait_for: Sequence[Any] = (), **keywords: Any
+        self, spec: StageSpec, config: Any, *, wait_for: Sequence[Any] = (), **keywords: Any
     ) -> PlannedStage:
-        """The stage with its inputs by the names of its specification."""
-        bound = inspect.signature(task.fn).bind(*arguments, **keywords).arguments
-        inputs = {name: value for name, value in bound.items() if stages_in(value)}
+        """The stage with its inputs; TypeError for one that is missing or unknown."""
+        given = inspect.signature(TASKS[spec.name].fn).bind(config, **keywords).arguments
+        inputs = {name: value for name, value in given.items() if stages_in(value)}
         before = [stage.step for value in inputs.values() for stage in stages_in(value)]
         before += [stage.step for stage in wait_for]
         step = 1 + max([self.waited_for, *before])
-        return PlannedStage(task.name, bound["config"], inputs, step)
+        return PlannedStage(spec.name, config, inputs, step)
 
     def result(self, role: str) -> StageResult:
         """A promotion; whatever is submitted from here on waits for the role."""
@@ -174,7 +179,7 @@ def stages_in(value: Any) -> list[PlannedStage]:
 
 
 # How a stage is shown and how many cores it gets: no part of what it makes.
-_NOT_COMPARED = {"label", "resources"}
+_NOT_COMPARED = {"label", "resources", "wait_for"}
 
 
 @dataclass
@@ -186,18 +191,16 @@ class SharedRun(Run):
 
     made: dict[Hashable, Future] = field(default_factory=dict)
 
-    def submit(self, task: Any, *arguments: Any, **keywords: Any) -> Future:
-        """Hand a stage's task to Prefect, or return the future of one like it."""
-        wait_for = keywords.pop("wait_for", ())
-        given = inspect.signature(task.fn).bind(*arguments, **keywords).arguments
+    def submit(self, spec: StageSpec, config: Any, **keywords: Any) -> Future:
+        """Hand a stage to Prefect, or return the future of one like it."""
         compared = {
             name: _identity(value)
-            for name, value in given.items()
+            for name, value in {"config": config, **keywords}.items()
             if name not in _NOT_COMPARED and value is not None
         }
-        key = (task.name, frozenset(compared.items()))
+        key = (spec.name, frozenset(compared.items()))
         if key not in self.made:
-            self.made[key] = super().submit(task, *arguments, wait_for=wait_for, **keywords)
+            self.made[key] = super().submit(spec, config, **keywords)
         return self.made[key]
 
 

@@ -12,22 +12,20 @@ from pydantic import Field
 
 from flows.config import ConfigError, RunConfig
 from flows.flow import flow
-from flows.judge_shares import share_limits
 from flows.names import RunName, named_over_seeds
 from flows.overrides import RunChanges, changed, overrides
 from flows.publish import tracked_flow
 from flows.recipes import RecipeName, recipe_named
 from flows.run import Future, Run, SharedRun
-from flows.studies.arms_of import ARMS
+from flows.studies.registry import ARMS
 from infra.processes.launch import TrainerStoppedError
 from infra.tracking.runs import TrackedRun
 from models.config.base import RunSeed
-from models.config.reporting import ExhibitName, Paper, StudyConfig
-from models.studies.catalogue import exhibits_of
-from models.studies.exhibit import TITLES, Exhibit
+from models.config.reporting import StudyConfig
+from models.specs import STUDY
+from models.studies.registry import TITLES, Exhibit, ExhibitName, Paper, exhibits_of
 from tasks.access import demand_access
 from tasks.publishing import announce, lineage_of
-from tasks.stages import study as study_stage
 
 logger = logging.getLogger("trimtab")
 
@@ -65,14 +63,17 @@ def study(
     made: dict[Hashable, Future] = {}
     how = (*overrides(changes), "--scale", scale, "--seeds", *map(str, seeds))
     configs = [changed(config, {"seed": seed}) for seed in seeds]
-    runs = {each.slug: _runs(configs, made) for each in wanted}
-    submit = partial(_submit, [ARMS[each.slug] for each in wanted for _ in seeds])
-    submitted = [run for of_seeds in runs.values() for run in of_seeds.values()]
-    share_limits(submitted, submit)
-    with tracked_flow(configs[0], _name_of(config, f"{paper}-{exhibit}", seeds)) as tracked:
-        submit(*submitted)
+    name = _name_of(config, f"{paper}-{exhibit}", seeds)
+    runs: dict[Exhibit, dict[int, Run]] = {
+        each: {one.seed: SharedRun(one, name=name.name, made=made) for one in configs}
+        for each in wanted
+    }
+    with tracked_flow(configs[0], name) as tracked:
+        for each, of_seeds in runs.items():
+            for run in of_seeds.values():
+                ARMS[each.slug](run)
         read = partial(_read, config=config, tracked=tracked, how=how)
-        return read_all({each: runs[each.slug] for each in wanted}, read)
+        return read_all(runs, read)
 
 
 def checked(paper: str, exhibit: str, seeds: Sequence[int]) -> list[Exhibit]:
@@ -110,17 +111,6 @@ def read_all(
     return found
 
 
-def _runs(configs: Sequence[RunConfig], made: dict[Hashable, Future]) -> dict[int, Run]:
-    """A run of each configuration, by its seed."""
-    return {config.seed: SharedRun(config, made=made) for config in configs}
-
-
-def _submit(arms: Sequence[Callable[[Run], None]], *runs: Run) -> None:
-    """To each run its arms."""
-    for submit, run in zip(arms, runs, strict=True):
-        submit(run)
-
-
 def _read(
     exhibit: Exhibit,
     runs: dict[int, Run],
@@ -143,7 +133,7 @@ def _read(
     label = f"{exhibit.title} of {exhibit.paper}"
     found = (
         next(iter(runs.values()))
-        .submit(study_stage, study_config, artifacts=results, label=label)
+        .submit(STUDY, study_config, artifacts=results, label=label)
         .result()
     )
     name = _name_of(config, exhibit.slug, list(runs))

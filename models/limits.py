@@ -7,6 +7,8 @@ Imports no torch, as plans do not.
 PASS_TOKENS = 8192
 # Most tokens of key-value cache in generation.
 CACHE_TOKENS = 32_768
+# Most requests that a judge of this process answers in one batch.
+REQUESTS_AT_ONCE = 64
 # Most logits where log-probabilities are taken (a GiB): more are computed in turns, and again for
 # the gradient. Probabilities and then the gradient take their place.
 LOGITS_AT_ONCE = 2**28

@@ -23,6 +23,7 @@ class InputError(ValueError):
 class StageSpec:
     """A stage: its name, the class of its configuration, its device and its inputs by name.
 
+    doc: what it makes. label: what its task runs are called; None: as the stage.
     required, optional: inputs, each the artifact of an earlier stage.
     several: inputs of which there may be one artifact or a list; those of a list are named
     `name_0`, `name_1` and so on. They are optional unless `required` names them too.
@@ -40,6 +41,8 @@ class StageSpec:
     mapping: str | None = None
     files: tuple[str, ...] = ()
     reads_weights: bool = True
+    doc: str = ""
+    label: str | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -93,20 +96,48 @@ def _is(found: str, name: str) -> bool:
 
 
 # Data
-WORLD = StageSpec("world", data.WorldConfig)
-PREFERENCES = StageSpec("preferences", data.PreferencesConfig, files=("source", "demonstrations"))
-COMPARISONS = StageSpec("comparisons", data.ComparisonsConfig, "gpu", required=("data", "policy"))
+WORLD = StageSpec(
+    "world",
+    data.WorldConfig,
+    doc="Prompts, demonstrations and tokenizer of the synthetic world.",
+)
+PREFERENCES = StageSpec(
+    "preferences",
+    data.PreferencesConfig,
+    files=("source", "demonstrations"),
+    doc="Pairs, prompts and demonstrations from people's files or the hub.",
+)
+COMPARISONS = StageSpec(
+    "comparisons",
+    data.ComparisonsConfig,
+    "gpu",
+    required=("data", "policy"),
+    doc="Preference pairs with planted noise, split by prompt.",
+)
 
 # Supervised fine-tuning, also under a constitution
-SFT = StageSpec("sft", training.SFTConfig, "gpu", required=("data",))
+SFT = StageSpec(
+    "sft",
+    training.SFTConfig,
+    "gpu",
+    required=("data",),
+    doc="The policy that everything else starts from.",
+)
 REVISE = StageSpec(
-    "revise", policy.ReviseConfig, "gpu", required=("data", "policy"), files=("constitution",)
+    "revise",
+    policy.ReviseConfig,
+    "gpu",
+    required=("data", "policy"),
+    files=("constitution",),
+    doc="A policy's answers, criticised and revised by principles.",
 )
 CONSTITUTIONAL_SFT = StageSpec(
     "constitutional_sft",
     policy.ConstitutionalSFTConfig,
     "gpu",
     required=("data", "policy", "revisions"),
+    doc="The policy after it has learned its revised answers.",
+    label="constitutional SFT",
 )
 
 # Labels
@@ -115,28 +146,47 @@ JUDGE_PREFERENCES = StageSpec(
     judge.JudgePreferencesConfig,
     required=("preferences",),
     files=("constitution",),
+    doc="Soft labels by a judge model, and how often it agrees with the labels given.",
+    label="judge preferences",
 )
-AI_LABELS = StageSpec("ai_labels", judge.AILabelsConfig, required=("preferences", "judgements"))
+AI_LABELS = StageSpec(
+    "ai_labels",
+    judge.AILabelsConfig,
+    required=("preferences", "judgements"),
+    doc="The pairs, of which those to train on prefer what the judge prefers.",
+    label="AI labels",
+)
 STRENGTH = StageSpec(
     "strength",
     reward.StrengthConfig,
     required=("member",),
     several=("member",),
     reads_weights=False,
+    doc="Mean and spread of every pair's preference strength.",
 )
 RELABEL = StageSpec(
-    "relabel", reward.RelabelConfig, required=("preferences", "strength"), files=("review",)
+    "relabel",
+    reward.RelabelConfig,
+    required=("preferences", "strength"),
+    files=("review",),
+    doc="The training pairs, treated by their strength or by a person's review.",
 )
 AUDIT = StageSpec(
     "audit",
     reporting.AuditConfig,
     required=("preferences", "member", "strength", "relabelled"),
     several=("member",),
+    doc="The page to review pairs with, and the audited data set; all other stages go first.",
 )
 
 # Scorers
 TRUNK_CACHE = StageSpec(
-    "trunk_cache", reward.TrunkCacheConfig, "gpu", required=("policy", "preferences")
+    "trunk_cache",
+    reward.TrunkCacheConfig,
+    "gpu",
+    required=("policy", "preferences"),
+    doc="The output of the frozen lower layers for every pair, read by all scorers.",
+    label="trunk cache",
 )
 REWARD_MODEL = StageSpec(
     "reward_model",
@@ -144,6 +194,7 @@ REWARD_MODEL = StageSpec(
     "gpu",
     required=("policy", "preferences"),
     optional=("pairs", "trunk"),
+    doc="A reward model on raw pairs, or on relabelled `pairs`.",
 )
 ADVANTAGE_MODEL = StageSpec(
     "advantage_model",
@@ -152,6 +203,7 @@ ADVANTAGE_MODEL = StageSpec(
     required=("policy", "preferences"),
     optional=("pairs", "trunk"),
     several=("behaviour",),
+    doc="An Advantage Model on raw pairs, or on relabelled `pairs`; `behaviour` wrote the answers.",
 )
 META_RM = StageSpec(
     "meta_rm",
@@ -159,12 +211,23 @@ META_RM = StageSpec(
     "gpu",
     required=("scorer", "policy", "data", "preferences"),
     optional=("pairs", "trunk"),
+    doc="The scorer of the next round.",
 )
-FEATURES = StageSpec("features", reward.FeaturesConfig, "gpu", required=("scorer", "preferences"))
+FEATURES = StageSpec(
+    "features",
+    reward.FeaturesConfig,
+    "gpu",
+    required=("scorer", "preferences"),
+    doc="Where a scorer puts the test answers, and how chosen and rejected ones mix.",
+)
 
 # Policies
 REHEARSAL = StageSpec(
-    "rehearsal", policy.RehearsalConfig, "gpu", required=("data", "policy", "scorer")
+    "rehearsal",
+    policy.RehearsalConfig,
+    "gpu",
+    required=("data", "policy", "scorer"),
+    doc="The best of the SFT policy's own answers in every cluster of prompts.",
 )
 PPO_MAX = StageSpec(
     "ppo_max",
@@ -173,6 +236,7 @@ PPO_MAX = StageSpec(
     required=("policy", "reference", "data"),
     optional=("rehearsal", "safety_scorer"),
     several=("scorer",),
+    doc="PPO-max against `scorer`, held near `reference`; several scorers are an ensemble.",
 )
 DPO = StageSpec(
     "dpo",
@@ -180,6 +244,7 @@ DPO = StageSpec(
     "gpu",
     required=("policy", "reference", "preferences"),
     optional=("pairs", "trunk", "rehearsal"),
+    doc="A policy by DPO on raw pairs, or on relabelled `pairs`.",
 )
 CPL = StageSpec(
     "cpl",
@@ -187,9 +252,14 @@ CPL = StageSpec(
     "gpu",
     required=("policy", "preferences"),
     optional=("pairs", "trunk", "rehearsal"),
+    doc="A policy by CPL on raw pairs, or on relabelled `pairs`.",
 )
 SAMPLE_RESPONSES = StageSpec(
-    "sample_responses", policy.SampleResponsesConfig, "gpu", required=("data", "policy", "scorer")
+    "sample_responses",
+    policy.SampleResponsesConfig,
+    "gpu",
+    required=("data", "policy", "scorer"),
+    doc="Scored samples of a policy, from which rejection sampling, ReST and HIR learn.",
 )
 REJECTION_SAMPLING = StageSpec(
     "rejection_sampling",
@@ -198,6 +268,7 @@ REJECTION_SAMPLING = StageSpec(
     required=("policy", "responses"),
     several=("responses",),
     optional=("rehearsal",),
+    doc="A policy that has learned its best sample of each prompt.",
 )
 REST = StageSpec(
     "rest",
@@ -206,6 +277,7 @@ REST = StageSpec(
     required=("policy", "responses"),
     several=("responses",),
     optional=("rehearsal",),
+    doc="A policy that has learned samples above rising thresholds (ReST).",
 )
 HIR = StageSpec(
     "hir",
@@ -214,6 +286,7 @@ HIR = StageSpec(
     required=("policy", "responses"),
     several=("responses",),
     optional=("rehearsal",),
+    doc="A policy that has learned its samples behind instructions they satisfy (HIR).",
 )
 
 # Evaluation and pages
@@ -223,17 +296,51 @@ EVALUATE = StageSpec(
     "gpu",
     required=("policy", "reference", "data", "scorer"),
     several=("judge",),
+    doc="A policy's answers to the evaluation prompts, with likelihoods and scores.",
 )
-HEAD_TO_HEAD = StageSpec("head_to_head", reporting.EvaluateConfig, required=("ours", "theirs"))
+HEAD_TO_HEAD = StageSpec(
+    "head_to_head",
+    reporting.EvaluateConfig,
+    required=("ours", "theirs"),
+    doc="Win, tie and lose on every prompt set, and whether `ours` is promoted.",
+)
 JUDGE_ANSWERS = StageSpec(
-    "judge_answers", judge.JudgeAnswersConfig, mapping="evaluations", files=("constitution",)
+    "judge_answers",
+    judge.JudgeAnswersConfig,
+    mapping="evaluations",
+    files=("constitution",),
+    doc="Win, tie and lose of every two policies by a judge model.",
+    label="judge answers",
 )
 WIN_MATRIX = StageSpec(
-    "win_matrix", reporting.WinMatrixConfig, mapping="evaluations", several=("verdicts",)
+    "win_matrix",
+    reporting.WinMatrixConfig,
+    mapping="evaluations",
+    several=("verdicts",),
+    doc="Outcomes, ratings and agreement of every two policies.",
+    label="win matrix",
 )
-REPORT = StageSpec("report", reporting.ReportConfig, mapping="artifacts", reads_weights=False)
-COMPARE = StageSpec("compare", reporting.CompareConfig, mapping="artifacts", reads_weights=False)
-STUDY = StageSpec("study", reporting.StudyConfig, mapping="artifacts", reads_weights=False)
+REPORT = StageSpec(
+    "report",
+    reporting.ReportConfig,
+    mapping="artifacts",
+    reads_weights=False,
+    doc="Report and scorecard over everything that a run made, by role.",
+)
+COMPARE = StageSpec(
+    "compare",
+    reporting.CompareConfig,
+    mapping="artifacts",
+    reads_weights=False,
+    doc="The page over the win matrix and what made the policies, by `<seed>.<role>`.",
+)
+STUDY = StageSpec(
+    "study",
+    reporting.StudyConfig,
+    mapping="artifacts",
+    reads_weights=False,
+    doc="An exhibit over everything that the seeds' runs made, by `<seed>.<role>`.",
+)
 
 SPECS: Final[Mapping[str, StageSpec]] = {
     spec.name: spec for spec in list(globals().values()) if isinstance(spec, StageSpec)

@@ -22,6 +22,7 @@ from tasks.execution import Progress, StageContext, StageResult, run_stage
 from tasks.gpu_slots import gpu_slots
 from tasks.resources import ONE_CORE, Resources, share_of
 from tasks.secrets import judge_keys
+from tasks.spending import ledger_of_run
 
 EXPERIMENT = "trimtab"
 WEIGHTS = ("model", "critic")  # folders of artifacts
@@ -77,10 +78,12 @@ def run_stage_task(
     inputs: Mapping[str, StageResult | ArtifactRef],
     label: str,
     resources: Resources = ONE_CORE,
+    ledger: str | None = None,
 ) -> StageResult:
     """Run a stage or find it done; called inside a Prefect task.
 
     inputs: artifacts by the names that the stage's trainer reads (`StageSpec.named`).
+    ledger: the run whose stages share what they may spend on judges (`tasks.spending`).
     Raises AccessError for a configuration that names what the run may not read or ask, InputError
     for missing or unknown inputs, and what `run_stage` raises.
     """
@@ -95,7 +98,7 @@ def run_stage_task(
         seed=getattr(config, "seed", 0),
         on_progress=_ProgressArtifact(label),
         device_slots=gpu_slots,
-        secrets=partial(_environment, config),
+        secrets=partial(_environment, spec, config, ledger),
     )
     refs = {
         name: value.ref if isinstance(value, StageResult) else value
@@ -117,9 +120,10 @@ def run_stage_task(
     return result
 
 
-def _environment(config: BaseModel) -> dict[str, str]:
-    """What a stage's trainer is told besides: its judge's key, and where judges may be."""
-    return {**judge_keys(config), **environment_of_trainers()}
+def _environment(spec: StageSpec, config: BaseModel, ledger: str | None) -> dict[str, str]:
+    """What a stage's trainer is told besides: its judge's key, where judges may be, the ledger."""
+    shared = ledger_of_run(base_context().settings, spec.name, config, ledger)
+    return {**judge_keys(config), **environment_of_trainers(), **shared}
 
 
 class _ProgressArtifact:

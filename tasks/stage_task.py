@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from prefect import Task, task
@@ -20,41 +21,44 @@ Files = Callable[[Any], Mapping[str, ArtifactRef]]
 OnResult = Callable[[Any, StageResult, str], None]
 
 
-def stage_task(
-    spec: StageSpec,
-    doc: str,
-    *,
-    label: str | None = None,
-    resources: Resources = ONE_CORE,
-    files: Files | None = None,
-    on_result: OnResult | None = None,
-) -> Task[..., StageResult]:
-    """The Prefect task of a stage: `config`, its inputs as keywords, `label` and `resources`.
+@dataclass(frozen=True)
+class Hooks:
+    """What happens in a stage's task beside running the stage.
 
-    doc: what the stage makes. label: what the task run is called, by default the stage's name.
-    files: brings files that a configuration names into the store, as inputs.
-    on_result: called with the configuration, the result and the label.
+    files: brings files that a configuration names into the store, as inputs by name.
+    on_result: is called with the configuration, the result and the label.
+    """
+
+    files: Files | None = None
+    on_result: OnResult | None = None
+
+
+def stage_task(spec: StageSpec, hooks: Hooks) -> Task[..., StageResult]:
+    """The Prefect task of a stage: `config`, its inputs, `label`, `resources` and `ledger`.
+
     A missing or unknown input is a TypeError.
     """
 
-    def run(config: BaseModel, label: str, resources: Resources, **inputs: Any) -> StageResult:
-        named = {**spec.named(inputs), **(files(config) if files else {})}
-        result = run_stage_task(spec, config, named, label, resources)
-        if on_result is not None:
-            on_result(config, result, label)
+    def run(
+        config: BaseModel, label: str, resources: Resources, ledger: str | None, **inputs: Any
+    ) -> StageResult:
+        named = {**spec.named(inputs), **(hooks.files(config) if hooks.files else {})}
+        result = run_stage_task(spec, config, named, label, resources, ledger)
+        if hooks.on_result is not None:
+            hooks.on_result(config, result, label)
         return result
 
     run.__name__ = run.__qualname__ = spec.name
-    run.__doc__ = doc
-    run.__signature__ = _signature(spec, label or spec.name, resources)  # type: ignore[attr-defined]
+    run.__doc__ = spec.doc
+    run.__signature__ = _signature(spec)  # type: ignore[attr-defined]
     made: Task[..., StageResult] = task(
         name=spec.name, task_run_name="{label}", tags=[spec.device], **RETRIES
     )(run)
     return made
 
 
-def _signature(spec: StageSpec, label: str, resources: Resources) -> inspect.Signature:
-    """`(config, *, <inputs>, label, resources)`, as Prefect shows and checks it."""
+def _signature(spec: StageSpec) -> inspect.Signature:
+    """`(config, *, <inputs>, label, resources, ledger)`, as Prefect shows and checks it."""
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [
         inspect.Parameter("config", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=spec.config)
@@ -62,8 +66,11 @@ def _signature(spec: StageSpec, label: str, resources: Resources) -> inspect.Sig
     for name in spec.inputs:
         default = inspect.Parameter.empty if name in spec.needed else None
         parameters.append(inspect.Parameter(name, keyword, default=default))
-    parameters.append(inspect.Parameter("label", keyword, default=label, annotation=str))
     parameters.append(
-        inspect.Parameter("resources", keyword, default=resources, annotation=Resources)
+        inspect.Parameter("label", keyword, default=spec.label or spec.name, annotation=str)
     )
+    parameters.append(
+        inspect.Parameter("resources", keyword, default=ONE_CORE, annotation=Resources)
+    )
+    parameters.append(inspect.Parameter("ledger", keyword, default=None, annotation=str | None))
     return inspect.Signature(parameters, return_annotation=StageResult)

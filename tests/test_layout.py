@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
+import tomllib
 from pathlib import Path
 
 import pytest
-from prefect import Task
 
 from models.specs import SPECS
 from tasks import stages
@@ -32,13 +32,14 @@ def test_every_module_imports(name: str) -> None:
 
 
 def test_every_stage_has_a_specification_a_task_and_a_trainer() -> None:
-    tasks = {name for name, value in vars(stages).items() if isinstance(value, Task)}
-    assert set(SPECS) == tasks == set(STAGES)
+    assert set(SPECS) == set(stages.TASKS) == set(STAGES)
+    assert set(stages.HOOKS) <= set(SPECS)
+    assert all(spec.doc for spec in SPECS.values())
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_task_is_of_its_device_and_is_tried_again(stage: str) -> None:
-    task = getattr(stages, stage)
+    task = stages.TASKS[stage]
     assert task.name == stage
     assert task.tags == {SPECS[stage].device}
     assert task.retries == 3
@@ -106,3 +107,14 @@ def test_no_flow_shadows_a_library() -> None:
         if path.stem not in ("__init__", "config", "cli"):
             spec = importlib.util.find_spec(path.stem)
             assert spec is None or "main" in str(spec.origin), path
+
+
+def test_files_that_are_no_modules_are_in_the_wheel() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packaged = settings["tool"]["setuptools"]["package-data"].items()
+    in_wheel = {
+        path for top, names in packaged for name in names for path in (ROOT / top).glob(name)
+    }
+    found = {path for top in PACKAGES for path in (ROOT / top).rglob("*") if path.is_file()}
+    texts = {path for path in found if path.suffix not in (".py", ".pyc")}
+    assert texts and texts <= in_wheel, sorted(texts - in_wheel)

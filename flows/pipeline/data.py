@@ -5,25 +5,26 @@ from __future__ import annotations
 from flows.run import Future, Run
 from models.config.reward import TrunkCacheConfig
 from models.config.training import TrainConfig
-from tasks.stages import (
-    comparisons,
-    constitutional_sft,
-    preferences,
-    revise,
-    sft,
-    trunk_cache,
-    world,
+from models.specs import (
+    COMPARISONS,
+    CONSTITUTIONAL_SFT,
+    PREFERENCES,
+    REVISE,
+    SFT,
+    TRUNK_CACHE,
+    WORLD,
 )
+from tasks.resources import ALL_CORES
 
 
 def prepare(run: Run) -> None:
     """Preference pairs, prompts and the SFT policy."""
     config = run.config
     if config.is_synthetic:
-        run["data"] = run.submit(world, run.seeded(config.world))
+        run["data"] = run.submit(WORLD, run.seeded(config.world))
         _fine_tune(run)
         run["preferences"] = run.submit(
-            comparisons,
+            COMPARISONS,
             run.seeded(config.comparisons),
             data=run["data"],
             policy=run["sft"],
@@ -32,7 +33,7 @@ def prepare(run: Run) -> None:
     else:
         files = run.seeded(config.preferences)
         run["data"] = run["preferences"] = run.submit(
-            preferences, files.model_copy(update={"tokenizer": config.sft.model.base})
+            PREFERENCES, files.model_copy(update={"tokenizer": config.sft.model.base})
         )
         _fine_tune(run)
 
@@ -40,22 +41,27 @@ def prepare(run: Run) -> None:
 def _fine_tune(run: Run) -> None:
     """The SFT policy; under a constitution, one that has learned its own revised answers."""
     config, constitution = run.config, run.config.constitution
-    policy = run.submit(sft, run.seeded(config.sft), data=run["data"], resources=run.all_cores)
+    policy = run.submit(SFT, run.seeded(config.sft), data=run["data"], resources=run.all_cores)
     if constitution is None:
         run["sft"] = policy
         return
     run["helpful_sft"] = policy
     run["revisions"] = run.submit(
-        revise, run.seeded(constitution.revise), data=run["data"], policy=policy
+        REVISE,
+        run.seeded(constitution.revise),
+        data=run["data"],
+        policy=policy,
+        resources=ALL_CORES,
     )
     learn = constitution.learn
     learn = learn.model_copy(update={"train": learn.train or config.sft.train})
     run["sft"] = run.submit(
-        constitutional_sft,
+        CONSTITUTIONAL_SFT,
         run.seeded(learn),
         data=run["data"],
         policy=policy,
         revisions=run["revisions"],
+        resources=ALL_CORES,
     )
 
 
@@ -73,10 +79,11 @@ def cache_trunk(run: Run) -> None:
     upper = max((number for number in trained if number is not None), default=None)
     if upper is not None and config.cache_trunk:
         run["trunk"] = run.submit(
-            trunk_cache,
+            TRUNK_CACHE,
             TrunkCacheConfig(trainable_layers=upper),
             policy=run["sft"],
             preferences=run["preferences"],
+            resources=ALL_CORES,
         )
 
 

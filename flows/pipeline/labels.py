@@ -9,8 +9,8 @@ from flows.pipeline.data import trunk_for
 from flows.run import Future, Run
 from models.config.reporting import AuditConfig
 from models.config.reward import RewardModelConfig, StrengthConfig
+from models.specs import AI_LABELS, AUDIT, JUDGE_PREFERENCES, RELABEL, REWARD_MODEL, STRENGTH
 from tasks.resources import Resources, Slot
-from tasks.stages import ai_labels, audit, judge_preferences, relabel, reward_model, strength
 
 
 def audit_labels(run: Run) -> None:
@@ -18,15 +18,16 @@ def audit_labels(run: Run) -> None:
     config = run.config
     run["strength"] = _vote(run, config.ensemble.votes[0])
     run["relabelled"] = run.submit(
-        relabel, config.relabel, preferences=run["preferences"], strength=run["strength"]
+        RELABEL, config.relabel, preferences=run["preferences"], strength=run["strength"]
     )
     run["audit"] = run.submit(
-        audit,
+        AUDIT,
         AuditConfig(recipe=config.recipe, seed=config.seed),
         preferences=run["preferences"],
         member=[run[f"member_{index}"] for index in range(config.ensemble.size)],
         strength=run["strength"],
         relabelled=run["relabelled"],
+        resources=Resources(is_patient=True),
     )
 
 
@@ -35,12 +36,12 @@ def ask_judge(run: Run) -> None:
     config, labels = run.config.judge_preferences, run.config.ai_labels
     if config is not None:
         run["judged"] = run.submit_to_judge(
-            judge_preferences, run.seeded(config), preferences=run["preferences"]
+            JUDGE_PREFERENCES, run.seeded(config), preferences=run["preferences"]
         )
     if labels is not None:
         run["pairs_as_given"] = run["preferences"]
         run["preferences"] = run.submit(
-            ai_labels, labels, preferences=run["pairs_as_given"], judgements=run["judged"]
+            AI_LABELS, labels, preferences=run["pairs_as_given"], judgements=run["judged"]
         )
 
 
@@ -68,7 +69,7 @@ def _vote(
     config, size = run.config, run.config.ensemble.size
     members = [
         run.submit(
-            reward_model,
+            REWARD_MODEL,
             _member(config, vote, index),
             policy=run["sft"],
             preferences=run["preferences"],
@@ -85,7 +86,7 @@ def _vote(
     ]
     for index, member in enumerate(members):
         run[f"{prefix}member_{index}"] = member
-    return run.submit(strength, StrengthConfig(mode=vote), member=members, label=f"strength {vote}")
+    return run.submit(STRENGTH, StrengthConfig(mode=vote), member=members, label=f"strength {vote}")
 
 
 def _member(config: RunConfig, vote: Vote, index: int) -> RewardModelConfig:

@@ -29,20 +29,20 @@ from flows.config import Arm, RunConfig, vanilla
 from flows.pipeline.data import trunk_for
 from flows.run import Future, Run
 from models.config.policy import PolicyConfig, PPOConfig, SampleResponsesConfig
-from tasks.resources import ALONE, ONE_CORE, Resources, Slot
-from tasks.stages import (
-    cpl,
-    dpo,
-    evaluate,
-    head_to_head,
-    hir,
-    ppo_max,
-    rehearsal,
-    rejection_sampling,
-    rest,
-    sample_responses,
-    sft,
+from models.specs import (
+    CPL,
+    DPO,
+    EVALUATE,
+    HEAD_TO_HEAD,
+    HIR,
+    PPO_MAX,
+    REHEARSAL,
+    REJECTION_SAMPLING,
+    REST,
+    SAMPLE_RESPONSES,
+    SFT,
 )
+from tasks.resources import ALL_CORES, ALONE, ONE_CORE, Resources, Slot
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def train_policies(run: Run) -> None:
     config = run.config
     if any(rehearses(config, arm) for arm in config.arms):
         run["rehearsal"] = run.submit(
-            rehearsal,
+            REHEARSAL,
             run.seeded(config.rehearsal),
             data=run["data"],
             policy=run["sft"],
@@ -105,7 +105,7 @@ def measure(
     """
     config = run.config.evaluate.model_copy(update=changes)
     run[f"eval_{name}"] = run.submit(
-        evaluate,
+        EVALUATE,
         run.seeded(config, offset),
         policy=policy,
         reference=run["sft"],
@@ -121,7 +121,7 @@ def judge_policies(run: Run) -> None:
     """Every arm's answers against those of SFT."""
     for arm in run.config.arms:
         run[f"judge_{arm}"] = run.submit(
-            head_to_head,
+            HEAD_TO_HEAD,
             run.seeded(run.config.evaluate),
             ours=run[f"eval_{arm}"],
             theirs=run["eval_sft"],
@@ -135,7 +135,13 @@ def start_of(run: Run, arm: Arm) -> Future:
         return run["sft"]
     if "base" not in run.roles:
         untrained = run.config.sft.model_copy(update={"fine_tune": False})
-        run["base"] = run.submit(sft, run.seeded(untrained), data=run["data"], label="base model")
+        run["base"] = run.submit(
+            SFT,
+            run.seeded(untrained),
+            data=run["data"],
+            label="base model",
+            resources=ALL_CORES,
+        )
     return run["base"]
 
 
@@ -198,7 +204,7 @@ def _ppo(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
     if arm == "rejection_sampling_ppo":
         start = _trained(run, "rejection_sampling", scheduling)
     return run.submit(
-        ppo_max,
+        PPO_MAX,
         run.seeded(ppo_of(run, arm)),
         policy=start,
         reference=reference,
@@ -218,7 +224,7 @@ def _rehearsed(run: Run, arm: Arm) -> Future | None:
 
 def _dpo(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
     return run.submit(
-        dpo,
+        DPO,
         run.seeded(run.config.dpo),
         policy=run["sft"],
         reference=run["sft"],
@@ -233,7 +239,7 @@ def _dpo(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
 
 def _cpl(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
     return run.submit(
-        cpl,
+        CPL,
         run.seeded(run.config.cpl),
         policy=run["sft"],
         preferences=run["preferences"],
@@ -250,7 +256,7 @@ def _rejection_sampling(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
 
     def learn(number: int, policy: Future, sampled: Sequence[Future]) -> Future:
         return run.submit(
-            rejection_sampling,
+            REJECTION_SAMPLING,
             run.seeded(loop.fine_tune, number),
             policy=policy,
             responses=list(sampled if loop.from_all_iterations else sampled[-1:]),
@@ -268,7 +274,7 @@ def _rest(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
 
     def improve(number: int, policy: Future, sampled: Sequence[Future]) -> Future:
         return run.submit(
-            rest,
+            REST,
             run.seeded(loop.improve, number),
             policy=policy,
             responses=[sampled[-1]],
@@ -287,7 +293,7 @@ def _hir(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
 
     def learn(number: int, policy: Future, sampled: Sequence[Future]) -> Future:
         return run.submit(
-            hir,
+            HIR,
             run.seeded(loop.learn, number),
             policy=policy,
             responses=list(sampled),
@@ -311,7 +317,7 @@ def _sample_and_learn(
     policy, sampled = run["sft"], []
     for number, config in enumerate(configs, start=1):
         run[f"{arm}_answers_{number}"] = run.submit(
-            sample_responses,
+            SAMPLE_RESPONSES,
             run.seeded(config, number),
             data=run["data"],
             policy=policy,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from flows.pipeline.data import trunk_for
 from flows.run import Future, Run
+from models.specs import ADVANTAGE_MODEL, REWARD_MODEL
 from tasks.resources import Resources, Slot
-from tasks.stages import advantage_model, reward_model
 
 
 def train_scorers(run: Run) -> None:
@@ -13,7 +13,7 @@ def train_scorers(run: Run) -> None:
     config = run.config
     trunk = trunk_for(run, config.reward_model.train)
     run["reward_model"] = run.submit(
-        reward_model,
+        REWARD_MODEL,
         run.seeded(config.reward_model),
         policy=run["sft"],
         preferences=run["preferences"],
@@ -25,7 +25,7 @@ def train_scorers(run: Run) -> None:
     # SFT has written what the synthetic world compares.
     behaviour = [run["sft"]] if config.advantage_model.use_importance_weights else None
     run["advantage_model"] = run.submit(
-        advantage_model,
+        ADVANTAGE_MODEL,
         run.seeded(config.advantage_model),
         policy=run["sft"],
         preferences=run["preferences"],
@@ -46,7 +46,7 @@ def _train_safety_scorers(run: Run, trunk: Future | None) -> None:
     ):
         config = run.config.reward_model.model_copy(update={field: of_safety})
         run[role] = run.submit(
-            reward_model,
+            REWARD_MODEL,
             run.seeded(config),
             policy=run["sft"],
             preferences=run["preferences"],

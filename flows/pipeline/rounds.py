@@ -6,8 +6,8 @@ from flows.pipeline.data import trunk_for
 from flows.pipeline.labels import compare_votes
 from flows.pipeline.policies import measure
 from flows.run import RoundRoles, Run, roles_of_round
+from models.specs import HEAD_TO_HEAD, META_RM, PPO_MAX
 from tasks.resources import ALL_CORES, ALONE, ONE_CORE
-from tasks.stages import head_to_head, meta_rm, ppo_max
 
 
 def first_champion(run: Run) -> int | None:
@@ -59,7 +59,7 @@ def _start_round(run: Run, number: int) -> str:
         (f"judge_round_{number}_sft", "eval_sft"),
     ):
         run[judgement] = run.submit(
-            head_to_head,
+            HEAD_TO_HEAD,
             run.seeded(run.config.evaluate),
             ours=run[role.evaluation],
             theirs=run[opponent],
@@ -71,7 +71,7 @@ def _start_round(run: Run, number: int) -> str:
 def _train_round(run: Run, number: int, before: RoundRoles, role: RoundRoles) -> None:
     config = run.config
     run[role.scorer] = run.submit(
-        meta_rm,
+        META_RM,
         run.seeded(config.rounds.meta_rm, number),
         scorer=run[before.scorer],
         policy=run[before.policy],
@@ -83,7 +83,7 @@ def _train_round(run: Run, number: int, before: RoundRoles, role: RoundRoles) ->
         resources=run.all_cores,
     )
     run[role.policy] = run.submit(
-        ppo_max,
+        PPO_MAX,
         run.seeded(config.ppo, number),
         policy=run[before.policy],
         reference=run["sft"],

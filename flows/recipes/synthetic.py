@@ -30,7 +30,8 @@ GRADES = ("zero", "ten")
 def default() -> RunConfig:
     """The demo: the synthetic world at the size two cores finish in minutes.
 
-    Its settings were chosen on worlds 91 and 92 without the gold scorer: docs/results.md says how.
+    Its settings were chosen on worlds 91 and 92 without the gold scorer
+    (docs/explanation/results.md says how).
     """
     scorer = TrainConfig(learning_rate=1e-3, batch_size=32)
     ppo = PPOConfig(

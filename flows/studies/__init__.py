@@ -1,1 +1,21 @@
-"""What the runs of a study have to make: the arms of every table and figure, by paper."""
+"""What the runs of a study have to make: the arms of every table and figure, a module a paper."""
+
+from flows.studies import (
+    advantage_model,
+    constants,
+    frontier,
+    human_votes,
+    part_one,
+    part_two,
+    rlaif,
+)
+
+__all__ = [
+    "advantage_model",
+    "constants",
+    "frontier",
+    "human_votes",
+    "part_one",
+    "part_two",
+    "rlaif",
+]

@@ -3,39 +3,43 @@
 from __future__ import annotations
 
 from flows.run import Run
-from flows.studies.steps import policy, raw_advantage_model, scorer, varied
+from flows.studies.registry import arms
+from flows.studies.steps import add_advantage_model, add_policy, add_scorer, with_changes
 from models.config.policy import PPOConfig, RehearsalConfig
-from tasks.stages import rehearsal
+from models.specs import REHEARSAL
 
 
+@arms("advantage-model", "table-1", "figure-2", "figure-3", "figure-4")
 def scorers(run: Run) -> None:
-    """Table 1, figures 2 to 4: reward model and Advantage Model on the pairs as given."""
-    scorer(run, "raw")
-    raw_advantage_model(run)
+    """Reward model and Advantage Model on the pairs as given."""
+    add_scorer(run, "raw")
+    add_advantage_model(run)
 
 
+@arms("advantage-model", "figure-1")
 def forgetting(run: Run) -> None:
-    """Figure 1: the reward model, and PPO on it."""
-    scorer(run, "raw")
-    policy(run, "reward_model", _without_rehearsal(run), "scorer_raw")
+    """The reward model, and PPO on it."""
+    add_scorer(run, "raw")
+    add_policy(run, "reward_model", _without_rehearsal(run), "scorer_raw")
 
 
+@arms("advantage-model", "table-2", "figure-5")
 def policies(run: Run) -> None:
-    """Table 2 and figure 5: four policies."""
+    """Four policies."""
     scorers(run)
     plain = _without_rehearsal(run)
-    raw = varied(plain, {"score_treatment": "raw", "score_clip": None})
-    policy(run, "raw_scores_rm", raw, "scorer_raw")
-    policy(run, "reward_model", plain, "scorer_raw")
-    policy(run, "advantage_model", plain, "advantage_raw")
-    rehearse(run, "full", run.config.rehearsal)
-    policy(run, "full", run.config.ppo, "advantage_raw", rehearsed="rehearsal_full")
+    raw = with_changes(plain, {"score_treatment": "raw", "score_clip": None})
+    add_policy(run, "raw_scores_rm", raw, "scorer_raw")
+    add_policy(run, "reward_model", plain, "scorer_raw")
+    add_policy(run, "advantage_model", plain, "advantage_raw")
+    add_rehearsal(run, "full", run.config.rehearsal)
+    add_policy(run, "full", run.config.ppo, "advantage_raw", rehearsed="rehearsal_full")
 
 
-def rehearse(run: Run, name: str, config: RehearsalConfig) -> None:
+def add_rehearsal(run: Run, name: str, config: RehearsalConfig) -> None:
     """`rehearsal_<name>`: the SFT policy's answers that the Advantage Model finds best."""
     run[f"rehearsal_{name}"] = run.submit(
-        rehearsal,
+        REHEARSAL,
         run.seeded(config),
         data=run["data"],
         policy=run["sft"],
@@ -45,4 +49,4 @@ def rehearse(run: Run, name: str, config: RehearsalConfig) -> None:
 
 
 def _without_rehearsal(run: Run) -> PPOConfig:
-    return varied(run.config.ppo, {"rehearsal_coef": 0.0})
+    return with_changes(run.config.ppo, {"rehearsal_coef": 0.0})

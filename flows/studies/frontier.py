@@ -15,8 +15,9 @@ from flows.overrides import changed
 from flows.pipeline.policies import Scheduling, train_policies, train_policy
 from flows.pipeline.rewards import train_scorers
 from flows.run import Run
-from flows.studies.constants import named
-from flows.studies.steps import audited, varied
+from flows.studies.constants import named_values
+from flows.studies.registry import arms
+from flows.studies.steps import add_strength, with_changes
 from tasks.resources import Resources
 
 
@@ -82,17 +83,19 @@ SWEEPS: dict[Arm, Sweep] = {
 }
 
 
+@arms("methods", "frontier")
 def frontier(run: Run) -> None:
     """`eval_<arm>_<value>`, and every other role of an arm likewise."""
-    whole = replace(run, config=varied(run.config, {"arms": tuple(SWEEPS)}))  # of the same roles
-    audited(whole)
+    config = with_changes(run.config, {"arms": tuple(SWEEPS)})
+    whole = replace(run, config=config)  # adds to the roles of `run`
+    add_strength(whole)
     train_scorers(whole)
     recipe = replace(whole, roles=dict(run.roles))
     train_policies(recipe)
     run["rehearsal"], run["eval_sft"] = recipe["rehearsal"], recipe["eval_sft"]
     shared = dict(run.roles)
     for arm, sweep in SWEEPS.items():
-        for value, name in named(sweep.values, sweep.own(run.config)):
+        for value, name in named_values(sweep.values, sweep.own(run.config)):
             config = changed(whole.config, sweep.changes(run.config, value))
             own = replace(whole, config=config, roles=dict(shared))
             train_policy(own, arm, Scheduling(Resources(by_ranks=run.has_small_models)))

@@ -5,47 +5,49 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flows.run import Run
-from flows.studies.steps import audited, policy, scorer, varied
+from flows.studies.registry import arms
+from flows.studies.steps import add_policy, add_scorer, add_strength, with_changes
 from models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
-from tasks.stages import ai_labels, judge_preferences, reward_model
+from models.specs import AI_LABELS, JUDGE_PREFERENCES, REWARD_MODEL
 
 ACCURACIES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
+@arms("rlaif", "alignment")
 def alignment(run: Run) -> None:
     """Policies of every judge, and of people's labels; people's labels judge them all."""
     own = {"judge_preferences": None, "ai_labels": None}
-    run = replace(run, config=varied(run.config, own))  # of the same roles
-    audited(run)
-    scorer(run, "raw")
-    ppo = varied(run.config.ppo, {"rehearsal_coef": 0.0})
-    policy(run, "people", ppo, "scorer_raw")
+    run = replace(run, config=with_changes(run.config, own))  # adds to the roles of `run`
+    add_strength(run)
+    add_scorer(run, "raw")
+    ppo = with_changes(run.config.ppo, {"rehearsal_coef": 0.0})
+    add_policy(run, "people", ppo, "scorer_raw")
     for accuracy in ACCURACIES:
         judge = JudgeConfig(gold_accuracy=accuracy)
         _distilled(run, f"{accuracy:g}", judge)
-        policy(run, f"distilled_{accuracy:g}", ppo, f"scorer_{accuracy:g}")
-        scoring = varied(ppo.scoring, {"judge": judge})
-        rated = varied(ppo, {"scoring": scoring, "critic_init": "policy"})
-        policy(run, f"direct_{accuracy:g}", rated, None)
+        add_policy(run, f"distilled_{accuracy:g}", ppo, f"scorer_{accuracy:g}")
+        scoring = with_changes(ppo.scoring, {"judge": judge})
+        rated = with_changes(ppo, {"scoring": scoring, "critic_init": "policy"})
+        add_policy(run, f"direct_{accuracy:g}", rated, None)
 
 
 def _distilled(run: Run, name: str, judge: JudgeConfig) -> None:
     """`scorer_<name>`: a reward model on the judge's soft labels, as they are."""
     run[f"judged_{name}"] = run.submit(
-        judge_preferences,
+        JUDGE_PREFERENCES,
         run.seeded(JudgePreferencesConfig(judge=judge)),
         preferences=run["preferences"],
         label=f"judge, right in {name}",
     )
     run[f"labelled_{name}"] = run.submit(
-        ai_labels,
+        AI_LABELS,
         AILabelsConfig(),
         preferences=run["preferences"],
         judgements=run[f"judged_{name}"],
         label=f"AI labels, right in {name}",
     )
     run[f"scorer_{name}"] = run.submit(
-        reward_model,
+        REWARD_MODEL,
         run.seeded(run.config.reward_model),
         policy=run["sft"],
         preferences=run[f"labelled_{name}"],

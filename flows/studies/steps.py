@@ -1,5 +1,5 @@
-"""The parts that arms are made of. Whatever two of them share is made once: roles are asked for
-before they are submitted, and stages are found in the store by what decides them.
+"""Steps that add roles to a run. A role that the run has already is not submitted again; a stage
+that several exhibits need is found in the store by its key.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ from flows.pipeline.policies import measure
 from flows.run import Run
 from models.config.policy import PPOConfig
 from models.config.reward import RelabelConfig
-from tasks.stages import advantage_model, head_to_head, ppo_max, relabel, reward_model
+from models.specs import ADVANTAGE_MODEL, HEAD_TO_HEAD, PPO_MAX, RELABEL, REWARD_MODEL
+from models.studies.variants import Variant
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 AS_GIVEN = RelabelConfig(flip_below=None)
-# Free constants of Part II's treatments: the range of the margin, and its scale.
-MARGIN = {"margin_scale": 0.3, "margin_clip": 1.0}
 
 
-def varied(config: ConfigT, changes: Mapping[str, Any]) -> ConfigT:
-    """A configuration with some fields changed, validated as a whole."""
+def with_changes(config: ConfigT, changes: Mapping[str, Any]) -> ConfigT:
+    """A copy with some fields changed, validated as a whole."""
     return type(config).model_validate({**dict(config), **changes})
 
 
-def audited(run: Run) -> None:
-    """Pairs, SFT policy, ensemble and strength."""
+def add_strength(run: Run) -> None:
+    """Pairs, SFT policy, ensemble and `strength`."""
     if "strength" not in run.roles:
         prepare(run)
         ask_judge(run)
@@ -38,31 +37,24 @@ def audited(run: Run) -> None:
         audit_labels(run)
 
 
-def treatment(run: Run, name: str) -> RelabelConfig:
-    """How Part II treats the labels of all pairs, by its name there [RM section 2.5]."""
-    alpha = run.config.relabel.smoothing
-    treatments: dict[str, dict[str, Any]] = {
-        "baseline": {},
-        "flip": {"flip_below": 0.0},
-        "margin": MARGIN,
-        "flip_margin": {"flip_below": 0.0, **MARGIN},
-        "soft_margin": {"smooth": "negative", "smoothing": alpha, **MARGIN},
-    }
-    return varied(AS_GIVEN, treatments[name])
+def relabel_config(run: Run, variant: Variant, labels: RelabelConfig = AS_GIVEN) -> RelabelConfig:
+    """`labels` as a variant changes them; where it smooths them, by the recipe's alpha."""
+    alpha = {"smoothing": run.config.relabel.smoothing} if "smooth" in variant.changes else {}
+    return with_changes(labels, {**variant.changes, **alpha})
 
 
-def scorer(run: Run, name: str, labels: RelabelConfig = AS_GIVEN, **changes: Any) -> None:
+def add_scorer(run: Run, name: str, labels: RelabelConfig = AS_GIVEN, **changes: Any) -> None:
     """`scorer_<name>`: a reward model on the pairs as `labels` treats them."""
     if f"scorer_{name}" in run.roles:
         return
-    audited(run)
+    add_strength(run)
     config = run.config.reward_model
     run[f"pairs_{name}"] = run.submit(
-        relabel, labels, preferences=run["preferences"], strength=run["strength"]
+        RELABEL, labels, preferences=run["preferences"], strength=run["strength"]
     )
     run[f"scorer_{name}"] = run.submit(
-        reward_model,
-        run.seeded(varied(config, changes)),
+        REWARD_MODEL,
+        run.seeded(with_changes(config, changes)),
         policy=run["sft"],
         preferences=run["preferences"],
         pairs=run[f"pairs_{name}"],
@@ -71,13 +63,13 @@ def scorer(run: Run, name: str, labels: RelabelConfig = AS_GIVEN, **changes: Any
     )
 
 
-def raw_advantage_model(run: Run) -> None:
+def add_advantage_model(run: Run) -> None:
     """`advantage_raw`: the Advantage Model on the pairs as given."""
     if "advantage_raw" in run.roles:
         return
-    scorer(run, "raw")
+    add_scorer(run, "raw")
     run["advantage_raw"] = run.submit(
-        advantage_model,
+        ADVANTAGE_MODEL,
         run.seeded(run.config.advantage_model),
         policy=run["sft"],
         preferences=run["preferences"],
@@ -87,7 +79,7 @@ def raw_advantage_model(run: Run) -> None:
     )
 
 
-def policy(
+def add_policy(
     run: Run,
     name: str,
     ppo: PPOConfig,
@@ -98,14 +90,15 @@ def policy(
 ) -> None:
     """`policy_<name>` from the policy `start`, `eval_<name>` and `judge_<name>` against SFT.
 
-    Scored by nothing, its judge rates it (`ppo.scoring`), and what SFT is measured by measures it.
+    Without `scored_by`, the judge of `ppo.scoring` rates answers in training, and `scorer_raw`, the
+    reward model on labels as given, measures the policy.
     """
     if f"policy_{name}" in run.roles:
         return
     if "eval_sft" not in run.roles:
         measure(run, "sft", run["sft"], run["scorer_raw"])
     run[f"policy_{name}"] = run.submit(
-        ppo_max,
+        PPO_MAX,
         run.seeded(ppo),
         policy=run[start],
         reference=run[start],
@@ -115,15 +108,15 @@ def policy(
         label=f"PPO {name}",
     )
     measure(run, name, run[f"policy_{name}"], run[scored_by or "scorer_raw"])
-    versus(run, f"judge_{name}", name, "sft")
+    add_comparison(run, f"judge_{name}", name, "sft")
 
 
-def versus(run: Run, role: str, ours: str, theirs: str) -> None:
+def add_comparison(run: Run, role: str, ours: str, theirs: str) -> None:
     """Judge the answers of one policy against another's."""
     if role in run.roles:
         return
     run[role] = run.submit(
-        head_to_head,
+        HEAD_TO_HEAD,
         run.seeded(run.config.evaluate),
         ours=run[f"eval_{ours}"],
         theirs=run[f"eval_{theirs}"],

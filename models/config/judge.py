@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -89,16 +89,20 @@ class EndpointConfig(StageConfig):
         None,
         gt=0,
         le=1e9,
-        description="Most that a run spends here, in the prices' currency; its stages that ask "
-        "have a share each; none: no limit",
+        description="Most that all stages of a run spend here, in the prices' currency; none: no "
+        "limit",
     )
     max_total_tokens: Annotated[int | None, LIMIT] = Field(
         None,
         gt=0,
         le=10**15,
-        description="Most tokens of requests and answers together, shared out alike; none: no "
-        "limit",
+        description="Most tokens of requests and answers of all stages of a run; none: no limit",
     )
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a run may spend only so much here."""
+        return self.max_cost is not None or self.max_total_tokens is not None
 
     @field_validator("base_url")
     @classmethod
@@ -133,21 +137,6 @@ def endpoints_of(config: BaseModel) -> Iterator[EndpointConfig]:
         value = getattr(config, name)
         if isinstance(value, BaseModel):
             yield from endpoints_of(value)
-
-
-def with_share(config: ConfigT, number: int) -> ConfigT:
-    """A configuration with an even share, one of so many, of its endpoints' limits."""
-    changes: dict[str, Any] = {}
-    for name in type(config).model_fields:
-        value = getattr(config, name)
-        if isinstance(value, BaseModel):
-            changes[name] = with_share(value, number)
-    if isinstance(config, EndpointConfig):
-        if config.max_cost is not None:
-            changes["max_cost"] = config.max_cost / number
-        if config.max_total_tokens is not None:
-            changes["max_total_tokens"] = config.max_total_tokens // number
-    return config.model_copy(update=changes)
 
 
 Rubric = Literal["helpfulness", "harmlessness", "summarisation"]

@@ -5,9 +5,8 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
-
-from models.data.records import Record, write_jsonl
 
 NUM_LISTED: Final = 20
 MAX_FOUND_CHARACTERS: Final = 120
@@ -63,7 +62,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class BadRow(Record):
+class BadRow:
     """A refused row with everything that is wrong with it.
 
     line: from 1 (in Parquet and on the hub, the row's number); 0 for a whole source.
@@ -143,12 +142,15 @@ def advice_on(bad_rows: Sequence[BadRow], on_bad_rows: str) -> str | None:
 
 
 def write_quarantine(path: str | os.PathLike[str], bad_rows: Sequence[BadRow]) -> int:
-    """Write refused rows as JSON lines (atomically, .gz by suffix); return how many.
+    """Write refused rows as JSON lines; return how many.
 
     Each holds file, line, reason, field, found, allowed, the row's other problems under `also`
     and the raw row as text.
     """
-    return write_jsonl(path, bad_rows)
+    with Path(path).open("w", encoding="utf-8") as stream:
+        for row in bad_rows:
+            stream.write(json.dumps(row.to_json(), ensure_ascii=False) + "\n")
+    return len(bad_rows)
 
 
 def raw_text(raw: bytes | dict[str, Any]) -> str:

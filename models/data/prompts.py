@@ -10,15 +10,15 @@ def normalise_prompt(prompt: str) -> str:
     return " ".join(prompt.casefold().split())
 
 
-def opening_of(prompt: str) -> str:
+def first_turn(prompt: str) -> str:
     """Return a dialogue up to its first answer (HH-RLHF text), else the whole prompt.
 
-    Taken from the normalised prompt, so that equal prompts have equal openings.
+    Taken from the normalised prompt, so that equal prompts have equal first turns.
     """
     return normalise_prompt(prompt).partition(" assistant:")[0]
 
 
 def cluster_ids(prompts: Iterable[str]) -> list[int]:
-    """Return a number for each prompt, from 0, equal where prompts have one opening."""
-    places: dict[str, int] = {}
-    return [places.setdefault(opening_of(prompt), len(places)) for prompt in prompts]
+    """Return a number for each prompt, from 0, equal where prompts have the same first turn."""
+    ids: dict[str, int] = {}
+    return [ids.setdefault(first_turn(prompt), len(ids)) for prompt in prompts]

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal, get_args
 
-from models.data.prompts import normalise_prompt, opening_of
+from models.data.prompts import first_turn, normalise_prompt
 from models.data.records import PreferencePair, Votes
 
 
@@ -93,7 +93,7 @@ def split_pairs(
     """
     _check_fractions(fractions)
     if split_by == "prompt":
-        keys = [opening_of(pair.prompt) for pair in pairs]
+        keys = [first_turn(pair.prompt) for pair in pairs]
         sides = {key: _side_of(key, fractions, seed) for key in set(keys)}
     elif split_by == "category":
         without = [pair.id for pair in pairs if pair.category is None]

@@ -8,25 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from models import counts
 from models.config.data import ComparisonsConfig, PreferencesConfig, WorldConfig
 from models.data.formats import parse_row
 from models.data.readers import Source, SourceError, read_source
 from models.data.written_prompts import SETS, load_written
 from models.estimates.shapes import PlanError
-from models.synthetic.sizes import (
-    EXPERT_JUDGED,
-    EXPERT_REPEATS,
-    EXPERT_SHOWN,
-    MAX_EXPERT,
-    NUM_FORGET,
-)
+from models.synthetic.demonstrations import MOST_ADDED
+from models.synthetic.sizes import family_sizes, prompt_sets
 from models.synthetic.tasks import TASKS, draw_prompt, request_of, task_of
 
 # Prompts drawn of each family to learn how long they get: enough to meet the longest.
 NUM_DRAWN = 200
-# Words a demonstration can have beyond its answer: opener, closer, three rambled words, two
-# fillers and a rude one.
-MOST_ADDED = 8
 # Where sources cannot be counted: the training split of Anthropic's HH-RLHF.
 ASSUMED_PAIRS = 160_800
 
@@ -36,9 +29,10 @@ class Amounts:
     """Counts of examples, and bounds on tokens a row (end tokens included).
 
     train_pairs is what splitting gives on average, train_rankings how many prompts (and groups)
-    they are of; ranked: the most responses of one. prompt_tokens, dialogue_tokens (prompt and one
-    response), pair_tokens (prompt and both responses in one packed row): the most of any row.
-    assumptions: where the numbers come from, a sentence each.
+    they are of; ranked: the most responses of one. eval_prompts: of all `eval_sets` sets, that of
+    validation included. prompt_tokens, dialogue_tokens (prompt and one response), pair_tokens
+    (prompt and both responses in one packed row): the most of any row. assumptions: where the
+    numbers come from, a sentence each.
     """
 
     demonstrations: int
@@ -49,6 +43,7 @@ class Amounts:
     ranked: int
     policy_prompts: int
     eval_prompts: int
+    eval_sets: int
     prompt_tokens: int
     dialogue_tokens: int
     pair_tokens: int
@@ -72,24 +67,24 @@ class Amounts:
 
 def of_world(world: WorldConfig, comparisons: ComparisonsConfig, max_length: int) -> Amounts:
     """What the synthetic world draws; max_length: tokens at which SFT cuts a dialogue."""
-    expert = min(world.num_demonstrations // 10, MAX_EXPERT)
-    shown = min(expert, EXPERT_SHOWN)
-    prompts = world.num_pair_prompts + shown
+    sizes = family_sizes(world)
+    sets = prompt_sets(sizes, *([None] * sum(family) for family in sizes))
+    evaluated = [len(rows) for name, rows in sets.items() if name.startswith("eval/")]
+    prompts = len(sets["pair_prompts"])
     most = min(comparisons.pairs_per_prompt, math.comb(comparisons.num_responses, 2))
     pairs = prompts * most
-    train_share = 1 - comparisons.validation_share - comparisons.test_share
+    train_share = counts.split_shares(comparisons)["train"]
     prompt, demonstration = _longest_rows()
     return Amounts(
-        demonstrations=world.num_demonstrations
-        + expert * EXPERT_REPEATS
-        + 3 * world.num_eval_prompts,
+        demonstrations=len(sets["demonstrations"]),
         pair_prompts=prompts,
         pairs=pairs,
         train_pairs=round(pairs * train_share),
         train_rankings=round(prompts * train_share),
         ranked=min(comparisons.num_responses, 2 * most),
-        policy_prompts=world.num_policy_prompts + shown,
-        eval_prompts=3 * world.num_eval_prompts + EXPERT_JUDGED + NUM_FORGET,
+        policy_prompts=len(sets["policy_prompts"]),
+        eval_prompts=sum(evaluated),
+        eval_sets=len(evaluated),
         prompt_tokens=prompt,
         dialogue_tokens=min(demonstration, max_length),
         pair_tokens=prompt + 2 * (comparisons.max_new_tokens + 1),
@@ -119,31 +114,32 @@ def of_preferences(config: PreferencesConfig, max_length: int) -> Amounts:
 
     Raises PlanError for a source that is here and cannot be read.
     """
-    counts = [_count_pairs(source) for source in config.sources]
-    found = [count for count in counts if count is not None]
-    pairs, how = _total([None if count is None else count.pairs for count in counts], config)
+    counted = [_count_pairs(source) for source in config.sources]
+    found = [count for count in counted if count is not None]
+    pairs, how = _total([None if count is None else count.pairs for count in counted], config)
     rankings, ranked = pairs, 2
-    if len(found) == len(counts):
+    if len(found) == len(counted):
         rankings = min(pairs, sum(count.rankings for count in found))
         ranked = max(count.ranked for count in found)
-    share = 1 - config.validation_share - config.test_share
-    train = round(pairs * share)
+    shares = counts.split_shares(config)
+    train = round(pairs * shares["train"])
     shown, how_shown = _demonstrations(config, train)
-    evaluated = sum(
-        min(config.num_eval_prompts, round(pairs * share))
-        for share in (config.validation_share, config.test_share)
-    )
+    evaluated = [
+        counts.num_taken(round(pairs * shares[split]), config.num_eval_prompts)
+        for split in ("validation", "test")
+    ]
     if config.written_prompts:
-        evaluated += sum(len(load_written(name)) for name in SETS)
+        evaluated += [len(load_written(name)) for name in SETS]
     return Amounts(
         demonstrations=shown,
         pair_prompts=pairs,
         pairs=pairs,
         train_pairs=train,
-        train_rankings=round(rankings * share),
+        train_rankings=round(rankings * shares["train"]),
         ranked=ranked,
         policy_prompts=train,
-        eval_prompts=evaluated,
+        eval_prompts=sum(evaluated),
+        eval_sets=len(evaluated),
         prompt_tokens=config.max_tokens,
         dialogue_tokens=min(config.max_tokens + 1, max_length),
         pair_tokens=2 * (config.max_tokens + 1),
@@ -179,11 +175,11 @@ def _demonstrations(config: PreferencesConfig, train_pairs: int) -> tuple[int, t
     return count, (f"demonstrations: {count:,} rows counted in preferences.demonstrations",)
 
 
-def _total(counts: list[int | None], config: PreferencesConfig) -> tuple[int, str]:
+def _total(counted: list[int | None], config: PreferencesConfig) -> tuple[int, str]:
     """The number of pairs and how it is known."""
     max_pairs = config.max_pairs
-    known = [count for count in counts if count is not None]
-    if len(known) == len(counts):
+    known = [count for count in counted if count is not None]
+    if len(known) == len(counted):
         pairs, how = sum(known), f"{sum(known):,} pairs counted in preferences.sources"
     elif max_pairs is not None:
         return max_pairs, f"{max_pairs:,} pairs, from preferences.max_pairs"
@@ -193,9 +189,10 @@ def _total(counts: list[int | None], config: PreferencesConfig) -> tuple[int, st
             f"{ASSUMED_PAIRS:,} pairs (the training split of Anthropic's HH-RLHF); give files or "
             "preferences.max_pairs"
         )
-    if max_pairs is not None and max_pairs < pairs:
-        return max_pairs, f"{how}, of which preferences.max_pairs keeps {max_pairs:,}"
-    return pairs, how
+    taken = counts.num_taken(pairs, max_pairs)
+    if taken < pairs:
+        how = f"{how}, of which preferences.max_pairs keeps {taken:,}"
+    return taken, how
 
 
 class _Counted(NamedTuple):

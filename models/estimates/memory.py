@@ -33,7 +33,8 @@ class Memory:
 
     weights: of trained models, with any saved copy. gradients: with ZeRO's buckets of them. frozen:
     weights of models that only run. activations: what a backward pass needs, or the working set of
-    a forward pass. cache: keys and values of generation.
+    a forward pass. cache: keys and values of generation. All of these are on the device; host: what
+    ZeRO's `offload` keeps in the host's memory instead.
     """
 
     weights: int = 0
@@ -42,14 +43,15 @@ class Memory:
     frozen: int = 0
     activations: int = 0
     cache: int = 0
+    host: int = 0
 
     @property
     def total(self) -> int:
-        """All of it on one device."""
+        """All of it on one device, without what is in the host's memory."""
         held = self.weights + self.gradients + self.optimiser + self.frozen
         return held + self.activations + self.cache
 
-    def part(self, zero_stage: int, num_devices: int) -> Memory:
+    def partitioned(self, zero_stage: int, num_devices: int, offload: bool = False) -> Memory:
         """What a device holds under ZeRO [Rajbhandari et al. 2020, figure 1].
 
         Stage 1 splits the optimiser's state over the devices, 2 the gradients too, 3 the weights
@@ -57,23 +59,35 @@ class Memory:
         weights, beside the moments, and a bucket in which gradients are added up. In a step its
         part of the gradients is there twice, while there are no activations; under stage 2 it is
         all along, as those of a micro batch are added to those before. Under stage 3 some weights
-        are whole at a time. Every device works on a micro batch of its own.
+        are whole at a time. Every device works on a micro batch of its own. With `offload` the
+        optimiser's state, and under stage 3 the parts of weights, are in the host's memory; parts
+        of gradients, which DeepSpeed moves there too, are counted on the device all the same.
         """
         share = [num_devices if zero_stage >= stage else 1 for stage in range(4)]
         with_copy = self.optimiser * (ADAM_BYTES + FLOAT_BYTES) // ADAM_BYTES
         twice = 2 if zero_stage == 2 else 1
         live = FLOAT_BYTES * (limits.ZERO_LIVE + limits.ZERO_PREFETCH)
         gathered = min(self.weights, live) if zero_stage == 3 else 0
-        return replace(
+        found = replace(
             self,
             optimiser=ceil(with_copy / share[1]),
             gradients=ceil(twice * self.gradients / share[2]) + FLOAT_BYTES * limits.ZERO_BUCKET,
-            weights=ceil(self.weights / share[3]) + gathered,
+            weights=ceil(self.weights / share[3]),
             frozen=ceil(self.frozen / share[3]),
             activations=max(self.activations, ceil(self.gradients / num_devices)),
         )
+        if offload:
+            found = found.offloaded(zero_stage)
+        return replace(found, weights=found.weights + gathered)
 
-    def loading(self, zero_stage: int, num_devices: int) -> Memory:
+    def offloaded(self, zero_stage: int) -> Memory:
+        """The optimiser's state in the host's memory, under stage 3 weights too."""
+        if zero_stage < 3:
+            return replace(self, optimiser=0, host=self.host + self.optimiser)
+        moved = self.optimiser + self.weights + self.frozen
+        return replace(self, optimiser=0, weights=0, frozen=0, host=self.host + moved)
+
+    def loading(self, zero_stage: int, num_devices: int, offload: bool = False) -> Memory:
         """What a device holds while the models that are whole here are loaded.
 
         Stages 1 and 2 of ZeRO copy what is trained into one buffer. Under stage 3 each parameter
@@ -83,13 +97,15 @@ class Memory:
         if zero_stage < 3:
             copies = 2 if zero_stage else 1
             return Memory(weights=copies * self.weights, frozen=self.frozen)
-        part = self.part(3, num_devices)
-        whole = self.weights + self.frozen
+        part = self.partitioned(3, num_devices)
         apart = ceil(self.weights / num_devices)
-        taking_apart = Memory(weights=self.weights, frozen=self.frozen + ceil(whole / num_devices))
+        parts = Memory(frozen=ceil((self.weights + self.frozen) / num_devices))
         copying = Memory(
             weights=apart, gradients=part.gradients + apart, optimiser=apart, frozen=part.frozen
         )
+        if offload:
+            parts, copying = parts.offloaded(3), copying.offloaded(3)
+        taking_apart = replace(parts, weights=self.weights, frozen=self.frozen + parts.frozen)
         return max(taking_apart, copying, key=lambda memory: memory.total)
 
 

@@ -1,17 +1,21 @@
-"""Dimensions of a base model without loading it, and the parameters they come to."""
+"""Dimensions of a base model without loading it, and the parameters they come to.
+
+Sums, because a plan has to be quick: to build the model on torch's meta device takes three seconds.
+Tests hold them against the models that transformers builds.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from models.config.training import ModelConfig
-from models.synthetic.demonstrations import vocabulary
+from models.nets.small_llama import llama_fields
+from models.synthetic.demonstrations import SPECIAL_TOKENS, vocabulary
 
-# The padding, end and unknown tokens that the world's tokenizer adds to its words.
-WORLD_SPECIAL_TOKENS = 3
 # Architectures with exactly the weights counted below: Llama without biases, and Mistral.
 MODEL_TYPES = ("llama", "mistral")
 
@@ -38,11 +42,17 @@ class ModelShape:
     is_tied: bool
 
     @property
+    def layer_maps(self) -> tuple[tuple[int, int], ...]:
+        """Inputs and outputs of a layer's linear maps: q, k, v, o; gate, up, down."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        query, key = (self.head_dim * heads for heads in (self.num_heads, self.num_kv_heads))
+        attention = ((hidden, query), (hidden, key), (hidden, key), (query, hidden))
+        return (*attention, (hidden, inner), (hidden, inner), (inner, hidden))
+
+    @property
     def layer_parameters(self) -> int:
-        """q, k, v, o; gate, up, down; the two norms."""
-        hidden = self.hidden_size
-        attention = 2 * hidden * self.head_dim * (self.num_heads + self.num_kv_heads)
-        return attention + 3 * hidden * self.intermediate_size + 2 * hidden
+        """Of the linear maps and the two norms."""
+        return sum(inputs * outputs for inputs, outputs in self.layer_maps) + 2 * self.hidden_size
 
     @property
     def largest_parameter(self) -> int:
@@ -69,13 +79,8 @@ class ModelShape:
         return self.vocab_size * self.hidden_size + lower * self.layer_parameters
 
     def adapter_parameters(self, rank: int) -> int:
-        """Low-rank adapters of q, k, v, o; gate, up, down: rank by inputs and outputs of each."""
-        heads = self.head_dim * (self.num_heads + self.num_kv_heads)
-        return (
-            self.num_layers
-            * rank
-            * (4 * self.hidden_size + 2 * heads + 3 * (self.hidden_size + self.intermediate_size))
-        )
+        """Low-rank adapters of all linear maps: rank by inputs, and rank by outputs, of each."""
+        return self.num_layers * rank * sum(map(sum, self.layer_maps))
 
     def upper(self, trainable_layers: int | None) -> ModelShape:
         """The part a backward pass goes through: all of it, or the upper layers."""
@@ -121,7 +126,7 @@ def shape_of(config: ModelConfig, field: str = "sft.model.base") -> ModelShape:
     and for an architecture that is not in MODEL_TYPES.
     """
     if config.base is None:
-        return _from_scratch(config)
+        return _shape_from(llama_fields(config, len(SPECIAL_TOKENS) + len(vocabulary())))
     path = Path(config.base).expanduser() / "config.json"
     if path.is_file():
         return _read_shape(path)
@@ -134,23 +139,8 @@ def shape_of(config: ModelConfig, field: str = "sft.model.base") -> ModelShape:
     return KNOWN_SHAPES[config.base]
 
 
-def _from_scratch(config: ModelConfig) -> ModelShape:
-    """The small Llama that `models.nets.loading.build_policy` builds."""
-    return ModelShape(
-        vocab_size=len(vocabulary()) + WORLD_SPECIAL_TOKENS,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.hidden_size * 3,
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_heads,
-        head_dim=config.hidden_size // config.num_heads,
-        context=config.max_length,
-        is_tied=True,
-    )
-
-
 def _read_shape(path: Path) -> ModelShape:
-    """The shape in a `config.json`; a field that it lacks has transformers' default."""
+    """The shape in a `config.json`."""
     try:
         values: dict[str, Any] = json.loads(path.read_text())
         found = {name: values.get(name) for name in ("model_type", "attention_bias", "mlp_bias")}
@@ -159,20 +149,25 @@ def _read_shape(path: Path) -> ModelShape:
                 f"{path}: found {found}; allowed for a plan: model_type "
                 f"{' or '.join(MODEL_TYPES)}, without biases"
             )
-        heads = values["num_attention_heads"]
-        return ModelShape(
-            vocab_size=values["vocab_size"],
-            hidden_size=values["hidden_size"],
-            intermediate_size=values["intermediate_size"],
-            num_layers=values["num_hidden_layers"],
-            num_heads=heads,
-            num_kv_heads=values.get("num_key_value_heads") or heads,
-            head_dim=values.get("head_dim") or values["hidden_size"] // heads,
-            context=values["max_position_embeddings"],
-            is_tied=values.get("tie_word_embeddings", False),
-        )
+        return _shape_from(values)
     except (json.JSONDecodeError, KeyError) as error:
         raise PlanError(
             f"{path}: {type(error).__name__}: {error}; give the config.json that transformers "
             "saves beside a model"
         ) from error
+
+
+def _shape_from(values: Mapping[str, Any]) -> ModelShape:
+    """The shape by the names of a `config.json`; what is missing has transformers' default."""
+    heads = values["num_attention_heads"]
+    return ModelShape(
+        vocab_size=values["vocab_size"],
+        hidden_size=values["hidden_size"],
+        intermediate_size=values["intermediate_size"],
+        num_layers=values["num_hidden_layers"],
+        num_heads=heads,
+        num_kv_heads=values.get("num_key_value_heads") or heads,
+        head_dim=values.get("head_dim") or values["hidden_size"] // heads,
+        context=values["max_position_embeddings"],
+        is_tied=values.get("tie_word_embeddings", False),
+    )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from models import limits
+from models import counts, limits
 from models.config.policy import ReviseConfig, SampleResponsesConfig
 from models.config.training import TrainConfig, TrainerConfig
 from models.estimates.amounts import Amounts
@@ -22,19 +22,21 @@ from models.estimates.memory import (
 )
 from models.estimates.shapes import ModelShape
 
-# Linear maps of a layer, each with an adapter.
-ADAPTED_MAPS = 7
-
 
 @dataclass(frozen=True)
 class Setting:
-    """What a stage's cost depends on beside its own configuration.
+    """What a stage's cost depends on beside its own configuration: model, data and inputs.
 
-    scorer_heads: of each scorer that comes in, 1 for a reward model, 2 for an Advantage Model.
-    num_behaviours: policies that wrote the comparisons, where an Advantage Model weighs by them.
-    starts_as_reference: whether PPO's policy is at first its reference. sampled: how the answers
-    that come in were sampled. revised: how the revisions that come in were made. num_policies: of a
-    seed, whose answers come in.
+    Of the inputs:
+    scorer_heads: heads of each scorer, 1 of a reward model, 2 of an Advantage Model.
+    num_behaviours: policies that wrote the pairs, where an Advantage Model weighs by them.
+    num_judges: scorers that an evaluation is judged by.
+    has_rehearsal: whether there are dialogues to rehearse.
+    starts_as_reference: whether PPO's policy is at first its reference.
+    is_relabelled: whether pairs come relabelled, besides the raw ones.
+    sampled: how each artifact of answers was sampled.
+    revised: how revisions were made.
+    num_policies: policies of a seed whose answers a judge compares.
     """
 
     shape: ModelShape
@@ -49,10 +51,17 @@ class Setting:
     revised: ReviseConfig | None = None
     num_policies: int = 0
 
-    def capped(self, prompt_tokens: int, new_tokens: int) -> tuple[int, int]:
-        """A prompt cut to the context, and the row it makes with one answer and its end token."""
-        prompt = min(prompt_tokens, self.shape.context - new_tokens)
-        return prompt, min(prompt + new_tokens + 1, self.shape.context)
+    def prompt_and_row(self, max_new_tokens: int) -> tuple[int, int]:
+        """Most tokens of a prompt, and of the row it makes with one answer and its end token."""
+        context = self.shape.context
+        room = counts.prompt_room(context, max_new_tokens)
+        prompt = min(self.amounts.prompt_tokens, room)
+        return prompt, min(prompt + max_new_tokens + 1, context)
+
+    @property
+    def pair_row(self) -> int:
+        """Most tokens of a packed pair; prompt and longer answer are cut to the context."""
+        return min(self.amounts.pair_tokens, 2 * self.shape.context)
 
     @property
     def policy(self) -> int:
@@ -86,75 +95,138 @@ class Work:
 
     @property
     def peak(self) -> tuple[str, Memory]:
-        """The phase that needs most, by name; an empty one where no model runs."""
+        """The phase that needs most of a device, by name; an empty one where no model runs."""
         return max(self.phases.items(), key=lambda item: item[1].total, default=("", Memory()))
 
     @property
     def needed(self) -> int:
-        """Bytes at the peak of all ranks together."""
-        return self.num_ranks * self.peak[1].total
+        """Bytes at the peak of all ranks together, where devices and host share one memory."""
+        return self.num_ranks * max((m.total + m.host for m in self.phases.values()), default=0)
 
 
-def pass_tokens(limit: int, num_rows: int, row: int) -> int:
-    """Most tokens of a micro batch of rows of at most `row`: the `limit`, or all, or one row."""
-    return max(row, min(limit, num_rows * row))
+@dataclass(frozen=True)
+class Rows:
+    """Packed rows that pass through a model: `count` of at most `length` tokens each.
+
+    responses: tokens of a row whose log-probabilities are taken. repeated: further keys and values
+    of a row, as in `kept_activations`. passes: how often a step passes a row through the trunk.
+    all_tokens: of all rows together, where that is not count * length.
+    """
+
+    count: int
+    length: int
+    responses: int = 0
+    repeated: int = 0
+    passes: int = 1
+    all_tokens: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Most tokens of all rows together."""
+        return self.count * self.length if self.all_tokens is None else self.all_tokens
 
 
-def sampling_phase(setting: Setting, frozen: int, num_rows: int, prompt: int, row: int) -> Memory:
-    """Generation with a key-value cache beside `frozen` bytes of weights."""
-    shape = setting.shape
-    at_once = min(num_rows, max(1, limits.CACHE_TOKENS // row))
-    return Memory(
-        frozen=frozen,
-        activations=forward_set(shape, at_once * prompt) + sampling_set(shape, at_once),
-        cache=key_value_cache(shape, at_once * row),
+def supervised_work(
+    setting: Setting,
+    train: TrainConfig,
+    num_parameters: int,
+    rows: Rows,
+    parts: Sequence[int] | None = None,
+) -> Work:
+    """The supervised loop over rows, or over `parts` of so many of them, one after another."""
+    parts = [rows.count] if parts is None else parts
+    step = replace(rows, count=counts.num_taken(rows.count, train.batch_size))
+    return Work(
+        examples=rows.count,
+        num_ranks=train.ranks,
+        optimiser_steps=counts.optimiser_steps(train, parts),
+        trained_tokens=train.num_epochs * rows.passes * rows.tokens,
+        parameters=trained_parameters(setting.shape, train, num_parameters),
+        phases=supervised_phases(setting, train, num_parameters, step),
     )
 
 
-def scoring_phase(
-    setting: Setting, frozen: int, num_rows: int, row: int, responses: int = 0
+def supervised_phases(
+    setting: Setting, train: TrainConfig, num_parameters: int, step: Rows
+) -> dict[str, Memory]:
+    """What one of the loop's ranks holds while the model is loaded, and in a step on such rows."""
+    own = replace(step, count=counts.rows_of_rank(step.count, train.ranks))
+    whole = training_phase(setting, num_parameters, train, own)
+    if train.ranks > 1:
+        # Gradients are added up in a bucket, when there are no activations.
+        bucket = min(whole.gradients, FLOAT_BYTES * limits.BUCKET)
+        whole = replace(whole, activations=max(whole.activations, bucket))
+    zero, ranks = train.zero, train.ranks
+    if zero is None:
+        return {"loading": whole.loading(0, 1), "training": whole}
+    return {
+        "loading": whole.loading(zero.stage, ranks, zero.offload),
+        "training": whole.partitioned(zero.stage, ranks, zero.offload),
+    }
+
+
+def sampling_phase(
+    setting: Setting,
+    frozen: int,
+    num_prompts: int,
+    prompt: int,
+    max_new_tokens: int,
+    *,
+    at_least: int | None = None,
 ) -> Memory:
-    """Passes over rows of `row` tokens; `responses` of them need log-probabilities."""
-    tokens = pass_tokens(limits.PASS_TOKENS, num_rows, row)
-    logits = vocabulary_set(setting.shape, min(tokens, num_rows * responses))
+    """Generation with a key-value cache beside `frozen` bytes of weights.
+
+    prompt: most tokens of one of the prompts. at_least: batches; None: as one rank samples.
+    """
+    shape, longest = setting.shape, prompt + max_new_tokens
+    at_least = counts.least_sampling_batches(1) if at_least is None else at_least
+    sizes = counts.decoding_batch_sizes(num_prompts, longest, limits.CACHE_TOKENS, at_least)
+    at_once = max(sizes, default=0)
+    return Memory(
+        frozen=frozen,
+        activations=forward_set(shape, at_once * prompt) + sampling_set(shape, at_once),
+        cache=key_value_cache(shape, at_once * longest),
+    )
+
+
+def scoring_phase(setting: Setting, frozen: int, rows: Rows) -> Memory:
+    """Passes over rows without gradient, beside `frozen` bytes of weights."""
+    tokens = counts.most_micro_batch_tokens(rows.count, rows.length, limits.PASS_TOKENS)
+    logits = vocabulary_set(setting.shape, min(tokens, rows.count * rows.responses))
     return Memory(frozen=frozen, activations=forward_set(setting.shape, tokens) + logits)
 
 
 def training_phase(
-    setting: Setting,
-    num_parameters: int,
-    config: TrainerConfig,
-    num_rows: int,
-    row: int,
-    responses: int = 0,
-    repeated: int = 0,
-    passes: int = 1,
+    setting: Setting, num_parameters: int, config: TrainerConfig, rows: Rows
 ) -> Memory:
-    """One micro batch of an optimiser step, on `passes` of the trunk over it.
-
-    Of a row, `responses` tokens need log-probabilities and `repeated` further keys and values.
-    """
-    shape = setting.shape
-    tokens = pass_tokens(config.micro_batch_tokens, num_rows, row)
-    logits = passes * vocabulary_set(shape, min(tokens, num_rows * responses))
-    kept = gradient_set(shape, config, passes * tokens, passes * ceil(tokens * repeated / row))
+    """One micro batch of an optimiser step; rows: of one rank in a step."""
+    shape, passes = setting.shape, rows.passes
+    tokens = counts.most_micro_batch_tokens(rows.count, rows.length, config.micro_batch_tokens)
+    logits = passes * vocabulary_set(shape, min(tokens, rows.count * rows.responses))
+    repeated = passes * ceil(tokens * rows.repeated / rows.length)
+    kept = gradient_set(shape, config, passes * tokens, repeated)
     learning = trained_parameters(shape, config, num_parameters)
     own = learning if config.lora is None else _heads(shape, num_parameters)
-    frozen = num_parameters - own
     memory = trained(learning, kept + logits, config.optimiser)
-    return replace(memory, frozen=FLOAT_BYTES * frozen)
+    return replace(memory, frozen=FLOAT_BYTES * (num_parameters - own))
 
 
 def gradient_set(shape: ModelShape, config: TrainerConfig, tokens: int, repeated: int) -> int:
     """Bytes of a pass of the trained layers with gradient; `repeated` as in `kept_activations`."""
     upper = shape.upper(config.trainable_layers)
-    has_dropout = isinstance(config, TrainConfig) and config.dropout > 0
-    recomputed, precision = config.gradient_checkpointing, config.precision
-    kept = backward_set(upper, tokens, repeated, recomputed, has_dropout, precision)
+    kept = backward_set(
+        upper,
+        tokens,
+        repeated,
+        is_recomputed=config.gradient_checkpointing,
+        has_dropout=isinstance(config, TrainConfig) and config.dropout > 0,
+        precision=config.precision,
+    )
     if config.lora is None:
         return kept
-    # Each map's input in the low rank.
-    return kept + FLOAT_BYTES * tokens * upper.num_layers * ADAPTED_MAPS * config.lora.rank
+    # Each linear map's input in the low rank.
+    maps = upper.num_layers * len(upper.layer_maps)
+    return kept + FLOAT_BYTES * tokens * maps * config.lora.rank
 
 
 def trained_parameters(shape: ModelShape, config: TrainerConfig, num_parameters: int) -> int:

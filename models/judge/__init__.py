@@ -1,5 +1,6 @@
-"""Judges: a language model, here or behind an endpoint, is asked which response is better.
+"""All that asks a language model: to compare responses, to rate them, to revise them.
 
-`opening` makes what answers of a configuration, `asking` asks it, remembering what it knows,
-`judge` turns its answers into probabilities and ratings, `revising` has it revise responses.
+`build` makes a judge of a configuration. `judge` turns answers into probabilities and ratings,
+`revise` into revised responses, `reward` into rewards. `batch` asks and remembers, `budget` counts.
+`client`, `local` and `gold` answer; `serve` serves a local model to others.
 """

@@ -1,8 +1,9 @@
-"""Where an endpoint's name leads: to the internet, unless more is allowed.
+"""The addresses that a judge's endpoint may have: public ones, and networks that are allowed.
 
-In a run that a worker took (TRIMTAB_IS_CONFINED) a name is resolved once for each request, what it
-leads to is checked, and that is what the connection is made to: a name that leads elsewhere a
-moment later leads nowhere. TRIMTAB_JUDGE_NETWORKS names private networks that are allowed.
+In a confined run (TRIMTAB_IS_CONFINED, set by workers) a name is resolved once per request. Its
+addresses are checked, and the connection is made to a checked address, so a name that resolves to
+another one a moment later (DNS rebinding) has no effect. TRIMTAB_JUDGE_NETWORKS lists private
+networks that are allowed, such as 10.1.0.0/16,10.2.2.3/32.
 """
 
 from __future__ import annotations
@@ -14,45 +15,45 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 CONFINED_VARIABLE = "TRIMTAB_IS_CONFINED"
 NETWORKS_VARIABLE = "TRIMTAB_JUDGE_NETWORKS"
-# IPv6 addresses that stand for an IPv4 address: by NAT64 in their last bits, by 6to4 before.
+# IPv6 addresses that embed an IPv4 address: NAT64 in the last 32 bits, 6to4 after the prefix.
 _NAT64, _SIX_TO_FOUR = ip_network("64:ff9b::/96"), ip_network("2002::/16")
-# Special ones that Python 3.11 takes for the internet's: RFC 6890 (a cloud's metadata is at
-# 192.0.0.192) and RFC 3879 (private, of old).
+# Not public, though Python 3.11 says so: RFC 6890 (a cloud's metadata server is at 192.0.0.192)
+# and RFC 3879 (site-local, deprecated).
 _SPECIAL = (ip_network("192.0.0.0/24"), ip_network("fec0::/10"))
 
 
 class AddressError(ValueError):
-    """A name that leads where no judge may be."""
+    """A name that resolves to an address that is not allowed."""
 
 
 def is_confined(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process may only ask judges where they are allowed to be."""
+    """Whether this process may only connect to allowed addresses."""
     return bool(env.get(CONFINED_VARIABLE))
 
 
 def checked_address(host: str, port: int, env: Mapping[str, str] = os.environ) -> str:
-    """The address to connect to for a name or number.
+    """The address to connect to for a host name or number.
 
-    Raises AddressError if any of its addresses is loopback, link-local, private or otherwise not of
-    the internet, and in no network that is allowed; OSError where it has none.
+    Raises AddressError if any of its addresses is not public (loopback, link-local, private, ...)
+    and in no allowed network; OSError if it has no address.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = [ip_address(str(each[4][0]).partition("%")[0]) for each in found]
     networks = [ip_network(text) for text in env.get(NETWORKS_VARIABLE, "").split(",") if text]
     for address in addresses:
-        meant = _meant(address)
-        if not _is_public(meant) and not any(
-            each in n for n in networks for each in (address, meant)
+        unwrapped = _unwrapped(address)
+        if not _is_public(unwrapped) and not any(
+            each in n for n in networks for each in (address, unwrapped)
         ):
             raise AddressError(
-                f"{host} leads to {address}, which is not on the internet and not in "
+                f"{host} resolves to {address}, which is neither public nor in "
                 f"TRIMTAB_JUDGE_NETWORKS"
             )
     return str(addresses[0])
 
 
-def _meant(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """The IPv4 address that an IPv6 address stands for, or the address itself."""
+def _unwrapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """The IPv4 address that an IPv6 address embeds, or else the address itself."""
     if isinstance(address, IPv4Address):
         return address
     if address.ipv4_mapped is not None:

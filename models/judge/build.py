@@ -1,4 +1,4 @@
-"""From a configuration to a judge that can be asked."""
+"""Builds the judge or the chat model that a configuration describes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from models.config.judge import ChatModelConfig, JudgeConfig
-from models.judge.asking import Asker
-from models.judge.budget import LEDGER_NAME, Budget, Ledger
-from models.judge.cache import AnswerCache
+from models.judge.batch import AnswerCache, CachedChatModel
+from models.judge.budget import LEDGER_NAME, Budget, Ledger, RunLedger
 from models.judge.chat import ChatModel
 from models.judge.client import Endpoint
 from models.judge.constitutions import load_constitution
@@ -17,63 +16,68 @@ from models.judge.gold import GoldModel
 from models.judge.judge import Judge
 from models.judge.local import LocalModel
 
-# The folder of answers that all runs share (`infra.settings` gives it a place).
+# The folder of answers that all runs share; `infra.settings` sets it.
 ANSWERS_VARIABLE = "TRIMTAB_ANSWERS"
+# The folder of the run's ledger (`RunLedger.create`); not set, a run has no limit of its own.
+RUN_LEDGER_VARIABLE = "TRIMTAB_JUDGE_LEDGER"
 
 
-def open_judge(
+def build_judge(
     config: JudgeConfig,
     workdir: Path,
     seed: int,
     stop_requested: Callable[[], bool] = lambda: False,
-    principles: Path | None = None,
+    constitution_folder: Path | None = None,
 ) -> Judge:
-    """The judge of a configuration; `principles`: the folder of a constitution of one's own.
+    """The judge of a configuration. `constitution_folder` holds the user's own constitution.
 
-    Raises ConstitutionError, and as `open_asker` does.
+    Raises ConstitutionError, and as `build_chat_model` does.
     """
     constitution = None
     if config.constitution is not None:
-        constitution = load_constitution(config.constitution, principles)
-    asker = open_asker(config, workdir, seed, stop_requested)
-    return Judge(asker, config, constitution, seed)
+        constitution = load_constitution(config.constitution, constitution_folder)
+    chat = build_chat_model(config, workdir, seed, stop_requested)
+    return Judge(chat, config, constitution, seed)
 
 
-def open_asker(
+def build_chat_model(
     config: ChatModelConfig,
     workdir: Path,
     seed: int,
     stop_requested: Callable[[], bool] = lambda: False,
-) -> Asker:
-    """The chat model of a configuration; without a shared folder its answers are in `workdir`.
+) -> CachedChatModel:
+    """The chat model of a configuration.
 
-    There the ledger is, always: what it has spent is the stage's own.
+    Answers are kept in the folder of TRIMTAB_ANSWERS, or in `workdir` if it is not set. The stage's
+    ledger is always in `workdir`; that of the run is in the folder of TRIMTAB_JUDGE_LEDGER, if set.
 
     Raises EndpointError for a key that cannot be sent, and what loading a model raises.
     """
     budget = budget_of(config, Ledger(workdir / LEDGER_NAME))
-    model = _chat_model(config, budget, seed)
+    model = _model_of(config, budget, seed)
     folder = Path(os.environ.get(ANSWERS_VARIABLE) or workdir / "answers")
-    # What the gold scorer says takes longer to keep than to find again.
+    # An answer of the gold scorer takes longer to keep than to compute.
     cache = None if config.gold_accuracy is not None else AnswerCache(folder)
-    return Asker(model, cache, budget, stop_requested)
+    return CachedChatModel(model, cache, budget, stop_requested)
 
 
 def budget_of(config: ChatModelConfig, ledger: Ledger) -> Budget:
-    """The limits and prices of a judge's endpoint; none for other judges, which cost nothing."""
+    """Limits and prices of an endpoint; a model in this process costs nothing and has no limit."""
     endpoint = config.endpoint
     if endpoint is None:
         return Budget()
+    folder = os.environ.get(RUN_LEDGER_VARIABLE)
     return Budget(
         max_tokens=endpoint.max_total_tokens,
         max_cost=endpoint.max_cost,
         input_price=endpoint.input_price,
         output_price=endpoint.output_price,
         ledger=ledger,
+        run=RunLedger(Path(folder)) if folder else None,
     )
 
 
-def _chat_model(config: ChatModelConfig, budget: Budget, seed: int) -> ChatModel:
+def _model_of(config: ChatModelConfig, budget: Budget, seed: int) -> ChatModel:
     if config.endpoint is not None:
         return Endpoint(config.endpoint, budget)
     if config.local_model is not None:

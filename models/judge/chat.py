@@ -1,6 +1,7 @@
-"""Requests and answers of a chat model, as the OpenAI chat-completions interface writes them.
+"""Requests and answers of a chat model, in the form of OpenAI's chat completions.
 
-One form serves the endpoint's client, the server and the answers kept on disk.
+The client, the server and the answers on disk use the same form. It is read strictly here, and not
+by the types of the `openai` package, which accept any body.
 """
 
 from __future__ import annotations
@@ -12,21 +13,26 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-# What reading a body raises that has another form; OverflowError: of numbers beyond all bounds.
-MALFORMED = (
-    *(ValueError, KeyError, IndexError, TypeError, AttributeError),
-    *(RecursionError, OverflowError),
+# What reading a body of another form raises; OverflowError comes of huge numbers.
+_MALFORMED = (
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    OverflowError,
 )
-MOST_TOKENS = 2**53  # of one answer; a float holds it exactly
+MOST_TOKENS = 2**53  # of one answer; a float is exact up to here
 
 
 class AnswerError(ValueError):
-    """What is not an answer: unreadable, cut off, or not of the interface's form."""
+    """A text that is no answer: unreadable, cut off, or of another form."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """What one side of a dialogue said; `role` is user, assistant or system."""
+    """One message of a dialogue; `role` is user, assistant or system."""
 
     role: str
     content: str
@@ -34,8 +40,10 @@ class Message:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """One request. temperature 0 asks for the likeliest tokens; top_logprobs 0 for no
-    log-probabilities; seed None leaves samples to the model."""
+    """One request.
+
+    temperature 0: greedy. top_logprobs 0: no log-probabilities. seed None: none is sent.
+    """
 
     messages: tuple[Message, ...]
     max_tokens: int
@@ -54,13 +62,13 @@ class ChatRequest:
         }
 
     def followed_by(self, *messages: Message, **changes: Any) -> ChatRequest:
-        """A request that goes on from this one's messages."""
+        """This request with further messages and other changes."""
         return replace(self, messages=(*self.messages, *messages), **changes)
 
 
 @dataclass(frozen=True)
 class Token:
-    """A token of an answer; `top` holds the likeliest tokens in its place. Natural logarithms."""
+    """A token of an answer; `top` has the likeliest tokens at its position. Nats."""
 
     text: str
     logprob: float
@@ -69,14 +77,14 @@ class Token:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of requests and of answers, as they are billed."""
+    """Tokens of requests and of answers, as an endpoint bills them."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
     @property
     def total(self) -> int:
-        """Both together."""
+        """Tokens of requests and answers together."""
         return self.prompt_tokens + self.completion_tokens
 
     def __add__(self, other: Usage) -> Usage:
@@ -94,7 +102,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class ChatAnswer:
-    """One answer; `usage` is None where the endpoint did not tell."""
+    """One answer; `usage` is None if the endpoint does not report it."""
 
     content: str
     usage: Usage | None
@@ -121,7 +129,7 @@ class ChatAnswer:
         return body
 
     def to_text(self) -> str:
-        """The body of a response as text, which `from_text` reads."""
+        """The body of a response as a text that `from_text` reads."""
         return json.dumps(self.to_json(), separators=(",", ":"), allow_nan=False)
 
     @classmethod
@@ -138,15 +146,15 @@ class ChatAnswer:
                 tuple(_token_of(token) for token in found),
                 str(choice.get("finish_reason") or "stop"),
             )
-        except MALFORMED as error:
+        except _MALFORMED as error:
             what = f"{type(error).__name__}: {error}"
             raise AnswerError(f"not a chat completion ({what})") from None
 
 
 class ChatModel(Protocol):
-    """What answers requests: an endpoint, a model of this process, the gold scorer.
+    """Answers requests: an endpoint, a model in this process, or the gold scorer.
 
-    identity: what, beside a request, decides its answer.
+    identity: what decides an answer besides the request.
     """
 
     identity: str
@@ -154,15 +162,15 @@ class ChatModel(Protocol):
     def answers(
         self, requests: Iterable[tuple[str, ChatRequest]]
     ) -> Iterator[tuple[str, ChatAnswer]]:
-        """Answer requests as they come, each with the name it came with, in any order.
+        """Answers in any order, each with the name of its request.
 
-        Requests are taken when there is room for them. Once they end, or one fails, those under way
-        are still answered; then a failure is raised.
+        Requests are taken one by one as capacity allows. If one fails, no more are taken, those
+        under way are still answered, and then the failure is raised.
         """
 
 
-def key_of(identity: str, request: ChatRequest) -> str:
-    """sha256, in hex, of the canonical form of a request to whoever `identity` names."""
+def cache_key(identity: str, request: ChatRequest) -> str:
+    """sha256, in hex, of a request to the chat model that `identity` names."""
     content = {"to": identity, "request": request.to_json()}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -183,15 +191,14 @@ def _token_of(found: Mapping[str, Any]) -> Token:
 
 
 def _text(value: Any) -> str:
-    """A text that can be written: half a surrogate pair, as of an answer cut off in an emoji, is
-    none."""
+    """A text that can be encoded: half a surrogate pair (an emoji cut in two) becomes U+FFFD."""
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not a text")
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _logprob(value: Any) -> float:
-    """A finite log-probability; what is less likely than can be written is very unlikely."""
+    """A log-probability, at least -9999 (OpenAI's value for very unlikely tokens)."""
     number = float(value)
     if math.isnan(number):
         raise ValueError("a log-probability is NaN")

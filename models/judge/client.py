@@ -1,12 +1,17 @@
 """A judge behind an OpenAI-compatible endpoint: POST <base_url>/chat/completions.
 
-Over httpx, which transformers and Prefect bring along, and not the `openai` package: all that is
-needed of it is one POST, it is a dependency more, and it tries again by itself, where the budget
-would not see what the further tries may cost.
+The transport is httpx and not the `openai` client, which reads an answer without a limit of time
+or size, accepts malformed answers, and sends OPENAI_ORG_ID and the platform to any address. The
+loop over attempts is plain, because tenacity knows no Retry-After and no gate, and with its hooks
+the loop takes twice the lines.
 
-The key is read from the environment when a client is made, goes into one header, and is cut out of
-whatever the endpoint sends back. Redirects are not followed: nobody else gets it. In a run that a
-worker took, the name's address is checked before each request (`models.judge.addresses`).
+Each attempt reserves the most that it can use in the budget. A failure that may pass is tried
+again after the endpoint's Retry-After, else after a wait that doubles. While an endpoint is
+overloaded, all requests wait at one gate.
+
+The key is read from the environment when a client is made. It goes into one header, and is cut out
+of all that the endpoint sends back. Redirects are not followed, so no other server gets it. In a
+confined run the address is checked before each request (`models.judge.addresses`).
 """
 
 from __future__ import annotations
@@ -15,12 +20,15 @@ import itertools
 import json
 import logging
 import os
+import random
 import re
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -29,53 +37,55 @@ from models.config.judge import EndpointConfig
 from models.judge.addresses import AddressError, checked_address, is_confined
 from models.judge.budget import Budget, worst_case
 from models.judge.chat import AnswerError, ChatAnswer, ChatRequest, Usage
-from models.judge.retries import (
-    BUSY_STATUS,
-    UNKNOWN_STATUS,
-    Gate,
-    backoff,
-    is_retried,
-    retry_after,
-)
 
 logger = logging.getLogger(__name__)
-# Its lines for debugging hold whatever headers come back.
+# Its debug lines hold the headers that come back.
 logging.getLogger("httpcore").setLevel(logging.INFO)
 
 MAX_BODY_BYTES = 16 << 20
 MAX_QUOTED = 300
 HIDDEN = "[key]"
-# A shorter one is what people give to servers that want none ("EMPTY"), and may be a word.
+# A shorter value is what people give to servers that need no key ("EMPTY"), and may be a word.
 MIN_KEY_LENGTH = 8
+
+RETRIED_STATUS = frozenset({408, 409, 429})
+# From a gateway: the model behind it may have answered, and the answer may be billed.
+UNKNOWN_STATUS = frozenset({408, 502, 504, 520, 524})
+# About the endpoint as a whole: all requests wait.
+OVERLOAD_STATUS = frozenset({429, 503})
 
 
 class EndpointError(ValueError):
-    """The endpoint refuses, or gives no answer however often it is asked."""
+    """The endpoint refuses a request, or gives no answer in all attempts."""
 
 
-@dataclass(frozen=True)
-class _Failure:
-    """A try without an answer.
+class AbandonedError(Exception):
+    """The caller no longer waits for the answer."""
 
-    wait: what the endpoint asks for, in seconds. is_final: another try is of no use. is_busy:
-    others had better wait too. may_be_billed: nobody knows whether the endpoint did the work.
+
+@dataclass(eq=False)
+class _AttemptError(Exception):
+    """One attempt without an answer.
+
+    retry_after: seconds that the endpoint asks to wait. is_final: another attempt would fail alike.
+    is_overload: other requests must wait too. may_be_billed: the endpoint may have done the work.
     """
 
     message: str
-    wait: float | None = None
+    retry_after: float | None = None
     is_final: bool = False
-    is_busy: bool = False
+    is_overload: bool = False
     may_be_billed: bool = False
 
 
 class Endpoint:
-    """Asks an endpoint, several requests at once. Used by one thread at a time.
+    """Asks an endpoint, several requests at once. One thread at a time may use it.
 
-    num_retries counts tries that had to be repeated.
+    num_retries: attempts that were repeated.
     """
 
     def __init__(self, config: EndpointConfig, budget: Budget) -> None:
-        """Raises EndpointError where the key cannot be sent in a header."""
+        """Raises EndpointError if the key cannot be sent in a header."""
         self.identity = f"{config.base_url} {config.model}"
         self.num_retries = 0
         self._counting = threading.Lock()
@@ -84,11 +94,10 @@ class Endpoint:
         self._key = _read_key(config.key_variable)
         self._spellings = _spellings(self._key) if len(self._key) >= MIN_KEY_LENGTH else None
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        limits = httpx.Limits(max_connections=config.max_concurrency)
         self._client = httpx.Client(
             headers={**headers, "Content-Type": "application/json"},
             timeout=config.timeout_seconds,
-            limits=limits,
+            limits=httpx.Limits(max_connections=config.max_concurrency),
         )
 
     def answers(
@@ -114,91 +123,98 @@ class Endpoint:
                         yield name, done.result()
                     failure = failure or error
         finally:
-            gate.give_up()
+            gate.abandon()
             pool.shutdown(wait=False, cancel_futures=True)
         if failure is not None:
             raise failure
 
     def _answer(self, request: ChatRequest, gate: Gate) -> ChatAnswer:
-        """Ask until there is an answer, another try is of no use, or there were enough."""
-        config, most = self._config, worst_case(request)
+        """The answer of the first attempt that has one; raises EndpointError if none may."""
+        config = self._config
         body = {"model": config.model, **request.to_json()}
         body[config.limit_field] = body.pop("max_tokens")
         content = json.dumps(body, allow_nan=False).encode()
-        for attempt in itertools.count():
-            held = self._budget.hold(most)
-            came_to = Usage()
+        for attempt in itertools.count(1):
             try:
-                gate.check()
-                came_to = most
-                found = self._try_once(content)
-                if isinstance(found, ChatAnswer):
-                    came_to = found.usage or most
-                    return replace(found, usage=came_to)
-                came_to = most if found.may_be_billed else Usage()
-            finally:
-                self._budget.settle(held, came_to)
-            pause = self._pause(found, attempt)
-            logger.warning("judge: %s; again in %.1f s", found.message, pause)
+                return self._attempt(content, worst_case(request), gate)
+            except _AttemptError as error:
+                failure = error
+            if failure.is_final or attempt > config.max_retries:
+                attempts = f" ({attempt} attempts)" if attempt > 1 else ""
+                raise EndpointError(failure.message + attempts)
+            pause = failure.retry_after
+            if pause is None:
+                pause = backoff(attempt, config.first_wait_seconds, config.max_wait_seconds)
+            logger.warning("judge: %s; next attempt in %.1f s", failure.message, pause)
             with self._counting:
                 self.num_retries += 1
-            if found.is_busy:
+            if failure.is_overload:
                 gate.close_for(pause)
-            gate.wait(pause)
+            gate.pause(pause)
         raise AssertionError("unreachable")
 
-    def _pause(self, failure: _Failure, attempt: int) -> float:
-        """Seconds before another try; raises EndpointError where there is none."""
-        config = self._config
-        tries = f" ({attempt + 1} tries)" if attempt else ""
-        if failure.is_final or attempt == config.max_retries:
-            raise EndpointError(failure.message + tries)
-        if failure.wait is None:
-            return backoff(attempt, config.first_wait_seconds, config.max_wait_seconds)
-        if failure.wait > config.max_wait_seconds:
-            raise EndpointError(
-                f"{failure.message}; it asks to wait {failure.wait:g} s, and max_wait_seconds is "
-                f"{config.max_wait_seconds:g}: run the same again later, and only the rest is asked"
-            )
-        return failure.wait
+    def _attempt(self, content: bytes, most: Usage, gate: Gate) -> ChatAnswer:
+        """Ask once. Raises _AttemptError, AbandonedError, and BudgetError."""
+        reserved = self._budget.reserve(most)
+        used = Usage()
+        try:
+            gate.check()
+            used = most
+            answer = self._ask(content)
+            used = answer.usage or most
+            return replace(answer, usage=used)
+        except _AttemptError as error:
+            used = most if error.may_be_billed else Usage()
+            raise
+        finally:
+            self._budget.settle(reserved, used)
 
-    def _try_once(self, content: bytes) -> ChatAnswer | _Failure:
+    def _ask(self, content: bytes) -> ChatAnswer:
         try:
             status, headers, text = self._post(content)
-        except (httpx.InvalidURL, UnicodeError) as error:  # of a name that no machine can have
-            return _Failure(self._said(f"no address ({_name(error)})"), is_final=True)
+        except (httpx.InvalidURL, UnicodeError) as error:  # a name that no machine can have
+            raise self._failure(f"no address ({_name(error)})", is_final=True) from None
         except AddressError as error:
-            return _Failure(self._said(f"no judge may be there: {error}"), is_final=True)
+            raise self._failure(f"the address is not allowed: {error}", is_final=True) from None
         except (OSError, httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            return _Failure(self._said(f"no connection ({_name(error)})"))
+            raise self._failure(f"no connection ({_name(error)})") from None
         except httpx.RequestError as error:
-            return _Failure(self._said(f"no answer ({_name(error)})"), may_be_billed=True)
-        if status == 200:
-            try:
-                return ChatAnswer.from_text(text)
-            except AnswerError as error:
-                return _Failure(self._said(f"{error}: {_quoted(text)}"), may_be_billed=True)
-        said = self._said(f"status {status}: {_quoted(_message_of(text))}")
+            raise self._failure(f"no answer ({_name(error)})", may_be_billed=True) from None
+        if status != 200:
+            raise self._refusal(status, headers.get("retry-after"), text)
+        try:
+            return ChatAnswer.from_text(text)
+        except AnswerError as error:
+            raise self._failure(f"{error}: {_quoted(text)}", may_be_billed=True) from None
+
+    def _refusal(self, status: int, header: str | None, text: str) -> _AttemptError:
+        config, asked = self._config, retry_after(header)
+        what = f"status {status}: {_quoted(_message_of(text))}"
+        is_too_long = asked is not None and asked > config.max_wait_seconds
         if status in (401, 403):
             there = "is set" if self._key else "is not set"
-            said += f"; the key comes from ${self._config.key_variable}, which {there}"
-        return _Failure(
-            said,
-            wait=retry_after(headers.get("retry-after")),
-            is_final=not is_retried(status),
-            is_busy=status in BUSY_STATUS,
+            what += f"; the key comes from ${config.key_variable}, which {there}"
+        elif is_retried(status) and is_too_long:
+            what += (
+                f"; it asks to wait {asked:g} s, and max_wait_seconds is "
+                f"{config.max_wait_seconds:g}: run the same again later, and only the rest is asked"
+            )
+        return self._failure(
+            what,
+            retry_after=asked,
+            is_final=is_too_long or not is_retried(status),
+            is_overload=status in OVERLOAD_STATUS,
             may_be_billed=status in UNKNOWN_STATUS,
         )
 
     def _post(self, content: bytes) -> tuple[int, httpx.Headers, str]:
-        """Status, headers and body; it is read piece by piece, as one may come at a time for ever.
+        """Status, headers and body. All of the body must come before one deadline.
 
         Raises httpx.RequestError, AddressError, and OSError for a name that has no address.
         """
         deadline = time.monotonic() + self._config.timeout_seconds
         parts, size = [], 0
-        where = self._where()
-        with self._client.stream("POST", content=content, **where) as response:
+        with self._client.stream("POST", content=content, **self._address()) as response:
             for part in response.iter_bytes():
                 parts.append(part)
                 size += len(part)
@@ -209,8 +225,8 @@ class Endpoint:
             text = b"".join(parts).decode(errors="replace")
             return response.status_code, response.headers, self._without_key(text)
 
-    def _where(self) -> dict[str, Any]:
-        """The address to ask, as httpx takes it; the server's certificate is still the name's."""
+    def _address(self) -> dict[str, Any]:
+        """The address as httpx takes it; the certificate must be that of the name."""
         if not is_confined():
             return {"url": self._url}
         url = httpx.URL(self._url)
@@ -221,15 +237,85 @@ class Endpoint:
             "extensions": {"sni_hostname": url.host},
         }
 
-    def _said(self, what: str) -> str:
-        return self._without_key(f"{self._url} ({self._config.model}): {what}")
+    def _failure(self, what: str, **more: Any) -> _AttemptError:
+        message = f"{self._url} ({self._config.model}): {what}"
+        return _AttemptError(self._without_key(message), **more)
 
     def _without_key(self, text: str) -> str:
         return self._spellings.sub(HIDDEN, text) if self._spellings else text
 
 
+class Gate:
+    """Where the requests of one caller wait while the endpoint is overloaded. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._opens_at = 0.0
+        self._closing = threading.Lock()
+        self._is_abandoned = threading.Event()
+
+    def close_for(self, seconds: float) -> None:
+        """Let no request through for so long."""
+        opens_at = time.monotonic() + seconds
+        with self._closing:
+            self._opens_at = max(self._opens_at, opens_at)
+
+    def abandon(self) -> None:
+        """Tell all requests that the caller no longer waits."""
+        self._is_abandoned.set()
+
+    def pause(self, seconds: float) -> None:
+        """Sleep so long, or until the caller no longer waits."""
+        self._is_abandoned.wait(seconds)
+
+    def check(self) -> None:
+        """Wait until the gate is open. Raises AbandonedError."""
+        while (left := self._opens_at - time.monotonic()) > 0 and not self._is_abandoned.is_set():
+            self._is_abandoned.wait(left)
+        if self._is_abandoned.is_set():
+            raise AbandonedError
+
+
+def backoff(attempt: int, first: float, longest: float) -> float:
+    """Seconds to wait after attempt 1, 2, ...: doubles up to `longest`; half of it is random.
+
+    The random half keeps requests that failed together from coming back together.
+    """
+    return min(longest, first * 2.0 ** min(attempt - 1, 60)) * random.uniform(0.5, 1.0)
+
+
+def is_retried(status: int) -> bool:
+    """Whether a later attempt may succeed: time-out, conflict, overload, error of the server."""
+    return status in RETRIED_STATUS or status >= 500
+
+
+def retry_after(value: str | None, now: datetime | None = None) -> float | None:
+    """Seconds that a Retry-After header asks for, as a number or a date; None without a header.
+
+    None also if it asks for no wait, as a date does where clocks differ: without waits all
+    attempts would be used up at once.
+    """
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = _seconds_until(value, now or datetime.now(UTC))
+    return seconds if seconds > 0 else None
+
+
+def _seconds_until(date: str, now: datetime) -> float:
+    """Seconds up to a date; 0 for a text that is no date."""
+    try:
+        moment = parsedate_to_datetime(date)
+    except (ValueError, OverflowError):
+        return 0.0
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - now).total_seconds()
+
+
 def _read_key(variable: str) -> str:
-    """The key, "" where the variable is not set; no message shows any of it."""
+    """The key, or "" if the variable is not set. The message shows no part of it."""
     key = os.environ.get(variable, "").strip()
     if not key.isascii() or not key.isprintable() or " " in key:
         raise EndpointError(
@@ -240,9 +326,9 @@ def _read_key(variable: str) -> str:
 
 
 def _spellings(key: str) -> re.Pattern[str]:
-    """The key as JSON may write it, and as addresses do, character by character.
+    """The key as JSON or an address may write it, character by character.
 
-    PHP has a backslash before a slash, .NET a number for a plus.
+    PHP writes a backslash before a slash, .NET a number for a plus.
     """
     ways = (rf"(?:\\?{re.escape(c)}|(?i:\\u{ord(c):04x}|%{ord(c):02x}))" for c in key)
     return re.compile("".join(ways))
@@ -259,7 +345,7 @@ def _quoted(text: str) -> str:
 
 
 def _message_of(text: str) -> str:
-    """What an error's body says, in OpenAI's form or any other."""
+    """The message in the body of an error, in OpenAI's form or any other."""
     try:
         body: Any = json.loads(text)
         return str(body["error"]["message"])

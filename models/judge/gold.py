@@ -1,20 +1,19 @@
-"""The synthetic world's gold scorer as a judge that is right as often as it is told to be.
+"""The synthetic world's gold scorer as a chat model that is right with a given probability.
 
-It reads what is judged back from the messages that any judge gets, and answers in the same form,
-token probabilities included. So a whole run can be held against the accuracy of its judge.
+It reads the judged texts back from the messages that any judge gets, and answers in the same form,
+with token probabilities. So the effect of a judge's accuracy on a whole run can be measured.
 
-A comparison is right with probability `accuracy`: the draw depends on seed and pair, not on the
-order of presentation, so the judge has no position bias and both orders agree. It says so itself:
-the probability of its verdict is its accuracy, and 1/2 where gold finds both alike.
+A comparison is right with probability `accuracy`. The draw depends on seed and pair and not on the
+order of presentation, so there is no position bias and both orders agree. The probability of the
+verdict is the accuracy, or 1/2 if gold scores both responses alike.
 
-A single response is rated 1 to 10 by its quality, or, with probability 1 - sqrt(2 accuracy - 1), by
-lot. Two ratings then put two responses in the right order with probability `accuracy` where they
-are close, a little more where they are far apart.
+A single response is rated 1 to 10 by its quality or, with probability 1 - sqrt(2 accuracy - 1), at
+random. Two ratings then order two responses rightly with probability `accuracy` if their qualities
+are close, and a little more often if they are far apart.
 
-A draft is revised well with probability 2 accuracy - 1: it becomes the right answer, if that is
-better. Otherwise the model only guesses, and as often leaves it as makes it an answer with faults,
-if that is worse. So at 1 every step helps and at 1/2 none does. The critique before says which it
-is going to be.
+With probability 2 accuracy - 1 a draft becomes the right answer, if that is better. Otherwise the
+draft stays, or becomes a faulty answer if that is worse, equally often. So at accuracy 1 every step
+improves the draft, and at 1/2 none does. The critique announces the revision.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from models.synthetic.gold import quality
 
 
 class GoldModel:
-    """Answers from what the synthetic world knows. It costs nothing."""
+    """Answers from the rules of the synthetic world. It costs nothing."""
 
     def __init__(self, accuracy: float, seed: int) -> None:
         self.identity = f"gold {accuracy} {seed}"
@@ -41,7 +40,7 @@ class GoldModel:
     def answers(
         self, requests: Iterable[tuple[str, ChatRequest]]
     ) -> Iterator[tuple[str, ChatAnswer]]:
-        """As in `ChatModel`; raises ValueError for prompts of another world."""
+        """As in `ChatModel`; raises ValueError for prompts that are not of the synthetic world."""
         for name, request in requests:
             yield name, self._answer(request)
 
@@ -75,7 +74,7 @@ class GoldModel:
         return str(1 + round(9 * value))
 
     def _revise(self, request: ChatRequest, prompt: str, draft: str) -> str:
-        """The critique or the revision of a draft, whichever the last message asks for."""
+        """The critique or the revision of a draft, as the last message asks."""
         shown = next(m.content for m in request.messages if "[draft]" in m.content)
         principle = shown.rsplit("\n\n", 2)[1]
         draw = self._draw(prompt, draft, principle)
@@ -92,6 +91,6 @@ class GoldModel:
         return "Nothing has to change." if revision == draft else f"It would rather be: {revision}"
 
     def _draw(self, *texts: str) -> random.Random:
-        """Chance that depends on the texts alone."""
+        """Random numbers that depend on the seed and the texts alone."""
         content = "\0".join((str(self._seed), *texts))
         return random.Random(hashlib.sha256(content.encode()).digest())

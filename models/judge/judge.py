@@ -1,48 +1,45 @@
-"""A judge: which of two responses is better, and how good one is by itself.
+"""A judge: a language model that compares two responses, or rates one.
 
 [RLAIF] Lee et al., RLAIF vs. RLHF, arXiv 2309.00267.
 [CAI] Bai et al., Constitutional AI: Harmlessness from AI Feedback, arXiv 2212.08073.
 
-Each question is put so: thoughts first where they are wanted (section 2.1.2: they are decoded, and
-the answer is asked for behind them), then the answer, whose probabilities are read from its tokens;
-where it is not understood, once more with the form it must have. Several samples are averaged
-(self-consistency), those that were not understood left out. With a constitution a comparison is
-decided by one of its principles, drawn at random for each pair ([CAI] section 4.1).
+A question has up to three requests. With chain_of_thought the judge first writes its thoughts,
+and the answer is asked for after them ([RLAIF] section 2.1.2). Then it answers, and the labels'
+probabilities are read from the answer's tokens. An answer that cannot be parsed is asked for once
+more, with the required form. Samples that can be parsed are averaged (self-consistency). With a
+constitution, one of its principles decides a comparison, drawn at random for each pair ([CAI]
+section 4.1).
 
 Deviations from [RLAIF]
-1. The labels are A and B instead of 1 and 2, which a rating could be mistaken for.
-2. A comparison of which nothing was understood in one order counts as 1/2 in that order.
-3. A single response of which nothing was understood is rated in the middle of the scale.
+1. The labels are A and B instead of 1 and 2, which could be taken for ratings.
+2. A comparison of which no answer can be parsed in one order counts as 1/2 in that order.
+3. A response of which no answer can be parsed gets the middle of the scale.
 
 Deviations from [CAI]
-1. The principle stands behind the rubric, which says what else to look at, and worked examples;
+1. The principle stands after the rubric, which lists further criteria, and after worked examples;
    the paper shows the principle alone.
-2. Labels are A and B in both orders of presentation, as in [RLAIF]; the paper asks in one.
-
-What the samples of one question come to.
+2. Every pair is shown in both orders, as in [RLAIF]; the paper shows one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from models import counts
 from models.config.judge import JudgeConfig
 from models.functional.verdicts import expected_score, label_probabilities
-from models.judge.asking import Asker
+from models.judge.batch import CachedChatModel, OnAnswer
 from models.judge.chat import ChatAnswer, ChatRequest, Usage
 from models.judge.constitutions import Constitution
 from models.judge.parse import label_logprobs
-from models.judge.prompts import Interview, Kind
+from models.judge.prompts import LABELS, Kind, PromptTemplate
 from models.judge.rubrics import load_rubric
 
-PLACES = ("A", "B")
-RATINGS = tuple(str(rating) for rating in range(1, 11))
-OnAnswer = Callable[[], None]
-# What is judged, by name and in order, and the principle that decides.
+# The texts to judge, by name and in order, and the principle that decides.
 _Case = tuple[dict[str, str], str | None]
 
 
@@ -57,9 +54,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class PairVerdict:
-    """Probabilities that `first` is better, as it was shown before `second`, and behind it.
+    """Probabilities that `first` is better: as response A, and as response B.
 
-    num_unparsed: answers that were not understood, of twice as many as samples.
+    num_unparsed: answers that could not be parsed, of two times num_samples.
     """
 
     shown_first: float
@@ -70,7 +67,7 @@ class PairVerdict:
 
 @dataclass(frozen=True)
 class ScoreVerdict:
-    """The expected rating, 1 to 10, and its place in [-1, 1]."""
+    """The expected rating: `score` from 1 to 10, `normalised` from -1 to 1."""
 
     score: float
     normalised: float
@@ -79,10 +76,36 @@ class ScoreVerdict:
 
 
 @dataclass(frozen=True)
-class Judge:
-    """A chat model with a way of asking it; `seed` is that of drawing principles."""
+class LabelDistribution:
+    """The mean distribution (L,) over labels of the samples that could be parsed, float64."""
 
-    asker: Asker
+    probabilities: Tensor
+    num_unparsed: int
+    usage: Usage
+
+    @classmethod
+    def mean(
+        cls, logprobs: Sequence[list[float] | None], usages: Sequence[Usage], num_labels: int
+    ) -> LabelDistribution:
+        """From each sample's log-probabilities of the labels; None for one not parsed.
+
+        Even if no sample could be parsed.
+        """
+        parsed = [each for each in logprobs if each is not None]
+        if parsed:
+            rows = torch.tensor(parsed, dtype=torch.float64, device="cpu")
+            probabilities = label_probabilities(rows).mean(0)
+        else:
+            even = 1 / num_labels
+            probabilities = torch.full((num_labels,), even, dtype=torch.float64, device="cpu")
+        return cls(probabilities, len(logprobs) - len(parsed), sum(usages, Usage()))
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A chat model and how it is asked. `seed` decides which principles are drawn."""
+
+    chat: CachedChatModel
     config: JudgeConfig
     constitution: Constitution | None = None
     seed: int = 0
@@ -90,7 +113,7 @@ class Judge:
     def compare(
         self, comparisons: Sequence[Comparison], on_answer: OnAnswer = lambda: None
     ) -> list[PairVerdict]:
-        """Verdicts on pairs, each asked in both orders; `on_answer` as in `Asker.ask`.
+        """Verdicts on pairs, each asked in both orders; `on_answer` as in `CachedChatModel.ask`.
 
         Raises StoppedError, and what the chat model raises.
         """
@@ -100,16 +123,16 @@ class Judge:
             for one, other in ((pair.first, pair.second), (pair.second, pair.first)):
                 shown = {"dialogue": pair.prompt, "response A": one, "response B": other}
                 cases.append((shown, principle))
-        interview = self._interview("compare", self.config.num_examples)
-        found = self._conduct(interview, cases, PLACES, on_answer)
+        template = self._template("compare", self.config.num_examples)
+        found = self._distributions(template, cases, on_answer)
         return [
             PairVerdict(
-                float(before.probabilities[0]),
-                float(behind.probabilities[1]),
-                before.num_unparsed + behind.num_unparsed,
-                before.usage + behind.usage,
+                float(as_a.probabilities[0]),
+                float(as_b.probabilities[1]),
+                as_a.num_unparsed + as_b.num_unparsed,
+                as_a.usage + as_b.usage,
             )
-            for before, behind in zip(found[::2], found[1::2], strict=True)
+            for as_a, as_b in zip(found[::2], found[1::2], strict=True)
         ]
 
     def score(
@@ -118,91 +141,91 @@ class Judge:
         responses: Sequence[str],
         on_answer: OnAnswer = lambda: None,
     ) -> list[ScoreVerdict]:
-        """Ratings of responses one by one [RLAIF section 2.2.2]; raises as `compare` does."""
+        """Ratings of single responses [RLAIF section 2.2.2]; raises as `compare` does."""
         cases: list[_Case] = [
             ({"dialogue": prompt, "response": response}, None)
             for prompt, response in zip(prompts, responses, strict=True)
         ]
-        found = self._conduct(self._interview("score", 0), cases, RATINGS, on_answer)
+        found = self._distributions(self._template("score", 0), cases, on_answer)
         if not found:
             return []
         scores, normalised = expected_score(torch.stack([each.probabilities for each in found]))
         return [
-            ScoreVerdict(score, place, each.num_unparsed, each.usage)
-            for each, score, place in zip(found, scores.tolist(), normalised.tolist(), strict=True)
+            ScoreVerdict(score, position, each.num_unparsed, each.usage)
+            for each, score, position in zip(
+                found, scores.tolist(), normalised.tolist(), strict=True
+            )
         ]
 
-    def has_understood(self, verdict: ScoreVerdict) -> bool:
-        """Whether any of the judge's answers was understood."""
+    def is_parsed(self, verdict: ScoreVerdict) -> bool:
+        """Whether at least one of the verdict's samples could be parsed."""
         return verdict.num_unparsed < self.config.num_samples
 
     @property
     def answers_per_pair(self) -> int:
-        """How often `on_answer` is called for a pair, further tries left out."""
-        return 2 * self.config.num_samples * (2 if self.config.chain_of_thought else 1)
+        """How often `compare` calls `on_answer` for a pair; repairs do not count."""
+        return counts.NUM_ORDERS * counts.answers_per_question(self.config)
 
     def _principle(self, pair: Comparison) -> str | None:
-        """What decides a pair, in both orders and whichever response is named first."""
+        """The principle that decides a pair: the same in both orders."""
         if self.constitution is None:
             return None
         texts = sorted((pair.first, pair.second))
         return self.constitution.draw(self.seed, "compare", pair.prompt, *texts)
 
-    def _interview(self, kind: Kind, num_examples: int) -> Interview:
+    def _template(self, kind: Kind, num_examples: int) -> PromptTemplate:
         config = self.config
-        return Interview(kind, load_rubric(config.rubric), num_examples, config.max_characters)
+        return PromptTemplate(kind, load_rubric(config.rubric), num_examples, config.max_characters)
 
-    def _conduct(
+    def _distributions(
         self,
-        interview: Interview,
+        template: PromptTemplate,
         cases: Sequence[_Case],
-        labels: Sequence[str],
         on_answer: OnAnswer,
-    ) -> list[Finding]:
-        """What the judge says of each: all samples of one after those of another."""
-        num_samples = self.config.num_samples
+    ) -> list[LabelDistribution]:
+        """One distribution per case, of num_samples requests each."""
+        num_samples, labels = self.config.num_samples, LABELS[template.kind]
         requests = [
-            self._first_request(interview, case, number)
+            self._first_request(template, case, number)
             for case in cases
             for number in range(num_samples)
         ]
         usages = [Usage()] * len(requests)
         if self.config.chain_of_thought:
-            thoughts = self.asker.ask(requests, on_answer)
+            thoughts = self.chat.ask(requests, on_answer)
             requests = [
-                request.followed_by(*interview.after_thoughts(found.content))
+                request.followed_by(*template.answer_question(found.content))
                 for request, found in zip(requests, thoughts, strict=True)
             ]
-            usages = _added(usages, thoughts)
-        requests = [self._for_label(request, labels) for request in requests]
-        answers = self.asker.ask(requests, on_answer)
-        usages = _added(usages, answers)
-        answers, usages = self._repaired(interview, requests, answers, usages, labels)
-        found = [label_logprobs(each, labels, self.config.min_mass) for each in answers]
-        return [
-            Finding.of(found[at : at + num_samples], usages[at : at + num_samples], len(labels))
-            for at in range(0, len(found), num_samples)
-        ]
+            usages = _add_usages(usages, thoughts)
+        requests = [self._label_request(request, labels) for request in requests]
+        answers = self.chat.ask(requests, on_answer)
+        usages = _add_usages(usages, answers)
+        answers, usages = self._repaired(template, requests, answers, usages, labels)
+        logprobs = [label_logprobs(each, labels, self.config.min_mass) for each in answers]
+        samples = [slice(at, at + num_samples) for at in range(0, len(logprobs), num_samples)]
+        return [LabelDistribution.mean(logprobs[s], usages[s], len(labels)) for s in samples]
 
-    def _first_request(self, interview: Interview, case: _Case, number: int) -> ChatRequest:
+    def _first_request(self, template: PromptTemplate, case: _Case, number: int) -> ChatRequest:
         config = self.config
         shown, principle = case
         return ChatRequest(
-            interview.opening(shown, config.chain_of_thought, principle),
+            template.first_question(shown, config.chain_of_thought, principle),
             max_tokens=config.max_thought_tokens,
             temperature=config.temperature,
-            # Where one sample is taken, none is sent: some endpoints know no seeds.
+            # A single sample needs no seed, and some endpoints know none.
             seed=number if config.num_samples > 1 else None,
         )
 
-    def _for_label(self, request: ChatRequest, labels: Sequence[str]) -> ChatRequest:
-        """Ask for a label: where probabilities are read, for its tokens only and without chance."""
+    def _label_request(self, request: ChatRequest, labels: Sequence[str]) -> ChatRequest:
+        """Ask for a label. With top_logprobs only its own tokens are needed, greedily."""
         config = self.config
+        tokens = counts.verdict_tokens(config, max(map(len, labels)))
         if not config.top_logprobs:
-            return replace(request, max_tokens=config.max_answer_tokens)
+            return replace(request, max_tokens=tokens)
         return replace(
             request,
-            max_tokens=max(map(len, labels)),
+            max_tokens=tokens,
             top_logprobs=config.top_logprobs,
             temperature=0.0,
             seed=None,
@@ -210,22 +233,22 @@ class Judge:
 
     def _repaired(
         self,
-        interview: Interview,
+        template: PromptTemplate,
         requests: Sequence[ChatRequest],
         answers: Sequence[ChatAnswer],
         usages: Sequence[Usage],
         labels: Sequence[str],
     ) -> tuple[list[ChatAnswer], list[Usage]]:
-        """The answers, with another in place of each that was not understood, and their tokens."""
+        """The answers and their tokens; one that cannot be parsed is asked for once more."""
         bad = [
             at
             for at, answer in enumerate(answers)
             if label_logprobs(answer, labels, self.config.min_mass) is None
         ]
-        again = self.asker.ask(
+        again = self.chat.ask(
             [
                 requests[at].followed_by(
-                    *interview.after_nonsense(answers[at].content),
+                    *template.repair_question(answers[at].content),
                     max_tokens=self.config.max_answer_tokens,
                 )
                 for at in bad
@@ -238,30 +261,7 @@ class Judge:
         return answers, usages
 
 
-def _added(usages: Sequence[Usage], answers: Sequence[ChatAnswer]) -> list[Usage]:
+def _add_usages(usages: Sequence[Usage], answers: Sequence[ChatAnswer]) -> list[Usage]:
     return [
         usage + (answer.usage or Usage()) for usage, answer in zip(usages, answers, strict=True)
     ]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The mean distribution (L,) of the samples that were understood, float64."""
-
-    probabilities: Tensor
-    num_unparsed: int
-    usage: Usage
-
-    @classmethod
-    def of(
-        cls, logprobs: Sequence[list[float] | None], usages: Sequence[Usage], num_labels: int
-    ) -> Finding:
-        """Of each sample, its labels' log-probabilities; None for one not understood."""
-        understood = [each for each in logprobs if each is not None]
-        if understood:
-            rows = torch.tensor(understood, dtype=torch.float64, device="cpu")
-            mean = label_probabilities(rows).mean(0)
-        else:
-            even = 1 / num_labels
-            mean = torch.full((num_labels,), even, dtype=torch.float64, device="cpu")
-        return cls(mean, len(logprobs) - len(understood), sum(usages, Usage()))

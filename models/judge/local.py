@@ -1,11 +1,11 @@
-"""A judge in this process: any causal language model of transformers, asked in batches.
+"""A chat model in this process: any causal language model of transformers, asked in batches.
 
-Answers of one token, which is all a verdict takes, come from one pass over packed prompts, without
-padding, in which the rubric that all of them begin with comes once. Longer ones are sampled by the
-project's decoding loop; where log-probabilities are asked for, one packed pass over prompts and
-answers gives them. They are of softmax(logits), whatever the temperature. But for rounding, what a
-request is answered depends on it alone: its random numbers are its own. What looks like a control
-token in a message is encoded as the text it is.
+Answers of one token, which is all that a verdict needs, come from one pass over packed prompts
+without padding; the common prefix of the prompts (the rubric) is computed once. Longer answers are
+sampled by the project's decoding loop. If log-probabilities are asked for, one more packed pass
+over prompts and answers computes them, from softmax(logits) at any temperature. Up to rounding, an
+answer depends on its request alone, because each request has its own random numbers. Text that
+looks like a control token is encoded as text.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from models import limits
-from models.judge.chat import ChatAnswer, ChatRequest, Token, Usage, key_of
+from models.judge.chat import ChatAnswer, ChatRequest, Token, Usage, cache_key
 from models.nets.generation import Sampling, decode, decoding_batches
 from models.nets.loading import load_base_policy, load_base_tokenizer
 from models.nets.packing import Candidates, pack
 from models.nets.scoring import likeliest_tokens, next_logprobs
 
-REQUESTS_AT_ONCE = 64
-# A nucleus that one token always fills: the likeliest.
+# A nucleus that only the likeliest token fits in.
 GREEDY_NUCLEUS = 1e-9
-# For a tokenizer that has no chat template of its own.
+# For a tokenizer without a chat template.
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -37,11 +36,11 @@ PLAIN_TEMPLATE = (
 
 
 class RequestError(ValueError):
-    """A request that the model cannot answer."""
+    """A request that is too long for the model."""
 
 
 class LocalModel:
-    """A causal language model and its tokenizer. Used by one thread at a time."""
+    """A causal language model and its tokenizer. One thread at a time may use it."""
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, identity: str
@@ -52,7 +51,7 @@ class LocalModel:
 
     @classmethod
     def load(cls, name: str) -> LocalModel:
-        """A packaged model, a folder or a hub id; a folder counts by its content."""
+        """A packaged model, a folder or a hub id. A folder is identified by its content."""
         folder = Path(name).expanduser()
         identity = _digest(folder) if folder.is_dir() else name
         return cls(load_base_policy(name), load_base_tokenizer(name), f"local {identity}")
@@ -62,13 +61,13 @@ class LocalModel:
     ) -> Iterator[tuple[str, ChatAnswer]]:
         """As in `ChatModel`; raises RequestError."""
         waiting = iter(requests)
-        while window := list(islice(waiting, REQUESTS_AT_ONCE)):
+        while window := list(islice(waiting, limits.REQUESTS_AT_ONCE)):
             window.sort(key=_form)
             for _, alike in groupby(window, key=_form):
                 yield from self._alike(list(alike))
 
     def encode(self, request: ChatRequest) -> list[int]:
-        """Token ids up to where the answer begins. Raises RequestError."""
+        """Token ids of the prompt, up to where the answer begins. Raises RequestError."""
         ids: list[int] = self._tokenizer.apply_chat_template(
             [{"role": m.role, "content": m.content} for m in request.messages],
             chat_template=self._tokenizer.chat_template or PLAIN_TEMPLATE,
@@ -79,13 +78,13 @@ class LocalModel:
         if len(ids) + request.max_tokens > self._context:
             raise RequestError(
                 f"the request has {len(ids)} tokens and its answer up to {request.max_tokens}, "
-                f"together more than the model takes ({self._context}): shorten what is judged "
-                "(max_characters), or take a model with a longer context"
+                f"together more than the model takes ({self._context}): lower max_characters, or "
+                "use a model with a longer context"
             )
         return ids
 
     def _alike(self, named: Sequence[tuple[str, ChatRequest]]) -> Iterator[tuple[str, ChatAnswer]]:
-        """Answers to requests that differ in messages and seed only."""
+        """Answers to requests that differ only in messages and seed."""
         form = named[0][1]
         prompts = [self.encode(request) for _, request in named]
         is_one_token = form.max_tokens == 1 and form.temperature == 0
@@ -106,8 +105,8 @@ class LocalModel:
     def _likeliest(
         self, prompts: Sequence[list[int]], count: int
     ) -> list[tuple[list[int], tuple[Token, ...]]]:
-        """The likeliest token behind each prompt; what all of them begin with runs once."""
-        logprobs = next_logprobs(self._model, pack(_with_shared_beginning(prompts)))
+        """The likeliest token after each prompt. Their common prefix is computed once."""
+        logprobs = next_logprobs(self._model, pack(_with_common_prefix(prompts)))
         top, ids = logprobs.topk(max(1, count))
         tokens = self._tokens(ids[:, 0], top[:, 0], top, ids) if count else ()
         return [([token], tokens[row : row + 1]) for row, token in enumerate(ids[:, 0].tolist())]
@@ -132,13 +131,13 @@ class LocalModel:
         return [(response, tuple(islice(tokens, len(response)))) for response in ids]
 
     def _draws(self, request: ChatRequest) -> Tensor:
-        """(T,) in [0, 1): the same for the same request, others for any other."""
-        seed = int(key_of(self.identity, request)[:15], 16)
+        """Random numbers (T,) in [0, 1), which depend on the request alone."""
+        seed = int(cache_key(self.identity, request)[:15], 16)
         generator = torch.Generator("cpu").manual_seed(seed)
         return torch.rand(request.max_tokens, generator=generator, device="cpu")
 
     def _tokens(self, chosen: Tensor, own: Tensor, top: Tensor, ids: Tensor) -> tuple[Token, ...]:
-        """n tokens (n,), their log-probabilities (n,), and the likeliest in their places (n, k)."""
+        """N tokens from ids (N,), log-probabilities (N,), and the K likeliest of each (N, K)."""
         texts = {i: self._tokenizer.decode([i]) for i in {*chosen.tolist(), *ids.ravel().tolist()}}
         rows = zip(chosen.tolist(), own.tolist(), top.tolist(), ids.tolist(), strict=True)
         return tuple(
@@ -147,9 +146,9 @@ class LocalModel:
         )
 
 
-def _with_shared_beginning(prompts: Sequence[list[int]]) -> list[Candidates]:
-    """Prompts as responses of one row to what they all begin with; apart if that is nothing."""
-    first, last = min(prompts), max(prompts)  # of a sorted list: what they share, all share
+def _with_common_prefix(prompts: Sequence[list[int]]) -> list[Candidates]:
+    """Prompts as responses to their common prefix, in one row; one row each without a prefix."""
+    first, last = min(prompts), max(prompts)  # the prefix of these two is that of all
     both = zip(first, last, strict=False)
     shared = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], both)]
     shared = shared[: min(map(len, prompts)) - 1]
@@ -159,7 +158,7 @@ def _with_shared_beginning(prompts: Sequence[list[int]]) -> list[Candidates]:
 
 
 def _form(named: tuple[str, ChatRequest]) -> tuple[int, float, int]:
-    """What requests of one batch have in common."""
+    """What the requests of one batch must have in common."""
     _, request = named
     return request.max_tokens, request.temperature, request.top_logprobs
 

@@ -1,8 +1,8 @@
-"""From a rubric and what is to be judged to the messages a judge is sent.
+"""The messages that a judge is sent, made of a rubric and the texts to judge.
 
-What is judged is not trusted: it may hold lines that look like the rubric's markers, a verdict, or
-the control tokens of a chat template. Every line of it is quoted with `| `, and markers are lines
-that are not, so no text can leave its block; control tokens get a space inside.
+The texts are not trusted: a line may look like a marker of the rubric, a verdict, or a control
+token of a chat template. Every line of them is quoted with `| `, and markers are never quoted, so
+no text can leave its block. Control tokens get a space inside.
 """
 
 from __future__ import annotations
@@ -18,28 +18,34 @@ from models.judge.rubrics import RubricText, load_questions
 QUOTE = "| "
 CUT = "[cut here]"
 Kind = Literal["compare", "score"]
+# What a verdict says: which response is better, or a rating.
+LABELS: dict[Kind, tuple[str, ...]] = {
+    "compare": ("A", "B"),
+    "score": tuple(str(rating) for rating in range(1, 11)),
+}
 _MARKER = re.compile(r"\[(dialogue|draft|response|response A|response B)\]")
-# <|im_end|> and its like, <s>, </s>, <start_of_turn>, [INST], <<SYS>>: a space behind the bracket.
+# <|im_end|> and its like, <s>, </s>, <start_of_turn>, [INST], <<SYS>>: a space after the bracket.
 _CONTROL = re.compile(
     r"<(?=[|｜]|/?s>|/?(?:bos|eos|pad|unk)>|(?:start|end)_of_turn>|</?SYS>>)|\[(?=/?INST\])"
 )
 
 
 @dataclass(frozen=True)
-class Interview:
-    """How a judge is asked about one thing; `blocks` is what is judged, by name and in order."""
+class PromptTemplate:
+    """How a judge is asked. `blocks` are the texts to judge, by name and in order."""
 
     kind: Kind
     rubric: RubricText
     num_examples: int = 0
     max_characters: int = 6000
 
-    def opening(
+    def first_question(
         self, blocks: Mapping[str, str], with_thoughts: bool, principle: str | None = None
     ) -> tuple[Message, ...]:
-        """Everything up to the first question, which is for thoughts or for the answer.
+        """The messages up to the first question, which asks for thoughts or for the answer.
 
-        A principle stands right before it, behind all that other requests begin with as well.
+        A principle stands right before the question, so that requests with different principles
+        have the longest common prefix.
         """
         questions = load_questions()
         first = "thoughts" if with_thoughts else "answer"
@@ -52,52 +58,52 @@ class Interview:
             }
             messages.append(self._ask(shown, first))
             if with_thoughts:
-                messages += self.after_thoughts(example.thoughts)
+                messages += self.answer_question(example.thoughts)
             messages.append(Message("assistant", example.verdict))
         messages.append(self._ask(blocks, first, principle))
         introduction = f"{self.rubric.criteria}\n\n{questions[self.kind]}\n\n{messages[0].content}"
         return (Message("user", introduction), *messages[1:])
 
-    def after_thoughts(self, thoughts: str) -> tuple[Message, ...]:
-        """What follows a judge's thoughts: the question for its answer."""
+    def answer_question(self, thoughts: str) -> tuple[Message, ...]:
+        """The judge's thoughts, and the question for its answer."""
         return (
-            said(thoughts),
+            assistant_message(thoughts),
             Message("user", load_questions()[f"{self.kind} answer"]),
         )
 
-    def after_nonsense(self, answer: str) -> tuple[Message, ...]:
-        """What follows an answer that was not understood: the form it must have."""
+    def repair_question(self, answer: str) -> tuple[Message, ...]:
+        """An answer that cannot be parsed, and the question that states the required form."""
         return (
-            said(answer),
+            assistant_message(answer),
             Message("user", load_questions()[f"{self.kind} repair"]),
         )
 
     def _ask(self, blocks: Mapping[str, str], part: str, principle: str | None = None) -> Message:
         question = load_questions()[f"{self.kind} {part}"]
-        shown = [quote_blocks(blocks, self.max_characters), *under(principle), question]
+        shown = [quote_blocks(blocks, self.max_characters), *principle_part(principle), question]
         return Message("user", "\n\n".join(shown))
 
 
-def under(principle: str | None) -> list[str]:
-    """What says that a principle decides; nothing without one."""
+def principle_part(principle: str | None) -> list[str]:
+    """The text that states the deciding principle, as one part of a message; [] without one."""
     return [] if principle is None else [f"{load_questions()['principle']}\n{principle}"]
 
 
 def quote_blocks(blocks: Mapping[str, str], max_characters: int) -> str:
-    """Each text quoted below its name; too long a dialogue keeps its end."""
+    """Each text quoted below its name. A dialogue that is too long keeps its end."""
     return "\n\n".join(
         f"[{name}]\n{quote(text, max_characters, from_end=name == 'dialogue')}"
         for name, text in blocks.items()
     )
 
 
-def said(text: str) -> Message:
-    """What the judge said; some endpoints refuse a message without text."""
+def assistant_message(text: str) -> Message:
+    """A message of the judge itself; some endpoints refuse a message without text."""
     return Message("assistant", text.strip() or "(nothing)")
 
 
 def quote(text: str, max_characters: int, *, from_end: bool = False) -> str:
-    """A text as quoted lines; too long a one keeps its beginning or, `from_end`, its end."""
+    """A text as quoted lines. One that is too long keeps its beginning or, `from_end`, its end."""
     text = text.strip()
     is_cut = len(text) > max_characters
     if is_cut:
@@ -109,7 +115,7 @@ def quote(text: str, max_characters: int, *, from_end: bool = False) -> str:
 
 
 def read_blocks(messages: tuple[Message, ...]) -> dict[str, str]:
-    """What is judged in the last message that shows anything: the inverse of quoting."""
+    """The texts in the last message that has any: the inverse of `quote_blocks`."""
     for message in reversed(messages):
         blocks: dict[str, list[str]] = {}
         for line in message.content.split("\n"):

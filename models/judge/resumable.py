@@ -1,9 +1,7 @@
-"""What stages that ask a chat model have in common: rows made part by part, nothing asked twice.
+"""Rows made of a chat model's answers, part by part: a stage that is killed asks nothing twice.
 
-Every answer is kept on disk as it comes, so that a run that was killed asks nothing twice; what is
-finished is a checkpoint besides, from which a run that was stopped goes on elsewhere.
-
-What a judge says of pairs of answers, in both orders, as rows; resumed and stopped safely.
+Every answer is kept on disk as it comes. Finished rows, and answers to unfinished ones, also go
+into a checkpoint, from which a stage that was stopped continues on another machine.
 """
 
 from __future__ import annotations
@@ -12,15 +10,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 
 from models.config.judge import JudgeConfig
 from models.functional.verdicts import clamped_preference, debiased_preference, order_verdicts
-from models.judge.asking import Asker, StoppedError
-from models.judge.build import open_judge
+from models.judge.batch import CachedChatModel, OnAnswer, StoppedError
+from models.judge.build import build_judge
 from models.judge.chat import Usage
 from models.judge.judge import Comparison, Judge
 from models.training import signals
@@ -28,19 +26,32 @@ from models.training.checkpoint import newest_checkpoint, save_checkpoint
 from models.training.progress import Progress
 
 Row = dict[str, Any]
-# What rows are made of.
 Item = TypeVar("Item")
-# Rows of a part of the items; its second argument is called for every answer.
-MakeRows = Callable[[Sequence[Item], Callable[[], None]], list[Row]]
-SPENT = ("prompt_tokens", "completion_tokens", "cost")
+USAGE_COLUMNS = ("prompt_tokens", "completion_tokens", "cost")
 
-# A checkpoint holds all rows so far: parts that are done quickly share one.
+# A checkpoint holds all rows so far, so parts that finish quickly share one.
 SECONDS_BETWEEN_CHECKPOINTS = 30.0
 
 
+@dataclass(frozen=True)
+class RowMaker(Generic[Item]):
+    """How a stage makes rows of items.
+
+    chat: the model that is asked. make_rows: the rows of a part of the items, in order, with the
+    columns of `usage_columns`; it calls its second argument for every answer. measures: metrics of
+    all rows so far. items_at_once: size of a part. answers_per_item: for the progress.
+    """
+
+    chat: CachedChatModel
+    make_rows: Callable[[Sequence[Item], OnAnswer], list[Row]]
+    measures: Callable[[list[Row]], dict[str, float]]
+    items_at_once: int
+    answers_per_item: int
+
+
 @dataclass
-class AskedRows:
-    """Rows of the items that are finished so far, and answers on the way to further ones."""
+class ResumableBatch:
+    """The rows of finished items, and the answers to unfinished ones by cache key."""
 
     workdir: Path
     rows: list[Row] = field(default_factory=list)
@@ -49,120 +60,114 @@ class AskedRows:
     saved_at: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def resumed(cls, workdir: Path) -> AskedRows:
-        """From the newest checkpoint; from now on a request to stop waits for the answers."""
+    def resume(cls, workdir: Path) -> ResumableBatch:
+        """From the newest checkpoint, if any. From now on SIGTERM waits for a checkpoint."""
         state = newest_checkpoint(workdir) or {}
         found = (state.get("rows", []), state.get("answers", {}), state.get("step", 0))
         return cls(workdir, *found)
 
     def save(self) -> None:
-        """A checkpoint of what is finished, and of what is on the way."""
+        """Write a checkpoint."""
         self.step += 1
         save_checkpoint(self.workdir, self.step, {"rows": self.rows, "answers": self.answers})
         self.saved_at = time.monotonic()
 
-    def leave(self, asker: Asker) -> NoReturn:
-        """Told to stop: keep what is on the way, and leave."""
-        self.answers = asker.known()
+    def stop(self, chat: CachedChatModel) -> NoReturn:
+        """Write a checkpoint that has the answers to unfinished items, and end the process."""
+        self.answers = chat.state_dict()
         self.save()
         signals.stop()
 
-    def complete(
-        self,
-        asker: Asker,
-        items: Sequence[Item],
-        make_rows: MakeRows[Item],
-        measures: Callable[[list[Row]], dict[str, float]],
-        *,
-        at_once: int,
-        answers_per_item: int,
-    ) -> list[Row]:
-        """Rows of all items, in order, each with what `spent` says; told to stop, it leaves."""
-        asker.remember(self.answers)
+    def run(self, items: Sequence[Item], maker: RowMaker[Item]) -> list[Row]:
+        """The rows of all items, in order. Asked to stop, it calls `stop`."""
+        maker.chat.load_state_dict(self.answers)
         progress = Progress(self.workdir)
         while len(self.rows) < len(items):
-            part = items[len(self.rows) :][:at_once]
-            tick = _ticks(progress, len(self.rows), len(items), answers_per_item)
+            part = items[len(self.rows) :][: maker.items_at_once]
+            on_answer = _percent(progress, len(self.rows), len(items), maker.answers_per_item)
             try:
-                self.rows += make_rows(part, tick)
+                self.rows += maker.make_rows(part, on_answer)
             except StoppedError:
-                self.leave(asker)
-            asker.forget()
+                self.stop(maker.chat)
+            maker.chat.clear_memory()
             self.answers = {}
-            progress.log(len(self.rows), {**measures(self.rows), **_spending(asker)})
+            progress.log(len(self.rows), {**maker.measures(self.rows), **_spending(maker.chat)})
             if time.monotonic() - self.saved_at >= SECONDS_BETWEEN_CHECKPOINTS:
                 self.save()
         return self.rows
 
 
-def spent(asker: Asker, usage: Usage) -> dict[str, float]:
-    """What a row's answers came to, by the names of SPENT."""
-    cost = asker.budget.cost(usage)
-    return dict(zip(SPENT, (usage.prompt_tokens, usage.completion_tokens, cost), strict=True))
+def usage_columns(chat: CachedChatModel, usage: Usage) -> dict[str, float]:
+    """The tokens and the cost of a row's answers, as USAGE_COLUMNS."""
+    values = (usage.prompt_tokens, usage.completion_tokens, chat.budget.cost(usage))
+    return dict(zip(USAGE_COLUMNS, values, strict=True))
 
 
-def _ticks(
-    progress: Progress, num_before: int, num_items: int, answers_per_item: int
-) -> Callable[[], None]:
-    """What is called for every answer: progress is told in whole percent of all items."""
+def usage_totals(rows: Sequence[Row]) -> dict[str, float]:
+    """Sums of USAGE_COLUMNS over rows."""
+    return {name: sum(row[name] for row in rows) for name in USAGE_COLUMNS}
+
+
+def _percent(
+    progress: Progress, num_finished: int, num_items: int, answers_per_item: int
+) -> OnAnswer:
+    """To be called for every answer: reports progress once per percent of all items."""
     answers = 0
 
     def on_answer() -> None:
         nonlocal answers
         before, now = (
-            100 * (num_before + count // answers_per_item) // num_items
+            100 * (num_finished + count // answers_per_item) // num_items
             for count in (answers, answers + 1)
         )
         answers += 1
         if now > before:
-            progress.advance(num_before + answers // answers_per_item, num_items)
+            progress.advance(num_finished + answers // answers_per_item, num_items)
 
     return on_answer
 
 
-def _spending(asker: Asker) -> dict[str, float]:
-    """What this process has asked, and what this stage has spent, in whatever process."""
+def _spending(chat: CachedChatModel) -> dict[str, float]:
+    """Requests of this process; tokens and cost of this stage, in all its processes."""
     return {
-        "num_asked": asker.num_asked,
-        "num_known": asker.num_known,
-        "num_retries": getattr(asker.model, "num_retries", 0),
-        "tokens": asker.budget.spent.total,
-        "cost": asker.budget.cost(asker.budget.spent),
+        "num_asked": chat.num_asked,
+        "num_known": chat.num_known,
+        "num_retries": getattr(chat.model, "num_retries", 0),
+        "tokens": chat.budget.spent.total,
+        "cost": chat.budget.cost(chat.budget.spent),
     }
 
 
-def ask_comparisons(
+def judge_pairs(
     config: JudgeConfig,
     pairs: Sequence[Comparison],
     workdir: Path,
     *,
     seed: int,
-    at_once: int,
+    pairs_at_once: int,
     constitution: Path | None,
     measures: Callable[[list[Row]], dict[str, float]],
 ) -> list[Row]:
-    """A row a pair, in order; told to stop, it keeps what was answered and leaves.
+    """A row per pair, in order. Asked to stop, it writes a checkpoint and ends the process.
 
-    preference: the probability that the first answer is better, mean of shown_first and
-    shown_second, by where it was shown, within the judge's `clamp`; verdict 1, 0 or -1;
-    num_unparsed, of both orders' answers; what `spent` says. `measures` of the rows so far go into
-    the metrics.
+    preference: the probability that the first response is better, the mean of shown_first and
+    shown_second (shown as A, as B), within the judge's `clamp`; verdict 1, 0 or -1; num_unparsed,
+    of both orders' answers; USAGE_COLUMNS. `measures` of all rows so far are logged.
     """
-    work = AskedRows.resumed(workdir)
-    judge = open_judge(config, workdir, seed, signals.stop_requested, constitution)
-
-    def judged(part: Sequence[Comparison], on_answer: Callable[[], None]) -> list[Row]:
-        return _judged(judge, part, on_answer)
-
-    return work.complete(
-        *(judge.asker, pairs, judged, measures),
-        at_once=at_once,
+    batch = ResumableBatch.resume(workdir)
+    judge = build_judge(config, workdir, seed, signals.stop_requested, constitution)
+    maker = RowMaker[Comparison](
+        chat=judge.chat,
+        make_rows=lambda part, on_answer: _pair_rows(judge, part, on_answer),
+        measures=measures,
+        items_at_once=pairs_at_once,
         answers_per_item=judge.answers_per_pair,
     )
+    return batch.run(pairs, maker)
 
 
-def measures_of(rows: Sequence[Row]) -> dict[str, float]:
-    """Position bias, ties and answers not understood of judged pairs; 0 of none."""
+def pair_measures(rows: Sequence[Row]) -> dict[str, float]:
+    """Position bias, share of ties and number of unparsed answers; zeros without rows."""
     if not rows:
         names = ("position_bias", "share_same_position", "share_tied", "num_unparsed")
         return dict.fromkeys(names, 0)
@@ -177,18 +182,18 @@ def measures_of(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def column(values: list[float]) -> Tensor:
-    """Of n rows a float64 tensor (n,)."""
+    """A value per row as a float64 tensor (N,)."""
     return torch.tensor(values, dtype=torch.float64, device="cpu")
 
 
-def _judged(judge: Judge, pairs: Sequence[Comparison], on_answer: Callable[[], None]) -> list[Row]:
+def _pair_rows(judge: Judge, pairs: Sequence[Comparison], on_answer: OnAnswer) -> list[Row]:
     verdicts = judge.compare(pairs, on_answer)
     first = column([verdict.shown_first for verdict in verdicts])
     second = column([verdict.shown_second for verdict in verdicts])
     preference, _ = debiased_preference(first, second)
     if judge.config.clamp is not None:
         preference = clamped_preference(preference, *judge.config.clamp)
-    wins = order_verdicts(first, second)
+    outcomes = order_verdicts(first, second)
     return [
         {
             "preference": value,
@@ -196,9 +201,9 @@ def _judged(judge: Judge, pairs: Sequence[Comparison], on_answer: Callable[[], N
             "shown_second": verdict.shown_second,
             "verdict": int(outcome),
             "num_unparsed": verdict.num_unparsed,
-            **spent(judge.asker, verdict.usage),
+            **usage_columns(judge.chat, verdict.usage),
         }
         for verdict, value, outcome in zip(
-            verdicts, preference.tolist(), wins.tolist(), strict=True
+            verdicts, preference.tolist(), outcomes.tolist(), strict=True
         )
     ]

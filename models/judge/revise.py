@@ -2,29 +2,28 @@
 
 [CAI] Bai et al., Constitutional AI: Harmlessness from AI Feedback, arXiv 2212.08073, section 3.1.
 
-A step shows the dialogue and the draft, asks for a critique by the principle, and then, behind it,
-for a revision, which is the next step's draft. Without critiques ([CAI] section 3.5) the revision
-is asked for at once.
+A step shows the dialogue and the draft and asks for a critique by the principle. Then it asks for a
+revision, which is the next step's draft. Without critiques ([CAI] section 3.5) it asks for the
+revision at once.
 
 Deviations
-1. No worked examples are shown: what is asked for is said in words, and a chat model follows them.
-2. A revision without text, or cut off at its limit, is of no use: the draft stays.
-3. The paper lets one model answer and revise; here any may revise another's answers.
-4. The paper samples critiques and revisions; at temperature 0, which is what a judge is asked with
-   where nothing else is said, they are the likeliest.
+1. The requests have no worked examples, because a chat model follows instructions.
+2. A revision that is empty, or cut off at its limit, is not used: the draft stays.
+3. In the paper one model answers and revises; here any model may revise another's answers.
+4. The paper samples critiques and revisions; here they are greedy by default (temperature 0).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from models.config.policy import ReviseConfig
-from models.judge.asking import Asker
+from models.judge.batch import CachedChatModel, OnAnswer
 from models.judge.chat import ChatAnswer, ChatRequest, Message, Usage
 from models.judge.constitutions import Constitution
-from models.judge.prompts import QUOTE, quote_blocks, said, under
+from models.judge.prompts import QUOTE, assistant_message, principle_part, quote_blocks
 from models.judge.rubrics import load_questions
 
 # "Here is the revised response:", "**Revision:**" and their like.
@@ -37,9 +36,9 @@ _HEADING = re.compile(
 
 @dataclass(frozen=True)
 class Step:
-    """One revision of a draft; where `is_usable` is false, `revision` is the draft as it was.
+    """One revision of a draft. If `is_usable` is false, `revision` is the draft.
 
-    critique: empty where none was asked for.
+    critique: empty if none was asked for.
     """
 
     principle: str
@@ -51,9 +50,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Reviser:
-    """A chat model with principles to revise by."""
+    """A chat model and the principles that it revises by."""
 
-    asker: Asker
+    chat: CachedChatModel
     config: ReviseConfig
     constitution: Constitution
 
@@ -62,11 +61,11 @@ class Reviser:
         prompts: Sequence[str],
         drafts: Sequence[str],
         number: int,
-        on_answer: Callable[[], None] = lambda: None,
+        on_answer: OnAnswer = lambda: None,
     ) -> list[Step]:
         """Step `number` of each draft; `on_answer` is called for each critique and revision.
 
-        Raises models.judge.asking.StoppedError, and what the chat model raises.
+        Raises StoppedError, and what the chat model raises.
         """
         config, questions = self.config, load_questions()
         principles = [self.constitution.draw(config.seed, str(number), p) for p in prompts]
@@ -74,38 +73,40 @@ class Reviser:
         first = "revise critique" if config.critique else "revise answer"
         requests = [
             ChatRequest(
-                (self._shown(prompt, draft, principle, questions[first]),),
+                (self._message(prompt, draft, principle, questions[first]),),
                 config.max_critique_tokens if config.critique else config.max_revision_tokens,
                 config.judge.temperature,
             )
             for prompt, draft, principle in zip(prompts, drafts, principles, strict=True)
         ]
         if config.critique:
-            found = self.asker.ask(requests, on_answer)
+            found = self.chat.ask(requests, on_answer)
             critiques = [answer.content.strip() for answer in found]
             usages = [answer.usage or Usage() for answer in found]
             requests = [
                 request.followed_by(
-                    said(critique),
+                    assistant_message(critique),
                     Message("user", questions["revise answer"]),
                     max_tokens=config.max_revision_tokens,
                 )
                 for request, critique in zip(requests, critiques, strict=True)
             ]
-        answers = self.asker.ask(requests, on_answer)
+        answers = self.chat.ask(requests, on_answer)
         columns = zip(principles, critiques, drafts, answers, usages, strict=True)
         return [_step(*column) for column in columns]
 
     @property
     def answers_per_step(self) -> int:
-        """How often `on_answer` is called for a draft."""
+        """How often `revise` calls `on_answer` for a draft."""
         return 2 if self.config.critique else 1
 
-    def _shown(self, prompt: str, draft: str, principle: str, question: str) -> Message:
+    def _message(self, prompt: str, draft: str, principle: str, question: str) -> Message:
         blocks = quote_blocks(
             {"dialogue": prompt, "draft": draft}, self.config.judge.max_characters
         )
-        text = "\n\n".join([load_questions()["revise"], blocks, *under(principle), question])
+        text = "\n\n".join(
+            [load_questions()["revise"], blocks, *principle_part(principle), question]
+        )
         return Message("user", text)
 
 
@@ -118,10 +119,10 @@ def _step(principle: str, critique: str, draft: str, answer: ChatAnswer, usage: 
 
 
 def revision_of(answer: ChatAnswer) -> str | None:
-    """The new response in an answer; None where there is none, or it was cut off.
+    """The new response in an answer; None if it is empty, or was cut off.
 
-    Taken off are a heading before it, and the quotation marks of what the model was shown, where
-    all lines have them.
+    A heading before it is removed, and so is the quotation mark of the prompt if all lines begin
+    with it.
     """
     if answer.finish_reason == "length":
         return None

@@ -1,71 +1,98 @@
-"""A local model behind an OpenAI-compatible address, for judging offline.
+"""Serves a local model at an OpenAI-compatible address, so that a judge needs no internet.
 
     python -m models.judge.serve --model FOLDER --port 8000
 
-Requests that wait while the model works are answered together in its next batch. There is neither
-authentication nor encryption: it listens on loopback unless another host is named. (`transformers
-serve` needs the `openai` package, and gives no log-probabilities.)
+FastAPI checks the requests, uvicorn speaks HTTP, and one thread asks the model: requests that
+arrive while the model works are answered together in its next batch. The server has neither
+authentication nor encryption; it listens on loopback unless `--host` names another address.
+(`transformers serve` gives no log-probabilities.)
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import asyncio
 import logging
 import queue
+import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Literal
 
-from models.judge.chat import MALFORMED, ChatAnswer, ChatModel, ChatRequest, Message
-from models.judge.local import REQUESTS_AT_ONCE, LocalModel
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
 
-logger = logging.getLogger(__name__)
+from models import limits
+from models.judge.chat import ChatAnswer, ChatModel, ChatRequest, Message
+from models.judge.local import LocalModel
 
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 16 << 20
 DEFAULT_TOKENS = 256
-_ALLOWED = {
-    *("model", "messages", "max_tokens", "max_completion_tokens", "temperature"),
-    *("logprobs", "top_logprobs", "seed", "n", "stream"),
-}
 
 
-class BadRequestError(ValueError):
-    """A request that this server does not take."""
+class MessageBody(BaseModel):
+    """One message of a dialogue."""
+
+    role: str
+    content: str
 
 
-class JudgeServer(ThreadingHTTPServer):
-    """Serves a chat model under a name; `serve_forever` until `shutdown`."""
+class ChatBody(BaseModel):
+    """The body of a request. A field that the server would ignore is refused."""
 
-    daemon_threads = True
-    request_queue_size = 128  # of a client with many requests at once, more than 5 were reset
+    model_config = ConfigDict(extra="forbid")
 
-    def __init__(self, model: ChatModel, name: str, host: str = HOST, port: int = 0) -> None:
-        """Port 0 takes a free one: `server_port` says which."""
-        super().__init__((host, port), _Handler)
-        self.name = name
+    model: str = ""
+    messages: list[MessageBody] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    temperature: float = Field(1.0, ge=0, le=2)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    seed: int | None = None
+    n: Literal[1] | None = None
+    stream: Literal[False] | None = None
+
+    def to_request(self) -> ChatRequest:
+        """The request as a chat model takes it."""
+        return ChatRequest(
+            tuple(Message(message.role, message.content) for message in self.messages),
+            max_tokens=self.max_tokens or self.max_completion_tokens or DEFAULT_TOKENS,
+            temperature=self.temperature,
+            top_logprobs=(self.top_logprobs or 1) if self.logprobs else 0,
+            seed=self.seed,
+        )
+
+
+class _Batcher:
+    """Answers requests of many threads with one model, in batches, in a thread of its own."""
+
+    def __init__(self, model: ChatModel) -> None:
         self._model = model
         self._waiting: queue.Queue[tuple[ChatRequest, Future[ChatAnswer]]] = queue.Queue()
         threading.Thread(target=self._work, name="judge-model", daemon=True).start()
 
-    def answer(self, request: ChatRequest) -> ChatAnswer:
-        """Wait for the model's answer; raises what it raises."""
+    def submit(self, request: ChatRequest) -> Future[ChatAnswer]:
+        """The answer, or what the model raises, as soon as the model has worked on the request."""
         future: Future[ChatAnswer] = Future()
         self._waiting.put((request, future))
-        return future.result()
+        return future
 
     def _work(self) -> None:
         while True:
             batch = [self._waiting.get()]
-            while len(batch) < REQUESTS_AT_ONCE and not self._waiting.empty():
+            while len(batch) < limits.REQUESTS_AT_ONCE and not self._waiting.empty():
                 batch.append(self._waiting.get())
-            self._answer_all(batch)
+            self._answer([item for item in batch if item[1].set_running_or_notify_cancel()])
 
-    def _answer_all(self, batch: Sequence[tuple[ChatRequest, Future[ChatAnswer]]]) -> None:
+    def _answer(self, batch: Sequence[tuple[ChatRequest, Future[ChatAnswer]]]) -> None:
         try:
             named = [(str(number), request) for number, (request, _) in enumerate(batch)]
             for name, answer in self._model.answers(named):
@@ -76,85 +103,70 @@ class JudgeServer(ThreadingHTTPServer):
                     continue
                 if len(batch) == 1:
                     item[1].set_exception(error)
-                else:  # one that cannot be answered must not be the others' undoing
-                    self._answer_all([item])
+                else:  # a request that cannot be answered must not fail the others
+                    self._answer([item])
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: JudgeServer
-    protocol_version = "HTTP/1.1"
+def create_app(model: ChatModel, name: str) -> FastAPI:
+    """The application that serves a chat model under a name."""
+    batcher = _Batcher(model)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
-    def do_GET(self) -> None:
-        if self.path != "/v1/models":
-            return self._refuse(404, f"no {self.path} here; allowed: /v1/models")
-        found = {"id": self.server.name, "object": "model", "owned_by": "local"}
-        return self._send(200, {"object": "list", "data": [found]})
+    @app.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": name, "object": "model", "owned_by": "local"}]}
 
-    def do_POST(self) -> None:
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
-            self.close_connection = True  # what may follow is not read
-            return self._refuse(413, f"Content-Length must be a number up to {MAX_BODY_BYTES}")
-        body = self.rfile.read(int(length))
-        if self.path != "/v1/chat/completions":
-            return self._refuse(404, f"no {self.path} here; allowed: /v1/chat/completions")
-        try:
-            answer = self.server.answer(request_of(body))
-        except ValueError as error:
-            return self._refuse(400, str(error))
-        except Exception as error:
-            logger.exception("the model failed")
-            return self._refuse(500, f"the model failed: {type(error).__name__}")
-        return self._send(200, {"model": self.server.name, **answer.to_json()})
+    @app.post("/v1/chat/completions")
+    async def complete(body: ChatBody) -> dict[str, Any]:
+        answer = await asyncio.wrap_future(batcher.submit(body.to_request()))
+        return {"model": name, **answer.to_json()}
 
-    def _refuse(self, status: int, message: str) -> None:
-        self._send(status, {"error": {"message": message, "type": "invalid_request_error"}})
+    @app.middleware("http")
+    async def limit_body(
+        request: Request, call_next: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
+        length = request.headers.get("content-length", "")
+        if request.method == "POST" and not (length.isdecimal() and int(length) <= MAX_BODY_BYTES):
+            return _refusal(413, f"Content-Length must be a number up to {MAX_BODY_BYTES}")
+        return await call_next(request)
 
-    def _send(self, status: int, body: dict[str, Any]) -> None:
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+    @app.exception_handler(RequestValidationError)
+    async def explain(_: Request, error: RequestValidationError) -> Response:
+        found = (f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}" for e in error.errors())
+        return _refusal(400, f"not a chat request: {'; '.join(found)}")
 
-    def log_message(self, format: str, *args: Any) -> None:
-        logger.info(format, *args)
+    @app.exception_handler(HTTPException)
+    async def refuse(request: Request, error: HTTPException) -> Response:
+        return _refusal(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
 
+    @app.exception_handler(ValueError)
+    async def cannot_answer(_: Request, error: ValueError) -> Response:
+        return _refusal(400, str(error))
 
-def request_of(body: bytes) -> ChatRequest:
-    """The request in a body. Raises BadRequestError, also for what would be ignored."""
-    try:
-        found = json.loads(body)
-        unknown = sorted(found.keys() - _ALLOWED)
-        if unknown:
-            raise BadRequestError(f"fields {unknown} are not known; allowed: {sorted(_ALLOWED)}")
-        if found.get("stream") or found.get("n", 1) != 1:
-            raise BadRequestError("stream must be false and n 1: one whole answer is given")
-        limit = found.get("max_tokens", found.get("max_completion_tokens", DEFAULT_TOKENS))
-        seed = found.get("seed")
-        request = ChatRequest(
-            tuple(Message(_text(m["role"]), _text(m["content"])) for m in found["messages"]),
-            max_tokens=int(limit),
-            temperature=float(found.get("temperature", 1.0)),
-            top_logprobs=int(found.get("top_logprobs") or 1) if found.get("logprobs") else 0,
-            seed=None if seed is None else int(seed),
-        )
-    except BadRequestError:
-        raise
-    except MALFORMED as error:
-        raise BadRequestError(f"not a chat request ({type(error).__name__}: {error})") from None
-    if not request.messages or request.max_tokens < 1:
-        raise BadRequestError("at least one message and one token are needed")
-    if not 0 <= request.temperature <= 2 or not 0 <= request.top_logprobs <= 20:
-        raise BadRequestError("temperature must be from 0 to 2, top_logprobs from 0 to 20")
-    return request
+    @app.exception_handler(Exception)
+    async def model_failed(_: Request, error: Exception) -> Response:
+        return _refusal(500, f"the model failed: {type(error).__name__}")
+
+    return app
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise BadRequestError(f"role and content must be text, found {value!r}")
-    return value
+def _refusal(status: int, message: str) -> JSONResponse:
+    error = {"message": message, "type": "invalid_request_error"}
+    return JSONResponse({"error": error}, status)
+
+
+class JudgeServer(uvicorn.Server):
+    """Serves an application at `url`; `serve_forever` returns after `should_exit` is set."""
+
+    def __init__(self, app: FastAPI, host: str = HOST, port: int = 0) -> None:
+        """Port 0 takes a free port."""
+        super().__init__(uvicorn.Config(app, log_config=None))
+        self._socket = socket.create_server((host, port))
+        self.url = f"http://{host}:{self._socket.getsockname()[1]}/v1"
+
+    def serve_forever(self) -> None:
+        """Serve in this thread; in the main thread, SIGINT ends it with KeyboardInterrupt."""
+        self.run(sockets=[self._socket])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -165,14 +177,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--host", default=HOST, help="address to listen on (default: loopback)")
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO)
-    server = JudgeServer(LocalModel.load(options.model), options.model, options.host, options.port)
-    print(f"serving {options.model} at http://{options.host}:{server.server_port}/v1", flush=True)
+    app = create_app(LocalModel.load(options.model), options.model)
+    server = JudgeServer(app, options.host, options.port)
+    print(f"serving {options.model} at {server.url}", flush=True)
     try:
         server.serve_forever()
     except KeyboardInterrupt:
         sys.exit(0)
-    finally:
-        server.server_close()
 
 
 if __name__ == "__main__":

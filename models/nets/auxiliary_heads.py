@@ -28,7 +28,7 @@ class Prototypes(nn.Module):
 
 
 @contextmanager
-def further_heads(
+def auxiliary_heads(
     model: PreTrainedModel, policy: Path | None, num_prototypes: int | None, seed: int
 ) -> Iterator[None]:
     """Inside, `model` has what is given: a language-model head, SwAV's prototypes.

@@ -24,7 +24,7 @@ _NORMS = {f"{family}RMSNorm" for family in _FAMILIES}
 _FEED_FORWARDS = {f"{family}MLP" for family in _FAMILIES}
 
 
-def with_lean_layers(model: PreTrainedModel) -> PreTrainedModel:
+def with_fused_layers(model: PreTrainedModel) -> PreTrainedModel:
     """The model, whose norms and gated products now take their gradient by hand; others stay.
 
     They become of another class: a module that held its own `forward` would refer to itself, and

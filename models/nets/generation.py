@@ -1,7 +1,7 @@
 """Sampling responses: a bare cached decoding loop over a transformers causal language model.
 
-`generate` spends much of its time in bookkeeping at small scale (docs/performance.md); this loop
-does the pass (`decoding_steps`), the draw and nothing else, and drops finished rows from
+`generate` spends much of its time in bookkeeping at small scale (docs/explanation/performance.md);
+this loop does the pass (`decoding_steps`), the draw and nothing else, and drops finished rows from
 the batch as soon as a fifth of it is done.
 
 One token a row and a step: what a key-value cache holds, and the pass that goes on from it.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby, islice
 from typing import Protocol
 
 import torch
@@ -22,6 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
+
+from models import counts
 
 MOST_LIKELY = 256  # tokens looked at first where a nucleus is asked for
 _NONE = -1  # in place of a token
@@ -42,15 +44,13 @@ def decoding_batches(
 ) -> list[list[int]]:
     """Indices of prompts by batch: equal prompts together, then those of similar length.
 
-    As few batches as `cache_tokens` tokens of key-value cache allow, but `at_least` so many if
-    there are as many prompts; all of about one size.
+    How many a batch has, `counts.decoding_batch_sizes` says.
     """
     order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), prompts[index]))
     longest = max(map(len, prompts), default=0) + max_new_tokens
-    at_once = max(1, cache_tokens // longest)
-    count = min(len(order), max(at_least, -(-len(order) // at_once)))
-    ends = [len(order) * number // count for number in range(count + 1)] if count else []
-    return [order[start:end] for start, end in pairwise(ends)]
+    sizes = counts.decoding_batch_sizes(len(order), longest, cache_tokens, at_least)
+    rest = iter(order)
+    return [list(islice(rest, size)) for size in sizes]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class _Rows:
         tokens = torch.tensor([[pad_id] * (width - len(p)) + p for p in prompts])
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
         position = mask.cumsum(1).sub(1).clamp(min=0)
-        self.logits, self.steps = begin(model, tokens, mask, position, room)
+        self.logits, self.steps = begin_decoding(model, tokens, mask, position, room)
         self.seen = _seen_tokens(tokens, mask, model.config.vocab_size)
         self.position = position[:, -1]
 
@@ -201,7 +201,7 @@ def _most_likely(probabilities: Tensor, mass: float) -> tuple[Tensor, Tensor]:
     return probabilities.sort(dim=-1, descending=True)
 
 
-class Steps(Protocol):
+class DecodingSteps(Protocol):
     """B rows whose tokens so far a model has seen."""
 
     def select(self, index: Tensor) -> None:
@@ -211,9 +211,9 @@ class Steps(Protocol):
         """A token (B,) at its position (B,) of each row -> the logits (B, V) behind it."""
 
 
-def begin(
+def begin_decoding(
     model: PreTrainedModel, tokens: Tensor, mask: Tensor, position: Tensor, room: int
-) -> tuple[Tensor, Steps]:
+) -> tuple[Tensor, DecodingSteps]:
     """The logits (B, V) behind prompts (B, t), padded on the left, and `room` steps from there.
 
     mask: (B, t), 1 where there is a token; position: (B, t), from 0 on in each row.

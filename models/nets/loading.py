@@ -26,7 +26,8 @@ from transformers import (
 )
 
 from models.config.training import ModelConfig
-from models.nets.fused import with_lean_layers
+from models.nets.fused import with_fused_layers
+from models.nets.small_llama import llama_fields
 from models.packages import folder_of
 
 
@@ -79,18 +80,11 @@ def build_policy(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Pre
     A fresh one's weights are drawn by torch's generator of the CPU, whatever the default device.
     """
     if config.base is not None:
-        return with_lean_layers(load_base_policy(config.base))
+        return with_fused_layers(load_base_policy(config.base))
     with torch.device("cpu"):
         model = LlamaForCausalLM(
             LlamaConfig(
-                vocab_size=len(tokenizer),
-                hidden_size=config.hidden_size,
-                intermediate_size=config.hidden_size * 3,
-                num_hidden_layers=config.num_layers,
-                num_attention_heads=config.num_heads,
-                num_key_value_heads=config.num_heads,
-                max_position_embeddings=config.max_length,
-                tie_word_embeddings=True,
+                **llama_fields(config, len(tokenizer)),
                 bos_token_id=None,
                 eos_token_id=tokenizer.eos_token_id,
                 pad_token_id=tokenizer.pad_token_id,
@@ -98,13 +92,13 @@ def build_policy(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Pre
         )
     model = model.to(torch.get_default_device())
     model.tie_weights()  # to move may make new parameters
-    return with_lean_layers(model)
+    return with_fused_layers(model)
 
 
 def load_policy(folder: Path) -> PreTrainedModel:
     """A causal language model in float32 from a `save_pretrained` folder."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return with_lean_layers(model)
+    return with_fused_layers(model)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -130,13 +124,13 @@ def new_scorer(folder: Path, num_heads: int, seed: int) -> PreTrainedModel:
         model.score.weight.copy_(
             torch.randn(model.score.weight.shape, generator=generator, device="cpu").mul_(std)
         )
-    return with_lean_layers(model)
+    return with_fused_layers(model)
 
 
 def load_scorer(folder: Path) -> PreTrainedModel:
     """A reward model, critic or Advantage Model from its `save_pretrained` folder."""
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
-    return with_lean_layers(model)
+    return with_fused_layers(model)
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

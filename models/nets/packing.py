@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
-class LowerStates:
+class TrunkActivations:
     """What the first `depth` layers of a model make of a row's or a batch's tokens (N, H).
 
     owner: the last of those layers. A model may use the values only if it holds this very module.
@@ -40,7 +40,7 @@ class Candidates:
 
     prompt: list[int]
     responses: tuple[list[int], ...]
-    lower: LowerStates | None = field(default=None, compare=False, repr=False)
+    lower: TrunkActivations | None = field(default=None, compare=False, repr=False)
 
     @property
     def num_tokens(self) -> int:
@@ -100,7 +100,7 @@ class PackedBatch:
     response_start: Tensor
     response_end: Tensor
     prompt_end: Tensor
-    lower: LowerStates | None = None
+    lower: TrunkActivations | None = None
 
     def response_tokens(self, chosen: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Where the n response tokens lie: `source` (n,), `target` (n,) and `mask` (R, L).
@@ -212,10 +212,10 @@ def pack(rows: Sequence[Candidates]) -> PackedBatch:
     )
 
 
-def _lower(rows: Sequence[Candidates]) -> LowerStates | None:
+def _lower(rows: Sequence[Candidates]) -> TrunkActivations | None:
     """The rows' states one behind another; rows of a batch have the same owner."""
     found = [row.lower for row in rows if row.lower is not None]
     if len(found) < len(rows):
         return None
     values = torch.cat([lower.values for lower in found]).to(torch.get_default_device())
-    return LowerStates(values, found[0].owner, found[0].depth)
+    return TrunkActivations(values, found[0].owner, found[0].depth)

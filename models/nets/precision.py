@@ -23,7 +23,7 @@ _is_narrow = False
 _casting: WeakSet[nn.Module] = WeakSet()
 
 
-def multiply_in(precision: Precision) -> None:
+def set_product_precision(precision: Precision) -> None:
     """From now on in this process; like the number of threads it is set once, before any pass."""
     global _is_narrow
     _is_narrow = precision == "bfloat16"
@@ -35,7 +35,7 @@ def multiply_in(precision: Precision) -> None:
         )
 
 
-def is_narrow() -> bool:
+def has_narrow_products() -> bool:
     """Whether products are narrower than weights."""
     return _is_narrow
 

@@ -48,7 +48,7 @@ def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
 
 
 @torch.no_grad()
-def lower_output(model: PreTrainedModel, batch: PackedBatch, depth: int) -> Tensor:
+def trunk_output(model: PreTrainedModel, batch: PackedBatch, depth: int) -> Tensor:
     """The output (N, H) of the first `depth` >= 1 layers."""
     caught: list[Tensor] = []
     with _only(model, slice(depth)) as layers:
@@ -62,7 +62,7 @@ def lower_output(model: PreTrainedModel, batch: PackedBatch, depth: int) -> Tens
     return caught[0][0]
 
 
-def tie_lower_layers(model: PreTrainedModel, other: PreTrainedModel, at_most: int) -> int:
+def tie_trunk(model: PreTrainedModel, other: PreTrainedModel, at_most: int) -> int:
     """Let `other` use the modules of `model` for the lower layers that are equal in both.
 
     Returns their number, at most `at_most`; 0 where the embeddings already differ. Both then hold
@@ -83,7 +83,7 @@ def tie_lower_layers(model: PreTrainedModel, other: PreTrainedModel, at_most: in
     return count
 
 
-def lower_digest(model: PreTrainedModel, depth: int) -> str:
+def trunk_digest(model: PreTrainedModel, depth: int) -> str:
     """sha256 over the embeddings and the first `depth` layers: whose output stored states are."""
     digest = hashlib.sha256()
     for module in (*embeddings_of(model), *layers_of(model)[:depth]):

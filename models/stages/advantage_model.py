@@ -25,12 +25,12 @@ from models.nets.packing import PackedBatch, pack
 from models.nets.scoring import response_logprobs, reward_heads
 from models.stages.reward_model import score_splits
 from models.training import distributed
-from models.training.batching import my_parts
+from models.training.batching import local_micro_batches
 from models.training.data import Pairs, context_length, one_or_several, read_pairs
 from models.training.learner import Metrics
 from models.training.loop import fit
 from models.training.progress import write_json
-from models.training.trunk_cache import stored_states
+from models.training.trunk_cache import cached_trunk
 
 
 def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) -> None:
@@ -42,7 +42,7 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     model = new_scorer(inputs["policy"] / "model", 2, config.seed)
     source = inputs.get("pairs", inputs["preferences"])
-    limit, states = context_length(model.config), stored_states(inputs, model)
+    limit, states = context_length(model.config), cached_trunk(inputs, model)
     pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
     log_ratios = None
     if config.use_importance_weights:
@@ -104,9 +104,9 @@ def _mean_logprobs(folder: Path, pairs: Pairs) -> Tensor:
     """(N, 2) log-probability a token of both responses under a policy; ranks share the work out."""
     policy = load_policy(folder / "model").eval()
     result = torch.zeros(len(pairs.rows), 2)
-    for part in my_parts(pairs.rows, limits.PASS_TOKENS):
+    for part in local_micro_batches(pairs.rows, limits.PASS_TOKENS):
         batch = pack([pairs.rows[index] for index in part])
         logprobs, _, response_mask = response_logprobs(policy, batch)
         result[part] = masked_mean(logprobs, response_mask, dim=1).view(-1, 2)
-    distributed.add_up([result])
-    return result / distributed.times_counted(pairs.rows)
+    distributed.all_reduce_sum([result])
+    return result / distributed.replication(pairs.rows)

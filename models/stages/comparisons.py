@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from models import counts
 from models.config.data import ComparisonsConfig
 from models.nets.generation import Sampling
 from models.nets.loading import load_policy, load_tokenizer
@@ -99,6 +100,7 @@ def _compare(
 
 def _draw_split(config: ComparisonsConfig, rng: random.Random) -> str:
     draw = rng.random()
-    if draw < config.test_share:
+    share = counts.split_shares(config)
+    if draw < share["test"]:
         return "test"
-    return "validation" if draw < config.test_share + config.validation_share else "train"
+    return "validation" if draw < share["test"] + share["validation"] else "train"

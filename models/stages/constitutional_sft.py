@@ -14,6 +14,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+from models import counts
 from models.config.policy import ConstitutionalSFTConfig
 from models.nets.loading import load_policy, load_tokenizer, save_model
 from models.training.data import context_length, encode_demonstrations, read_rows
@@ -49,5 +50,5 @@ def helpful_beside(
     categories = {row["category"] for row in revised}
     others = [row for row in demonstrations if row["prompt"] not in prompts]
     helpful = [row for row in others if row.get("category") not in categories] or others
-    count = min(round(config.helpful_per_revision * len(revised)), len(helpful))
+    count = counts.num_helpful(config, len(revised), len(helpful))
     return random.Random(f"constitutional_sft/{config.seed}").sample(helpful, count)

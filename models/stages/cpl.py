@@ -17,7 +17,7 @@ from models.training.learner import LossFunction, Metrics
 from models.training.loop import fit
 from models.training.progress import write_json
 from models.training.replay import rehearsal_of
-from models.training.trunk_cache import stored_states
+from models.training.trunk_cache import cached_trunk
 
 
 def run(config: CPLConfig, inputs: dict[str, Path], workdir: Path) -> None:
@@ -28,7 +28,7 @@ def run(config: CPLConfig, inputs: dict[str, Path], workdir: Path) -> None:
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     model = load_policy(inputs["policy"] / "model")
     source = inputs.get("pairs", inputs["preferences"])
-    limit, states = context_length(model.config), stored_states(inputs, model)
+    limit, states = context_length(model.config), cached_trunk(inputs, model)
     pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
     summary = fit(
         model,

@@ -17,14 +17,14 @@ from models.nets.freezing import num_frozen_layers
 from models.nets.loading import load_policy, load_tokenizer, save_model
 from models.nets.packing import PackedBatch
 from models.nets.scoring import response_logprobs
-from models.nets.trunk import tie_lower_layers
+from models.nets.trunk import tie_trunk
 from models.training.data import Pairs, context_length, read_pairs
 from models.training.learner import LossFunction, Metrics
 from models.training.loop import fit
 from models.training.progress import write_json
 from models.training.replay import rehearsal_of
 from models.training.scoring import logprob_rows
-from models.training.trunk_cache import stored_states
+from models.training.trunk_cache import cached_trunk
 
 
 def run(config: DPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
@@ -36,7 +36,7 @@ def run(config: DPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     model = load_policy(inputs["policy"] / "model")
     source = inputs.get("pairs", inputs["preferences"])
-    limit, states = context_length(model.config), stored_states(inputs, model)
+    limit, states = context_length(model.config), cached_trunk(inputs, model)
     pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
     depth = num_frozen_layers(model, config.train.trainable_layers)
     ref_logprobs = _reference_logprobs(inputs["reference"], model, pairs, depth)
@@ -62,7 +62,7 @@ def _reference_logprobs(folder: Path, policy: PreTrainedModel, pairs: Pairs, dep
     stored.
     """
     reference = load_policy(folder / "model")
-    tie_lower_layers(policy, reference, depth)
+    tie_trunk(policy, reference, depth)
     return logprob_rows(reference, pairs.rows)
 
 

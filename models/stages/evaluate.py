@@ -20,13 +20,13 @@ from models.judge.harmlessness import harmless_answers
 from models.nets.generation import Sampling
 from models.nets.loading import load_policy, load_scorer, load_tokenizer
 from models.nets.packing import Candidates, encode, token_ids
-from models.nets.trunk import tie_lower_layers
+from models.nets.trunk import tie_trunk
 from models.synthetic.gold import quality
 from models.training import distributed
 from models.training.data import context_length, read_rows, write_rows
 from models.training.progress import Progress, write_json
 from models.training.sampling import respond_often
-from models.training.scoring import logprob_rows, score_rows, with_lower_states
+from models.training.scoring import logprob_rows, score_rows, with_trunk
 
 # What the best of n samples are worth, by whom.
 VALUES = ("score", "judge_score", "gold")
@@ -101,8 +101,8 @@ def _measures(
     limit = context_length(policy.config) - len(instruction)
     rows = encode(tokenizer, prompts, answers, limit)
     scorer = load_scorer(inputs["scorer"] / "model")
-    depth = tie_lower_layers(policy, scorer, policy.config.num_hidden_layers - 1)
-    rows = with_lower_states(policy, rows, depth)
+    depth = tie_trunk(policy, scorer, policy.config.num_hidden_layers - 1)
+    rows = with_trunk(policy, rows, depth)
     scores = score_rows(scorer, rows)
     del scorer
 
@@ -110,19 +110,19 @@ def _measures(
     for name in sorted(inputs):
         if name.startswith("judge_"):
             judge = load_scorer(inputs[name] / "model")
-            tie_lower_layers(policy, judge, depth)
+            tie_trunk(policy, judge, depth)
             votes[name] = score_rows(judge, rows)
             del judge
     best = best_of(scores)
     if config.num_candidates > 1:
         chosen = zip(rows, best.tolist(), strict=True)
         rows = [Candidates(row.prompt, (row.responses[place],)) for row, place in chosen]
-        rows = with_lower_states(policy, rows, depth)
+        rows = with_trunk(policy, rows, depth)
     asked = rows
     if instruction:
         asked = [Candidates(row.prompt + instruction, row.responses) for row in rows]
     reference = load_policy(inputs["reference"] / "model")
-    tie_lower_layers(policy, reference, depth)
+    tie_trunk(policy, reference, depth)
     ours, theirs = logprob_rows(policy, asked)[:, 0], logprob_rows(reference, rows)[:, 0]
     kl = ours - theirs + best_of_n_kl(config.num_candidates)
     lengths: list[float] = [len(row.responses[0]) for row in rows]

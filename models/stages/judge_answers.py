@@ -1,8 +1,8 @@
 """Stage `judge_answers`: a judge model compares every two policies' answers to the same prompts.
 
 It is asked about each two different answers to a prompt once, in both orders, however many policies
-gave them; equal answers are a tie, of which nobody is asked. Where the orders disagree it is a tie
-too (`models.functional.verdicts.order_verdicts`).
+gave them. Equal answers are a tie without a request. A pair is also a tie if the orders disagree
+(`models.functional.verdicts.order_verdicts`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from models import counts
 from models.config.judge import JudgeAnswersConfig
 from models.judge.judge import Comparison
-from models.judge.resumable import SPENT, ask_comparisons, measures_of
+from models.judge.resumable import judge_pairs, pair_measures, usage_totals
 from models.reporting.compare.answers import LEFT_OUT, START
 from models.training.data import read_rows, write_rows
 from models.training.progress import write_json
@@ -28,7 +29,7 @@ Place = tuple[str, int]
 
 def run(config: JudgeAnswersConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `<seed>.<policy>` (evaluate artifacts, two policies or more a seed), and
-    `constitution` where the judge has one of one's own.
+    `constitution`, the user's own, if the judge has one.
 
     Output: verdicts.jsonl, a row for every two policies and prompt. seed, set, place (the prompt's,
     counted in its set), prompt, category, ours, theirs; verdict 1, 0 or -1; preference: the
@@ -37,12 +38,14 @@ def run(config: JudgeAnswersConfig, inputs: dict[str, Path], workdir: Path) -> N
     """
     games = list(_games(config, inputs))
     questions = {question: None for _, question, _ in games if question is not None}
-    found = ask_comparisons(
-        *(config.judge, [Comparison(*each) for each in questions], workdir),
+    found = judge_pairs(
+        config.judge,
+        [Comparison(*each) for each in questions],
+        workdir,
         seed=config.seed,
-        at_once=config.pairs_at_once,
+        pairs_at_once=config.pairs_at_once,
         constitution=inputs.get("constitution"),
-        measures=measures_of,
+        measures=pair_measures,
     )
     answers = dict(zip(questions, found, strict=True))
     rows = [
@@ -134,7 +137,8 @@ def _wanted(config: JudgeAnswersConfig, folder: Path) -> dict[Place, Row]:
             for place, row in enumerate(by_set.get(name, []))
             if config.categories is None or row.get("category") in config.categories
         ]
-        found |= {(name, place): row for place, row in rows[: config.max_prompts]}
+        count = counts.num_taken(len(rows), config.max_prompts)
+        found |= {(name, place): row for place, row in rows[:count]}
     return found
 
 
@@ -157,6 +161,6 @@ def _summary(config: JudgeAnswersConfig, found: list[Row], rows: list[Row]) -> d
         "name": config.name,
         "num_verdicts": len(rows),
         "num_asked": len(found),
-        **measures_of(found),
-        **{name: sum(row[name] for row in found) for name in SPENT},
+        **pair_measures(found),
+        **usage_totals(found),
     }

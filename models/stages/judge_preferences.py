@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from models import counts
 from models.config.judge import JudgePreferencesConfig
 from models.data.prompts import cluster_ids
 from models.functional.verdicts import alignment
 from models.judge.judge import Comparison
-from models.judge.resumable import SPENT, ask_comparisons, column, measures_of
+from models.judge.resumable import column, judge_pairs, pair_measures, usage_totals
 from models.statistics.intervals import effective_count, wilson_interval
 from models.training.data import rows_of, write_rows
 from models.training.progress import write_json
@@ -24,7 +25,7 @@ Row = dict[str, Any]
 
 
 def run(config: JudgePreferencesConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `preferences`, and `constitution` where the judge has one of one's own.
+    """Inputs: `preferences`, and `constitution`, the user's own, if the judge has one.
 
     Output: judgements.jsonl, a row a pair. id, split; preference: the probability that the chosen
     answer is better, mean of shown_first and shown_second, by where it was shown, within the
@@ -33,10 +34,12 @@ def run(config: JudgePreferencesConfig, inputs: dict[str, Path], workdir: Path) 
     """
     pairs = [row for split in config.splits for row in _pairs(config, inputs, split)]
     asked = [Comparison(pair["prompt"], pair["chosen"], pair["rejected"]) for pair in pairs]
-    found = ask_comparisons(
-        *(config.judge, asked, workdir),
+    found = judge_pairs(
+        config.judge,
+        asked,
+        workdir,
         seed=config.seed,
-        at_once=config.pairs_at_once,
+        pairs_at_once=config.pairs_at_once,
         constitution=inputs.get("constitution"),
         measures=_measures,
     )
@@ -51,7 +54,8 @@ def run(config: JudgePreferencesConfig, inputs: dict[str, Path], workdir: Path) 
 def _pairs(config: JudgePreferencesConfig, inputs: dict[str, Path], split: str) -> list[Row]:
     """The first pairs of a split, of the wanted categories; ValueError where there are none."""
     rows = rows_of(inputs["preferences"] / f"{split}.jsonl", config.categories, what="pairs")
-    return [{**row, "split": split} for row in rows[: config.max_pairs]]
+    count = counts.num_taken(len(rows), config.max_pairs)
+    return [{**row, "split": split} for row in rows[:count]]
 
 
 def _measures(rows: list[Row]) -> dict[str, float]:
@@ -60,15 +64,13 @@ def _measures(rows: list[Row]) -> dict[str, float]:
     return {
         "alignment": float(alignment(preference).mean()),
         "mean_preference": float(preference.mean()),
-        **measures_of(rows),
+        **pair_measures(rows),
     }
 
 
 def _summary(config: JudgePreferencesConfig, pairs: list[Row], rows: list[Row]) -> dict[str, float]:
     """Measures of all pairs; alignment of each split as well, with its 95 % interval."""
-    summary: dict[str, float] = {"num_pairs": len(rows), **_measures(rows)}
-    for name in SPENT:
-        summary[name] = sum(row[name] for row in rows)
+    summary: dict[str, float] = {"num_pairs": len(rows), **_measures(rows), **usage_totals(rows)}
     for split in config.splits:
         agrees = alignment(column([row["preference"] for row in rows if row["split"] == split]))
         prompts = [pair["prompt"] for pair in pairs if pair["split"] == split]

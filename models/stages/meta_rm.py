@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from models import counts
 from models.config.reward import MetaRMConfig
 from models.functional.advantage import advantage_loss
 from models.functional.meta_rm import difference_objective
@@ -28,15 +29,15 @@ from models.nets.packing import Candidates, PackedBatch, encode, pack
 from models.nets.scoring import is_advantage_model, response_scores
 from models.stages.reward_model import score_splits
 from models.training import distributed
-from models.training.batching import endless, my_parts
+from models.training.batching import endless_batches, local_micro_batches
 from models.training.data import Pairs, context_length, read_pairs, read_rows, write_rows
 from models.training.learner import LossFunction, Metrics
 from models.training.loop import fit
-from models.training.pair_batches import rankings_of, reward_loss
+from models.training.pair_batches import pair_batches_of, reward_loss
 from models.training.progress import Progress, write_json
 from models.training.sampling import respond_often
-from models.training.scoring import score_rows, with_lower_states
-from models.training.trunk_cache import stored_states
+from models.training.scoring import score_rows, with_trunk
+from models.training.trunk_cache import cached_trunk
 
 
 def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
@@ -49,11 +50,11 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     model = load_scorer(inputs["scorer"] / "model")
     limit = context_length(model.config)
     source = inputs.get("pairs", inputs["preferences"])
-    states = stored_states(inputs, model)
+    states = cached_trunk(inputs, model)
     pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
     depth = num_frozen_layers(model, config.train.trainable_layers)
     sampled = _sample_meta_set(config, inputs, workdir, limit)
-    meta_rows = with_lower_states(model, sampled, depth)
+    meta_rows = with_trunk(model, sampled, depth)
     before = spreads(model, meta_rows)
     summary = fit(
         model,
@@ -90,7 +91,7 @@ class MetaAscent:
     ) -> None:
         self.model, self.meta_rows = model, meta_rows
         self.rate, self.max_tokens = config.meta_learning_rate, config.train.micro_batch_tokens
-        self._batches = endless(len(meta_rows), config.meta_batch, config.seed)
+        self._batches = endless_batches(len(meta_rows), config.meta_batch, config.seed)
         self._drawn: list[list[int]] = []
 
     @contextmanager
@@ -99,17 +100,19 @@ class MetaAscent:
         while len(self._drawn) <= step:  # a resumed run does not begin at step 0
             self._drawn.append(next(self._batches))
         drawn = [self.meta_rows[index] for index in self._drawn[step]]
-        total = len(drawn) * distributed.times_counted(drawn)
+        total = len(drawn) * distributed.replication(drawn)
         ascent = _Gradients(trained_parameters(self.model))
         sums: Metrics = defaultdict(lambda: torch.zeros(()))
-        for part in my_parts(drawn, self.max_tokens):
+        for part in local_micro_batches(drawn, self.max_tokens):
             scores = response_scores(self.model, pack([drawn[index] for index in part]))
             objective, metrics = difference_objective(scores.view(len(part), -1))
             share = len(part) / total
             ascent.add(objective * share)
             for name, value in metrics.items():
                 sums[name] += value * share
-        distributed.add_up([value for value in (*ascent.sums, *sums.values()) if value is not None])
+        distributed.all_reduce_sum(
+            [value for value in (*ascent.sums, *sums.values()) if value is not None]
+        )
         ascent.exchange(self.rate)
         yield dict(sums)
         ascent.undo()
@@ -165,7 +168,7 @@ class _Gradients:
 def _pair_loss(model: PreTrainedModel, pairs: Pairs, margin: float) -> LossFunction:
     """Ranking loss, for an Advantage Model with bounds (`margin`) but without importance ratios."""
     if not is_advantage_model(model):
-        return reward_loss(model, rankings_of(pairs))
+        return reward_loss(model, pair_batches_of(pairs))
 
     def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
         scores = response_scores(model, batch).view(-1, 2)
@@ -186,8 +189,8 @@ def _sample_meta_set(
 ) -> list[Candidates]:
     """k responses of the current policy for each of the first prompts, one packed row a prompt."""
     tokenizer = load_tokenizer(inputs["policy"] / "model")
-    rows = read_rows(inputs["data"] / "policy_prompts.jsonl")[: config.num_prompts]
-    prompts = [row["prompt"] for row in rows]
+    rows = read_rows(inputs["data"] / "policy_prompts.jsonl")
+    prompts = [row["prompt"] for row in rows[: counts.num_taken(len(rows), config.num_prompts)]]
     answers = respond_often(
         load_policy(inputs["policy"] / "model"),
         tokenizer,

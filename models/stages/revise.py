@@ -11,18 +11,20 @@ Deviations (those of a single step are in `models.judge.revise`)
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from models import counts
 from models.config.policy import ReviseConfig
-from models.judge.build import open_asker
+from models.judge.batch import OnAnswer
+from models.judge.build import build_chat_model
 from models.judge.chat import Usage
 from models.judge.constitutions import load_constitution
-from models.judge.resumable import SPENT, AskedRows, spent
+from models.judge.resumable import ResumableBatch, RowMaker, usage_columns, usage_totals
 from models.judge.revise import Reviser
 from models.nets.generation import Sampling
 from models.nets.loading import load_policy, load_tokenizer
@@ -35,25 +37,25 @@ Row = dict[str, Any]
 
 
 def run(config: ReviseConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `data` (policy_prompts.jsonl), `policy`, maybe `constitution` (one of one's own).
+    """Inputs: `data` (policy_prompts.jsonl), `policy`, and the user's own `constitution`, if any.
 
     Output: demonstrations.jsonl, of each prompt the last revision; revisions.jsonl, a row a prompt
     with the policy's `response` and all `steps` (principle, critique, revision, is_usable).
     """
     constitution = load_constitution(config.constitution, inputs.get("constitution"))
-    work = AskedRows.resumed(workdir)
-    drafts = _drafts(config, inputs, work)
-    asker = open_asker(config.judge, workdir, config.seed, signals.stop_requested)
-    reviser = Reviser(asker, config, constitution)
+    batch = ResumableBatch.resume(workdir)
+    drafts = _drafts(config, inputs, batch)
+    chat = build_chat_model(config.judge, workdir, config.seed, signals.stop_requested)
+    reviser = Reviser(chat, config, constitution)
 
-    def revised(part: Sequence[Row], on_answer: Callable[[], None]) -> list[Row]:
-        return _revised(reviser, part, on_answer)
-
-    rows = work.complete(
-        *(asker, drafts, revised, _measures),
-        at_once=config.prompts_at_once,
+    maker = RowMaker[Row](
+        chat=chat,
+        make_rows=lambda part, on_answer: _revised(reviser, part, on_answer),
+        measures=_measures,
+        items_at_once=config.prompts_at_once,
         answers_per_item=config.num_revisions * reviser.answers_per_step,
     )
+    rows = batch.run(drafts, maker)
     learned = [row for row in rows if any(step["is_usable"] for step in row["steps"])]
     if not learned:
         raise ValueError(
@@ -69,14 +71,13 @@ def run(config: ReviseConfig, inputs: dict[str, Path], workdir: Path) -> None:
             for row in learned
         ),
     )
-    totals = {name: sum(row[name] for row in rows) for name in SPENT}
     counts = {"num_prompts": len(rows), "num_demonstrations": len(learned)}
-    write_json(output / "summary.json", {**counts, **_measures(rows), **totals})
+    write_json(output / "summary.json", {**counts, **_measures(rows), **usage_totals(rows)})
 
 
-def _drafts(config: ReviseConfig, inputs: dict[str, Path], work: AskedRows) -> list[Row]:
+def _drafts(config: ReviseConfig, inputs: dict[str, Path], batch: ResumableBatch) -> list[Row]:
     """The prompts with the policy's answers: sampled once, and then of the checkpoint."""
-    path = work.workdir / "drafts.jsonl"
+    path = batch.workdir / "drafts.jsonl"
     if not path.exists() or not path.stat().st_size:
         rows = _prompts(config, inputs["data"] / "policy_prompts.jsonl")
         answers = respond(
@@ -88,7 +89,7 @@ def _drafts(config: ReviseConfig, inputs: dict[str, Path], work: AskedRows) -> l
         )
         columns = zip(rows, answers, strict=True)
         write_rows(path, ({**row, "response": answer} for row, answer in columns))
-        work.save()
+        batch.save()
     return read_rows(path)
 
 
@@ -98,12 +99,13 @@ def _prompts(config: ReviseConfig, path: Path) -> list[Row]:
         {"prompt": row["prompt"], "category": row.get("category")}
         for row in rows_of(path, config.categories, what="prompts")
     ]
-    if config.max_prompts is None or config.max_prompts >= len(rows):
+    count = counts.num_taken(len(rows), config.max_prompts)
+    if count == len(rows):
         return rows
-    return random.Random(f"revise/{config.seed}").sample(rows, config.max_prompts)
+    return random.Random(f"revise/{config.seed}").sample(rows, count)
 
 
-def _revised(reviser: Reviser, part: Sequence[Row], on_answer: Callable[[], None]) -> list[Row]:
+def _revised(reviser: Reviser, part: Sequence[Row], on_answer: OnAnswer) -> list[Row]:
     """Rows of a part of the prompts: every step of all of them, then the next."""
     prompts = [row["prompt"] for row in part]
     drafts = [row["response"] for row in part]
@@ -117,7 +119,7 @@ def _revised(reviser: Reviser, part: Sequence[Row], on_answer: Callable[[], None
             usages[index] += step.usage
             drafts[index] = step.revision
     return [
-        {**row, "steps": taken, **spent(reviser.asker, usage)}
+        {**row, "steps": taken, **usage_columns(reviser.chat, usage)}
         for row, taken, usage in zip(part, steps, usages, strict=True)
     ]
 

@@ -18,17 +18,17 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from models.config.reward import RewardModelConfig
-from models.data.prompts import opening_of
+from models.data.prompts import first_turn
 from models.functional.strength import fold_of
-from models.nets.auxiliary_heads import further_heads
+from models.nets.auxiliary_heads import auxiliary_heads
 from models.nets.loading import load_tokenizer, new_scorer, save_model
 from models.training import distributed
 from models.training.data import HELD_OUT, SPLITS, Pairs, context_length, read_pairs, write_rows
 from models.training.loop import fit
-from models.training.pair_batches import rankings_of, reward_loss
+from models.training.pair_batches import pair_batches_of, reward_loss
 from models.training.progress import write_json
 from models.training.scoring import score_rows
-from models.training.trunk_cache import stored_states
+from models.training.trunk_cache import cached_trunk
 
 # The folds are one partition of the prompts shared by all members, so their seed is a constant.
 FOLD_SEED = 0
@@ -42,14 +42,14 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     model = new_scorer(inputs["policy"] / "model", 1, config.seed)
     source = inputs.get("pairs", inputs["preferences"])
-    limit, states = context_length(model.config), stored_states(inputs, model)
+    limit, states = context_length(model.config), cached_trunk(inputs, model)
     pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
     unseen = _other_categories(config, pairs)
     if config.fold is not None:
         folds = prompt_folds(pairs.prompts, config.num_folds).tolist()
         unseen |= {index for index, fold in enumerate(folds) if fold == config.fold}
     seen = pairs.subset([index for index in range(len(pairs.rows)) if index not in unseen])
-    rankings = rankings_of(seen, config.ranking)
+    rankings = pair_batches_of(seen, config.ranking)
     curve = None
     if config.score_every is not None:
         held_out = inputs["preferences"] / "validation.jsonl"
@@ -97,7 +97,7 @@ def _heads_of_terms(
 ) -> AbstractContextManager[None]:
     """The heads that the loss's further terms train beside the model."""
     term = config.contrastive
-    return further_heads(
+    return auxiliary_heads(
         model,
         policy if config.imitation_coef > 0 else None,
         term.num_prototypes if term is not None and term.kind == "swav" else None,
@@ -108,14 +108,14 @@ def _heads_of_terms(
 def prompt_folds(prompts: Sequence[str], num_folds: int) -> Tensor:
     """The fold (N,) of each of N pairs, drawn for what splits keep together as well.
 
-    Rankings, repeated prompts and dialogues cut at several turns give several pairs of one opening;
-    a member trained on one of them would not judge the others unseen. Raises ValueError for fewer
-    openings than folds.
+    Rankings, repeated prompts and dialogues cut at several turns give several pairs with the same
+    first turn: a member trained on one of them would not judge the others unseen. Raises ValueError
+    for fewer first turns than folds.
     """
-    openings = [opening_of(prompt) for prompt in prompts]
-    places = {opening: place for place, opening in enumerate(dict.fromkeys(openings))}
-    folds = fold_of(len(places), num_folds, FOLD_SEED)
-    return folds[[places[opening] for opening in openings]]
+    turns = [first_turn(prompt) for prompt in prompts]
+    index = {turn: number for number, turn in enumerate(dict.fromkeys(turns))}
+    folds = fold_of(len(index), num_folds, FOLD_SEED)
+    return folds[[index[turn] for turn in turns]]
 
 
 def score_splits(
@@ -133,7 +133,7 @@ def score_splits(
     """
     rows: list[dict[str, object]] = []
     accuracy = {}
-    limit, states = context_length(model.config), stored_states(inputs, model)
+    limit, states = context_length(model.config), cached_trunk(inputs, model)
     for split in splits:
         pairs = read_pairs(inputs["preferences"] / f"{split}.jsonl", tokenizer, limit, states)
         scores = score_rows(model, pairs.rows)
@@ -168,7 +168,7 @@ class ValidationCurve:
         if step % self.every != 0:
             return
         scores = score_rows(self.model, self.pairs.rows)
-        if not distributed.is_first():
+        if not distributed.is_rank_zero():
             return
         gaps = (scores[:, 0] - scores[:, 1]).tolist()
         with self.path.open("a", encoding="utf-8") as stream:

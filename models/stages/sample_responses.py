@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from models import counts
 from models.config.policy import SampleResponsesConfig
 from models.nets.generation import Sampling
 from models.nets.loading import load_policy, load_scorer, load_tokenizer
@@ -29,7 +30,8 @@ def run(config: SampleResponsesConfig, inputs: dict[str, Path], workdir: Path) -
     Output: answers.jsonl, a row a prompt with its `responses` and their `scores`.
     """
     rows = read_rows(inputs["data"] / "policy_prompts.jsonl")
-    drawn = random.Random(f"answers/{config.seed}").sample(rows, min(config.num_prompts, len(rows)))
+    count = counts.num_taken(len(rows), config.num_prompts)
+    drawn = random.Random(f"answers/{config.seed}").sample(rows, count)
     prompts = [row["prompt"] for row in drawn]
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     answers = respond_often(

@@ -10,28 +10,36 @@ from pathlib import Path
 from models.config.reporting import StudyConfig
 from models.reporting.kit.artifacts import Artifacts
 from models.reporting.kit.charts import Chart
-from models.studies.catalogue import exhibits_of
-from models.studies.drawing import draw
+from models.studies import (  # noqa: F401  (they register their readers)
+    advantage_model,
+    constants,
+    frontier,
+    human_votes,
+    part_one,
+    part_two,
+    rlaif,
+)
 from models.studies.page import render
-from models.studies.readers import READERS, REMARKS
-from models.studies.reading import Reading, find
+from models.studies.plots import draw
+from models.studies.registry import READERS
+from models.studies.results import SeedResult, combine_seeds
 from models.training.progress import write_json
 
 
 def run(config: StudyConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `<seed>.<role>` for every role of every seed's run.
 
-    Output: report.html (self-contained), scorecard.json (the finding), plots/.
+    Output: report.html (self-contained), scorecard.json (the result over seeds), plots/.
     """
-    (exhibit,) = exhibits_of(config.paper, config.exhibit)
+    reader = READERS[f"{config.paper}-{config.exhibit}"]
+    exhibit = reader.exhibit
     roles: dict[int, dict[str, Path]] = defaultdict(dict)
     for name, path in inputs.items():
         seed, _, role = name.partition(".")
         roles[int(seed)][role] = path
-    read = READERS[exhibit.slug]
-    readings = {seed: read(Artifacts(roles[seed])) for seed in config.seeds}
-    finding = find(readings, REMARKS.get(exhibit.slug))
-    charts = charts_of(list(readings.values()))
+    results = {seed: reader.read(Artifacts(roles[seed])) for seed in config.seeds}
+    combined = combine_seeds(results, reader.remark)
+    charts = charts_of(list(results.values()))
     seconds = sum({entry.key: entry.seconds for entry in config.lineage}.values())
     output = workdir / "output"
     card = {
@@ -39,20 +47,20 @@ def run(config: StudyConfig, inputs: dict[str, Path], workdir: Path) -> None:
         "scale": config.scale,
         "command": config.command,
         "seconds": seconds,
-        **asdict(finding),
+        **asdict(combined),
     }
     write_json(output / "scorecard.json", card)
-    page = render(exhibit, finding, charts, config, seconds)
+    page = render(exhibit, combined, charts, config, seconds)
     (output / "report.html").write_text(page, encoding="utf-8")
     (output / "plots").mkdir()
     for number, chart in enumerate(charts, start=1):
         (output / "plots" / f"{exhibit.slug}_{number}.svg").write_bytes(chart.svg)
     numbers = {
         _plain(f"{row}/{column}"): cell.mean
-        for row, columns in finding.table.items()
+        for row, columns in combined.table.items()
         for column, cell in columns.items()
     }
-    write_json(output / "summary.json", {"status": finding.status, **numbers})
+    write_json(output / "summary.json", {"status": combined.status, **numbers})
 
 
 def _plain(name: str) -> str:
@@ -60,9 +68,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[^\w\-. :/]", "", name)
 
 
-def charts_of(readings: list[Reading]) -> list[Chart]:
+def charts_of(results: list[SeedResult]) -> list[Chart]:
     """Each plot over all seeds."""
-    first = readings[0]
-    return [
-        draw([reading.plots[index] for reading in readings]) for index in range(len(first.plots))
-    ]
+    first = results[0]
+    return [draw([result.plots[index] for result in results]) for index in range(len(first.plots))]

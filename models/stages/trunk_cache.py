@@ -14,11 +14,11 @@ from torch import Tensor
 from models.config.reward import TrunkCacheConfig
 from models.nets.freezing import num_frozen_layers
 from models.nets.loading import load_policy, load_tokenizer
-from models.nets.trunk import lower_digest
+from models.nets.trunk import trunk_digest
 from models.training.data import SPLITS, context_length, read_pairs
 from models.training.progress import Progress, write_json
-from models.training.scoring import lower_states
-from models.training.trunk_cache import write_states
+from models.training.scoring import trunk_activations
+from models.training.trunk_cache import write_trunk
 
 ROWS_BETWEEN_REPORTS = 100
 
@@ -49,10 +49,10 @@ def run(config: TrunkCacheConfig, inputs: dict[str, Path], workdir: Path) -> Non
             if done % ROWS_BETWEEN_REPORTS == 0 or done == total:
                 progress.advance(done, total)
 
-    metadata = {"depth": str(depth), "digest": lower_digest(model, depth)}
+    metadata = {"depth": str(depth), "digest": trunk_digest(model, depth)}
     for split, rows in pairs.items():
-        states = counted(lower_states(model, rows, depth))
+        states = counted(trunk_activations(model, rows, depth))
         path = workdir / "output" / f"{split}.safetensors"
-        write_states(path, rows, states, model.config.hidden_size, metadata)
+        write_trunk(path, rows, states, model.config.hidden_size, metadata)
     tokens = sum(row.num_tokens for rows in pairs.values() for row in rows)
     write_json(workdir / "output" / "summary.json", {"num_layers": depth, "num_tokens": tokens})

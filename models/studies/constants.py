@@ -9,25 +9,27 @@ held-out reward models judge them. Gold takes no part.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from statistics import fmean
 
 import torch
 import torch.nn.functional as F
 
 from models.reporting.kit.artifacts import Artifacts, ReportInputError
-from models.studies.policies import answers
-from models.studies.reading import Plot, Reading, titled
+from models.studies.measures import answers
+from models.studies.registry import exhibit
+from models.studies.results import Plot, SeedResult, titled
 
 NLL, ACCURACY = "negative log-likelihood, nats", "accuracy"
 NET, KL = "wins minus losses", "KL, nats"
 SPREAD = "spread of answers, after / before"
 # What two values may differ by and still count as equal: about a standard error of each measure.
 EQUAL = {NLL: 0.01, NET: 0.04}
+CLAIM = "The recipe's value is as good as any, on validation data"
+UNPUBLISHED = "not published"
 Measure = Callable[[Artifacts, str], dict[str, float]]
 
 
-def of_scorer(artifacts: Artifacts, role: str) -> dict[str, float]:
+def measure_scorer(artifacts: Artifacts, role: str) -> dict[str, float]:
     """How likely a scorer finds the annotators' labels of the validation pairs."""
     rows = artifacts.scores(role, "validation").values()
     gap = torch.tensor(
@@ -36,14 +38,14 @@ def of_scorer(artifacts: Artifacts, role: str) -> dict[str, float]:
     return {NLL: float(-F.logsigmoid(gap).mean()), ACCURACY: float((gap > 0).double().mean())}
 
 
-def of_meta_rm(artifacts: Artifacts, role: str) -> dict[str, float]:
+def measure_meta_rm(artifacts: Artifacts, role: str) -> dict[str, float]:
     """The same, and how far it has spread the scores of answers to one prompt."""
     rows = artifacts.rows(role, "spreads.jsonl")
     before, after = (fmean(row[name] for row in rows) for name in ("before", "after"))
-    return {**of_scorer(artifacts, role), SPREAD: after / before}
+    return {**measure_scorer(artifacts, role), SPREAD: after / before}
 
 
-def of_policy(artifacts: Artifacts, role: str) -> dict[str, float]:
+def measure_policy(artifacts: Artifacts, role: str) -> dict[str, float]:
     """How a policy does against SFT on the validation prompts."""
     name = role.removeprefix("policy_")
     document = artifacts.document(f"judge_{name}", "judgement.json")
@@ -60,9 +62,9 @@ def swept(artifacts: Artifacts, prefix: str) -> dict[float, str]:
     return {value: values[value] for value in sorted(values)}
 
 
-def _sweep(
+def _read_sweep(
     constant: str, kind: str, measure: Measure, decisive: str, artifacts: Artifacts
-) -> Reading:
+) -> SeedResult:
     """A row a value; whether the recipe's is as good as any."""
     values = swept(artifacts, f"{kind}_{constant}_")
     recipes = [value for value, role in values.items() if role.endswith("_recipe")]
@@ -72,7 +74,7 @@ def _sweep(
     found = {value: measure(artifacts, role) for value, role in values.items()}
     sign = -1.0 if decisive == NLL else 1.0
     best = max(sign * row[decisive] for row in found.values())
-    return Reading(
+    return SeedResult(
         table={f"{v:g}{' (recipe)' * (v == recipe)}": row for v, row in found.items()},
         checks={
             f"the recipe's value is within {EQUAL[decisive]} of the best": best
@@ -86,7 +88,7 @@ def _sweep(
                 f"{column}\n(validation)",
                 {
                     "validation": (
-                        [float(place) for place in range(len(found))],
+                        [float(index) for index in range(len(found))],
                         [row[column] for row in found.values()],
                     )
                 },
@@ -97,10 +99,81 @@ def _sweep(
     )
 
 
-OF_SCORERS = ("smoothing", "margin_clip", "temperature", "num_policies")
-OF_POLICIES = ("num_clusters", "per_cluster")
-READERS: dict[str, Callable[[Artifacts], Reading]] = {
-    **{name: partial(_sweep, name, "scorer", of_scorer, NLL) for name in OF_SCORERS},
-    **{name: partial(_sweep, name, "policy", of_policy, NET) for name in OF_POLICIES},
-    "meta_step": partial(_sweep, "meta_step", "scorer", of_meta_rm, NLL),
-}
+@exhibit(
+    "constants",
+    "smoothing",
+    shows="alpha of label smoothing, on the recipe's treatment of labels",
+    claim=CLAIM,
+    printed=UNPUBLISHED,
+)
+def smoothing(artifacts: Artifacts) -> SeedResult:
+    """Reward models by the smoothing of their labels."""
+    return _read_sweep("smoothing", "scorer", measure_scorer, NLL, artifacts)
+
+
+@exhibit(
+    "constants",
+    "margin-clip",
+    shows="The largest adaptive margin, at a margin of the strength itself",
+    claim=CLAIM,
+    printed=UNPUBLISHED,
+)
+def margin_clip(artifacts: Artifacts) -> SeedResult:
+    """Reward models by the largest margin."""
+    return _read_sweep("margin_clip", "scorer", measure_scorer, NLL, artifacts)
+
+
+@exhibit(
+    "constants", "temperature", shows="tau of SimCSE on pairs", claim=CLAIM, printed=UNPUBLISHED
+)
+def temperature(artifacts: Artifacts) -> SeedResult:
+    """Contrastive reward models by temperature."""
+    return _read_sweep("temperature", "scorer", measure_scorer, NLL, artifacts)
+
+
+@exhibit(
+    "constants",
+    "num-policies",
+    shows="N of the Advantage Model's equation 8",
+    claim=CLAIM,
+    printed=UNPUBLISHED,
+)
+def num_policies(artifacts: Artifacts) -> SeedResult:
+    """Advantage Models by N."""
+    return _read_sweep("num_policies", "scorer", measure_scorer, NLL, artifacts)
+
+
+@exhibit(
+    "constants",
+    "num-clusters",
+    shows="c, the clusters of selective rehearsal, as many examples in all",
+    claim=CLAIM,
+    printed=UNPUBLISHED,
+)
+def num_clusters(artifacts: Artifacts) -> SeedResult:
+    """Policies by the number of clusters rehearsed."""
+    return _read_sweep("num_clusters", "policy", measure_policy, NET, artifacts)
+
+
+@exhibit(
+    "constants",
+    "per-cluster",
+    shows="k, the examples kept of each cluster",
+    claim=CLAIM,
+    printed=UNPUBLISHED,
+)
+def per_cluster(artifacts: Artifacts) -> SeedResult:
+    """Policies by the examples rehearsed of each cluster."""
+    return _read_sweep("per_cluster", "policy", measure_policy, NET, artifacts)
+
+
+@exhibit(
+    "constants",
+    "meta-step",
+    shows="eta, the step of MetaRM's ascent",
+    claim=CLAIM,
+    printed=UNPUBLISHED,
+)
+def meta_step(artifacts: Artifacts) -> SeedResult:
+    """MetaRM by the step of its ascent."""
+    return _read_sweep("meta_step", "scorer", measure_meta_rm, NLL, artifacts)

@@ -4,18 +4,23 @@ As figure 2 of [DPO, arXiv 2305.18290]. A setting is a point: on the main prompt
 and the mean gold score over SFT's (of people's data that of the held-out reward models). Every KL
 is measured alike, on answers that the policy itself has sampled, but that of best of n: what it
 chooses has no likelihood, and the KL is an upper bound, so that it is drawn and not compared.
+
+Lines of gain by KL are compared where both have points on either side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from statistics import fmean
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, stdev
 
 from models.reporting.kit.artifacts import Artifacts, Row
 from models.reporting.kit.names import policy_name
 from models.studies.constants import swept
-from models.studies.equal_kl import Line, highest, lead_of
-from models.studies.reading import Plot, Reading
+from models.studies.registry import exhibit
+from models.studies.results import Plot, SeedResult
 
 # What is varied of each arm.
 CONSTANTS = {
@@ -33,9 +38,26 @@ START, DPO, BOUND = policy_name("sft"), NAMES["dpo"], NAMES["best_of_n"]
 KL, LENGTH = "KL, nats", "length, tokens"
 MEASURES = {"gold": "gold", "judge_score": "held-out score"}
 UNITS = {"gold": "0 to 1", "judge_score": "no unit"}
+# KL, nats, and what is gained: a point a setting, in any order.
+Line = tuple[list[float], list[float]]
 
 
-def frontier(artifacts: Artifacts) -> Reading:
+def gains_most(results: Sequence[SeedResult]) -> str:
+    """Which method has the highest gain at equal KL, over seeds."""
+    gain = next(iter(next(iter(results[0].table.values()))))
+    return highest([_measured(result.plots[0].series) for result in results], gain)
+
+
+@exhibit(
+    "methods",
+    "frontier",
+    shows="Gold score over SFT's by KL to SFT, each method at several strengths",
+    claim="At equal KL DPO gains more than every other method",
+    printed="[DPO] figure 2, on sentiment: DPO has the highest reward at every KL; no numbers "
+    "printed",
+    remark=gains_most,
+)
+def frontier(artifacts: Artifacts) -> SeedResult:
     """A row a setting; whether DPO gains more than each other method at equal KL."""
     start = _by_set(artifacts, "eval_sft")
     measure = next(key for key in MEASURES if key in start["main"][0])
@@ -45,20 +67,20 @@ def frontier(artifacts: Artifacts) -> Reading:
     for arm, constant in CONSTANTS.items():
         rows = []
         for value, role in swept(artifacts, f"eval_{arm}_").items():
-            found = _by_set(artifacts, role)
+            sets = _by_set(artifacts, role)
             gained = {
-                place: _mean(found[place], measure) - _mean(start[place], measure)
-                for place in ("main", "forget")
-                if place in start
+                name: _mean(sets[name], measure) - _mean(start[name], measure)
+                for name in ("main", "forget")
+                if name in start
             }
-            row = {gain: gained["main"], KL: _mean(found["main"], "kl")}
+            row = {gain: gained["main"], KL: _mean(sets["main"], "kl")}
             row |= {f"{gain}, forget set": gained["forget"]} if "forget" in gained else {}
-            rows.append(row | {LENGTH: _mean(found["main"], "length")})
+            rows.append(row | {LENGTH: _mean(sets["main"], "length")})
             recipe = " (recipe)" if role.endswith("_recipe") else ""
             table[f"{NAMES[arm]}, {constant} {value:g}{recipe}"] = rows[-1]
         lines[NAMES[arm]] = ([row[KL] for row in rows], [row[gain] for row in rows])
     leads = {name: lead_of(lines[DPO], line) for name, line in _measured(lines).items()}
-    return Reading(
+    return SeedResult(
         table,
         {
             f"DPO gains more than {name} at equal KL": lead is not None and lead > 0
@@ -78,12 +100,6 @@ def frontier(artifacts: Artifacts) -> Reading:
     )
 
 
-def gains_most(readings: Sequence[Reading]) -> str:
-    """Which method has the highest gain at equal KL, over seeds."""
-    gain = next(iter(next(iter(readings[0].table.values()))))
-    return highest([_measured(reading.plots[0].series) for reading in readings], gain)
-
-
 def _measured(lines: dict[str, Line]) -> dict[str, Line]:
     """The methods whose KL is measured, and no bound."""
     return {name: line for name, line in lines.items() if name not in (START, BOUND)}
@@ -99,3 +115,92 @@ def _by_set(artifacts: Artifacts, role: str) -> dict[str, list[Row]]:
 
 def _mean(rows: Sequence[Row], measure: str) -> float:
     return fmean(row[measure] for row in rows)
+
+
+def shared_kl(ours: Line, theirs: Line) -> tuple[float, float] | None:
+    """From which KL to which both lines reach; None where that is no distance."""
+    low, high = max(min(ours[0]), min(theirs[0])), min(max(ours[0]), max(theirs[0]))
+    return (low, high) if low < high else None
+
+
+def lead_of(ours: Line, theirs: Line) -> float | None:
+    """How much more the one line gains than the other, on average over the KL that they share.
+
+    Lines are straight from one KL to the next. None where they share none.
+    """
+    span = shared_kl(ours, theirs)
+    if span is None:
+        return None
+    grid = sorted({*span, *(kl for kl in (*ours[0], *theirs[0]) if span[0] < kl < span[1])})
+    leads = [_height(ours, kl) - _height(theirs, kl) for kl in grid]
+    areas = [
+        (end - begin) * (first + last) / 2
+        for (begin, end), (first, last) in zip(pairwise(grid), pairwise(leads), strict=True)
+    ]
+    return sum(areas) / (span[1] - span[0])
+
+
+def _height(line: Line, kl: float) -> float:
+    """What a line gains at a KL that it reaches."""
+    points = sorted(zip(*line, strict=True))
+    right = min(max(bisect_right(points, kl, key=lambda point: point[0]), 1), len(points) - 1)
+    (begin, first), (end, last) = points[right - 1], points[right]
+    return first + (last - first) * (kl - begin) / (end - begin) if end > begin else first
+
+
+@dataclass(frozen=True)
+class Lead:
+    """Of one method over another in each seed, and the KL they share, mean over seeds."""
+
+    over: str
+    by_seed: list[float]
+    span: tuple[float, float]
+
+    @property
+    def standing(self) -> str:
+        """Clear is more in every seed, and by more than twice the standard deviation over seeds."""
+        values, mean = self.by_seed, fmean(self.by_seed)
+        if mean <= 0:
+            return "behind"
+        is_clear = len(values) > 1 and min(values) > 0 and mean > 2 * stdev(values)
+        return "clearly over" if is_clear else "not clearly over"
+
+    def __str__(self) -> str:
+        spread = f" ± {stdev(self.by_seed):.3f}" if len(self.by_seed) > 1 else ""
+        low, high = self.span
+        return f"{self.over} ({fmean(self.by_seed):+.3f}{spread}, {low:.2f} to {high:.2f} nats)"
+
+
+def highest(seeds: Sequence[Mapping[str, Line]], gained: str) -> str:
+    """Which of some methods gains most at equal KL, and how clearly: over each of the others.
+
+    seeds: each seed's line by the method's name. It is ahead of most others less those
+    it is behind.
+    """
+    names = list(seeds[0])
+    leads = {name: _leads(seeds, name) for name in names}
+    means = {name: [fmean(lead.by_seed) for lead in own] for name, own in leads.items()}
+
+    def rank(name: str) -> tuple[int, float]:
+        return sum(1 if mean > 0 else -1 for mean in means[name]), sum(means[name])
+
+    top = max(names, key=rank)
+    parts = []
+    for standing in ("clearly over", "not clearly over", "behind"):
+        found = [str(lead) for lead in leads[top] if lead.standing == standing]
+        parts += [f"{standing} {', '.join(found)}"] if found else []
+    apart = set(names) - {top} - {lead.over for lead in leads[top]}
+    parts += [f"not compared with {', '.join(sorted(apart))}, at other KL"] if apart else []
+    return f"At equal KL {top} has the highest {gained}: {'; '.join(parts)}."
+
+
+def _leads(seeds: Sequence[Mapping[str, Line]], name: str) -> list[Lead]:
+    """Over all others with whom it shares some KL in every seed."""
+    found = []
+    for other in seeds[0]:
+        leads = [lead_of(lines[name], lines[other]) for lines in seeds]
+        spans = [shared_kl(lines[name], lines[other]) for lines in seeds]
+        if other != name and None not in leads:
+            low, high = (fmean(span[end] for span in spans if span) for end in (0, 1))
+            found.append(Lead(other, [lead for lead in leads if lead is not None], (low, high)))
+    return found

@@ -1,21 +1,23 @@
-"""docs/papers.md: a row for every table and figure, from the scorecards of the studies run."""
+"""docs/papers.md and a page for each exhibit, from the scorecards of the studies run."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from models.studies.catalogue import EXHIBITS
-from models.studies.exhibit import TITLES, Exhibit
-from models.studies.reading import Cell, Status, key_figures
+from models.studies.registry import EXHIBITS, TITLES, Exhibit
+from models.studies.results import Cell, Status
 
 # A study's scorecard.json.
 Card = Mapping[str, Any]
 SUMMARY_HEADS = ("", *get_args(Status), "not run yet")
-HEADS = ("", "claim", "the paper", "ours", "held", "seconds", "command")
+HEADS = ("exhibit", "claim", "printed", "ours", "verdict", "command")
+NOTHING_PRINTED = ("no numbers", "not published")
+DEFAULTS = (" --scale default", " --seeds 2 3 4")
 
 
 def cards_below(folder: Path) -> dict[str, Card]:
@@ -40,18 +42,49 @@ def keep(reports: Path, folder: Path) -> None:
             shutil.copy2(path, folder / name)
 
 
-def papers_page(cards: Mapping[str, Card], plots: str | None = None) -> str:
-    """The page in Markdown, of cards by folder; plots: where these folders are, to link to."""
+def write_pages(reports: Path, into: Path) -> Path:
+    """Write `into`/papers.md and `into`/papers, after what the reports have is kept there."""
+    folder = into / "papers"
+    folder.mkdir(parents=True, exist_ok=True)
+    keep(reports, folder)
+    cards = cards_below(folder)
+    for name, page in exhibit_pages(cards, folder).items():
+        (folder / name).write_text(page, encoding="utf-8")
+    path = into / "papers.md"
+    path.write_text(papers_page(cards, links=True), encoding="utf-8")
+    return path
+
+
+def papers_page(cards: Mapping[str, Card], links: bool = False) -> str:
+    """The table of all exhibits in Markdown; links: each leads to its page in papers/."""
     parts = [HEADER.strip(), _markdown(SUMMARY_HEADS, _summary(cards))]
     for paper, title in TITLES.items():
         rows = [
             row
             for exhibit in EXHIBITS
             if exhibit.paper == paper
-            for row in _rows(exhibit, cards, plots)
+            for row in _rows(exhibit, _own(exhibit, cards).values(), links)
         ]
         parts += [f"## {title}", _markdown(HEADS, rows)]
     return "\n\n".join(parts) + "\n"
+
+
+def exhibit_pages(cards: Mapping[str, Card], folder: Path) -> dict[str, str]:
+    """A page in Markdown, by file name, for every exhibit that was run; plots lie in `folder`."""
+    return {
+        f"{exhibit.slug}.md": _page(exhibit, own, folder)
+        for exhibit in EXHIBITS
+        if (own := _own(exhibit, cards))
+    }
+
+
+def _own(exhibit: Exhibit, cards: Mapping[str, Card]) -> dict[str, Card]:
+    """The scorecards of one exhibit, by folder: one for each scale at which it was run."""
+    return {
+        folder: card
+        for folder, card in cards.items()
+        if (card["paper"], card["name"]) == (exhibit.paper, exhibit.name)
+    }
 
 
 def _summary(cards: Mapping[str, Card]) -> list[list[str]]:
@@ -66,45 +99,75 @@ def _summary(cards: Mapping[str, Card]) -> list[list[str]]:
     return rows
 
 
-def _rows(exhibit: Exhibit, cards: Mapping[str, Card], plots: str | None) -> list[list[str]]:
+def _rows(exhibit: Exhibit, cards: Iterable[Card], links: bool) -> list[list[str]]:
     """A row for each scale at which it was run."""
-    claim = f"{exhibit.shows}. {exhibit.claim}"
-    own = {
-        folder: card
-        for folder, card in cards.items()
-        if (card["paper"], card["name"]) == (exhibit.paper, exhibit.name)
-    }
-    if not own:
-        return [[exhibit.title, claim, exhibit.printed, "not run yet", "", "", ""]]
-    return [
-        [
-            f"[{exhibit.title}]({plots}/{folder})" if plots else exhibit.title,
-            claim,
-            exhibit.printed,
-            f"{_remark(card)}{_checks(card)} ({_figures(card)})",
-            str(card["status"]),
-            f"{card['seconds']:,.0f}",
-            f"`{card['command']}`",
-        ]
-        for folder, card in own.items()
+    printed = "" if exhibit.printed.startswith(NOTHING_PRINTED) else exhibit.printed
+    title = f"[{exhibit.title}](papers/{exhibit.slug}.md)" if links else exhibit.title
+    rows = [
+        [title, exhibit.claim, printed, _first(card), _verdict(card), f"`{_short(card)}`"]
+        for card in cards
     ]
+    return rows or [[exhibit.title, exhibit.claim, printed, "not run yet", "", ""]]
 
 
-def _remark(card: Card) -> str:
-    """What few studies say beside their checks; cards of before have no such field."""
-    remark = card.get("remark")
-    return f"{remark} " if remark else ""
-
-
-def _checks(card: Card) -> str:
-    return "; ".join(
-        f"{words}: {sum(seen)} of {len(seen)}" for words, seen in card["checks"].items()
-    )
+def _page(exhibit: Exhibit, cards: Mapping[str, Card], folder: Path) -> str:
+    """All there is to say of one exhibit."""
+    parts = [
+        f"# {TITLES[exhibit.paper]}: {exhibit.name.replace('-', ' ')}",
+        f"{exhibit.shows}. [All exhibits](../papers.md).",
+        f"- **Claim:** {exhibit.claim}.\n- **Printed:** {exhibit.printed or 'nothing'}.",
+    ]
+    for name, card in cards.items():
+        checks = [[words, _of(seen)] for words, seen in card["checks"].items()]
+        plots = sorted(path.name for path in (folder / name).glob("*.svg"))
+        parts += [
+            f"## Recipe `{card['scale']}`: {card['status']}",
+            # Cards of earlier versions have no remark.
+            *([card["remark"]] if card.get("remark") else []),
+            _markdown(("part of the claim", "seeds that show it"), checks),
+            _figures(card),
+            *(f"![{exhibit.shows}]({name}/{plot})" for plot in plots),
+            f"```bash\n{card['command']}\n```",
+            f"{card['seconds']:,.0f} s of all stages that the exhibit needs, shared ones included. "
+            f"[Scorecard]({name}/scorecard.json).",
+        ]
+    return "\n\n".join(parts) + "\n"
 
 
 def _figures(card: Card) -> str:
-    table = card["table"].items()
-    return key_figures({r: {c: Cell(**cell) for c, cell in row.items()} for r, row in table})
+    """A study's whole table."""
+    columns = list(dict.fromkeys(column for row in card["table"].values() for column in row))
+    rows = [
+        [name, *(str(Cell(**row[column])) if column in row else "" for column in columns)]
+        for name, row in card["table"].items()
+    ]
+    return _markdown(("", *columns), rows)
+
+
+def _first(card: Card) -> str:
+    """The first figure of a study's table."""
+    name, row = next(iter(card["table"].items()))
+    column, cell = next(iter(row.items()))
+    return f"{name}: {column} {Cell(**cell)}"
+
+
+def _verdict(card: Card) -> str:
+    """The status, and how often a seed shows a part of the claim."""
+    return f"{card['status']}, {_of([each for seen in card['checks'].values() for each in seen])}"
+
+
+def _short(card: Card) -> str:
+    """The command without what is as by default; … stands for fields it changes."""
+    command = str(card["command"])
+    for default in DEFAULTS:
+        command = command.replace(default, "")
+    words = shlex.split(command)
+    changes = ["…"] if any("=" in word for word in words) else []
+    return " ".join([*(word for word in words if "=" not in word), *changes])
+
+
+def _of(seen: Sequence[bool]) -> str:
+    return f"{sum(seen)} of {len(seen)}"
 
 
 def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -113,11 +176,12 @@ def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 HEADER = """
-# The papers, once more
+# The papers' tables and figures
 
-A row for each table and figure, written by `trimtab papers --into docs` from the scorecards that
-`trimtab study PAPER EXHIBIT` left. A part of a claim counts the seeds that show it. *Held*: every
-part in every seed; *not held*: every part fails in at least half of them; *in part* otherwise.
-Figures are means ± standard deviation over seeds; seconds are those of all stages that the exhibit
-needs, shared ones included.
+A row for each, written by `trimtab papers --into docs` from the scorecards that
+`trimtab study PAPER EXHIBIT` leaves. *Held*: every seed shows every part of the claim; *not held*:
+every part fails in at least half of the seeds; *in part*: otherwise. The count beside the verdict
+is of parts times seeds. *Ours* is the first figure of the exhibit's own page, mean ± standard
+deviation over seeds; that page has all of them, the parts of the claim, the plots and the time it
+took. `…` stands for changed fields, which that page has in full.
 """

@@ -1,4 +1,4 @@
-"""Reading figures 4 and 6 to 9 of Part I: what PPO's tricks do, by step and to the answers."""
+"""Figures of [PPO, arXiv 2307.04964]: what PPO's tricks do to training and to the answers."""
 
 from __future__ import annotations
 
@@ -6,54 +6,38 @@ from collections.abc import Mapping
 
 from models.reporting.kit.artifacts import Artifacts
 from models.reporting.run.curves import Curve
-from models.studies.policies import (
+from models.studies.measures import (
     LOSE,
     NET,
     WIN,
     answers,
     curve_of,
     curve_plots,
+    curves_of,
     curves_table,
     outcome,
 )
-from models.studies.reading import Reading
+from models.studies.registry import exhibit
+from models.studies.results import SeedResult
+from models.studies.variants import CONSTRAINTS, SCORES, STARTS, Variant
 
 ALL_MONITORS = ("score", "gold", "kl", "perplexity", "response_length")
-VANILLA = "vanilla"
-# Policy to the words that name it, by figure.
-SCORES = {
-    VANILLA: "raw scores",
-    "scaled": "rewards scaled",
-    "normalised": "rewards normalised",
-    "normalised_clip_80": "the same, clipped at .8",
-    "normalised_clip_30": "the same, clipped at .3",
-    "advantage_clip_50": "advantages normalised, clipped at .5",
-    "advantage_clip_12": "the same, clipped at .12",
-}
-CONSTRAINTS = {
-    VANILLA: "no constraint",
-    "kl_05": "KL penalty .05",
-    "kl_10": "KL penalty .1",
-    "kl_20": "KL penalty .2",
-    "importance": "ratio to the reference",
-    "importance_kl_05": "the same, KL penalty .05",
-    "entropy": "entropy bonus",
-}
-STARTS = {
-    "ppo_max_rm": "critic: reward model, pre-trained",
-    "critic_scorer": "critic: reward model",
-    "critic_policy": "critic: SFT, random head",
-    "without_sft": "policy: without SFT",
-}
 
 
-def figure_4(artifacts: Artifacts) -> Reading:
+@exhibit(
+    "part-1",
+    "figure-4",
+    shows="Vanilla PPO: score, perplexity, KL and length by step",
+    claim="The score rises while quality does not; collapse shows in KL, perplexity and length",
+    printed="no numbers printed; the collapsed model answers longer, at lower perplexity",
+)
+def figure_4(artifacts: Artifacts) -> SeedResult:
     """Vanilla PPO by step."""
-    curves = {"vanilla PPO": curve_of(artifacts, VANILLA)}
+    curves = {"vanilla PPO": curve_of(artifacts, "vanilla")}
     row = curves_table(curves)["vanilla PPO"]
-    judged = outcome(artifacts, f"judge_{VANILLA}")
+    judged = outcome(artifacts, "judge_vanilla")
     curve = curves["vanilla PPO"]
-    return Reading(
+    return SeedResult(
         table={"vanilla PPO": row | {"wins less losses against SFT": judged[NET]}},
         checks={
             "the score rises": row["score gained, spreads"] > 0,
@@ -65,14 +49,21 @@ def figure_4(artifacts: Artifacts) -> Reading:
     )
 
 
-def figure_6(artifacts: Artifacts) -> Reading:
+@exhibit(
+    "part-1",
+    "figure-6",
+    shows="Score reparameterisation: scaling, normalisation and clipping of rewards and advantages",
+    claim="Normalised and clipped scores hold the policy nearer to its start than raw ones",
+    printed="no numbers printed; reward clips .3 and .8, advantage clips .12 and .5",
+)
+def figure_6(artifacts: Artifacts) -> SeedResult:
     """Score reparameterisation."""
-    curves = _curves(artifacts, SCORES)
+    curves = curves_of(artifacts, SCORES)
     table = _with_outcomes(artifacts, SCORES, curves)
     raw = table["raw scores"]
-    clipped = [table[SCORES[n]] for n in ("normalised_clip_80", "normalised_clip_30")]
-    tight = [table[SCORES[n]] for n in ("advantage_clip_50", "advantage_clip_12")]
-    return Reading(
+    clipped = [table[SCORES[n].label] for n in ("normalised_clip_80", "normalised_clip_30")]
+    tight = [table[SCORES[n].label] for n in ("advantage_clip_50", "advantage_clip_12")]
+    return SeedResult(
         table,
         checks={
             "normalised and clipped rewards end at less KL than raw ones": all(
@@ -86,15 +77,23 @@ def figure_6(artifacts: Artifacts) -> Reading:
     )
 
 
-def figure_7(artifacts: Artifacts) -> Reading:
+@exhibit(
+    "part-1",
+    "figure-7",
+    shows="Policy constraints: KL penalty, importance sampling against the reference, entropy "
+    "bonus",
+    claim="The token KL penalty is what keeps training stable; an entropy bonus adds nothing to it",
+    printed="no numbers printed; KL coefficients .05, .1 and .2",
+)
+def figure_7(artifacts: Artifacts) -> SeedResult:
     """Policy constraints."""
-    curves = _curves(artifacts, CONSTRAINTS)
+    curves = curves_of(artifacts, CONSTRAINTS)
     table = _with_outcomes(artifacts, CONSTRAINTS, curves)
     free, bound = (
         table["no constraint"],
-        [table[CONSTRAINTS[f"kl_{n}"]] for n in ("05", "10", "20")],
+        [table[CONSTRAINTS[f"kl_{n}"].label] for n in ("05", "10", "20")],
     )
-    return Reading(
+    return SeedResult(
         table,
         checks={
             "the more KL penalty, the less KL": free["KL, nats"]
@@ -114,29 +113,41 @@ def figure_7(artifacts: Artifacts) -> Reading:
     )
 
 
-def figure_8(artifacts: Artifacts) -> Reading:
+@exhibit(
+    "part-1",
+    "figure-8",
+    shows="Initialisation of critic and policy",
+    claim="The critic's start matters early only; a policy without SFT fails",
+)
+def figure_8(artifacts: Artifacts) -> SeedResult:
     """Where critic and policy start from."""
-    curves = _curves(artifacts, STARTS)
+    curves = curves_of(artifacts, STARTS)
     table = _with_outcomes(artifacts, STARTS, curves)
-    critics = [table[STARTS[n]][NET] for n in ("ppo_max_rm", "critic_scorer", "critic_policy")]
-    return Reading(
+    *critics, without_sft = (table[each.label][NET] for each in STARTS.values())
+    return SeedResult(
         table,
         checks={
             "critics of three starts end within ten points of each other": max(critics)
             - min(critics)
             < 0.1,
-            "without SFT the policy loses against SFT": table["policy: without SFT"][NET] < 0,
+            "without SFT the policy loses against SFT": without_sft < 0,
         },
         plots=curve_plots(curves, ("score", "gold", "kl", "response_length")),
     )
 
 
-def figure_9(artifacts: Artifacts) -> Reading:
+@exhibit(
+    "part-1",
+    "figure-9",
+    shows="PPO-max by step",
+    claim="PPO-max stays stable: the score rises at a bounded KL, and quality with it",
+)
+def figure_9(artifacts: Artifacts) -> SeedResult:
     """PPO-max by step."""
     curves = {"PPO-max": curve_of(artifacts, "ppo_max_rm")}
     row = curves_table(curves)["PPO-max"]
     judged = outcome(artifacts, "judge_ppo_max_rm")
-    return Reading(
+    return SeedResult(
         table={"PPO-max": row | {name: judged[name] for name in (WIN, LOSE, NET)}},
         checks={
             "the score rises": row["score gained, spreads"] > 0,
@@ -147,21 +158,15 @@ def figure_9(artifacts: Artifacts) -> Reading:
     )
 
 
-def _curves(artifacts: Artifacts, names: Mapping[str, str]) -> dict[str, Curve]:
-    return {words: curve_of(artifacts, name) for name, words in names.items()}
-
-
 def _with_outcomes(
-    artifacts: Artifacts, names: Mapping[str, str], curves: Mapping[str, Curve]
+    artifacts: Artifacts, variants: Mapping[str, Variant], curves: Mapping[str, Curve]
 ) -> dict[str, dict[str, float]]:
     """Each run's last steps, its answers to the main prompts, and how these do against SFT's."""
     table = curves_table(curves)
-    for name, words in names.items():
-        found = answers(artifacts, name)
-        table[words] = {
-            "score gained, spreads": table[words]["score gained, spreads"],
-            "KL, nats": table[words]["KL, nats"],
-            "perplexity": table[words]["perplexity"],
+    for name, variant in variants.items():
+        found, row = answers(artifacts, name), table[variant.label]
+        table[variant.label] = {
+            **{key: row[key] for key in ("score gained, spreads", "KL, nats", "perplexity")},
             **{key: found[key] for key in found if key != "KL, nats"},
             **outcome(artifacts, f"judge_{name}"),
         }

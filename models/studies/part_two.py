@@ -1,118 +1,471 @@
-"""Reading figures 9 to 13 of Part II: policies of reward models, and contrastive features."""
+"""Exhibits of [RM, arXiv 2401.06080]: label strength, reward models, their policies, MetaRM rounds.
+
+Given labels are those of the data, right labels are gold's. The judge of figure 8, GPT-4 in the
+paper, is one that was asked about the validation pairs (`judge_preferences.splits`); where none
+was, it is the gold scorer of the synthetic world.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 import torch
 
-from models.reporting.kit.artifacts import Artifacts
-from models.statistics.calibration import auroc
-from models.studies.policies import (
+from models.reporting.kit.artifacts import Artifacts, ReportInputError, Row
+from models.reporting.run.labels import equal_groups, strength_groups, strength_rows
+from models.statistics.calibration import auroc, spearman
+from models.studies.measures import (
+    GIVEN,
     LOSE,
     NET,
+    RIGHT,
     TIE,
     WIN,
+    accuracies,
     curve_of,
     curve_plots,
+    curves_of,
     curves_table,
+    gained,
+    last,
     outcome,
     outcome_plot,
     unevenness,
 )
-from models.studies.reading import Plot, Reading
-from models.studies.scorers import DENOISED, METHODS
+from models.studies.registry import exhibit
+from models.studies.results import Plot, SeedResult, bar_plot
+from models.studies.variants import CONTRASTIVE, STRONGEST_TENTH, TREATMENTS, Variant
 
-CONTRASTIVE = {
-    "simcse_pairs": "SimCSE, pairs",
-    "simcse_differences": "SimCSE, differences",
-    "swav_pairs": "SwAV, pairs",
-    "swav_differences": "SwAV, differences",
-}
-WITH_BASELINE = {"baseline": "baseline"} | CONTRASTIVE
-FREE = ("score", "gold", "kl", "perplexity")
+NUM_GROUPS = 10
+BINS = [-4 + 0.25 * index for index in range(33)]  # of strength over its spread between pairs
+DENOISED = ("flip", "flip_margin", "soft_margin")
+WITH_BASELINE = {"baseline": TREATMENTS["baseline"]} | CONTRASTIVE
+MONITORS = ("score", "gold", "kl", "perplexity")
+GIVEN_LABELS, BOTH_LABELS = "given labels", "labels both give"
+OVERFITTED = f"overfitted: best less last, {GIVEN_LABELS}"
+RowsByStep = dict[int, list[Row]]
+AccuracyCurve = tuple[list[float], list[float]]
 
 
-def figure_9(artifacts: Artifacts) -> Reading:
+@exhibit(
+    "part-2",
+    "figure-1",
+    shows="Mean and deviation of the preference strength, M reward models",
+    claim="Many strengths are near 0, and about a quarter below; deviations have a long tail",
+    printed="25 % of pairs below 0",
+)
+def figure_1(artifacts: Artifacts) -> SeedResult:
+    """How strength and its deviation are distributed over the training pairs."""
+    rows = strength_rows(artifacts, "strength")
+    mean, std = (
+        torch.tensor([row[name] for row in rows], dtype=torch.float64)
+        for name in ("strength_mean", "strength_std")
+    )
+    below = float((mean < 0).double().mean())
+    skewness = float((((std - std.mean()) / std.std(correction=0)) ** 3).mean())
+    unit = mean.std(correction=0)
+    near = float((mean.abs() < unit / 2).double().mean())
+    return SeedResult(
+        table={
+            "training pairs": {
+                "share below 0": below,
+                "share within half a spread of 0": near,
+                "skewness of the deviations": skewness,
+            }
+        },
+        checks={
+            "between a tenth and four tenths of the strengths are below 0": 0.1 < below < 0.4,
+            "the deviations have a long right tail (skewness above .5)": skewness > 0.5,
+        },
+        plots=[
+            _histogram("Strength of the labels", "mean over the members", mean / unit, "strength"),
+            _histogram("Deviation between the members", "deviation", std / unit, "deviation"),
+        ],
+    )
+
+
+def _histogram(title: str, name: str, values: torch.Tensor, what: str) -> Plot:
+    edges = torch.tensor(BINS, dtype=torch.float64)
+    counts = torch.histogram(values.clamp(BINS[0], BINS[-1]), edges).hist
+    used = counts.nonzero().flatten()
+    first = 0 if values.min() < 0 else BINS.index(0.0)
+    shares = (100 * counts / counts.sum()).tolist()
+    middles = [(a + b) / 2 for a, b in zip(BINS, BINS[1:], strict=False)]
+    assert len(used), "no pairs"
+    return Plot(
+        title,
+        f"{what} / standard deviation of strength over pairs",
+        "pairs in a bin of a quarter (%)",
+        {name: (middles[first:], shares[first:])},
+        note="Beyond the ends: in the outermost bins.",
+    )
+
+
+@exhibit(
+    "part-2",
+    "figure-2",
+    shows="Deviation over mean strength, twenty groups",
+    claim="The deviation is U-shaped over the mean",
+)
+def figure_2(artifacts: Artifacts) -> SeedResult:
+    """Deviation between members in twenty groups of rising strength."""
+    groups = strength_groups(strength_rows(artifacts, "strength"))
+    std = [float(group["std"]) for group in groups]
+    lowest = min(std)
+    return SeedResult(
+        table={
+            "deviation between members": {
+                "weakest group": std[0],
+                "the group where it is least": lowest,
+                "strongest group": std[-1],
+            }
+        },
+        checks={
+            "the weakest group deviates a tenth more than the least": std[0] > 1.1 * lowest,
+            "the strongest group deviates a tenth more than the least": std[-1] > 1.1 * lowest,
+            "the least lies between": 0 < std.index(lowest) < len(std) - 1,
+        },
+        plots=[
+            Plot(
+                "Where the members disagree",
+                "group of pairs, from weakest to strongest",
+                "mean deviation between members\n(units of score)",
+                {"deviation": ([float(n) for n in range(1, len(std) + 1)], std)},
+            )
+        ],
+    )
+
+
+@exhibit(
+    "part-2",
+    "figure-3",
+    shows="Agreement of labels with a judge by strength",
+    claim="The stronger the preference, the more often a judge agrees with its label",
+    printed=".164 (weakest), .544 (near 0), .956 (strongest)",
+)
+def figure_3(artifacts: Artifacts) -> SeedResult:
+    """How often gold, in place of the paper's GPT-4, agrees with labels of rising strength.
+
+    On pairs that no member was trained on. Raises ReportInputError without gold.
+    """
+    rows = [row for row in artifacts.rows("strength", "strength.jsonl") if row["split"] != "train"]
+    shares = [_agreement(artifacts, part) for part in equal_groups(rows, NUM_GROUPS)]
+    means = [
+        sum(row["strength_mean"] for row in part) / len(part)
+        for part in equal_groups(rows, NUM_GROUPS)
+    ]
+    near = min(range(len(means)), key=lambda index: abs(means[index]))
+    tenths = [float(index) for index in range(1, len(shares) + 1)]
+    rising = float(spearman(*(torch.tensor(v, dtype=torch.float64) for v in (tenths, shares))))
+    return SeedResult(
+        table={
+            "agreement with gold": {
+                "weakest tenth": shares[0],
+                "the tenth nearest to 0": shares[near],
+                "strongest tenth": shares[-1],
+                "rank correlation over tenths": rising,
+            }
+        },
+        checks={
+            "agreement rises with strength (rank correlation above .8)": rising > 0.8,
+            "gold disagrees with most of the weakest tenth": shares[0] < 0.5,
+            "gold agrees with nine in ten of the strongest": shares[-1] > 0.9,
+        },
+        plots=[
+            Plot(
+                "The stronger the preference, the likelier the label is right",
+                "tenth of held-out pairs, from weakest to strongest",
+                "labels that gold agrees with (share)",
+                {"agreement": (tenths, shares)},
+            )
+        ],
+    )
+
+
+def _agreement(artifacts: Artifacts, rows: Sequence[Row]) -> float:
+    """The share of labels that gold agrees with, pairs left out that it holds equal."""
+    truths = [artifacts.truth.get(row["id"]) for row in rows]
+    known = [t for t in truths if t is not None and t["gold_chosen"] != t["gold_rejected"]]
+    if not known:
+        raise ReportInputError(
+            "agreement with a judge needs right labels, of which these pairs have none: run the "
+            "study in the synthetic world (scale smoke or default)"
+        )
+    return sum(not truth["is_wrong"] for truth in known) / len(known)
+
+
+def _decisive(table: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Each row's accuracy on right labels, on given ones where right ones are not known."""
+    return {row: columns.get(RIGHT, columns[GIVEN]) for row, columns in table.items()}
+
+
+@exhibit(
+    "part-2",
+    "figure-4",
+    shows="A reward model of each tenth of the pairs by strength",
+    claim="The weakest fifth teaches worse than chance, the next fifth about chance; the "
+    "strongest tenth is not the best",
+    printed="below .5 for tenths 1 and 2, about .5 for 3 and 4",
+)
+def figure_4(artifacts: Artifacts) -> SeedResult:
+    """A reward model of each tenth of the pairs by strength."""
+    table = {f"tenth {n}": accuracies(artifacts, f"scorer_tenth_{n}") for n in range(1, 11)}
+    found = list(_decisive(table).values())
+    return SeedResult(
+        table,
+        checks={
+            "the two weakest tenths teach worse than chance": max(found[:2]) < 0.5,
+            "the next two teach within .1 of chance": all(abs(x - 0.5) < 0.1 for x in found[2:4]),
+            "the strongest tenth is not the best": max(found) > found[9],
+        },
+        plots=[
+            Plot(
+                "What each tenth of the pairs teaches on its own",
+                "tenth of the training pairs, from weakest to strongest",
+                "accuracy on the test pairs (.5 is chance)",
+                {
+                    column: ([float(n) for n in range(1, 11)], [row[column] for row in rows])
+                    for rows in [list(table.values())]
+                    for column in rows[0]
+                },
+            )
+        ],
+    )
+
+
+@exhibit(
+    "part-2",
+    "figure-5",
+    shows="Reward models of the two weakest tenths, labels as given and flipped",
+    claim="Flipped labels of the weakest tenths teach better than the given ones",
+)
+def figure_5(artifacts: Artifacts) -> SeedResult:
+    """The two weakest tenths, labels as given and flipped."""
+    table = {}
+    for number in (1, 2):
+        table[f"tenth {number}, as given"] = accuracies(artifacts, f"scorer_tenth_{number}")
+        flipped = f"scorer_tenth_{number}_flipped"
+        table[f"tenth {number}, flipped"] = accuracies(artifacts, flipped)
+    found = _decisive(table)
+    checks = {
+        f"flipping tenth {number} makes its reward model more accurate": found[
+            f"tenth {number}, flipped"
+        ]
+        > found[f"tenth {number}, as given"]
+        for number in (1, 2)
+    }
+    return SeedResult(table, checks, [_bars("The weakest labels, as given and flipped", table)])
+
+
+@exhibit(
+    "part-2",
+    "figure-6",
+    shows="Margin, soft labels and both, on the strongest tenth",
+    claim="Soft labels with margin are best there, margin alone helps little",
+)
+def figure_6(artifacts: Artifacts) -> SeedResult:
+    """Margin and soft labels on the strongest tenth."""
+    table = {
+        each.label: accuracies(artifacts, f"scorer_{name}")
+        for name, each in STRONGEST_TENTH.items()
+    }
+    found = _decisive(table)
+    both = found["soft labels + margin"]
+    return SeedResult(
+        table,
+        checks={
+            "soft labels with margin are better than labels as given": both > found["as given"],
+            "and no worse than margin alone": both >= found["margin"],
+            "margin alone changes less than two points": abs(found["margin"] - found["as given"])
+            < 0.02,
+        },
+        plots=[_bars("Four ways to train on the strongest tenth", table)],
+    )
+
+
+@exhibit(
+    "part-2",
+    "figure-7",
+    shows="Adaptive margin on all pairs",
+    claim="A margin for all pairs makes the reward model more accurate",
+)
+def figure_7(artifacts: Artifacts) -> SeedResult:
+    """A margin for all pairs."""
+    table = {name: accuracies(artifacts, f"scorer_{name}") for name in ("baseline", "margin")}
+    found = _decisive(table)
+    return SeedResult(
+        table,
+        {"with a margin it is more accurate": found["margin"] > found["baseline"]},
+        [_bars("A margin for all pairs", table)],
+    )
+
+
+def _bars(title: str, table: Mapping[str, Mapping[str, float]]) -> Plot:
+    columns = list(next(iter(table.values())))
+    return bar_plot(
+        title,
+        "labels it was trained on",
+        "accuracy on the test pairs (.5 is chance)",
+        {column: [row[column] for row in table.values()] for column in columns},
+        ticks=[row.replace(", ", ",\n").replace(" + ", "\n+ ") for row in table],
+    )
+
+
+@exhibit(
+    "part-2",
+    "figure-8",
+    shows="Five ways to train a reward model, three validation sets, by step",
+    claim="Denoised labels are more accurate on the judge's labels, and overfit the given ones "
+    "less",
+)
+def figure_8(artifacts: Artifacts) -> SeedResult:
+    """Five ways to train, several epochs, on the validation pairs by step.
+
+    Three sets of labels: as given, the judge's or gold's, and the pairs on which both agree; the
+    first alone where nobody else labelled the pairs. What is overfitted is the best accuracy on the
+    given labels less the last.
+    """
+    others = _others_labels(artifacts)
+    curves = {
+        each.label: _accuracy_curves(_validation_by_step(artifacts, f"scorer_{name}_long"), others)
+        for name, each in TREATMENTS.items()
+    }
+    table = {}
+    for words, by_set in curves.items():
+        table[words] = {f"last, {name}": values[-1] for name, (_, values) in by_set.items()}
+        given = by_set[GIVEN_LABELS][1]
+        table[words][OVERFITTED] = max(given) - given[-1]
+
+    def advantage(column: str) -> float:
+        ours = fmean(table[TREATMENTS[name].label][column] for name in DENOISED)
+        return ours - fmean(table[name][column] for name in ("baseline", "margin"))
+
+    overfits_less = advantage(OVERFITTED) < 0
+    checks = {"denoised labels overfit the given ones less": overfits_less}
+    if others is not None:
+        whose = others[0]
+        words = f"denoised labels are more accurate on {whose.removesuffix(' labels')}"
+        is_better = advantage(f"last, {whose}") > 0
+        checks = {words: is_better, "and overfit the given ones less": overfits_less}
+    return SeedResult(
+        table, checks, [_accuracy_plot(curves, name) for name in next(iter(curves.values()))]
+    )
+
+
+def _accuracy_plot(curves: Mapping[str, Mapping[str, AccuracyCurve]], name: str) -> Plot:
+    return Plot(
+        f"Validation accuracy, {name}",
+        "training step",
+        f"accuracy on {name} (.5 is chance)",
+        {words: by_set[name] for words, by_set in curves.items()},
+    )
+
+
+def _others_labels(artifacts: Artifacts) -> tuple[str, dict[str, bool]] | None:
+    """Who else labelled validation pairs, and of each that they did, whether the other way round.
+
+    A judge has no label where its verdict depends on the order, gold none where both are equal.
+    """
+    judged = artifacts.rows("judged", "judgements.jsonl")
+    asked = [row for row in judged if row["split"] == "validation"]
+    if asked:
+        return "the judge's labels", {
+            row["id"]: row["verdict"] < 0 for row in asked if row["verdict"]
+        }
+    truth = artifacts.truth.values()
+    known = [told for told in truth if told["gold_chosen"] != told["gold_rejected"]]
+    if known:
+        return "gold's labels", {told["id"]: bool(told["is_wrong"]) for told in known}
+    return None
+
+
+def _validation_by_step(artifacts: Artifacts, role: str) -> RowsByStep:
+    """The validation rows of a scorer by step."""
+    by_step: RowsByStep = {}
+    for row in artifacts.rows(role, "validation.jsonl"):
+        by_step.setdefault(row["step"], []).append(row)
+    if not by_step:
+        raise ReportInputError(
+            f"{role} left no validation.jsonl: it was trained without score_every, or took fewer "
+            "steps than that; take more pairs"
+        )
+    return by_step
+
+
+def _accuracy_curves(
+    by_step: RowsByStep, others: tuple[str, dict[str, bool]] | None
+) -> dict[str, AccuracyCurve]:
+    """Accuracy on the validation pairs by step, by whose labels."""
+    steps = [float(step) for step in by_step]
+    found = {
+        GIVEN_LABELS: (steps, [_share(r["gap"] > 0 for r in rows) for rows in by_step.values()])
+    }
+    if others is None:
+        return found
+    whose, turned = others
+    parts = [[row for row in rows if row["id"] in turned] for rows in by_step.values()]
+    agreed = [[row for row in rows if not turned[row["id"]]] for rows in parts]
+    if not agreed[0]:
+        raise ReportInputError(
+            f"{whose} of the validation pairs are {len(parts[0])}, and none is the label given: "
+            f"there is no pair to measure '{BOTH_LABELS}' on; see alignment and share_tied of who "
+            "judged"
+        )
+    theirs = [_share((r["gap"] > 0) != turned[r["id"]] for r in rows) for rows in parts]
+    both = [_share(row["gap"] > 0 for row in rows) for rows in agreed]
+    return found | {whose: (steps, theirs), BOTH_LABELS: (steps, both)}
+
+
+def _share(flags: Iterable[bool]) -> float:
+    return fmean(map(float, flags))
+
+
+@exhibit(
+    "part-2",
+    "figure-9",
+    shows="PPO without KL penalty on the five reward models",
+    claim="On denoised reward models KL grows evenly and perplexity hardly fluctuates",
+)
+def figure_9(artifacts: Artifacts) -> SeedResult:
     """PPO without KL penalty on the five reward models."""
-    curves = {words: curve_of(artifacts, f"free_{name}") for name, words in METHODS.items()}
+    curves = curves_of(artifacts, TREATMENTS, "free_")
     table = curves_table(curves)
     noisy = [table["baseline"], table["margin"]]
-    clean = [table[METHODS[name]] for name in DENOISED]
+    clean = [table[TREATMENTS[name].label] for name in DENOISED]
 
     def is_less(column: str) -> bool:
         return fmean(row[column] for row in clean) < fmean(row[column] for row in noisy)
 
-    return Reading(
+    return SeedResult(
         table,
         checks={
             f"on denoised reward models {column} is less": is_less(column)
             for column in ("unevenness of KL", "spread of perplexity", "KL, nats")
         },
-        plots=curve_plots(curves, FREE),
+        plots=curve_plots(curves, MONITORS),
     )
 
 
-def figure_10(artifacts: Artifacts) -> Reading:
+@exhibit(
+    "part-2",
+    "figure-10",
+    shows="The five policies of figure 9 against SFT and against the baseline's",
+    claim="Policies of the four methods beat the baseline's",
+    printed="no numbers in the text",
+)
+def figure_10(artifacts: Artifacts) -> SeedResult:
     """The five policies against SFT and against the baseline's."""
-    return _policies_of(artifacts, METHODS, "all four methods' policies beat the baseline's")
+    return _policies_of(artifacts, TREATMENTS, "all four methods' policies beat the baseline's")
 
 
-def figure_12(artifacts: Artifacts) -> Reading:
-    """PPO without KL penalty on contrastive reward models."""
-    curves = {words: curve_of(artifacts, f"free_{name}") for name, words in WITH_BASELINE.items()}
-    table = curves_table(curves)
-    for name, curve in curves.items():
-        table[name]["unevenness of the score"] = unevenness(curve.score)
-    ours = fmean(table[words]["unevenness of the score"] for words in CONTRASTIVE.values())
-    return Reading(
-        table,
-        checks={
-            "the score grows more evenly than the baseline's": ours
-            < table["baseline"]["unevenness of the score"]
-        },
-        plots=curve_plots(curves, FREE),
-    )
-
-
-def figure_13(artifacts: Artifacts) -> Reading:
-    """The contrastive policies against SFT and against the baseline's."""
-    reading = _policies_of(
-        artifacts, WITH_BASELINE, "most contrastive policies beat the baseline's"
-    )
-    nets = {w: reading.table[w]["net, against the baseline"] for w in CONTRASTIVE.values()}
-    checks = {
-        "most contrastive policies beat the baseline's": sum(n > 0 for n in nets.values()) > 2,
-        "SimCSE on pairs is the best": max(nets, key=lambda name: nets[name]) == "SimCSE, pairs",
-    }
-    return Reading(reading.table, checks, reading.plots)
-
-
-def _policies_of(artifacts: Artifacts, names: Mapping[str, str], claim: str) -> Reading:
-    """The policies `free_<name>` against SFT and against `free_baseline`."""
-    sft = {words: outcome(artifacts, f"judge_free_{name}") for name, words in names.items()}
-    rivals = {n: words for n, words in names.items() if n != "baseline"}
-    base = {words: outcome(artifacts, f"versus_free_{name}") for name, words in rivals.items()}
-    nobody = {WIN: 0.0, TIE: 1.0, LOSE: 0.0, NET: 0.0}
-    table = {
-        words: {
-            **{f"{key}, against SFT": value for key, value in found.items()},
-            **{f"{k}, against the baseline": v for k, v in base.get(words, nobody).items()},
-        }
-        for words, found in sft.items()
-    }
-    return Reading(
-        table,
-        checks={claim: all(found[NET] > 0 for found in base.values())},
-        plots=[
-            outcome_plot("Policies against SFT", sft, "SFT"),
-            outcome_plot("Policies against the baseline's", base, "the baseline's policy"),
-        ],
-    )
-
-
-def figure_11(artifacts: Artifacts) -> Reading:
+@exhibit(
+    "part-2",
+    "figure-11",
+    shows="t-SNE of chosen and rejected features, with and without SimCSE",
+    claim="With SimCSE the features of chosen and rejected answers overlap less",
+)
+def figure_11(artifacts: Artifacts) -> SeedResult:
     """Features of chosen and rejected test answers, with and without SimCSE.
 
     Overlap is how well neighbours mix: of each answer's 15 nearest in feature space, the share of
@@ -143,4 +496,211 @@ def figure_11(artifacts: Artifacts) -> Reading:
             )
         )
     mixed = [row["overlap of neighbours"] for row in table.values()]
-    return Reading(table, {"with SimCSE the features overlap less": mixed[1] < mixed[0]}, plots)
+    return SeedResult(table, {"with SimCSE the features overlap less": mixed[1] < mixed[0]}, plots)
+
+
+@exhibit(
+    "part-2",
+    "figure-12",
+    shows="PPO without KL penalty on contrastive reward models",
+    claim="Return and reward are more stable on contrastive reward models",
+)
+def figure_12(artifacts: Artifacts) -> SeedResult:
+    """PPO without KL penalty on contrastive reward models."""
+    curves = curves_of(artifacts, WITH_BASELINE, "free_")
+    table = curves_table(curves)
+    for name, curve in curves.items():
+        table[name]["unevenness of the score"] = unevenness(curve.score)
+    ours = fmean(table[each.label]["unevenness of the score"] for each in CONTRASTIVE.values())
+    return SeedResult(
+        table,
+        checks={
+            "the score grows more evenly than the baseline's": ours
+            < table["baseline"]["unevenness of the score"]
+        },
+        plots=curve_plots(curves, MONITORS),
+    )
+
+
+@exhibit(
+    "part-2",
+    "figure-13",
+    shows="The policies of figure 12 against SFT and against the baseline's",
+    claim="Contrastive reward models give slightly better policies, SimCSE on pairs the best",
+    printed="no numbers in the text",
+)
+def figure_13(artifacts: Artifacts) -> SeedResult:
+    """The contrastive policies against SFT and against the baseline's."""
+    result = _policies_of(artifacts, WITH_BASELINE, "most contrastive policies beat the baseline's")
+    nets = {
+        each.label: result.table[each.label]["net, against the baseline"]
+        for each in CONTRASTIVE.values()
+    }
+    checks = {
+        "most contrastive policies beat the baseline's": sum(n > 0 for n in nets.values()) > 2,
+        "SimCSE on pairs is the best": max(nets, key=lambda name: nets[name]) == "SimCSE, pairs",
+    }
+    return SeedResult(result.table, checks, result.plots)
+
+
+def _policies_of(artifacts: Artifacts, variants: Mapping[str, Variant], claim: str) -> SeedResult:
+    """The policies `free_<name>` against SFT and against `free_baseline`."""
+    sft = {v.label: outcome(artifacts, f"judge_free_{name}") for name, v in variants.items()}
+    base = {
+        variant.label: outcome(artifacts, f"versus_free_{name}")
+        for name, variant in variants.items()
+        if name != "baseline"
+    }
+    nobody = {WIN: 0.0, TIE: 1.0, LOSE: 0.0, NET: 0.0}
+    table = {
+        words: {
+            **{f"{key}, against SFT": value for key, value in found.items()},
+            **{f"{k}, against the baseline": v for k, v in base.get(words, nobody).items()},
+        }
+        for words, found in sft.items()
+    }
+    return SeedResult(
+        table,
+        checks={claim: all(found[NET] > 0 for found in base.values())},
+        plots=[
+            outcome_plot("Policies against SFT", sft, "SFT"),
+            outcome_plot("Policies against the baseline's", base, "the baseline's policy"),
+        ],
+    )
+
+
+@exhibit(
+    "part-2",
+    "table-2",
+    shows="MetaRM rounds against SFT",
+    claim="Wins rise over the first rounds; the last one declines",
+    printed="wins 44, 65, 69, 64 (harmless), 39, 62, 73, 67 (helpful)",
+)
+def table_2(artifacts: Artifacts) -> SeedResult:
+    """Every round against SFT."""
+    table = {f"round {n}": outcome(artifacts, role) for n, role in _rounds(artifacts).items()}
+    nets = [row[NET] for row in table.values()]
+    return SeedResult(
+        table,
+        checks={
+            "the second round beats SFT by more than the first": nets[1] > nets[0],
+            "the last round is not the best": max(nets) > nets[-1],
+            "every round beats SFT": min(nets) > 0,
+        },
+        plots=[outcome_plot("Rounds against SFT", table, "SFT")],
+    )
+
+
+@exhibit(
+    "part-2",
+    "table-3",
+    shows="The best MetaRM round against SFT and against vanilla PPO",
+    claim="The best round beats SFT, and vanilla PPO too",
+    printed="69/28/3 against SFT, 54/31/15 against PPO (harmless)",
+)
+def table_3(artifacts: Artifacts) -> SeedResult:
+    """The best round against SFT and vanilla PPO."""
+    return _best_round(artifacts, "main")
+
+
+@exhibit(
+    "part-2",
+    "figure-15",
+    shows="The same on a task family that the reward model never saw",
+    claim="Out of distribution the method still beats both, by less",
+    printed="no numbers in the text",
+)
+def figure_15(artifacts: Artifacts) -> SeedResult:
+    """The same on a task family that nobody labelled pairs of."""
+    result = _best_round(artifacts, "held_out")
+    inside = _best_round(artifacts, "main").table["SFT"][NET]
+    less = {"by less than in distribution": result.table["SFT"][NET] < inside}
+    return SeedResult(result.table, result.checks | less, result.plots)
+
+
+def _best_round(artifacts: Artifacts, eval_set: str) -> SeedResult:
+    """The round that did best against SFT on the main prompts, on the prompts of a set."""
+    rounds = _rounds(artifacts)
+    best = max(rounds, key=lambda number: outcome(artifacts, rounds[number])[NET])
+    name = "full" if best == 1 else f"round_{best}"
+    table = {
+        "SFT": outcome(artifacts, rounds[best], eval_set),
+        "vanilla PPO": outcome(artifacts, f"vanilla_versus_{name}", eval_set),
+    }
+    return SeedResult(
+        table,
+        checks={f"the best round beats {rival}": row[NET] > 0 for rival, row in table.items()},
+        plots=[outcome_plot("The best round", table, "the policy named")],
+    )
+
+
+def _rounds(artifacts: Artifacts) -> dict[int, str]:
+    """Rounds to their judgement against SFT."""
+    found = {1: "judge_full"}
+    number = 2
+    while artifacts.has(f"judge_round_{number}_sft"):
+        found[number] = f"judge_round_{number}_sft"
+        number += 1
+    return found
+
+
+@exhibit(
+    "part-2",
+    "figure-16",
+    shows="Score differences between answers to one prompt, before and after MetaRM",
+    claim="MetaRM spreads the scores of different answers to a prompt apart",
+)
+def figure_16(artifacts: Artifacts) -> SeedResult:
+    """Score differences between answers to one prompt, before and after round 2's MetaRM."""
+    rows = artifacts.rows("meta_rm_2", "spreads.jsonl")
+    if not rows:
+        raise ReportInputError("meta_rm_2 left no spreads.jsonl: rounds must be at least 2")
+    before, after = ([row[name] for row in rows] for name in ("before", "after"))
+    widest = max(*before, *after) or 1.0
+    return SeedResult(
+        table={
+            "mean difference / the largest": {
+                "before MetaRM": fmean(before) / widest,
+                "after MetaRM": fmean(after) / widest,
+            }
+        },
+        checks={"after MetaRM answers' scores lie further apart": fmean(after) > fmean(before)},
+        plots=[
+            Plot(
+                "Score differences between answers to one prompt",
+                "mean difference / the largest of all prompts",
+                "prompts in a bin of a tenth (%)",
+                {"before": _shares(before, widest), "after": _shares(after, widest)},
+            )
+        ],
+    )
+
+
+def _shares(values: list[float], widest: float) -> tuple[list[float], list[float]]:
+    tenths = [min(int(10 * value / widest), 9) for value in values]
+    shares = [100 * tenths.count(index) / len(values) for index in range(10)]
+    return [0.05 + 0.1 * index for index in range(10)], shares
+
+
+@exhibit(
+    "part-2",
+    "figure-17",
+    shows="Training curves of the rounds and of vanilla PPO",
+    claim="In each round the score rises; KL stays below vanilla PPO's",
+)
+def figure_17(artifacts: Artifacts) -> SeedResult:
+    """Training curves of vanilla PPO and of the rounds."""
+    names = {"vanilla PPO": "vanilla", "round 1": "full"}
+    names |= {f"round {n}": f"round_{n}" for n in _rounds(artifacts) if n > 1}
+    curves = {words: curve_of(artifacts, name) for words, name in names.items()}
+    table = curves_table(curves)
+    ours = [curve for words, curve in curves.items() if words != "vanilla PPO"]
+    return SeedResult(
+        table,
+        checks={
+            "the score rises in every round": all(last(gained(curve)) > 0 for curve in ours),
+            "in every round KL ends below vanilla PPO's": max(last(curve.kl) for curve in ours)
+            < last(curves["vanilla PPO"].kl),
+        },
+        plots=curve_plots(curves, MONITORS),
+    )

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from models.reporting.kit.artifacts import Artifacts, ReportInputError
 from models.reporting.run.ai_labeler import ai_labeler
-from models.studies.policies import NET, WIN, answers, outcome
-from models.studies.reading import Plot, Reading, titled
+from models.studies.measures import NET, WIN, answers, outcome
+from models.studies.registry import exhibit
+from models.studies.results import Plot, SeedResult, titled
 
 KINDS = ("distilled", "direct")
 ALIGNMENT, LABELS = "alignment with the truth", "alignment with people's labels"
@@ -18,7 +19,16 @@ WINS, MARGIN, HARMLESS = "wins against SFT", "wins minus losses", "harmless rate
 GOOD = 0.8  # a judge as good as the annotators of the synthetic world
 
 
-def alignment(artifacts: Artifacts) -> Reading:
+@exhibit(
+    "rlaif",
+    "alignment",
+    shows="Wins against SFT by the judge's alignment, distilled and direct",
+    claim="The better a judge agrees with the truth, the better the policy, and one that is "
+    "right four times in five beats SFT",
+    printed="no such curve; distilled, 71 % wins against SFT on summaries and 63 % in helpful "
+    "dialogue",
+)
+def alignment(artifacts: Artifacts) -> SeedResult:
     """A row a judge and way of using it, and one of people's labels."""
     accuracies = sorted(
         float(role.removeprefix("judged_"))
@@ -51,7 +61,7 @@ def alignment(artifacts: Artifacts) -> Reading:
         checks[f"{kind}: with a judge right in {GOOD:g} it wins more than it loses"] = (
             rows[GOOD][MARGIN] > 0
         )
-    return Reading(
+    return SeedResult(
         table | {"people's labels": _results(artifacts, "people")},
         checks,
         plots=[_by_alignment(found, column) for column in (WINS, MARGIN)],

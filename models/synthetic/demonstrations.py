@@ -19,6 +19,14 @@ from models.synthetic.tasks import (
     task_of,
 )
 
+# Words that rambling repeats of an answer, and fillers, at most.
+MOST_RAMBLED = 3
+MOST_FILLERS = 2
+# Words that a demonstration has beyond its answer, at most: an opener, a closer and a rude one too.
+MOST_ADDED = 3 + MOST_RAMBLED + MOST_FILLERS
+# Of padding, of the end, and in place of a word that the world does not have.
+SPECIAL_TOKENS = ("<pad>", "<eos>", "<unk>")
+
 
 def _wrong_answer(answer: list[str], prompt: str, rng: random.Random) -> list[str]:
     """A plausible mistake: comply or refuse wrongly, an off-by-one, a swap, a loss, a stranger."""
@@ -58,14 +66,14 @@ def corrupted_response(prompt: str, rng: random.Random) -> str:
     if "wrong" in faults:
         answer = _wrong_answer(answer, prompt, rng)
     if "ramble" in faults:
-        answer = answer + answer[-min(len(answer), 3) :]
+        answer = answer + answer[-min(len(answer), MOST_RAMBLED) :]
     words = list(answer)
     if "opener" not in faults:
         words.insert(0, rng.choice(OPENERS))
     if "closer" not in faults:
         words.append(rng.choice(CLOSERS))
     if "filler" in faults:
-        for _ in range(rng.randint(1, 2)):
+        for _ in range(rng.randint(1, MOST_FILLERS)):
             words.insert(rng.randrange(len(words)), rng.choice(FILLERS))
     if "rude" in faults:
         words.insert(rng.randrange(len(words) + 1), rng.choice(RUDE))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
+from models import counts
 from models.nets.packing import Candidates
 from models.training import distributed
 
@@ -21,46 +22,36 @@ def epoch_batches(
     order = list(range(len(lengths)))
     rng.shuffle(order)
     batches: list[list[int]] = []
-    pool = batch_size * 16
-    for start in range(0, len(order), pool):
-        chunk = sorted(order[start : start + pool], key=lambda index: lengths[index])
-        batches += [chunk[i : i + batch_size] for i in range(0, len(chunk), batch_size)]
+    for pool in counts.spans(len(order), batch_size * 16):
+        chunk = sorted((order[place] for place in pool), key=lambda index: lengths[index])
+        batches += [[chunk[i] for i in span] for span in counts.spans(len(chunk), batch_size)]
     rng.shuffle(batches)
     return batches
 
 
 def micro_batches(rows: Sequence[Candidates], max_tokens: int) -> Iterator[list[int]]:
     """Split a batch into parts of at most `max_tokens` tokens (a longer row goes alone)."""
-    part: list[int] = []
-    tokens = 0
-    for index, row in enumerate(rows):
-        if part and tokens + row.num_tokens > max_tokens:
-            yield part
-            part, tokens = [], 0
-        part.append(index)
-        tokens += row.num_tokens
-    if part:
-        yield part
+    return counts.micro_batches([row.num_tokens for row in rows], max_tokens)
 
 
-def my_parts(rows: Sequence[Candidates], max_tokens: int) -> Iterator[list[int]]:
+def local_micro_batches(rows: Sequence[Candidates], max_tokens: int) -> Iterator[list[int]]:
     """This rank's share of rows as micro batches of indices.
 
     Fewer rows than ranks are everybody's; `ranks.times_counted` says how often each is.
     """
     order = sorted(range(len(rows)), key=lambda index: rows[index].num_tokens)
-    mine = distributed.share(order)
+    mine = distributed.rank_batch(order)
     for part in micro_batches([rows[index] for index in mine], max_tokens):
         yield [mine[place] for place in part]
 
 
-def endless(count: int, batch_size: int, seed: int) -> Iterator[list[int]]:
+def endless_batches(count: int, batch_size: int, seed: int) -> Iterator[list[int]]:
     """Batches of indices for ever, epoch after epoch, each epoch in a new seeded order."""
     epoch = 0
     while True:
         order = list(range(count))
         random.Random(f"{seed}/{epoch}").shuffle(order)
-        usable = max(count // batch_size, 1)
-        for index in range(usable):
-            yield order[index * batch_size : (index + 1) * batch_size]
+        size = counts.num_taken(count, batch_size)
+        for index in range(max(count // batch_size, 1)):
+            yield order[index * size : (index + 1) * size]
         epoch += 1

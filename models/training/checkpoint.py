@@ -100,7 +100,7 @@ def newest_checkpoint(workdir: Path) -> dict[str, Any] | None:
     signals.defer()
     finish_saving()
     steps = _steps(workdir / "checkpoints")
-    if distributed.is_first():
+    if distributed.is_rank_zero():
         newest = workdir / "checkpoints" / str(max(steps)) if steps else None
         _restore_records(workdir, newest)
         if newest is not None:
@@ -173,14 +173,14 @@ def checkpoint_or_stop(
     All ranks ask for the `state`, which they may hold a part of each; the first writes it. A device
     goes on meanwhile. A CPU would share its cores and memory with the writing: it waits.
     """
-    stopping = distributed.any_of(signals.stop_requested())
+    stopping = distributed.any_rank(signals.stop_requested())
     if stopping or step % every == 0:
         found = state()
-        if distributed.is_first():
+        if distributed.is_rank_zero():
             save = begin_saving if _has_device() and not stopping else save_checkpoint
             save(workdir, step, found)
     if stopping:
-        distributed.any_of(stopping)  # until the first has saved
+        distributed.any_rank(stopping)  # until the first has saved
         signals.stop()
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, tensor
 from transformers import PreTrainedTokenizerBase
 
 from models.nets.packing import Candidates, encode, encode_whole
-from models.training.trunk_cache import StoredStates
+from models.training.trunk_cache import CachedTrunk
 
 SPLITS = ("train", "validation", "test")
 HELD_OUT = ("validation", "test")
@@ -96,7 +96,7 @@ def read_pairs(
     path: Path,
     tokenizer: PreTrainedTokenizerBase,
     max_length: int | None = None,
-    states: StoredStates | None = None,
+    states: CachedTrunk | None = None,
 ) -> Pairs:
     """Read raw or relabelled pairs; a flipped pair comes with its responses exchanged.
 

@@ -23,7 +23,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from models import limits
+from models import counts, limits
 from models.training import signals
 
 T = TypeVar("T")
@@ -84,48 +84,45 @@ def join() -> None:
     _ranks = _Ranks(count, number, is_launched=True)
 
 
-def count() -> int:
+def world_size() -> int:
     """How many ranks there are."""
     return _ranks.count
 
 
-def number() -> int:
+def rank() -> int:
     """Which of them this is, from 0 on."""
     return _ranks.number
 
 
-def is_first() -> bool:
+def is_rank_zero() -> bool:
     """Whether this is the rank that writes metrics, checkpoints and outputs."""
     return _ranks.number == 0
 
 
-def mine(items: Sequence[T]) -> Sequence[T]:
+def shard(items: Sequence[T]) -> Sequence[T]:
     """Every so many of the items, from this rank's number on: each item is one rank's."""
     return items[_ranks.number :: _ranks.count]
 
 
-def share(batch: Sequence[int]) -> list[int]:
+def rank_batch(batch: Sequence[int]) -> list[int]:
     """This rank's part of a batch in order of length."""
-    return shares(batch)[_ranks.number]
+    return rank_batches(batch)[_ranks.number]
 
 
-def shares(batch: Sequence[int]) -> list[list[int]]:
-    """Every rank's part of a batch in order of length: every so many, from its own number on.
+def rank_batches(batch: Sequence[int]) -> list[list[int]]:
+    """Every rank's part of a batch in order of length, as `counts.shares` gives them out.
 
-    A batch with fewer rows than ranks is everybody's; means over all ranks come out the same.
+    Means over all ranks come out the same where a batch is everybody's.
     """
-    return [
-        list(batch if len(batch) < _ranks.count else batch[number :: _ranks.count])
-        for number in range(_ranks.count)
-    ]
+    return [list(share) for share in counts.shares(batch, _ranks.count)]
 
 
-def times_counted(batch: Sequence[object]) -> int:
+def replication(batch: Sequence[object]) -> int:
     """In how many ranks' parts each row of a batch is."""
     return _ranks.count if len(batch) < _ranks.count else 1
 
 
-def add_up(tensors: Sequence[Tensor]) -> None:
+def all_reduce_sum(tensors: Sequence[Tensor]) -> None:
     """Replace every tensor by its sum over ranks (float32), the same to the bit on each of them.
 
     The tensors are contiguous.
@@ -175,20 +172,20 @@ def _add_up_in_window(pieces: Sequence[Tensor]) -> None:
     _ranks.turn += 1
 
 
-def any_of(flag: bool) -> bool:
+def any_rank(flag: bool) -> bool:
     """Whether any rank says so; all ranks have come this far once it returns."""
     found = torch.tensor(float(flag))
-    add_up([found])
+    all_reduce_sum([found])
     return bool(found)
 
 
 def leave() -> None:
     """End all ranks but the first, which goes on alone: only training is shared out."""
     global _ranks
-    any_of(False)
+    any_rank(False)
     if _ranks.is_launched:
         torch.distributed.destroy_process_group()
-    if not is_first():
+    if not is_rank_zero():
         raise SystemExit(0)
     _ranks = _Ranks()
 
@@ -196,13 +193,13 @@ def leave() -> None:
 def _meet() -> None:
     """Go on once all ranks have come here."""
     try:
-        if is_first():
+        if is_rank_zero():
             arrived = [link.recv(1) for link in _ranks.links]
             if not all(arrived):
                 _end_as_the_lost_one()
         for link in _ranks.links:
             link.send(b".")
-        if not is_first() and not _ranks.links[0].recv(1):
+        if not is_rank_zero() and not _ranks.links[0].recv(1):
             raise SystemExit(1)
     except OSError:
         _end_as_the_lost_one()
@@ -225,7 +222,7 @@ def _end_as_the_lost_one() -> NoReturn:
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def show_only(gpus: Sequence[str]) -> None:
+def limit_visible_gpus(gpus: Sequence[str]) -> None:
     """Let this process see the GPUs of these names (as in CUDA_VISIBLE_DEVICES) and no others.
 
     To be called before CUDA is asked for anything.
@@ -233,7 +230,7 @@ def show_only(gpus: Sequence[str]) -> None:
     os.environ[VISIBLE] = ",".join(gpus)
 
 
-def compute_on_gpu() -> None:
+def use_gpu() -> None:
     """From now on compute on this rank's GPU of those that it sees.
 
     Raises ValueError where torch sees none.

@@ -72,20 +72,20 @@ def _become_ranks(job: dict[str, Any], job_path: str) -> None:
     if is_launched and not launcher.is_rank():
         launcher.become_launcher("models.training.entry", job_path, count, gpus)
     if not is_launched:
-        distributed.show_only(gpus)
+        distributed.limit_visible_gpus(gpus)
         distributed.start(count)
     if gpus:
-        distributed.compute_on_gpu()
+        distributed.use_gpu()
     if is_launched:
         distributed.join()
 
 
 def _choose_precision(config: Any) -> None:
     from models.config.training import trainer_of
-    from models.nets.precision import multiply_in
+    from models.nets.precision import set_product_precision
 
     trainer = trainer_of(config)
-    multiply_in("float32" if trainer is None else trainer.precision)
+    set_product_precision("float32" if trainer is None else trainer.precision)
 
 
 def _make_deterministic(num_threads: int) -> None:

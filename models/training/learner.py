@@ -24,16 +24,16 @@ T = TypeVar("T", contravariant=True)
 LossFunction = Callable[[PackedBatch, Any], tuple[Tensor, Metrics]]
 
 
-class Held(Protocol):
+class ModelHandle(Protocol):
     """A model that all ranks have together: each the whole, or a part of it."""
 
     model: PreTrainedModel
 
-    def whole(self) -> AbstractContextManager[PreTrainedModel]:
+    def gathered(self) -> AbstractContextManager[PreTrainedModel]:
         """Inside, the model with all of its parameters on every rank, to run without gradient."""
 
 
-class Learner(Held, Protocol[T]):
+class Learner(ModelHandle, Protocol[T]):
     """A model under training. All ranks call everything, in the same order.
 
     needs_equal_parts: whether ranks must run the same number of forward passes in a step.
@@ -57,17 +57,17 @@ class Learner(Held, Protocol[T]):
         """Leave the whole trained model on the first rank."""
 
 
-class WholeModel:
+class ReplicatedModel:
     """A model that is not trained, whole on every rank."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
 
-    def whole(self) -> AbstractContextManager[PreTrainedModel]:
+    def gathered(self) -> AbstractContextManager[PreTrainedModel]:
         return nullcontext(self.model)
 
 
-class WholeLearner(WholeModel):
+class ReplicatedLearner(ReplicatedModel):
     """Every rank holds parameters, gradients and optimiser state, and they add up gradients."""
 
     needs_equal_parts = False
@@ -92,7 +92,7 @@ class WholeLearner(WholeModel):
 
     def step(self, learning_rate: float) -> Tensor:
         parameters = trained_parameters(self.model)
-        distributed.add_up([value.grad for value in parameters if value.grad is not None])
+        distributed.all_reduce_sum([value.grad for value in parameters if value.grad is not None])
         set_rate(self.optimiser, learning_rate)
         norm = clip_gradients(parameters, self.config.max_grad_norm)
         self.optimiser.step()
@@ -116,19 +116,19 @@ def new_learner(
 ) -> Learner[Any]:
     """The learner that `config.zero` asks for, from the state of a checkpoint if there is one."""
     if config.zero is None:
-        return WholeLearner(model, loss_function, config, weight_decay, state)
+        return ReplicatedLearner(model, loss_function, config, weight_decay, state)
     from models.training.zero import ZeroLearner  # loads DeepSpeed: five seconds
 
     return ZeroLearner(model, loss_function, config, config.zero, weight_decay, state)
 
 
-def hold(model: PreTrainedModel, zero: ZeroConfig | None) -> Held:
+def model_handle(model: PreTrainedModel, zero: ZeroConfig | None) -> ModelHandle:
     """A model that is not trained, of which ranks hold parts under stage 3 of ZeRO."""
     if zero is None or zero.stage < 3:
-        return WholeModel(model)
-    from models.training.zero import PartedModel
+        return ReplicatedModel(model)
+    from models.training.zero import ShardedModel
 
-    return PartedModel(model, zero)
+    return ShardedModel(model, zero)
 
 
 def accumulate(
@@ -151,7 +151,7 @@ def accumulate(
     """
     batch = sorted(batch, key=lambda index: rows[index].num_tokens)
     parts = _parts(learner, rows, batch, max_tokens)
-    total = distributed.times_counted(batch) * weights[batch].sum()
+    total = distributed.replication(batch) * weights[batch].sum()
     sums: Metrics = defaultdict(lambda: torch.zeros(()))
     for number, (part, counts) in enumerate(parts, start=1):
         indices = torch.tensor(part, device="cpu")  # a loss may look into them without waiting
@@ -175,8 +175,8 @@ def _parts(
         parts = micro_batches([rows[index] for index in share], max_tokens)
         return [([share[place] for place in part], True) for part in parts]
 
-    shares = distributed.shares(batch)
-    mine = cut(shares[distributed.number()])
+    shares = distributed.rank_batches(batch)
+    mine = cut(shares[distributed.rank()])
     if learner.needs_equal_parts:
         most = max(len(cut(share)) for share in shares)
         mine += [(mine[0][0], False)] * (most - len(mine))

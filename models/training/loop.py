@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from models import counts
 from models.config.training import TrainConfig
 from models.nets.lora import merge_adapters
 from models.nets.packing import Candidates
@@ -25,7 +26,7 @@ from models.training.checkpoint import checkpoint_or_stop, newest_checkpoint
 from models.training.learner import Learner, LossFunction, Metrics, accumulate, new_learner
 from models.training.optimiser import scheduled_rate
 from models.training.progress import Progress, tail_means
-from models.training.replay import Replay, or_nll
+from models.training.replay import Replay, with_nll
 
 # Inside, the parameters are elsewhere; after, where they were before, bit for bit.
 Ascent = Callable[[int], AbstractContextManager[Metrics]]
@@ -59,25 +60,27 @@ def fit(
     `parts` of the rows, each has its epochs after those of the one before, under one schedule.
     `replay` is a further term of every step's loss. Of ranks the first returns.
     """
-    batches = _batches(rows, parts or [range(len(rows))], config, seed)
-    replayed = _draws(replay, len(batches), seed)
+    parts = parts or [range(len(rows))]
+    num_steps = counts.optimiser_steps(config, map(len, parts))
+    batches, replayed = _batches(rows, parts, config, seed), _draws(replay, num_steps, seed)
+    assert len(batches) == num_steps
     prepare_training(model, config, seed, config.dropout)
     state, decay = newest_checkpoint(workdir), config.weight_decay
-    either = or_nll(model, loss_function)
+    either = with_nll(model, loss_function)
     learner = new_learner(model, either, config, weight_decay=decay, state=state)
     start = 0 if state is None else state["step"]
     progress = Progress(workdir)
     model.train()
-    for step in range(start, len(batches)):
-        rate = scheduled_rate(config, step, len(batches))
+    for step in range(start, num_steps):
+        rate = scheduled_rate(config, step, num_steps)
         _seed_dropout(seed, step)
         with nullcontext({}) if ascend is None else ascend(step) as extra:
             metrics = _gradient(learner, rows, weights, batches[step], config, replayed[step])
             metrics |= extra
         metrics["grad_norm"] = learner.step(rate)
         progress.log(step + 1, {**metrics, "learning_rate": rate})
-        if (step + 1) % 10 == 0 or step + 1 == len(batches):
-            progress.advance(step + 1, len(batches))
+        if (step + 1) % 10 == 0 or step + 1 == num_steps:
+            progress.advance(step + 1, num_steps)
         if after_step is not None:
             after_step(step + 1)
         checkpoint_or_stop(workdir, step + 1, config.checkpoint_every, learner.state_dict)
@@ -118,9 +121,7 @@ def _batches(
 
 def _seed_dropout(seed: int, step: int) -> None:
     """What a step drops depends on nothing before it, so that a resumed run drops the same."""
-    torch.manual_seed(
-        random.Random(f"dropout/{seed}/{step}/{distributed.number()}").getrandbits(63)
-    )
+    torch.manual_seed(random.Random(f"dropout/{seed}/{step}/{distributed.rank()}").getrandbits(63))
 
 
 def _gradient(
@@ -139,5 +140,5 @@ def _gradient(
     if again is not None:
         replay, drawn = again
         metrics |= replay.accumulate(learner, drawn, limit, is_last=True)
-    distributed.add_up(list(metrics.values()))
+    distributed.all_reduce_sum(list(metrics.values()))
     return metrics

@@ -33,7 +33,7 @@ from models.training.learner import LossFunction, Metrics
 MAX_RESPONSES = 9
 
 
-class Compared(NamedTuple):
+class ComparedPairs(NamedTuple):
     """The P pairs of a packed batch, (P,) each.
 
     better, worse: which of the batch's responses they compare. label, margin, weight: as in
@@ -48,7 +48,7 @@ class Compared(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rankings:
+class PairBatches:
     """Pairs put into N examples.
 
     rows: N candidates. weight: (N,), what each counts in the mean loss. places: of each row its
@@ -62,7 +62,7 @@ class Rankings:
     pairs: Pairs
     pair_weight: Tensor
 
-    def compared(self, indices: Tensor) -> Compared:
+    def compared(self, indices: Tensor) -> ComparedPairs:
         """The pairs of the batch that packs the rows of `indices` (b,)."""
         found: list[tuple[int, int, int]] = []
         start = 0
@@ -70,7 +70,7 @@ class Rankings:
             found += [(pair, start + one, start + two) for pair, one, two in self.places[index]]
             start += len(self.rows[index].responses)
         number, better, worse = torch.tensor(found).unbind(1)
-        return Compared(
+        return ComparedPairs(
             better,
             worse,
             self.pairs.label[number],
@@ -79,7 +79,7 @@ class Rankings:
         )
 
 
-def rankings_of(pairs: Pairs, ranking: Literal["pairs", "k_wise"] = "pairs") -> Rankings:
+def pair_batches_of(pairs: Pairs, ranking: Literal["pairs", "k_wise"] = "pairs") -> PairBatches:
     """Every pair an example of its own, or all pairs of a prompt and group together.
 
     Raises ValueError for a prompt with more than MAX_RESPONSES different responses.
@@ -102,7 +102,7 @@ def rankings_of(pairs: Pairs, ranking: Literal["pairs", "k_wise"] = "pairs") -> 
         example[members] = number
     weight = per_prompt_weight(pairs.weight, example)
     total = weight.new_zeros(len(rows)).index_add(0, example, weight)
-    return Rankings(rows, total, places, pairs, weight)
+    return PairBatches(rows, total, places, pairs, weight)
 
 
 def _places(row: Candidates, members: list[int], pairs: Pairs) -> list[tuple[int, int, int]]:
@@ -119,7 +119,7 @@ def _places(row: Candidates, members: list[int], pairs: Pairs) -> list[tuple[int
 
 def reward_loss(
     model: PreTrainedModel,
-    rankings: Rankings,
+    rankings: PairBatches,
     imitation_coef: float = 0.0,
     contrastive: ContrastiveConfig | None = None,
 ) -> LossFunction:
@@ -151,7 +151,7 @@ def _view_loss(
     model: PreTrainedModel,
     hidden: Tensor,
     batch: PackedBatch,
-    compared: Compared,
+    compared: ComparedPairs,
     imitation_coef: float,
 ) -> tuple[Tensor, Metrics]:
     """Ranking loss and imitation term of one pass over a batch."""
@@ -176,7 +176,7 @@ def _contrastive_loss(
     model: PreTrainedModel,
     views: list[Tensor],
     batch: PackedBatch,
-    compared: Compared,
+    compared: ComparedPairs,
     config: ContrastiveConfig,
 ) -> tuple[Tensor, Metrics]:
     """The term over what the score is read from, the hidden state of a response's last token."""

@@ -42,7 +42,7 @@ class Progress:
         self._append({"step": done, "progress": [done, total], "time": time.time()})
 
     def _append(self, row: dict[str, object]) -> None:
-        if distributed.is_first():
+        if distributed.is_rank_zero():
             with self.path.open("a") as stream:
                 stream.write(json.dumps(row) + "\n")
 

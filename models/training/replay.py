@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from models import counts
 from models.config.policy import PolicyConfig
 from models.functional.rehearsal import nll_loss
 from models.nets.freezing import num_frozen_layers
@@ -24,7 +25,7 @@ from models.nets.packing import Candidates, PackedBatch
 from models.nets.scoring import response_logprobs
 from models.training.data import context_length, encode_dialogues
 from models.training.learner import Learner, LossFunction, Metrics, accumulate
-from models.training.scoring import with_lower_states
+from models.training.scoring import with_trunk
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Replay:
     def accumulate(
         self, learner: Learner[Any], drawn: Sequence[Candidates], max_tokens: int, is_last: bool
     ) -> Metrics:
-        """Add the term's gradient; the learner's loss is one of `or_nll`.
+        """Add the term's gradient; the learner's loss is one of `with_nll`.
 
         Result and `is_last` as in `learners.accumulate`.
         """
@@ -66,7 +67,7 @@ class Replay:
         return {self.name: found["loss"]}
 
 
-def or_nll(model: PreTrainedModel, loss_function: LossFunction) -> LossFunction:
+def with_nll(model: PreTrainedModel, loss_function: LossFunction) -> LossFunction:
     """The loss function; of responses with nothing beside them their NLL."""
 
     def either(batch: PackedBatch, beside: Any) -> tuple[Tensor, Metrics]:
@@ -89,11 +90,12 @@ def rehearsal_of(
 
     behind: tokens of an instruction that stands behind every prompt.
     """
-    if config.rehearsal_coef == 0:
+    drawn = counts.replayed_rows(config, has_rehearsal=True)
+    if not drawn:
         return None
     path = inputs["rehearsal"] / "rehearsal.jsonl"
     rows = encode_dialogues(path, tokenizer, context_length(model.config) - len(behind))
     rows = [Candidates([*row.prompt, *behind], row.responses) for row in rows]
     depth = num_frozen_layers(model, config.train.trainable_layers)
-    rows = with_lower_states(model, rows, depth)
-    return Replay(rows, config.rehearsal_coef, config.rehearsal_batch)
+    rows = with_trunk(model, rows, depth)
+    return Replay(rows, config.rehearsal_coef, drawn["rehearsal"])

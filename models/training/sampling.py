@@ -7,14 +7,11 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from models import limits
+from models import counts, limits
 from models.nets.generation import Samples, Sampling, decode, decoding_batches
 from models.nets.packing import token_ids
 from models.training import distributed
 from models.training.progress import Progress
-
-# However few ranks there are: one samples in the same batches as two, so the same to the bit.
-MIN_BATCHES = 2
 
 
 def encode_prompts(
@@ -29,7 +26,8 @@ def encode_prompts(
     An instruction stands behind it, and is never cut.
     """
     behind, *encoded = token_ids(tokenizer, [instruction, *prompts])
-    limit = int(policy.config.max_position_embeddings) - max_new_tokens - len(behind)
+    context = int(policy.config.max_position_embeddings)
+    limit = counts.prompt_room(context, max_new_tokens, len(behind))
     return [ids[-limit:] + behind for ids in encoded]
 
 
@@ -51,23 +49,23 @@ def sample(
     was_training = model.training
     model.eval()
     length = sampling.max_new_tokens
-    at_least = max(MIN_BATCHES, distributed.count())  # every rank has one
+    at_least = counts.least_sampling_batches(distributed.world_size())
     batches = decoding_batches(prompts, length, cache_tokens, at_least)
     draws = torch.rand(len(prompts), length, generator=generator, device="cpu").to(model.device)
     # Token ids are stored as one more each, before zeros.
     tokens, logprobs, entropies = (torch.zeros(len(prompts), length) for _ in range(3))
     done = 0
-    for batch in distributed.mine(batches):
+    for batch in distributed.shard(batches):
         texts = [prompts[row] for row in batch]
         found = decode(model, tokenizer, texts, sampling, draws[batch])
         logprobs[batch], entropies[batch] = found.logprobs, found.entropies
         for row, response in zip(batch, found.responses, strict=True):
             tokens[row, : len(response)] = torch.tensor(response) + 1
-        done = min(done + distributed.count() * len(batch), len(prompts))
+        done = min(done + distributed.world_size() * len(batch), len(prompts))
         if progress is not None:
             progress.advance(done, len(prompts))
     model.train(was_training)
-    distributed.add_up([tokens, logprobs, entropies])
+    distributed.all_reduce_sum([tokens, logprobs, entropies])
     ids = [(row[row > 0].long() - 1).tolist() for row in tokens]
     return Samples(ids, logprobs, entropies)
 

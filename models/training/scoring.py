@@ -11,11 +11,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from models import limits
 from models.nets.freezing import layers_of
-from models.nets.packing import Candidates, LowerStates, PackedBatch, encode, pack
+from models.nets.packing import Candidates, PackedBatch, TrunkActivations, encode, pack
 from models.nets.scoring import response_logprobs, response_scores
-from models.nets.trunk import lower_output
+from models.nets.trunk import trunk_output
 from models.training import distributed
-from models.training.batching import micro_batches, my_parts
+from models.training.batching import local_micro_batches, micro_batches
 from models.training.data import context_length
 
 
@@ -27,10 +27,10 @@ def score_rows(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
 def logprob_rows(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
     """Log-probabilities (N, k), nats, of N rows' k whole responses; ranks share the work out."""
 
-    def whole(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
+    def total(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
         return response_logprobs(model, batch)[0].sum(1)
 
-    return _of_responses(model, rows, whole)
+    return _of_responses(model, rows, total)
 
 
 @torch.no_grad()
@@ -43,12 +43,12 @@ def _of_responses(
     was_training = model.training
     model.eval()
     found = torch.zeros(len(rows), len(rows[0].responses))
-    for part in my_parts(rows, limits.PASS_TOKENS):
+    for part in local_micro_batches(rows, limits.PASS_TOKENS):
         batch = pack([rows[index] for index in part])
         found[part] = function(model, batch).view(len(part), -1)
     model.train(was_training)
-    distributed.add_up([found])
-    return found / distributed.times_counted(rows)
+    distributed.all_reduce_sum([found])
+    return found / distributed.replication(rows)
 
 
 def score_texts(
@@ -71,22 +71,20 @@ def score_answers(
     return score_rows(model, encode(tokenizer, prompts, answers, context_length(model.config)))
 
 
-def lower_states(
+def trunk_activations(
     model: PreTrainedModel, rows: Sequence[Candidates], depth: int
 ) -> Iterator[tuple[int, Tensor]]:
     """Behind the first `depth` layers, row by row: its index and states (T, H)."""
     for part in micro_batches(rows, limits.PASS_TOKENS):
-        states = lower_output(model, pack([rows[index] for index in part]), depth)
+        states = trunk_output(model, pack([rows[index] for index in part]), depth)
         yield from zip(part, states.split([rows[index].num_tokens for index in part]), strict=True)
 
 
-def with_lower_states(
-    model: PreTrainedModel, rows: Sequence[Candidates], depth: int
-) -> list[Candidates]:
+def with_trunk(model: PreTrainedModel, rows: Sequence[Candidates], depth: int) -> list[Candidates]:
     """The rows with their states behind the first `depth` layers; as they are for depth 0."""
     result = list(rows)
     if depth > 0:
         owner = layers_of(model)[depth - 1]
-        for index, states in lower_states(model, rows, depth):
-            result[index] = replace(rows[index], lower=LowerStates(states, owner, depth))
+        for index, states in trunk_activations(model, rows, depth):
+            result[index] = replace(rows[index], lower=TrunkActivations(states, owner, depth))
     return result

@@ -18,11 +18,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from models.nets.freezing import layers_of
-from models.nets.packing import Candidates, LowerStates
-from models.nets.trunk import lower_digest
+from models.nets.packing import Candidates, TrunkActivations
+from models.nets.trunk import trunk_digest
 
 
-def write_states(
+def write_trunk(
     path: Path,
     rows: Sequence[Candidates],
     states: Iterable[tuple[int, Tensor]],
@@ -40,7 +40,7 @@ def write_states(
     save_file({"values": values, "lengths": lengths}, path, metadata)
 
 
-class StoredStates:
+class CachedTrunk:
     """The stored states as `model` may use them: its own lower layers must have made them.
 
     Raises ValueError for states of other layers, or of none that the model has.
@@ -51,7 +51,7 @@ class StoredStates:
         metadata = self._open("train")[2]
         self.depth = int(metadata["depth"])
         layers = layers_of(model)
-        if self.depth >= len(layers) or lower_digest(model, self.depth) != metadata["digest"]:
+        if self.depth >= len(layers) or trunk_digest(model, self.depth) != metadata["digest"]:
             raise ValueError(
                 f"{folder} holds the output of other lower layers ({self.depth} of them) than this "
                 f"model of {len(layers)} has; they must come from the policy it was started from, "
@@ -70,7 +70,7 @@ class StoredStates:
             )
         parts = values.split(lengths.sum(1).tolist())
         return [
-            replace(row, lower=LowerStates(own, self.owner, self.depth))
+            replace(row, lower=TrunkActivations(own, self.owner, self.depth))
             for row, own in zip(rows, parts, strict=True)
         ]
 
@@ -79,9 +79,9 @@ class StoredStates:
             return file.get_tensor("values"), file.get_tensor("lengths"), file.metadata()
 
 
-def stored_states(inputs: dict[str, Path], model: PreTrainedModel) -> StoredStates | None:
+def cached_trunk(inputs: dict[str, Path], model: PreTrainedModel) -> CachedTrunk | None:
     """The states that a stage was given for its model, if any."""
-    return StoredStates(inputs["trunk"], model) if "trunk" in inputs else None
+    return CachedTrunk(inputs["trunk"], model) if "trunk" in inputs else None
 
 
 def _lengths(rows: Sequence[Candidates]) -> Tensor:

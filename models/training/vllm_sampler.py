@@ -83,7 +83,7 @@ class VllmSampler:
         seeds = torch.randint(2**31, (len(prompts),), generator=generator, device="cpu").tolist()
         tokens = torch.zeros(len(prompts), sampling.max_new_tokens)
         gap = torch.zeros(())
-        if distributed.is_first():
+        if distributed.is_rank_zero():
             self._give_weights(policy)
             found = self._ask(
                 {"prompts": prompts, "seeds": seeds, "sampling": _arguments(sampling, end_token)}
@@ -91,7 +91,7 @@ class VllmSampler:
             gap += self._checked_gap(policy, prompts, found)
             for row, response in zip(tokens, found["responses"], strict=True):
                 row[: len(response)] = torch.tensor(response) + 1  # 0: none
-        distributed.add_up([tokens, gap])
+        distributed.all_reduce_sum([tokens, gap])
         return [(row[row > 0].long() - 1).tolist() for row in tokens], {"vllm_gap": gap}
 
     def close(self) -> None:
@@ -214,7 +214,7 @@ def _environment() -> dict[str, str]:
     return environment | {
         # Its script's folder has modules of our trainers, by names such as `data`.
         "PYTHONSAFEPATH": "1",
-        "OMP_NUM_THREADS": str(distributed.count() * torch.get_num_threads()),
+        "OMP_NUM_THREADS": str(distributed.world_size() * torch.get_num_threads()),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",

@@ -43,7 +43,7 @@ from models.training.optimiser import adamw
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class PartedModel:
+class ShardedModel:
     """A model that is not trained, of which every rank holds a part (stage 3)."""
 
     def __init__(self, model: PreTrainedModel, zero: ZeroConfig) -> None:
@@ -52,7 +52,7 @@ class PartedModel:
         self.model = model
 
     @contextmanager
-    def whole(self) -> Iterator[PreTrainedModel]:
+    def gathered(self) -> Iterator[PreTrainedModel]:
         with deepspeed.zero.GatheredParameters(list(self.model.parameters())):
             yield self.model
 
@@ -94,7 +94,7 @@ class ZeroLearner:
 
     def backward(self, loss: Tensor, is_last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(is_last)
-        self.engine.backward(loss * distributed.count())
+        self.engine.backward(loss * distributed.world_size())
 
     def step(self, learning_rate: float) -> Tensor:
         for group in self.engine.optimizer.param_groups:
@@ -103,7 +103,7 @@ class ZeroLearner:
         return torch.as_tensor(self.engine.get_global_grad_norm())
 
     @contextmanager
-    def whole(self) -> Iterator[PreTrainedModel]:
+    def gathered(self) -> Iterator[PreTrainedModel]:
         """The model itself; its own forward pass would gather and part layers one by one."""
         if self.stage < 3:
             yield self.model
@@ -136,10 +136,10 @@ class ZeroLearner:
         self._release_deepspeed_references()
         del self.engine
         self.trained = {}
-        if distributed.is_first():
+        if distributed.is_rank_zero():
             _replace_parameters(self.model, values)
         gc.collect()  # the engine, its optimiser and the old parameters refer to one another
-        if distributed.is_first():
+        if distributed.is_rank_zero():
             self.model.to(torch.get_default_device())
 
     def _gathered_parameters(self) -> dict[str, Tensor]:
@@ -204,7 +204,7 @@ def _start_deepspeed() -> None:
 
 def _copy(value: Tensor) -> Tensor:
     """A copy in the first rank's host, nothing on others."""
-    return value.detach().to("cpu", copy=True) if distributed.is_first() else torch.empty(0)
+    return value.detach().to("cpu", copy=True) if distributed.is_rank_zero() else torch.empty(0)
 
 
 def deepspeed_config(zero: ZeroConfig, max_grad_norm: float) -> dict[str, Any]:

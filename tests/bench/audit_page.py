@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from models.reporting.audit.pairs import AuditedPair
-from tests.audit_page import PAIR, SHOWN, give, write
-from tests.browser import Browser, browser
+from tests.tools.audit_page import PAIR, SHOWN, give, write
+from tests.tools.browser import Browser, browser
 
 NUM_WORDS = 20_000
 

@@ -1,6 +1,6 @@
 """How cost grows: with pairs, model, members of an ensemble, response length and ranks.
 
-    python -m tests.bench.growth --plot docs/growth.svg
+    python -m tests.bench.growth --plot docs/explanation/growth.svg
 
 Rows of random tokens on Llamas from random weights, one core except where ranks are counted; each
 measurement is a process of its own, the median of `--runs`. Prints a table of seconds with the
@@ -24,16 +24,16 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from models.config.training import TrainConfig
-from models.nets.fused import with_lean_layers
+from models.nets.fused import with_fused_layers
 from models.nets.generation import Sampling
 from models.nets.packing import Candidates
-from models.nets.trunk import tie_lower_layers
+from models.nets.trunk import tie_trunk
 from models.training import distributed
 from models.training.data import Pairs
 from models.training.loop import fit
-from models.training.pair_batches import rankings_of, reward_loss
+from models.training.pair_batches import pair_batches_of, reward_loss
 from models.training.sampling import sample
-from models.training.scoring import with_lower_states
+from models.training.scoring import with_trunk
 from tests.bench.material import small_llama
 from tests.bench.rollouts import SIZES, VOCABULARY, Words
 
@@ -101,13 +101,13 @@ def _ensemble(num_members: int) -> float:
     """What the frozen layers make of all rows, once, and each member's upper layer behind it."""
     first, rows = _scorer("2 M"), _rows(PAIRS)
     depth = first.config.num_hidden_layers - 1
-    with_lower_states(first, rows[:BATCH], depth)
+    with_trunk(first, rows[:BATCH], depth)
     started = time.perf_counter()
-    rows = with_lower_states(first, rows, depth)
+    rows = with_trunk(first, rows, depth)
     took = time.perf_counter() - started
     for _ in range(num_members):
         member = _scorer("2 M")
-        tie_lower_layers(first, member, depth)
+        tie_trunk(first, member, depth)
         took += _epoch(member, rows, TrainConfig(batch_size=BATCH, trainable_layers=1))
     return took
 
@@ -116,7 +116,7 @@ def _scorer(size: str) -> PreTrainedModel:
     width, layers = SIZES[size]
     model = small_llama(Words(), width, layers, max_tokens=512)
     model.config.num_labels = 1
-    return with_lean_layers(AutoModelForSequenceClassification.from_config(model.config))
+    return with_fused_layers(AutoModelForSequenceClassification.from_config(model.config))
 
 
 def _rows(count: int) -> list[Candidates]:
@@ -137,7 +137,7 @@ def _epoch(scorer: PreTrainedModel, rows: list[Candidates], config: TrainConfig)
     none: list[str | None] = [None] * count
     pairs = Pairs(names, names, none, none, rows, ones, torch.zeros(count), ones)
     with tempfile.TemporaryDirectory() as folder:
-        loss = reward_loss(scorer, rankings_of(pairs))
+        loss = reward_loss(scorer, pair_batches_of(pairs))
         fit(scorer, rows, pairs.weight, loss, config, seed=0, workdir=Path(folder))
         lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
     times = [row["time"] for row in map(json.loads, lines) if "metrics" in row]

@@ -24,7 +24,7 @@ from models.nets.loading import load_tokenizer, new_scorer
 from models.stages.meta_rm import MetaAscent
 from models.training.data import Pairs, read_pairs
 from models.training.loop import fit
-from models.training.pair_batches import rankings_of, reward_loss
+from models.training.pair_batches import pair_batches_of, reward_loss
 from tests.bench.material import MAX_TOKENS, make_material
 
 BATCH = 16
@@ -64,7 +64,13 @@ def pairs_per_second(pairs: Pairs, material: Path, work: Path, is_meta: bool) ->
     model = new_scorer(material / "policy" / "model", 1, 0)
     ascend = MetaAscent(config, model, pairs.rows) if is_meta else None
     fit(
-        *(model, pairs.rows, pairs.weight, reward_loss(model, rankings_of(pairs)), config.train),
+        *(
+            model,
+            pairs.rows,
+            pairs.weight,
+            reward_loss(model, pair_batches_of(pairs)),
+            config.train,
+        ),
         seed=0,
         workdir=work,
         ascend=ascend,

@@ -23,7 +23,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from transformers import LlamaForSequenceClassification, PreTrainedModel
 
 from flows.recipes.synthetic import default
-from models.nets.fused import with_lean_layers
+from models.nets.fused import with_fused_layers
 from models.nets.loading import build_policy
 from models.nets.packing import Candidates, pack
 from models.nets.scoring import response_scores
@@ -62,7 +62,7 @@ def _arms(count: int) -> list[Callable[[], Any]]:
     batch = pack(rows)
     texts = torch.tensor([row.prompt + response for row in rows for response in row.responses])
     models = [_member(seed) for seed in range(MEMBERS)]
-    lean = [with_lean_layers(_member(seed)) for seed in range(MEMBERS)]
+    lean = [with_fused_layers(_member(seed)) for seed in range(MEMBERS)]
 
     def packed() -> None:
         for model in lean:

@@ -78,7 +78,7 @@ def dask_cluster(running: Running, number: int) -> Iterator[tuple[dict[str, str]
 
 
 def _encrypted(folder: Path) -> dict[str, str]:
-    """Dask's settings for a certificate of the cluster's own, as docs/deploy.md makes it."""
+    """Dask's settings for a certificate of the cluster's own, as docs/how-to/scale.md makes it."""
     key, certificate = str(folder / "dask.key"), str(folder / "dask.crt")
     subject = ("-x509", "-newkey", "rsa:2048", "-nodes", "-days", "365", "-subj", "/CN=trimtab")
     command = ["openssl", "req", *subject, "-keyout", key, "-out", certificate]

@@ -117,7 +117,7 @@ def test_what_is_not_installed_is_said_with_the_whole_command(
 def test_one_file_in_place_of_a_recipe_s_two_can_be_planned(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """As README.md has it."""
+    """As docs/how-to/own-preferences.md has it."""
     assert main(["run", RECIPE, 'preferences.sources=["bad.jsonl"]', "--dry-run"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "40 pairs counted in preferences.sources" in text
@@ -138,8 +138,8 @@ def test_of_a_large_file_the_first_rows_are_read(folder: Path) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ["study", "people", "all", "--scale", RECIPE, "ppo.kl_coef=-1"],
-        ["study", "people", "all", "--scale", RECIPE, 'preferences.sources=["none.jsonl"]'],
+        ["study", "human-votes", "all", "--scale", RECIPE, "ppo.kl_coef=-1"],
+        ["study", "human-votes", "all", "--scale", RECIPE, 'preferences.sources=["none.jsonl"]'],
         ["rounds", "smoke", "ppo.kl_coef=null"],
         ["rounds", "smoke", "seed=1"],
     ],

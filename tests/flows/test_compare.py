@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from prefect.tasks import Task
 
 from flows import experiment
 from flows.cli import main
@@ -20,6 +19,7 @@ from flows.plan_text import plan_text
 from flows.recipes import recipe_named
 from flows.run import Run
 from models.estimates.machine import Machine
+from models.specs import StageSpec
 from tests.flows.command import trimtab
 
 LARGE = Machine(1, 10**15, 2, False)
@@ -33,8 +33,8 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> Submitted:
     """Names and arguments of the stages handed to Prefect, which makes nothing of them."""
     found: Submitted = []
 
-    def note(_run: Run, task: Task[..., object], config: object, **given: object) -> object:
-        found.append((task.name, {"config": config, **given}))
+    def note(_run: Run, spec: StageSpec, config: object, **given: object) -> object:
+        found.append((spec.name, {"config": config, **given}))
         return object()
 
     monkeypatch.setattr(Run, "submit", note)

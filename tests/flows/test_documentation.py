@@ -1,4 +1,4 @@
-"""Methods' pages: the defaults they name are those of the configuration; commands exist."""
+"""What pages say is so: defaults, commands, files, tests."""
 
 from __future__ import annotations
 
@@ -16,13 +16,31 @@ from flows.config import RunConfig
 from models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
 from models.config.policy import PPOConfig, ScoringConfig
 
-DOCS = Path(__file__).parents[2] / "docs"
-TEXT = (DOCS / "optimisers.md").read_text(encoding="utf-8")
-RLAIF = (DOCS / "rlaif.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+# The changelog speaks of what was; papers/ is generated.
+PAGES = sorted({*ROOT.glob("*.md"), *DOCS.rglob("*.md")} - {ROOT / "CHANGELOG.md"})
+PATH = re.compile(
+    r"(?<![\w/.-])(?:flows|tasks|models|infra|tests|docs)/[\w./-]*\w(?=[`\s),:;]|\.\s)"
+)
+TEXT = (DOCS / "reference" / "methods.md").read_text(encoding="utf-8")
+RLAIF = (DOCS / "how-to" / "rlaif.md").read_text(encoding="utf-8")
 FIELD = re.compile(r"^\| `([a-z_.]+)` \| (.+?) \|", re.MULTILINE)
 FIELDS = FIELD.findall(TEXT)
-ONE_LINE = TEXT.replace("\\\n", "")  # a command goes on behind a backslash
-COMMANDS = re.findall(r"^trimtab (run [^#\n]*?) *(?:#.*)?$", ONE_LINE, re.MULTILINE)
+COMMAND = re.compile(r"^trimtab (run [^#\n]*?) *(?:#.*)?$", re.MULTILINE)
+# A command goes on behind a backslash. Those that name files, models or endpoints need them.
+COMMANDS = sorted(
+    command
+    for command in {
+        each
+        for page in PAGES
+        for each in COMMAND.findall(page.read_text("utf-8").replace("\\\n", ""))
+    }
+    if not re.search(
+        r"jsonl|FOLDER|endpoint|local_model|RECIPE|\$seed|kl_coeff|print-config", command
+    )
+    and command.count("'") % 2 == 0  # else it goes on in the next line
+)
 # By default nobody is asked; with a judge, all else about it is as by default.
 JUDGE = JudgeConfig(gold_accuracy=0.8)
 JUDGED = RunConfig(
@@ -61,10 +79,25 @@ def test_commands_can_be_planned(
 
 
 def test_the_threat_model_names_tests_that_exist() -> None:
-    root = DOCS.parent
-    named = re.findall(r"(tests/[\w/]+\.py)::(\w+)", (DOCS / "threat-model.md").read_text("utf-8"))
+    text = (DOCS / "reference" / "threat-model.md").read_text("utf-8")
+    named = re.findall(r"(tests/[\w/]+\.py)::(\w+)", text)
     assert len(named) > 15
     missing = {
-        each for each in named if f"def {each[1]}(" not in (root / each[0]).read_text("utf-8")
+        each for each in named if f"def {each[1]}(" not in (ROOT / each[0]).read_text("utf-8")
     }
     assert missing == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    named = PATH.findall(page.read_text(encoding="utf-8"))
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_readme_stays_short_and_its_links_lead_somewhere() -> None:
+    """The site's build checks those of all other pages."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text) <= 7000
+    links = re.findall(r"\]\((?!https:)([^)#]+)", text)
+    assert len(links) > 15
+    assert [link for link in links if not (ROOT / link).exists()] == []

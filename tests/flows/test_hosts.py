@@ -20,6 +20,7 @@ from infra.settings import Settings
 from models.specs import StageSpec
 from tasks import stage_task
 from tasks.resources import Resources, share_of
+from tasks.stages import TASKS
 
 SMALL = ("smoke", "default", "rlaif", "constitutional")
 
@@ -36,19 +37,20 @@ class Host(PlannedRun):
     shares: list[tuple[str, Any]] = field(default_factory=list)
 
     def submit(
-        self, task: Any, *arguments: Any, wait_for: Sequence[Any] = (), **keywords: Any
+        self, spec: StageSpec, config: Any, *, wait_for: Sequence[Any] = (), **keywords: Any
     ) -> PlannedStage:
-        def share(spec: StageSpec, config: Any, _: Any, __: str, resources: Resources) -> Any:
-            takes_gpu = "gpu" in task.tags
+        def share(_: Any, config: Any, __: Any, ___: str, resources: Resources, ____: Any) -> Any:
+            takes_gpu = spec.device == "gpu"
             found = share_of(self.settings, config, resources, takes_gpu=takes_gpu)
             self.shares.append((spec.name, found))
             return SimpleNamespace(summary={"collapsed": False}, cached=True)
 
         self.patch.setattr(stage_task, "run_stage_task", share)
-        bound = inspect.signature(task.fn).bind(*arguments, **keywords)
+        task = TASKS[spec.name]
+        bound = inspect.signature(task.fn).bind(config, **keywords)
         bound.apply_defaults()
         task.fn(*bound.args, **bound.kwargs)
-        return super().submit(task, *arguments, wait_for=wait_for, **keywords)
+        return super().submit(spec, config, wait_for=wait_for, **keywords)
 
 
 def _on(monkeypatch: pytest.MonkeyPatch, recipe: str, gpus: str, cores: int = 4) -> Host:

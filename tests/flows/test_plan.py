@@ -227,9 +227,10 @@ def test_ranks_in_parts_take_the_gpus_of_several_trainers() -> None:
     assert "It is in parts already" in text
 
 
-def test_the_readme_quotes_the_plan_as_it_is_printed() -> None:
-    """Every line of the README's excerpt is a line of the plan."""
-    section = (ROOT / "README.md").read_text().partition("trimtab run hh-7b --dry-run")[2]
+def test_the_page_quotes_the_plan_as_it_is_printed() -> None:
+    """Every line of the excerpt is a line of the plan."""
+    page = ROOT / "docs" / "how-to" / "plan.md"
+    section = page.read_text().partition("trimtab run hh-7b --dry-run")[2]
     quoted = section.partition("```\n")[2].partition("```text\n")[2].partition("```")[0]
     lines = [line for line in quoted.splitlines() if line.strip() not in ("", "...")]
     assert len(lines) > 10

@@ -8,7 +8,7 @@ from flows.config import ConfigError, load_config
 from flows.overrides import changed, parsed
 from flows.plan import PlannedRun, PlanRow, make_plan
 from flows.recipes import recipe_named
-from flows.studies.arms_of import ARMS
+from flows.studies.registry import ARMS
 from flows.studies.rlaif import ACCURACIES
 from models.estimates.machine import Machine
 

@@ -5,24 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fastapi import Request, Response
 
 from models.config.judge import JudgeConfig
-from models.judge import serve
-from models.judge.asking import Asker
-from models.judge.chat import ChatAnswer, ChatRequest
+from models.judge.batch import CachedChatModel
 from models.judge.judge import Comparison, Judge
 from models.judge.local import LocalModel
-from models.judge.serve import JudgeServer
+from models.judge.serve import create_app
 from models.training.data import read_rows
 from tests.flows.command import trimtab
-from tests.models.judge.tiny import tiny_model, tiny_tokenizer
+from tests.models.judge.tiny import running, tiny_model, tiny_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
@@ -30,27 +29,20 @@ NUM_JUDGED = 24
 KEY = "sk-Zx81hu2bqTestKeyOfABlock"
 
 
-class _CountingServer(JudgeServer):
-    """Knows how often it was asked, and with which keys."""
+@dataclass
+class _Server:
+    """How often it was asked, and with which keys."""
 
-    num_asked = 0
+    url: str = ""
+    num_asked: int = 0
+    keys: set[str | None] = field(default_factory=set)
 
-    def __init__(self, model: LocalModel, name: str) -> None:
-        super().__init__(model, name)
-        self.keys: set[str | None] = set()
-        self.RequestHandlerClass = _Handler
-
-    def answer(self, request: ChatRequest) -> ChatAnswer:
+    async def note(
+        self, request: Request, call_next: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
         self.num_asked += 1
-        return super().answer(request)
-
-
-class _Handler(serve._Handler):
-    server: _CountingServer
-
-    def do_POST(self) -> None:
-        self.server.keys.add(self.headers["Authorization"])
-        super().do_POST()
+        self.keys.add(request.headers.get("Authorization"))
+        return await call_next(request)
 
 
 @pytest.fixture
@@ -69,16 +61,14 @@ def local() -> LocalModel:
 
 
 @pytest.fixture
-def server(local: LocalModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[_CountingServer]:
+def server(local: LocalModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Server]:
     monkeypatch.delenv("TRIMTAB_ANSWERS", raising=False)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with _CountingServer(local, "tiny") as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    server, app = _Server(), create_app(local, "tiny")
+    app.middleware("http")(server.note)
+    with running(app) as server.url:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def _python(code: str) -> None:
@@ -96,14 +86,13 @@ def _labels(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_labels_of_a_served_model_are_those_of_the_model(
-    home: Path, local: LocalModel, server: _CountingServer
+    home: Path, local: LocalModel, server: _Server
 ) -> None:
-    address = f"http://127.0.0.1:{server.server_port}/v1"
     judge = "judge_preferences.judge"
     run = ["run", "smoke", "--flow", "label-audit", "ai_labels.soft=true"]
     run += [f"judge_preferences.max_pairs={NUM_JUDGED}"]
     run += [f"{judge}.endpoint.max_total_tokens=1000000"]
-    run += [f"{judge}.endpoint.base_url={address}", f"{judge}.endpoint.model=tiny"]
+    run += [f"{judge}.endpoint.base_url={server.url}", f"{judge}.endpoint.model=tiny"]
     run += [f"{judge}.endpoint.timeout_seconds=300", f"{judge}.endpoint.key_block=judge"]
     _python(f"from prefect.blocks.system import Secret; Secret(value={KEY!r}).save('judge')")
     trimtab(home, *run, "--name", "mine")
@@ -113,7 +102,7 @@ def test_labels_of_a_served_model_are_those_of_the_model(
     assert list(given) == list(labelled)
     assert list(given)[:NUM_JUDGED] == [row["id"] for row in judged]
 
-    here = Judge(Asker(local), JudgeConfig(local_model="tiny"))
+    here = Judge(CachedChatModel(local), JudgeConfig(local_model="tiny"))
     few = list(given.values())[:8]
     verdicts = here.compare(
         [Comparison(row["prompt"], row["chosen"], row["rejected"]) for row in few]

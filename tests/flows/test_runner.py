@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import dask
 import pytest
+from prefect import Task
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows import publish
@@ -16,6 +18,7 @@ from flows.names import named
 from flows.recipes import recipe_named
 from flows.run import Run
 from flows.runner import task_runner
+from models import specs
 from models.config.policy import PPOConfig
 from models.config.reward import RewardModelConfig, StrengthConfig
 from models.config.training import TrainConfig
@@ -62,15 +65,12 @@ def test_a_stage_takes_a_gpu_for_each_of_its_ranks(
     monkeypatch.setenv("TRIMTAB_DASK", "tls://10.0.0.5:8786")
     asked: list[Any] = []
 
-    class Task:
-        name = "stage"
+    def note(*_: object, **__: object) -> None:
+        asked.append(dask.get_annotations())
 
-        def submit(self, *_: object) -> None:
-            asked.append(dask.get_annotations())
-
-    task = Task()
-    task.tags = tags  # type: ignore[attr-defined]
-    Run(recipe_named("smoke")).submit(task, config)
+    monkeypatch.setattr(Task, "submit", note)
+    device: Any = tags[0] if tags else "cpu"
+    Run(recipe_named("smoke")).submit(replace(specs.PPO_MAX, device=device), config)
     assert asked == [{"resources": resources}]
 
 

@@ -5,18 +5,11 @@ from __future__ import annotations
 import json
 import re
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.overrides import changed, parsed
-from flows.plan import make_plan
-from flows.recipes import recipe_named
-from models.estimates.machine import Machine
-from models.estimates.stages import work_of
-from models.estimates.work import Setting
 from tests.flows.command import digests, ended, from_store, start, trimtab
 from tests.flows.conftest import FINISHED, NAME
 from tests.registered import downloaded
@@ -55,32 +48,7 @@ def test_report_and_scorecard(home: Path) -> None:
     assert "http://" not in re.sub(r"http://www\.w3\.org\S*", "", page)
     stages = {path.parent.parent.name for path in home.rglob("store/artifacts/*/*/manifest.json")}
     assert stages >= {"sft", "reward_model", "strength", "relabel", "advantage_model", "rehearsal"}
-    assert stages >= {"ppo_max", "meta_rm", "evaluate", "judge", "report"}
-
-
-def test_the_run_is_the_one_that_was_planned(home: Path) -> None:
-    """The same roles; the same steps, given how many prompts yielded a pair."""
-    config = changed(recipe_named("smoke"), parsed(["ppo.num_steps=12"]))
-    plan = make_plan(config, "rlhf", Machine.this_computer(2))
-    planned = {role: row for row in plan.rows for role in row.roles}
-    scorecard = json.loads((home / f"reports/{NAME}/scorecard.json").read_text())
-    assert {stage["role"] for stage in scorecard["stages"]} == set(planned)
-
-    data = scorecard["data"]
-    assert data["num_pairs"] <= plan.amounts.pairs
-    amounts = replace(plan.amounts, pairs=data["num_pairs"], train_pairs=data["num_train"])
-    taken: dict[str, set[int]] = {}
-    for path in home.glob("store/artifacts/*/*/*/metrics.jsonl"):
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        steps = max(row.get("step", 0) for row in rows)
-        taken.setdefault(path.parts[-4], set()).add(steps)
-    for role in ("sft", "member_0", "advantage_model", "meta_rm_2"):
-        stage = planned[role].stage
-        work = work_of(stage.stage, stage.config, Setting(plan.shape, amounts))
-        assert taken[stage.stage] == {work.optimiser_steps}
-    # PPO logs a step for each round of two updates; vanilla has no round for the critic alone.
-    arms = ("policy_vanilla", "policy_full", "policy_round_2")
-    assert taken["ppo_max"] == {planned[role].work.optimiser_steps / 2 for role in arms}
+    assert stages >= {"ppo_max", "meta_rm", "evaluate", "head_to_head", "report"}
 
 
 def test_mlflow_holds_nested_runs_and_the_champion(home: Path) -> None:

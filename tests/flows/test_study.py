@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import NoReturn
 
 import pytest
-from prefect.tasks import Task
 
 from flows.config import ConfigError
 from flows.recipes import recipe_named
 from flows.run import Run, SharedRun
-from flows.studies.arms_of import ARMS
+from flows.studies.registry import ARMS
 from flows.study import checked, read_all
-from models.studies.catalogue import exhibits_of
-from models.studies.exhibit import Exhibit
+from models.specs import StageSpec
+from models.studies.registry import Exhibit, exhibits_of
 
 
 @pytest.fixture
@@ -21,8 +20,8 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the stages handed to Prefect, which makes nothing of them."""
     names: list[str] = []
 
-    def note(_run: Run, task: Task[..., object], *_given: object, **_named: object) -> object:
-        names.append(task.name)
+    def note(_run: Run, spec: StageSpec, *_given: object, **_named: object) -> object:
+        names.append(spec.name)
         return object()
 
     def waited(_run: Run, role: str) -> NoReturn:
@@ -53,7 +52,7 @@ def test_seeds_share_nothing(submitted: list[str]) -> None:
 
 
 def test_a_frontier_shares_all_but_what_is_swept(submitted: list[str]) -> None:
-    ARMS["optimisers-frontier"](SharedRun(recipe_named("smoke")))
+    ARMS["methods-frontier"](SharedRun(recipe_named("smoke")))
     for stage in ("comparisons", "strength", "advantage_model", "rehearsal"):
         assert submitted.count(stage) == 1
     # Four strengths an arm; two of PPO; ReST samples once for all of its thresholds, rejection

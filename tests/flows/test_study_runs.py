@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from models.studies.catalogue import exhibits_of
-from models.studies.exhibit import TITLES
+from models.studies.registry import TITLES, exhibits_of
 from tests.flows.command import trimtab
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
@@ -37,7 +36,7 @@ def _cards(home: Path, paper: str, asked: str, *overrides: str) -> dict[str, Any
     return cards
 
 
-@pytest.mark.parametrize("paper", [paper for paper in TITLES if paper != "people"])
+@pytest.mark.parametrize("paper", [paper for paper in TITLES if paper != "human-votes"])
 def test_every_exhibit_is_read_from_its_own_arms(home: Path, paper: str) -> None:
     for slug, card in _cards(home, paper, "all").items():
         assert card["checks"], slug
@@ -58,5 +57,5 @@ def test_people_s_votes_are_read(finished: Path, home: Path, tmp_path: Path) -> 
             kept = {name: row[name] for name in ("prompt", "chosen", "rejected", "category")}
             stream.write(json.dumps({**kept, **votes}) + "\n")
     of_people = (f'preferences.sources=["{source}"]', "preferences.on_bad_rows=quarantine")
-    cards = _cards(home, "people", "planted-flips", *of_people, f"sft.model.base={base}")
-    assert cards["people-planted-flips"]["table"]
+    cards = _cards(home, "human-votes", "planted-flips", *of_people, f"sft.model.base={base}")
+    assert cards["human-votes-planted-flips"]["table"]

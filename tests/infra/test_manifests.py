@@ -12,6 +12,8 @@ import kubernetes_validate
 import pytest
 import yaml
 from jsonschema import Draft202012Validator, ValidationError
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from prefect.utilities.templating import apply_values, find_placeholders
 
 from infra.stack import secrets
@@ -70,24 +72,39 @@ def test_every_variable_is_used_and_described() -> None:
 
 
 def test_the_image_has_what_flow_runs_on_gpus_need() -> None:
-    """Every extra but that of the tests, a C compiler, and a torch that is not for CPUs only."""
+    """Every extra that runs use, a C compiler, and a torch that is not for CPUs only."""
     lines = [line for line in DOCKERFILE.splitlines() if not line.startswith("#")]
     text = "\n".join(lines).replace("\\\n", " ")
     [extras] = re.findall(r"pip install '\.\[([\w,-]+)\]' -c constraints\.txt", text)
     project = tomllib.loads((INFRA.parent / "pyproject.toml").read_text())["project"]
-    assert set(extras.split(",")) == set(project["optional-dependencies"]) - {"test"}
+    assert set(extras.split(",")) == set(project["optional-dependencies"]) - {"docs", "test"}
     [packages] = re.findall(r"apt-get install -y --no-install-recommends ([\w +-]+?) *&&", text)
     assert "g++" in packages.split()
     [index] = re.findall(r"^ARG TORCH_INDEX=(\S+)$", text, re.MULTILINE)
     assert "/cpu" not in index
-    assert f"pip install {_torch(project)} --index-url ${{TORCH_INDEX}}" in text
+    assert f"pip install {_tested_torch()} --index-url ${{TORCH_INDEX}}" in text
     # As root: a user of the container could not.
     assert text.index("apt-get") < text.index("\nUSER ")
 
 
-def _torch(project: dict[str, Any]) -> str:
-    [pinned] = [each for each in project["dependencies"] if each.startswith("torch==")]
+def _tested_torch() -> str:
+    makefile = (INFRA.parent / "Makefile").read_text()
+    [pinned] = re.findall(r"^TORCH \?= (torch==[\d.]+)$", makefile, re.MULTILINE)
     return str(pinned)
+
+
+def test_what_is_tested_is_within_the_ranges() -> None:
+    """Every dependency but torch, which the Makefile names, has an exact version that fits."""
+    root = INFRA.parent
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    pinned = [Requirement(line) for line in (root / "constraints.txt").read_text().split()]
+    exact = {canonicalize_name(each.name): each for each in [*pinned, Requirement(_tested_torch())]}
+    extras = project["optional-dependencies"].values()
+    for text in [*project["dependencies"], *(each for extra in extras for each in extra)]:
+        wanted = Requirement(text)
+        if wanted.name != project["name"]:
+            [version] = [each.version for each in exact[canonicalize_name(wanted.name)].specifier]
+            assert wanted.specifier.contains(version), text
 
 
 def test_the_worker_is_one_that_kubernetes_takes() -> None:

@@ -1,4 +1,4 @@
-"""What befalls stages that ask an endpoint."""
+"""Endpoints for tests of stages that ask one: prices, kill -9, SIGTERM."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flows.recipes.synthetic import smoke
-from models.nets.precision import multiply_in
+from models.nets.precision import set_product_precision
 from models.specs import SPECS
 
 RunStage = Callable[..., Path]
@@ -88,6 +88,6 @@ def several_scorers(advantage_model: Path, reward_model: Path) -> dict[str, Path
 @pytest.fixture
 def narrow_products() -> Iterator[None]:
     """Trunks multiply in bfloat16, in this process."""
-    multiply_in("bfloat16")
+    set_product_precision("bfloat16")
     yield
-    multiply_in("float32")
+    set_product_precision("float32")

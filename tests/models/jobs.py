@@ -28,8 +28,12 @@ from tests.models.conftest import run_stage
 
 def read_by(stage: str, **inputs: Path) -> dict[str, Path]:
     """Those of some inputs that a stage reads."""
-    known = SPECS[stage].inputs
-    return {name: path for name, path in inputs.items() if re.sub(r"_\d+$", "", name) in known}
+    known, takes_any = SPECS[stage].inputs, SPECS[stage].mapping is not None
+    return {
+        name: path
+        for name, path in inputs.items()
+        if re.sub(r"_\d+$", "", name) in known or (takes_any and name != "data")
+    }
 
 
 def job(

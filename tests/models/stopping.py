@@ -40,7 +40,7 @@ def _see_to_the_end(metrics: Path) -> Callable[[], bool]:
     number = signal.Signals[os.environ.get(SIGNAL, "SIGTERM")]
 
     def stop_requested() -> bool:
-        if not _stop_requested() and distributed.is_first() and mark in metrics.read_text():
+        if not _stop_requested() and distributed.is_rank_zero() and mark in metrics.read_text():
             _send_once(number)
             while not _stop_requested():
                 time.sleep(0.001)

@@ -22,6 +22,7 @@ from models.config.judge import JudgePreferencesConfig
 from models.config.training import SFTConfig
 from models.judge.constitutions import ConstitutionError
 from models.packages import PACKAGED_MODELS
+from models.specs import JUDGE_PREFERENCES
 from models.stages.rehearsal import PACKAGED_ENCODERS
 from tasks import context as performing
 from tasks import secrets as keys
@@ -259,7 +260,7 @@ def test_trainers_are_told_where_judges_may_be(monkeypatch: pytest.MonkeyPatch) 
     told = {"TRIMTAB_IS_CONFINED": "1", "TRIMTAB_JUDGE_NETWORKS": "192.168.0.0/24,10.0.0.7/32"}
     assert environment_of_trainers() == told
     config = _judged(base_url="http://10.0.0.7/v1")
-    assert performing._environment(config) == told
+    assert performing._environment(JUDGE_PREFERENCES, config, None) == told
     assert "TRIMTAB_IS_CONFINED" not in os.environ
 
 

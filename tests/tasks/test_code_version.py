@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
@@ -132,6 +133,27 @@ def test_a_description_changes_no_key_and_a_default_those_that_have_it(copied: P
     assert changed != policy.read_text()
     policy.write_text(changed)
     assert _keys(copied, stages) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "stages"),
+    [
+        ("templates/base.html.j2", {"report", "compare", "audit", "study"}),
+        ("static/base.css", {"report", "compare", "audit", "study"}),
+        ("static/audit/words.js", {"audit"}),
+    ],
+)
+def test_version_changes_with_the_files_of_the_pages_that_a_stage_writes(
+    copied: Path, path: str, stages: set[str]
+) -> None:
+    def versions() -> dict[str, str]:
+        names = [found.name for found in iter_modules([str(copied / "models/stages")])]
+        return {name: code_version(f"models.stages.{name}", root=copied) for name in names}
+
+    before = versions()
+    with (copied / "models/reporting" / path).open("a") as file:
+        file.write("\n")
+    assert {name for name, version in versions().items() if version != before[name]} == stages
 
 
 def test_version_changes_with_the_libraries(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,12 @@
-"""Constitutions: principles, one a line, by which a model criticises, revises and compares.
+"""Constitutions: principles, one per line, by which a model criticises, revises and compares.
 
 [CAI] Bai et al., Constitutional AI: Harmlessness from AI Feedback, arXiv 2212.08073, sections 3.1
-and 4.1. Those packaged are text files beside this module.
+and 4.1. The packaged ones are text files in this folder.
 
 Deviation from [CAI]
-1. The paper writes a principle out as a request for a critique, one for a revision, and a question
-   for comparisons. Here it is one sentence about the response, which stands before requests that
-   are the same for all (`rubrics/questions.txt`): one list serves all three.
+1. The paper phrases a principle as a request for a critique or a revision, or as a question for
+   comparisons. Here it is one sentence about the response, followed by a request that is the same
+   for all principles (`rubrics/questions.txt`), so one list serves all three.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMMENT = "#"
 
 
 class ConstitutionError(ValueError):
-    """All that is wrong with a constitution, a line each."""
+    """All problems of a constitution, one per line."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Constitution:
     principles: tuple[str, ...]
 
     def draw(self, seed: int, *texts: str) -> str:
-        """A principle at random; the same for the same seed and texts, whatever else is drawn."""
+        """A random principle, which depends on the seed and the texts alone."""
         content = "\0".join((str(seed), *texts))
         number = int.from_bytes(hashlib.sha256(content.encode(errors="replace")).digest())
         return self.principles[number % len(self.principles)]
 
 
 def load_constitution(name: str, folder: Path | None) -> Constitution:
-    """The packaged constitution of that name or, where there is a folder, the one file in it.
+    """The packaged constitution of that name, or the one file in `folder` if it is given.
 
     Raises ConstitutionError.
     """
@@ -80,7 +80,7 @@ def parse_constitution(content: bytes, source: str) -> Constitution:
 
 
 def _problems(line: str, before: dict[str, int]) -> Iterator[str]:
-    """What is wrong with a principle, after those on the lines `before`."""
+    """The problems of a principle; `before` has the line numbers of earlier ones."""
     if len(line) > MAX_CHARACTERS:
         yield f"found {len(line)} characters; allowed: at most {MAX_CHARACTERS} a principle"
     if not line.isprintable():

@@ -1,7 +1,7 @@
-"""What a judge is told: rubrics and questions, plain text files beside this module.
+"""The texts that a judge is given: rubrics and questions, as text files in this folder.
 
-A file is a sequence of sections, each a line `== name ==` and the text below it. A rubric is
-`criteria` and then any number of worked examples, each of the sections of EXAMPLE in their order.
+A file is a sequence of sections, each a line `== name ==` and the text below it. A rubric has the
+section `criteria`, and then any number of worked examples, each with the sections of EXAMPLE.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ QUESTIONS = (
         for kind in ("compare", "score")
         for part in ("", " thoughts", " answer", " repair")
     ),
-    *("principle", "revise", "revise critique", "revise answer"),
+    "principle",
+    "revise",
+    "revise critique",
+    "revise answer",
 )
 _HEADING = re.compile(r"== (.+) ==")
 
@@ -30,7 +33,7 @@ class RubricError(ValueError):
 
 @dataclass(frozen=True)
 class Example:
-    """A worked example: the better response is `verdict`, A or B."""
+    """A worked example; `verdict` names the better response, A or B."""
 
     dialogue: str
     first: str
@@ -41,7 +44,7 @@ class Example:
 
 @dataclass(frozen=True)
 class RubricText:
-    """What a good response is, and worked examples of telling which of two is better."""
+    """The criteria of a good response, and worked comparisons."""
 
     criteria: str
     examples: tuple[Example, ...]
@@ -64,7 +67,7 @@ def parse_rubric(text: str, source: str) -> RubricText:
     found = _sections(text, source)
     names = [name for name, _ in found]
     count = (len(found) - 1) // len(EXAMPLE)
-    _expect(source, names, ["criteria", *EXAMPLE * count])
+    _check_sections(source, names, ["criteria", *EXAMPLE * count])
     texts = [body for _, body in found[1:]]
     examples = tuple(
         Example(*texts[start : start + len(EXAMPLE)])
@@ -81,7 +84,7 @@ def parse_rubric(text: str, source: str) -> RubricText:
 def parse_questions(text: str, source: str) -> dict[str, str]:
     """Check and read a file of questions. Raises RubricError."""
     found = _sections(text, source)
-    _expect(source, [name for name, _ in found], QUESTIONS)
+    _check_sections(source, [name for name, _ in found], QUESTIONS)
     return dict(found)
 
 
@@ -107,7 +110,7 @@ def _sections(text: str, source: str) -> list[tuple[str, str]]:
     return sections
 
 
-def _expect(source: str, found: Sequence[str], wanted: Sequence[str]) -> None:
+def _check_sections(source: str, found: Sequence[str], wanted: Sequence[str]) -> None:
     if list(found) != list(wanted):
         raise RubricError(
             f"{source}: found the sections {', '.join(found) or 'none'}; allowed, in this order: "

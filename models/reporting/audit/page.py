@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,14 +19,15 @@ from models.config.reporting import AuditConfig
 from models.data.row_account import RowAccount
 from models.reporting.audit.pairs import AuditedPair
 from models.reporting.audit.payload import packed_blocks, packed_index
-from models.reporting.audit.script import SCRIPT
-from models.reporting.audit.stylesheet import AUDIT_STYLE
 from models.reporting.audit.summary import Summary
-from models.reporting.audit.template import TEMPLATES
-from models.reporting.kit.html import new_environment
-from models.reporting.kit.stylesheet import STYLESHEET
+from models.reporting.kit.html import new_environment, read_text, stylesheet
+from models.reporting.static import audit as scripts
 
-STYLE = STYLESHEET + AUDIT_STYLE
+# Modules, in the order in which they run. The page may load nothing: there they are one script and
+# share one scope, without what heads them (comments and imports) and without the word `export`.
+SCRIPTS = ("data.js", "words.js", "pair.js", "histogram.js", "choose.js", "review.js", "start.js")
+HEAD = re.compile(r"\A(//.*\n|import [^;]*;\n|\n)*")
+EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 
 def write_page(
@@ -40,32 +42,33 @@ def write_page(
     account: where the rows went that they were read from; None where they were made.
     """
     name = f"Label audit: {config.recipe}, seed {config.seed}" if config.recipe else "Label audit"
-    head = (
-        new_environment(TEMPLATES)
-        .get_template("head")
-        .render(
+    style, script = stylesheet("base.css", "audit.css"), page_script()
+    pieces = (
+        new_environment()
+        .get_template("audit.html.j2")
+        .generate(
             title=name,
             recipe=config.recipe,
             summary=summary,
             whole=summary.whole,
             account=account,
-            stylesheet=Markup(STYLE),
-            style_hash=_hash(STYLE),
-            script_hash=_hash(SCRIPT),
+            stylesheet=style,
+            style_hash=_hash(style),
+            script=script,
+            script_hash=_hash(script),
+            index=packed_index(pairs),
+            blocks=packed_blocks(pairs),
         )
     )
     with path.open("w", encoding="utf-8") as page:
-        page.write(head)
-        page.write(_data("index", packed_index(pairs)))
-        page.write(f"<script>{SCRIPT}</script>\n")  # before the texts, so as not to wait for them
-        for number, block in enumerate(packed_blocks(pairs)):
-            page.write(_data(f"block-{number}", block))
-        page.write("</body></html>\n")
+        page.writelines(pieces)
+        page.write("\n")
 
 
-def _data(name: str, base64_text: str) -> str:
-    """An element that browsers neither run nor show."""
-    return f'<script type="text/plain" id="{name}">{base64_text}</script>\n'
+def page_script() -> Markup:
+    """The modules as one script."""
+    modules = (EXPORT.sub("", HEAD.sub("", read_text(scripts, name), count=1)) for name in SCRIPTS)
+    return Markup('(() => {\n"use strict";' + "".join(f"\n{each}" for each in modules) + "})();")
 
 
 def _hash(text: str) -> str:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from markupsafe import Markup
-
 from models.config.reporting import CompareConfig
 from models.reporting.compare.answers import START
 from models.reporting.compare.methods import Answer, Method
 from models.reporting.compare.spread import Spread
-from models.reporting.compare.template import STYLE, TEMPLATES
 from models.reporting.compare.win_matrix import MAIN, Duel, WinMatrix
 from models.reporting.kit.budget import Budget, budget_columns
 from models.reporting.kit.charts import Chart
-from models.reporting.kit.html import new_environment, tidy
+from models.reporting.kit.html import new_environment, stylesheet, tidy
 from models.reporting.kit.names import JUDGES, SETS
-from models.reporting.kit.stylesheet import STYLESHEET
-from models.reporting.run.template import MACROS
 
 # Columns of cost that are left out where no method has such a thing.
 IF_ANY = ("samples an answer", "judge's tokens", "judge's cost")
@@ -33,23 +28,22 @@ def render(
     seconds: float,
 ) -> str:
     """The whole page as HTML."""
-    environment = new_environment({**TEMPLATES, "macros": MACROS})
-    environment.filters |= {
-        "spread": spread,
-        "net": net,
-        "share": share,
-        "whole": whole,
-        "elo": elo,
-        "kappa": kappa,
-        "outcomes": outcomes,
-        "shade": shade,
-        "judge": judge_name,
-    }
+    environment = new_environment(
+        spread=spread,
+        net=net,
+        share=share,
+        whole=whole,
+        elo=elo,
+        kappa=kappa,
+        outcomes=outcomes,
+        shade=shade,
+        judge=judge_name,
+    )
     grids = {
         judge: {(d.ours, d.theirs): d for d in matrix.duels if (d.place, d.judge) == (MAIN, judge)}
         for judge in matrix.judges
     }
-    return environment.get_template("page").render(
+    return environment.get_template("compare.html.j2").render(
         config=config,
         judge=matrix.judges[0],
         judges={name: JUDGES.get(name, f"the judge {name}") for name in matrix.judges},
@@ -64,8 +58,7 @@ def render(
         judge_models=matrix.judge_models,
         has_forget=any(method.forget for method in methods),
         **budget_columns(method.budget for method in methods),
-        stylesheet=Markup(STYLESHEET),
-        own_style=Markup(STYLE),
+        stylesheet=stylesheet("base.css", "compare.css"),
     )
 
 

@@ -1,32 +1,52 @@
-"""How pages are filled in and numbers written: escaping templates, intervals, minus signs."""
+"""How pages are filled in: templates that escape, style sheets, numbers with their intervals."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
+from importlib import resources
+from types import ModuleType
 
-from jinja2 import DictLoader, Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
+from models.reporting import static, templates
 from models.statistics.estimates import Estimate
 
 
-def new_environment(templates: Mapping[str, str]) -> Environment:
-    """Templates by name, autoescaped, with this module's filters."""
+def new_environment(**filters: Callable[..., str]) -> Environment:
+    """The templates, autoescaped, with this module's filters and a page's own."""
     environment = Environment(
-        loader=DictLoader(templates),
+        loader=PackageLoader(templates.__name__, ""),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "number": number, "points": points, "tidy": tidy}
+    own = (percent, number, points, thousands, tidy)
+    environment.filters |= {each.__name__: each for each in own} | filters
     return environment
+
+
+def read_text(package: ModuleType, name: str) -> str:
+    """A text file of a package."""
+    return resources.files(package).joinpath(name).read_text(encoding="utf-8")
+
+
+def stylesheet(*names: str) -> Markup:
+    """Style sheets by name, as one."""
+    return Markup("".join(f"\n{read_text(static, name)}" for name in names))
 
 
 def tidy(text: str) -> str:
     """Real minus signs, and intervals that do not break across lines."""
     text = re.sub(r"(?<![\w.])-(?=\d)", "−", text)
     return re.sub(r"\[[^\]]*\]", lambda found: found.group().replace(" ", "\u00a0"), text)
+
+
+def thousands(value: float, digits: int = 0) -> str:
+    """A number with commas between its thousands."""
+    return f"{value:,.{digits}f}"
 
 
 def percent(estimate: Estimate | None) -> str:

@@ -9,15 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from markupsafe import Markup
-
 from models.config.reporting import ReportConfig
 from models.reporting.kit.artifacts import Artifacts
 from models.reporting.kit.budget import budget_columns
 from models.reporting.kit.charts import Chart
-from models.reporting.kit.html import new_environment, points
+from models.reporting.kit.html import new_environment, points, stylesheet
 from models.reporting.kit.names import JUDGES, SETS, policy_name
-from models.reporting.kit.stylesheet import STYLESHEET
 from models.reporting.run.curves import Curve
 from models.reporting.run.frontier import frontier_chart
 from models.reporting.run.label_charts import label_charts
@@ -28,8 +25,6 @@ from models.reporting.run.revisions import revision_examples
 from models.reporting.run.samples import sample_groups
 from models.reporting.run.scorecard import Scorecard
 from models.reporting.run.scorer_charts import SHOWN, scorer_charts
-from models.reporting.run.template import TEMPLATES
-from models.reporting.run.verdict import answer_of
 from models.reporting.run.vote_charts import vote_charts
 
 MOST_CHARACTERS = 1500
@@ -60,20 +55,18 @@ def render(
     charts: Mapping[str, list[Chart]],
 ) -> str:
     """The whole page as HTML."""
-    environment = new_environment(TEMPLATES)
-    environment.filters |= {
-        "bare_points": lambda estimate: points(estimate).replace(" points", ""),
-        "clip": clip,
-        "policy_name": policy_name,
-        "answer_of": answer_of,
-    }
+    environment = new_environment(
+        bare_points=lambda estimate: points(estimate).replace(" points", ""),
+        clip=clip,
+        policy_name=policy_name,
+    )
     final = final_policy(card.policies, config.champion)
     measure = card.verdict.judged_by or "judge_score"
-    return environment.get_template("page").render(
+    return environment.get_template("report.html.j2").render(
         card=card,
         flip=flip_word(artifacts),
         config_text=json.dumps(config.config, indent=1, ensure_ascii=False, default=str),
-        stylesheet=Markup(STYLESHEET),
+        stylesheet=stylesheet("base.css"),
         scorer_names={name: shown[0] for name, shown in SHOWN.items()},
         claim_units=CLAIM_UNITS,
         sets=SETS,

@@ -22,14 +22,14 @@ from models.functional.ppo import (
 )
 from models.nets.generation import Samples, Sampling
 from models.nets.packing import Candidates, PackedBatch, pack
-from models.nets.precision import is_narrow
+from models.nets.precision import has_narrow_products
 from models.nets.scoring import response_logprobs, response_values
 from models.stages.ppo_max.scorers import Scorers
 from models.training import distributed
-from models.training.batching import my_parts
-from models.training.learner import Held, Metrics
+from models.training.batching import local_micro_batches
+from models.training.learner import Metrics, ModelHandle
 from models.training.sampling import encode_prompts, sample
-from models.training.scoring import with_lower_states
+from models.training.scoring import with_trunk
 from models.training.vllm_sampler import VllmSampler
 
 
@@ -78,9 +78,9 @@ def collect(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[dict[str, Any]],
     *,
-    policy: Held,
-    reference: Held,
-    critic: Held,
+    policy: ModelHandle,
+    reference: ModelHandle,
+    critic: ModelHandle,
     scorers: Scorers,
     moments: RunningMoments,
     generator: torch.Generator,
@@ -91,17 +91,17 @@ def collect(
 
     The lower `shared_layers` of all models are the same modules and frozen.
     """
-    with policy.whole() as sampled:
+    with policy.gathered() as sampled:
         rows, noted, of_sampling = _sample_rows(
             config, tokenizer, prompts, sampled, generator, vllm
         )
-        rows = with_lower_states(sampled, rows, shared_layers)
+        rows = with_trunk(sampled, rows, shared_layers)
         old_logprobs, entropies = _own_logprobs(config, sampled, rows, noted)
-    with reference.whole() as referring:
+    with reference.gathered() as referring:
         ref_logprobs, _, response_mask = in_parts(
             rows, lambda batch: response_logprobs(referring, batch, config.temperature)
         )
-    with critic.whole() as valuing:
+    with critic.gathered() as valuing:
         values, _ = in_parts(rows, lambda batch: response_values(valuing, batch))
     responses = [tokenizer.decode(row.responses[0], skip_special_tokens=True) for row in rows]
     scores, reported = scorers.score(config.scoring, prompts, rows, responses)
@@ -165,7 +165,7 @@ def _own_logprobs(
     They were noted in float32. Narrow products end elsewhere, and a ratio over what was noted would
     not begin at 1: they pass the policy once more, and so does what vLLM sampled.
     """
-    if noted is None or is_narrow():
+    if noted is None or has_narrow_products():
         logprobs, entropies, _ = in_parts(
             rows, lambda batch: response_logprobs(policy, batch, config.temperature)
         )
@@ -220,13 +220,13 @@ def in_parts(
     """
     width = max(len(row.responses[0]) for row in rows)
     joined: list[Tensor] = []
-    for part in my_parts(rows, limits.PASS_TOKENS):
+    for part in local_micro_batches(rows, limits.PASS_TOKENS):
         answers = function(pack([rows[index] for index in part]))
         if not joined:
             joined = [torch.zeros(len(rows), width, dtype=answer.dtype) for answer in answers]
         for whole, answer in zip(joined, answers, strict=True):
             whole[part, : answer.shape[1]] = answer
     sums = [answer.float() for answer in joined]
-    distributed.add_up(sums)
-    times = distributed.times_counted(rows)
+    distributed.all_reduce_sum(sums)
+    times = distributed.replication(rows)
     return tuple((total / times).to(own.dtype) for total, own in zip(sums, joined, strict=True))

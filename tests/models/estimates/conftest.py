@@ -15,6 +15,7 @@ AMOUNTS = Amounts(
     ranked=4,
     policy_prompts=40,
     eval_prompts=12,
+    eval_sets=4,
     prompt_tokens=10,
     dialogue_tokens=25,
     pair_tokens=42,

@@ -9,10 +9,8 @@ import pytest
 
 from flows.recipes.synthetic import smoke
 from models.config.data import PreferencesConfig
-from models.estimates import amounts
 from models.estimates.amounts import ASSUMED_PAIRS, of_preferences, of_world
 from models.estimates.shapes import PlanError
-from models.stages import world as world_stage
 from models.training.data import read_rows
 from tests.models.conftest import run_stage
 
@@ -35,6 +33,7 @@ def test_the_world_is_as_large_as_planned(tmp_path: Path, num_demonstrations: in
     assert (ranked.train_rankings, ranked.ranked) == (planned.train_pairs, 4)
     sets = ("main", "validation", "forget", "held_out")
     assert planned.eval_prompts == sum(summary[f"num_eval_{name}"] for name in sets)
+    assert planned.eval_sets == len(list((output / "eval").iterdir()))
 
     rows = read_rows(output / "demonstrations.jsonl")
     prompts = [len(row["prompt"].split()) for row in rows]
@@ -46,11 +45,6 @@ def test_the_world_is_as_large_as_planned(tmp_path: Path, num_demonstrations: in
     # A bound far above every row would be of no use.
     assert max(prompts) > 0.8 * planned.prompt_tokens
     assert max(dialogues) > 0.8 * planned.dialogue_tokens
-
-
-def test_the_world_s_constants_are_the_trainer_s() -> None:
-    for name in ("NUM_FORGET", "MAX_EXPERT", "EXPERT_SHOWN", "EXPERT_JUDGED"):
-        assert getattr(amounts, name) == getattr(world_stage, name)
 
 
 def _write(path: Path, count: int) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from models.config.judge import HarmlessConfig, JudgeConfig
 from models.config.policy import PPOConfig, ScoringConfig
 from models.config.reporting import EvaluateConfig
-from models.estimates.memory import FLOAT_BYTES
+from models.estimates.memory import FLOAT_BYTES, key_value_cache
 from models.estimates.stages import work_of
 from models.estimates.work import Setting, Work
 from models.judge.rubrics import load_questions, load_rubric
@@ -31,16 +31,19 @@ def _ppo(judge: dict[str, Any]) -> Work:
 def test_a_judge_in_the_place_of_a_scorer() -> None:
     elsewhere, here = _ppo({"gold_accuracy": 0.9}), _ppo(LOCAL)
     told = len(load_rubric("helpfulness").criteria + "".join(load_questions().values()))
-    # A prompt of 10 tokens with an answer of 20 and its end, what the judge is told, its rating.
-    asked = 31 + -(-told // 3) + 1
-    assert here.forward_tokens - elsewhere.forward_tokens == 7 * 32 * asked
+    # A prompt of 10 tokens with an answer of 20 and its end, and what the judge is told: passed to
+    # sample a rating of at most two tokens, and with it for their probabilities.
+    asked = 31 + -(-told // 3)
+    assert here.forward_tokens - elsewhere.forward_tokens == 7 * 32 * (asked + asked + 2)
+    assert here.sampled_tokens - elsewhere.sampled_tokens == 7 * 32 * 2
     weights = FLOAT_BYTES * SHAPE.policy_parameters
     for name, phase in elsewhere.phases.items():
         assert here.phases[name].frozen - phase.frozen == weights
     assert here.phases.keys() - elsewhere.phases.keys() == {"judging"}
     judging = here.phases["judging"]
     assert judging.frozen == here.phases["sampling"].frozen
-    assert judging.activations > 0 == judging.cache
+    # At most 64 at once.
+    assert judging.cache == key_value_cache(SHAPE, 64 * (asked + 2)) // 2
 
 
 def test_thoughts_before_a_rating_are_sampled() -> None:
@@ -58,6 +61,8 @@ def test_a_judge_of_harm_sees_every_answer() -> None:
         for each in (None, harmless)
     )
     told = len(load_rubric("harmlessness").criteria + "".join(load_questions().values()))
-    assert asked.forward_tokens - plain.forward_tokens == 12 * (31 + -(-told // 3) + 1)
+    shown = 31 + -(-told // 3)
+    assert asked.forward_tokens - plain.forward_tokens == 12 * (shown + shown + 2)
+    assert asked.sampled_tokens - plain.sampled_tokens == 12 * 2
     weights = FLOAT_BYTES * SHAPE.policy_parameters
     assert asked.phases["judging"].frozen == 2 * weights  # beside the policy

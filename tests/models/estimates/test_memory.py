@@ -22,7 +22,7 @@ from models.estimates.memory import (
     vocabulary_set,
 )
 from models.estimates.shapes import KNOWN_SHAPES, ModelShape
-from models.nets.fused import with_lean_layers
+from models.nets.fused import with_fused_layers
 from models.nets.packing import Candidates, pack
 from models.nets.scoring import hidden_states, response_logprobs
 from models.nets.training import prepare_training
@@ -57,7 +57,7 @@ def model() -> PreTrainedModel:
             pad_token_id=0,
         )
     )
-    return with_lean_layers(model.train())
+    return with_fused_layers(model.train())
 
 
 def test_a_7b_model_under_adam_by_hand() -> None:
@@ -77,11 +77,31 @@ def test_zero_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(limits, name, numbers)
     memory = Memory(400, 400, 800, frozen=96, activations=60, cache=7)
     assert memory.total == 1763
-    assert memory.part(1, 8).total == 400 + 400 + 40 + 1200 / 8 + 96 + 67
-    assert memory.part(2, 8).total == 400 + 2 * 400 / 8 + 40 + 1200 / 8 + 96 + 67
-    assert memory.part(3, 8).total == 400 / 8 + 100 + 400 / 8 + 40 + 1200 / 8 + 96 / 8 + 67
+    assert memory.partitioned(1, 8).total == 400 + 400 + 40 + 1200 / 8 + 96 + 67
+    assert memory.partitioned(2, 8).total == 400 + 2 * 400 / 8 + 40 + 1200 / 8 + 96 + 67
+    assert memory.partitioned(3, 8).total == 400 / 8 + 100 + 400 / 8 + 40 + 1200 / 8 + 96 / 8 + 67
     # In the step there are no activations, but the gradients once more.
-    assert replace(memory, activations=30).part(3, 8).activations == 400 / 8
+    assert replace(memory, activations=30).partitioned(3, 8).activations == 400 / 8
+
+
+def test_offload_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is partitioned moves to the host's memory: Adam's state, under stage 3 weights too."""
+    for name, numbers in (("ZERO_BUCKET", 10), ("ZERO_LIVE", 20), ("ZERO_PREFETCH", 5)):
+        monkeypatch.setattr(limits, name, numbers)
+    memory = Memory(400, 400, 800, frozen=96, activations=60, cache=7)
+    second, third = (memory.partitioned(stage, 8, offload=True) for stage in (2, 3))
+    assert (second.host, second.optimiser) == (1200 / 8, 0)
+    assert second.total == 400 + 2 * 400 / 8 + 40 + 96 + 67
+    assert third.host == 1200 / 8 + 400 / 8 + 96 / 8
+    # Weights that are whole at a time stay on the device, with gradients and their bucket.
+    assert third.total == 100 + 400 / 8 + 40 + 67
+    for stage in (1, 2, 3):
+        kept, moved = memory.partitioned(stage, 8), memory.partitioned(stage, 8, offload=True)
+        assert moved.total + moved.host == kept.total
+    # While it is loaded the model is whole on the device, and the parts of all on the host.
+    loading = memory.loading(3, 8, offload=True)
+    assert (loading.total, loading.host) == (496, 496 / 8)
+    assert memory.loading(2, 8, offload=True) == memory.loading(2, 8)
 
 
 def test_loading_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -48,6 +48,9 @@ def test_reward_models_and_folds() -> None:
     assert (crossed.examples, crossed.optimiser_steps) == (19, 4)
     advantage = _work("advantage_model", AdvantageModelConfig(train=TRAIN))
     assert advantage.parameters == TRUNK + 2 * HIDDEN
+    # Every second of the 6 steps all that is held out is scored.
+    curve = _work("reward_model", RewardModelConfig(train=TRAIN, score_every=2))
+    assert curve.forward_tokens - work.forward_tokens == 3 * (50 - 37) * 42
     # Only a member, which is trained on raw pairs, scores them after training: it votes on them.
     final = _work("reward_model", RewardModelConfig(train=TRAIN), is_relabelled=True)
     assert final.forward_tokens == advantage.forward_tokens == (50 - 37) * 42
@@ -71,7 +74,31 @@ def test_ranks_hold_the_whole_or_with_zero_a_part() -> None:
     assert apart.phases["scoring"] == whole.phases["scoring"]
 
 
-def test_lower_states_pass_all_pairs_once_and_keep_what_comes_out() -> None:
+@pytest.mark.parametrize("stage", [2, 3])
+def test_what_is_offloaded_leaves_the_device(stage: Literal[2, 3]) -> None:
+    kept, moved = ({"num_ranks": 4, "zero": ZeroConfig(stage=stage, offload=on)} for on in (0, 1))
+    reward_models = [
+        _work("reward_model", RewardModelConfig(train=TRAIN.model_copy(update=ranks)))
+        for ranks in (kept, moved)
+    ]
+    policies = [_work("ppo_max", _ppo(**ranks), scorer_heads=(2,)) for ranks in (kept, moved)]
+    for here, there in (reward_models, policies):
+        for name in here.phases.keys() - {"loading"}:
+            before, after = here.phases[name], there.phases[name]
+            assert after.total + after.host == before.total
+            assert (after.gradients, after.activations) == (before.gradients, before.activations)
+    training = reward_models[1].phases["training"]
+    own = TRUNK + HIDDEN  # twelve bytes a parameter of Adam's, and four of weights under stage 3
+    assert training.host == (12 if stage == 2 else 16) * own / 4
+    update = policies[1].phases["policy update"]
+    both = POLICY + TRUNK + 2 * HIDDEN
+    # Under stage 3 weights of policy and critic, and of reference and scorer, too.
+    assert update.host == (12 * both if stage == 2 else 12 * both + 8 * both) / 4
+    # Where device and host share one memory, nothing is won.
+    assert policies[0].needed == policies[1].needed
+
+
+def test_the_trunk_passes_all_pairs_once_and_keep_what_comes_out() -> None:
     work = _work("trunk_cache", TrunkCacheConfig(trainable_layers=6))
     assert (work.examples, work.forward_tokens, work.trained_tokens) == (50, 50 * 42, 0)
     assert work.phases["lower layers"].frozen == FLOAT_BYTES * POLICY
@@ -104,15 +131,16 @@ def test_micro_batches_bound_activations() -> None:
 def test_sampling_stages() -> None:
     work = _work("comparisons", ComparisonsConfig(num_responses=3, max_new_tokens=20))
     assert (work.sampled_tokens, work.forward_tokens) == (50 * 3 * 20, 50 * 3 * 10)
-    # All 150 answers fit into the cache at once: prompt 10, answer 20, end token 1.
-    assert work.phases["sampling"].cache == key_value_cache(SHAPE, 150 * 31)
+    # All 150 answers would fit into the cache at once, but there are two batches at least: prompt
+    # 10, answer 20.
+    assert work.phases["sampling"].cache == key_value_cache(SHAPE, 75 * 30)
     work = _work("rehearsal", RehearsalConfig(max_new_tokens=20), scorer_heads=(2,))
     assert (work.sampled_tokens, work.forward_tokens) == (40 * 20, 40 * (10 + 31))
     assert work.phases["scoring"].frozen == FLOAT_BYTES * (TRUNK + 2 * HIDDEN)
 
 
 def test_long_prompts_are_cut_to_the_context_and_the_cache() -> None:
-    long = Setting(SHAPE, Amounts(0, 500, 500, 0, 0, 2, 500, 500, 9000, 9000, 18000, ()))
+    long = Setting(SHAPE, Amounts(0, 500, 500, 0, 0, 2, 500, 500, 4, 9000, 9000, 18000, ()))
     work = work_of("comparisons", ComparisonsConfig(num_responses=2, max_new_tokens=192), long)
     assert work.forward_tokens == 1000 * (SHAPE.context - 192)
     # 32,768 tokens of cache hold four rows of 8,192.
@@ -192,7 +220,7 @@ def test_ranks_of_ppo_share_out_rows_and_with_zero_hold_parts() -> None:
     apart = _work("ppo_max", _ppo(num_ranks=4, zero=ZeroConfig(stage=3)), scorer_heads=(2,))
     assert whole.num_ranks == apart.num_ranks == 4
     # Of 32 answers 8 are sampled by each, of 12 in a step 3.
-    assert whole.phases["sampling"].cache == key_value_cache(SHAPE, 8 * 31)
+    assert whole.phases["sampling"].cache == key_value_cache(SHAPE, 8 * 30)
     held, part = (work.phases["policy update"] for work in (whole, apart))
     # Weights that are whole at a time; gradients, and a bucket, of the critic too.
     live = FLOAT_BYTES * (limits.ZERO_LIVE + limits.ZERO_PREFETCH)
@@ -251,7 +279,7 @@ def test_gradient_checkpointing_leaves_activations_of_one_layer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "examples"), [("strength", 50), ("relabel", 37), ("audit", 50), ("judge", 12)]
+    ("stage", "examples"), [("strength", 50), ("relabel", 37), ("audit", 50), ("head_to_head", 12)]
 )
 def test_stages_without_a_model(stage: str, examples: int) -> None:
     work = _work(stage, None)

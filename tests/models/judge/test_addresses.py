@@ -54,7 +54,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Names:
 )
 def test_addresses_that_are_not_of_the_internet_are_refused(address: str, names: Names) -> None:
     names(judge_example=[address])
-    with pytest.raises(AddressError, match=r"judge.example leads to .* not on the internet"):
+    with pytest.raises(AddressError, match=r"judge.example resolves to .* neither public"):
         checked_address("judge.example", 443, {})
 
 
@@ -84,7 +84,7 @@ def test_a_confined_run_asks_nobody_on_this_host(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TRIMTAB_IS_CONFINED", "1")
     with serving(lambda *_: completion("A")) as server:
         for address in (server.url, server.url.replace("127.0.0.1", "localhost")):
-            with pytest.raises(EndpointError, match="no judge may be there"):
+            with pytest.raises(EndpointError, match="the address is not allowed"):
                 list(endpoint(server, base_url=address).answers([("x", request("x"))]))
         assert server.bodies == []
         monkeypatch.setenv("TRIMTAB_JUDGE_NETWORKS", "127.0.0.0/8")
@@ -102,7 +102,7 @@ def test_a_name_that_leads_elsewhere_a_moment_later_leads_nowhere(
         names(judge_example=["127.0.0.1", "127.0.0.2"])
         model = endpoint(server, base_url=f"http://judge.example:{server.server_port}/v1")
         list(model.answers([("x", request("x"))]))
-        with pytest.raises(EndpointError, match=r"judge.example leads to 127.0.0.2"):
+        with pytest.raises(EndpointError, match=r"judge.example resolves to 127.0.0.2"):
             list(model.answers([("y", request("y"))]))
         assert server.headers[0]["Host"] == f"judge.example:{server.server_port}"
     assert len(server.bodies) == 1

@@ -27,33 +27,33 @@ def test_cost_by_hand() -> None:
 
 def test_what_is_held_is_spent_in_part_and_the_rest_is_free_again() -> None:
     budget = Budget(max_tokens=100)
-    budget.settle(budget.hold(Usage(50, 10)), Usage(20, 5))
-    budget.settle(budget.hold(Usage(70, 5)), Usage())
+    budget.settle(budget.reserve(Usage(50, 10)), Usage(20, 5))
+    budget.settle(budget.reserve(Usage(70, 5)), Usage())
     assert budget.spent == Usage(20, 5)
-    share = "25 tokens are spent of 100, this stage's share of max_total_tokens"
+    share = "25 tokens are spent of 100, this stage's max_total_tokens"
     with pytest.raises(BudgetError, match=share):
-        budget.hold(Usage(76, 0))
-    budget.settle(budget.hold(Usage(75, 0)), Usage(75, 0))
+        budget.reserve(Usage(76, 0))
+    budget.settle(budget.reserve(Usage(75, 0)), Usage(75, 0))
     with pytest.raises(BudgetError, match="may take 1"):
-        budget.hold(Usage(0, 1))
+        budget.reserve(Usage(0, 1))
 
 
 def test_a_limit_of_cost_counts_both_kinds_of_tokens_at_their_prices() -> None:
     budget = Budget(max_cost=0.01, input_price=10, output_price=100)
-    budget.settle(budget.hold(Usage(500, 50)), Usage(400, 50))  # .005 + .005 held
-    budget.settle(budget.hold(Usage(100, 0)), Usage(100, 0))
-    share = r"0\.01 is spent of 0\.01, this stage's share of max_cost"
+    budget.settle(budget.reserve(Usage(500, 50)), Usage(400, 50))  # .005 + .005 held
+    budget.settle(budget.reserve(Usage(100, 0)), Usage(100, 0))
+    share = r"0\.01 is spent of 0\.01, this stage's max_cost"
     with pytest.raises(BudgetError, match=share):
-        budget.hold(Usage(1, 0))
+        budget.reserve(Usage(1, 0))
 
 
 def test_one_waits_while_others_may_come_to_less() -> None:
     budget = Budget(max_tokens=100)
-    held = budget.hold(Usage(90, 0))
+    held = budget.reserve(Usage(90, 0))
     got_it = threading.Event()
 
     def wait() -> None:
-        budget.hold(Usage(60, 0))
+        budget.reserve(Usage(60, 0))
         got_it.set()
 
     thread = threading.Thread(target=wait)

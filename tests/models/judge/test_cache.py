@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from models.judge.cache import AnswerCache
-from models.judge.chat import ChatAnswer, Token, Usage, key_of
+from models.judge.batch import AnswerCache
+from models.judge.chat import ChatAnswer, Token, Usage, cache_key
 from tests.models.judge.conftest import request
 
 ROOT = Path(__file__).parents[3]
@@ -73,7 +73,7 @@ def test_writers_that_are_killed_leave_whole_answers(tmp_path: Path) -> None:
     code = (
         "import itertools, sys\n"
         "from pathlib import Path\n"
-        "from models.judge.cache import AnswerCache\n"
+        "from models.judge.batch import AnswerCache\n"
         "from models.judge.chat import ChatAnswer, Usage\n"
         "cache = AnswerCache(Path(sys.argv[1]))\n"
         "for number in itertools.count():\n"
@@ -108,9 +108,9 @@ def test_a_key_depends_on_all_of_a_request_and_on_who_is_asked() -> None:
         request("x", seed=0),
         base.followed_by(*base.messages),
     ]
-    keys = [key_of("judge", each) for each in (base, *others)] + [key_of("other", base)]
+    keys = [cache_key("judge", each) for each in (base, *others)] + [cache_key("other", base)]
     assert len(set(keys)) == len(keys)
-    assert key_of("judge", request("x")) == keys[0]
+    assert cache_key("judge", request("x")) == keys[0]
     # By hand: printf '%s' of the canonical text below | sha256sum.
     text = (
         '{"request":{"max_tokens":1,"messages":[{"content":"x","role":"user"}],'

@@ -136,7 +136,7 @@ def test_an_answer_that_does_not_come_in_time_is_asked_for_again(fault: Reply) -
 def test_an_endpoint_that_is_not_there_is_an_error_after_so_many_tries() -> None:
     with serving(lambda *_: completion("A")) as server:
         gone = endpoint(server, max_retries=2)
-    with pytest.raises(EndpointError, match=r"no connection \(ConnectError.*\(3 tries\)"):
+    with pytest.raises(EndpointError, match=r"no connection \(ConnectError.*\(3 attempts\)"):
         list(gone.answers([("x", request("x"))]))
     assert gone.num_retries == 2
 
@@ -161,7 +161,7 @@ def test_half_of_a_surrogate_pair_is_no_text() -> None:
 def test_faults_that_stay_are_an_error_that_quotes_the_last_one() -> None:
     with (
         serving(lambda *_: Reply({"error": {"message": "overloaded"}}, status=529)) as server,
-        pytest.raises(EndpointError, match=r"judge\): status 529: overloaded \(4 tries\)"),
+        pytest.raises(EndpointError, match=r"judge\): status 529: overloaded \(4 attempts\)"),
     ):
         _ask(server, "x", max_retries=3)
     assert len(server.bodies) == 4
@@ -186,7 +186,7 @@ def test_after_a_failure_those_under_way_are_answered_and_no_more_are_asked() ->
     def script(_: int, body: Body) -> Reply | Body:
         if body["messages"][0]["content"] == "bad":
             return Reply({}, status=400)
-        while [*budget._held.values()] != [worst_case(request("good"))]:
+        while [*budget._reserved.values()] != [worst_case(request("good"))]:
             time.sleep(0.01)
         time.sleep(0.1)
         return completion("A")

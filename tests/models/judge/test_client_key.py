@@ -10,9 +10,8 @@ from urllib.parse import quote
 
 import pytest
 
-from models.judge.asking import Asker
+from models.judge.batch import AnswerCache, CachedChatModel
 from models.judge.budget import Budget
-from models.judge.cache import AnswerCache
 from models.judge.client import EndpointError
 from tests.models.judge.conftest import endpoint, endpoint_config, request
 from tests.models.judge.endpoint import Body, Reply, completion, serving
@@ -52,10 +51,10 @@ def test_the_key_is_in_no_log_error_answer_file_or_repr(
     with serving(script) as server:
         config = endpoint_config(server, key_variable="MY_KEY")
         model = endpoint(server, key_variable="MY_KEY")
-        asker = Asker(model, AnswerCache(tmp_path), Budget())
-        (answer,) = asker.ask([request("good")])
+        chat = CachedChatModel(model, AnswerCache(tmp_path), Budget())
+        (answer,) = chat.ask([request("good")])
         with pytest.raises(EndpointError) as error:
-            asker.ask([request("bad")])
+            chat.ask([request("bad")])
     assert server.headers[-1]["Authorization"] == f"Bearer {KEY}"
     assert answer.content == "you said [key]"
     assert "you said [key]; the key comes from $MY_KEY, which is set" in str(error.value)
@@ -65,7 +64,7 @@ def test_the_key_is_in_no_log_error_answer_file_or_repr(
     chain = [error.value, error.value.__cause__, error.value.__context__]
     said = [
         *(*caplog.messages, *files, *map(repr, chain), *map(str, chain)),
-        *(model.identity, repr(asker), repr(vars(model)["_client"]), config.model_dump_json()),
+        *(model.identity, repr(chat), repr(vars(model)["_client"]), config.model_dump_json()),
     ]
     assert not [text for text in said if KEY in text]
 

@@ -23,10 +23,8 @@ def test_the_endpoints_word_on_when_to_come_back_is_followed(
     with serving(lambda number, _: fault if number == 0 else completion("A")) as server:
         _ask(server, max_wait_seconds=5)
     (line,) = caplog.messages
-    assert (
-        line
-        == f"judge: {server.url}/chat/completions (judge): status 429: slow down; again in 0.2 s"
-    )
+    asked = f"{server.url}/chat/completions (judge)"
+    assert line == f"judge: {asked}: status 429: slow down; next attempt in 0.2 s"
 
 
 @pytest.mark.parametrize("at", ["0", "nan", "Sun, 01 Mar 2020 11:00:00 GMT"])

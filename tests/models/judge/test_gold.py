@@ -10,7 +10,7 @@ import torch
 
 from models.config.judge import JudgeConfig
 from models.functional.verdicts import alignment, debiased_preference
-from models.judge.asking import Asker
+from models.judge.batch import CachedChatModel
 from models.judge.gold import GoldModel
 from models.judge.judge import Comparison, Judge
 from models.synthetic.demonstrations import corrupted_response, draw_prompts, perfect_response
@@ -33,7 +33,7 @@ def pairs() -> list[Comparison]:
 
 
 def _judge(accuracy: float, seed: int = 0) -> Judge:
-    return Judge(Asker(GoldModel(accuracy, seed)), JudgeConfig(gold_accuracy=accuracy))
+    return Judge(CachedChatModel(GoldModel(accuracy, seed)), JudgeConfig(gold_accuracy=accuracy))
 
 
 @pytest.mark.parametrize("accuracy", [0.5, 0.7, 0.9, 1.0])
@@ -86,7 +86,7 @@ def test_its_ratings_order_pairs_as_often(pairs: list[Comparison], accuracy: flo
 def test_thoughts_and_texts_alone_serve_as_well(pairs: list[Comparison]) -> None:
     few = pairs[:20]
     config = JudgeConfig(gold_accuracy=1.0, chain_of_thought=True, top_logprobs=0, num_examples=8)
-    verdicts = Judge(Asker(GoldModel(1.0, 0)), config).compare(few)
+    verdicts = Judge(CachedChatModel(GoldModel(1.0, 0)), config).compare(few)
     assert all((v.shown_first, v.shown_second) == (1.0, 1.0) for v in verdicts)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from models.config.judge import JudgeConfig
-from models.judge.asking import Asker
+from models.judge.batch import CachedChatModel
 from models.judge.chat import ChatModel, Usage
 from models.judge.judge import Comparison, Judge, PairVerdict
 from models.judge.rubrics import load_questions
@@ -21,7 +21,7 @@ ASKS = load_questions()
 
 
 def _judge(model: ChatModel, **config: Any) -> Judge:
-    return Judge(Asker(model), JudgeConfig(**{"local_model": "any", **config}))
+    return Judge(CachedChatModel(model), JudgeConfig(**{"local_model": "any", **config}))
 
 
 def _compare(server: ScriptedServer, *pairs: Comparison, **config: Any) -> list[PairVerdict]:

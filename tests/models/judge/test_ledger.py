@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from models.config.judge import EndpointConfig
-from models.judge.asking import Asker
+from models.judge.batch import AnswerCache, CachedChatModel
 from models.judge.budget import Budget, BudgetError, Ledger
-from models.judge.cache import AnswerCache
 from models.judge.chat import Usage
 from models.judge.client import Endpoint
 from tests.models.judge.conftest import endpoint_config, request
@@ -29,7 +28,7 @@ def _written(folder: Path) -> Path:
     """Held 60 and came to 25, held 75 and came to nothing, held 40: open."""
     ledger = Ledger(folder / "judge.ledger")
     for name, held in (("a", Usage(50, 10)), ("b", Usage(70, 5)), ("c", Usage(30, 10))):
-        ledger.hold(name, held)
+        ledger.reserve(name, held)
     ledger.settle("b", Usage())
     ledger.settle("a", Usage(20, 5))
     return ledger.path
@@ -41,8 +40,8 @@ def test_ends_count_as_they_are_and_what_has_none_as_its_most(tmp_path: Path) ->
     assert Ledger(tmp_path / "none").total() == Usage()
     budget = Budget(max_tokens=70, ledger=Ledger(path))
     with pytest.raises(BudgetError, match="65 tokens are spent of 70"):
-        budget.hold(Usage(6, 0))
-    budget.settle(budget.hold(Usage(5, 0)), Usage(4, 0))
+        budget.reserve(Usage(6, 0))
+    budget.settle(budget.reserve(Usage(5, 0)), Usage(4, 0))
     assert budget.spent == Usage(54, 15) == Ledger(path).total()
 
 
@@ -58,7 +57,7 @@ def test_cut_off_anywhere_it_counts_no_less_than_was_spent(tmp_path: Path) -> No
         # A line that lacks nothing but its end can be read.
         complete = sum(end <= cut for end in ends)
         assert Ledger(path).total().total == totals[complete], whole[:cut]
-        Ledger(path).hold("d", Usage(1, 0))
+        Ledger(path).reserve("d", Usage(1, 0))
         Ledger(path).settle("c", Usage(2, 0))
         later = [json.loads(line) for line in path.read_bytes().splitlines()[-2:]]
         assert [row["request"] for row in later] == ["d", "c"]
@@ -67,17 +66,17 @@ def test_cut_off_anywhere_it_counts_no_less_than_was_spent(tmp_path: Path) -> No
 def test_what_cannot_be_noted_is_not_sent(tmp_path: Path) -> None:
     budget = Budget(max_tokens=100, ledger=Ledger(tmp_path / "no such folder" / "judge.ledger"))
     with pytest.raises(FileNotFoundError):
-        budget.hold(Usage(90, 0))
+        budget.reserve(Usage(90, 0))
     (tmp_path / "no such folder").mkdir()
-    budget.hold(Usage(90, 0))
+    budget.reserve(Usage(90, 0))
 
 
 def _ask_until_killed(config: EndpointConfig, folder: Path, first: int) -> None:
     """What a stage does, in a process of its own: new questions in every life, and old ones."""
     budget = Budget(max_tokens=LIMIT, ledger=Ledger(folder / "judge.ledger"))
-    asker = Asker(Endpoint(config, budget), AnswerCache(folder / "answers"), budget)
+    chat = CachedChatModel(Endpoint(config, budget), AnswerCache(folder / "answers"), budget)
     try:
-        asker.ask([request(f"{n}" + "x" * (n % 50), 20) for n in range(first, first + 60)])
+        chat.ask([request(f"{n}" + "x" * (n % 50), 20) for n in range(first, first + 60)])
     except BudgetError:
         raise SystemExit(SPENT_UP) from None
 
@@ -133,6 +132,6 @@ def test_killed_again_and_again_it_never_spends_more(tmp_path: Path, seed: int) 
             kills += process.exitcode == -signal.SIGKILL
             assert process.exitcode in (0, -signal.SIGKILL)
             with ledger.open("ab") as stream:
-                stream.write(b'{"request": "cut off", "he' if lives % 2 else b"")
+                stream.write(b'{"request": "cut off", "re' if lives % 2 else b"")
     assert kills >= 3
     assert till.billed > LIMIT / 4

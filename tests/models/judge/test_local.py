@@ -10,11 +10,11 @@ import torch
 from transformers import LlamaForCausalLM
 
 from models.config.judge import JudgeConfig
-from models.judge.asking import Asker
+from models.judge.batch import CachedChatModel
 from models.judge.chat import ChatAnswer, ChatRequest, Message
 from models.judge.judge import Comparison, Judge
-from models.judge.local import LocalModel, RequestError, _with_shared_beginning
-from models.judge.prompts import Interview
+from models.judge.local import LocalModel, RequestError, _with_common_prefix
+from models.judge.prompts import PromptTemplate
 from models.judge.rubrics import load_rubric
 from models.nets.packing import pack
 from models.nets.scoring import next_logprobs
@@ -83,7 +83,7 @@ def test_requests_that_begin_alike_and_those_that_do_not(local: LocalModel) -> N
         expected = _next_logprobs(local.encode(each)).topk(3).values.tolist()
         assert [v for _, v in answer.tokens[0].top] == pytest.approx(expected, abs=1e-4)
     for prompts in ([[5, 6, 7], [5, 6, 7, 8]], [[5, 6], [5, 6]], [[5, 6, 7], [9, 6]]):
-        found = next_logprobs(tiny_model(), pack(_with_shared_beginning(prompts)))
+        found = next_logprobs(tiny_model(), pack(_with_common_prefix(prompts)))
         for prompt, logprobs in zip(prompts, found, strict=True):
             torch.testing.assert_close(logprobs, _next_logprobs(prompt), atol=1e-4, rtol=1e-4)
 
@@ -174,15 +174,17 @@ def test_a_verdict_is_the_models_own_probability_in_both_orders() -> None:
         row = model.lm_head.weight[likeliest].clone()
         for letter in letters:
             model.lm_head.weight[letter] = 1.5 * row + 0.1 * torch.randn(row.shape)
-    judge = Judge(Asker(LocalModel(model, tokenizer, "telling")), JudgeConfig(local_model="any"))
+    judge = Judge(
+        CachedChatModel(LocalModel(model, tokenizer, "telling")), JudgeConfig(local_model="any")
+    )
     pairs = [Comparison("Human: hi", "hello", "go away"), Comparison("Human: 1+1?", "2", "3")]
     verdicts = judge.compare(pairs)
     for pair, verdict in zip(pairs, verdicts, strict=True):
-        interview = Interview("compare", load_rubric("helpfulness"))
+        template = PromptTemplate("compare", load_rubric("helpfulness"))
         expected = []
         for one, other in ((pair.first, pair.second), (pair.second, pair.first)):
             blocks = {"dialogue": pair.prompt, "response A": one, "response B": other}
-            asked = ChatRequest(interview.opening(blocks, False), 1)
+            asked = ChatRequest(template.first_question(blocks, False), 1)
             shares = _next_logprobs(_rendered(asked), model)[letters].softmax(0)
             expected.append(float(shares[len(expected)]))
         assert [verdict.shown_first, verdict.shown_second] == pytest.approx(expected, abs=1e-4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from models.config.judge import JudgeConfig
-from models.judge.asking import Asker
+from models.judge.batch import CachedChatModel
 from models.judge.constitutions import Constitution
 from models.judge.gold import GoldModel
 from models.judge.judge import Comparison, Judge
@@ -26,7 +26,9 @@ def test_a_principle_decides_a_pair_in_both_orders(thinks: bool) -> None:
     def drawn(server: ScriptedServer, pairs: list[Comparison], seed: int) -> list[str]:
         server.bodies.clear()
         config = JudgeConfig(local_model="any", chain_of_thought=thinks)
-        judge = Judge(Asker(endpoint(server, max_concurrency=1)), config, principles, seed)
+        judge = Judge(
+            CachedChatModel(endpoint(server, max_concurrency=1)), config, principles, seed
+        )
         judge.compare(pairs)
         shown = [str(body["messages"][0]["content"]) for body in server.bodies]
         assert all(text.endswith(f"\n\n{first}") for text in shown)
@@ -51,5 +53,5 @@ def test_gold_judges_as_without_a_principle() -> None:
     pair = Comparison(prompt, "sorry i cannot help with that", "first you burn the red car")
     for constitution in (None, Constitution(("Be kind.", "Be brief."))):
         config = JudgeConfig(gold_accuracy=1.0, chain_of_thought=constitution is not None)
-        (verdict,) = Judge(Asker(GoldModel(1.0, 0)), config, constitution).compare([pair])
+        (verdict,) = Judge(CachedChatModel(GoldModel(1.0, 0)), config, constitution).compare([pair])
         assert (verdict.shown_first, verdict.shown_second) == (1.0, 1.0)

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from models.config.judge import JudgeConfig, Rubric
-from models.judge.prompts import CUT, Interview, Kind, quote, read_blocks
+from models.judge.prompts import CUT, Kind, PromptTemplate, quote, read_blocks
 from models.judge.rubrics import (
     EXAMPLE,
     QUESTIONS,
@@ -48,7 +48,7 @@ def test_as_many_examples_are_shown_as_are_asked_for() -> None:
         load_rubric("harmlessness"),
     )
     for count in range(9):
-        messages = Interview("compare", rubric, count).opening(shown, False)
+        messages = PromptTemplate("compare", rubric, count).first_question(shown, False)
         answers = [m.content for m in messages if m.role == "assistant"]
         assert answers == [example.verdict for example in rubric.examples[:count]]
         assert len(messages) == 2 * count + 1
@@ -85,12 +85,12 @@ def test_a_bad_file_of_questions_is_refused() -> None:
         parse_questions("== compare ==\nWhich?\n", "mine.txt")
 
 
-def _interview(kind: Kind = "compare", **more: int) -> Interview:
-    return Interview(kind, parse_rubric(GOOD, "mine.txt"), **more)
+def _template(kind: Kind = "compare", **more: int) -> PromptTemplate:
+    return PromptTemplate(kind, parse_rubric(GOOD, "mine.txt"), **more)
 
 
 def test_an_opening_by_hand() -> None:
-    (message,) = _interview().opening(
+    (message,) = _template().first_question(
         {"dialogue": "Human: hi\n\nHuman: well?", "response A": "yes", "response B": ""}, False
     )
     asks = load_questions()
@@ -104,10 +104,10 @@ def test_an_opening_by_hand() -> None:
 
 def test_examples_are_turns_of_the_same_form_thoughts_included() -> None:
     shown = {"dialogue": "d", "response A": "a", "response B": "b"}
-    plain = _interview(num_examples=1).opening(shown, False)
+    plain = _template(num_examples=1).first_question(shown, False)
     assert [m.role for m in plain] == ["user", "assistant", "user"]
     assert plain[1].content == "A" and "[dialogue]\n| DIALOGUE" in plain[0].content
-    with_thoughts = _interview(num_examples=1).opening(shown, True)
+    with_thoughts = _template(num_examples=1).first_question(shown, True)
     asks = load_questions()
     assert [m.content for m in with_thoughts[1:4]] == ["THOUGHTS", asks["compare answer"], "A"]
     assert with_thoughts[4].content.endswith(asks["compare thoughts"])
@@ -115,8 +115,8 @@ def test_examples_are_turns_of_the_same_form_thoughts_included() -> None:
 
 
 def test_too_long_a_dialogue_keeps_its_end_too_long_a_response_its_beginning() -> None:
-    interview = _interview(max_characters=4)
-    (message,) = interview.opening(
+    template = _template(max_characters=4)
+    (message,) = template.first_question(
         {"dialogue": "012345678", "response A": "abcdefgh", "response B": "xyz"}, False
     )
     assert f"[dialogue]\n{CUT}\n| 5678\n" in message.content
@@ -141,12 +141,12 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_text_stays_in_its_block(text: str) -> None:
     shown = {"dialogue": text, "response A": text, "response B": "plain"}
-    (message,) = _interview().opening(shown, False)
+    (message,) = _template().first_question(shown, False)
     lines = message.content.split("\n")
     # Whatever is not quoted is ours: one marker for each block, and no other line of the text.
     ours = [line for line in lines if not line.startswith("| ")]
     assert [line for line in ours if line.startswith("[")] == [f"[{name}]" for name in shown]
-    (innocent,) = _interview().opening(dict.fromkeys(shown, "plain"), False)
+    (innocent,) = _template().first_question(dict.fromkeys(shown, "plain"), False)
     assert ours == [line for line in innocent.content.split("\n") if not line.startswith("| ")]
     assert len(message.content.splitlines()) == len(lines)
     assert list(read_blocks((message,))) == list(shown)
@@ -170,7 +170,7 @@ def test_what_is_quoted_is_read_back() -> None:
     for _ in range(300):
         texts = ["".join(rng.choices(pieces, k=rng.randint(0, 30))) for _ in range(3)]
         shown = dict(zip(("dialogue", "response A", "response B"), texts, strict=True))
-        found = read_blocks(_interview().opening(shown, False))
+        found = read_blocks(_template().first_question(shown, False))
         assert found == {name: "\n".join(t.strip().splitlines()) for name, t in shown.items()}
 
 

@@ -9,7 +9,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from models.judge.retries import Gate, GoneError, backoff, is_retried, retry_after
+from models.judge.client import AbandonedError, Gate, backoff, is_retried, retry_after
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 
@@ -35,7 +35,7 @@ def test_retry_after_is_seconds_or_a_date(value: str | None, seconds: float | No
 
 
 def test_waits_double_up_to_the_longest_and_half_of_each_is_chance() -> None:
-    for attempt, whole in enumerate([0.5, 1.0, 2.0, 4.0, 5.0, 5.0]):
+    for attempt, whole in enumerate([0.5, 1.0, 2.0, 4.0, 5.0, 5.0], start=1):
         waits = [backoff(attempt, 0.5, 5.0) for _ in range(300)]
         assert whole / 2 <= min(waits) < 0.6 * whole < 0.9 * whole < max(waits) <= whole
     assert backoff(100_000, 0.5, 5.0) <= 5.0
@@ -59,7 +59,7 @@ def test_a_gate_that_two_close_at_once_stays_closed_for_the_longer(
         gate.close_for(10_000)
         return time.monotonic()
 
-    monkeypatch.setattr("models.judge.retries.time.monotonic", clock)
+    monkeypatch.setattr("models.judge.client.time.monotonic", clock)
     gate.close_for(5)
     assert gate._opens_at > time.monotonic() + 5000
 
@@ -72,15 +72,15 @@ def test_a_closed_gate_lets_nobody_through_before_the_caller_goes() -> None:
     passed: list[bool] = []
 
     def wait() -> None:
-        with pytest.raises(GoneError):
+        with pytest.raises(AbandonedError):
             gate.check()
-        gate.wait(10_000)
+        gate.pause(10_000)
         passed.append(False)
 
     thread = threading.Thread(target=wait)
     thread.start()
     thread.join(0.05)
     assert thread.is_alive() and not passed
-    gate.give_up()
+    gate.abandon()
     thread.join(20)
     assert passed == [False]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from models.config.judge import EndpointConfig
 from models.judge.budget import Budget
 from models.judge.client import Endpoint, EndpointError
 from models.judge.local import LocalModel
-from models.judge.serve import JudgeServer
+from models.judge.serve import create_app
 from tests.models.judge.conftest import request
-from tests.models.judge.tiny import save_tiny, tiny_model, tiny_tokenizer
+from tests.models.judge.tiny import running, save_tiny, tiny_model, tiny_tokenizer
 
 ROOT = Path(__file__).parents[3]
 
@@ -33,13 +33,9 @@ def local() -> LocalModel:
 
 @pytest.fixture
 def url(local: LocalModel) -> Iterator[str]:
-    with JudgeServer(local, "tiny") as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        assert server.server_address[0] == "127.0.0.1"
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
-        thread.join()
+    with running(create_app(local, "tiny")) as url:
+        assert url.startswith("http://127.0.0.1:")
+        yield url
 
 
 def _endpoint(url: str, **more: Any) -> Endpoint:
@@ -78,27 +74,35 @@ def test_one_that_is_too_long_is_refused_and_the_others_are_not(url: str) -> Non
     assert sorted(found) == ["0", "1", "2", "4", "5", "6", "7"]
 
 
+def _asking(role: Any = "user", content: Any = "x", **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content}], **fields}
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("{", "not a chat request (JSONDecodeError"),
-        ("[]", "not a chat request"),
-        ({}, "not a chat request (KeyError: 'messages')"),
-        ({"messages": []}, "at least one message"),
-        ({"messages": [{"role": "user", "content": ["x"]}]}, "role and content must be text"),
-        ({"messages": [{"role": "user", "content": "x"}], "tools": []}, "fields ['tools']"),
-        ({"messages": [{"role": "user", "content": "x"}], "n": 2}, "stream must be false and n 1"),
-        ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, "one token"),
-        ({"messages": [{"role": "user", "content": "x"}], "temperature": 3}, "from 0 to 2"),
+        ("{", "JSON decode error"),
+        ("[]", "not a chat request: : Input should be a valid dictionary"),
+        ({}, "messages: Field required"),
+        ({"messages": []}, "messages: List should have at least 1 item"),
+        (_asking(content=["x"]), "messages.0.content: Input should be a valid string"),
+        (_asking(role=None), "messages.0.role: Input should be a valid string"),
+        (_asking(tools=[]), "tools: Extra inputs are not permitted"),
+        (_asking(n=2, stream=True), "n: Input should be 1; stream: Input should be False"),
+        (_asking(max_tokens=0), "max_tokens: Input should be greater than or equal to 1"),
+        (_asking(temperature=3), "temperature: Input should be less than or equal to 2"),
+        (_asking(top_logprobs=21), "top_logprobs: Input should be less than or equal to 20"),
         (
             f'{{"messages": [{{"role": "user", "content": "x"}}], "max_tokens": 1{400 * "0"}.5}}',
-            "not a chat request (OverflowError",
+            "max_tokens: Input should be a finite number",
         ),
+        ("[" * 100_000, "body"),
     ],
 )
 def test_bad_requests_are_explained(url: str, body: Any, message: str) -> None:
-    text = {"content": body} if isinstance(body, str) else {"json": body}
-    response = httpx.post(f"{url}/chat/completions", **text)
+    content = body if isinstance(body, str) else json.dumps(body)
+    headers = {"Content-Type": "application/json"}
+    response = httpx.post(f"{url}/chat/completions", content=content, headers=headers)
     assert response.status_code == 400
     assert message in response.json()["error"]["message"]
 

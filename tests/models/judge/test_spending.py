@@ -12,7 +12,7 @@ from infra.processes.launch import TrainerError, TrainerKilledError, launch
 from models.config.judge import JudgeConfig, JudgePreferencesConfig
 from models.judge.budget import LEDGER_NAME, BudgetError, Ledger
 from models.judge.chat import Usage
-from models.judge.reward import Rater
+from models.judge.reward import JudgeReward
 from models.training import signals
 from models.training.checkpoint import newest_checkpoint, save_checkpoint
 from models.training.data import write_rows
@@ -37,11 +37,11 @@ def _total(folder: Path) -> Usage:
 def test_a_step_back_unspends_nothing(tmp_path: Path) -> None:
     """Behind the checkpoint a request ended and another began; the record is as it was."""
     ledger, record = Ledger(tmp_path / LEDGER_NAME), tmp_path / "metrics.jsonl"
-    ledger.hold("a", HELD)
+    ledger.reserve("a", HELD)
     record.write_text("1\n")
     save_checkpoint(tmp_path, 1, {})
     ledger.settle("a", Usage(20, 2))
-    ledger.hold("b", HELD)
+    ledger.reserve("b", HELD)
     record.write_text("1\n2\n")
     newest_checkpoint(tmp_path)
     assert record.read_text() == "1\n"
@@ -52,17 +52,17 @@ def test_two_machines_copies_become_one(tmp_path: Path) -> None:
     """There and back: `a` is of here, `b` of there; a line that was cut off is of neither."""
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
-    Ledger(here / LEDGER_NAME).hold("a", HELD)
+    Ledger(here / LEDGER_NAME).reserve("a", HELD)
     save_checkpoint(here, 1, {})
     shutil.copytree(here / "checkpoints", there / "checkpoints")
     Ledger(here / LEDGER_NAME).settle("a", Usage(1, 1))
     newest_checkpoint(there)
     assert _total(there) == HELD
-    Ledger(there / LEDGER_NAME).hold("b", HELD)
+    Ledger(there / LEDGER_NAME).reserve("b", HELD)
     save_checkpoint(there, 2, {})
     shutil.copytree(there / "checkpoints", here / "checkpoints", dirs_exist_ok=True)
     with (here / LEDGER_NAME).open("ab") as stream:
-        stream.write(b'{"request": "c", "held": [5')
+        stream.write(b'{"request": "c", "reserved": [5')
     for _ in range(2):
         newest_checkpoint(here)
         assert _total(here) == HELD + Usage(1, 1)
@@ -73,9 +73,9 @@ def test_a_judge_that_is_opened_before_its_checkpoint_knows_of_it(tmp_path: Path
     """As PPO's is: what was spent elsewhere comes with the checkpoint."""
     with serving(lambda *_: completion("5")) as server:
         config = JudgeConfig(endpoint=priced(server, max_total_tokens=2000))
-        rater = Rater(config, tmp_path / "there", 0)
+        rater = JudgeReward(config, tmp_path / "there", 0)
         (tmp_path / "here").mkdir()
-        Ledger(tmp_path / "here" / LEDGER_NAME).hold("a", Usage(1900, 0))
+        Ledger(tmp_path / "here" / LEDGER_NAME).reserve("a", Usage(1900, 0))
         save_checkpoint(tmp_path / "here", 1, {})
         shutil.copytree(tmp_path / "here" / "checkpoints", tmp_path / "there" / "checkpoints")
         newest_checkpoint(tmp_path / "there")
@@ -114,7 +114,7 @@ def test_a_stage_killed_again_and_again_stays_within_its_limit(tmp_path: Path) -
                 go_on(max_total_tokens=limit)
             assert billed <= _total(tmp_path / "w").total <= limit
         script = dear
-        with pytest.raises(TrainerError, match="this stage's share of max_total_tokens"):
+        with pytest.raises(TrainerError, match="this stage's max_total_tokens"):
             go_on(max_total_tokens=limit)
         assert limit / 2 < billed <= _total(tmp_path / "w").total <= limit
         # A higher limit goes on from there, and asks nothing of what it knows.

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from models.config.training import LoraConfig, TrainerConfig
 from models.functional.contrastive import prototype_scores
-from models.nets.auxiliary_heads import further_heads
+from models.nets.auxiliary_heads import auxiliary_heads
 from models.nets.freezing import trained_state
 from models.nets.loading import new_scorer
 from models.nets.packing import Candidates, pack
@@ -49,7 +49,7 @@ def test_the_language_head_is_the_policys(
     policy: LlamaForCausalLM, scorer: PreTrainedModel, tmp_path: Path
 ) -> None:
     names = scorer.state_dict().keys()
-    with further_heads(scorer, tmp_path, None, 0):
+    with auxiliary_heads(scorer, tmp_path, None, 0):
         for ours, theirs in zip(
             response_logprobs(scorer, pack(ROWS)),
             response_logprobs(policy, pack(ROWS)),
@@ -72,7 +72,7 @@ def test_the_language_head_learns_as_a_policys_and_prototypes_always(
     changes: dict[str, Any],
     head_learns: bool,
 ) -> None:
-    with further_heads(scorer, tmp_path, 5, 0):
+    with auxiliary_heads(scorer, tmp_path, 5, 0):
         prepare_training(scorer, TrainerConfig(**changes), 0)
         trained = trained_state(scorer)
     assert "prototypes.weight" in trained
@@ -84,7 +84,7 @@ def test_the_language_head_learns_as_a_policys_and_prototypes_always(
 def test_prototypes_are_drawn_from_the_seed(scorer: PreTrainedModel) -> None:
     features, drawn = torch.randn(3, 16), []
     for seed in (0, 0, 1):
-        with further_heads(scorer, None, 5, seed):
+        with auxiliary_heads(scorer, None, 5, seed):
             assert not hasattr(scorer, "lm_head")
             drawn.append(scorer.prototypes.weight.detach().clone())
             expected = prototype_scores(features, drawn[-1])
@@ -95,7 +95,7 @@ def test_prototypes_are_drawn_from_the_seed(scorer: PreTrainedModel) -> None:
 
 
 def test_heads_go_where_training_fails(scorer: PreTrainedModel, tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), further_heads(scorer, tmp_path, 5, 0):
+    with pytest.raises(KeyboardInterrupt), auxiliary_heads(scorer, tmp_path, 5, 0):
         raise KeyboardInterrupt
     assert not hasattr(scorer, "lm_head")
     assert not hasattr(scorer, "prototypes")

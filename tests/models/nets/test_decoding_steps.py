@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from models.nets.generation import LlamaSteps, ModelSteps, begin
+from models.nets.generation import LlamaSteps, ModelSteps, begin_decoding
 
 PROMPTS = [[5, 6], [7, 8, 9, 10], [4], [5, 6, 7]]
 WIDTH = max(map(len, PROMPTS))
@@ -85,7 +85,7 @@ def _padded() -> tuple[Tensor, Tensor, Tensor]:
 def test_every_step_equals_a_pass_over_all_tokens(model: PreTrainedModel) -> None:
     """Rows of unequal length, some of which go on twice and some not at all."""
     tokens, mask, position = _padded()
-    logits, steps = begin(model, tokens, mask, position, STEPS)
+    logits, steps = begin_decoding(model, tokens, mask, position, STEPS)
     assert isinstance(steps, LlamaSteps if isinstance(model, LlamaForCausalLM) else ModelSteps)
     texts, place = [list(prompt) for prompt in PROMPTS], position[:, -1]
     generator = torch.Generator().manual_seed(0)

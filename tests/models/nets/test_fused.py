@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from models.nets.fused import rms_norm, swiglu, with_lean_layers
+from models.nets.fused import rms_norm, swiglu, with_fused_layers
 from models.nets.packing import Candidates, PackedBatch, pack
 from models.nets.trunk import hidden_states
 from tests.models.nets.test_precision import SIZES
@@ -42,7 +42,7 @@ def _pass(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, dict[str,
 def test_a_pass_and_all_gradients_are_those_of_transformers(
     model: PreTrainedModel, batch: PackedBatch
 ) -> None:
-    lean = with_lean_layers(copy.deepcopy(model))
+    lean = with_fused_layers(copy.deepcopy(model))
     (hidden, gradients), (same, others) = _pass(model, batch), _pass(lean, batch)
     torch.testing.assert_close(same, hidden, rtol=1e-5, atol=1e-6)
     assert gradients.keys() == others.keys() and len(gradients) > 20
@@ -63,7 +63,7 @@ def test_gradients_are_those_of_finite_differences() -> None:
 def test_a_frozen_weight_has_no_gradient_and_a_copy_norms_with_its_own(
     model: PreTrainedModel, batch: PackedBatch
 ) -> None:
-    lean = with_lean_layers(model)
+    lean = with_fused_layers(model)
     lean.base_model.norm.weight.requires_grad_(False)
     _, gradients = _pass(lean, batch)
     assert "model.norm.weight" not in gradients and "model.layers.0.mlp.up_proj.weight" in gradients
@@ -85,12 +85,12 @@ def test_another_activation_is_left_to_the_model(batch: PackedBatch) -> None:
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SIZES, hidden_act="gelu"))
     expected = hidden_states(model, batch)
-    torch.testing.assert_close(hidden_states(with_lean_layers(model), batch), expected)
+    torch.testing.assert_close(hidden_states(with_fused_layers(model), batch), expected)
 
 
 def test_numbers_that_are_not_float32_are_left_to_the_model(model: PreTrainedModel) -> None:
     narrow = torch.randn(2, 32).bfloat16()
     norm = model.base_model.norm.bfloat16()
     expected = norm(narrow)
-    with_lean_layers(model)
+    with_fused_layers(model)
     assert torch.equal(norm(narrow), expected) and expected.dtype == torch.bfloat16

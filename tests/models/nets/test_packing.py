@@ -12,7 +12,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from models.nets.packing import Candidates, LowerStates, encode, encode_whole, pack, united
+from models.nets.packing import Candidates, TrunkActivations, encode, encode_whole, pack, united
 from models.nets.scoring import (
     read_logprobs,
     response_logprobs,
@@ -212,7 +212,7 @@ def test_states_come_along_unless_prompts_were_cut_differently() -> None:
         # A token's state: what it and the response that it is in are.
         values = [[token, 0] for token in prompt]
         values += [[token, sum(response)] for response in responses for token in response]
-        return Candidates(prompt, responses, LowerStates(torch.tensor(values), owner, 2))
+        return Candidates(prompt, responses, TrunkActivations(torch.tensor(values), owner, 2))
 
     whole = united([row([5, 6], [9, 9], [8]), row([5, 6], [8], [7, 7])])
     assert whole.lower is not None

@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from models.config.training import TrainConfig
-from models.nets.packing import Candidates, LowerStates, PackedBatch, pack
-from models.nets.precision import is_narrow, multiply_in
+from models.nets.packing import Candidates, PackedBatch, TrunkActivations, pack
+from models.nets.precision import has_narrow_products, set_product_precision
 from models.nets.scoring import response_logprobs, response_scores
 from models.nets.training import prepare_training
-from models.nets.trunk import hidden_states, lower_output
+from models.nets.trunk import hidden_states, trunk_output
 
 pytestmark = pytest.mark.narrow
 
@@ -100,7 +100,7 @@ def test_inputs_of_products_are_narrow_where_they_are_handed_to_several(
     for part in (layer.self_attn, layer.mlp):
         next(part.children()).register_forward_pre_hook(lambda _, given: found.append(given[0]))
     prepare_training(model, TrainConfig(trainable_layers=1), 0)
-    lower = LowerStates(lower_output(model, batch, 2), model.model.layers[1], 2)
+    lower = TrunkActivations(trunk_output(model, batch, 2), model.model.layers[1], 2)
     hidden_states(model, dataclasses.replace(batch, lower=lower))
     hidden_states(model, batch)
     assert [each.dtype for each in found] == [torch.bfloat16] * 4
@@ -121,9 +121,9 @@ def test_a_step_of_the_weights_is_seen_by_the_next_pass(
 def test_a_cpu_without_such_instructions_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
     with pytest.warns(UserWarning, match="this CPU has none of amx_bf16, avx512_bf16"):
-        multiply_in("bfloat16")
-    assert is_narrow()
+        set_product_precision("bfloat16")
+    assert has_narrow_products()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        multiply_in("float32")
-    assert not is_narrow()
+        set_product_precision("float32")
+    assert not has_narrow_products()

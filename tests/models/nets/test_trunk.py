@@ -20,13 +20,13 @@ from transformers import (
 )
 
 from models.nets.freezing import freeze_lower_layers, layers_of
-from models.nets.packing import Candidates, LowerStates, PackedBatch, pack
+from models.nets.packing import Candidates, PackedBatch, TrunkActivations, pack
 from models.nets.scoring import response_logprobs, response_scores, response_values
 from models.nets.trunk import (
     hidden_states,
-    lower_digest,
-    lower_output,
-    tie_lower_layers,
+    tie_trunk,
+    trunk_digest,
+    trunk_output,
 )
 
 PAD, DEPTH = 0, 2
@@ -74,7 +74,7 @@ def _with_states(model: PreTrainedModel, rows: Sequence[Candidates], depth: int)
         [
             replace(
                 row,
-                lower=LowerStates(lower_output(model, pack([row]), depth), owner, depth),
+                lower=TrunkActivations(trunk_output(model, pack([row]), depth), owner, depth),
             )
             for row in rows
         ]
@@ -111,7 +111,7 @@ def test_likelihoods_and_values_equal_those_of_the_whole_pass() -> None:
     for index in range(DEPTH):
         layers_of(critic)[index].load_state_dict(layers_of(policy)[index].state_dict())
     critic.model.embed_tokens.load_state_dict(policy.model.embed_tokens.state_dict())
-    assert tie_lower_layers(policy, critic, 3) == DEPTH
+    assert tie_trunk(policy, critic, 3) == DEPTH
     for model in (policy, critic):
         freeze_lower_layers(model, 3 - DEPTH)
     whole, short = pack(ROWS), _with_states(policy, ROWS, DEPTH)
@@ -157,13 +157,13 @@ def test_only_equal_leading_layers_are_tied() -> None:
     model, other = _scorer(), _scorer()
     with torch.no_grad():
         layers_of(other)[1].mlp.up_proj.weight[0, 0] += 1
-    assert tie_lower_layers(model, other, 3) == 1
+    assert tie_trunk(model, other, 3) == 1
     assert layers_of(other)[0] is layers_of(model)[0]
     assert layers_of(other)[1] is not layers_of(model)[1]
     assert layers_of(other)[2] is not layers_of(model)[2]
-    assert tie_lower_layers(model, _scorer(), 2) == 2
-    assert tie_lower_layers(model, _scorer(), 0) == 0
-    assert tie_lower_layers(model, _scorer(1), 3) == 0
+    assert tie_trunk(model, _scorer(), 2) == 2
+    assert tie_trunk(model, _scorer(), 0) == 0
+    assert tie_trunk(model, _scorer(1), 3) == 0
 
 
 def test_the_digest_covers_embeddings_and_lower_layers_alone() -> None:
@@ -172,7 +172,7 @@ def test_the_digest_covers_embeddings_and_lower_layers_alone() -> None:
         if name is not None:
             with torch.no_grad():
                 model.get_parameter(name).view(-1)[3] += 1e-7
-        return lower_digest(model, DEPTH)
+        return trunk_digest(model, DEPTH)
 
     assert digest(None) == digest("model.layers.2.mlp.up_proj.weight") == digest("score.weight")
     changed = ["model.embed_tokens.weight", "model.layers.1.input_layernorm.weight"]
@@ -183,11 +183,11 @@ def test_an_exchanged_pair_takes_its_states_along() -> None:
     model = _scorer().eval()
     owner = layers_of(model)[DEPTH - 1]
     for row in ROWS:
-        values = lower_output(model, pack([row]), DEPTH)
-        exchanged = replace(row, lower=LowerStates(values, owner, DEPTH)).exchanged()
+        values = trunk_output(model, pack([row]), DEPTH)
+        exchanged = replace(row, lower=TrunkActivations(values, owner, DEPTH)).exchanged()
         assert exchanged.responses == row.responses[::-1]
         assert exchanged.lower is not None
         plain = Candidates(row.prompt, row.responses[::-1])
         torch.testing.assert_close(
-            exchanged.lower.values, lower_output(model, pack([plain]), DEPTH)
+            exchanged.lower.values, trunk_output(model, pack([plain]), DEPTH)
         )

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from models.config.policy import CollapseConfig
 from models.nets.packing import pack
-from models.nets.precision import multiply_in
+from models.nets.precision import set_product_precision
 from models.nets.scoring import response_logprobs
 from models.stages.ppo_max.guard import collapse_reason
 from models.stages.ppo_max.trainer import PPORun
@@ -54,16 +54,16 @@ def test_first_ratio_is_one_where_layers_multiply_in_bfloat16(
     run = PPORun(config, inputs, tmp_path)
     experience = run._collect(list(range(16)))
     assert float(experience.monitors()["kl"]) == 0.0
-    multiply_in("float32")
+    set_product_precision("float32")
     wide, _, mask = response_logprobs(run.policy, pack(experience.rows), config.temperature)
     assert (wide - experience.old_logprobs)[mask].abs().max() > 1e-4
-    multiply_in("bfloat16")
+    set_product_precision("bfloat16")
     metrics = run.learner.update(experience, updates_policy=True)
     assert float(metrics["policy_ratio_mean"]) == pytest.approx(1.0, abs=1e-5)
     assert float(metrics["policy_approx_kl"]) < 1e-8
 
 
-def test_trained_tokens_count_for_each_model_that_learns(
+def test_steps_and_trained_tokens_count_for_each_model_that_learns(
     tmp_path: Path, smoke_config: Any, inputs: dict[str, Path]
 ) -> None:
     run = PPORun(smoke_config.ppo.model_copy(update={"num_epochs": 2}), inputs, tmp_path)
@@ -73,6 +73,10 @@ def test_trained_tokens_count_for_each_model_that_learns(
     assert run.learner.num_trained_tokens == 2 * tokens  # the critic, twice
     run.learner.update(experience, updates_policy=True)
     assert run.learner.num_trained_tokens == 2 * tokens + 2 * 2 * tokens
+    # An epoch is two train batches of 8; the critic has learned in both rounds, the policy in one.
+    states = [each.state_dict()["optimiser"] for each in (run.learner.critic, run.learner.policy)]
+    assert [int(state["state"][0]["step"]) for state in states] == [2 * 4, 4]
+    assert run.counts.updates == 4
 
 
 def test_sampler_and_trainer_agree_on_what_was_sampled(

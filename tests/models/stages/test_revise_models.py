@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,12 @@ import torch
 from models.config.judge import ChatModelConfig, EndpointConfig
 from models.config.policy import ReviseConfig
 from models.judge.local import LocalModel
-from models.judge.serve import JudgeServer
+from models.judge.serve import create_app
 from models.synthetic.gold import quality
 from models.training import signals
 from models.training.data import read_rows, write_rows
 from tests.models.conftest import run_stage
-from tests.models.judge.tiny import tiny_model, tiny_tokenizer
+from tests.models.judge.tiny import running, tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -35,12 +34,8 @@ def test_a_served_model_revises_through_http_as_in_this_process(
     torch.set_num_threads(1)
     local = LocalModel(tiny_model(), tiny_tokenizer(), "tiny")
     inputs = {"data": world, "policy": policy}
-    with JudgeServer(local, "tiny") as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        address = EndpointConfig(
-            base_url=f"http://127.0.0.1:{server.server_port}/v1", model="tiny", max_retries=0
-        )
+    with running(create_app(local, "tiny")) as url:
+        address = EndpointConfig(base_url=url, model="tiny", max_retries=0)
         config = ReviseConfig(
             judge=ChatModelConfig(endpoint=address, temperature=1.5),
             max_prompts=8,
@@ -50,8 +45,6 @@ def test_a_served_model_revises_through_http_as_in_this_process(
             max_revision_tokens=400,
         )
         output = run_stage("revise", config, tmp_path / "w", **inputs)
-        server.shutdown()
-        thread.join()
     rows = read_rows(output / "revisions.jsonl")
     assert len(rows) == 8
     summary = json.loads((output / "summary.json").read_text())

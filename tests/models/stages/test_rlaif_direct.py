@@ -17,7 +17,7 @@ from models.config.judge import EndpointConfig, JudgeConfig
 from models.config.policy import PPOConfig, ScoringConfig
 from models.judge.budget import BudgetError
 from models.judge.client import EndpointError
-from models.judge.reward import Rater
+from models.judge.reward import JudgeReward
 from models.stages.ppo_max import trainer
 from models.training.data import read_rows
 from models.training.progress import read_metrics
@@ -75,7 +75,7 @@ def test_ratings_by_hand(tmp_path: Path) -> None:
         return completion("Hm.") if _response(body) == "what" else _by_length(number, body)
 
     with serving(script) as server:
-        rater = Rater(_judge(server), tmp_path, 0)
+        rater = JudgeReward(_judge(server), tmp_path, 0)
         ratings, metrics = rater.rate(["p", "p", "p", "p"], ["a b", "what", "a b", "a b c d"])
         two, four = 2 * 2.5 / 9 - 1, 0.0
         # What was not understood has the mean of the three that were.
@@ -89,7 +89,9 @@ def test_ratings_by_hand(tmp_path: Path) -> None:
         assert float(metrics["judge_tokens"]) == 0 and len(server.bodies) == 4
         rater.rate(["other"], ["a b"])
         assert len(server.bodies) == 5
-        with pytest.raises(ValueError, match="not understood, none of them"):
+        with pytest.raises(
+            ValueError, match="none of the judge.s answers about 1 responses could be parsed"
+        ):
             rater.rate(["p"], ["what"])
         assert rater.summary() == {
             "judge_tokens": 5 * TOKENS,

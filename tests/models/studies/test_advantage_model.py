@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from models.studies.calibration import figure_1, figure_2, figure_4
-from models.studies.rehearsed import ARMS, figure_5, table_2
+from models.studies.advantage_model import ARMS, figure_1, figure_2, figure_4, figure_5, table_2
 from tests.models.studies.conftest import Run, pair, score
 from tests.models.studies.policies_by_hand import judged, policy
 

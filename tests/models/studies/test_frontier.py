@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from models.studies.frontier import BOUND, CONSTANTS, NAMES, START, frontier, gains_most
-from models.studies.reading import find
+from models.studies.results import combine_seeds
 from tests.models.studies.conftest import Run
 
 Files = dict[str, Any]
@@ -78,13 +78,13 @@ def test_without_a_kl_in_common_nothing_is_shown(run: Run) -> None:
 
 def test_what_is_said_is_of_all_seeds(run: Run) -> None:
     reading = frontier(run(_roles(full=0.3, best_of_n=0.9)))
-    found = find({2: reading, 3: reading}, gains_most)
+    found = combine_seeds({2: reading, 3: reading}, gains_most)
     assert found.remark.startswith(
         "At equal KL Full method has the highest gold over SFT: clearly over "
         "PPO-max, Advantage Model (+0.200 ± 0.000, 1.00 to 3.00 nats), "
     )
     assert BOUND not in found.remark
-    assert find({2: reading, 3: reading}).remark == ""
+    assert combine_seeds({2: reading, 3: reading}).remark == ""
 
 
 def test_without_gold_the_held_out_reward_models_decide(run: Run) -> None:

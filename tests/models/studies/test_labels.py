@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from models.reporting.kit.artifacts import ReportInputError
-from models.studies.labels import figure_1, figure_2, figure_3
+from models.studies.part_two import figure_1, figure_2, figure_3
 from tests.models.studies.conftest import Run, strength, truth
 
 

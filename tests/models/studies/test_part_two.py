@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 
 from models.studies.part_two import (
+    DENOISED,
     WITH_BASELINE,
     figure_9,
     figure_10,
     figure_11,
     figure_12,
     figure_13,
+    figure_17,
 )
-from models.studies.rounds import figure_17
-from models.studies.scorers import DENOISED, METHODS
+from models.studies.variants import TREATMENTS, Variant
 from tests.models.studies.conftest import Run
 from tests.models.studies.policies_by_hand import judged, policy
 
@@ -26,7 +27,7 @@ def test_figure_9_compares_denoised_with_noisy_labels(run: Run) -> None:
     def roles(kl_of_clean: list[float], kl_of_noisy: list[float]) -> dict[str, Any]:
         """A policy's perplexity is as far from 2 as its KL from 0."""
         found: dict[str, Any] = {}
-        for name in METHODS:
+        for name in TREATMENTS:
             kl = kl_of_clean if name in DENOISED else kl_of_noisy
             found |= policy(f"free_{name}", 0.0, kl, perplexity=[2 + value for value in kl])
         return found
@@ -40,18 +41,18 @@ def test_figure_9_compares_denoised_with_noisy_labels(run: Run) -> None:
     assert not any(figure_9(run(roles(JUMPY, STEADY))).checks.values())
 
 
-def _against(names: dict[str, str], nets: dict[str, float]) -> dict[str, Any]:
+def _against(names: dict[str, Variant], nets: dict[str, float]) -> dict[str, Any]:
     roles: dict[str, Any] = {f"judge_free_{name}": judged(0.2) for name in names}
     return roles | {f"versus_free_{name}": judged(net) for name, net in nets.items()}
 
 
 def test_figure_10_wants_all_four_to_win(run: Run) -> None:
-    nets = dict.fromkeys((name for name in METHODS if name != "baseline"), 0.1)
-    reading = figure_10(run(_against(METHODS, nets)))
+    nets = dict.fromkeys((name for name in TREATMENTS if name != "baseline"), 0.1)
+    reading = figure_10(run(_against(TREATMENTS, nets)))
     assert all(reading.checks.values())
     assert reading.table["flip"]["net, against the baseline"] == pytest.approx(0.1)
     assert reading.table["baseline"]["tie, against the baseline"] == 1.0
-    assert not any(figure_10(run(_against(METHODS, nets | {"flip": 0.0}))).checks.values())
+    assert not any(figure_10(run(_against(TREATMENTS, nets | {"flip": 0.0}))).checks.values())
 
 
 def test_figure_13_wants_most_to_win_and_simcse_on_pairs_to_be_first(run: Run) -> None:

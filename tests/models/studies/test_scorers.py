@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from models.studies.calibration import figure_3 as score_distributions
-from models.studies.calibration import table_1
-from models.studies.scorers import (
-    GIVEN,
-    RIGHT,
-    accuracies,
+from models.studies.advantage_model import figure_3 as score_distributions
+from models.studies.advantage_model import table_1
+from models.studies.measures import GIVEN, RIGHT, accuracies
+from models.studies.part_two import (
     figure_4,
     figure_5,
     figure_6,

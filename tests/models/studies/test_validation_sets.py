@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from models.reporting.kit.artifacts import ReportInputError
-from models.studies.reading import Reading
-from models.studies.validation_sets import figure_8
+from models.studies.part_two import figure_8
+from models.studies.results import SeedResult
 from tests.models.studies.conftest import Row, Run, truth
 
 NAMES = ("baseline", "margin", "flip", "flip_margin", "soft_margin")
@@ -32,7 +32,7 @@ def _verdicts(*verdicts: int, split: str = "validation") -> dict[str, list[Row]]
     return {"judgements.jsonl": rows}
 
 
-def _read(run: Run, **roles: Any) -> Reading:
+def _read(run: Run, **roles: Any) -> SeedResult:
     """Scorers on labels as given rise to four and fall to three; on denoised ones rise to two."""
     for n, name in enumerate(NAMES):
         roles[f"scorer_{name}_long"] = _curve(2, 4, 3) if n < 2 else _curve(1, 2, 2)

@@ -160,8 +160,8 @@ def test_shares_are_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     shares = {}
     for number in range(3):
         monkeypatch.setattr(distributed, "_ranks", distributed._Ranks(3, number))
-        shares[number] = distributed.share([5, 3, 8, 1, 9])
-        assert distributed.share([4, 2]) == [4, 2]  # too few for all: everybody's
+        shares[number] = distributed.rank_batch([5, 3, 8, 1, 9])
+        assert distributed.rank_batch([4, 2]) == [4, 2]  # too few for all: everybody's
     assert shares == {0: [5, 1], 1: [3, 9], 2: [8]}
 
 
@@ -174,11 +174,11 @@ def test_three_ranks_add_up_more_than_a_window_holds() -> None:
         "number = ranks._ranks.number\n"
         "a, b = torch.full((3, 4), 1.0 + number), torch.tensor(10.0 ** number)\n"
         "for _ in range(3):\n"
-        "    ranks.add_up([a, b])\n"
-        "assert ranks.any_of(number == 2) and not ranks.any_of(False)\n"
+        "    ranks.all_reduce_sum([a, b])\n"
+        "assert ranks.any_rank(number == 2) and not ranks.any_rank(False)\n"
         "ranks.leave()\n"
         "assert (a == 54).all() and b == 999, (a, b)\n"
-        "print(ranks.count())\n"
+        "print(ranks.world_size())\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"
@@ -196,7 +196,7 @@ def test_launched_ranks_add_up_in_messages_of_a_size(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
     monkeypatch.setattr(limits, "BUCKET", 5)
     tensors = [torch.arange(12.0).view(3, 4), torch.tensor(7.0), torch.arange(3.0)]
-    distributed.add_up(tensors)
+    distributed.all_reduce_sum(tensors)
     assert messages == [5, 5, 5, 1]
     assert [tensor.sum().item() for tensor in tensors] == [132, 14, 6]
     assert tensors[0].tolist() == (2 * torch.arange(12.0)).view(3, 4).tolist()

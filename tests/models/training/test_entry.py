@@ -40,7 +40,7 @@ def run(config, inputs, workdir):
         "sum": (torch.ones(config.size, config.size) @ torch.ones(config.size, 2)).sum().item(),
         "inputs": {name: str(path) for name, path in inputs.items()},
     }
-    (workdir / f"pid{int(not distributed.is_first())}").write_text(str(os.getpid()))
+    (workdir / f"pid{int(not distributed.is_rank_zero())}").write_text(str(os.getpid()))
     if config.size == 1:
         signals.defer()
     (workdir / "seen.json").write_text(json.dumps(seen))

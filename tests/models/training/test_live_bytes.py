@@ -73,7 +73,7 @@ def _amounts(inputs: dict[str, Path]) -> Amounts:
     prompt = max(len(row["prompt"].split()) for row in prompts)
     answers = [row.get(key, "") for row in rows for key in ("response", "chosen", "rejected")]
     answer = max(len(text.split()) for text in answers) + 1
-    counts = (NUM_ROWS, NUM_ROWS, 3 * NUM_ROWS, NUM_ROWS, NUM_ROWS, 2, NUM_ROWS, NUM_ROWS)
+    counts = (NUM_ROWS, NUM_ROWS, 3 * NUM_ROWS, NUM_ROWS, NUM_ROWS, 2, NUM_ROWS, NUM_ROWS, 4)
     return Amounts(*counts, prompt, prompt + answer, prompt + 2 * answer, ())
 
 

@@ -15,7 +15,7 @@ from models.nets.auxiliary_heads import Prototypes
 from models.nets.packing import Candidates, pack
 from models.nets.training import prepare_training
 from models.training.data import Pairs
-from models.training.pair_batches import Rankings, rankings_of, reward_loss
+from models.training.pair_batches import PairBatches, pair_batches_of, reward_loss
 
 # Responses of two prompts, best first, and the pairs of them that are compared.
 PROMPTS = {"a b": [5, 6], "c": [7, 11, 12], "d e": [13, 5]}
@@ -69,7 +69,7 @@ def model() -> LlamaForSequenceClassification:
 
 
 def _packed_loss(
-    model: LlamaForSequenceClassification, rankings: Rankings, **terms: object
+    model: LlamaForSequenceClassification, rankings: PairBatches, **terms: object
 ) -> tuple[Tensor, dict[str, Tensor]]:
     indices = torch.arange(len(rankings.rows))
     return reward_loss(model, rankings, **terms)(pack(rankings.rows), indices)
@@ -113,7 +113,7 @@ def test_shared_rankings_equal_one_pass_per_pair(
 ) -> None:
     """Loss and all gradients, with soft labels, margins, weights and a flipped pair."""
     pairs = _pairs()
-    rankings = rankings_of(pairs, "k_wise")
+    rankings = pair_batches_of(pairs, "k_wise")
     assert [len(row.responses) for row in rankings.rows] == [4, 2, 3]
     loss, metrics = _packed_loss(model, rankings, imitation_coef=imitation_coef)
     expected = _prompt_by_prompt(model, pairs, imitation_coef)
@@ -131,7 +131,7 @@ def test_shared_rankings_equal_one_pass_per_pair(
 
 def test_parts_of_a_batch_add_up_to_it(model: LlamaForSequenceClassification) -> None:
     """As `accumulate` does it: each part's mean, by what its examples count."""
-    rankings = rankings_of(_pairs(), "k_wise")
+    rankings = pair_batches_of(_pairs(), "k_wise")
     whole, _ = _packed_loss(model, rankings, imitation_coef=0.3)
     loss_function = reward_loss(model, rankings, 0.3)
     total = torch.zeros((), dtype=torch.float64)
@@ -145,7 +145,7 @@ def test_k_wise_is_pairwise_where_every_prompt_has_one_pair(
     model: LlamaForSequenceClassification,
 ) -> None:
     pairs = _pairs(groups=[f"group {number}" for number in range(len(COMPARED))])
-    by_pair, k_wise = rankings_of(pairs), rankings_of(pairs, "k_wise")
+    by_pair, k_wise = pair_batches_of(pairs), pair_batches_of(pairs, "k_wise")
     assert by_pair.rows == k_wise.rows == pairs.rows
     assert torch.equal(by_pair.weight, pairs.weight)
     assert torch.equal(by_pair.weight, k_wise.weight)
@@ -158,7 +158,7 @@ def test_k_wise_is_pairwise_where_every_prompt_has_one_pair(
 def test_a_group_is_a_ranking_of_its_own() -> None:
     groups: list[str | None] = [None] * len(COMPARED)
     groups[0], groups[1], groups[-1] = "one", "one", "one"  # the last of another prompt
-    rankings = rankings_of(_pairs(groups), "k_wise")
+    rankings = pair_batches_of(_pairs(groups), "k_wise")
     assert [[pair for pair, _, _ in places] for places in rankings.places] == [
         *([0, 1], [2, 3, 4, 5], [6], [7], [8])
     ]
@@ -171,9 +171,9 @@ def test_more_responses_than_a_ranking_may_have_are_refused() -> None:
     none: list[str | None] = [None] * 9
     pairs = Pairs([f"p{n}" for n in range(9)], ["a"] * 9, none, none, rows, *[numbers] * 3)
     with pytest.raises(ValueError, match=r"compare 10 different responses, at most 9.*'p0'"):
-        rankings_of(pairs, "k_wise")
-    assert len(rankings_of(pairs).rows) == 9
-    assert len(rankings_of(pairs.subset(range(8)), "k_wise").rows[0].responses) == 9
+        pair_batches_of(pairs, "k_wise")
+    assert len(pair_batches_of(pairs).rows) == 9
+    assert len(pair_batches_of(pairs.subset(range(8)), "k_wise").rows[0].responses) == 9
 
 
 @pytest.mark.parametrize("ranking", ["pairs", "k_wise"])
@@ -183,7 +183,7 @@ def test_the_contrastive_term_is_of_what_the_head_reads(
 ) -> None:
     """Without dropout both views are alike, and known from passes of one response each."""
     pairs = _pairs()
-    rankings = rankings_of(pairs, ranking)
+    rankings = pair_batches_of(pairs, ranking)
     config = ContrastiveConfig(on=on, coef=0.3, temperature=0.2)
     loss, metrics = _packed_loss(model.eval(), rankings, contrastive=config)
 
@@ -205,7 +205,7 @@ def test_the_contrastive_term_is_of_what_the_head_reads(
 
 
 def test_swav_trains_its_prototypes(model: LlamaForSequenceClassification) -> None:
-    rankings = rankings_of(_pairs())
+    rankings = pair_batches_of(_pairs())
     loss, metrics = _packed_loss(model, rankings, contrastive=ContrastiveConfig(kind="swav"))
     gradient = _gradients(model, loss)["prototypes.weight"]
     assert gradient.abs().min() > 0
@@ -219,7 +219,7 @@ def test_views_are_two_dropout_masks_and_the_ranking_loss_the_mean_of_both(
     model: LlamaForSequenceClassification,
 ) -> None:
     prepare_training(model, TrainerConfig(), 0, dropout=0.2)
-    rankings, config = rankings_of(_pairs()), ContrastiveConfig(coef=0.5)
+    rankings, config = pair_batches_of(_pairs()), ContrastiveConfig(coef=0.5)
     torch.manual_seed(3)
     loss, metrics = _packed_loss(model.train(), rankings, contrastive=config)
     torch.manual_seed(3)

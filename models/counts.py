@@ -1,0 +1,164 @@
+"""How many steps, rows and tokens a stage takes.
+
+Trainers run by these functions and plans (`models.estimates`) count by them, so that neither can
+change alone. Imports no torch, as plans do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from models.config.data import ComparisonsConfig, PreferencesConfig
+from models.config.judge import JudgeConfig
+from models.config.policy import ConstitutionalSFTConfig, PolicyConfig, PPOConfig
+from models.config.training import TrainConfig
+
+T = TypeVar("T")
+
+# A judge is shown the two responses of a pair in both orders.
+NUM_ORDERS = 2
+
+
+def spans(count: int, size: int) -> list[range]:
+    """`count` rows cut into consecutive spans of `size`; the last may be shorter."""
+    return [range(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def num_taken(available: int, limit: int | None) -> int:
+    """How many of the available rows are taken, where `limit` (None: no limit) are asked for."""
+    return available if limit is None else min(limit, available)
+
+
+def split_shares(config: ComparisonsConfig | PreferencesConfig) -> dict[str, float]:
+    """The share of pairs in each split, on average."""
+    return {
+        "train": 1 - config.validation_share - config.test_share,
+        "validation": config.validation_share,
+        "test": config.test_share,
+    }
+
+
+def optimiser_steps(config: TrainConfig, parts: Iterable[int]) -> int:
+    """Steps of the supervised loop: of all epochs over each part's rows, part after part."""
+    return config.num_epochs * sum(len(spans(rows, config.batch_size)) for rows in parts)
+
+
+def shares(rows: Sequence[T], num_ranks: int) -> list[Sequence[T]]:
+    """Every rank's rows of a batch: every so many, from its own number on.
+
+    A batch with fewer rows than ranks is everybody's.
+    """
+    is_shared = len(rows) >= num_ranks
+    return [rows[number::num_ranks] if is_shared else rows for number in range(num_ranks)]
+
+
+def rows_of_rank(count: int, num_ranks: int) -> int:
+    """Most rows of a batch of `count` that one rank has."""
+    return len(shares(range(count), num_ranks)[0])
+
+
+def micro_batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Cut a batch into parts of at most `max_tokens` tokens (a longer row goes alone).
+
+    lengths: tokens of each row. Yields the rows' indices.
+    """
+    part: list[int] = []
+    tokens = 0
+    for index, length in enumerate(lengths):
+        if part and tokens + length > max_tokens:
+            yield part
+            part, tokens = [], 0
+        part.append(index)
+        tokens += length
+    if part:
+        yield part
+
+
+def most_micro_batch_tokens(count: int, longest: int, max_tokens: int) -> int:
+    """Most tokens in a part of `micro_batches` of `count` rows of at most `longest` tokens."""
+    return max(longest, min(max_tokens, count * longest))
+
+
+def decoding_batch_sizes(count: int, longest: int, cache_tokens: int, at_least: int) -> list[int]:
+    """Rows of each batch in which `count` prompts are answered, all of about one size.
+
+    As few batches as `cache_tokens` tokens of key-value cache allow rows of `longest` tokens,
+    answers included, but `at_least` so many if there are as many prompts.
+    """
+    at_once = max(1, cache_tokens // longest)
+    num_batches = min(count, max(at_least, -(-count // at_once)))
+    ends = [count * number // num_batches for number in range(1, num_batches + 1)]
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def least_sampling_batches(num_ranks: int) -> int:
+    """Batches that a policy samples in at least: one a rank.
+
+    However few ranks there are: one samples in the same batches as two, so the same to the bit.
+    """
+    return max(2, num_ranks)
+
+
+def prompt_room(context: int, max_new_tokens: int, instruction: int = 0) -> int:
+    """Most tokens of a prompt: what its answer and an instruction leave of the context."""
+    return context - max_new_tokens - instruction
+
+
+@dataclass(frozen=True)
+class PPOCounts:
+    """rounds: of sampling and updating, the first `critic_rounds` of which update the critic only.
+
+    rollout: responses a round. updates: optimiser steps a round, of each model that is updated.
+    """
+
+    rounds: int
+    critic_rounds: int
+    rollout: int
+    updates: int
+
+    @property
+    def policy_rounds(self) -> int:
+        """Rounds that update the policy too."""
+        return self.rounds - self.critic_rounds
+
+    def policy_updates(self, rounds: int) -> int:
+        """Optimiser steps of the policy in the first `rounds`."""
+        return self.updates * max(0, rounds - self.critic_rounds)
+
+
+def ppo_counts(config: PPOConfig, num_prompts: int) -> PPOCounts:
+    """The rounds of PPO on so many prompts."""
+    rollout = num_taken(num_prompts, config.rollout_batch)
+    return PPOCounts(
+        rounds=config.critic_pretrain_steps + config.num_steps,
+        critic_rounds=config.critic_pretrain_steps,
+        rollout=rollout,
+        updates=config.num_epochs * len(spans(rollout, config.train_batch)),
+    )
+
+
+def replayed_rows(config: PPOConfig | PolicyConfig, has_rehearsal: bool) -> dict[str, int]:
+    """Dialogues that every update of the policy draws, by source: rehearsal, demonstrations."""
+    found = {}
+    if config.rehearsal_coef > 0 and has_rehearsal:
+        found["rehearsal"] = config.rehearsal_batch
+    if isinstance(config, PPOConfig) and config.ptx_coef > 0:
+        found["demonstrations"] = config.rehearsal_batch
+    return found
+
+
+def num_helpful(config: ConstitutionalSFTConfig, revisions: int, demonstrations: int) -> int:
+    """Demonstrations that are mixed in with so many revisions."""
+    return num_taken(demonstrations, round(config.helpful_per_revision * revisions))
+
+
+def answers_per_question(judge: JudgeConfig) -> int:
+    """Answers of a judge to one question, further tries left out: thoughts, then the verdict."""
+    return judge.num_samples * (2 if judge.chain_of_thought else 1)
+
+
+def verdict_tokens(judge: JudgeConfig, longest_label: int) -> int:
+    """Most tokens of a verdict: a label where its probabilities are read, else a short answer."""
+    return longest_label if judge.top_logprobs else judge.max_answer_tokens

@@ -1,0 +1,76 @@
+"""The work of any stage by its name; every stage of the flow is here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from models.estimates.shapes import PlanError
+from models.estimates.stages.judging import judge_answers, judge_preferences
+from models.estimates.stages.policies import (
+    constitutional_sft,
+    cpl,
+    dpo,
+    hir,
+    rejection_sampling,
+    rest,
+    sft,
+)
+from models.estimates.stages.ppo import ppo_max
+from models.estimates.stages.sampling import (
+    comparisons,
+    evaluate,
+    rehearsal,
+    revise,
+    sample_responses,
+)
+from models.estimates.stages.scorers import advantage_model, meta_rm, reward_model, trunk_cache
+from models.estimates.work import Setting, Work
+from models.specs import SPECS
+
+_MODEL_STAGES: dict[str, Callable[[Any, Setting], Work]] = {
+    "sft": sft,
+    "revise": revise,
+    "constitutional_sft": constitutional_sft,
+    "comparisons": comparisons,
+    "trunk_cache": trunk_cache,
+    "reward_model": reward_model,
+    "advantage_model": advantage_model,
+    "rehearsal": rehearsal,
+    "ppo_max": ppo_max,
+    "dpo": dpo,
+    "cpl": cpl,
+    "sample_responses": sample_responses,
+    "rejection_sampling": rejection_sampling,
+    "rest": rest,
+    "hir": hir,
+    "meta_rm": meta_rm,
+    "evaluate": evaluate,
+    "judge_preferences": judge_preferences,
+    "judge_answers": judge_answers,
+}
+# Stages without a model, and which count of Amounts they take in.
+_PLAIN_STAGES = {
+    "world": "demonstrations",
+    "preferences": "pairs",
+    "strength": "pairs",
+    "ai_labels": "train_pairs",
+    "relabel": "train_pairs",
+    "audit": "pairs",
+    "head_to_head": "eval_prompts",
+    "win_matrix": "eval_prompts",
+}
+
+
+def work_of(stage: str, config: Any, setting: Setting) -> Work:
+    """The work of a stage under its configuration; none of one without a model that is not here.
+
+    Raises PlanError for a stage that takes a GPU and is not here.
+    """
+    if stage in _PLAIN_STAGES:
+        return Work(examples=getattr(setting.amounts, _PLAIN_STAGES[stage]))
+    if stage in _MODEL_STAGES:
+        return _MODEL_STAGES[stage](config, setting)
+    if SPECS[stage].device == "gpu":
+        raise PlanError(f"stage {stage} takes a GPU: say what it costs in models/estimates/stages")
+    return Work(examples=0)

@@ -1,0 +1,122 @@
+"""The work of stages that ask a judge.
+
+A judge behind an endpoint works elsewhere: what is counted here is that of a local model. Of pairs
+it is taken to make as many tokens as the policy does. Answers that are not understood, and asked
+for once more, are not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+
+from models import counts, limits
+from models.config.judge import JudgeAnswersConfig, JudgeConfig, JudgePreferencesConfig
+from models.config.training import ModelConfig
+from models.estimates.memory import Memory
+from models.estimates.shapes import shape_of
+from models.estimates.work import Rows, Setting, Work, sampling_phase, scoring_phase
+from models.judge.constitutions import MAX_CHARACTERS
+from models.judge.prompts import LABELS, Kind
+from models.judge.rubrics import load_questions, load_rubric
+
+# Fewer than English has in any common vocabulary, so that tokens are an upper bound.
+CHARACTERS_PER_TOKEN = 3
+
+
+def judge_preferences(config: JudgePreferencesConfig, setting: Setting) -> Work:
+    """Each pair in both orders: thoughts where they are wanted, then the verdict.
+
+    Validation and test are not told apart here: each is taken to be all that is held out. Of some
+    categories they are taken to be all: how many is not known before.
+    """
+    train, held_out = setting.amounts.train_pairs, setting.amounts.held_out_pairs
+    available = [train if split == "train" else held_out for split in config.splits]
+    pairs = sum(counts.num_taken(count, config.max_pairs) for count in available)
+    shown = Rows(pairs, setting.amounts.pair_tokens)
+    field = "judge_preferences.judge.local_model"
+    return judge_work(config.judge, setting, "compare", shown, field)
+
+
+def judge_answers(config: JudgeAnswersConfig, setting: Setting) -> Work:
+    """Every two policies' answers to each prompt, all taken to differ, in both orders."""
+    prompts, policies = setting.amounts.eval_prompts, setting.num_policies
+    if config.max_prompts is not None:
+        # All but that of validation are judged where none are named.
+        num_sets = setting.amounts.eval_sets - 1 if config.sets is None else len(config.sets)
+        prompts = counts.num_taken(prompts, num_sets * config.max_prompts)
+    pairs = prompts * policies * (policies - 1) // 2
+    shown = Rows(pairs, setting.amounts.pair_tokens)
+    return judge_work(config.judge, setting, "compare", shown, "judges.judge.local_model")
+
+
+def judge_work(judge: JudgeConfig, setting: Setting, kind: Kind, shown: Rows, field: str) -> Work:
+    """A judge's verdicts on what it is shown: pairs, in both orders, or single answers.
+
+    `field`: what names the local model in the run's configuration.
+    """
+    if judge.local_model is None:
+        return Work(examples=shown.count)
+    theirs = replace(setting, shape=shape_of(ModelConfig(base=judge.local_model), field))
+    orders = counts.NUM_ORDERS if kind == "compare" else 1
+    requests = shown.count * orders * judge.num_samples
+    asked = shown.length + _instruction_tokens(judge)
+    work = Work(examples=shown.count)
+    thoughts = 0
+    if judge.chain_of_thought:
+        thoughts = judge.max_thought_tokens
+        work = replace(
+            work,
+            sampled_tokens=requests * thoughts,
+            forward_tokens=requests * asked,
+            phases={"thinking": judge_sampling_phase(theirs, requests, asked, thoughts)},
+        )
+    return _with_verdicts(judge, theirs, kind, requests, asked + thoughts, work)
+
+
+def _with_verdicts(
+    judge: JudgeConfig, theirs: Setting, kind: Kind, requests: int, asked: int, work: Work
+) -> Work:
+    """With the verdicts: of one token, whose probabilities are read, they take a single pass.
+
+    Longer ones are sampled, and pass once more where probabilities are read.
+    """
+    verdict = counts.verdict_tokens(judge, max(map(len, LABELS[kind])))
+    rows = Rows(requests, min(asked + verdict, theirs.shape.context), responses=verdict)
+    at_once = replace(rows, count=counts.num_taken(requests, limits.REQUESTS_AT_ONCE))
+    passing = scoring_phase(theirs, theirs.policy, at_once)
+    forward, sampled = work.forward_tokens, work.sampled_tokens
+    if judge.top_logprobs:
+        forward += rows.tokens
+    if verdict > 1 or not judge.top_logprobs:
+        forward, sampled = forward + requests * asked, sampled + requests * verdict
+        generating = judge_sampling_phase(theirs, requests, asked, verdict)
+        passing = max(passing, generating, key=lambda phase: phase.total)
+    return replace(
+        work,
+        forward_tokens=forward,
+        sampled_tokens=sampled,
+        phases={**work.phases, "judging": passing},
+    )
+
+
+def judge_sampling_phase(theirs: Setting, requests: int, asked: int, max_new_tokens: int) -> Memory:
+    """Answers of a local model, whose weights are those of a policy of its shape."""
+    at_once = counts.num_taken(requests, limits.REQUESTS_AT_ONCE)
+    prompt = min(asked, counts.prompt_room(theirs.shape.context, max_new_tokens))
+    return sampling_phase(theirs, theirs.policy, at_once, prompt, max_new_tokens, at_least=1)
+
+
+def text_tokens(characters: int) -> int:
+    """Most tokens of a text of so many characters."""
+    return ceil(characters / CHARACTERS_PER_TOKEN)
+
+
+def _instruction_tokens(judge: JudgeConfig) -> int:
+    """Tokens of rubric, principle, questions and worked examples at most."""
+    rubric = load_rubric(judge.rubric)
+    texts = [rubric.criteria, *load_questions().values()]
+    for example in rubric.examples[: judge.num_examples]:
+        texts += [example.dialogue, example.first, example.second, example.thoughts]
+    principle = 0 if judge.constitution is None else MAX_CHARACTERS
+    return text_tokens(sum(map(len, texts)) + principle)

@@ -1,0 +1,212 @@
+"""The work of PPO-max: policy and critic train, reference and scorers run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import ceil
+
+from models import counts, limits
+from models.config.policy import PPOConfig
+from models.estimates.memory import FLOAT_BYTES, PRODUCT_BYTES, Memory
+from models.estimates.shapes import ModelShape
+from models.estimates.stages.judging import judge_work
+from models.estimates.work import (
+    Rows,
+    Setting,
+    Work,
+    sampling_phase,
+    scoring_phase,
+    trained_parameters,
+    training_phase,
+)
+
+
+def ppo_max(config: PPOConfig, setting: Setting) -> Work:
+    """All rounds: answers sampled and scored, then updates of critic and, later, policy.
+
+    Without a scorer the first rank has the judge beside all else, which rates each answer, as if
+    it were another than those before.
+    """
+    prompt, row = setting.prompt_and_row(config.max_new_tokens)
+    planned = counts.ppo_counts(config, setting.amounts.policy_prompts)
+    answers = Rows(planned.rounds * planned.rollout, row)
+    learned = config.num_epochs * planned.rollout * (planned.rounds + planned.policy_rounds)
+    replayed = sum(rows.tokens for rows in _replay(config, setting))
+    judging = Work(examples=answers.count)
+    if config.scoring.judge is not None and not setting.scorers:
+        field = "ppo.scoring.judge.local_model"
+        judging = judge_work(config.scoring.judge, setting, "score", answers, field)
+    # Reference, critic and scorers; of narrow products, and of what vLLM samples, the policy too.
+    passes = 2 + len(setting.scorers)
+    passes += config.precision != "float32" or config.vllm is not None
+    return Work(
+        examples=answers.count,
+        num_ranks=config.ranks,
+        optimiser_steps=planned.rounds * planned.updates,
+        sampled_tokens=answers.count * config.max_new_tokens + judging.sampled_tokens,
+        forward_tokens=answers.count * prompt + passes * answers.tokens + judging.forward_tokens,
+        trained_tokens=learned * row + planned.policy_updates(planned.rounds) * replayed,
+        parameters=sum(
+            trained_parameters(setting.shape, config, parameters)
+            for parameters in (setting.shape.policy_parameters, _critic_parameters(config, setting))
+        ),
+        phases=_with_judge(_phases(config, setting, planned), judging.phases),
+    )
+
+
+def _with_judge(phases: dict[str, Memory], judging: Mapping[str, Memory]) -> dict[str, Memory]:
+    """Phases with a judge's weights in each, and those in which it works."""
+    weights = max((phase.frozen for phase in judging.values()), default=0)
+    others = {
+        name: replace(phases["sampling"], activations=phase.activations, cache=phase.cache)
+        for name, phase in judging.items()
+    }
+    return {
+        name: replace(phase, frozen=phase.frozen + weights)
+        for name, phase in (phases | others).items()
+    }
+
+
+def _critic_parameters(config: PPOConfig, setting: Setting) -> int:
+    """A critic that starts as the first scorer keeps its heads."""
+    heads = setting.scorer_heads[0] if config.critic_init == "scorer" else 1
+    return setting.shape.scorer_parameters(heads)
+
+
+def _replay(config: PPOConfig, setting: Setting) -> list[Rows]:
+    """The dialogues that a policy update draws of each source; rehearsed ones are answers that are
+    taken to be as long as its own.
+    """
+    _, row = setting.prompt_and_row(config.max_new_tokens)
+    longest = {"rehearsal": row, "demonstrations": setting.amounts.dialogue_tokens}
+    drawn = counts.replayed_rows(config, setting.has_rehearsal)
+    response = config.max_new_tokens + 1
+    return [Rows(count, longest[source], response) for source, count in drawn.items()]
+
+
+def _phases(config: PPOConfig, setting: Setting, planned: counts.PPOCounts) -> dict[str, Memory]:
+    """Both optimisers stay in memory throughout; gradients are of one model at a time, but under
+    stage 3 of ZeRO room for those of both is kept.
+
+    What policy and critic do not train, reference and first scorer share where they are their
+    starts. Of a rank: with ZeRO it holds its part, and the whole of a model that samples or scores.
+    """
+    num_policy, num_critic = setting.shape.policy_parameters, _critic_parameters(config, setting)
+    prompt, row = setting.prompt_and_row(config.max_new_tokens)
+    response = config.max_new_tokens + 1
+    batch = counts.num_taken(planned.rollout, config.train_batch)
+
+    def own(rows: Rows) -> Rows:
+        return replace(rows, count=counts.rows_of_rank(rows.count, config.ranks))
+
+    learned = [Rows(batch, row, response), *_replay(config, setting)]
+    policy = [training_phase(setting, num_policy, config, own(rows)) for rows in learned]
+    critic = training_phase(setting, num_critic, config, own(Rows(batch, row)))
+    others = setting.policy + sum(setting.scorers)
+    stages = _loading_and_saving(config, policy[0], critic, others)
+    at_least = counts.least_sampling_batches(config.ranks)
+    sampling = sampling_phase(
+        setting, 0, planned.rollout, prompt, config.max_new_tokens, at_least=at_least
+    )
+    working = {
+        "sampling": Memory() if config.vllm else sampling,
+        "scoring": scoring_phase(setting, 0, own(Rows(planned.rollout, row, response))),
+        "critic update": critic,
+        "policy update": max(policy, key=lambda phase: phase.total),
+    }
+    resident = _resident(config, setting, policy[0], critic)
+    held = {
+        name: replace(
+            resident,
+            gradients=phase.gradients,
+            activations=phase.activations,
+            cache=phase.cache,
+        )
+        for name, phase in working.items()
+    }
+    beside = _held_by_vllm(config, setting.shape)
+    later = {**_partitioned(config, setting, held), "saving": stages["saving"]}
+    working = {name: replace(phase, frozen=phase.frozen + beside) for name, phase in later.items()}
+    return {"loading": stages["loading"], **working}
+
+
+def _resident(config: PPOConfig, setting: Setting, policy: Memory, critic: Memory) -> Memory:
+    """What is there in every phase but loading and saving."""
+    frozen = setting.policy + sum(setting.scorers) + policy.frozen + critic.frozen
+    if config.zero is None or config.zero.stage < 3:
+        frozen -= policy.frozen if setting.starts_as_reference else 0
+        frozen -= critic.frozen if config.critic_init == "scorer" else 0
+    return Memory(
+        weights=policy.weights + critic.weights,
+        optimiser=policy.optimiser + critic.optimiser,
+        frozen=frozen,
+    )
+
+
+def _loading_and_saving(
+    config: PPOConfig, policy: Memory, critic: Memory, others: int
+) -> dict[str, Memory]:
+    """Reference and scorers (`others`, bytes) come first, then the policy, then the critic.
+
+    In the end the first rank has policy and critic whole.
+    """
+    zero, ranks = config.zero, config.ranks
+    if zero is None:
+        weights, frozen = policy.weights + critic.weights, policy.frozen + critic.frozen + others
+        whole = Memory(weights=weights, frozen=frozen)
+        return {"loading": whole, "saving": whole}
+    held = Memory(frozen=others).partitioned(zero.stage, ranks, zero.offload)
+    prepared = policy.partitioned(zero.stage, ranks, zero.offload)
+    apart = Memory(optimiser=ceil(policy.weights / ranks))  # its copy of weights; no moments yet
+    if zero.stage == 3:
+        apart = replace(apart, weights=apart.optimiser)
+    if zero.offload:
+        apart = apart.offloaded(zero.stage)
+    loading = critic.loading(zero.stage, ranks, zero.offload)
+    return {
+        "loading": Memory(
+            weights=loading.weights + (apart.weights if zero.stage == 3 else policy.weights),
+            gradients=loading.gradients + (prepared.gradients if zero.stage == 3 else 0),
+            optimiser=loading.optimiser + apart.optimiser,
+            frozen=loading.frozen + prepared.frozen + held.frozen,
+            host=loading.host + apart.host + held.host,
+        ),
+        "saving": Memory(
+            weights=policy.weights + critic.weights,
+            frozen=policy.frozen + critic.frozen + held.frozen,
+            host=held.host,
+        ),
+    }
+
+
+def _held_by_vllm(config: PPOConfig, shape: ModelShape) -> int:
+    """Bytes on the first rank's device: the policy with a head of its own, and the cache."""
+    if config.vllm is None:
+        return 0
+    parameters = shape.trunk_parameters + shape.vocab_size * shape.hidden_size
+    return PRODUCT_BYTES[config.precision] * parameters + int(config.vllm.cache_gib * 2**30)
+
+
+def _partitioned(config: PPOConfig, setting: Setting, held: dict[str, Memory]) -> dict[str, Memory]:
+    """With ZeRO: a rank's parts, and the whole of one model where it samples or scores."""
+    zero, ranks = config.zero, config.ranks
+    if zero is None:
+        return held
+    parts = {
+        name: phase.partitioned(zero.stage, ranks, zero.offload) for name, phase in held.items()
+    }
+    if zero.stage < 3:
+        return parts
+    gradients = Memory(gradients=held["policy update"].weights)  # of policy and critic
+    room = gradients.partitioned(3, ranks).gradients + FLOAT_BYTES * limits.ZERO_BUCKET
+    gathered = {
+        "sampling": setting.policy,
+        "scoring": max(
+            setting.policy, *setting.scorers, FLOAT_BYTES * _critic_parameters(config, setting)
+        ),
+    }
+    return {
+        name: replace(phase, gradients=room, frozen=phase.frozen + gathered.get(name, 0))
+        for name, phase in parts.items()
+    }

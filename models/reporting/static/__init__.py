@@ -1,0 +1,1 @@
+"""Style sheets of the pages."""

@@ -1,0 +1,325 @@
+"""Tables and figures of [AM, arXiv 2309.10202]: calibration, scores by task, policies, rehearsal.
+
+Reward model and Advantage Model are trained on the same pairs, as given: roles `scorer_raw` and
+`advantage_raw`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from models.reporting.kit.artifacts import Artifacts
+from models.reporting.run.scorers import answer_scores, category_moments, ece, ratio_of, spread_of
+from models.statistics.calibration import auroc, calibration_curve, pair_confidence
+from models.studies.constants import swept
+from models.studies.measures import (
+    GIVEN,
+    LOSE,
+    NET,
+    RIGHT,
+    TIE,
+    WIN,
+    accuracies,
+    answers,
+    curve_of,
+    curve_plots,
+    outcome,
+    outcome_plot,
+)
+from models.studies.registry import exhibit
+from models.studies.results import Plot, SeedResult, bar_plot
+
+MODELS = {"reward model": "scorer_raw", "Advantage Model": "advantage_raw"}
+ECE_GIVEN, ECE_RIGHT = "calibration error, given labels", "calibration error, right labels"
+MOST_POINTS_LOST = 0.005
+ARMS = {
+    "raw_scores_rm": "reward model",
+    "reward_model": "reward model, scores normalised",
+    "advantage_model": "Advantage Model",
+    "full": "Advantage Model + rehearsal",
+}
+
+
+@exhibit(
+    "advantage-model",
+    "table-1",
+    shows="Accuracy and calibration error of reward model and Advantage Model",
+    claim="The Advantage Model is as accurate and better calibrated",
+    printed="accuracy 69.25 and 69.43, ECE 4.70 and 3.48 (HH); 74.75 and 75.28, 5.35 and 3.83",
+)
+def table_1(artifacts: Artifacts) -> SeedResult:
+    """Accuracy and calibration error."""
+    table = {}
+    for name, role in MODELS.items():
+        row = accuracies(artifacts, role)
+        row[ECE_GIVEN] = ece(artifacts.labelled_gaps(role).gap, "width")
+        if artifacts.truth:
+            row[ECE_RIGHT] = ece(artifacts.clean_gaps(role).gap, "width")
+        table[name] = row
+    ours, theirs = table["Advantage Model"], table["reward model"]
+    best = RIGHT if RIGHT in ours else GIVEN
+    return SeedResult(
+        table,
+        checks={
+            "it is at most half a point less accurate": ours[best]
+            >= theirs[best] - MOST_POINTS_LOST,
+            "it is better calibrated on the given labels": ours[ECE_GIVEN] < theirs[ECE_GIVEN],
+        },
+    )
+
+
+@exhibit(
+    "advantage-model",
+    "figure-1",
+    shows="Reward scores by task, and wins on the forget set",
+    claim="A reward model's scores differ between tasks; PPO on it loses what SFT was expert at",
+    printed="forget set 16.87 / 53.84 / 29.28 (win, tie, lose)",
+)
+def figure_1(artifacts: Artifacts) -> SeedResult:
+    """The reward model's mean score by task, and PPO on it on the forget set."""
+    names, mean, _ = _by_task(artifacts, "scorer_raw")
+    judged = artifacts.document("judge_reward_model", "judgement.json")
+    verdict = judged.get("forget_gold") or judged.get("forget_judge_score")
+    if verdict is None:
+        raise KeyError("the prompts have no forget set: run the study in the synthetic world")
+    _, which, scores = answer_scores(artifacts, "scorer_raw")
+    spread = ratio_of(*spread_of(which, scores, len(names)))
+    return SeedResult(
+        table={
+            "reward model": {"spread of task means / spread within": spread},
+            "PPO on it, forget set": {name: verdict[name] for name in ("win", "tie", "lose")},
+        },
+        checks={
+            "mean scores of tasks lie a quarter of the spread within apart": spread > 0.25,
+            "PPO on it loses more of the forget set than it wins": verdict["lose"] > verdict["win"],
+        },
+        plots=[_task_bars("The reward model scores tasks differently", names, {"mean": mean})],
+    )
+
+
+@exhibit(
+    "advantage-model",
+    "figure-2",
+    shows="Accuracy by score difference",
+    claim="The Advantage Model's curve lies nearer to 1 / (1 + exp(-difference))",
+)
+def figure_2(artifacts: Artifacts) -> SeedResult:
+    """Accuracy by confidence, which is the sigmoid of the score difference."""
+    curves, errors = {}, {}
+    for name, role in MODELS.items():
+        gap = artifacts.labelled_gaps(role).gap
+        curves[name] = _curve(gap)
+        errors[name] = ece(gap, "mass")
+    curves["perfect calibration"] = ([0.5, 1.0], [0.5, 1.0])
+    return SeedResult(
+        table={name: {"calibration error, bins of equal mass": e} for name, e in errors.items()},
+        checks={
+            "its curve lies nearer to the diagonal": errors["Advantage Model"]
+            < errors["reward model"]
+        },
+        plots=[
+            Plot(
+                "Accuracy by confidence",
+                "confidence, 1 / (1 + exp(-score difference)), middle of bin",
+                "accuracy on the given test labels",
+                curves,
+            )
+        ],
+    )
+
+
+def _curve(gap: Tensor) -> tuple[list[float], list[float]]:
+    """Five bins from confidence .5 to 1; an empty one gets the bin's own confidence."""
+    confidence, correct = pair_confidence(gap)
+    _, accuracy, count = calibration_curve(confidence, correct, 10)
+    middles = [0.55, 0.65, 0.75, 0.85, 0.95]
+    found = zip(middles, accuracy[5:].tolist(), count[5:].tolist(), strict=True)
+    return middles, [share if number else middle for middle, share, number in found]
+
+
+@exhibit(
+    "advantage-model",
+    "figure-3",
+    shows="Scores of good and bad answers",
+    claim="The Advantage Model tells good from bad answers more distinctly",
+)
+def figure_3(artifacts: Artifacts) -> SeedResult:
+    """How well scores tell good from bad answers: each model's scores in units of their spread."""
+    table, plots = {}, []
+    for name, role in MODELS.items():
+        scores = artifacts.scores(role, "test")
+        good = torch.tensor([r["chosen_score"] for r in scores.values()], dtype=torch.float64)
+        bad = torch.tensor([r["rejected_score"] for r in scores.values()], dtype=torch.float64)
+        both = torch.cat([good, bad])
+        centre, unit = both.mean(), both.std(correction=0)
+        distinct = float(auroc(both, torch.arange(len(both)) < len(good)))
+        table[name] = {"AUROC of good against bad answers": distinct}
+        plots.append(
+            Plot(
+                f"Scores of good and bad answers, {name}",
+                "score, less its mean, / its standard deviation",
+                "answers in a bin of a half (%)",
+                {
+                    "labelled better": _shares((good - centre) / unit),
+                    "labelled worse": _shares((bad - centre) / unit),
+                },
+            )
+        )
+    found = [table[name]["AUROC of good against bad answers"] for name in MODELS]
+    return SeedResult(table, {"it tells them apart better": found[1] > found[0]}, plots)
+
+
+def _shares(values: Tensor) -> tuple[list[float], list[float]]:
+    edges = torch.arange(-3, 3.1, 0.5, dtype=torch.float64)
+    counts = torch.histogram(values.clamp(-3, 3), edges).hist
+    return ((edges[1:] + edges[:-1]) / 2).tolist(), (100 * counts / counts.sum()).tolist()
+
+
+@exhibit(
+    "advantage-model",
+    "figure-4",
+    shows="Mean and deviation of scores by task",
+    claim="The Advantage Model's means differ far less between tasks",
+)
+def figure_4(artifacts: Artifacts) -> SeedResult:
+    """Mean and deviation of scores by task."""
+    means, deviations, table = {}, {}, {}
+    names: list[str] = []
+    for name, role in MODELS.items():
+        names, means[name], deviations[name] = _by_task(artifacts, role)
+        _, which, scores = answer_scores(artifacts, role)
+        spread, within = spread_of(which, scores, len(names))
+        table[name] = {
+            "spread of task means": spread,
+            "spread within tasks": within,
+            "their ratio": ratio_of(spread, within),
+        }
+    ours, theirs = table["Advantage Model"], table["reward model"]
+    return SeedResult(
+        table,
+        checks={
+            f"{words} is less": ours[words] < theirs[words]
+            for words in ("spread of task means", "their ratio")
+        },
+        plots=[
+            _task_bars("Mean score by task", names, means),
+            _task_bars("Deviation of scores by task", names, deviations),
+        ],
+    )
+
+
+def _by_task(artifacts: Artifacts, role: str) -> tuple[list[str], list[float], list[float]]:
+    names, which, scores = answer_scores(artifacts, role)
+    mean, std = category_moments(which, scores, len(names))
+    return names, mean.tolist(), std.tolist()
+
+
+def _task_bars(title: str, names: list[str], series: dict[str, list[float]]) -> Plot:
+    return bar_plot(title, "task", "score of the test answers (its own unit)", series, ticks=names)
+
+
+@exhibit(
+    "advantage-model",
+    "figure-5",
+    shows="PPO by step on the main set, by what scores it",
+    claim="On the Advantage Model quality rises further and does not fall again",
+)
+def figure_5(artifacts: Artifacts) -> SeedResult:
+    """PPO by step, by what scores it."""
+    curves = {words: curve_of(artifacts, name) for name, words in ARMS.items()}
+    table = {}
+    for name, words in ARMS.items():
+        gold = curves[words].gold
+        tenth = max(1, len(gold) // 10)
+        means = [sum(gold[i : i + tenth]) / tenth for i in range(0, len(gold) - tenth + 1, tenth)]
+        fall = {"gold, best less last": max(means) - means[-1]} if means else {}
+        table[words] = answers(artifacts, name) | fall | outcome(artifacts, f"judge_{name}")
+    am, rm = table["Advantage Model"], table["reward model"]
+    return SeedResult(
+        table,
+        checks={
+            "on the Advantage Model it wins more often against SFT": am[NET] > rm[NET],
+            "normalised scores of the reward model do not mend that": am[NET]
+            > table["reward model, scores normalised"][NET],
+        },
+        plots=curve_plots(curves, ("score", "gold", "kl")),
+    )
+
+
+@exhibit(
+    "advantage-model",
+    "table-2",
+    shows="Policies against SFT on the main and the forget set",
+    claim="The Advantage Model loses less of the forget set, with rehearsal least",
+    printed="main 12.72/12.62/74.66, 14.87/10.38/74.74, 15.78/9.77/74.45 (win, lose, tie)",
+)
+def table_2(artifacts: Artifacts) -> SeedResult:
+    """Against SFT on the main and the forget set."""
+    outcomes = {
+        eval_set: {
+            label: outcome(artifacts, f"judge_{name}", eval_set) for name, label in ARMS.items()
+        }
+        for eval_set in ("main", "forget")
+    }
+    table = {
+        label: {
+            f"{eval_set}, {key}": rows[label][key]
+            for eval_set, rows in outcomes.items()
+            for key in (WIN, LOSE, TIE, NET)
+        }
+        for label in ARMS.values()
+    }
+    reward_model, advantage_model, rehearsed = (table[v] for v in list(ARMS.values())[1:])
+    return SeedResult(
+        table,
+        checks={
+            "the Advantage Model wins more on the main set": advantage_model["main, net"]
+            > reward_model["main, net"],
+            "it loses less of the forget set": advantage_model["forget, lose"]
+            < reward_model["forget, lose"],
+            "rehearsal loses least of the forget set": rehearsed["forget, lose"]
+            <= min(reward_model["forget, lose"], advantage_model["forget, lose"]),
+        },
+        plots=[outcome_plot(f"The {name} set", rows, "SFT") for name, rows in outcomes.items()],
+    )
+
+
+@exhibit(
+    "advantage-model",
+    "figure-6",
+    shows="The number of clusters of selective rehearsal",
+    claim="The number of clusters hardly matters",
+    printed="rewards vary by about .05",
+)
+def figure_6(artifacts: Artifacts) -> SeedResult:
+    """The number of clusters of selective rehearsal."""
+    values = swept(artifacts, "policy_num_clusters_")
+    names = {count: role.removeprefix("policy_") for count, role in values.items()}
+    table = {
+        f"{count:g} clusters": {
+            **answers(artifacts, name),
+            **{f"main, {k}": v for k, v in outcome(artifacts, f"judge_{name}").items()},
+            "forget, net": outcome(artifacts, f"judge_{name}", "forget")[NET],
+        }
+        for count, name in names.items()
+    }
+    golds = [row.get("gold", row["main, net"]) for row in table.values()]
+    return SeedResult(
+        table,
+        checks={"results lie within .05 of each other": max(golds) - min(golds) < 0.05},
+        plots=[
+            Plot(
+                "The number of clusters",
+                "clusters",
+                "wins minus losses against SFT",
+                {
+                    f"{eval_set} set": (
+                        list(names),
+                        [row[f"{eval_set}, net"] for row in table.values()],
+                    )
+                    for eval_set in ("main", "forget")
+                },
+            )
+        ],
+    )

@@ -1,0 +1,120 @@
+"""Reading how strength follows people's votes, by the ensemble's size and way of voting.
+
+Measures of the test pairs, which no member was trained on, and of the training pairs.
+"""
+
+from __future__ import annotations
+
+from models.reporting.kit.artifacts import Artifacts, ReportInputError
+from models.reporting.run.human_votes import vote_agreement, voted_rows
+from models.reporting.run.labels import label_noise
+from models.studies.registry import exhibit
+from models.studies.results import Plot, SeedResult
+
+MODES = {"in_sample": "in-sample", "cross_fitted": "cross-fitted"}
+BOTH, LABEL, TRAINED = (
+    "rank correlation, test, both orders",
+    "rank correlation, test, label's order",
+    "rank correlation, training pairs",
+)
+WEAKEST, STRONGEST = "votes for the label, weakest group", "votes for the label, strongest group"
+
+
+@exhibit(
+    "human-votes",
+    "votes",
+    shows="Strength and the margin of people's votes, by the ensemble's size and way of voting",
+    claim="The strength that an ensemble finds follows how clearly people vote",
+    printed="",
+)
+def votes(artifacts: Artifacts) -> SeedResult:
+    """Rank correlation of strength with the votes' margin, and agreement by strength."""
+    table = {
+        f"{MODES[mode]}, M = {size}": _agreement(artifacts, f"strength_{mode}_{size}", mode)
+        for mode, size in _ensembles(artifacts)
+    }
+    rows = [table[name] for name in table if name.startswith("in-sample")]
+    return SeedResult(
+        table,
+        checks={
+            "strength follows the votes on test pairs (correlation above .3)": rows[-1][BOTH] > 0.3,
+            "ten members follow them better than one": rows[-1][BOTH] > rows[0][BOTH],
+            "the strongest labels have more of the votes than the weakest": rows[-1][STRONGEST]
+            > rows[-1][WEAKEST],
+        },
+        plots=[_by_size(artifacts, table, BOTH), _by_size(artifacts, table, STRONGEST)],
+    )
+
+
+def _agreement(artifacts: Artifacts, role: str, mode: str) -> dict[str, float]:
+    test, train = (voted_rows(artifacts, role, split) for split in ("test", "train"))
+    if not test or not train:
+        raise ReportInputError("these pairs carry no votes: run it with the recipe ukp-smollm2")
+    found = vote_agreement(test, 0, is_unseen=True)
+    if found.in_both_orders is None or found.in_label_order is None:
+        raise ReportInputError("all pairs have the same votes: nothing can be ranked")
+    trained = vote_agreement(train, 0, is_unseen=mode == "cross_fitted").in_label_order
+    return {
+        BOTH: found.in_both_orders.strength.value,
+        LABEL: found.in_label_order.strength.value,
+        TRAINED: trained.strength.value if trained else 0.0,
+        WEAKEST: found.groups[0].share_for.value,
+        STRONGEST: found.groups[-1].share_for.value,
+    }
+
+
+@exhibit(
+    "human-votes",
+    "planted-flips",
+    shows="Strength of clear labels of which a quarter was turned round",
+    claim="Strength finds the labels that were turned round, cross-fitted better than in-sample",
+    printed="",
+)
+def planted_flips(artifacts: Artifacts) -> SeedResult:
+    """How well strength finds clear labels that were turned round."""
+    table = {}
+    for mode, size in _ensembles(artifacts):
+        noise = label_noise(artifacts, f"strength_{mode}_{size}", mode, 0)
+        if noise.auroc_flipped_clear is None or noise.negative_precision is None:
+            raise ReportInputError("no label was turned round: preferences.flip_share is 0")
+        assert noise.negative_recall is not None
+        table[f"{MODES[mode]}, M = {size}"] = {
+            "AUROC among clear pairs": noise.auroc_flipped_clear.value,
+            "precision of strength below 0": noise.negative_precision.value,
+            "recall of strength below 0": noise.negative_recall.value,
+        }
+    found = [row["AUROC among clear pairs"] for row in table.values()]
+    return SeedResult(
+        table,
+        checks={
+            "ten members in sample find flips better than chance": found[3] > 0.5,
+            "cross-fitted votes find them better than in-sample ones": found[-1] > found[3],
+        },
+        plots=[_by_size(artifacts, table, "AUROC among clear pairs")],
+    )
+
+
+def _ensembles(artifacts: Artifacts) -> list[tuple[str, int]]:
+    """Ways of voting and sizes, in that order."""
+    return [
+        (mode, size)
+        for mode in MODES
+        for size in range(1, len(artifacts.members) + 1)
+        if artifacts.has(f"strength_{mode}_{size}")
+    ]
+
+
+def _by_size(artifacts: Artifacts, table: dict[str, dict[str, float]], column: str) -> Plot:
+    found = _ensembles(artifacts)
+    return Plot(
+        f"{column[0].upper()}{column[1:]}",
+        "M, members that vote",
+        column,
+        {
+            name: (
+                [float(size) for each, size in found if each == mode],
+                [table[f"{name}, M = {size}"][column] for each, size in found if each == mode],
+            )
+            for mode, name in MODES.items()
+        },
+    )

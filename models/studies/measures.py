@@ -1,0 +1,146 @@
+"""What exhibits measure of reward models and of policies: accuracy, outcomes, answers, curves.
+
+Accuracy is on the test pairs: against the annotators' labels and, where right labels are known,
+against those (pairs that gold holds nearly equal left out). Policies are judged by gold where it
+exists, else by held-out reward models. A comparison's role is `judge_<policy>` against SFT and
+`versus_<policy>` against the study's baseline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, pstdev
+
+from torch import Tensor
+
+from models.reporting.kit.artifacts import Artifacts, ReportInputError
+from models.reporting.run.curves import Curve, training_curve
+from models.studies.results import Plot, bar_plot, titled
+from models.studies.variants import Variant
+
+WIN, TIE, LOSE, NET = "win", "tie", "lose", "net"
+MONITORS = {
+    "score": "score of the sampled answers\n(gain since the start, in its spread)",
+    "gold": "gold score\nof the sampled answers",
+    "kl": "KL to the start\n(nats an answer)",
+    "perplexity": "perplexity of the answers",
+    "response_length": "length of the answers (tokens)",
+}
+RIGHT, GIVEN = "accuracy, right labels", "accuracy, given labels"
+
+
+def accuracies(artifacts: Artifacts, role: str) -> dict[str, float]:
+    """Accuracy of a scorer on the test pairs, by whose labels."""
+    shares = {GIVEN: _share_right(artifacts.labelled_gaps(role).gap)}
+    if artifacts.truth:
+        shares = {RIGHT: _share_right(artifacts.clean_gaps(role).gap)} | shares
+    return shares
+
+
+def _share_right(gap: Tensor) -> float:
+    return float((gap > 0).double().mean())
+
+
+def outcome(artifacts: Artifacts, role: str, eval_set: str = "main") -> dict[str, float]:
+    """Shares of wins, ties and losses on a set of prompts, and wins minus losses."""
+    document = artifacts.document(role, "judgement.json")
+    verdict = document.get(f"{eval_set}_gold") or document.get(f"{eval_set}_judge_score")
+    if verdict is None:
+        raise ReportInputError(f"{role} judged no prompts of the set {eval_set!r}")
+    return {name: float(verdict[name]) for name in (WIN, TIE, LOSE, NET)}
+
+
+def answers(artifacts: Artifacts, name: str, eval_set: str = "main") -> dict[str, float]:
+    """Means over a policy's answers to a set of prompts: gold (where known), KL and length."""
+    rows = [r for r in artifacts.rows(f"eval_{name}", "responses.jsonl") if r["set"] == eval_set]
+    measures = {"gold": "gold", "kl": "KL, nats", "length": "length, tokens"}
+    known = {label: key for key, label in measures.items() if rows and key in rows[0]}
+    return {label: fmean(row[key] for row in rows) for label, key in known.items()}
+
+
+def curve_of(artifacts: Artifacts, name: str) -> Curve:
+    """A policy's training curve; ReportInputError where it has none."""
+    rows = artifacts.rows(f"eval_{name}", "responses.jsonl")
+    curve = training_curve(artifacts, f"policy_{name}", bool(rows) and "gold" in rows[0])
+    if curve is None:
+        raise ReportInputError(f"policy_{name} has no training curve; found {artifacts.inputs}")
+    return curve
+
+
+def curves_of(
+    artifacts: Artifacts, variants: Mapping[str, Variant], prefix: str = ""
+) -> dict[str, Curve]:
+    """Training curves by label of the policies named `<prefix><variant>`."""
+    return {each.label: curve_of(artifacts, prefix + name) for name, each in variants.items()}
+
+
+def gained(curve: Curve) -> list[float]:
+    """The score by step, less that of the first tenth, in units of its spread there."""
+    start = fmean(curve.score[: max(1, len(curve.score) // 10)])
+    return [(value - start) / (curve.score_std or 1.0) for value in curve.score]
+
+
+def unevenness(values: Sequence[float]) -> float:
+    """How far values are from growing evenly: the spread of their residuals about the straight
+    line of least squares, over their range; 0 for a line."""
+    count = len(values)
+    middle, mean = (count - 1) / 2, fmean(values)
+    slope = sum((i - middle) * (v - mean) for i, v in enumerate(values)) / sum(
+        (i - middle) ** 2 for i in range(count)
+    )
+    residuals = [v - mean - slope * (i - middle) for i, v in enumerate(values)]
+    width = max(values) - min(values)
+    return pstdev(residuals) / width if width else 0.0
+
+
+def last(values: Sequence[float]) -> float:
+    """The mean of the last tenth of the steps."""
+    return fmean(values[-max(1, len(values) // 10) :])
+
+
+def curves_table(curves: Mapping[str, Curve]) -> dict[str, dict[str, float]]:
+    """What each run came to: means over the last tenth of its steps."""
+    table = {}
+    for name, curve in curves.items():
+        table[name] = {
+            "score gained, spreads": last(gained(curve)),
+            "KL, nats": last(curve.kl),
+            "unevenness of KL": unevenness(curve.kl),
+            "perplexity": last(curve.perplexity),
+            "spread of perplexity": pstdev(curve.perplexity[len(curve.perplexity) // 2 :]),
+            "length, tokens": last(curve.response_length),
+        }
+        if curve.gold:
+            table[name]["gold"] = last(curve.gold)
+            table[name]["gold at the start"] = fmean(curve.gold[: max(1, len(curve.gold) // 10)])
+    return table
+
+
+def curve_plots(curves: Mapping[str, Curve], monitors: Sequence[str]) -> list[Plot]:
+    """A plot a monitor, a curve a policy."""
+    return [
+        Plot(
+            titled(words.split("\n")[0].split(" (")[0]),
+            "PPO step",
+            words,
+            {name: _by_step(curve, monitor) for name, curve in curves.items()},
+        )
+        for monitor, words in MONITORS.items()
+        if monitor in monitors and all(_by_step(curve, monitor)[1] for curve in curves.values())
+    ]
+
+
+def _by_step(curve: Curve, monitor: str) -> tuple[list[float], list[float]]:
+    values: list[float] = gained(curve) if monitor == "score" else getattr(curve, monitor)
+    return [float(step) for step in curve.steps[: len(values)]], list(values)
+
+
+def outcome_plot(title: str, table: Mapping[str, Mapping[str, float]], against: str) -> Plot:
+    """Wins, ties and losses of each row as bars."""
+    return bar_plot(
+        title,
+        f"policy, against {against}",
+        "share of the prompts",
+        {name: [row[name] for row in table.values()] for name in (WIN, TIE, LOSE)},
+        ticks=[name.replace(" + ", "\n+ ") for name in table],
+    )

@@ -1,0 +1,113 @@
+"""Plots of several seeds in one: the mean, and a band from the lowest seed to the highest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from models.reporting.kit.charts import BLUE, GREY, LIGHT, ORANGE, RED, Chart, Panel, style
+from models.studies.results import Plot
+
+# As in a run's own report.
+OUTCOMES = {"win": BLUE, "tie": LIGHT, "lose": ORANGE}
+# Clouds lie over one another: neighbours among the curves' colours would look alike.
+POINTS = (BLUE, RED)
+# Height and width of paths, of which there are many: their names stand below.
+PATHS = (5.6, 6.2)
+
+
+def draw(plots: Sequence[Plot]) -> Chart:
+    """The same plot of each seed as one chart. Points are those of the first seed.
+
+    Curves end where the shortest seed's does: a policy may have been stopped.
+    """
+    first = plots[0]
+    with Panel(*(PATHS if first.kind == "paths" else ())) as panel:
+        for index, name in enumerate(first.series):
+            if first.kind == "points":
+                _points(panel, index, name, first)
+            elif first.kind == "bars":
+                _bars(panel, index, name, plots)
+            elif first.kind == "paths":
+                _path(panel, index, name, plots)
+            else:
+                _line(panel, index, name, plots)
+        if first.ticks:
+            panel.axes.set_xticks(next(iter(first.series.values()))[0], first.ticks, fontsize=8)
+        if first.kind == "paths":
+            panel.figure.legend(loc="outside lower center", ncols=2, fontsize=8)
+        elif len(first.series) > 1:  # above the axes: inside it would hide what it names
+            columns = 3 if len(first.series) == 3 else 2
+            panel.axes.legend(
+                loc="lower left", bbox_to_anchor=(-0.05, 1.0), ncols=columns, fontsize=8
+            )
+        return panel.chart(first.title, _note(first, len(plots)), first.x, first.y)
+
+
+def _over_seeds(plots: Sequence[Plot], name: str) -> tuple[list[float], list[list[float]]]:
+    """Positions along x, and at each the values of all seeds."""
+    values = [plot.series[name][1] for plot in plots]
+    count = min(map(len, values))
+    columns = [[seed[index] for seed in values] for index in range(count)]
+    return plots[0].series[name][0][:count], columns
+
+
+def _line(panel: Panel, index: int, name: str, plots: Sequence[Plot]) -> None:
+    colour, line, _ = style(index)
+    x, columns = _over_seeds(plots, name)
+    panel.axes.plot(x, [fmean(values) for values in columns], line, color=colour, label=name)
+    if len(plots) > 1:
+        low, high = ([edge(values) for values in columns] for edge in (min, max))
+        panel.axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _path(panel: Panel, index: int, name: str, plots: Sequence[Plot]) -> None:
+    """Means over seeds of both coordinates, in the order of the settings, with whiskers."""
+    colour, line, marker = style(index)
+    points = [plot.series[name] for plot in plots]
+    xs, ys = (list(zip(*(point[side] for point in points), strict=True)) for side in (0, 1))
+    (x, x_ends), (y, y_ends) = _whiskers(xs), _whiskers(ys)
+    panel.axes.errorbar(
+        x, y, y_ends, x_ends, marker + line, color=colour, elinewidth=0.8, markersize=7,
+        markeredgecolor="white", markeredgewidth=0.6, label=name,
+    )  # fmt: skip
+
+
+def _bars(panel: Panel, index: int, name: str, plots: Sequence[Plot]) -> None:
+    count = len(plots[0].series)
+    x, columns = _over_seeds(plots, name)
+    width = 0.8 / count * (min(b - a for a, b in zip(x, x[1:], strict=False)) if x[1:] else 1.0)
+    centres = [position + (index - (count - 1) / 2) * width for position in x]
+    means, ends = _whiskers(columns)
+    colour = OUTCOMES.get(name, style(index)[0])
+    panel.axes.bar(centres, means, width, color=colour, label=name)
+    if len(plots) > 1:
+        panel.axes.errorbar(centres, means, ends, fmt="none", ecolor=GREY, capsize=2, linewidth=1)
+
+
+def _whiskers(columns: Sequence[Sequence[float]]) -> tuple[list[float], list[list[float]]]:
+    """Means over seeds, and how far below and above them the lowest and the highest are."""
+    means = [fmean(values) for values in columns]
+    ends = [
+        [abs(edge(values) - mean) for mean, values in zip(means, columns, strict=True)]
+        for edge in (min, max)
+    ]
+    return means, ends
+
+
+def _points(panel: Panel, index: int, name: str, plot: Plot) -> None:
+    (*_, marker), colour = style(index), POINTS[index % len(POINTS)]
+    x, y = plot.series[name]
+    panel.axes.scatter(x, y, s=9, color=colour, marker=marker, alpha=0.6, label=name)
+
+
+def _note(plot: Plot, num_seeds: int) -> str:
+    if num_seeds == 1:
+        return plot.note
+    seeds = {
+        "lines": f"Mean of {num_seeds} seeds; the band reaches from the lowest to the highest.",
+        "bars": f"Mean of {num_seeds} seeds; the whiskers reach from the lowest to the highest.",
+        "points": "The first seed.",
+        "paths": f"Mean of {num_seeds} seeds; whiskers reach from the lowest to the highest.",
+    }
+    return f"{plot.note} {seeds[plot.kind]}".strip()

@@ -1,0 +1,147 @@
+"""The tables and figures of the papers: `@exhibit` on the function that reads one from runs.
+
+[RM] Secrets of RLHF Part II, arXiv 2401.06080. [PPO] Secrets of RLHF Part I, arXiv 2307.04964.
+[AM] Stabilizing RLHF through Advantage Model and Selective Rehearsal, arXiv 2309.10202.
+[RLAIF] RLAIF vs. RLHF, arXiv 2309.00267. [DPO] Direct Preference Optimization, arXiv 2305.18290.
+
+The decorator is the one place that declares an exhibit. The stage `study` imports the functions and
+takes them from READERS. Flows need every name and claim beforehand, for Prefect's form and the
+command line, and load no torch, which all these modules do (`reporting.kit.artifacts` holds
+tensors). EXHIBITS are therefore read from the source of the decorators, as the code's version is
+read from its import statements: a declaration in a module without torch would be a second list
+beside the functions, to be kept in step by hand.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field
+
+from models.studies.results import SeedResult
+
+TITLES = {
+    "part-1": "Secrets of RLHF Part I: PPO",
+    "part-2": "Secrets of RLHF Part II: reward modeling",
+    "advantage-model": "Stabilizing RLHF: Advantage Model and selective rehearsal",
+    "human-votes": "Preference strength against people's votes",
+    "rlaif": "RLAIF: how good a judge has to be",
+    "methods": "Ways to optimise a policy, each at several strengths",
+    "constants": "Constants that the papers do not publish",
+}
+Remark = Callable[[Sequence[SeedResult]], str]
+ReadT = TypeVar("ReadT", bound=Callable[..., SeedResult])
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A table, figure or swept constant: what it shows, the claim, and the paper's numbers."""
+
+    paper: str
+    name: str
+    shows: str
+    claim: str
+    printed: str = "no numbers printed"
+
+    @property
+    def slug(self) -> str:
+        """Its name among those of all papers, as in `part-2-figure-3`."""
+        return f"{self.paper}-{self.name}"
+
+    @property
+    def title(self) -> str:
+        """Its name as a reader knows it, as in `Figure 3`."""
+        return self.name.replace("-", " ").capitalize()
+
+
+@dataclass(frozen=True)
+class Reader:
+    """The function from one seed's `Artifacts` to its result; what is said of all seeds beside."""
+
+    exhibit: Exhibit
+    read: Callable[[Any], SeedResult]
+    remark: Remark | None
+
+
+# By slug, those of the modules imported so far.
+READERS: dict[str, Reader] = {}
+
+
+def exhibit(
+    paper: str,
+    name: str,
+    *,
+    shows: str,
+    claim: str,
+    printed: str = "no numbers printed",
+    remark: Remark | None = None,
+) -> Callable[[ReadT], ReadT]:
+    """Declare that the decorated function reads this exhibit.
+
+    Arguments but `remark` are literals, or names of strings in the same module.
+    """
+    declared = Exhibit(paper, name, shows, claim, printed)
+
+    def register(read: ReadT) -> ReadT:
+        READERS[declared.slug] = Reader(declared, read, remark)
+        return read
+
+    return register
+
+
+def _declared(source: str) -> Iterator[Exhibit]:
+    """The exhibits that a module's decorators declare, in order."""
+    body = ast.parse(source).body
+    texts = {
+        target.id: node.value
+        for node in body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+    def value(node: ast.expr) -> str:
+        return str(ast.literal_eval(texts[node.id] if isinstance(node, ast.Name) else node))
+
+    for function in body:
+        for call in function.decorator_list if isinstance(function, ast.FunctionDef) else ():
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == exhibit.__name__:
+                named = {each.arg: each.value for each in call.keywords if each.arg != "remark"}
+                fields = {str(name): value(node) for name, node in named.items()}
+                yield Exhibit(*map(value, call.args), **fields)
+
+
+EXHIBITS = tuple(
+    sorted(
+        (
+            each
+            for path in Path(__file__).parent.glob("*.py")
+            for each in _declared(path.read_text(encoding="utf-8"))
+        ),
+        key=lambda each: list(TITLES).index(each.paper),
+    )
+)
+
+
+def _names() -> list[str]:
+    """The names of all exhibits: figures and tables by number, then the others as declared."""
+
+    def order(name: str) -> tuple[bool, str, int]:
+        kind, _, number = name.rpartition("-")
+        return (False, kind, int(number)) if number.isdigit() else (True, "", 0)
+
+    return sorted(dict.fromkeys(each.name for each in EXHIBITS), key=order)
+
+
+# For a form: one of these names.
+Paper = Annotated[str, Field(json_schema_extra={"enum": [*TITLES]})]
+ExhibitName = Annotated[str, Field(json_schema_extra={"enum": ["all", *_names()]})]
+
+
+def exhibits_of(paper: str, name: str) -> list[Exhibit]:
+    """The exhibit of a name, or `all` of a paper; empty where the paper has none of that name."""
+    return [each for each in EXHIBITS if each.paper == paper and name in ("all", each.name)]

@@ -1,0 +1,152 @@
+"""What runs show of an exhibit: the result of one seed, and of several seeds together."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Status = Literal["held", "in part", "not held"]
+MOST_FIGURES = 4
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Curves, bars, points or paths; the axes are labelled with units.
+
+    series: by name, positions along x and the values there. Bars, and series that `ticks` names,
+    have the same positions. A path's positions are measured too, and differ between seeds.
+    """
+
+    title: str
+    x: str
+    y: str
+    series: dict[str, tuple[list[float], list[float]]]
+    kind: Literal["lines", "bars", "points", "paths"] = "lines"
+    note: str = ""
+    ticks: tuple[str, ...] = ()
+
+
+def bar_plot(
+    title: str, x: str, y: str, series: Mapping[str, list[float]], ticks: Sequence[str]
+) -> Plot:
+    """A group of bars a tick, one bar of each series in it."""
+    positions = [float(index) for index in range(len(ticks))]
+    bars = {name: (positions, values) for name, values in series.items()}
+    return Plot(title, x, y, bars, kind="bars", ticks=tuple(ticks))
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """What one seed's run shows.
+
+    table: row to column to value. checks: each part of the paper's claim, in words, and whether
+    this run shows it. plots: each of the same title in every seed.
+    """
+
+    table: dict[str, dict[str, float]]
+    checks: dict[str, bool]
+    plots: list[Plot] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure over seeds: mean, standard deviation (divided by seeds - 1; 0 of one seed)."""
+
+    mean: float
+    std: float
+    values: list[float]
+
+    def __str__(self) -> str:
+        spread = f" ± {self.std:.3f}" if len(self.values) > 1 else ""
+        return f"{self.mean:.3f}{spread}"
+
+
+@dataclass(frozen=True)
+class ExhibitResult:
+    """What the results of all seeds say together.
+
+    checks: each part of the claim with the seeds that show it and those that do not. remark: what
+    else there is to say of all seeds.
+    """
+
+    seeds: list[int]
+    table: dict[str, dict[str, Cell]]
+    checks: dict[str, list[bool]]
+    status: Status
+    sentence: str
+    remark: str = ""
+
+
+def combine_seeds(
+    results: Mapping[int, SeedResult],
+    remark: Callable[[Sequence[SeedResult]], str] | None = None,
+) -> ExhibitResult:
+    """The result over all seeds, of those by seed; ValueError where their rows or checks differ."""
+    first, *others = results.values()
+    for other in others:
+        if other.checks.keys() != first.checks.keys() or _shape(other) != _shape(first):
+            raise ValueError("results of different seeds have different rows, columns or checks")
+    checks = {
+        words: [result.checks[words] for result in results.values()] for words in first.checks
+    }
+    table = {
+        row: {
+            column: _cell([result.table[row][column] for result in results.values()])
+            for column in columns
+        }
+        for row, columns in first.table.items()
+    }
+    status = status_of(checks)
+    said = remark(list(results.values())) if remark else ""
+    return ExhibitResult(list(results), table, checks, status, _sentence(checks, status), said)
+
+
+def titled(words: str) -> str:
+    """Words as a title begins, acronyms left alone."""
+    return words[:1].upper() + words[1:]
+
+
+def key_figures(table: Mapping[str, Mapping[str, Cell]]) -> str:
+    """What a table says in a line: of one row its columns, of several the first two of each."""
+    wide = MOST_FIGURES if len(table) == 1 else 2
+    parts = [
+        f"{row}: " + ", ".join(f"{name} {cell}" for name, cell in list(columns.items())[:wide])
+        for row, columns in table.items()
+    ]
+    more = [f"{len(parts) - MOST_FIGURES} more"] if len(parts) > MOST_FIGURES else []
+    return "; ".join(parts[:MOST_FIGURES] + more)
+
+
+def status_of(checks: Mapping[str, Sequence[bool]]) -> Status:
+    """Held: every part in every seed. Not held: every part fails in most seeds, or in half."""
+    if all(all(seen) for seen in checks.values()):
+        return "held"
+    if all(2 * sum(seen) <= len(seen) for seen in checks.values()):
+        return "not held"
+    return "in part"
+
+
+def _shape(result: SeedResult) -> list[tuple[str, list[str]]]:
+    return [(row, list(columns)) for row, columns in result.table.items()]
+
+
+def _cell(values: list[float]) -> Cell:
+    std = statistics.stdev(values) if len(values) > 1 else 0.0
+    return Cell(statistics.fmean(values), std, values)
+
+
+def _sentence(checks: Mapping[str, Sequence[bool]], status: Status) -> str:
+    """The status in words: what was seen in how many seeds."""
+    parts = [f"{words}: {_count(seen)}" for words, seen in checks.items()]
+    begin = {"held": "It held", "in part": "It held in part", "not held": "It did not hold"}
+    return f"{begin[status]}. " + "; ".join(parts) + "."
+
+
+def _count(seen: Sequence[bool]) -> str:
+    if len(seen) == 1:
+        return "yes" if seen[0] else "no"
+    if all(seen) or not any(seen):
+        return f"{'yes' if seen[0] else 'no'}, in all {len(seen)} seeds"
+    return f"in {sum(seen)} of {len(seen)} seeds"

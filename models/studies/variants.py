@@ -1,0 +1,87 @@
+"""What exhibits compare: variants with a name in roles, a label in tables, and changed fields.
+
+Flows submit them and readers look for them. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The label in tables and plots, and what differs from the exhibit's base configuration."""
+
+    label: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+# [PPO] Changes of vanilla PPO's PPOConfig.
+SCORES = {
+    "vanilla": Variant("raw scores"),
+    "scaled": Variant("rewards scaled", {"score_treatment": "scaled"}),
+    "normalised": Variant("rewards normalised", {"score_treatment": "normalised"}),
+    "normalised_clip_80": Variant(
+        "the same, clipped at .8", {"score_treatment": "normalised", "score_clip": 0.8}
+    ),
+    "normalised_clip_30": Variant(
+        "the same, clipped at .3", {"score_treatment": "normalised", "score_clip": 0.3}
+    ),
+    "advantage_clip_50": Variant(
+        "advantages normalised, clipped at .5",
+        {"normalise_advantages": True, "advantage_clip": 0.5},
+    ),
+    "advantage_clip_12": Variant(
+        "the same, clipped at .12", {"normalise_advantages": True, "advantage_clip": 0.12}
+    ),
+}
+CONSTRAINTS = {
+    "vanilla": Variant("no constraint"),
+    "kl_05": Variant("KL penalty .05", {"kl_coef": 0.05}),
+    "kl_10": Variant("KL penalty .1", {"kl_coef": 0.1}),
+    "kl_20": Variant("KL penalty .2", {"kl_coef": 0.2}),
+    "importance": Variant("ratio to the reference", {"ratio_denominator": "reference"}),
+    "importance_kl_05": Variant(
+        "the same, KL penalty .05", {"ratio_denominator": "reference", "kl_coef": 0.05}
+    ),
+    "entropy": Variant("entropy bonus", {"entropy_coef": 0.01}),
+}
+# [PPO] Changes of PPO-max's PPOConfig; the last starts from a policy without SFT.
+STARTS = {
+    "ppo_max_rm": Variant("critic: reward model, pre-trained"),
+    "critic_scorer": Variant("critic: reward model", {"critic_pretrain_steps": 0}),
+    "critic_policy": Variant(
+        "critic: SFT, random head", {"critic_init": "policy", "critic_pretrain_steps": 0}
+    ),
+    "without_sft": Variant("policy: without SFT"),
+}
+# [RM section 2.5] Changes of RelabelConfig from labels as given; where labels are smoothed, by the
+# recipe's alpha. The range and the scale of the margin are not in the paper.
+_MARGIN = {"margin_scale": 0.3, "margin_clip": 1.0}
+TREATMENTS = {
+    "baseline": Variant("baseline"),
+    "flip": Variant("flip", {"flip_below": 0.0}),
+    "margin": Variant("margin", _MARGIN),
+    "flip_margin": Variant("flip + margin", {"flip_below": 0.0, **_MARGIN}),
+    "soft_margin": Variant("soft label + margin", {"smooth": "negative", **_MARGIN}),
+}
+STRONGEST_TENTH = {
+    "tenth_10": Variant("as given"),
+    "tenth_10_margin": Variant("margin", _MARGIN),
+    "tenth_10_soft": Variant("soft labels", {"smooth": "all"}),
+    "tenth_10_soft_margin": Variant("soft labels + margin", {"smooth": "all", **_MARGIN}),
+}
+# [RM] The fields of ContrastiveConfig, with the constants of the paper.
+_SWAV = {"kind": "swav", "temperature": 0.1}
+CONTRASTIVE = {
+    "simcse_pairs": Variant("SimCSE, pairs", {"on": "pairs"}),
+    "simcse_differences": Variant("SimCSE, differences", {"on": "differences"}),
+    "swav_pairs": Variant(
+        "SwAV, pairs", {**_SWAV, "on": "pairs", "coef": 0.1, "num_prototypes": 50}
+    ),
+    "swav_differences": Variant(
+        "SwAV, differences", {**_SWAV, "on": "differences", "coef": 0.5, "num_prototypes": 20}
+    ),
+}

@@ -1,0 +1,148 @@
+"""Every table and figure has a row, a reader and arms, one to one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.utilities.callables import parameter_schema
+
+from flows.cli import main
+from flows.studies.registry import ARMS
+from flows.study import study
+from models.stages.study import READERS
+from models.studies.papers import cards_below, exhibit_pages, papers_page
+from models.studies.registry import EXHIBITS, TITLES, exhibits_of
+
+# As the papers are asked for: Part I figures 4 and 6 to 9; Part II figures 1 to 13 and 15 to 17,
+# tables 2 and 3; Advantage Model figures 1 to 6, tables 1 and 2; every free constant.
+WANTED = {
+    *(f"part-1-figure-{n}" for n in (4, 6, 7, 8, 9)),
+    *(f"part-2-figure-{n}" for n in (*range(1, 14), 15, 16, 17)),
+    *("part-2-table-2", "part-2-table-3"),
+    *(f"advantage-model-figure-{n}" for n in range(1, 7)),
+    *("advantage-model-table-1", "advantage-model-table-2"),
+    *("human-votes-votes", "human-votes-planted-flips", "rlaif-alignment", "methods-frontier"),
+    *(
+        f"constants-{name}"
+        for name in (
+            *("smoothing", "margin-clip", "temperature", "num-policies"),
+            *("num-clusters", "per-cluster", "meta-step"),
+        )
+    ),
+}
+
+
+def test_none_is_missing() -> None:
+    slugs = [exhibit.slug for exhibit in EXHIBITS]
+    assert len(slugs) == len(set(slugs))
+    assert set(slugs) >= WANTED
+    assert set(slugs) == set(ARMS)
+
+
+def test_what_flows_read_of_the_decorators_is_what_the_stage_registers() -> None:
+    assert {each.slug: each for each in EXHIBITS} == {
+        slug: reader.exhibit for slug, reader in READERS.items()
+    }
+
+
+def test_a_form_offers_every_paper_and_exhibit() -> None:
+    form = parameter_schema(study).properties
+    assert form["paper"]["enum"] == list(TITLES)
+    assert set(form["exhibit"]["enum"]) == {"all", *(each.name for each in EXHIBITS)}
+
+
+def test_a_paper_has_its_own_exhibits() -> None:
+    assert [each.slug for each in exhibits_of("part-2", "table-2")] == ["part-2-table-2"]
+    assert exhibits_of("part-1", "table-2") == []
+    assert len(exhibits_of("part-1", "all")) == 5
+
+
+COMMAND = "trimtab study part-2 figure-3"
+CARD: dict[str, Any] = {
+    "paper": "part-2",
+    "name": "figure-3",
+    "seeds": [2, 3],
+    "scale": "default",
+    "command": f"{COMMAND} --seeds 2 3",
+    "status": "in part",
+    "seconds": 1234.5,
+    "checks": {"it rises": [True, False]},
+    "table": {"row": {"column": {"mean": 0.5, "std": 0.1, "values": [0.4, 0.6]}}},
+}
+
+
+def test_the_page_has_a_row_for_each_whether_run_or_not() -> None:
+    page = papers_page({"study-part-2-figure-3-default": CARD})
+    summary, *papers = page.split("\n## ")
+    assert "| Secrets of RLHF Part II: reward modeling | 0 | 1 | 0 | 17 |" in summary
+    rows = [line for paper in papers for line in paper.splitlines()[4:] if line]
+    assert len(rows) == len(EXHIBITS)
+    assert sum("not run yet" in row for row in rows) == len(EXHIBITS) - 1
+    (mine,) = [row for row in rows if "not run yet" not in row]
+    assert mine.startswith(
+        "| Figure 3 | The stronger the preference, the more often a judge agrees "
+    )
+    assert mine.endswith(
+        " | .164 (weakest), .544 (near 0), .956 (strongest) | row: column 0.500 ± 0.100 | "
+        "in part, 1 of 2 | `trimtab study part-2 figure-3 --seeds 2 3` |"
+    )
+
+
+def test_a_row_shows_of_the_command_what_is_not_as_by_default() -> None:
+    changed = f'{COMMAND} \'arms=["dpo", "full"]\' ppo.kl_coef=0.1 --scale hh --seeds 2 3 4'
+    for command, shown in (
+        (f"{COMMAND} --scale default --seeds 2 3 4", COMMAND),
+        (changed, f"{COMMAND} --scale hh …"),
+    ):
+        assert f"| `{shown}` |" in papers_page({"any": {**CARD, "command": command}})
+
+
+def test_an_exhibit_s_page_has_all_there_is_to_say_at_every_scale(tmp_path: Path) -> None:
+    two = {"a": {**CARD, "remark": "It is odd."}, "b": {**CARD, "scale": "hh", "status": "held"}}
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "plot.svg").write_text("<svg/>")
+    ((name, page),) = exhibit_pages(two, tmp_path).items()
+    assert name == "part-2-figure-3.md"
+    first, second = page.split("\n## Recipe ")[1:]
+    assert first.startswith("`default`: in part\n\nIt is odd.\n")
+    assert second.startswith("`hh`: held\n")
+    assert "| it rises | 1 of 2 |" in first
+    assert "| row | 0.500 ± 0.100 |" in first
+    assert "(a/plot.svg)" in first
+    assert "svg" not in second
+    assert f"```bash\n{COMMAND} --seeds 2 3\n```\n\n1,234 s " in first
+
+
+def test_what_was_kept_stays_until_it_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path / "home"))
+    for name, status in (("figure-3", "held"), ("figure-4", "in part"), ("figure-3", "not held")):
+        shutil.rmtree(tmp_path / "home", ignore_errors=True)  # as on another machine
+        study = tmp_path / "home" / "reports" / f"study-part-2-{name}-default"
+        study.mkdir(parents=True)
+        if name == "figure-3":  # a table has none
+            (study / "plots").mkdir()
+            (study / "plots" / f"{status}.svg").write_text("<svg/>")
+        card = json.dumps({**CARD, "name": name, "status": status})
+        (study / "scorecard.json").write_text(card)
+        assert main(["papers", "--into", str(tmp_path / "docs")]) == 0
+    page = (tmp_path / "docs" / "papers.md").read_text()
+    rows = [line for line in page.splitlines() if "trimtab study part-2" in line]
+    assert [row.split(" | ")[4] for row in rows] == ["not held, 1 of 2", "in part, 1 of 2"]
+    assert "[Figure 3](papers/part-2-figure-3.md)" in rows[0]
+    assert "not held.svg" in (tmp_path / "docs" / "papers" / "part-2-figure-3.md").read_text()
+    kept = tmp_path / "docs" / "papers" / "study-part-2-figure-3-default"
+    assert {path.name for path in kept.iterdir()} == {"not held.svg", "scorecard.json"}
+
+
+def test_the_papers_pages_are_made_of_the_scorecards_beside_them() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    cards = cards_below(docs / "papers")
+    assert (docs / "papers.md").read_text(encoding="utf-8") == papers_page(cards, links=True)
+    kept = {path.name: path.read_text(encoding="utf-8") for path in docs.glob("papers/*.md")}
+    assert kept == exhibit_pages(cards, docs / "papers")

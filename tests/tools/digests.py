@@ -1,0 +1,75 @@
+"""What the artifacts of a store contain, held against those that other code has made.
+
+    python -m tests.tools.digests .trimtab/store/artifacts > before.json
+    python -m tests.tools.digests .trimtab/store/artifacts --against before.json
+
+A change of structure changes stage keys, which code counts for, and must change no content. Files
+are compared by stage, name and sha256, without telemetry (wall-clock times). Reports, audits and
+studies quote keys and times, which differ. The exit status is 1 where a file of another stage does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+from infra.store.manifest import MANIFEST_NAME, TELEMETRY_FILES, Manifest
+
+QUOTE_KEYS = frozenset({"report", "audit", "study", "compare"})
+Contents = dict[str, list[dict[str, str]]]
+
+
+def contents(artifacts: Path) -> Contents:
+    """Of each stage its artifacts, each as sha256 by file name."""
+    found: Contents = {}
+    for path in artifacts.glob(f"**/{MANIFEST_NAME}"):
+        manifest = Manifest.from_bytes(path.read_bytes())
+        kept = [entry for entry in manifest.files if entry.name not in TELEMETRY_FILES]
+        files = {entry.name: entry.sha256 for entry in kept}
+        found.setdefault(manifest.stage, []).append(files)
+    return {
+        stage: sorted(each, key=lambda files: sorted(files.items()))
+        for stage, each in sorted(found.items())
+    }
+
+
+def differences(before: Contents, now: Contents) -> dict[str, list[str]]:
+    """Of each stage the files that are only in one of both, with a - or +."""
+    found = {}
+    for stage in sorted(before.keys() | now.keys()):
+        files = [
+            Counter(item for each in side.get(stage, []) for item in each.items())
+            for side in (before, now)
+        ]
+        gone, new = files[0] - files[1], files[1] - files[0]
+        lines = [f"- {name} {digest[:12]}" for name, digest in sorted(gone.elements())]
+        lines += [f"+ {name} {digest[:12]}" for name, digest in sorted(new.elements())]
+        if lines:
+            found[stage] = lines
+    return found
+
+
+def main() -> int:
+    """Print contents as JSON, or what differs."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "artifacts", type=Path, help="folder of a store, such as .trimtab/store/artifacts"
+    )
+    parser.add_argument("--against", type=Path, help="what an earlier call printed")
+    options = parser.parse_args()
+    now = contents(options.artifacts)
+    if options.against is None:
+        json.dump(now, sys.stdout, indent=1)
+        return 0
+    differing = differences(json.loads(options.against.read_text()), now)
+    for stage, lines in differing.items():
+        print(stage, *lines, sep="\n  ")
+    print(f"{sum(map(len, now.values()))} artifacts of {len(now)} stages")
+    return int(bool(differing.keys() - QUOTE_KEYS))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
