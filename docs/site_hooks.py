@@ -18,7 +18,7 @@ from mkdocs.structure.pages import Page
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from flows.config import RunConfig
+from trimtab.flows.config import RunConfig
 
 ROOT = Path(__file__).parents[1]
 ROOT_PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")

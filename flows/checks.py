@@ -15,11 +15,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 
-from flows.config import RunConfig, check_layers, sections_of
-from infra.store.fetch import is_remote
-from models.config.judge import ChatModelConfig
-from models.config.training import TrainerConfig
-from models.data import (
+from trimtab.flows.config import RunConfig, check_layers, sections_of
+from trimtab.infra.store.fetch import is_remote
+from trimtab.models.config.judge import ChatModelConfig
+from trimtab.models.config.training import TrainerConfig
+from trimtab.models.data import (
     BadRow,
     Look,
     PreferenceDataError,
@@ -32,16 +32,16 @@ from models.data import (
     read_review,
     split_pairs,
 )
-from models.data.problems import SOURCE_REASONS
-from models.data.readers import looks_like_hub_id
-from models.estimates.shapes import PlanError, shape_of
-from models.judge.constitutions import (
+from trimtab.models.data.problems import SOURCE_REASONS
+from trimtab.models.data.readers import looks_like_hub_id
+from trimtab.models.estimates.shapes import PlanError, shape_of
+from trimtab.models.judge.constitutions import (
     PACKAGED,
     ConstitutionError,
     load_constitution,
     parse_constitution,
 )
-from models.packages import folder_of, installation_of
+from trimtab.models.packages import folder_of, installation_of
 
 # Of each source: read in well under a second.
 MOST_ROWS = 5000

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from flows.errors import CommandError
-from infra.store.cleaner import remove, unneeded
-from infra.store.manifest import StorageError
-from infra.tracking.registry import RegistryError
-from tasks.context import base_context
-from tasks.registry import reports_of_registered
+from trimtab.flows.errors import CommandError
+from trimtab.infra.store.cleaner import remove, unneeded
+from trimtab.infra.store.manifest import StorageError
+from trimtab.infra.tracking.registry import RegistryError
+from trimtab.tasks.context import base_context
+from trimtab.tasks.registry import reports_of_registered
 
 DAY = 86_400.0
 

@@ -21,10 +21,10 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
-from flows.ended import closed_output_ends_it, signals_end_it
-from flows.errors import CommandError, ConfigError, unknown
-from flows.ui import serve_pages
-from infra.settings import Settings, SettingsError
+from trimtab.flows.ended import closed_output_ends_it, signals_end_it
+from trimtab.flows.errors import CommandError, ConfigError, unknown
+from trimtab.flows.ui import serve_pages
+from trimtab.infra.settings import Settings, SettingsError
 
 FLOWS = ("rlhf", "policy", "reward", "label-audit", "compare")
 # Headings of the help.
@@ -178,20 +178,20 @@ def make_home(settings: Settings) -> None:
 
 
 def _recipes() -> list[str]:
-    from flows.recipes import RECIPES
+    from trimtab.flows.recipes import RECIPES
 
     return list(RECIPES)
 
 
 def _fields() -> list[tuple[str, str]]:
-    from flows.config import RunConfig
-    from flows.explain import described_fields
+    from trimtab.flows.config import RunConfig
+    from trimtab.flows.explain import described_fields
 
     return [(f"{path}=", what) for path, what in described_fields(RunConfig)]
 
 
 def _arms() -> list[str]:
-    from flows.config import Arm
+    from trimtab.flows.config import Arm
 
     return list(get_args(Arm))
 
@@ -275,7 +275,7 @@ def run(
     ] = None,
 ) -> None:
     """Run a recipe, print its plan, or its configuration."""
-    from flows import commands
+    from trimtab.flows import commands
 
     settings = _start(is_written=not (dry_run or print_config))
     if dry_run and print_config:
@@ -312,7 +312,7 @@ def study(
     seeds: Seeds = None,
 ) -> None:
     """Repeat a table or figure of the papers over several seeds."""
-    from flows import commands
+    from trimtab.flows import commands
 
     _start()
     commands.run_study(paper, exhibit, scale, seeds or [2, 3, 4], overrides or ())
@@ -321,7 +321,7 @@ def study(
 @app.command(rich_help_panel=RUN)
 def rounds(recipe: Champion, overrides: Overrides = None) -> None:
     """Run one more MetaRM round from a recipe's champion."""
-    from flows import commands
+    from trimtab.flows import commands
 
     _start()
     commands.next_round(recipe, overrides or ())
@@ -350,8 +350,8 @@ def compare(
 
     Settings that differ are shown; figures of runs that differ in the seed alone are averaged.
     """
-    from infra.report_folders import run_of
-    from models.reporting.run_tables import comparison
+    from trimtab.infra.report_folders import run_of
+    from trimtab.models.reporting.run_tables import comparison
 
     reports = _start(is_written=False).home / "reports"
     cards, summaries, settings = [], [], []
@@ -375,7 +375,7 @@ def papers(
     ] = None,
 ) -> None:
     """Print all studies so far as one table in Markdown."""
-    from models.studies.papers import cards_below, papers_page, write_pages
+    from trimtab.models.studies.papers import cards_below, papers_page, write_pages
 
     reports = _start(is_written=False).home / "reports"
     if into is None:
@@ -409,7 +409,7 @@ def deploy(
     ] = None,
 ) -> None:
     """Make or update deployments, GPU slots and automations on a Prefect server."""
-    from flows import commands
+    from trimtab.flows import commands
 
     _start()
     commands.deploy_flows(gpus, pool_type, notify)
@@ -423,7 +423,7 @@ def rollback(
     ] = None,
 ) -> None:
     """Make an earlier version champion again."""
-    from flows import commands
+    from trimtab.flows import commands
 
     _start()
     commands.take_back(recipe, version)
@@ -440,7 +440,7 @@ def clean(
     ] = 7.0,
 ) -> None:
     """List what no report needs any more, or remove it."""
-    from flows.clean import clean
+    from trimtab.flows.clean import clean
 
     _start()
     clean(reports_days, idle_days, is_deleted=delete)

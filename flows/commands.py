@@ -16,25 +16,25 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from flows.checks import check
-from flows.compare_config import METHODS, SEEDS, comparison_name, of_seeds
-from flows.config import RunConfig, load_config
-from flows.ended import signals_end_it
-from flows.errors import CommandError, ConfigError
-from flows.names import check_free, named
-from flows.overrides import RoundChanges, changed, parsed, validated
-from flows.recipes import MACHINES, recipe_named
-from infra.imports import quick_imports
-from infra.prefect.server import PrefectServerError, local_prefect_server
-from infra.processes.gpus import memory_of
-from infra.processes.launch import TrainerError, warm_up
-from infra.report_folders import NameTakenError
-from infra.settings import Settings
-from infra.store.fetch import FetchError
-from infra.store.manifest import StorageError
-from infra.tracking.registry import RegistryError
-from models.estimates.machine import GIB, Machine
-from models.estimates.shapes import PlanError
+from trimtab.flows.checks import check
+from trimtab.flows.compare_config import METHODS, SEEDS, comparison_name, of_seeds
+from trimtab.flows.config import RunConfig, load_config
+from trimtab.flows.ended import signals_end_it
+from trimtab.flows.errors import CommandError, ConfigError
+from trimtab.flows.names import check_free, named
+from trimtab.flows.overrides import RoundChanges, changed, parsed, validated
+from trimtab.flows.recipes import MACHINES, recipe_named
+from trimtab.infra.imports import quick_imports
+from trimtab.infra.prefect.server import PrefectServerError, local_prefect_server
+from trimtab.infra.processes.gpus import memory_of
+from trimtab.infra.processes.launch import TrainerError, warm_up
+from trimtab.infra.report_folders import NameTakenError
+from trimtab.infra.settings import Settings
+from trimtab.infra.store.fetch import FetchError
+from trimtab.infra.store.manifest import StorageError
+from trimtab.infra.tracking.registry import RegistryError
+from trimtab.models.estimates.machine import GIB, Machine
+from trimtab.models.estimates.shapes import PlanError
 
 GOES_ON = "; the same command goes on where it was"
 
@@ -121,7 +121,7 @@ def run_study(
     _refuse(check(changed(recipe_named(scale), changes)).mistakes)
     with prefect() as wait_until_ready:
         study = load_flow("study")
-        import_module("flows.study").checked(paper, exhibit, seeds)
+        import_module("trimtab.flows.study").checked(paper, exhibit, seeds)
         wait_until_ready()
         for slug, status in study(paper, exhibit, scale, seeds, changes).items():
             print(f"{slug}: {status}")
@@ -136,7 +136,7 @@ def next_round(recipe: str, overrides: Sequence[str]) -> None:
     given = validated(changes, RoundChanges)
     with prefect() as wait_until_ready:
         rounds = load_flow("rounds")
-        champion = import_module("flows.rounds").champion_of(recipe)
+        champion = import_module("trimtab.flows.rounds").champion_of(recipe)
         changed(load_config(champion.config), given)
         wait_until_ready()
         found = rounds(recipe, changes)
@@ -146,7 +146,7 @@ def next_round(recipe: str, overrides: Sequence[str]) -> None:
 
 def take_back(recipe: str, version: str | None) -> None:
     """Make the version before, or the one named, champion again."""
-    from tasks.registry import roll_back
+    from trimtab.tasks.registry import roll_back
 
     try:
         now = roll_back(recipe, version)
@@ -165,7 +165,7 @@ def deploy_flows(gpus: int, pool_type: str, notify: str | None) -> None:
         )
     from httpx import HTTPError
 
-    from flows.deploy import POOL, deploy
+    from trimtab.flows.deploy import POOL, deploy
 
     try:
         deploy(gpus, pool_type, notify, Path("prefect.yaml"))
@@ -183,9 +183,9 @@ def prefect() -> Iterator[Callable[[], None]]:
     """
     with signals_end_it(GOES_ON), local_prefect_server() as wait_until_ready:
         with _loading():
-            from tasks.context import get_ready
-            from tasks.execution import StageInputError, StageOutputError
-            from tasks.registry import LineageError
+            from trimtab.tasks.context import get_ready
+            from trimtab.tasks.execution import StageInputError, StageOutputError
+            from trimtab.tasks.registry import LineageError
         stages = (TrainerError, StageInputError, StageOutputError, StorageError, FetchError)
         try:
             with quick_imports():
@@ -227,8 +227,8 @@ def print_plan(request: RunRequest, machine: Machine) -> None:
     _refuse(found.mistakes)
     # Prefect, which is loaded with the flows, would like its home below ours: there may be none.
     warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
-    from flows.plan import make_plan
-    from flows.plan_text import plan_text
+    from trimtab.flows.plan import make_plan
+    from trimtab.flows.plan_text import plan_text
 
     num_seeds = len(request.parameters.get("seeds", [request.config.seed]))
     try:
@@ -258,7 +258,7 @@ def refuse_too_large(config: RunConfig, flow: str, settings: Settings) -> None:
     Rows of people's preferences are not counted for it, which may take long: they decide how long
     a stage takes, and hardly its memory. A model whose size is not known is let through.
     """
-    from flows.plan import make_plan
+    from trimtab.flows.plan import make_plan
 
     if not config.is_synthetic:
         uncounted = {"sources": ("s3://not-counted",), "demonstrations": ()}

@@ -6,19 +6,19 @@ from typing import Annotated
 
 from pydantic import Field
 
-from flows import experiment
-from flows.compare_config import METHODS, SEEDS, CompareChanges, comparison_name, of_seeds
-from flows.config import Arm
-from flows.flow import flow
-from flows.names import GivenName
-from flows.publish import tracked_flow
-from flows.recipes import RecipeName
-from flows.run import Run
-from models.config.base import RunSeed
-from models.config.reporting import CompareConfig
-from models.specs import COMPARE
-from tasks.access import demand_access
-from tasks.publishing import announce, lineage_of
+from trimtab.flows import experiment
+from trimtab.flows.compare_config import METHODS, SEEDS, CompareChanges, comparison_name, of_seeds
+from trimtab.flows.config import Arm
+from trimtab.flows.flow import flow
+from trimtab.flows.names import GivenName
+from trimtab.flows.publish import tracked_flow
+from trimtab.flows.recipes import RecipeName
+from trimtab.flows.run import Run
+from trimtab.models.config.base import RunSeed
+from trimtab.models.config.reporting import CompareConfig
+from trimtab.models.specs import COMPARE
+from trimtab.tasks.access import demand_access
+from trimtab.tasks.publishing import announce, lineage_of
 
 Arms = Annotated[list[Arm], Field(min_length=1)]
 Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]

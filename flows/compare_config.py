@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flows.config import Arm, ConfigError, RunConfig
-from flows.names import RunName, named_over_seeds
-from flows.overrides import FIELDS, Whole, changed, changes_to
-from flows.recipes import recipe_named
+from trimtab.flows.config import Arm, ConfigError, RunConfig
+from trimtab.flows.names import RunName, named_over_seeds
+from trimtab.flows.overrides import FIELDS, Whole, changed, changes_to
+from trimtab.flows.recipes import recipe_named
 
 METHODS: tuple[Arm, ...] = (
     *("vanilla", "ppo_max_rm", "ppo_max_am", "full"),

@@ -1,7 +1,7 @@
 """The run's configuration: every stage's settings in one validated tree.
 
-Recipes (`flows.recipes`) are whole configurations; a run changes some fields of one
-(`flows.overrides`).
+Recipes (`trimtab.flows.recipes`) are whole configurations; a run changes some fields of one
+(`trimtab.flows.overrides`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from flows.errors import ConfigError
-from flows.explain import explain, short
-from models.config.base import LARGEST_SEED, RunSeed, require_different
-from models.config.data import ComparisonsConfig, PreferencesConfig, WorldConfig
-from models.config.judge import AILabelsConfig, JudgeAnswersConfig, JudgePreferencesConfig
-from models.config.policy import (
+from trimtab.flows.errors import ConfigError
+from trimtab.flows.explain import explain, short
+from trimtab.models.config.base import LARGEST_SEED, RunSeed, require_different
+from trimtab.models.config.data import ComparisonsConfig, PreferencesConfig, WorldConfig
+from trimtab.models.config.judge import AILabelsConfig, JudgeAnswersConfig, JudgePreferencesConfig
+from trimtab.models.config.policy import (
     BestOfNConfig,
     ConstitutionConfig,
     CPLConfig,
@@ -28,14 +28,14 @@ from models.config.policy import (
     RejectionSamplingLoop,
     RestLoop,
 )
-from models.config.reporting import EvaluateConfig
-from models.config.reward import (
+from trimtab.models.config.reporting import EvaluateConfig
+from trimtab.models.config.reward import (
     AdvantageModelConfig,
     MetaRMConfig,
     RelabelConfig,
     RewardModelConfig,
 )
-from models.config.training import SFTConfig, TrainerConfig
+from trimtab.models.config.training import SFTConfig, TrainerConfig
 
 Arm = Literal[
     "vanilla",

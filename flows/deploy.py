@@ -23,9 +23,9 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from prefect.exceptions import ObjectNotFound
 
 import infra
-from flows.config import ConfigError
-from tasks.events import COLLAPSED, PROMOTED
-from tasks.gpu_slots import GPU_SLOTS
+from trimtab.flows.config import ConfigError
+from trimtab.tasks.events import COLLAPSED, PROMOTED
+from trimtab.tasks.gpu_slots import GPU_SLOTS
 
 POOL = "trimtab"
 JOB_TEMPLATE = Path(infra.__file__).parent / "kubernetes" / "job-template.json"

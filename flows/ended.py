@@ -42,7 +42,7 @@ def signals_end_it(hint: str = "", *, at_once: bool = False) -> Iterator[None]:
     """Inside, Ctrl-C and SIGTERM end the process with a line and status 130 or 143.
 
     A flow that runs lets its trainers stop at a checkpoint first
-    (infra.processes.launch.drain_on_sigterm). A second Ctrl-C ends the process at once. A SIGINT
+    (trimtab.infra.processes.launch.drain_on_sigterm). A second Ctrl-C ends the process at once. A SIGINT
     that is ignored, as after `&` in a script, stays so. `at_once` is for imports: a library
     that is loaded may turn our exception into one of its own, and there is nothing to tidy up yet.
     To be entered in the main thread; elsewhere it does nothing.

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 from prefect.artifacts import create_table_artifact
 from pydantic import Field
 
-from flows.config import ConfigError, load_config
-from flows.flow import flow
-from flows.names import named
-from flows.pipeline.policies import measure
-from flows.publish import tracked_flow
-from flows.run import Future, Run, roles_of_round
-from models.specs import HEAD_TO_HEAD
-from tasks.registry import Registered, model_name, registered
+from trimtab.flows.config import ConfigError, load_config
+from trimtab.flows.flow import flow
+from trimtab.flows.names import named
+from trimtab.flows.pipeline.policies import measure
+from trimtab.flows.publish import tracked_flow
+from trimtab.flows.run import Future, Run, roles_of_round
+from trimtab.models.specs import HEAD_TO_HEAD
+from trimtab.tasks.registry import Registered, model_name, registered
 
 SFT = "sft"
 AnswerSeed = Annotated[int, Field(ge=0, le=1_000_000)]

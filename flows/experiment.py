@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flows.config import seeded
-from flows.names import named
-from flows.overrides import RunChanges, changed
-from flows.pipeline.data import cache_trunk, prepare
-from flows.pipeline.labels import ask_judge, audit_labels, compare_votes
-from flows.pipeline.policies import judge_policies, train_policies
-from flows.pipeline.rewards import train_scorers
-from flows.pipeline.rounds import first_champion, improve_in_rounds
-from flows.publish import finish, tracked_flow
-from flows.recipes import RecipeName, recipe_named
-from flows.run import Run
-from models.config.reporting import WinMatrixConfig
-from models.specs import JUDGE_ANSWERS, WIN_MATRIX
-from tasks.access import demand_access
+from trimtab.flows.config import seeded
+from trimtab.flows.names import named
+from trimtab.flows.overrides import RunChanges, changed
+from trimtab.flows.pipeline.data import cache_trunk, prepare
+from trimtab.flows.pipeline.labels import ask_judge, audit_labels, compare_votes
+from trimtab.flows.pipeline.policies import judge_policies, train_policies
+from trimtab.flows.pipeline.rewards import train_scorers
+from trimtab.flows.pipeline.rounds import first_champion, improve_in_rounds
+from trimtab.flows.publish import finish, tracked_flow
+from trimtab.flows.recipes import RecipeName, recipe_named
+from trimtab.flows.run import Run
+from trimtab.models.config.reporting import WinMatrixConfig
+from trimtab.models.specs import JUDGE_ANSWERS, WIN_MATRIX
+from trimtab.tasks.access import demand_access
 
 
 def run_flow(

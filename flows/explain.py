@@ -10,7 +10,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from models.config.base import MAY_BE_SECRET
+from trimtab.models.config.base import MAY_BE_SECRET
 
 # The type of a mistake whose message is already what `explain` says.
 EXPLAINED = "explained"

@@ -12,8 +12,8 @@ from typing import Any, ParamSpec, TypeVar
 from prefect import Flow
 from prefect.exceptions import ParameterTypeError
 
-from flows.publish import run_name
-from flows.runner import task_runner
+from trimtab.flows.publish import run_name
+from trimtab.flows.runner import task_runner
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from flows import experiment
-from flows.flow import flow
-from flows.names import GivenName
-from flows.overrides import RunChanges
-from flows.recipes import RecipeName
+from trimtab.flows import experiment
+from trimtab.flows.flow import flow
+from trimtab.flows.names import GivenName
+from trimtab.flows.overrides import RunChanges
+from trimtab.flows.recipes import RecipeName
 
 
 @flow(name="label-audit")

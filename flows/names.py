@@ -24,12 +24,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from flows.config import NUM_JUDGES, ConfigError, RunConfig
-from flows.recipes import RECIPES
-from infra.report_folders import NameTakenError, check_owner
-from infra.settings import Settings
-from infra.store.fetch import digest_of, is_remote
-from models.judge.constitutions import PACKAGED
+from trimtab.flows.config import NUM_JUDGES, ConfigError, RunConfig
+from trimtab.flows.recipes import RECIPES
+from trimtab.infra.report_folders import NameTakenError, check_owner
+from trimtab.infra.settings import Settings
+from trimtab.infra.store.fetch import digest_of, is_remote
+from trimtab.models.judge.constitutions import PACKAGED
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._=+-]*$"
 MAX_NAME = 150

@@ -29,8 +29,8 @@ from pydantic import (
     model_validator,
 )
 
-from flows.config import ConfigError, RunConfig, load_config
-from flows.explain import explain, explained
+from trimtab.flows.config import ConfigError, RunConfig, load_config
+from trimtab.flows.explain import explain, explained
 
 NOT_NULL: dict[str, Any] = {"not": {"type": "null"}}
 # Of numbers that may be null: NaN, as which it would be stored, is not smaller than any.

@@ -13,16 +13,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from flows import experiment
-from flows.config import RunConfig
-from flows.plan_layout import size
-from flows.run import PlannedRun, PlannedStage, Run, stages_in
-from models.config.training import TrainerConfig
-from models.estimates.amounts import Amounts, of_preferences, of_world
-from models.estimates.machine import Machine
-from models.estimates.shapes import ModelShape, shape_of
-from models.estimates.stages import work_of
-from models.estimates.work import Setting, Work
+from trimtab.flows import experiment
+from trimtab.flows.config import RunConfig
+from trimtab.flows.plan_layout import size
+from trimtab.flows.run import PlannedRun, PlannedStage, Run, stages_in
+from trimtab.models.config.training import TrainerConfig
+from trimtab.models.estimates.amounts import Amounts, of_preferences, of_world
+from trimtab.models.estimates.machine import Machine
+from trimtab.models.estimates.shapes import ModelShape, shape_of
+from trimtab.models.estimates.stages import work_of
+from trimtab.models.estimates.work import Setting, Work
 
 FLOWS: dict[str, Callable[[Run], Any]] = {
     "rlhf": experiment.rlhf,
@@ -105,7 +105,7 @@ class Plan:
 def make_plan(config: RunConfig, flow: str, machine: Machine, num_seeds: int = 1) -> Plan:
     """The plan of `config`, the first of so many seeds, under a flow of FLOWS.
 
-    Raises models.estimates.shapes.PlanError where the model's size or the data cannot be told.
+    Raises trimtab.models.estimates.shapes.PlanError where the model's size or the data cannot be told.
     """
     run = PlannedRun(config)
     FLOWS[flow](run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 
-from models.estimates.machine import GIB
+from trimtab.models.estimates.machine import GIB
 
 WIDTH = 100
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from flows.plan import Plan, PlanRow
-from flows.plan_layout import bullets, count, names, size, table, tokens
-from flows.run import PlannedStage
-from models import limits
-from models.config.judge import endpoints_of
-from models.config.training import trainer_of
-from models.estimates.memory import FLOAT_BYTES
+from trimtab.flows.plan import Plan, PlanRow
+from trimtab.flows.plan_layout import bullets, count, names, size, table, tokens
+from trimtab.flows.run import PlannedStage
+from trimtab.models import limits
+from trimtab.models.config.judge import endpoints_of
+from trimtab.models.config.training import trainer_of
+from trimtab.models.estimates.memory import FLOAT_BYTES
 
 WORK_HEADER = ("step", "role", "stage", "examples", "steps", "sampled", "forward", "trained")
 MEMORY_HEADER = (

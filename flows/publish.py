@@ -12,20 +12,20 @@ from uuid import UUID
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
-from flows.config import RunConfig
-from flows.names import RunName, check_free, data_of, model_of
-from flows.run import Run, roles_of_round
-from flows.runner import resources_of
-from infra.processes.gpus import unused_gpus
-from infra.processes.launch import drain_on_sigterm
-from infra.settings import Settings
-from infra.tracking.runs import TrackedRun
-from models.config.reporting import ReportConfig
-from models.specs import REPORT
-from tasks.context import start_tracked_run
-from tasks.publishing import announce, lineage_of
-from tasks.registry import register_policies
-from tasks.restarts import end_earlier, take_over
+from trimtab.flows.config import RunConfig
+from trimtab.flows.names import RunName, check_free, data_of, model_of
+from trimtab.flows.run import Run, roles_of_round
+from trimtab.flows.runner import resources_of
+from trimtab.infra.processes.gpus import unused_gpus
+from trimtab.infra.processes.launch import drain_on_sigterm
+from trimtab.infra.settings import Settings
+from trimtab.infra.tracking.runs import TrackedRun
+from trimtab.models.config.reporting import ReportConfig
+from trimtab.models.specs import REPORT
+from trimtab.tasks.context import start_tracked_run
+from trimtab.tasks.publishing import announce, lineage_of
+from trimtab.tasks.registry import register_policies
+from trimtab.tasks.restarts import end_earlier, take_over
 
 logger = logging.getLogger("trimtab")
 # Prefect's own names of runs: two words.

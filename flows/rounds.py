@@ -6,15 +6,15 @@ from typing import Any
 
 from prefect.states import Completed
 
-from flows.config import ConfigError, load_config
-from flows.flow import flow
-from flows.names import named
-from flows.overrides import RoundChanges, changed
-from flows.pipeline.rounds import play_round
-from flows.publish import finish, tracked_flow
-from flows.recipes import RECIPES
-from flows.run import Run
-from tasks.registry import TRIED, LineageError, Registered, model_name, registered
+from trimtab.flows.config import ConfigError, load_config
+from trimtab.flows.flow import flow
+from trimtab.flows.names import named
+from trimtab.flows.overrides import RoundChanges, changed
+from trimtab.flows.pipeline.rounds import play_round
+from trimtab.flows.publish import finish, tracked_flow
+from trimtab.flows.recipes import RECIPES
+from trimtab.flows.run import Run
+from trimtab.tasks.registry import TRIED, LineageError, Registered, model_name, registered
 
 __all__ = ["LineageError", "NoChampionError", "champion_of", "rounds"]
 

@@ -13,14 +13,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from flows.config import NUM_JUDGES, RunConfig, seeded
-from flows.runner import resources_of
-from models.config.judge import endpoints_of
-from models.data.records import ArtifactRef
-from models.specs import StageSpec
-from tasks.execution import StageResult
-from tasks.resources import ALL_CORES, ALONE, Resources
-from tasks.stages import TASKS
+from trimtab.flows.config import NUM_JUDGES, RunConfig, seeded
+from trimtab.flows.runner import resources_of
+from trimtab.models.config.judge import endpoints_of
+from trimtab.models.data.records import ArtifactRef
+from trimtab.models.specs import StageSpec
+from trimtab.tasks.execution import StageResult
+from trimtab.tasks.resources import ALL_CORES, ALONE, Resources
+from trimtab.tasks.stages import TASKS
 
 # PrefectFuture[StageResult], which Prefect hands to a task as its result (its types do not say so),
 # or the StageResult of an earlier run.
@@ -47,7 +47,7 @@ def roles_of_round(number: int) -> RoundRoles:
 class Run:
     """A run under way: its configuration and every artifact so far by role.
 
-    name: under which its stages share what they may spend on judges (`tasks.spending`).
+    name: under which its stages share what they may spend on judges (`trimtab.tasks.spending`).
     """
 
     config: RunConfig

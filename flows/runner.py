@@ -11,9 +11,9 @@ from typing import Any
 
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
-from flows.config import ConfigError
-from infra.settings import Settings
-from models.config.training import trainer_of
+from trimtab.flows.config import ConfigError
+from trimtab.infra.settings import Settings
+from trimtab.models.config.training import trainer_of
 
 
 def task_runner() -> TaskRunner[Any]:

@@ -10,22 +10,22 @@ from typing import Annotated
 
 from pydantic import Field
 
-from flows.config import ConfigError, RunConfig
-from flows.flow import flow
-from flows.names import RunName, named_over_seeds
-from flows.overrides import RunChanges, changed, overrides
-from flows.publish import tracked_flow
-from flows.recipes import RecipeName, recipe_named
-from flows.run import Future, Run, SharedRun
-from flows.studies.registry import ARMS
-from infra.processes.launch import TrainerStoppedError
-from infra.tracking.runs import TrackedRun
-from models.config.base import RunSeed
-from models.config.reporting import StudyConfig
-from models.specs import STUDY
-from models.studies.registry import TITLES, Exhibit, ExhibitName, Paper, exhibits_of
-from tasks.access import demand_access
-from tasks.publishing import announce, lineage_of
+from trimtab.flows.config import ConfigError, RunConfig
+from trimtab.flows.flow import flow
+from trimtab.flows.names import RunName, named_over_seeds
+from trimtab.flows.overrides import RunChanges, changed, overrides
+from trimtab.flows.publish import tracked_flow
+from trimtab.flows.recipes import RecipeName, recipe_named
+from trimtab.flows.run import Future, Run, SharedRun
+from trimtab.flows.studies.registry import ARMS
+from trimtab.infra.processes.launch import TrainerStoppedError
+from trimtab.infra.tracking.runs import TrackedRun
+from trimtab.models.config.base import RunSeed
+from trimtab.models.config.reporting import StudyConfig
+from trimtab.models.specs import STUDY
+from trimtab.models.studies.registry import TITLES, Exhibit, ExhibitName, Paper, exhibits_of
+from trimtab.tasks.access import demand_access
+from trimtab.tasks.publishing import announce, lineage_of
 
 logger = logging.getLogger("trimtab")
 

@@ -11,9 +11,9 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from flows.errors import CommandError
-from infra.settings import Settings
-from infra.tracking.mlflow_calls import follow_move
+from trimtab.flows.errors import CommandError
+from trimtab.infra.settings import Settings
+from trimtab.infra.tracking.mlflow_calls import follow_move
 
 _STOP_SECONDS = 10.0
 _STOPPING = (signal.SIGINT, signal.SIGTERM)

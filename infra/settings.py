@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.processes.gpus import gpus_of_host
+from trimtab.infra.processes.gpus import gpus_of_host
 
 
 class SettingsError(ValueError):

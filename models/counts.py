@@ -1,6 +1,6 @@
 """How many steps, rows and tokens a stage takes.
 
-Trainers run by these functions and plans (`models.estimates`) count by them, so that neither can
+Trainers run by these functions and plans (`trimtab.models.estimates`) count by them, so that neither can
 change alone. Imports no torch, as plans do not.
 """
 
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from models.config.data import ComparisonsConfig, PreferencesConfig
-from models.config.judge import JudgeConfig
-from models.config.policy import ConstitutionalSFTConfig, PolicyConfig, PPOConfig
-from models.config.training import TrainConfig
+from trimtab.models.config.data import ComparisonsConfig, PreferencesConfig
+from trimtab.models.config.judge import JudgeConfig
+from trimtab.models.config.policy import ConstitutionalSFTConfig, PolicyConfig, PPOConfig
+from trimtab.models.config.training import TrainConfig
 
 T = TypeVar("T")
 

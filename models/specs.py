@@ -1,7 +1,7 @@
 """Every stage in one declaration: its configuration, its device and its inputs. Loads no torch.
 
 Tasks build their parameters from a specification, the trainer entry checks a job against it, plans
-read planned stages by its names. The trainer of stage `x` is the module `models.stages.x`.
+read planned stages by its names. The trainer of stage `x` is the module `trimtab.models.stages.x`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel
 
-from models.config import data, judge, policy, reporting, reward, training
+from trimtab.models.config import data, judge, policy, reporting, reward, training
 
 
 class InputError(ValueError):

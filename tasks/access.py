@@ -13,11 +13,11 @@ from typing import Any, Final
 from prefect.context import FlowRunContext
 from pydantic import BaseModel
 
-from infra.access import Access, AccessError
-from models.config.judge import EndpointConfig
-from models.data.readers import SUFFIXES
-from models.judge.addresses import CONFINED_VARIABLE, NETWORKS_VARIABLE
-from models.judge.constitutions import PACKAGED
+from trimtab.infra.access import Access, AccessError
+from trimtab.models.config.judge import EndpointConfig
+from trimtab.models.data.readers import SUFFIXES
+from trimtab.models.judge.addresses import CONFINED_VARIABLE, NETWORKS_VARIABLE
+from trimtab.models.judge.constitutions import PACKAGED
 
 # Every field of a configuration that names a place, and what lies there. A test holds this against
 # all fields that are texts.

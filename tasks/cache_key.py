@@ -20,8 +20,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from infra.processes.launch import ENTRY, PRELOAD
-from models.data.records import ArtifactRef
+import trimtab
+from trimtab.infra.processes.launch import ENTRY, PRELOAD
+from trimtab.models.data.records import ArtifactRef
 
 
 class CodeChangedError(RuntimeError):
@@ -36,7 +37,7 @@ class CodeChangedError(RuntimeError):
 def code_of(trainers: Trainers, stage: str) -> str:
     """The version of the stage's code as it is on disk now."""
     module = f"{trainers.package}.{stage}"
-    return code_version(module, root=trainers.root, packages=(module.partition(".")[0],))
+    return code_version(module, root=trainers.root, packages=(trainers.package.rpartition(".")[0],))
 
 
 def stage_key(
@@ -44,7 +45,7 @@ def stage_key(
 ) -> str:
     """sha256 over the canonical JSON of what decides a stage's result.
 
-    Limits of what it may spend do not (`models.config.base.deciding`): with a higher one the same
+    Limits of what it may spend do not (`trimtab.models.config.base.deciding`): with a higher one the same
     work goes on, and what it has spent so far counts.
     Inputs count by content, not by the key that made them: an upstream change that leaves its
     output as it was reruns nothing downstream.
@@ -59,9 +60,9 @@ def stage_key(
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("models",)
-CONFIG = "models.config"
+ROOT = Path(trimtab.__file__).parents[1]
+PACKAGES = ("trimtab.models",)
+CONFIG = "trimtab.models.config"
 LIBRARIES = ("torch", "transformers")
 _parsing = threading.Lock()
 
@@ -140,9 +141,10 @@ def _closure(module: str, root: Path, packages: tuple[str, ...]) -> dict[str, _S
 def _modules(root: Path, packages: tuple[str, ...]) -> dict[str, Path]:
     """The source of every module but those of CONFIG; of a package, its __init__.py."""
     paths = {}
-    for file in (file for package in packages for file in (root / package).rglob("*.py")):
+    folders = [root.joinpath(*package.split(".")) for package in packages]
+    for file in (file for folder in folders for file in folder.rglob("*.py")):
         parts = file.relative_to(root).with_suffix("").parts
-        if ".".join(parts[:2]) == CONFIG:
+        if ".".join(parts[:3]) == CONFIG:
             continue
         if parts[-1] == "__init__":
             paths[".".join(parts[:-1])] = file
@@ -193,7 +195,7 @@ def _imports(tree: ast.AST, package: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             base = _absolute(node, package)
             yield base
-            # `from models.functional import reward` may name a module or an attribute.
+            # `from trimtab.models.functional import reward` may name a module or an attribute.
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
@@ -221,7 +223,7 @@ def _drop_docstring(node: ast.AST) -> None:
 class Trainers:
     """Where stages are found: their package and its root folder, entry and preload modules."""
 
-    package: str = "models.stages"
+    package: str = "trimtab.models.stages"
     root: Path = ROOT
     entry: str = ENTRY
     preload: str | None = PRELOAD

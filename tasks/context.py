@@ -12,17 +12,17 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.runtime import flow_run, task_run
 from pydantic import BaseModel
 
-from infra.settings import Settings
-from infra.tracking.runs import TrackedRun
-from models.data.records import ArtifactRef
-from models.specs import StageSpec
-from tasks.access import demand_access, environment_of_trainers
-from tasks.cache_key import read_sources
-from tasks.execution import Progress, StageContext, StageResult, run_stage
-from tasks.gpu_slots import gpu_slots
-from tasks.resources import ONE_CORE, Resources, share_of
-from tasks.secrets import judge_keys
-from tasks.spending import ledger_of_run
+from trimtab.infra.settings import Settings
+from trimtab.infra.tracking.runs import TrackedRun
+from trimtab.models.data.records import ArtifactRef
+from trimtab.models.specs import StageSpec
+from trimtab.tasks.access import demand_access, environment_of_trainers
+from trimtab.tasks.cache_key import read_sources
+from trimtab.tasks.execution import Progress, StageContext, StageResult, run_stage
+from trimtab.tasks.gpu_slots import gpu_slots
+from trimtab.tasks.resources import ONE_CORE, Resources, share_of
+from trimtab.tasks.secrets import judge_keys
+from trimtab.tasks.spending import ledger_of_run
 
 EXPERIMENT = "trimtab"
 WEIGHTS = ("model", "critic")  # folders of artifacts
@@ -83,7 +83,7 @@ def run_stage_task(
     """Run a stage or find it done; called inside a Prefect task.
 
     inputs: artifacts by the names that the stage's trainer reads (`StageSpec.named`).
-    ledger: the run whose stages share what they may spend on judges (`tasks.spending`).
+    ledger: the run whose stages share what they may spend on judges (`trimtab.tasks.spending`).
     Raises AccessError for a configuration that names what the run may not read or ask, InputError
     for missing or unknown inputs, and what `run_stage` raises.
     """

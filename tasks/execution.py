@@ -22,24 +22,24 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from infra.processes.gpus import own_gpus
-from infra.processes.launch import (
+from trimtab.infra.processes.gpus import own_gpus
+from trimtab.infra.processes.launch import (
     LOG_NAME,
     METRICS_NAME,
     drain_on_sigterm,
     launch,
     wait_unless_stopped,
 )
-from infra.processes.locks import file_lock, some_of
-from infra.processes.tail import LineTail
-from infra.settings import Settings
-from infra.store.checkpoints import CheckpointUploader, restore_newest
-from infra.store.manifest import Manifest, StorageError
-from infra.store.store import Store, open_store
-from infra.tracking.runs import Input, TrackedRun, Tracking
-from models.config.base import deciding
-from models.data.records import ArtifactRef
-from tasks.cache_key import CodeChangedError, Trainers, code_of, library_versions, stage_key
+from trimtab.infra.processes.locks import file_lock, some_of
+from trimtab.infra.processes.tail import LineTail
+from trimtab.infra.settings import Settings
+from trimtab.infra.store.checkpoints import CheckpointUploader, restore_newest
+from trimtab.infra.store.manifest import Manifest, StorageError
+from trimtab.infra.store.store import Store, open_store
+from trimtab.infra.tracking.runs import Input, TrackedRun, Tracking
+from trimtab.models.config.base import deciding
+from trimtab.models.data.records import ArtifactRef
+from trimtab.tasks.cache_key import CodeChangedError, Trainers, code_of, library_versions, stage_key
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +68,8 @@ def run_stage(
     of those. One that `is_patient` starts only while no other waits for a core of this machine.
     Folders of inputs that it does not read, as those of weights, are not brought: `without`.
 
-    Raises StageInputError, infra.processes.launch.TrainerError, StageOutputError,
-    CorruptArtifactError, infra.processes.gpus.TooFewGPUsError. The work folder with log and
+    Raises StageInputError, trimtab.infra.processes.launch.TrainerError, StageOutputError,
+    CorruptArtifactError, trimtab.infra.processes.gpus.TooFewGPUsError. The work folder with log and
     checkpoints then stays for the next try.
     """
     code = code_of(context.trainers, stage)

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 
-from infra.processes.launch import wait_unless_stopped
+from trimtab.infra.processes.launch import wait_unless_stopped
 
 GPU_SLOTS = "trimtab-gpu"
 # The shortest lease Prefect grants; that of a holder that died runs out by itself.

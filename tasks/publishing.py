@@ -11,14 +11,14 @@ from typing import Any
 
 from prefect.artifacts import create_markdown_artifact
 
-from infra.processes.locks import file_lock
-from infra.report_folders import write_run
-from infra.store.store import Store
-from infra.tracking.runs import TrackedRun
-from models.config.reporting import LineageEntry
-from models.data.row_account import RowAccount
-from tasks.context import base_context
-from tasks.execution import StageResult
+from trimtab.infra.processes.locks import file_lock
+from trimtab.infra.report_folders import write_run
+from trimtab.infra.store.store import Store
+from trimtab.infra.tracking.runs import TrackedRun
+from trimtab.models.config.reporting import LineageEntry
+from trimtab.models.data.row_account import RowAccount
+from trimtab.tasks.context import base_context
+from trimtab.tasks.execution import StageResult
 
 REQUESTS_AT_ONCE = 8
 REPORT_FILES = ("report.html", "scorecard.json", "summary.json", "methods.md", "quarantine.jsonl")
@@ -58,7 +58,7 @@ def announce(
 ) -> dict[str, Any]:
     """Put report and audit where people look: a folder, MLflow, a Prefect artifact, the console.
 
-    `run` says whose report it is (`infra.report_folders.write_run`, and what that raises).
+    `run` says whose report it is (`trimtab.infra.report_folders.write_run`, and what that raises).
     """
     context = base_context()
     folder = context.settings.home / "reports" / name

@@ -15,12 +15,12 @@ from typing import Any
 from prefect import task
 from prefect.artifacts import create_link_artifact
 
-from infra.tracking.registry import Registry, Version
-from models.data.records import ArtifactRef
-from tasks.context import base_context, flow_run_tags
-from tasks.events import PROMOTED, emit
-from tasks.execution import StageResult, result_of
-from tasks.retries import is_transient
+from trimtab.infra.tracking.registry import Registry, Version
+from trimtab.models.data.records import ArtifactRef
+from trimtab.tasks.context import base_context, flow_run_tags
+from trimtab.tasks.events import PROMOTED, emit
+from trimtab.tasks.execution import StageResult, result_of
+from trimtab.tasks.retries import is_transient
 
 # Tags of a version: which policy it is, of which round, the report of its run, and the settings
 # under which another round did not take its place.

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from infra.settings import Settings
-from models.config.training import TrainerConfig, trainer_of
+from trimtab.infra.settings import Settings
+from trimtab.models.config.training import TrainerConfig, trainer_of
 
 
 class Slot(NamedTuple):

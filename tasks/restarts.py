@@ -11,8 +11,8 @@ from prefect.exceptions import Abort
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Crashed, State
 
-from infra.tracking.runs import TrackedRun, Tracking
-from tasks.context import FLOW_RUN, base_context
+from trimtab.infra.tracking.runs import TrackedRun, Tracking
+from trimtab.tasks.context import FLOW_RUN, base_context
 
 # Automations resume a crashed run; one that crashes every time must not go on for ever.
 MAX_STARTS = 20

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra.processes.launch import TrainerKilledError
-from infra.store.manifest import StoreUnavailableError
-from infra.tracking.registry import RegistryError
-from tasks.cache_key import CodeChangedError
+from trimtab.infra.processes.launch import TrainerKilledError
+from trimtab.infra.store.manifest import StoreUnavailableError
+from trimtab.infra.tracking.registry import RegistryError
+from trimtab.tasks.cache_key import CodeChangedError
 
 _PASSING = (TrainerKilledError, StoreUnavailableError, RegistryError, CodeChangedError)
 

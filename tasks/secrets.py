@@ -10,9 +10,9 @@ import os
 from prefect.blocks.system import Secret
 from pydantic import BaseModel
 
-from models.config.judge import endpoints_of
-from tasks.access import key_name, limits
-from tasks.execution import StageInputError
+from trimtab.models.config.judge import endpoints_of
+from trimtab.tasks.access import key_name, limits
+from trimtab.tasks.execution import StageInputError
 
 
 def judge_keys(config: BaseModel) -> dict[str, str]:

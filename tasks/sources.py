@@ -6,20 +6,20 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from infra.store.fetch import FetchError, digest_of, fetch
-from models.data.readers import SUFFIXES
-from models.data.records import ArtifactRef
-from models.judge.constitutions import PACKAGED, load_constitution
-from tasks.access import limits
-from tasks.context import base_context
+from trimtab.infra.store.fetch import FetchError, digest_of, fetch
+from trimtab.models.data.readers import SUFFIXES
+from trimtab.models.data.records import ArtifactRef
+from trimtab.models.judge.constitutions import PACKAGED, load_constitution
+from trimtab.tasks.access import limits
+from trimtab.tasks.context import base_context
 
 
 def import_source(source: str, check: Callable[[Path], object] | None = None) -> ArtifactRef:
     """Publish a source's bytes as an artifact of stage `raw`, once.
 
-    Nothing is published but what the run may read (`tasks.access`): of data, files of its kinds;
-    of others what passes `check`, which takes the folder. Raises infra.store.fetch.FetchError where
-    nothing of the kind is there, infra.access.AccessError, and what `check` raises.
+    Nothing is published but what the run may read (`trimtab.tasks.access`): of data, files of its kinds;
+    of others what passes `check`, which takes the folder. Raises trimtab.infra.store.fetch.FetchError where
+    nothing of the kind is there, trimtab.infra.access.AccessError, and what `check` raises.
     """
     store = base_context().store
     with tempfile.TemporaryDirectory(prefix="trimtab-") as scratch:
@@ -46,7 +46,7 @@ def import_source(source: str, check: Callable[[Path], object] | None = None) ->
 def import_constitution(name: str | None) -> dict[str, ArtifactRef]:
     """A constitution of one's own under the name of the input it is; no input for a packaged one.
 
-    Raises models.judge.constitutions.ConstitutionError, and as above.
+    Raises trimtab.models.judge.constitutions.ConstitutionError, and as above.
     """
     if name is None or name in PACKAGED:
         return {}

@@ -13,11 +13,11 @@ import os
 
 from pydantic import BaseModel
 
-from infra.settings import Settings
-from models.config.base import deciding
-from models.config.judge import endpoints_of
-from models.judge.budget import RunLedger
-from models.judge.build import RUN_LEDGER_VARIABLE
+from trimtab.infra.settings import Settings
+from trimtab.models.config.base import deciding
+from trimtab.models.config.judge import endpoints_of
+from trimtab.models.judge.budget import RunLedger
+from trimtab.models.judge.build import RUN_LEDGER_VARIABLE
 
 
 class UnsharedLedgerError(ValueError):

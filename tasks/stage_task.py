@@ -10,12 +10,12 @@ from typing import Any
 from prefect import Task, task
 from pydantic import BaseModel
 
-from models.data.records import ArtifactRef
-from models.specs import StageSpec
-from tasks.context import run_stage_task
-from tasks.execution import StageResult
-from tasks.resources import ONE_CORE, Resources
-from tasks.retries import RETRIES
+from trimtab.models.data.records import ArtifactRef
+from trimtab.models.specs import StageSpec
+from trimtab.tasks.context import run_stage_task
+from trimtab.tasks.execution import StageResult
+from trimtab.tasks.resources import ONE_CORE, Resources
+from trimtab.tasks.retries import RETRIES
 
 Files = Callable[[Any], Mapping[str, ArtifactRef]]
 OnResult = Callable[[Any, StageResult, str], None]

@@ -1,4 +1,4 @@
-"""The Prefect task of every stage, made of its specification (`models.specs`)."""
+"""The Prefect task of every stage, made of its specification (`trimtab.models.specs`)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, Final
 
 from prefect import Task
 
-from infra.store.fetch import is_remote
-from models.config.data import PreferencesConfig
-from models.config.policy import PPOConfig
-from models.data.records import ArtifactRef
-from models.specs import SPECS
-from tasks.access import demand_access
-from tasks.context import logger
-from tasks.events import COLLAPSED, emit
-from tasks.execution import StageResult
-from tasks.sources import import_constitution, import_source, is_data
-from tasks.stage_task import Hooks, stage_task
+from trimtab.infra.store.fetch import is_remote
+from trimtab.models.config.data import PreferencesConfig
+from trimtab.models.config.policy import PPOConfig
+from trimtab.models.data.records import ArtifactRef
+from trimtab.models.specs import SPECS
+from trimtab.tasks.access import demand_access
+from trimtab.tasks.context import logger
+from trimtab.tasks.events import COLLAPSED, emit
+from trimtab.tasks.execution import StageResult
+from trimtab.tasks.sources import import_constitution, import_source, is_data
+from trimtab.tasks.stage_task import Hooks, stage_task
 
 
 def _preference_files(config: PreferencesConfig) -> dict[str, ArtifactRef]:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from models.specs import SPECS
-from tasks import stages
-from tasks.retries import is_transient
+from trimtab.models.specs import SPECS
+from trimtab.tasks import stages
+from trimtab.tasks.retries import is_transient
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("flows", "tasks", "models", "infra")

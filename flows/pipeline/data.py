@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from flows.run import Future, Run
-from models.config.reward import TrunkCacheConfig
-from models.config.training import TrainConfig
-from models.specs import (
+from trimtab.flows.run import Future, Run
+from trimtab.models.config.reward import TrunkCacheConfig
+from trimtab.models.config.training import TrainConfig
+from trimtab.models.specs import (
     COMPARISONS,
     CONSTITUTIONAL_SFT,
     PREFERENCES,
@@ -14,7 +14,7 @@ from models.specs import (
     TRUNK_CACHE,
     WORLD,
 )
-from tasks.resources import ALL_CORES
+from trimtab.tasks.resources import ALL_CORES
 
 
 def prepare(run: Run) -> None:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flows.config import RunConfig, Vote, seeded
-from flows.pipeline.data import trunk_for
-from flows.run import Future, Run
-from models.config.reporting import AuditConfig
-from models.config.reward import RewardModelConfig, StrengthConfig
-from models.specs import AI_LABELS, AUDIT, JUDGE_PREFERENCES, RELABEL, REWARD_MODEL, STRENGTH
-from tasks.resources import Resources, Slot
+from trimtab.flows.config import RunConfig, Vote, seeded
+from trimtab.flows.pipeline.data import trunk_for
+from trimtab.flows.run import Future, Run
+from trimtab.models.config.reporting import AuditConfig
+from trimtab.models.config.reward import RewardModelConfig, StrengthConfig
+from trimtab.models.specs import (
+    AI_LABELS,
+    AUDIT,
+    JUDGE_PREFERENCES,
+    RELABEL,
+    REWARD_MODEL,
+    STRENGTH,
+)
+from trimtab.tasks.resources import Resources, Slot
 
 
 def audit_labels(run: Run) -> None:

@@ -25,11 +25,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows.config import Arm, RunConfig, vanilla
-from flows.pipeline.data import trunk_for
-from flows.run import Future, Run
-from models.config.policy import PolicyConfig, PPOConfig, SampleResponsesConfig
-from models.specs import (
+from trimtab.flows.config import Arm, RunConfig, vanilla
+from trimtab.flows.pipeline.data import trunk_for
+from trimtab.flows.run import Future, Run
+from trimtab.models.config.policy import PolicyConfig, PPOConfig, SampleResponsesConfig
+from trimtab.models.specs import (
     CPL,
     DPO,
     EVALUATE,
@@ -42,7 +42,7 @@ from models.specs import (
     SAMPLE_RESPONSES,
     SFT,
 )
-from tasks.resources import ALL_CORES, ALONE, ONE_CORE, Resources, Slot
+from trimtab.tasks.resources import ALL_CORES, ALONE, ONE_CORE, Resources, Slot
 
 
 @dataclass(frozen=True)

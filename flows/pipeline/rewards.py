@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from flows.pipeline.data import trunk_for
-from flows.run import Future, Run
-from models.specs import ADVANTAGE_MODEL, REWARD_MODEL
-from tasks.resources import Resources, Slot
+from trimtab.flows.pipeline.data import trunk_for
+from trimtab.flows.run import Future, Run
+from trimtab.models.specs import ADVANTAGE_MODEL, REWARD_MODEL
+from trimtab.tasks.resources import Resources, Slot
 
 
 def train_scorers(run: Run) -> None:

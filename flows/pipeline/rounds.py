@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from flows.pipeline.data import trunk_for
-from flows.pipeline.labels import compare_votes
-from flows.pipeline.policies import measure
-from flows.run import RoundRoles, Run, roles_of_round
-from models.specs import HEAD_TO_HEAD, META_RM, PPO_MAX
-from tasks.resources import ALL_CORES, ALONE, ONE_CORE
+from trimtab.flows.pipeline.data import trunk_for
+from trimtab.flows.pipeline.labels import compare_votes
+from trimtab.flows.pipeline.policies import measure
+from trimtab.flows.run import RoundRoles, Run, roles_of_round
+from trimtab.models.specs import HEAD_TO_HEAD, META_RM, PPO_MAX
+from trimtab.tasks.resources import ALL_CORES, ALONE, ONE_CORE
 
 
 def first_champion(run: Run) -> int | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from flows.config import RunConfig
-from flows.errors import ConfigError, unknown
-from flows.recipes.human import hh_7b, hh_smollm2, ukp_smollm2
-from flows.recipes.synthetic import constitutional, default, rlaif, smoke
-from models.estimates.machine import Machine
+from trimtab.flows.config import RunConfig
+from trimtab.flows.errors import ConfigError, unknown
+from trimtab.flows.recipes.human import hh_7b, hh_smollm2, ukp_smollm2
+from trimtab.flows.recipes.synthetic import constitutional, default, rlaif, smoke
+from trimtab.models.estimates.machine import Machine
 
 RecipeName = Literal[
     "smoke", "default", "rlaif", "constitutional", "hh-smollm2", "ukp-smollm2", "hh-7b"

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from flows.config import EnsembleConfig, RoundsConfig, RunConfig
-from flows.recipes.matched_budget import matched_budget
-from models.config.data import PreferencesConfig
-from models.config.policy import CollapseConfig, PPOConfig, RehearsalConfig, ScoringConfig
-from models.config.reporting import EvaluateConfig
-from models.config.reward import (
+from trimtab.flows.config import EnsembleConfig, RoundsConfig, RunConfig
+from trimtab.flows.recipes.matched_budget import matched_budget
+from trimtab.models.config.data import PreferencesConfig
+from trimtab.models.config.policy import CollapseConfig, PPOConfig, RehearsalConfig, ScoringConfig
+from trimtab.models.config.reporting import EvaluateConfig
+from trimtab.models.config.reward import (
     AdvantageModelConfig,
     MetaRMConfig,
     RelabelConfig,
     RewardModelConfig,
 )
-from models.config.training import ModelConfig, SFTConfig, TrainConfig, ZeroConfig
+from trimtab.models.config.training import ModelConfig, SFTConfig, TrainConfig, ZeroConfig
 
 
 def hh_smollm2() -> RunConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.config.policy import (
+from trimtab.models.config.policy import (
     CPLConfig,
     DPOConfig,
     HIRConfig,
@@ -16,7 +16,7 @@ from models.config.policy import (
     RestLoop,
     SampleResponsesConfig,
 )
-from models.config.training import TrainConfig
+from trimtab.models.config.training import TrainConfig
 
 
 def matched_budget(

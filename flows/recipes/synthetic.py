@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from flows.config import EnsembleConfig, RoundsConfig, RunConfig
-from flows.recipes.matched_budget import matched_budget
-from models.config.data import ComparisonsConfig, WorldConfig
-from models.config.judge import AILabelsConfig, ChatModelConfig, JudgeConfig, JudgePreferencesConfig
-from models.config.policy import (
+from trimtab.flows.config import EnsembleConfig, RoundsConfig, RunConfig
+from trimtab.flows.recipes.matched_budget import matched_budget
+from trimtab.models.config.data import ComparisonsConfig, WorldConfig
+from trimtab.models.config.judge import (
+    AILabelsConfig,
+    ChatModelConfig,
+    JudgeConfig,
+    JudgePreferencesConfig,
+)
+from trimtab.models.config.policy import (
     ConstitutionalSFTConfig,
     ConstitutionConfig,
     PPOConfig,
@@ -14,14 +19,14 @@ from models.config.policy import (
     ReviseConfig,
     ScoringConfig,
 )
-from models.config.reporting import EvaluateConfig
-from models.config.reward import (
+from trimtab.models.config.reporting import EvaluateConfig
+from trimtab.models.config.reward import (
     AdvantageModelConfig,
     MetaRMConfig,
     RelabelConfig,
     RewardModelConfig,
 )
-from models.config.training import ModelConfig, SFTConfig, TrainConfig
+from trimtab.models.config.training import ModelConfig, SFTConfig, TrainConfig
 
 # Instructions of HIR in words that the synthetic world has.
 GRADES = ("zero", "ten")

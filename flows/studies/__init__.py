@@ -1,6 +1,6 @@
 """What the runs of a study have to make: the arms of every table and figure, a module a paper."""
 
-from flows.studies import (
+from trimtab.flows.studies import (
     advantage_model,
     constants,
     frontier,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from flows.run import Run
-from flows.studies.registry import arms
-from flows.studies.steps import add_advantage_model, add_policy, add_scorer, with_changes
-from models.config.policy import PPOConfig, RehearsalConfig
-from models.specs import REHEARSAL
+from trimtab.flows.run import Run
+from trimtab.flows.studies.registry import arms
+from trimtab.flows.studies.steps import add_advantage_model, add_policy, add_scorer, with_changes
+from trimtab.models.config.policy import PPOConfig, RehearsalConfig
+from trimtab.models.specs import REHEARSAL
 
 
 @arms("advantage-model", "table-1", "figure-2", "figure-3", "figure-4")

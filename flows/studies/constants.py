@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from flows.pipeline.data import trunk_for
-from flows.run import Run
-from flows.studies.advantage_model import add_rehearsal, scorers
-from flows.studies.part_two import DROPOUT
-from flows.studies.registry import arms
-from flows.studies.steps import add_policy, add_scorer, add_strength, with_changes
-from models.config.reward import ContrastiveConfig
-from models.specs import ADVANTAGE_MODEL, META_RM
+from trimtab.flows.pipeline.data import trunk_for
+from trimtab.flows.run import Run
+from trimtab.flows.studies.advantage_model import add_rehearsal, scorers
+from trimtab.flows.studies.part_two import DROPOUT
+from trimtab.flows.studies.registry import arms
+from trimtab.flows.studies.steps import add_policy, add_scorer, add_strength, with_changes
+from trimtab.models.config.reward import ContrastiveConfig
+from trimtab.models.specs import ADVANTAGE_MODEL, META_RM
 
 SMOOTHING = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4)
 MARGIN_CLIPS = (0.25, 0.5, 1.0, 2.0)

@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flows.config import Arm, RunConfig
-from flows.overrides import changed
-from flows.pipeline.policies import Scheduling, train_policies, train_policy
-from flows.pipeline.rewards import train_scorers
-from flows.run import Run
-from flows.studies.constants import named_values
-from flows.studies.registry import arms
-from flows.studies.steps import add_strength, with_changes
-from tasks.resources import Resources
+from trimtab.flows.config import Arm, RunConfig
+from trimtab.flows.overrides import changed
+from trimtab.flows.pipeline.policies import Scheduling, train_policies, train_policy
+from trimtab.flows.pipeline.rewards import train_scorers
+from trimtab.flows.run import Run
+from trimtab.flows.studies.constants import named_values
+from trimtab.flows.studies.registry import arms
+from trimtab.flows.studies.steps import add_strength, with_changes
+from trimtab.tasks.resources import Resources
 
 
 @dataclass(frozen=True)

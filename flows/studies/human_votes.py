@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flows.config import Vote
-from flows.pipeline.labels import compare_votes
-from flows.run import Run
-from flows.studies.registry import arms
-from flows.studies.steps import add_strength, with_changes
-from models.config.reward import StrengthConfig
-from models.specs import STRENGTH
+from trimtab.flows.config import Vote
+from trimtab.flows.pipeline.labels import compare_votes
+from trimtab.flows.run import Run
+from trimtab.flows.studies.registry import arms
+from trimtab.flows.studies.steps import add_strength, with_changes
+from trimtab.models.config.reward import StrengthConfig
+from trimtab.models.specs import STRENGTH
 
 SIZES = (1, 3, 5, 10)
 VOTES: tuple[Vote, ...] = ("in_sample", "cross_fitted")

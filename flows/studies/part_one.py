@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flows.config import vanilla
-from flows.run import Run
-from flows.studies.registry import arms
-from flows.studies.steps import add_policy, add_scorer, with_changes
-from models.specs import SFT
-from models.studies.variants import CONSTRAINTS, SCORES, STARTS, Variant
-from tasks.resources import ALL_CORES
+from trimtab.flows.config import vanilla
+from trimtab.flows.run import Run
+from trimtab.flows.studies.registry import arms
+from trimtab.flows.studies.steps import add_policy, add_scorer, with_changes
+from trimtab.models.specs import SFT
+from trimtab.models.studies.variants import CONSTRAINTS, SCORES, STARTS, Variant
+from trimtab.tasks.resources import ALL_CORES
 
 
 @arms("part-1", "figure-4")

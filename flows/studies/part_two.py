@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flows.pipeline.policies import judge_policies, train_policies
-from flows.pipeline.rewards import train_scorers
-from flows.pipeline.rounds import improve_in_rounds
-from flows.run import Run
-from flows.studies.registry import arms
-from flows.studies.steps import (
+from trimtab.flows.pipeline.policies import judge_policies, train_policies
+from trimtab.flows.pipeline.rewards import train_scorers
+from trimtab.flows.pipeline.rounds import improve_in_rounds
+from trimtab.flows.run import Run
+from trimtab.flows.studies.registry import arms
+from trimtab.flows.studies.steps import (
     AS_GIVEN,
     add_comparison,
     add_policy,
@@ -18,9 +18,9 @@ from flows.studies.steps import (
     relabel_config,
     with_changes,
 )
-from models.config.reward import ContrastiveConfig, FeaturesConfig, RelabelConfig
-from models.specs import FEATURES
-from models.studies.variants import CONTRASTIVE, STRONGEST_TENTH, TREATMENTS
+from trimtab.models.config.reward import ContrastiveConfig, FeaturesConfig, RelabelConfig
+from trimtab.models.specs import FEATURES
+from trimtab.models.studies.variants import CONTRASTIVE, STRONGEST_TENTH, TREATMENTS
 
 NUM_ROUNDS = 4
 DROPOUT = 0.05  # [RM]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flows.run import Run
+from trimtab.flows.run import Run
 
 Submit = Callable[[Run], None]
 # By the exhibit's slug.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flows.run import Run
-from flows.studies.registry import arms
-from flows.studies.steps import add_policy, add_scorer, add_strength, with_changes
-from models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
-from models.specs import AI_LABELS, JUDGE_PREFERENCES, REWARD_MODEL
+from trimtab.flows.run import Run
+from trimtab.flows.studies.registry import arms
+from trimtab.flows.studies.steps import add_policy, add_scorer, add_strength, with_changes
+from trimtab.models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
+from trimtab.models.specs import AI_LABELS, JUDGE_PREFERENCES, REWARD_MODEL
 
 ACCURACIES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 

@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from flows.pipeline.data import cache_trunk, prepare, trunk_for
-from flows.pipeline.labels import ask_judge, audit_labels
-from flows.pipeline.policies import measure
-from flows.run import Run
-from models.config.policy import PPOConfig
-from models.config.reward import RelabelConfig
-from models.specs import ADVANTAGE_MODEL, HEAD_TO_HEAD, PPO_MAX, RELABEL, REWARD_MODEL
-from models.studies.variants import Variant
+from trimtab.flows.pipeline.data import cache_trunk, prepare, trunk_for
+from trimtab.flows.pipeline.labels import ask_judge, audit_labels
+from trimtab.flows.pipeline.policies import measure
+from trimtab.flows.run import Run
+from trimtab.models.config.policy import PPOConfig
+from trimtab.models.config.reward import RelabelConfig
+from trimtab.models.specs import ADVANTAGE_MODEL, HEAD_TO_HEAD, PPO_MAX, RELABEL, REWARD_MODEL
+from trimtab.models.studies.variants import Variant
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 

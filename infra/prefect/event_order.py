@@ -4,7 +4,7 @@ A run's states are events that follow one another, and automations are not told 
 were told of the one it follows, for up to a quarter of an hour. Prefect remembers in memory what it
 told them. Once the server was started again, a run that had been running could crash unheard.
 
-PREFECT_SERVER_EVENTS_CAUSAL_ORDERING=infra.prefect.event_order
+PREFECT_SERVER_EVENTS_CAUSAL_ORDERING=trimtab.infra.prefect.event_order
 """
 
 from __future__ import annotations

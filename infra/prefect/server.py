@@ -22,10 +22,10 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from infra.imports import quick_imports
-from infra.prefect.busy_database import trying_again
-from infra.processes.fork_client import child_env
-from infra.processes.locks import file_lock
+from trimtab.infra.imports import quick_imports
+from trimtab.infra.prefect.busy_database import trying_again
+from trimtab.infra.processes.fork_client import child_env
+from trimtab.infra.processes.locks import file_lock
 
 API_URL = "PREFECT_API_URL"
 START_SECONDS = 120.0
@@ -61,7 +61,7 @@ def local_prefect_server() -> Iterator[Callable[[], None]]:
         listener.listen(128)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         server = subprocess.Popen(
-            [sys.executable, "-P", "-m", "infra.prefect.server", str(listener.fileno())],
+            [sys.executable, "-P", "-m", "trimtab.infra.prefect.server", str(listener.fileno())],
             stdin=subprocess.PIPE,
             env=child_env(WITHOUT_BLOCKS),
             pass_fds=[listener.fileno()],

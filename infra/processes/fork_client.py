@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from infra.processes.environment import of_trainers
+import trimtab
+from trimtab.infra.processes.environment import of_trainers
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(trimtab.__file__).parents[1]
 
 
 class ServerGoneError(Exception):
@@ -50,11 +51,11 @@ class Job:
 
 
 class WarmServer:
-    """Starts `python -m infra.processes.fork_server` and dispatches its events. Thread-safe."""
+    """Starts `python -m trimtab.infra.processes.fork_server` and dispatches its events. Thread-safe."""
 
     def __init__(self, preload: str | None) -> None:
         """Returns at once: requests wait in the pipe while the server loads `preload`."""
-        arguments = [sys.executable, "-P", "-m", "infra.processes.fork_server"]
+        arguments = [sys.executable, "-P", "-m", "trimtab.infra.processes.fork_server"]
         if preload:
             arguments += ["--preload", preload]
         self._process = subprocess.Popen(

@@ -1,6 +1,6 @@
 """A fork server: it loads heavy modules once, then starts each trainer by forking.
 
-    python -m infra.processes.fork_server --preload MODULE
+    python -m trimtab.infra.processes.fork_server --preload MODULE
 
 One JSON object a line, on stdin:
     {"op": "run", "id", "entry", "job", "log", "env"}    fork, import `entry`, call main(job)
@@ -170,7 +170,7 @@ def _kill_group(pid: int, number: int) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Preload, then serve. Exit code 1 if the preload fails."""
-    parser = argparse.ArgumentParser(prog="python -m infra.processes.fork_server")
+    parser = argparse.ArgumentParser(prog="python -m trimtab.infra.processes.fork_server")
     parser.add_argument("--preload", help="module to import before the first fork")
     options = parser.parse_args(argv)
     # Keep the two protocol streams to ourselves: nothing that is imported may print into them.

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from infra.processes.launch import wait_unless_stopped
-from infra.processes.locks import some_of
+from trimtab.infra.processes.launch import wait_unless_stopped
+from trimtab.infra.processes.locks import some_of
 
 DEVICES = Path("/dev")
 WSL = Path("/usr/lib/wsl/lib")  # where WSL2 puts the Windows driver's libraries

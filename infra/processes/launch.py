@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from infra.processes import locks
-from infra.processes.environment import of_trainers
-from infra.processes.fork_client import Job, ServerGoneError, child_env, warm_server
-from infra.processes.tail import LineTail, last_lines, raised
+from trimtab.infra.processes import locks
+from trimtab.infra.processes.environment import of_trainers
+from trimtab.infra.processes.fork_client import Job, ServerGoneError, child_env, warm_server
+from trimtab.infra.processes.tail import LineTail, last_lines, raised
 
-ENTRY = "models.training.entry"
-PRELOAD = "models.training.preload"
+ENTRY = "trimtab.models.training.entry"
+PRELOAD = "trimtab.models.training.preload"
 EXIT_STOPPED = 75  # EX_TEMPFAIL: the trainer was asked to stop, and left a checkpoint
 EXIT_RANK_KILLED = 256 - signal.SIGKILL  # DeepSpeed's launcher, where one of its ranks was killed
 LOG_NAME = "trainer.log"

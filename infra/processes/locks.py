@@ -5,7 +5,7 @@ A stage takes its locks in this order, and gives all of them back when it ends:
     1. its key's lock                    file_lock  <home>/work/.locks/<stage>-<key>.lock
     2. slots for cores                   some_of    <home>/work/.locks/slot-<n>.lock
     3. GPUs of this host                 some_of    <home>/work/.locks/gpus/<name>.lock
-    4. GPU slots of all hosts            tasks.gpu_slots, on Prefect's server
+    4. GPU slots of all hosts            trimtab.tasks.gpu_slots, on Prefect's server
 
 Nobody waits for a key's lock with any lock in hand, and `some_of` takes all that it wants at once
 or none. So whoever is waited for waits at most for what comes later in the order, and the last
@@ -14,7 +14,7 @@ them; only `some_of` touches it, as waiting for a key is not waiting for a slot.
 
 Held for a moment, and nothing of the above is asked for meanwhile: the store's `.tmp/lock` for a
 manifest, `<home>/reports/.<name>.lock` for a report's folder, `<home>/.mlflow.lock` and
-`<home>/prefect/.tables.lock` for making databases, a file of infra.tracking.outbox by who sends
+`<home>/prefect/.tables.lock` for making databases, a file of trimtab.infra.tracking.outbox by who sends
 it. The report's lock is the outermost of these. Locks of threads guard single calls;
 those of judges live inside trainers.
 """

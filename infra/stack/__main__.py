@@ -1,8 +1,8 @@
 """The stack as a command.
 
-python -m infra.stack secrets    prints `export` lines for the secrets that are not set
-python -m infra.stack env        prints `export` lines for what clients need besides
-python -m infra.stack up         runs all servers until Ctrl-C
+python -m trimtab.infra.stack secrets    prints `export` lines for the secrets that are not set
+python -m trimtab.infra.stack env        prints `export` lines for what clients need besides
+python -m trimtab.infra.stack up         runs all servers until Ctrl-C
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
-from infra.stack import flow_runs, secrets
-from infra.stack.programs import StackError
-from infra.stack.services import Ports, Stack
-from infra.stack.supervisor import Supervisor
+from trimtab.infra.stack import flow_runs, secrets
+from trimtab.infra.stack.programs import StackError
+from trimtab.infra.stack.services import Ports, Stack
+from trimtab.infra.stack.supervisor import Supervisor
 
 
 def main() -> int:
@@ -36,7 +36,7 @@ def main() -> int:
     try:
         return _up(stack)
     except StackError as error:
-        print(f"infra.stack: {error}", file=sys.stderr)
+        print(f"trimtab.infra.stack: {error}", file=sys.stderr)
         return 1
 
 
@@ -66,7 +66,7 @@ def _up(stack: Stack) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m infra.stack", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m trimtab.infra.stack", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("command", choices=("secrets", "env", "up"))
     parser.add_argument(

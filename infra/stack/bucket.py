@@ -1,4 +1,4 @@
-"""Make the stack's bucket where it is not there yet: python -m infra.stack.bucket."""
+"""Make the stack's bucket where it is not there yet: python -m trimtab.infra.stack.bucket."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ import signal
 import subprocess
 from pathlib import Path
 
-from infra.stack.programs import as_user, output_of, program
-from infra.stack.supervisor import Service
+from trimtab.infra.stack.programs import as_user, output_of, program
+from trimtab.infra.stack.supervisor import Service
 
 HOST = "127.0.0.1"
 USER = "trimtab"

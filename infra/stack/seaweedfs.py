@@ -12,10 +12,10 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from infra.stack.bucket import create_bucket
-from infra.stack.certificates import AUTHORITY, CERTIFICATE, KEY, make_certificates
-from infra.stack.programs import program
-from infra.stack.supervisor import Service
+from trimtab.infra.stack.bucket import create_bucket
+from trimtab.infra.stack.certificates import AUTHORITY, CERTIFICATE, KEY, make_certificates
+from trimtab.infra.stack.programs import program
+from trimtab.infra.stack.supervisor import Service
 
 HOST = "127.0.0.1"
 _INNER = (

@@ -7,7 +7,7 @@ import secrets
 import shlex
 from collections.abc import Mapping
 
-from infra.stack.programs import StackError
+from trimtab.infra.stack.programs import StackError
 
 SECRETS = {
     "PGPASSWORD": "password of the database user `trimtab`",
@@ -31,7 +31,7 @@ def demand() -> None:
         names = "\n".join(f"  {name}: {SECRETS[name]}" for name in missing())
         raise StackError(
             f"secrets that the environment lacks:\n{names}\n"
-            'Make them with: eval "$(python -m infra.stack secrets)", and keep them: what is in '
+            'Make them with: eval "$(python -m trimtab.infra.stack secrets)", and keep them: what is in '
             "the databases opens with these only"
         )
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.access import Access
-from infra.processes.environment import OF_HUB
-from infra.stack import flow_runs, secrets
-from infra.stack.bucket import BUCKET
-from infra.stack.postgres import postgres, url
-from infra.stack.programs import program
-from infra.stack.seaweedfs import seaweedfs
-from infra.stack.supervisor import Service
+from trimtab.infra.access import Access
+from trimtab.infra.processes.environment import OF_HUB
+from trimtab.infra.stack import flow_runs, secrets
+from trimtab.infra.stack.bucket import BUCKET
+from trimtab.infra.stack.postgres import postgres, url
+from trimtab.infra.stack.programs import program
+from trimtab.infra.stack.seaweedfs import seaweedfs
+from trimtab.infra.stack.supervisor import Service
 
 HOST = "127.0.0.1"
 POOL = "trimtab"
@@ -168,7 +168,7 @@ class Stack:
                 "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
                     "prefect.server.concurrency.lease_storage.filesystem"
                 ),
-                "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "infra.prefect.event_order",
+                "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "trimtab.infra.prefect.event_order",
                 # How long a stage that found no GPU slot may wait before it asks again.
                 "PREFECT_SERVER_CONCURRENCY_MAXIMUM_CONCURRENCY_SLOT_WAIT_SECONDS": "2",
                 "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

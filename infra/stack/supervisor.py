@@ -15,10 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infra.processes.environment import without_secrets
-from infra.stack import flow_runs
-from infra.stack.programs import StackError, as_user
-from infra.stack.secrets import SECRETS
+from trimtab.infra.processes.environment import without_secrets
+from trimtab.infra.stack import flow_runs
+from trimtab.infra.stack.programs import StackError, as_user
+from trimtab.infra.stack.secrets import SECRETS
 
 logger = logging.getLogger(__name__)
 

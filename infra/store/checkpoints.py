@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from infra.store.manifest import CorruptArtifactError, StorageError
-from infra.store.store import Store
+from trimtab.infra.store.manifest import CorruptArtifactError, StorageError
+from trimtab.infra.store.store import Store
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from infra.store.manifest import MANIFEST_NAME, Manifest
-from infra.store.objects import Found
-from infra.store.store import Store
+from trimtab.infra.store.manifest import MANIFEST_NAME, Manifest
+from trimtab.infra.store.objects import Found
+from trimtab.infra.store.store import Store
 
 _Artifact = tuple[str, str]
 REPORTS = ("report", "study", "compare")  # the stages that people read the output of

@@ -1,6 +1,6 @@
 """A user's data file or folder: its digest, and bringing it from where they keep it.
 
-It is a path or s3://. Where access is limited (`infra.access`), a path is opened below a folder
+It is a path or s3://. Where access is limited (`trimtab.infra.access`), a path is opened below a folder
 that is allowed, and what is copied is what was opened.
 """
 
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from infra.access import Access, AccessError, open_in
+from trimtab.infra.access import Access, AccessError, open_in
 
 
 class FetchError(ValueError):

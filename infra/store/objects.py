@@ -17,8 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Protocol
 
-from infra.processes.locks import file_lock
-from infra.store.manifest import CorruptArtifactError, hash_file
+from trimtab.infra.processes.locks import file_lock
+from trimtab.infra.store.manifest import CorruptArtifactError, hash_file
 
 _TEMP = ".tmp"
 _STALE_SECONDS = 24 * 3600.0

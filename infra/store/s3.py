@@ -20,8 +20,8 @@ from botocore.compat import get_current_datetime
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.store.manifest import CorruptArtifactError, StorageError, StoreUnavailableError
-from infra.store.objects import Found
+from trimtab.infra.store.manifest import CorruptArtifactError, StorageError, StoreUnavailableError
+from trimtab.infra.store.objects import Found
 
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
 _LOST = {"412", "PreconditionFailed", "409", "ConditionalRequestConflict"}

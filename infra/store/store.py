@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from infra.store.manifest import (
+from trimtab.infra.store.manifest import (
     MANIFEST_NAME,
     CorruptArtifactError,
     FileEntry,
@@ -36,7 +36,7 @@ from infra.store.manifest import (
     holds,
     scan_folder,
 )
-from infra.store.objects import LocalObjects, Objects
+from trimtab.infra.store.objects import LocalObjects, Objects
 
 logger = logging.getLogger(__name__)
 
@@ -226,7 +226,7 @@ def open_store(url: str) -> Store:
     """
     parts = urlsplit(url)
     if parts.scheme == "s3" and parts.netloc:
-        from infra.store.s3 import S3Objects  # boto3 takes half a second to load
+        from trimtab.infra.store.s3 import S3Objects  # boto3 takes half a second to load
 
         return Store(S3Objects(parts.netloc, parts.path), url.rstrip("/"))
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from infra.imports import quick_imports
+from trimtab.infra.imports import quick_imports
 
 logger = logging.getLogger(__name__)
 

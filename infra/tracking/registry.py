@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.tracking.runs import TrackedRun, Tracking
+from trimtab.infra.tracking.runs import TrackedRun, Tracking
 
 logger = logging.getLogger(__name__)
 

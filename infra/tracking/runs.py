@@ -3,7 +3,7 @@
 Tracking is a courtesy to the user and never fails training. When MLflow cannot be reached there is
 one warning, and what it should have got waits: metrics in the trainer's metrics.jsonl until the
 trainer ends (they are read by offset, and the offset moves only when MLflow has taken them), all
-else in a file for each run (infra.tracking.outbox). A thread tries again every half minute,
+else in a file for each run (trimtab.infra.tracking.outbox). A thread tries again every half minute,
 `settle` at the end of a flow, and the next process that connects sends what others have left
 behind. A run whose process died without a word is ended as KILLED then.
 
@@ -24,11 +24,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from infra.processes.launch import TrainerStoppedError
-from infra.processes.locks import file_lock
-from infra.processes.tail import LineTail
-from infra.settings import Settings
-from infra.tracking.mlflow_calls import (
+from trimtab.infra.processes.launch import TrainerStoppedError
+from trimtab.infra.processes.locks import file_lock
+from trimtab.infra.processes.tail import LineTail
+from trimtab.infra.settings import Settings
+from trimtab.infra.tracking.mlflow_calls import (
     Input,
     dataset_input,
     experiment_id,
@@ -37,7 +37,7 @@ from infra.tracking.mlflow_calls import (
     new_client,
     parse_line,
 )
-from infra.tracking.outbox import Background, Outbox, Record, left_behind
+from trimtab.infra.tracking.outbox import Background, Outbox, Record, left_behind
 
 __all__ = ["Input", "TrackedRun", "Tracking"]
 

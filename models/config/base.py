@@ -17,7 +17,7 @@ from pydantic import (
 # numpy and scikit-learn take no larger one.
 LARGEST_SEED = 2**32 - 1
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
-# Times 1,000 it is added to the seeds of the stages (`flows.config.seeded`).
+# Times 1,000 it is added to the seeds of the stages (`trimtab.flows.config.seeded`).
 RunSeed = Annotated[int, Field(ge=0, le=4_000_000)]
 # Rows, pairs, prompts or answers.
 Rows = Annotated[int, Field(gt=0, le=10_000_000)]

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from models.config.base import (
+from trimtab.models.config.base import (
     Characters,
     Rows,
     Scale,
@@ -17,7 +17,7 @@ from models.config.base import (
     require_different,
 )
 
-# The families of `models.synthetic.tasks` hold some 1,269,000 different prompts, and of the family
+# The families of `trimtab.models.synthetic.tasks` hold some 1,269,000 different prompts, and of the family
 # that is held out four times 10,000.
 MOST_PROMPTS = 1_200_000
 

@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from models.config.base import (
+from trimtab.models.config.base import (
     LIMIT,
     MAY_BE_SECRET,
     Characters,

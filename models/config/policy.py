@@ -13,7 +13,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from models.config.base import (
+from trimtab.models.config.base import (
     LearningRate,
     Passes,
     Rows,
@@ -27,8 +27,8 @@ from models.config.base import (
     Tokens,
     Weight,
 )
-from models.config.judge import ChatModelConfig, JudgeConfig, rating
-from models.config.training import TrainConfig, TrainerConfig, ranks_within
+from trimtab.models.config.judge import ChatModelConfig, JudgeConfig, rating
+from trimtab.models.config.training import TrainConfig, TrainerConfig, ranks_within
 
 
 class CollapseConfig(StageConfig):

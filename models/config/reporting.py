@@ -6,8 +6,16 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from models.config.base import Scale, Seed, Several, StageConfig, Temperature, Tokens, Weight
-from models.config.judge import HarmlessConfig
+from trimtab.models.config.base import (
+    Scale,
+    Seed,
+    Several,
+    StageConfig,
+    Temperature,
+    Tokens,
+    Weight,
+)
+from trimtab.models.config.judge import HarmlessConfig
 
 
 class EvaluateConfig(StageConfig):

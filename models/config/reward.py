@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from models.config.base import (
+from trimtab.models.config.base import (
     Passes,
     Rows,
     Scale,
@@ -20,7 +20,7 @@ from models.config.base import (
     Tokens,
     Weight,
 )
-from models.config.training import TrainConfig
+from trimtab.models.config.training import TrainConfig
 
 
 class TrunkCacheConfig(StageConfig):
@@ -47,7 +47,7 @@ class StrengthConfig(StageConfig):
 class RelabelConfig(StageConfig):
     """Using the strength: flip, label smoothing, adaptive margin [RM section 2.4].
 
-    How the methods of Part II are written is in `models.functional.relabel`.
+    How the methods of Part II are written is in `trimtab.models.functional.relabel`.
     """
 
     flip_fraction: float | None = Field(

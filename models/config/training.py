@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from models.config.base import LearningRate, Passes, Rows, Scale, Seed, StageConfig, Steps
+from trimtab.models.config.base import LearningRate, Passes, Rows, Scale, Seed, StageConfig, Steps
 
 Precision = Literal["float32", "bfloat16"]
 Optimiser = Literal["adamw", "adamw_8bit"]

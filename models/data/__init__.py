@@ -1,12 +1,12 @@
 """Preference data: readers, formats, checks and splits. Loads no GPU stack."""
 
-from models.data.demonstrations import (
+from trimtab.models.data.demonstrations import (
     Demonstration,
     DemonstrationError,
     Shaping,
     load_demonstrations,
 )
-from models.data.loading import (
+from trimtab.models.data.loading import (
     Look,
     OnBadRows,
     OnTies,
@@ -14,18 +14,18 @@ from models.data.loading import (
     load_preferences,
     look_through,
 )
-from models.data.messages import Render, chat_renderer, render_hh
-from models.data.problems import BadRow, PreferenceDataError, Problem, write_quarantine
-from models.data.readers import Source
-from models.data.review import ReviewError, read_review
-from models.data.splits import (
+from trimtab.models.data.messages import Render, chat_renderer, render_hh
+from trimtab.models.data.problems import BadRow, PreferenceDataError, Problem, write_quarantine
+from trimtab.models.data.readers import Source
+from trimtab.models.data.review import ReviewError, read_review
+from trimtab.models.data.splits import (
     LeakageError,
     SplitBy,
     SplitError,
     check_leakage,
     split_pairs,
 )
-from models.data.summary import PreferenceReport, SourceCounts
+from trimtab.models.data.summary import PreferenceReport, SourceCounts
 
 __all__ = [
     "BadRow",

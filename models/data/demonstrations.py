@@ -5,7 +5,7 @@
 - text: `text`; all of it is learned.
 
 As there, a text ends in the end token, and a message list as the tokenizer's chat template ends it;
-without a template it is HH-RLHF text (`models.data.messages`). A row may have a `category`.
+without a template it is HH-RLHF text (`trimtab.models.data.messages`). A row may have a `category`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
-from models.data.messages import (
+from trimtab.models.data.messages import (
     Message,
     Render,
     check_messages,
@@ -23,7 +23,7 @@ from models.data.messages import (
     render_hh_whole,
     text_problem,
 )
-from models.data.problems import (
+from trimtab.models.data.problems import (
     BadRow,
     PreferenceDataError,
     Problem,
@@ -31,7 +31,7 @@ from models.data.problems import (
     raw_text,
     shorten,
 )
-from models.data.readers import RawRow, Source, SourceError, read_source
+from trimtab.models.data.readers import RawRow, Source, SourceError, read_source
 
 SHAPES: Final = (("prompt", "completion"), ("messages",), ("text",))
 FIELDS: Final = tuple(name for shape in SHAPES for name in shape)

@@ -16,7 +16,7 @@ A row as parsed, and the optional fields that every format may carry beside its 
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from models.data.messages import (
+from trimtab.models.data.messages import (
     ASSISTANT_MARK,
     Message,
     Render,
@@ -26,8 +26,8 @@ from models.data.messages import (
     split_common_text,
     text_problem,
 )
-from models.data.problems import Problem, shorten
-from models.data.records import Votes
+from trimtab.models.data.problems import Problem, shorten
+from trimtab.models.data.records import Votes
 
 MIN_RATING, MAX_RATING = 1, 4
 VOTE_FIELDS: Final = ("votes_chosen", "votes_rejected", "votes_equal")

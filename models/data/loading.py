@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from itertools import combinations, islice
 from typing import Literal, get_args
 
-from models.data.formats import KNOWN_FIELDS, ParsedRow, parse_row
-from models.data.messages import Render
-from models.data.problems import (
+from trimtab.models.data.formats import KNOWN_FIELDS, ParsedRow, parse_row
+from trimtab.models.data.messages import Render
+from trimtab.models.data.problems import (
     BadRow,
     PreferenceDataError,
     Problem,
@@ -16,9 +16,9 @@ from models.data.problems import (
     raw_text,
     shorten,
 )
-from models.data.readers import RawRow, Source, SourceError, read_source
-from models.data.records import PreferencePair
-from models.data.summary import PreferenceReport, SourceCounts, content_digest
+from trimtab.models.data.readers import RawRow, Source, SourceError, read_source
+from trimtab.models.data.records import PreferencePair
+from trimtab.models.data.summary import PreferenceReport, SourceCounts, content_digest
 
 OnBadRows = Literal["fail", "quarantine"]
 OnTies = Literal["fail", "drop"]

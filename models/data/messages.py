@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from models.data.problems import Problem, shorten
+from trimtab.models.data.problems import Problem, shorten
 
 Message = dict[str, str]
 Render = Callable[[list[Message]], str]

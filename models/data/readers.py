@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from models.data.problems import Problem, shorten
+from trimtab.models.data.problems import Problem, shorten
 
 JSON_SUFFIXES: Final = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz")
 SUFFIXES: Final = (*JSON_SUFFIXES, ".parquet")

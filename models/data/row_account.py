@@ -37,7 +37,7 @@ class RowCounts:
 class RowAccount:
     """The account of what stage `preferences` read.
 
-    quarantined_by_reason: rows by their first reason (`models.data.problems.REASONS`).
+    quarantined_by_reason: rows by their first reason (`trimtab.models.data.problems.REASONS`).
     by_source: the same counts of every source. max_pairs: the limit, None without one.
     pairs_found: of all good rows; pairs_used: of them those in a split.
 

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal, get_args
 
-from models.data.prompts import first_turn, normalise_prompt
-from models.data.records import PreferencePair, Votes
+from trimtab.models.data.prompts import first_turn, normalise_prompt
+from trimtab.models.data.records import PreferencePair, Votes
 
 
 def plant_flips(

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from models.data.messages import ASSISTANT_MARK, HUMAN_MARK
-from models.data.prompts import normalise_prompt
-from models.data.records import PreferencePair
-from models.data.row_account import RowAccount, RowCounts
+from trimtab.models.data.messages import ASSISTANT_MARK, HUMAN_MARK
+from trimtab.models.data.prompts import normalise_prompt
+from trimtab.models.data.records import PreferencePair
+from trimtab.models.data.row_account import RowAccount, RowCounts
 
 NO_CATEGORY: Final = "(none)"
 MARKS: Final = (HUMAN_MARK, ASSISTANT_MARK)

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from models import counts
-from models.config.data import ComparisonsConfig, PreferencesConfig, WorldConfig
-from models.data.formats import parse_row
-from models.data.readers import Source, SourceError, read_source
-from models.data.written_prompts import SETS, load_written
-from models.estimates.shapes import PlanError
-from models.synthetic.demonstrations import MOST_ADDED
-from models.synthetic.sizes import family_sizes, prompt_sets
-from models.synthetic.tasks import TASKS, draw_prompt, request_of, task_of
+from trimtab.models import counts
+from trimtab.models.config.data import ComparisonsConfig, PreferencesConfig, WorldConfig
+from trimtab.models.data.formats import parse_row
+from trimtab.models.data.readers import Source, SourceError, read_source
+from trimtab.models.data.written_prompts import SETS, load_written
+from trimtab.models.estimates.shapes import PlanError
+from trimtab.models.synthetic.demonstrations import MOST_ADDED
+from trimtab.models.synthetic.sizes import family_sizes, prompt_sets
+from trimtab.models.synthetic.tasks import TASKS, draw_prompt, request_of, task_of
 
 # Prompts drawn of each family to learn how long they get: enough to meet the longest.
 NUM_DRAWN = 200

@@ -2,7 +2,7 @@
 
 All of it in bytes; float32, but for what a trainer's `precision` makes narrower. Counted are
 tensors that grow with the model or the batch, and the buckets of ZeRO; what a process takes beside
-them (`models.estimates.machine`) is not, nor is the allocator's slack. What is said here is held
+them (`trimtab.models.estimates.machine`) is not, nor is the allocator's slack. What is said here is held
 against the bytes that live (tests/models/training/test_live_bytes.py). Training SFT and a reward
 model of 26 million parameters peaked 7 to 10 % below what is said here when every tensor had pages
 of its own, and 27 to 39 % above on the C library's ordinary heap, which rows of many lengths leave
@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from models import limits
-from models.config.training import Optimiser, Precision
-from models.estimates.shapes import ModelShape
+from trimtab.models import limits
+from trimtab.models.config.training import Optimiser, Precision
+from trimtab.models.estimates.shapes import ModelShape
 
 FLOAT_BYTES = 4
 PRODUCT_BYTES: dict[Precision, int] = {"float32": FLOAT_BYTES, "bfloat16": 2}
@@ -144,7 +144,7 @@ def kept_activations(
     Narrow products also keep a narrow copy of their weights.
     Then once a token the last norm's input and scale, the rotary cosines and sines, and its id (two
     floats wide).
-    Norms and feed-forward parts that `models.nets.fused` does not know keep 2 h and f more.
+    Norms and feed-forward parts that `trimtab.models.nets.fused` does not know keep 2 h and f more.
     Of `repeated` tokens there are further keys and values: a prompt's for every response but its
     first, and that response's own.
     Recomputed (gradient checkpointing), all layers keep their input, h, and one at a time the rest.

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from models.config.training import ModelConfig
-from models.nets.small_llama import llama_fields
-from models.synthetic.demonstrations import SPECIAL_TOKENS, vocabulary
+from trimtab.models.config.training import ModelConfig
+from trimtab.models.nets.small_llama import llama_fields
+from trimtab.models.synthetic.demonstrations import SPECIAL_TOKENS, vocabulary
 
 # Architectures with exactly the weights counted below: Llama without biases, and Mistral.
 MODEL_TYPES = ("llama", "mistral")

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from models import counts, limits
-from models.config.policy import ReviseConfig, SampleResponsesConfig
-from models.config.training import TrainConfig, TrainerConfig
-from models.estimates.amounts import Amounts
-from models.estimates.memory import (
+from trimtab.models import counts, limits
+from trimtab.models.config.policy import ReviseConfig, SampleResponsesConfig
+from trimtab.models.config.training import TrainConfig, TrainerConfig
+from trimtab.models.estimates.amounts import Amounts
+from trimtab.models.estimates.memory import (
     FLOAT_BYTES,
     Memory,
     backward_set,
@@ -20,7 +20,7 @@ from models.estimates.memory import (
     trained,
     vocabulary_set,
 )
-from models.estimates.shapes import ModelShape
+from trimtab.models.estimates.shapes import ModelShape
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.functional.checks import ShapeError, require_floating, require_shape
-from models.functional.masked import weighted_mean
-from models.functional.reward import ranking_loss
+from trimtab.models.functional.checks import ShapeError, require_floating, require_shape
+from trimtab.models.functional.masked import weighted_mean
+from trimtab.models.functional.reward import ranking_loss
 
 
 def advantage_scores(

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from models.functional.checks import require_floating, require_shape
+from trimtab.models.functional.checks import require_floating, require_shape
 
 
 def best_of_n_kl(num_samples: int) -> float:

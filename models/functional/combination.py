@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.functional.checks import require_floating, require_mask, require_shape
+from trimtab.models.functional.checks import require_floating, require_mask, require_shape
 
 
 def ensemble_scores(member_scores: Tensor, std_coef: float) -> tuple[Tensor, dict[str, Tensor]]:

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.functional.checks import ShapeError, require_floating, require_shape
+from trimtab.models.functional.checks import ShapeError, require_floating, require_shape
 
 
 def preference_differences(chosen: Tensor, rejected: Tensor) -> Tensor:

@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.functional.checks import require_floating, require_mask, require_shape
-from models.functional.masked import weighted_mean
-from models.functional.reward import pair_metrics
+from trimtab.models.functional.checks import require_floating, require_mask, require_shape
+from trimtab.models.functional.masked import weighted_mean
+from trimtab.models.functional.reward import pair_metrics
 
 
 def segment_scores(logprobs: Tensor, mask: Tensor, alpha: float, gamma: float) -> Tensor:

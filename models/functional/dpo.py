@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from models.functional.checks import require_floating, require_shape
-from models.functional.reward import ranking_loss
+from trimtab.models.functional.checks import require_floating, require_shape
+from trimtab.models.functional.reward import ranking_loss
 
 
 def implicit_rewards(logprobs: Tensor, ref_logprobs: Tensor, beta: float) -> Tensor:

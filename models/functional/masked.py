@@ -16,7 +16,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.functional.checks import ShapeError, require_floating, require_mask, require_shape
+from trimtab.models.functional.checks import (
+    ShapeError,
+    require_floating,
+    require_mask,
+    require_shape,
+)
 
 
 def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:

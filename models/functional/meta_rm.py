@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.functional.checks import ShapeError, require_floating, require_shape
+from trimtab.models.functional.checks import ShapeError, require_floating, require_shape
 
 
 def difference_objective(scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

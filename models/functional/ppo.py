@@ -44,8 +44,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.functional.checks import ShapeError, require_floating, require_mask, require_shape
-from models.functional.masked import masked_mean
+from trimtab.models.functional.checks import (
+    ShapeError,
+    require_floating,
+    require_mask,
+    require_shape,
+)
+from trimtab.models.functional.masked import masked_mean
 
 __all__ = [
     "RunningMoments",

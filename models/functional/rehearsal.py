@@ -13,13 +13,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.functional.checks import (
+from trimtab.models.functional.checks import (
     ShapeError,
     require_floating,
     require_mask,
     require_shape,
 )
-from models.functional.masked import masked_mean
+from trimtab.models.functional.masked import masked_mean
 
 
 def nll_loss(logprobs: Tensor, response_mask: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -40,7 +40,12 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from models.functional.checks import ShapeError, require_floating, require_mask, require_shape
+from trimtab.models.functional.checks import (
+    ShapeError,
+    require_floating,
+    require_mask,
+    require_shape,
+)
 
 Smooth = Literal["none", "negative", "not_flipped", "all"]
 

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from models.functional.checks import require_floating, require_shape
+from trimtab.models.functional.checks import require_floating, require_shape
 
 ThresholdKind = Literal["quantile", "value"]
 

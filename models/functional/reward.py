@@ -22,8 +22,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.functional.checks import ShapeError, require_floating, require_mask, require_shape
-from models.functional.masked import masked_mean, weighted_mean
+from trimtab.models.functional.checks import (
+    ShapeError,
+    require_floating,
+    require_mask,
+    require_shape,
+)
+from trimtab.models.functional.masked import masked_mean, weighted_mean
 
 
 def ranking_losses(

@@ -15,8 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.functional.checks import require_floating, require_mask, require_shape
-from models.functional.masked import masked_mean
+from trimtab.models.functional.checks import require_floating, require_mask, require_shape
+from trimtab.models.functional.masked import masked_mean
 
 
 def preference_strength(

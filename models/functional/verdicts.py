@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.functional.checks import ShapeError, require_floating, require_shape
+from trimtab.models.functional.checks import ShapeError, require_floating, require_shape
 
 
 def label_probabilities(logprobs: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from models.judge.budget import Budget
-from models.judge.chat import AnswerError, ChatAnswer, ChatModel, ChatRequest, cache_key
+from trimtab.models.judge.budget import Budget
+from trimtab.models.judge.chat import AnswerError, ChatAnswer, ChatModel, ChatRequest, cache_key
 
 OnAnswer = Callable[[], None]
 

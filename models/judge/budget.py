@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from models.judge.chat import ChatRequest, Usage
+from trimtab.models.judge.chat import ChatRequest, Usage
 
 # What a chat template adds to a message (role, separators), and to a request (a first message).
 TOKENS_PER_MESSAGE = 32
@@ -188,7 +188,7 @@ class Ledger:
     """The ledger of one stage: a file. Thread-safe; one process at a time.
 
     Its lines name their request, so the lines of two copies make one ledger
-    (`models.training.checkpoint`).
+    (`trimtab.models.training.checkpoint`).
     """
 
     def __init__(self, path: Path) -> None:

@@ -6,17 +6,17 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from models.config.judge import ChatModelConfig, JudgeConfig
-from models.judge.batch import AnswerCache, CachedChatModel
-from models.judge.budget import LEDGER_NAME, Budget, Ledger, RunLedger
-from models.judge.chat import ChatModel
-from models.judge.client import Endpoint
-from models.judge.constitutions import load_constitution
-from models.judge.gold import GoldModel
-from models.judge.judge import Judge
-from models.judge.local import LocalModel
+from trimtab.models.config.judge import ChatModelConfig, JudgeConfig
+from trimtab.models.judge.batch import AnswerCache, CachedChatModel
+from trimtab.models.judge.budget import LEDGER_NAME, Budget, Ledger, RunLedger
+from trimtab.models.judge.chat import ChatModel
+from trimtab.models.judge.client import Endpoint
+from trimtab.models.judge.constitutions import load_constitution
+from trimtab.models.judge.gold import GoldModel
+from trimtab.models.judge.judge import Judge
+from trimtab.models.judge.local import LocalModel
 
-# The folder of answers that all runs share; `infra.settings` sets it.
+# The folder of answers that all runs share; `trimtab.infra.settings` sets it.
 ANSWERS_VARIABLE = "TRIMTAB_ANSWERS"
 # The folder of the run's ledger (`RunLedger.create`); not set, a run has no limit of its own.
 RUN_LEDGER_VARIABLE = "TRIMTAB_JUDGE_LEDGER"

@@ -11,7 +11,7 @@ overloaded, all requests wait at one gate.
 
 The key is read from the environment when a client is made. It goes into one header, and is cut out
 of all that the endpoint sends back. Redirects are not followed, so no other server gets it. In a
-confined run the address is checked before each request (`models.judge.addresses`).
+confined run the address is checked before each request (`trimtab.models.judge.addresses`).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from typing import Any
 
 import httpx
 
-from models.config.judge import EndpointConfig
-from models.judge.addresses import AddressError, checked_address, is_confined
-from models.judge.budget import Budget, worst_case
-from models.judge.chat import AnswerError, ChatAnswer, ChatRequest, Usage
+from trimtab.models.config.judge import EndpointConfig
+from trimtab.models.judge.addresses import AddressError, checked_address, is_confined
+from trimtab.models.judge.budget import Budget, worst_case
+from trimtab.models.judge.chat import AnswerError, ChatAnswer, ChatRequest, Usage
 
 logger = logging.getLogger(__name__)
 # Its debug lines hold the headers that come back.

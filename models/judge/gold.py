@@ -23,11 +23,11 @@ import math
 import random
 from collections.abc import Iterable, Iterator
 
-from models.judge.chat import ChatAnswer, ChatRequest, Token, Usage
-from models.judge.prompts import read_blocks
-from models.judge.rubrics import load_questions
-from models.synthetic.demonstrations import corrupted_response, perfect_response
-from models.synthetic.gold import quality
+from trimtab.models.judge.chat import ChatAnswer, ChatRequest, Token, Usage
+from trimtab.models.judge.prompts import read_blocks
+from trimtab.models.judge.rubrics import load_questions
+from trimtab.models.synthetic.demonstrations import corrupted_response, perfect_response
+from trimtab.models.synthetic.gold import quality
 
 
 class GoldModel:

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from models.config.judge import HarmlessConfig
-from models.config.reporting import EvaluateConfig
-from models.judge.batch import StoppedError
-from models.judge.build import build_judge
-from models.judge.chat import Usage
-from models.judge.resumable import ResumableBatch
-from models.synthetic.gold import is_harmless
-from models.training import signals
+from trimtab.models.config.judge import HarmlessConfig
+from trimtab.models.config.reporting import EvaluateConfig
+from trimtab.models.judge.batch import StoppedError
+from trimtab.models.judge.build import build_judge
+from trimtab.models.judge.chat import Usage
+from trimtab.models.judge.resumable import ResumableBatch
+from trimtab.models.synthetic.gold import is_harmless
+from trimtab.models.training import signals
 
 
 @dataclass(frozen=True)

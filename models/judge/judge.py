@@ -29,15 +29,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from models import counts
-from models.config.judge import JudgeConfig
-from models.functional.verdicts import expected_score, label_probabilities
-from models.judge.batch import CachedChatModel, OnAnswer
-from models.judge.chat import ChatAnswer, ChatRequest, Usage
-from models.judge.constitutions import Constitution
-from models.judge.parse import label_logprobs
-from models.judge.prompts import LABELS, Kind, PromptTemplate
-from models.judge.rubrics import load_rubric
+from trimtab.models import counts
+from trimtab.models.config.judge import JudgeConfig
+from trimtab.models.functional.verdicts import expected_score, label_probabilities
+from trimtab.models.judge.batch import CachedChatModel, OnAnswer
+from trimtab.models.judge.chat import ChatAnswer, ChatRequest, Usage
+from trimtab.models.judge.constitutions import Constitution
+from trimtab.models.judge.parse import label_logprobs
+from trimtab.models.judge.prompts import LABELS, Kind, PromptTemplate
+from trimtab.models.judge.rubrics import load_rubric
 
 # The texts to judge, by name and in order, and the principle that decides.
 _Case = tuple[dict[str, str], str | None]

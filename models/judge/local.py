@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from models import limits
-from models.judge.chat import ChatAnswer, ChatRequest, Token, Usage, cache_key
-from models.nets.generation import Sampling, decode, decoding_batches
-from models.nets.loading import load_base_policy, load_base_tokenizer
-from models.nets.packing import Candidates, pack
-from models.nets.scoring import likeliest_tokens, next_logprobs
+from trimtab.models import limits
+from trimtab.models.judge.chat import ChatAnswer, ChatRequest, Token, Usage, cache_key
+from trimtab.models.nets.generation import Sampling, decode, decoding_batches
+from trimtab.models.nets.loading import load_base_policy, load_base_tokenizer
+from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.scoring import likeliest_tokens, next_logprobs
 
 # A nucleus that only the likeliest token fits in.
 GREEDY_NUCLEUS = 1e-9

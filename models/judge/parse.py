@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from models.judge.chat import ChatAnswer, Token
+from trimtab.models.judge.chat import ChatAnswer, Token
 
 _PREFIX = (
     r"(?i:(?:the )?(?:final |better )?(?:answer|verdict|choice|score|rating|response)(?: is)?)"

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from models.judge.chat import Message
-from models.judge.rubrics import RubricText, load_questions
+from trimtab.models.judge.chat import Message
+from trimtab.models.judge.rubrics import RubricText, load_questions
 
 QUOTE = "| "
 CUT = "[cut here]"

@@ -15,15 +15,19 @@ from typing import Any, Generic, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-from models.config.judge import JudgeConfig
-from models.functional.verdicts import clamped_preference, debiased_preference, order_verdicts
-from models.judge.batch import CachedChatModel, OnAnswer, StoppedError
-from models.judge.build import build_judge
-from models.judge.chat import Usage
-from models.judge.judge import Comparison, Judge
-from models.training import signals
-from models.training.checkpoint import newest_checkpoint, save_checkpoint
-from models.training.progress import Progress
+from trimtab.models.config.judge import JudgeConfig
+from trimtab.models.functional.verdicts import (
+    clamped_preference,
+    debiased_preference,
+    order_verdicts,
+)
+from trimtab.models.judge.batch import CachedChatModel, OnAnswer, StoppedError
+from trimtab.models.judge.build import build_judge
+from trimtab.models.judge.chat import Usage
+from trimtab.models.judge.judge import Comparison, Judge
+from trimtab.models.training import signals
+from trimtab.models.training.checkpoint import newest_checkpoint, save_checkpoint
+from trimtab.models.training.progress import Progress
 
 Row = dict[str, Any]
 Item = TypeVar("Item")

@@ -19,12 +19,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from models.config.policy import ReviseConfig
-from models.judge.batch import CachedChatModel, OnAnswer
-from models.judge.chat import ChatAnswer, ChatRequest, Message, Usage
-from models.judge.constitutions import Constitution
-from models.judge.prompts import QUOTE, assistant_message, principle_part, quote_blocks
-from models.judge.rubrics import load_questions
+from trimtab.models.config.policy import ReviseConfig
+from trimtab.models.judge.batch import CachedChatModel, OnAnswer
+from trimtab.models.judge.chat import ChatAnswer, ChatRequest, Message, Usage
+from trimtab.models.judge.constitutions import Constitution
+from trimtab.models.judge.prompts import QUOTE, assistant_message, principle_part, quote_blocks
+from trimtab.models.judge.rubrics import load_questions
 
 # "Here is the revised response:", "**Revision:**" and their like.
 _HEADING = re.compile(

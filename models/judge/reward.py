@@ -10,7 +10,7 @@ Implementation details that matter:
    asks nothing again.
 3. Asked to stop, the stage finishes the step first, because its ratings belong to one batch.
 4. A response without a parsed rating gets the mean rating of the batch, which makes it neither more
-   nor less likely. (The middle of the scale, `models.judge.judge`'s rule for one response, would
+   nor less likely. (The middle of the scale, `trimtab.models.judge.judge`'s rule for one response, would
    reward a policy that is rated lower for confusing its judge.) A batch without any rating ends
    the stage.
 """
@@ -25,12 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.config.judge import JudgeConfig
-from models.judge.build import build_judge
-from models.judge.chat import Usage
-from models.judge.judge import Judge
-from models.training import distributed
-from models.training.learner import Metrics
+from trimtab.models.config.judge import JudgeConfig
+from trimtab.models.judge.build import build_judge
+from trimtab.models.judge.chat import Usage
+from trimtab.models.judge.judge import Judge
+from trimtab.models.training import distributed
+from trimtab.models.training.learner import Metrics
 
 
 class JudgeReward:

@@ -1,6 +1,6 @@
 """Serves a local model at an OpenAI-compatible address, so that a judge needs no internet.
 
-    python -m models.judge.serve --model FOLDER --port 8000
+    python -m trimtab.models.judge.serve --model FOLDER --port 8000
 
 FastAPI checks the requests, uvicorn speaks HTTP, and one thread asks the model: requests that
 arrive while the model works are answered together in its next batch. The server has neither
@@ -28,9 +28,9 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from models import limits
-from models.judge.chat import ChatAnswer, ChatModel, ChatRequest, Message
-from models.judge.local import LocalModel
+from trimtab.models import limits
+from trimtab.models.judge.chat import ChatAnswer, ChatModel, ChatRequest, Message
+from trimtab.models.judge.local import LocalModel
 
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 16 << 20
@@ -171,7 +171,7 @@ class JudgeServer(uvicorn.Server):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Load the model and serve it until interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m models.judge.serve")
+    parser = argparse.ArgumentParser(prog="python -m trimtab.models.judge.serve")
     parser.add_argument("--model", required=True, help="packaged model, folder or hub id")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--host", default=HOST, help="address to listen on (default: loopback)")

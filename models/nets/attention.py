@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
-from models.nets.precision import attention_dtype, own_precision
+from trimtab.models.nets.precision import attention_dtype, own_precision
 
 _NAME = "trimtab_packed"
 # Of each row, the tokens of its prompt and of each of its responses.

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from models.functional.contrastive import prototype_scores
-from models.nets.loading import load_policy
+from trimtab.models.functional.contrastive import prototype_scores
+from trimtab.models.nets.loading import load_policy
 
 
 class Prototypes(nn.Module):

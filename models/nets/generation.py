@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
 
-from models import counts
+from trimtab.models import counts
 
 MOST_LIKELY = 256  # tokens looked at first where a nucleus is asked for
 _NONE = -1  # in place of a token

@@ -25,10 +25,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from models.config.training import ModelConfig
-from models.nets.fused import with_fused_layers
-from models.nets.small_llama import llama_fields
-from models.packages import folder_of
+from trimtab.models.config.training import ModelConfig
+from trimtab.models.nets.fused import with_fused_layers
+from trimtab.models.nets.small_llama import llama_fields
+from trimtab.models.packages import folder_of
 
 
 def gguf_of(base: str) -> Path | None:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from models.config.training import LoraConfig
-from models.nets.freezing import layers_of
+from trimtab.models.config.training import LoraConfig
+from trimtab.models.nets.freezing import layers_of
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig, num_frozen: int, seed: int) -> None:

@@ -16,7 +16,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from models.config.training import Precision
+from trimtab.models.config.training import Precision
 
 _FAST = ("amx_bf16", "avx512_bf16")  # instructions without which a CPU imitates such products
 _is_narrow = False

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from models import limits
-from models.nets.packing import PackedBatch
-from models.nets.token_logprobs import token_logprobs
-from models.nets.trunk import hidden_states
+from trimtab.models import limits
+from trimtab.models.nets.packing import PackedBatch
+from trimtab.models.nets.token_logprobs import token_logprobs
+from trimtab.models.nets.trunk import hidden_states
 
 
 def response_scores(model: PreTrainedModel, batch: PackedBatch) -> Tensor:

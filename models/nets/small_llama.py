@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.config.training import ModelConfig
+from trimtab.models.config.training import ModelConfig
 
 
 def llama_fields(config: ModelConfig, vocab_size: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Log-probabilities and entropies of tokens from their logits, in one pass over memory.
 
-The obvious way (`models.functional.masked`: logprobs_of, entropy_of) goes a dozen times over a
+The obvious way (`trimtab.models.functional.masked`: logprobs_of, entropy_of) goes a dozen times over a
 tensor as wide as the vocabulary and keeps several of them. This one takes a few rows at a time, as
 many as a core's cache holds, and leaves the probabilities in the logits' place: they are all that
 the gradient needs.

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from models.config.training import TrainerConfig
-from models.nets.attention import packed_attention
-from models.nets.freezing import (
+from trimtab.models.config.training import TrainerConfig
+from trimtab.models.nets.attention import packed_attention
+from trimtab.models.nets.freezing import (
     freeze_lower_layers,
     layers_of,
     num_frozen_layers,
     trained_parameters,
 )
-from models.nets.lora import add_adapters
+from trimtab.models.nets.lora import add_adapters
 
 
 def prepare_training(

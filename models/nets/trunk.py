@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from models.nets.attention import further_mask, packed_attention
-from models.nets.freezing import embeddings_of, find_layers, layers_of
-from models.nets.packing import PackedBatch
-from models.nets.precision import attention_dtype, trunk_precision
+from trimtab.models.nets.attention import further_mask, packed_attention
+from trimtab.models.nets.freezing import embeddings_of, find_layers, layers_of
+from trimtab.models.nets.packing import PackedBatch
+from trimtab.models.nets.precision import attention_dtype, trunk_precision
 
 
 def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> Tensor:

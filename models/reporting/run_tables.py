@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from models.reporting.kit.names import SETS, policy_name
+from trimtab.models.reporting.kit.names import SETS, policy_name
 
 Summary = Mapping[str, object]
 # A run's scorecard.json.

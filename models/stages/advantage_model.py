@@ -16,21 +16,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models import limits
-from models.config.reward import AdvantageModelConfig
-from models.functional.advantage import advantage_loss, advantage_scores
-from models.functional.masked import masked_mean
-from models.nets.loading import load_policy, load_tokenizer, new_scorer, save_model
-from models.nets.packing import PackedBatch, pack
-from models.nets.scoring import response_logprobs, reward_heads
-from models.stages.reward_model import score_splits
-from models.training import distributed
-from models.training.batching import local_micro_batches
-from models.training.data import Pairs, context_length, one_or_several, read_pairs
-from models.training.learner import Metrics
-from models.training.loop import fit
-from models.training.progress import write_json
-from models.training.trunk_cache import cached_trunk
+from trimtab.models import limits
+from trimtab.models.config.reward import AdvantageModelConfig
+from trimtab.models.functional.advantage import advantage_loss, advantage_scores
+from trimtab.models.functional.masked import masked_mean
+from trimtab.models.nets.loading import load_policy, load_tokenizer, new_scorer, save_model
+from trimtab.models.nets.packing import PackedBatch, pack
+from trimtab.models.nets.scoring import response_logprobs, reward_heads
+from trimtab.models.stages.reward_model import score_splits
+from trimtab.models.training import distributed
+from trimtab.models.training.batching import local_micro_batches
+from trimtab.models.training.data import Pairs, context_length, one_or_several, read_pairs
+from trimtab.models.training.learner import Metrics
+from trimtab.models.training.loop import fit
+from trimtab.models.training.progress import write_json
+from trimtab.models.training.trunk_cache import cached_trunk
 
 
 def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) -> None:

@@ -11,7 +11,7 @@ follows its label:
 1. Where the judge prefers the other answer, the two change places, and with them people's votes.
    How much better one of them found the answer that is now the worse one (`rating`) is dropped.
 2. `label` is written where it is not 1. It goes to ensemble, scorers and relabelling
-   (`models.functional.relabel.over_soft_labels`). A tie has 1/2, soft or not, in the order given.
+   (`trimtab.models.functional.relabel.over_soft_labels`). A tie has 1/2, soft or not, in the order given.
 3. truth.jsonl speaks of the new labels. A pair that is no near-tie counts as `flipped` where the
    judge's label contradicts what is known, so that measures of planted noise are of its errors.
 """
@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 
-from models.config.judge import AILabelsConfig
-from models.functional.verdicts import preferred_labels
-from models.training.data import read_rows, write_rows
-from models.training.progress import write_json
+from trimtab.models.config.judge import AILabelsConfig
+from trimtab.models.functional.verdicts import preferred_labels
+from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.progress import write_json
 
 Row = dict[str, Any]
 

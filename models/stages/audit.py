@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from models.config.reporting import AuditConfig
-from models.reporting.audit.export import export
-from models.reporting.audit.page import write_page
-from models.reporting.audit.pairs import audited_pairs
-from models.reporting.audit.payload import weakest_first
-from models.reporting.audit.summary import summarise
-from models.reporting.kit.artifacts import Artifacts
-from models.training.progress import write_json
+from trimtab.models.config.reporting import AuditConfig
+from trimtab.models.reporting.audit.export import export
+from trimtab.models.reporting.audit.page import write_page
+from trimtab.models.reporting.audit.pairs import audited_pairs
+from trimtab.models.reporting.audit.payload import weakest_first
+from trimtab.models.reporting.audit.summary import summarise
+from trimtab.models.reporting.kit.artifacts import Artifacts
+from trimtab.models.training.progress import write_json
 
 
 def run(config: AuditConfig, inputs: dict[str, Path], workdir: Path) -> None:

@@ -6,12 +6,12 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from models.config.reporting import CompareConfig
-from models.reporting.compare.charts import against_sft, frontier
-from models.reporting.compare.methods import answer_of, methods_of
-from models.reporting.compare.page import methods_table, render
-from models.reporting.compare.win_matrix import WinMatrix
-from models.training.progress import write_json
+from trimtab.models.config.reporting import CompareConfig
+from trimtab.models.reporting.compare.charts import against_sft, frontier
+from trimtab.models.reporting.compare.methods import answer_of, methods_of
+from trimtab.models.reporting.compare.page import methods_table, render
+from trimtab.models.reporting.compare.win_matrix import WinMatrix
+from trimtab.models.training.progress import write_json
 
 
 def run(config: CompareConfig, inputs: dict[str, Path], workdir: Path) -> None:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import torch
 
-from models import counts
-from models.config.data import ComparisonsConfig
-from models.nets.generation import Sampling
-from models.nets.loading import load_policy, load_tokenizer
-from models.synthetic.annotators import annotate, truth_row
-from models.training import distributed
-from models.training.data import read_rows, write_rows
-from models.training.progress import Progress, write_json
-from models.training.sampling import respond_often
+from trimtab.models import counts
+from trimtab.models.config.data import ComparisonsConfig
+from trimtab.models.nets.generation import Sampling
+from trimtab.models.nets.loading import load_policy, load_tokenizer
+from trimtab.models.synthetic.annotators import annotate, truth_row
+from trimtab.models.training import distributed
+from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.progress import Progress, write_json
+from trimtab.models.training.sampling import respond_often
 
 Row = dict[str, object]
 

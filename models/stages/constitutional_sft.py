@@ -14,12 +14,12 @@ import random
 from pathlib import Path
 from typing import Any
 
-from models import counts
-from models.config.policy import ConstitutionalSFTConfig
-from models.nets.loading import load_policy, load_tokenizer, save_model
-from models.training.data import context_length, encode_demonstrations, read_rows
-from models.training.imitation import imitate
-from models.training.progress import write_json
+from trimtab.models import counts
+from trimtab.models.config.policy import ConstitutionalSFTConfig
+from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
+from trimtab.models.training.data import context_length, encode_demonstrations, read_rows
+from trimtab.models.training.imitation import imitate
+from trimtab.models.training.progress import write_json
 
 Row = dict[str, Any]
 

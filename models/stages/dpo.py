@@ -11,20 +11,20 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models.config.policy import DPOConfig
-from models.functional.dpo import dpo_loss
-from models.nets.freezing import num_frozen_layers
-from models.nets.loading import load_policy, load_tokenizer, save_model
-from models.nets.packing import PackedBatch
-from models.nets.scoring import response_logprobs
-from models.nets.trunk import tie_trunk
-from models.training.data import Pairs, context_length, read_pairs
-from models.training.learner import LossFunction, Metrics
-from models.training.loop import fit
-from models.training.progress import write_json
-from models.training.replay import rehearsal_of
-from models.training.scoring import logprob_rows
-from models.training.trunk_cache import cached_trunk
+from trimtab.models.config.policy import DPOConfig
+from trimtab.models.functional.dpo import dpo_loss
+from trimtab.models.nets.freezing import num_frozen_layers
+from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
+from trimtab.models.nets.packing import PackedBatch
+from trimtab.models.nets.scoring import response_logprobs
+from trimtab.models.nets.trunk import tie_trunk
+from trimtab.models.training.data import Pairs, context_length, read_pairs
+from trimtab.models.training.learner import LossFunction, Metrics
+from trimtab.models.training.loop import fit
+from trimtab.models.training.progress import write_json
+from trimtab.models.training.replay import rehearsal_of
+from trimtab.models.training.scoring import logprob_rows
+from trimtab.models.training.trunk_cache import cached_trunk
 
 
 def run(config: DPOConfig, inputs: dict[str, Path], workdir: Path) -> None:

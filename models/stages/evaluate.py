@@ -1,7 +1,7 @@
 """Stage `evaluate`: let one policy answer the evaluation prompts, and measure the answers.
 
 Every answer is kept with its scores, so that judging two policies against each other afterwards
-is arithmetic (`models.stages.head_to_head`). With several candidates a prompt the answer is the
+is arithmetic (`trimtab.models.stages.head_to_head`). With several candidates a prompt the answer is the
 best of them by the scorer, and what fewer would have given is estimated from the same ones.
 """
 
@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from models.config.reporting import EvaluateConfig
-from models.functional.best_of_n import best_of, best_of_k_values, best_of_n_kl
-from models.judge.harmlessness import harmless_answers
-from models.nets.generation import Sampling
-from models.nets.loading import load_policy, load_scorer, load_tokenizer
-from models.nets.packing import Candidates, encode, token_ids
-from models.nets.trunk import tie_trunk
-from models.synthetic.gold import quality
-from models.training import distributed
-from models.training.data import context_length, read_rows, write_rows
-from models.training.progress import Progress, write_json
-from models.training.sampling import respond_often
-from models.training.scoring import logprob_rows, score_rows, with_trunk
+from trimtab.models.config.reporting import EvaluateConfig
+from trimtab.models.functional.best_of_n import best_of, best_of_k_values, best_of_n_kl
+from trimtab.models.judge.harmlessness import harmless_answers
+from trimtab.models.nets.generation import Sampling
+from trimtab.models.nets.loading import load_policy, load_scorer, load_tokenizer
+from trimtab.models.nets.packing import Candidates, encode, token_ids
+from trimtab.models.nets.trunk import tie_trunk
+from trimtab.models.synthetic.gold import quality
+from trimtab.models.training import distributed
+from trimtab.models.training.data import context_length, read_rows, write_rows
+from trimtab.models.training.progress import Progress, write_json
+from trimtab.models.training.sampling import respond_often
+from trimtab.models.training.scoring import logprob_rows, score_rows, with_trunk
 
 # What the best of n samples are worth, by whom.
 VALUES = ("score", "judge_score", "gold")

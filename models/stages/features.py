@@ -15,14 +15,14 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models import limits
-from models.config.reward import FeaturesConfig
-from models.nets.loading import load_scorer, load_tokenizer
-from models.nets.packing import pack
-from models.nets.trunk import hidden_states
-from models.training.batching import micro_batches
-from models.training.data import Pairs, context_length, read_pairs, write_rows
-from models.training.progress import write_json
+from trimtab.models import limits
+from trimtab.models.config.reward import FeaturesConfig
+from trimtab.models.nets.loading import load_scorer, load_tokenizer
+from trimtab.models.nets.packing import pack
+from trimtab.models.nets.trunk import hidden_states
+from trimtab.models.training.batching import micro_batches
+from trimtab.models.training.data import Pairs, context_length, read_pairs, write_rows
+from trimtab.models.training.progress import write_json
 
 
 def run(config: FeaturesConfig, inputs: dict[str, Path], workdir: Path) -> None:

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from models.config.reporting import EvaluateConfig
-from models.statistics.intervals import net_interval
-from models.statistics.win_rates import bootstrap_interval, win_tie_lose
-from models.synthetic.annotators import annotator_prefers_first
-from models.synthetic.gold import raw_score
-from models.training.data import read_rows
-from models.training.progress import write_json
+from trimtab.models.config.reporting import EvaluateConfig
+from trimtab.models.statistics.intervals import net_interval
+from trimtab.models.statistics.win_rates import bootstrap_interval, win_tie_lose
+from trimtab.models.synthetic.annotators import annotator_prefers_first
+from trimtab.models.synthetic.gold import raw_score
+from trimtab.models.training.data import read_rows
+from trimtab.models.training.progress import write_json
 
 PROMOTION_SET = "validation"
 

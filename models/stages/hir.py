@@ -3,7 +3,7 @@
 [HIR] Zhang et al., The Wisdom of Hindsight Makes Language Models Better Instruction Followers,
 2023, arXiv 2302.05206, algorithm 1: its offline phase, on the samples of all online ones so far.
 
-Deviations (those of the formulas are in `models.functional.hir`):
+Deviations (those of the formulas are in `trimtab.models.functional.hir`):
 1. An instruction stands behind the prompt, right before the answer: so a prompt that is too long
    loses its beginning and never the instruction, and an answer behind every instruction is one
    packed row with one prompt.
@@ -21,17 +21,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from models.config.policy import HIRConfig
-from models.functional.hir import hir_loss, satisfied_instruction
-from models.nets.loading import load_policy, load_tokenizer, save_model
-from models.nets.packing import Candidates, PackedBatch, encode, token_ids
-from models.nets.scoring import response_logprobs
-from models.stages.sample_responses import read_answers
-from models.training.data import context_length
-from models.training.learner import LossFunction, Metrics
-from models.training.loop import fit
-from models.training.progress import write_json
-from models.training.replay import rehearsal_of
+from trimtab.models.config.policy import HIRConfig
+from trimtab.models.functional.hir import hir_loss, satisfied_instruction
+from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
+from trimtab.models.nets.packing import Candidates, PackedBatch, encode, token_ids
+from trimtab.models.nets.scoring import response_logprobs
+from trimtab.models.stages.sample_responses import read_answers
+from trimtab.models.training.data import context_length
+from trimtab.models.training.learner import LossFunction, Metrics
+from trimtab.models.training.loop import fit
+from trimtab.models.training.progress import write_json
+from trimtab.models.training.replay import rehearsal_of
 
 
 def run(config: HIRConfig, inputs: dict[str, Path], workdir: Path) -> None:

@@ -2,7 +2,7 @@
 
 It is asked about each two different answers to a prompt once, in both orders, however many policies
 gave them. Equal answers are a tie without a request. A pair is also a tie if the orders disagree
-(`models.functional.verdicts.order_verdicts`).
+(`trimtab.models.functional.verdicts.order_verdicts`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from models import counts
-from models.config.judge import JudgeAnswersConfig
-from models.judge.judge import Comparison
-from models.judge.resumable import judge_pairs, pair_measures, usage_totals
-from models.reporting.compare.answers import LEFT_OUT, START
-from models.training.data import read_rows, write_rows
-from models.training.progress import write_json
+from trimtab.models import counts
+from trimtab.models.config.judge import JudgeAnswersConfig
+from trimtab.models.judge.judge import Comparison
+from trimtab.models.judge.resumable import judge_pairs, pair_measures, usage_totals
+from trimtab.models.reporting.compare.answers import LEFT_OUT, START
+from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.progress import write_json
 
 Row = dict[str, Any]
 # Two answers to a prompt, whichever policies gave them.

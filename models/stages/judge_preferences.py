@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from models import counts
-from models.config.judge import JudgePreferencesConfig
-from models.data.prompts import cluster_ids
-from models.functional.verdicts import alignment
-from models.judge.judge import Comparison
-from models.judge.resumable import column, judge_pairs, pair_measures, usage_totals
-from models.statistics.intervals import effective_count, wilson_interval
-from models.training.data import rows_of, write_rows
-from models.training.progress import write_json
+from trimtab.models import counts
+from trimtab.models.config.judge import JudgePreferencesConfig
+from trimtab.models.data.prompts import cluster_ids
+from trimtab.models.functional.verdicts import alignment
+from trimtab.models.judge.judge import Comparison
+from trimtab.models.judge.resumable import column, judge_pairs, pair_measures, usage_totals
+from trimtab.models.statistics.intervals import effective_count, wilson_interval
+from trimtab.models.training.data import rows_of, write_rows
+from trimtab.models.training.progress import write_json
 
 Row = dict[str, Any]
 

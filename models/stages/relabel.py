@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.config.reward import RelabelConfig
-from models.data import Source, read_review
-from models.functional.relabel import (
+from trimtab.models.config.reward import RelabelConfig
+from trimtab.models.data import Source, read_review
+from trimtab.models.functional.relabel import (
     Relabel,
     over_soft_labels,
     overrule,
@@ -23,8 +23,8 @@ from models.functional.relabel import (
     relabel,
     strength_slice,
 )
-from models.training.data import SPLITS, read_rows, write_rows
-from models.training.progress import write_json
+from trimtab.models.training.data import SPLITS, read_rows, write_rows
+from trimtab.models.training.progress import write_json
 
 # Verdicts that stand in place of the vote's; the fourth, unsure, leaves the pair to the vote.
 OVERRULING = ("keep", "flip", "drop")

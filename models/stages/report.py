@@ -5,15 +5,15 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from models.config.reporting import ReportConfig
-from models.reporting.kit.artifacts import Artifacts
-from models.reporting.run.page import charts_of, render
-from models.reporting.run.scorecard import assemble, summary_of
-from models.training.progress import write_json
+from trimtab.models.config.reporting import ReportConfig
+from trimtab.models.reporting.kit.artifacts import Artifacts
+from trimtab.models.reporting.run.page import charts_of, render
+from trimtab.models.reporting.run.scorecard import assemble, summary_of
+from trimtab.models.training.progress import write_json
 
 
 def run(config: ReportConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `preferences`, and by role whatever else the run made (see `models.reporting.run`).
+    """Inputs: `preferences`, and by role whatever else the run made (see `trimtab.models.reporting.run`).
 
     Output: report.html (self-contained), scorecard.json, plots/ (every plot of the page as SVG)
     and, where rows were refused, quarantine.jsonl with every one of them.

@@ -17,15 +17,15 @@ from pathlib import Path
 
 import torch
 
-from models.config.policy import RestConfig
-from models.functional.rest import improvement_sets
-from models.nets.loading import load_policy, load_tokenizer, save_model
-from models.nets.packing import encode
-from models.stages.sample_responses import read_answers
-from models.training.data import context_length
-from models.training.imitation import imitate
-from models.training.progress import write_json
-from models.training.replay import rehearsal_of
+from trimtab.models.config.policy import RestConfig
+from trimtab.models.functional.rest import improvement_sets
+from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
+from trimtab.models.nets.packing import encode
+from trimtab.models.stages.sample_responses import read_answers
+from trimtab.models.training.data import context_length
+from trimtab.models.training.imitation import imitate
+from trimtab.models.training.progress import write_json
+from trimtab.models.training.replay import rehearsal_of
 
 
 def run(config: RestConfig, inputs: dict[str, Path], workdir: Path) -> None:

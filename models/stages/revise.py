@@ -2,7 +2,7 @@
 
 [CAI] Bai et al., Constitutional AI: Harmlessness from AI Feedback, arXiv 2212.08073, section 3.1.
 
-Deviations (those of a single step are in `models.judge.revise`)
+Deviations (those of a single step are in `trimtab.models.judge.revise`)
 1. The paper learns from the revisions of all steps; here the last one is a demonstration, and
    revisions.jsonl has all. What no step could revise is no demonstration.
 2. Each step shows the dialogue and the newest draft; the paper keeps the steps before in view.
@@ -18,20 +18,20 @@ from typing import Any
 
 import torch
 
-from models import counts
-from models.config.policy import ReviseConfig
-from models.judge.batch import OnAnswer
-from models.judge.build import build_chat_model
-from models.judge.chat import Usage
-from models.judge.constitutions import load_constitution
-from models.judge.resumable import ResumableBatch, RowMaker, usage_columns, usage_totals
-from models.judge.revise import Reviser
-from models.nets.generation import Sampling
-from models.nets.loading import load_policy, load_tokenizer
-from models.training import signals
-from models.training.data import read_rows, rows_of, write_rows
-from models.training.progress import write_json
-from models.training.sampling import respond
+from trimtab.models import counts
+from trimtab.models.config.policy import ReviseConfig
+from trimtab.models.judge.batch import OnAnswer
+from trimtab.models.judge.build import build_chat_model
+from trimtab.models.judge.chat import Usage
+from trimtab.models.judge.constitutions import load_constitution
+from trimtab.models.judge.resumable import ResumableBatch, RowMaker, usage_columns, usage_totals
+from trimtab.models.judge.revise import Reviser
+from trimtab.models.nets.generation import Sampling
+from trimtab.models.nets.loading import load_policy, load_tokenizer
+from trimtab.models.training import signals
+from trimtab.models.training.data import read_rows, rows_of, write_rows
+from trimtab.models.training.progress import write_json
+from trimtab.models.training.sampling import respond
 
 Row = dict[str, Any]
 

@@ -17,18 +17,25 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from models.config.reward import RewardModelConfig
-from models.data.prompts import first_turn
-from models.functional.strength import fold_of
-from models.nets.auxiliary_heads import auxiliary_heads
-from models.nets.loading import load_tokenizer, new_scorer, save_model
-from models.training import distributed
-from models.training.data import HELD_OUT, SPLITS, Pairs, context_length, read_pairs, write_rows
-from models.training.loop import fit
-from models.training.pair_batches import pair_batches_of, reward_loss
-from models.training.progress import write_json
-from models.training.scoring import score_rows
-from models.training.trunk_cache import cached_trunk
+from trimtab.models.config.reward import RewardModelConfig
+from trimtab.models.data.prompts import first_turn
+from trimtab.models.functional.strength import fold_of
+from trimtab.models.nets.auxiliary_heads import auxiliary_heads
+from trimtab.models.nets.loading import load_tokenizer, new_scorer, save_model
+from trimtab.models.training import distributed
+from trimtab.models.training.data import (
+    HELD_OUT,
+    SPLITS,
+    Pairs,
+    context_length,
+    read_pairs,
+    write_rows,
+)
+from trimtab.models.training.loop import fit
+from trimtab.models.training.pair_batches import pair_batches_of, reward_loss
+from trimtab.models.training.progress import write_json
+from trimtab.models.training.scoring import score_rows
+from trimtab.models.training.trunk_cache import cached_trunk
 
 # The folds are one partition of the prompts shared by all members, so their seed is a constant.
 FOLD_SEED = 0

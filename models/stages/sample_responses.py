@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from models import counts
-from models.config.policy import SampleResponsesConfig
-from models.nets.generation import Sampling
-from models.nets.loading import load_policy, load_scorer, load_tokenizer
-from models.training import distributed
-from models.training.data import read_rows, write_rows
-from models.training.progress import Progress, write_json
-from models.training.sampling import respond_often
-from models.training.scoring import score_answers
+from trimtab.models import counts
+from trimtab.models.config.policy import SampleResponsesConfig
+from trimtab.models.nets.generation import Sampling
+from trimtab.models.nets.loading import load_policy, load_scorer, load_tokenizer
+from trimtab.models.training import distributed
+from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.progress import Progress, write_json
+from trimtab.models.training.sampling import respond_often
+from trimtab.models.training.scoring import score_answers
 
 
 def run(config: SampleResponsesConfig, inputs: dict[str, Path], workdir: Path) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from models.config.training import SFTConfig
-from models.nets.loading import build_policy, load_base_tokenizer, save_model
-from models.training import distributed
-from models.training.data import encode_dialogues
-from models.training.imitation import imitate
-from models.training.progress import write_json
+from trimtab.models.config.training import SFTConfig
+from trimtab.models.nets.loading import build_policy, load_base_tokenizer, save_model
+from trimtab.models.training import distributed
+from trimtab.models.training.data import encode_dialogues
+from trimtab.models.training.imitation import imitate
+from trimtab.models.training.progress import write_json
 
 
 def run(config: SFTConfig, inputs: dict[str, Path], workdir: Path) -> None:

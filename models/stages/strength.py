@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from models.config.reward import StrengthConfig
-from models.functional.strength import preference_strength
-from models.training.data import read_rows, write_rows
-from models.training.progress import write_json
+from trimtab.models.config.reward import StrengthConfig
+from trimtab.models.functional.strength import preference_strength
+from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.progress import write_json
 
 
 def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:

@@ -7,10 +7,10 @@ from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 
-from models.config.reporting import StudyConfig
-from models.reporting.kit.artifacts import Artifacts
-from models.reporting.kit.charts import Chart
-from models.studies import (  # noqa: F401  (they register their readers)
+from trimtab.models.config.reporting import StudyConfig
+from trimtab.models.reporting.kit.artifacts import Artifacts
+from trimtab.models.reporting.kit.charts import Chart
+from trimtab.models.studies import (  # noqa: F401  (they register their readers)
     advantage_model,
     constants,
     frontier,
@@ -19,11 +19,11 @@ from models.studies import (  # noqa: F401  (they register their readers)
     part_two,
     rlaif,
 )
-from models.studies.page import render
-from models.studies.plots import draw
-from models.studies.registry import READERS
-from models.studies.results import SeedResult, combine_seeds
-from models.training.progress import write_json
+from trimtab.models.studies.page import render
+from trimtab.models.studies.plots import draw
+from trimtab.models.studies.registry import READERS
+from trimtab.models.studies.results import SeedResult, combine_seeds
+from trimtab.models.training.progress import write_json
 
 
 def run(config: StudyConfig, inputs: dict[str, Path], workdir: Path) -> None:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from models.config.reward import TrunkCacheConfig
-from models.nets.freezing import num_frozen_layers
-from models.nets.loading import load_policy, load_tokenizer
-from models.nets.trunk import trunk_digest
-from models.training.data import SPLITS, context_length, read_pairs
-from models.training.progress import Progress, write_json
-from models.training.scoring import trunk_activations
-from models.training.trunk_cache import write_trunk
+from trimtab.models.config.reward import TrunkCacheConfig
+from trimtab.models.nets.freezing import num_frozen_layers
+from trimtab.models.nets.loading import load_policy, load_tokenizer
+from trimtab.models.nets.trunk import trunk_digest
+from trimtab.models.training.data import SPLITS, context_length, read_pairs
+from trimtab.models.training.progress import Progress, write_json
+from trimtab.models.training.scoring import trunk_activations
+from trimtab.models.training.trunk_cache import write_trunk
 
 ROWS_BETWEEN_REPORTS = 100
 

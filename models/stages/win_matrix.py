@@ -11,18 +11,18 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from models.config.reporting import WinMatrixConfig
-from models.reporting.compare.answers import START, read_answers
-from models.reporting.compare.outcomes import Outcomes, read_verdicts
-from models.reporting.compare.win_matrix import MAIN, judge_all
-from models.training.progress import write_json
+from trimtab.models.config.reporting import WinMatrixConfig
+from trimtab.models.reporting.compare.answers import START, read_answers
+from trimtab.models.reporting.compare.outcomes import Outcomes, read_verdicts
+from trimtab.models.reporting.compare.win_matrix import MAIN, judge_all
+from trimtab.models.training.progress import write_json
 
 
 def run(config: WinMatrixConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `<seed>.<policy>` (evaluate artifacts), the policy `sft` of every seed among them,
     and `verdicts_<number>` (judge_answers artifacts of the same evaluations), if any.
 
-    Output: win_matrix.json (see `models.reporting.compare.win_matrix`).
+    Output: win_matrix.json (see `trimtab.models.reporting.compare.win_matrix`).
     """
     evaluations: dict[int, dict[str, Path]] = defaultdict(dict)
     judged = {name: path for name, path in inputs.items() if name.startswith("verdicts_")}

@@ -8,18 +8,18 @@ from pathlib import Path
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from models.config.data import WorldConfig
-from models.synthetic.demonstrations import (
+from trimtab.models.config.data import WorldConfig
+from trimtab.models.synthetic.demonstrations import (
     SPECIAL_TOKENS,
     demonstrate,
     draw_prompts,
     vocabulary,
 )
-from models.synthetic.gold import quality
-from models.synthetic.sizes import family_sizes, prompt_sets
-from models.synthetic.tasks import EXPERT, HELD_OUT, MAIN, task_of
-from models.training.data import write_rows
-from models.training.progress import write_json
+from trimtab.models.synthetic.gold import quality
+from trimtab.models.synthetic.sizes import family_sizes, prompt_sets
+from trimtab.models.synthetic.tasks import EXPERT, HELD_OUT, MAIN, task_of
+from trimtab.models.training.data import write_rows
+from trimtab.models.training.progress import write_json
 
 
 def run(config: WorldConfig, inputs: dict[str, Path], workdir: Path) -> None:

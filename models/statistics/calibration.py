@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from models.functional.checks import require_floating, require_mask, require_shape
+from trimtab.models.functional.checks import require_floating, require_mask, require_shape
 
 Binning = Literal["width", "mass"]
 

@@ -2,7 +2,7 @@
 
 [BOOT] Efron and Tibshirani, An Introduction to the Bootstrap, 1993.
 
-Shares, and differences of shares, are as `models.statistics.intervals` has them: where several rows
+Shares, and differences of shares, are as `trimtab.models.statistics.intervals` has them: where several rows
 are of one prompt they count as fewer. An AUROC whose resamples are all alike (every positive above
 every negative) gets the interval of a share of as many cases as the smaller class has.
 
@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.data import prompts as prompt_rules
-from models.statistics.calibration import auroc, spearman
-from models.statistics.intervals import effective_count, net_interval, wilson_interval
-from models.statistics.win_rates import bootstrap_interval
+from trimtab.models.data import prompts as prompt_rules
+from trimtab.models.statistics.calibration import auroc, spearman
+from trimtab.models.statistics.intervals import effective_count, net_interval, wilson_interval
+from trimtab.models.statistics.win_rates import bootstrap_interval
 
 NUM_RESAMPLES = 1000
 # A standard error needs fewer resamples than a percentile [BOOT section 6.4].
@@ -51,7 +51,7 @@ def mean_estimate(values: Tensor, seed: int) -> Estimate:
 def cluster_ids(prompts: Iterable[str]) -> Tensor:
     """(N,) long, equal for rows of one prompt, or of one dialogue that was cut at several turns.
 
-    These are what splits keep together (`models.data.splits`), as they depend on each other.
+    These are what splits keep together (`trimtab.models.data.splits`), as they depend on each other.
     """
     return torch.tensor(prompt_rules.cluster_ids(prompts), dtype=torch.long)
 

@@ -32,7 +32,7 @@ import torch
 from scipy.special import stdtrit
 from torch import Tensor
 
-from models.functional.checks import ShapeError, require_floating, require_shape
+from trimtab.models.functional.checks import ShapeError, require_floating, require_shape
 
 _BISECTIONS = 60
 

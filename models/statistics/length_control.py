@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.functional.checks import ShapeError, require_floating, require_shape
+from trimtab.models.functional.checks import ShapeError, require_floating, require_shape
 
 _MAX_STEPS = 100
 _TOLERANCE = 1e-10

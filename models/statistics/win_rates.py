@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.functional.checks import require_floating, require_shape
+from trimtab.models.functional.checks import require_floating, require_shape
 
 # Resampled values held at once: 32 MiB of float64.
 _CHUNK_ELEMENTS = 4_000_000

@@ -9,11 +9,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.reporting.kit.artifacts import Artifacts
-from models.reporting.run.scorers import answer_scores, category_moments, ece, ratio_of, spread_of
-from models.statistics.calibration import auroc, calibration_curve, pair_confidence
-from models.studies.constants import swept
-from models.studies.measures import (
+from trimtab.models.reporting.kit.artifacts import Artifacts
+from trimtab.models.reporting.run.scorers import (
+    answer_scores,
+    category_moments,
+    ece,
+    ratio_of,
+    spread_of,
+)
+from trimtab.models.statistics.calibration import auroc, calibration_curve, pair_confidence
+from trimtab.models.studies.constants import swept
+from trimtab.models.studies.measures import (
     GIVEN,
     LOSE,
     NET,
@@ -27,8 +33,8 @@ from models.studies.measures import (
     outcome,
     outcome_plot,
 )
-from models.studies.registry import exhibit
-from models.studies.results import Plot, SeedResult, bar_plot
+from trimtab.models.studies.registry import exhibit
+from trimtab.models.studies.results import Plot, SeedResult, bar_plot
 
 MODELS = {"reward model": "scorer_raw", "Advantage Model": "advantage_raw"}
 ECE_GIVEN, ECE_RIGHT = "calibration error, given labels", "calibration error, right labels"

@@ -14,10 +14,10 @@ from statistics import fmean
 import torch
 import torch.nn.functional as F
 
-from models.reporting.kit.artifacts import Artifacts, ReportInputError
-from models.studies.measures import answers
-from models.studies.registry import exhibit
-from models.studies.results import Plot, SeedResult, titled
+from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
+from trimtab.models.studies.measures import answers
+from trimtab.models.studies.registry import exhibit
+from trimtab.models.studies.results import Plot, SeedResult, titled
 
 NLL, ACCURACY = "negative log-likelihood, nats", "accuracy"
 NET, KL = "wins minus losses", "KL, nats"

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, stdev
 
-from models.reporting.kit.artifacts import Artifacts, Row
-from models.reporting.kit.names import policy_name
-from models.studies.constants import swept
-from models.studies.registry import exhibit
-from models.studies.results import Plot, SeedResult
+from trimtab.models.reporting.kit.artifacts import Artifacts, Row
+from trimtab.models.reporting.kit.names import policy_name
+from trimtab.models.studies.constants import swept
+from trimtab.models.studies.registry import exhibit
+from trimtab.models.studies.results import Plot, SeedResult
 
 # What is varied of each arm.
 CONSTANTS = {

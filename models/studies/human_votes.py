@@ -5,11 +5,11 @@ Measures of the test pairs, which no member was trained on, and of the training 
 
 from __future__ import annotations
 
-from models.reporting.kit.artifacts import Artifacts, ReportInputError
-from models.reporting.run.human_votes import vote_agreement, voted_rows
-from models.reporting.run.labels import label_noise
-from models.studies.registry import exhibit
-from models.studies.results import Plot, SeedResult
+from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
+from trimtab.models.reporting.run.human_votes import vote_agreement, voted_rows
+from trimtab.models.reporting.run.labels import label_noise
+from trimtab.models.studies.registry import exhibit
+from trimtab.models.studies.results import Plot, SeedResult
 
 MODES = {"in_sample": "in-sample", "cross_fitted": "cross-fitted"}
 BOTH, LABEL, TRAINED = (

@@ -13,10 +13,10 @@ from statistics import fmean, pstdev
 
 from torch import Tensor
 
-from models.reporting.kit.artifacts import Artifacts, ReportInputError
-from models.reporting.run.curves import Curve, training_curve
-from models.studies.results import Plot, bar_plot, titled
-from models.studies.variants import Variant
+from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
+from trimtab.models.reporting.run.curves import Curve, training_curve
+from trimtab.models.studies.results import Plot, bar_plot, titled
+from trimtab.models.studies.variants import Variant
 
 WIN, TIE, LOSE, NET = "win", "tie", "lose", "net"
 MONITORS = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from models.config.reporting import StudyConfig
-from models.reporting.kit.charts import Chart
-from models.reporting.kit.html import new_environment, stylesheet
-from models.studies.registry import TITLES, Exhibit
-from models.studies.results import ExhibitResult, key_figures
+from trimtab.models.config.reporting import StudyConfig
+from trimtab.models.reporting.kit.charts import Chart
+from trimtab.models.reporting.kit.html import new_environment, stylesheet
+from trimtab.models.studies.registry import TITLES, Exhibit
+from trimtab.models.studies.results import ExhibitResult, key_figures
 
 COLOURS = {"held": "better", "in part": "unclear", "not held": "worse"}
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from models.studies.registry import EXHIBITS, TITLES, Exhibit
-from models.studies.results import Cell, Status
+from trimtab.models.studies.registry import EXHIBITS, TITLES, Exhibit
+from trimtab.models.studies.results import Cell, Status
 
 # A study's scorecard.json.
 Card = Mapping[str, Any]

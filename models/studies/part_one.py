@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from models.reporting.kit.artifacts import Artifacts
-from models.reporting.run.curves import Curve
-from models.studies.measures import (
+from trimtab.models.reporting.kit.artifacts import Artifacts
+from trimtab.models.reporting.run.curves import Curve
+from trimtab.models.studies.measures import (
     LOSE,
     NET,
     WIN,
@@ -17,9 +17,9 @@ from models.studies.measures import (
     curves_table,
     outcome,
 )
-from models.studies.registry import exhibit
-from models.studies.results import SeedResult
-from models.studies.variants import CONSTRAINTS, SCORES, STARTS, Variant
+from trimtab.models.studies.registry import exhibit
+from trimtab.models.studies.results import SeedResult
+from trimtab.models.studies.variants import CONSTRAINTS, SCORES, STARTS, Variant
 
 ALL_MONITORS = ("score", "gold", "kl", "perplexity", "response_length")
 

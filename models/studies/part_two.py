@@ -12,10 +12,10 @@ from statistics import fmean
 
 import torch
 
-from models.reporting.kit.artifacts import Artifacts, ReportInputError, Row
-from models.reporting.run.labels import equal_groups, strength_groups, strength_rows
-from models.statistics.calibration import auroc, spearman
-from models.studies.measures import (
+from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError, Row
+from trimtab.models.reporting.run.labels import equal_groups, strength_groups, strength_rows
+from trimtab.models.statistics.calibration import auroc, spearman
+from trimtab.models.studies.measures import (
     GIVEN,
     LOSE,
     NET,
@@ -33,9 +33,9 @@ from models.studies.measures import (
     outcome_plot,
     unevenness,
 )
-from models.studies.registry import exhibit
-from models.studies.results import Plot, SeedResult, bar_plot
-from models.studies.variants import CONTRASTIVE, STRONGEST_TENTH, TREATMENTS, Variant
+from trimtab.models.studies.registry import exhibit
+from trimtab.models.studies.results import Plot, SeedResult, bar_plot
+from trimtab.models.studies.variants import CONTRASTIVE, STRONGEST_TENTH, TREATMENTS, Variant
 
 NUM_GROUPS = 10
 BINS = [-4 + 0.25 * index for index in range(33)]  # of strength over its spread between pairs

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from models.reporting.kit.charts import BLUE, GREY, LIGHT, ORANGE, RED, Chart, Panel, style
-from models.studies.results import Plot
+from trimtab.models.reporting.kit.charts import BLUE, GREY, LIGHT, ORANGE, RED, Chart, Panel, style
+from trimtab.models.studies.results import Plot
 
 # As in a run's own report.
 OUTCOMES = {"win": BLUE, "tie": LIGHT, "lose": ORANGE}

@@ -22,7 +22,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
-from models.studies.results import SeedResult
+from trimtab.models.studies.results import SeedResult
 
 TITLES = {
     "part-1": "Secrets of RLHF Part I: PPO",

@@ -7,11 +7,11 @@ ratings.
 
 from __future__ import annotations
 
-from models.reporting.kit.artifacts import Artifacts, ReportInputError
-from models.reporting.run.ai_labeler import ai_labeler
-from models.studies.measures import NET, WIN, answers, outcome
-from models.studies.registry import exhibit
-from models.studies.results import Plot, SeedResult, titled
+from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
+from trimtab.models.reporting.run.ai_labeler import ai_labeler
+from trimtab.models.studies.measures import NET, WIN, answers, outcome
+from trimtab.models.studies.registry import exhibit
+from trimtab.models.studies.results import Plot, SeedResult, titled
 
 KINDS = ("distilled", "direct")
 ALIGNMENT, LABELS = "alignment with the truth", "alignment with people's labels"

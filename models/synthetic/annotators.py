@@ -9,8 +9,8 @@ from bisect import bisect
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from models.synthetic.gold import quality, raw_score
-from models.synthetic.tasks import task_of
+from trimtab.models.synthetic.gold import quality, raw_score
+from trimtab.models.synthetic.tasks import task_of
 
 # Perceived gaps, in raw score, from which on an answer is rated 2, 3 and 4: what a courtesy word,
 # politeness and the right answer are worth.

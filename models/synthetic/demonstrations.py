@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 
-from models.synthetic.gold import CLOSERS, FILLERS, OPENERS, RUDE
-from models.synthetic.tasks import (
+from trimtab.models.synthetic.gold import CLOSERS, FILLERS, OPENERS, RUDE
+from trimtab.models.synthetic.tasks import (
     LETTERS,
     NUMBERS,
     REFUSAL,

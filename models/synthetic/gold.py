@@ -15,7 +15,7 @@ from __future__ import annotations
 from difflib import SequenceMatcher
 from functools import lru_cache
 
-from models.synthetic.tasks import REFUSAL, request_of, task_of
+from trimtab.models.synthetic.tasks import REFUSAL, request_of, task_of
 
 OPENERS = ("sure", "okay")
 CLOSERS = ("done",)

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-from models.config.data import WorldConfig
+from trimtab.models.config.data import WorldConfig
 
 T = TypeVar("T")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from models import counts
-from models.nets.packing import Candidates
-from models.training import distributed
+from trimtab.models import counts
+from trimtab.models.nets.packing import Candidates
+from trimtab.models.training import distributed
 
 
 def epoch_batches(

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.training import distributed, signals
+from trimtab.models.training import distributed, signals
 
 STATE_FILE = "state.pt"
 _RECORDS = "*.jsonl"

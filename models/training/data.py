@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, tensor
 from transformers import PreTrainedTokenizerBase
 
-from models.nets.packing import Candidates, encode, encode_whole
-from models.training.trunk_cache import CachedTrunk
+from trimtab.models.nets.packing import Candidates, encode, encode_whole
+from trimtab.models.training.trunk_cache import CachedTrunk
 
 SPLITS = ("train", "validation", "test")
 HELD_OUT = ("validation", "test")

@@ -23,8 +23,8 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from models import counts, limits
-from models.training import signals
+from trimtab.models import counts, limits
+from trimtab.models.training import signals
 
 T = TypeVar("T")
 

@@ -1,10 +1,10 @@
 """Run one stage in this process.
 
-    python -m models.training.entry JOB_JSON
+    python -m trimtab.models.training.entry JOB_JSON
 
 The job file: {"stage": "ppo_max", "config": {...}, "inputs": {"policy": "/path"},
 "workdir": "/path", "num_threads": 1, "num_ranks": 1, "gpus": ["0"]}. The stage is the module
-`models.stages.<stage>`, which has `run(config, inputs, workdir)`; `models.specs` has the class of
+`trimtab.models.stages.<stage>`, which has `run(config, inputs, workdir)`; `trimtab.models.specs` has the class of
 its configuration and the names of its inputs.
 Without `gpus` it runs on the CPU. Ranks with a GPU each, or with ZeRO, are started by DeepSpeed's
 launcher.
@@ -19,8 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from models.specs import SPECS
-from models.training import checkpoint, distributed, launcher, signals
+from trimtab.models.specs import SPECS
+from trimtab.models.training import checkpoint, distributed, launcher, signals
 
 # An environment variable; 1: the same bits each time on a GPU of one kind, as on a CPU.
 DETERMINISTIC = "TRIMTAB_DETERMINISTIC"
@@ -34,7 +34,7 @@ def main(job_path: str) -> None:
     """Run the job; returns when its outputs are written.
 
     Raises JobError for a bad job file, pydantic.ValidationError for a bad config,
-    models.specs.InputError for missing or unknown inputs, SystemExit(75) when stopped by SIGTERM,
+    trimtab.models.specs.InputError for missing or unknown inputs, SystemExit(75) when stopped by SIGTERM,
     and whatever the stage raises.
     """
     signals.install()
@@ -42,7 +42,7 @@ def main(job_path: str) -> None:
     _become_ranks(job, job_path)
     _make_deterministic(job["num_threads"])
     spec = SPECS[job["stage"]]
-    stage = importlib.import_module(f"models.stages.{spec.name}")
+    stage = importlib.import_module(f"trimtab.models.stages.{spec.name}")
     config = spec.config.model_validate(job["config"])
     spec.check(job["inputs"])
     _choose_precision(config)
@@ -70,7 +70,7 @@ def _become_ranks(job: dict[str, Any], job_path: str) -> None:
     uses_zero = trainer.get("zero") is not None
     is_launched = uses_zero or (bool(gpus) and count > 1)
     if is_launched and not launcher.is_rank():
-        launcher.become_launcher("models.training.entry", job_path, count, gpus)
+        launcher.become_launcher("trimtab.models.training.entry", job_path, count, gpus)
     if not is_launched:
         distributed.limit_visible_gpus(gpus)
         distributed.start(count)
@@ -81,8 +81,8 @@ def _become_ranks(job: dict[str, Any], job_path: str) -> None:
 
 
 def _choose_precision(config: Any) -> None:
-    from models.config.training import trainer_of
-    from models.nets.precision import set_product_precision
+    from trimtab.models.config.training import trainer_of
+    from trimtab.models.nets.precision import set_product_precision
 
     trainer = trainer_of(config)
     set_product_precision("float32" if trainer is None else trainer.precision)

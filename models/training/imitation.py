@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models.config.training import TrainConfig
-from models.functional.rehearsal import nll_loss
-from models.nets.packing import Candidates, PackedBatch
-from models.nets.scoring import response_logprobs
-from models.training.learner import LossFunction, Metrics
-from models.training.loop import fit
-from models.training.replay import Replay
+from trimtab.models.config.training import TrainConfig
+from trimtab.models.functional.rehearsal import nll_loss
+from trimtab.models.nets.packing import Candidates, PackedBatch
+from trimtab.models.nets.scoring import response_logprobs
+from trimtab.models.training.learner import LossFunction, Metrics
+from trimtab.models.training.loop import fit
+from trimtab.models.training.replay import Replay
 
 
 def imitate(

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models.config.training import TrainerConfig, ZeroConfig
-from models.nets.freezing import load_trained_state, trained_parameters, trained_state
-from models.nets.packing import Candidates, PackedBatch, pack
-from models.training import distributed
-from models.training.batching import micro_batches
-from models.training.optimiser import adamw, clip_gradients, set_rate
+from trimtab.models.config.training import TrainerConfig, ZeroConfig
+from trimtab.models.nets.freezing import load_trained_state, trained_parameters, trained_state
+from trimtab.models.nets.packing import Candidates, PackedBatch, pack
+from trimtab.models.training import distributed
+from trimtab.models.training.batching import micro_batches
+from trimtab.models.training.optimiser import adamw, clip_gradients, set_rate
 
 Metrics = dict[str, Tensor]
 # What a loss needs beside a packed batch: its rows' indices, or their advantages.
@@ -117,7 +117,7 @@ def new_learner(
     """The learner that `config.zero` asks for, from the state of a checkpoint if there is one."""
     if config.zero is None:
         return ReplicatedLearner(model, loss_function, config, weight_decay, state)
-    from models.training.zero import ZeroLearner  # loads DeepSpeed: five seconds
+    from trimtab.models.training.zero import ZeroLearner  # loads DeepSpeed: five seconds
 
     return ZeroLearner(model, loss_function, config, config.zero, weight_decay, state)
 
@@ -126,7 +126,7 @@ def model_handle(model: PreTrainedModel, zero: ZeroConfig | None) -> ModelHandle
     """A model that is not trained, of which ranks hold parts under stage 3 of ZeRO."""
     if zero is None or zero.stage < 3:
         return ReplicatedModel(model)
-    from models.training.zero import ShardedModel
+    from trimtab.models.training.zero import ShardedModel
 
     return ShardedModel(model, zero)
 

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models import counts
-from models.config.training import TrainConfig
-from models.nets.lora import merge_adapters
-from models.nets.packing import Candidates
-from models.nets.training import prepare_training
-from models.training import distributed
-from models.training.batching import epoch_batches
-from models.training.checkpoint import checkpoint_or_stop, newest_checkpoint
-from models.training.learner import Learner, LossFunction, Metrics, accumulate, new_learner
-from models.training.optimiser import scheduled_rate
-from models.training.progress import Progress, tail_means
-from models.training.replay import Replay, with_nll
+from trimtab.models import counts
+from trimtab.models.config.training import TrainConfig
+from trimtab.models.nets.lora import merge_adapters
+from trimtab.models.nets.packing import Candidates
+from trimtab.models.nets.training import prepare_training
+from trimtab.models.training import distributed
+from trimtab.models.training.batching import epoch_batches
+from trimtab.models.training.checkpoint import checkpoint_or_stop, newest_checkpoint
+from trimtab.models.training.learner import Learner, LossFunction, Metrics, accumulate, new_learner
+from trimtab.models.training.optimiser import scheduled_rate
+from trimtab.models.training.progress import Progress, tail_means
+from trimtab.models.training.replay import Replay, with_nll
 
 # Inside, the parameters are elsewhere; after, where they were before, bit for bit.
 Ascent = Callable[[int], AbstractContextManager[Metrics]]

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from models.config.training import Optimiser, TrainConfig
-from models.nets.freezing import trained_parameters
+from trimtab.models.config.training import Optimiser, TrainConfig
+from trimtab.models.nets.freezing import trained_parameters
 
 
 def adamw(

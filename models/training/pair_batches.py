@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models.config.reward import ContrastiveConfig
-from models.functional.contrastive import preference_differences, simcse_loss, swav_loss
-from models.functional.reward import imitation_loss, per_prompt_weight, ranking_loss
-from models.nets.packing import Candidates, PackedBatch, united
-from models.nets.scoring import read_logprobs, read_rewards
-from models.nets.trunk import hidden_states
-from models.training.data import Pairs
-from models.training.learner import LossFunction, Metrics
+from trimtab.models.config.reward import ContrastiveConfig
+from trimtab.models.functional.contrastive import preference_differences, simcse_loss, swav_loss
+from trimtab.models.functional.reward import imitation_loss, per_prompt_weight, ranking_loss
+from trimtab.models.nets.packing import Candidates, PackedBatch, united
+from trimtab.models.nets.scoring import read_logprobs, read_rewards
+from trimtab.models.nets.trunk import hidden_states
+from trimtab.models.training.data import Pairs
+from trimtab.models.training.learner import LossFunction, Metrics
 
 MAX_RESPONSES = 9
 

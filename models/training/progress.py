@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from models.training import distributed
+from trimtab.models.training import distributed
 
 
 class NotFiniteError(ValueError):

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from models import counts
-from models.config.policy import PolicyConfig
-from models.functional.rehearsal import nll_loss
-from models.nets.freezing import num_frozen_layers
-from models.nets.packing import Candidates, PackedBatch
-from models.nets.scoring import response_logprobs
-from models.training.data import context_length, encode_dialogues
-from models.training.learner import Learner, LossFunction, Metrics, accumulate
-from models.training.scoring import with_trunk
+from trimtab.models import counts
+from trimtab.models.config.policy import PolicyConfig
+from trimtab.models.functional.rehearsal import nll_loss
+from trimtab.models.nets.freezing import num_frozen_layers
+from trimtab.models.nets.packing import Candidates, PackedBatch
+from trimtab.models.nets.scoring import response_logprobs
+from trimtab.models.training.data import context_length, encode_dialogues
+from trimtab.models.training.learner import Learner, LossFunction, Metrics, accumulate
+from trimtab.models.training.scoring import with_trunk
 
 
 @dataclass(frozen=True)

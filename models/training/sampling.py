@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from models import counts, limits
-from models.nets.generation import Samples, Sampling, decode, decoding_batches
-from models.nets.packing import token_ids
-from models.training import distributed
-from models.training.progress import Progress
+from trimtab.models import counts, limits
+from trimtab.models.nets.generation import Samples, Sampling, decode, decoding_batches
+from trimtab.models.nets.packing import token_ids
+from trimtab.models.training import distributed
+from trimtab.models.training.progress import Progress
 
 
 def encode_prompts(

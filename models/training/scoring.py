@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from models import limits
-from models.nets.freezing import layers_of
-from models.nets.packing import Candidates, PackedBatch, TrunkActivations, encode, pack
-from models.nets.scoring import response_logprobs, response_scores
-from models.nets.trunk import trunk_output
-from models.training import distributed
-from models.training.batching import local_micro_batches, micro_batches
-from models.training.data import context_length
+from trimtab.models import limits
+from trimtab.models.nets.freezing import layers_of
+from trimtab.models.nets.packing import Candidates, PackedBatch, TrunkActivations, encode, pack
+from trimtab.models.nets.scoring import response_logprobs, response_scores
+from trimtab.models.nets.trunk import trunk_output
+from trimtab.models.training import distributed
+from trimtab.models.training.batching import local_micro_batches, micro_batches
+from trimtab.models.training.data import context_length
 
 
 def score_rows(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:

@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models.nets.freezing import layers_of
-from models.nets.packing import Candidates, TrunkActivations
-from models.nets.trunk import trunk_digest
+from trimtab.models.nets.freezing import layers_of
+from trimtab.models.nets.packing import Candidates, TrunkActivations
+from trimtab.models.nets.trunk import trunk_digest
 
 
 def write_trunk(

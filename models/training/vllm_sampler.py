@@ -26,13 +26,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models.config.policy import PPOConfig
-from models.nets.generation import Sampling
-from models.nets.lora import merged_weights
-from models.nets.packing import Candidates, pack
-from models.nets.scoring import response_logprobs
-from models.training import distributed, vllm_worker
-from models.training.learner import Metrics
+from trimtab.models.config.policy import PPOConfig
+from trimtab.models.nets.generation import Sampling
+from trimtab.models.nets.lora import merged_weights
+from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.scoring import response_logprobs
+from trimtab.models.training import distributed, vllm_worker
+from trimtab.models.training.learner import Metrics
 
 PYTHON = "TRIMTAB_VLLM_PYTHON"  # the interpreter that has vLLM; else the trainer's own
 LOG_NAME = "vllm.log"

@@ -32,13 +32,13 @@ from deepspeed.utils import (
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from models import limits
-from models.config.training import TrainerConfig, ZeroConfig
-from models.nets.freezing import load_trained_state
-from models.nets.packing import PackedBatch
-from models.training import distributed
-from models.training.learner import LossFunction, Metrics
-from models.training.optimiser import adamw
+from trimtab.models import limits
+from trimtab.models.config.training import TrainerConfig, ZeroConfig
+from trimtab.models.nets.freezing import load_trained_state
+from trimtab.models.nets.packing import PackedBatch
+from trimtab.models.training import distributed
+from trimtab.models.training.learner import LossFunction, Metrics
+from trimtab.models.training.optimiser import adamw
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 

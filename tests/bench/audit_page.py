@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from models.reporting.audit.pairs import AuditedPair
 from tests.tools.audit_page import PAIR, SHOWN, give, write
 from tests.tools.browser import Browser, browser
+from trimtab.models.reporting.audit.pairs import AuditedPair
 
 NUM_WORDS = 20_000
 

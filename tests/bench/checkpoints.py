@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from models.training.checkpoint import begin_saving, finish_saving, save_checkpoint
+from trimtab.models.training.checkpoint import begin_saving, finish_saving, save_checkpoint
 
 
 def main() -> None:

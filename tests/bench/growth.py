@@ -23,19 +23,19 @@ import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from models.config.training import TrainConfig
-from models.nets.fused import with_fused_layers
-from models.nets.generation import Sampling
-from models.nets.packing import Candidates
-from models.nets.trunk import tie_trunk
-from models.training import distributed
-from models.training.data import Pairs
-from models.training.loop import fit
-from models.training.pair_batches import pair_batches_of, reward_loss
-from models.training.sampling import sample
-from models.training.scoring import with_trunk
 from tests.bench.material import small_llama
 from tests.bench.rollouts import SIZES, VOCABULARY, Words
+from trimtab.models.config.training import TrainConfig
+from trimtab.models.nets.fused import with_fused_layers
+from trimtab.models.nets.generation import Sampling
+from trimtab.models.nets.packing import Candidates
+from trimtab.models.nets.trunk import tie_trunk
+from trimtab.models.training import distributed
+from trimtab.models.training.data import Pairs
+from trimtab.models.training.loop import fit
+from trimtab.models.training.pair_batches import pair_batches_of, reward_loss
+from trimtab.models.training.sampling import sample
+from trimtab.models.training.scoring import with_trunk
 
 PAIRS, BATCH, PROMPT, RESPONSE = 64, 8, 96, 48
 # What grows: its values, and what they are counted in.

@@ -9,11 +9,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from models.config.training import ModelConfig
-from models.data.loading import load_preferences
-from models.data.readers import Source
-from models.nets.loading import build_policy, save_model
-from models.nets.packing import Candidates
+from trimtab.models.config.training import ModelConfig
+from trimtab.models.data.loading import load_preferences
+from trimtab.models.data.readers import Source
+from trimtab.models.nets.loading import build_policy, save_model
+from trimtab.models.nets.packing import Candidates
 
 VOCABULARY, MAX_TOKENS = 8192, 1024
 HIDDEN, LAYERS = 256, 7

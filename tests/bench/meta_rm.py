@@ -18,14 +18,14 @@ from statistics import median
 
 import torch
 
-from models.config.reward import MetaRMConfig
-from models.config.training import TrainConfig
-from models.nets.loading import load_tokenizer, new_scorer
-from models.stages.meta_rm import MetaAscent
-from models.training.data import Pairs, read_pairs
-from models.training.loop import fit
-from models.training.pair_batches import pair_batches_of, reward_loss
 from tests.bench.material import MAX_TOKENS, make_material
+from trimtab.models.config.reward import MetaRMConfig
+from trimtab.models.config.training import TrainConfig
+from trimtab.models.nets.loading import load_tokenizer, new_scorer
+from trimtab.models.stages.meta_rm import MetaAscent
+from trimtab.models.training.data import Pairs, read_pairs
+from trimtab.models.training.loop import fit
+from trimtab.models.training.pair_batches import pair_batches_of, reward_loss
 
 BATCH = 16
 

@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from models.data.loading import load_preferences
-from models.data.readers import Source
-from models.nets.loading import load_tokenizer, new_scorer, save_model
 from tests.bench.material import byte_pair_tokenizer, small_llama
+from trimtab.models.data.loading import load_preferences
+from trimtab.models.data.readers import Source
+from trimtab.models.nets.loading import load_tokenizer, new_scorer, save_model
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH, RESPONSE, STEPS = 64, 48, 6
@@ -111,7 +111,7 @@ def ours(material: Path, work: Path, precision: str) -> list[float]:
         "num_ranks": 2,
     }
     (work / "job.json").write_text(json.dumps(job))
-    command = [sys.executable, "-m", "models.training.entry", str(work / "job.json")]
+    command = [sys.executable, "-m", "trimtab.models.training.entry", str(work / "job.json")]
     subprocess.run(command, check=True, cwd=ROOT, stderr=subprocess.DEVNULL)
     rows = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
     return [row["time"] for row in rows if "metrics" in row]

@@ -21,16 +21,16 @@ import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from flows.recipes.synthetic import default
-from models.config.policy import RehearsalConfig
-from models.functional.rehearsal import top_k_per_cluster
-from models.nets.generation import Sampling
-from models.nets.loading import build_policy
-from models.stages.rehearsal import cluster_of, embed
-from models.stages.world import word_tokenizer
-from models.synthetic.tasks import TASKS, draw_prompt
-from models.training.sampling import respond
-from models.training.scoring import score_texts
+from trimtab.flows.recipes.synthetic import default
+from trimtab.models.config.policy import RehearsalConfig
+from trimtab.models.functional.rehearsal import top_k_per_cluster
+from trimtab.models.nets.generation import Sampling
+from trimtab.models.nets.loading import build_policy
+from trimtab.models.stages.rehearsal import cluster_of, embed
+from trimtab.models.stages.world import word_tokenizer
+from trimtab.models.synthetic.tasks import TASKS, draw_prompt
+from trimtab.models.training.sampling import respond
+from trimtab.models.training.scoring import score_texts
 
 PARTS = ("sample", "score", "embed", "cluster", "keep")
 

@@ -25,16 +25,16 @@ from statistics import mean, median, stdev
 import matplotlib.pyplot as plt
 import numpy as np
 
-from models.nets.loading import load_tokenizer
-from models.nets.packing import Candidates
-from models.training.batching import epoch_batches
-from models.training.data import read_pairs
 from tests.bench.machine import matrix_rate
 from tests.bench.material import MAX_TOKENS, make_material, training_work
+from trimtab.models.nets.loading import load_tokenizer
+from trimtab.models.nets.packing import Candidates
+from trimtab.models.training.batching import epoch_batches
+from trimtab.models.training.data import read_pairs
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH, RATE = 16, 5e-4
-# The schedule and optimiser of models.training.optimiser in TRL's words.
+# The schedule and optimiser of trimtab.models.training.optimiser in TRL's words.
 SAME = {
     "per_device_train_batch_size": BATCH,
     "learning_rate": RATE,
@@ -113,7 +113,7 @@ def ours(material: Path, precision: str, work: Path, seed: int) -> Epoch:
         "num_ranks": 2,
     }
     (work / "job.json").write_text(json.dumps(job))
-    command = [sys.executable, "-m", "models.training.entry", str(work / "job.json")]
+    command = [sys.executable, "-m", "trimtab.models.training.entry", str(work / "job.json")]
     subprocess.run(command, check=True, cwd=ROOT)
     lines = map(json.loads, (work / "metrics.jsonl").read_text().splitlines())
     steps = [line for line in lines if "metrics" in line]

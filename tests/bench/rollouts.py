@@ -28,12 +28,12 @@ from tempfile import TemporaryDirectory
 import torch
 from transformers import PreTrainedModel
 
-from models.config.policy import PPOConfig, VllmConfig
-from models.nets.generation import Sampling
-from models.training import distributed
-from models.training.sampling import sample
-from models.training.vllm_sampler import VllmSampler, vllm_sampler
 from tests.bench.material import small_llama
+from trimtab.models.config.policy import PPOConfig, VllmConfig
+from trimtab.models.nets.generation import Sampling
+from trimtab.models.training import distributed
+from trimtab.models.training.sampling import sample
+from trimtab.models.training.vllm_sampler import VllmSampler, vllm_sampler
 
 VOCABULARY, BATCH, PROMPT, RESPONSE = 8192, 64, 48, 48
 END = 1

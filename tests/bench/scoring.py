@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models.nets.loading import load_tokenizer, new_scorer
-from models.nets.packing import Candidates
-from models.training import distributed
-from models.training.data import read_pairs
-from models.training.scoring import score_rows
 from tests.bench.material import MAX_TOKENS, make_material
+from trimtab.models.nets.loading import load_tokenizer, new_scorer
+from trimtab.models.nets.packing import Candidates
+from trimtab.models.training import distributed
+from trimtab.models.training.data import read_pairs
+from trimtab.models.training.scoring import score_rows
 
 ARMS = {
     "Trimtab, two ranks": "packed",

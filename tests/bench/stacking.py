@@ -22,12 +22,12 @@ from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
 from transformers import LlamaForSequenceClassification, PreTrainedModel
 
-from flows.recipes.synthetic import default
-from models.nets.fused import with_fused_layers
-from models.nets.loading import build_policy
-from models.nets.packing import Candidates, pack
-from models.nets.scoring import response_scores
-from models.stages.world import word_tokenizer
+from trimtab.flows.recipes.synthetic import default
+from trimtab.models.nets.fused import with_fused_layers
+from trimtab.models.nets.loading import build_policy
+from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.scoring import response_scores
+from trimtab.models.stages.world import word_tokenizer
 
 MEMBERS, PROMPT, RESPONSE = 10, 16, 12
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 
-def start(home: Path, *arguments: str, module: str = "flows.cli") -> subprocess.Popen[str]:
+def start(home: Path, *arguments: str, module: str = "trimtab.flows.cli") -> subprocess.Popen[str]:
     """Start the command; its output is one text."""
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],

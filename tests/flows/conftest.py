@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from infra.prefect.server import local_prefect_server
 from tests.flows.command import trimtab
+from trimtab.infra.prefect.server import local_prefect_server
 
 FINISHED = ("run", "smoke", "ppo.num_steps=12")
 NAME = "smoke-seed0-ppo.num_steps=12"

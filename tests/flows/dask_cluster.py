@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.stack.programs import program
 from tests.flows.running_stack import Running
 from tests.ports import free_ports
+from trimtab.infra.stack.programs import program
 
 
 @dataclass(frozen=True)

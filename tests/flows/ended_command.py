@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from tempfile import NamedTemporaryFile
 from unittest import mock
 
-from flows import cli
-from tasks import context
-from tasks.cache_key import Trainers
-from tasks.execution import StageContext
 from tests.models import stopping
+from trimtab.flows import cli
+from trimtab.tasks import context
+from trimtab.tasks.cache_key import Trainers
+from trimtab.tasks.execution import StageContext
 
 _TRAINERS = Trainers(entry=stopping.__name__)
 

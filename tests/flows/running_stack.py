@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 import requests
 
-from infra.stack import secrets
-from infra.stack.seaweedfs import NUM_INNER_PORTS
-from infra.stack.services import Ports, Stack
-from infra.store.manifest import Manifest
-from infra.store.store import open_store
 from tests.ports import free_ports
+from trimtab.infra.stack import secrets
+from trimtab.infra.stack.seaweedfs import NUM_INNER_PORTS
+from trimtab.infra.stack.services import Ports, Stack
+from trimtab.infra.store.manifest import Manifest
+from trimtab.infra.store.store import open_store
 
 ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
@@ -47,7 +47,7 @@ class Running:
 
     def trimtab(self, *arguments: str) -> str:
         return subprocess.run(
-            [sys.executable, "-m", "flows.cli", *arguments],
+            [sys.executable, "-m", "trimtab.flows.cli", *arguments],
             env=dict(self.environment),
             check=True,
             stdout=subprocess.PIPE,
@@ -61,7 +61,7 @@ class Running:
     def trimtab_started(self, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
         """A command under way, with variables of its own."""
         return subprocess.Popen(
-            [sys.executable, "-m", "flows.cli", *arguments],
+            [sys.executable, "-m", "trimtab.flows.cli", *arguments],
             env={**self.environment, **environment},
         )
 
@@ -198,7 +198,7 @@ def running_stack() -> Iterator[Running]:
         }
     ports = [f"--port={name}={number}" for name, number in {**numbers, "weed": first + 4}.items()]
     process = subprocess.Popen(
-        [sys.executable, "-m", "infra.stack", "up", "--folder", str(folder), *ports],
+        [sys.executable, "-m", "trimtab.infra.stack", "up", "--folder", str(folder), *ports],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,

@@ -6,13 +6,13 @@ from typing import get_args
 
 import pytest
 
-from flows.config import Arm
-from flows.overrides import changed, parsed
-from flows.pipeline.policies import TRAINERS
-from flows.plan import Plan, PlannedStage, PlanRow, make_plan
-from flows.recipes import recipe_named
-from models.estimates.machine import Machine
-from models.reporting.kit.names import POLICY_NAMES
+from trimtab.flows.config import Arm
+from trimtab.flows.overrides import changed, parsed
+from trimtab.flows.pipeline.policies import TRAINERS
+from trimtab.flows.plan import Plan, PlannedStage, PlanRow, make_plan
+from trimtab.flows.recipes import recipe_named
+from trimtab.models.estimates.machine import Machine
+from trimtab.models.reporting.kit.names import POLICY_NAMES
 
 GOES_ON = "rejection_sampling_ppo"
 ARMS: tuple[Arm, ...] = get_args(Arm)

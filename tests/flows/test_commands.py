@@ -12,7 +12,7 @@ import pytest
 # In place of what starts the server: whether Prefect is loaded by then.
 LOOK = """
 import sys
-from flows import cli, commands
+from trimtab.flows import cli, commands
 commands.local_prefect_server = lambda: print("prefect" in sys.modules) or sys.exit(0)
 sys.exit(cli.main(sys.argv[1:]))
 """

@@ -10,17 +10,17 @@ from typing import Any, get_args
 
 import pytest
 
-from flows import experiment
-from flows.cli import main
-from flows.compare_config import METHODS, of_seeds
-from flows.config import Arm, ConfigError
-from flows.plan import make_plan
-from flows.plan_text import plan_text
-from flows.recipes import recipe_named
-from flows.run import Run
-from models.estimates.machine import Machine
-from models.specs import StageSpec
 from tests.flows.command import trimtab
+from trimtab.flows import experiment
+from trimtab.flows.cli import main
+from trimtab.flows.compare_config import METHODS, of_seeds
+from trimtab.flows.config import Arm, ConfigError
+from trimtab.flows.plan import make_plan
+from trimtab.flows.plan_text import plan_text
+from trimtab.flows.recipes import recipe_named
+from trimtab.flows.run import Run
+from trimtab.models.estimates.machine import Machine
+from trimtab.models.specs import StageSpec
 
 LARGE = Machine(1, 10**15, 2, False)
 Submitted = list[tuple[str, dict[str, Any]]]

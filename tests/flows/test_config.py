@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import main
-from flows.config import ConfigError, RunConfig, load_config, seeded, vanilla
-from flows.overrides import RoundChanges, RunChanges, changed, overrides, parsed
-from flows.recipes import RECIPES, recipe_named
-from models.config.judge import JudgeConfig
-from models.config.policy import PPOConfig
-from models.config.training import LoraConfig, ZeroConfig
-from models.studies.registry import TITLES
+from trimtab.flows.cli import main
+from trimtab.flows.config import ConfigError, RunConfig, load_config, seeded, vanilla
+from trimtab.flows.overrides import RoundChanges, RunChanges, changed, overrides, parsed
+from trimtab.flows.recipes import RECIPES, recipe_named
+from trimtab.models.config.judge import JudgeConfig
+from trimtab.models.config.policy import PPOConfig
+from trimtab.models.config.training import LoraConfig, ZeroConfig
+from trimtab.models.studies.registry import TITLES
 
 
 def _smoke(*overrides: str) -> RunConfig:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from flows.config import ConfigError
-from flows.overrides import changed, parsed
-from flows.plan import Plan, PlanRow, make_plan
-from flows.plan_text import plan_text
-from flows.recipes import recipe_named
-from models.estimates.machine import Machine
+from trimtab.flows.config import ConfigError
+from trimtab.flows.overrides import changed, parsed
+from trimtab.flows.plan import Plan, PlanRow, make_plan
+from trimtab.flows.plan_text import plan_text
+from trimtab.flows.recipes import recipe_named
+from trimtab.models.estimates.machine import Machine
 
 
 def _plan(name: str, *overrides: str) -> Plan:

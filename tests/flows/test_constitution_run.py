@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from flows.recipes import recipe_named
-from models.training.data import read_rows
 from tests.flows.command import trimtab
+from trimtab.flows.recipes import recipe_named
+from trimtab.models.training.data import read_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 

@@ -15,11 +15,11 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import preprocess_schema, validate
 from prefect.workers.process import ProcessWorker
 
-from flows.deploy import ENGINE, NOTICE, closed_template
-from flows.overrides import changed, parsed
-from flows.recipes import RECIPES, RecipeName, recipe_named
-from flows.rlhf import rlhf
 from tests.flows.malformed import malformed
+from trimtab.flows.deploy import ENGINE, NOTICE, closed_template
+from trimtab.flows.overrides import changed, parsed
+from trimtab.flows.recipes import RECIPES, RecipeName, recipe_named
+from trimtab.flows.rlhf import rlhf
 
 FILE = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text())
 DEPLOYMENTS = {each["name"]: each for each in FILE["deployments"]}

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from flows.deploy import SETTLED, STARTED
 from tests.flows.dask_cluster import dask_cluster
 from tests.flows.running_stack import Running, running_stack
+from trimtab.flows.deploy import SETTLED, STARTED
 
 pytestmark = pytest.mark.slow
 
@@ -149,7 +149,7 @@ def test_ten_members_take_two_slots(running: Running) -> None:
     assert max(at_once) == 2
     running.python(
         "import pytest\n"
-        "from tasks.gpu_slots import SlotsError, gpu_slots\n"
+        "from trimtab.tasks.gpu_slots import SlotsError, gpu_slots\n"
         "with gpu_slots(2): pass\n"
         "with pytest.raises(SlotsError, match='take 3 GPU slots, and there are fewer'):\n"
         "    with gpu_slots(3): pass"

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from flows.cli import main
-from flows.config import RunConfig
-from models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
-from models.config.policy import PPOConfig, ScoringConfig
+from trimtab.flows.cli import main
+from trimtab.flows.config import RunConfig
+from trimtab.models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
+from trimtab.models.config.policy import PPOConfig, ScoringConfig
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

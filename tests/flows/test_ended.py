@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from flows import ui
-from flows.cli import main
 from tests.ports import free_ports
+from trimtab.flows import ui
+from trimtab.flows.cli import main
 
 # As while trainers are stopped at a checkpoint: SIGTERM is in hand.
 DRAINING = """
 import signal, sys, time
-from flows.ended import signals_end_it
+from trimtab.flows.ended import signals_end_it
 with signals_end_it("; it goes on"):
     if "drain" in sys.argv:
         signal.signal(signal.SIGTERM, lambda *_: print("draining", flush=True))
@@ -28,7 +28,7 @@ with signals_end_it("; it goes on"):
 # As a library that is loaded and makes an exception of its own of any.
 LOADING = """
 import signal
-from flows.ended import signals_end_it
+from trimtab.flows.ended import signals_end_it
 with signals_end_it("; it goes on"):
     with signals_end_it("; it goes on", at_once=True):
         try:
@@ -39,8 +39,8 @@ with signals_end_it("; it goes on"):
 # As if a signal came while a server was being started.
 INTERRUPTED = """
 import signal, subprocess, sys
-from flows import ui
-from flows.ended import signals_end_it
+from trimtab.flows import ui
+from trimtab.flows.ended import signals_end_it
 class Popen(subprocess.Popen):
     def _execute_child(self, *arguments):
         super()._execute_child(*arguments)
@@ -51,8 +51,8 @@ with signals_end_it():
 """
 SERVE = """
 import sys
-from flows.ended import signals_end_it
-from flows.ui import _serve
+from trimtab.flows.ended import signals_end_it
+from trimtab.flows.ui import _serve
 other = [sys.executable, "-c", "print('up', flush=True); import time; time.sleep(600)"]
 with signals_end_it():
     sys.exit(_serve({"Prefect": other, "MLflow": ["sh", "-c", sys.argv[1]]}))

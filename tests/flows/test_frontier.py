@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from flows.plan import PlannedRun, PlannedStage
-from flows.recipes import recipe_named
-from flows.studies.frontier import SWEEPS, frontier
-from models.studies.frontier import CONSTANTS
+from trimtab.flows.plan import PlannedRun, PlannedStage
+from trimtab.flows.recipes import recipe_named
+from trimtab.flows.studies.frontier import SWEEPS, frontier
+from trimtab.models.studies.frontier import CONSTANTS
 
 
 @pytest.fixture(scope="module")

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from flows import experiment
-from flows.recipes import recipe_named
-from flows.run import PlannedRun, PlannedStage
-from infra.processes.gpus import own_gpus
-from infra.settings import Settings
-from models.specs import StageSpec
-from tasks import stage_task
-from tasks.resources import Resources, share_of
-from tasks.stages import TASKS
+from trimtab.flows import experiment
+from trimtab.flows.recipes import recipe_named
+from trimtab.flows.run import PlannedRun, PlannedStage
+from trimtab.infra.processes.gpus import own_gpus
+from trimtab.infra.settings import Settings
+from trimtab.models.specs import StageSpec
+from trimtab.tasks import stage_task
+from trimtab.tasks.resources import Resources, share_of
+from trimtab.tasks.stages import TASKS
 
 SMALL = ("smoke", "default", "rlaif", "constitutional")
 

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from flows import commands
-from flows import publish as finish_module
-from flows import rounds as rounds_module
-from flows.cli import main
-from flows.compare_config import METHODS, SEEDS, comparison_name
-from flows.config import ConfigError, RunConfig
-from flows.names import MAX_NAME, NAME_PATTERN, check_free, data_of, model_of, named
-from flows.overrides import changed, parsed
-from flows.publish import run_name
-from flows.recipes import RECIPES, recipe_named
-from flows.rounds import NoChampionError, champion_of
-from infra.report_folders import write_run
-from infra.settings import Settings
+from trimtab.flows import commands
+from trimtab.flows import publish as finish_module
+from trimtab.flows import rounds as rounds_module
+from trimtab.flows.cli import main
+from trimtab.flows.compare_config import METHODS, SEEDS, comparison_name
+from trimtab.flows.config import ConfigError, RunConfig
+from trimtab.flows.names import MAX_NAME, NAME_PATTERN, check_free, data_of, model_of, named
+from trimtab.flows.overrides import changed, parsed
+from trimtab.flows.publish import run_name
+from trimtab.flows.recipes import RECIPES, recipe_named
+from trimtab.flows.rounds import NoChampionError, champion_of
+from trimtab.infra.report_folders import write_run
+from trimtab.infra.settings import Settings
 
 
 def _config(recipe: str, *overrides: str) -> RunConfig:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from flows.overrides import changed, parsed
-from flows.plan import Plan, make_plan
-from flows.plan_layout import size
-from flows.plan_text import plan_text
-from flows.recipes import MACHINES, recipe_named
-from models.estimates.machine import GIB, PYTHON_PROCESS, Machine
+from trimtab.flows.overrides import changed, parsed
+from trimtab.flows.plan import Plan, make_plan
+from trimtab.flows.plan_layout import size
+from trimtab.flows.plan_text import plan_text
+from trimtab.flows.recipes import MACHINES, recipe_named
+from trimtab.models.estimates.machine import GIB, PYTHON_PROCESS, Machine
 
 ROOT = Path(__file__).parents[2]
 LARGE = Machine(1, 10**15, 2, False)

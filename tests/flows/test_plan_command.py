@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from flows import commands
-from flows.cli import main
-from flows.config import ConfigError, RunConfig
-from flows.overrides import changed, parsed
-from flows.recipes import recipe_named
-from infra.settings import Settings
+from trimtab.flows import commands
+from trimtab.flows.cli import main
+from trimtab.flows.config import ConfigError, RunConfig
+from trimtab.flows.overrides import changed, parsed
+from trimtab.flows.recipes import recipe_named
+from trimtab.infra.settings import Settings
 
 # `hh-7b` with the whole of every model on one rank.
 ALONE = [

@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from flows.overrides import changed, parsed
-from flows.plan import Plan, PlanRow, make_plan
-from flows.recipes import recipe_named
-from models.estimates.machine import Machine
-from models.estimates.stages import work_of
-from models.estimates.work import Work
-from models.training.data import read_rows
 from tests.flows.conftest import FINISHED, NAME
+from trimtab.flows.overrides import changed, parsed
+from trimtab.flows.plan import Plan, PlanRow, make_plan
+from trimtab.flows.recipes import recipe_named
+from trimtab.models.estimates.machine import Machine
+from trimtab.models.estimates.stages import work_of
+from trimtab.models.estimates.work import Work
+from trimtab.models.training.data import read_rows
 
 pytestmark = pytest.mark.slow
 

@@ -7,11 +7,11 @@ from math import ceil
 
 import pytest
 
-from flows.config import ConfigError, RunConfig
-from flows.overrides import changed, parsed
-from flows.plan import Plan, make_plan
-from flows.recipes import RECIPES, recipe_named
-from models.estimates.machine import Machine
+from trimtab.flows.config import ConfigError, RunConfig
+from trimtab.flows.overrides import changed, parsed
+from trimtab.flows.plan import Plan, make_plan
+from trimtab.flows.recipes import RECIPES, recipe_named
+from trimtab.models.estimates.machine import Machine
 
 LARGE = Machine(1, 10**15, 2, False)
 

@@ -18,14 +18,14 @@ from prefect.exceptions import ParameterTypeError
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import preprocess_schema, validate
 
-from flows.compare import compare
-from flows.config import ConfigError
-from flows.evaluate import evaluate
-from flows.overrides import changed, parsed
-from flows.recipes import recipe_named
-from flows.rlhf import rlhf
-from flows.rounds import rounds
-from flows.study import study
+from trimtab.flows.compare import compare
+from trimtab.flows.config import ConfigError
+from trimtab.flows.evaluate import evaluate
+from trimtab.flows.overrides import changed, parsed
+from trimtab.flows.recipes import recipe_named
+from trimtab.flows.rlhf import rlhf
+from trimtab.flows.rounds import rounds
+from trimtab.flows.study import study
 
 SCHEMA, FLOW, ALONE = "schema", "flow", "alone"
 

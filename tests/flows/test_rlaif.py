@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from flows.config import ConfigError, load_config
-from flows.overrides import changed, parsed
-from flows.plan import PlannedRun, PlanRow, make_plan
-from flows.recipes import recipe_named
-from flows.studies.registry import ARMS
-from flows.studies.rlaif import ACCURACIES
-from models.estimates.machine import Machine
+from trimtab.flows.config import ConfigError, load_config
+from trimtab.flows.overrides import changed, parsed
+from trimtab.flows.plan import PlannedRun, PlanRow, make_plan
+from trimtab.flows.recipes import recipe_named
+from trimtab.flows.studies.registry import ARMS
+from trimtab.flows.studies.rlaif import ACCURACIES
+from trimtab.models.estimates.machine import Machine
 
 KINDS = ("distilled", "direct")
 GOLD = "judge_preferences.judge.gold_accuracy=0.8"

@@ -14,14 +14,14 @@ import pytest
 import torch
 from fastapi import Request, Response
 
-from models.config.judge import JudgeConfig
-from models.judge.batch import CachedChatModel
-from models.judge.judge import Comparison, Judge
-from models.judge.local import LocalModel
-from models.judge.serve import create_app
-from models.training.data import read_rows
 from tests.flows.command import trimtab
 from tests.models.judge.tiny import running, tiny_model, tiny_tokenizer
+from trimtab.models.config.judge import JudgeConfig
+from trimtab.models.judge.batch import CachedChatModel
+from trimtab.models.judge.judge import Comparison, Judge
+from trimtab.models.judge.local import LocalModel
+from trimtab.models.judge.serve import create_app
+from trimtab.models.training.data import read_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
@@ -134,9 +134,9 @@ def test_labels_of_a_served_model_are_those_of_the_model(
 def test_a_block_that_is_not_there_is_named() -> None:
     _python(
         "import pytest\n"
-        "from models.config.judge import EndpointConfig\n"
-        "from tasks.secrets import judge_keys\n"
-        "from tasks.execution import StageInputError\n"
+        "from trimtab.models.config.judge import EndpointConfig\n"
+        "from trimtab.tasks.secrets import judge_keys\n"
+        "from trimtab.tasks.execution import StageInputError\n"
         "with pytest.raises(StageInputError, match=\"key_block is 'no-such', and Prefect's\"):\n"
         "    judge_keys(EndpointConfig(model='m', key_block='no-such'))"
     )

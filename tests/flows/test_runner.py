@@ -12,16 +12,16 @@ import pytest
 from prefect import Task
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows import publish
-from flows.config import ConfigError
-from flows.names import named
-from flows.recipes import recipe_named
-from flows.run import Run
-from flows.runner import task_runner
-from models import specs
-from models.config.policy import PPOConfig
-from models.config.reward import RewardModelConfig, StrengthConfig
-from models.config.training import TrainConfig
+from trimtab.flows import publish
+from trimtab.flows.config import ConfigError
+from trimtab.flows.names import named
+from trimtab.flows.recipes import recipe_named
+from trimtab.flows.run import Run
+from trimtab.flows.runner import task_runner
+from trimtab.models import specs
+from trimtab.models.config.policy import PPOConfig
+from trimtab.models.config.reward import RewardModelConfig, StrengthConfig
+from trimtab.models.config.training import TrainConfig
 
 
 def test_threads_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import requests
 
-from flows.deploy import ENGINE
-from infra.stack import secrets
-from infra.stack.bucket import BUCKET
-from infra.stack.programs import program
-from infra.stack.seaweedfs import NUM_INNER_PORTS
 from tests.flows import strangers
 from tests.flows.listener import Listener, listening
 from tests.flows.malformed import malformed
 from tests.flows.running_stack import Running, processes_of, running_stack
+from trimtab.flows.deploy import ENGINE
+from trimtab.infra.stack import secrets
+from trimtab.infra.stack.bucket import BUCKET
+from trimtab.infra.stack.programs import program
+from trimtab.infra.stack.seaweedfs import NUM_INNER_PORTS
 
 pytestmark = pytest.mark.slow
 PREFECT_FILE = Path(__file__).parents[2] / "prefect.yaml"
@@ -170,7 +170,7 @@ def test_notices_go_to_a_block(running: Running, listener: Listener) -> None:
         f"Webhook(url={listener.address!r}).save('alerts')"
     )
     running.trimtab("deploy", "--gpus", "2", "--notify", "webhook/alerts")
-    running.python("from tasks.events import COLLAPSED, tell; tell(COLLAPSED, 'p', step=3)")
+    running.python("from trimtab.tasks.events import COLLAPSED, tell; tell(COLLAPSED, 'p', step=3)")
     assert listener.wait_for("trimtab.policy.collapsed")["payload"] == {"step": 3}
     run = running.start("evaluate", {"recipe": "smoke", "policy": "99"}).json()
     assert running.end_of(run)["name"] == "Failed"
@@ -246,10 +246,10 @@ def _processes_have_only_their_secrets(running: Running) -> None:
         "prefect.server.api.server": {"PGPASSWORD", "PREFECT_API_AUTH_STRING"},
         "mlflow server": s3 | {"PGPASSWORD", "MLFLOW_FLASK_SERVER_SECRET_KEY"},
         "weed ": set(),
-        "infra.processes.fork_server": set(),
+        "trimtab.infra.processes.fork_server": set(),
     }
     deadline = time.monotonic() + 120
-    while not running.processes("infra.processes.fork_server"):
+    while not running.processes("trimtab.infra.processes.fork_server"):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     for words, secrets_of in needed.items():

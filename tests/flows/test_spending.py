@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 from prefect import Task
 
-from flows import experiment
-from flows.compare_config import of_seeds
-from flows.config import RunConfig
-from flows.overrides import changed
-from flows.plan_text import spending_in_words
-from flows.recipes import recipe_named
-from flows.run import PlannedStage, Run
-from infra.settings import Settings
-from models.config.base import deciding
-from models.config.judge import JudgeAnswersConfig
-from models.judge.budget import LIMITS_NAME, RunLedger
-from models.judge.build import RUN_LEDGER_VARIABLE
-from models.judge.chat import Usage
-from tasks.spending import UnsharedLedgerError, ledger_of_run
+from trimtab.flows import experiment
+from trimtab.flows.compare_config import of_seeds
+from trimtab.flows.config import RunConfig
+from trimtab.flows.overrides import changed
+from trimtab.flows.plan_text import spending_in_words
+from trimtab.flows.recipes import recipe_named
+from trimtab.flows.run import PlannedStage, Run
+from trimtab.infra.settings import Settings
+from trimtab.models.config.base import deciding
+from trimtab.models.config.judge import JudgeAnswersConfig
+from trimtab.models.judge.budget import LIMITS_NAME, RunLedger
+from trimtab.models.judge.build import RUN_LEDGER_VARIABLE
+from trimtab.models.judge.chat import Usage
+from trimtab.tasks.spending import UnsharedLedgerError, ledger_of_run
 
 ENDPOINT = {"model": "m", "input_price": 1.0, "max_cost": 5.0, "max_total_tokens": 1000}
 JUDGE = {"judge": {"endpoint": ENDPOINT}}

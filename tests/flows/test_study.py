@@ -6,13 +6,13 @@ from typing import NoReturn
 
 import pytest
 
-from flows.config import ConfigError
-from flows.recipes import recipe_named
-from flows.run import Run, SharedRun
-from flows.studies.registry import ARMS
-from flows.study import checked, read_all
-from models.specs import StageSpec
-from models.studies.registry import Exhibit, exhibits_of
+from trimtab.flows.config import ConfigError
+from trimtab.flows.recipes import recipe_named
+from trimtab.flows.run import Run, SharedRun
+from trimtab.flows.studies.registry import ARMS
+from trimtab.flows.study import checked, read_all
+from trimtab.models.specs import StageSpec
+from trimtab.models.studies.registry import Exhibit, exhibits_of
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from models.studies.registry import TITLES, exhibits_of
 from tests.flows.command import trimtab
+from trimtab.models.studies.registry import TITLES, exhibits_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from infra.processes.fork_client import close_servers
-from infra.stack.bucket import BUCKET
-from infra.stack.seaweedfs import NUM_INNER_PORTS, seaweedfs
-from infra.stack.supervisor import Supervisor
-from infra.store.manifest import Manifest
-from infra.store.store import Store, open_store
 from tests.ports import free_ports
+from trimtab.infra.processes.fork_client import close_servers
+from trimtab.infra.stack.bucket import BUCKET
+from trimtab.infra.stack.seaweedfs import NUM_INNER_PORTS, seaweedfs
+from trimtab.infra.stack.supervisor import Supervisor
+from trimtab.infra.store.manifest import Manifest
+from trimtab.infra.store.store import Store, open_store
 
 KEY = "k" * 64
 _ACCESS_KEY, _SECRET = "test-key", "test-secret"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from infra.access import Access, AccessError
-from infra.processes.environment import of_trainers, without_secrets
-from infra.store.fetch import FetchError, fetch
+from trimtab.infra.access import Access, AccessError
+from trimtab.infra.processes.environment import of_trainers, without_secrets
+from trimtab.infra.store.fetch import FetchError, fetch
 
 SUFFIXES = (".jsonl",)
 

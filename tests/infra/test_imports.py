@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from infra.imports import quick_imports
+from trimtab.infra.imports import quick_imports
 
 
 def test_the_collector_rests_and_then_leaves_alone_what_was_loaded() -> None:

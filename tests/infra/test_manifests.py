@@ -16,8 +16,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from prefect.utilities.templating import apply_values, find_placeholders
 
-from infra.stack import secrets
-from infra.stack.postgres import DATABASES
+from trimtab.infra.stack import secrets
+from trimtab.infra.stack.postgres import DATABASES
 
 INFRA = Path(__file__).parents[2] / "infra"
 TEMPLATE = json.loads((INFRA / "kubernetes" / "job-template.json").read_text())

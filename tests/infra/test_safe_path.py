@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from flows.deploy import ENGINE, _prefect
-from infra.stack.supervisor import Service, Supervisor
-from models.training import launcher
+from trimtab.flows.deploy import ENGINE, _prefect
+from trimtab.infra.stack.supervisor import Service, Supervisor
+from trimtab.models.training import launcher
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("infra", "models", "tasks", "flows", "prefect", "torch", "uvicorn", "deepspeed", "data")
@@ -51,7 +51,7 @@ def _assert_safe(path: Path) -> None:
 
 def test_prefect_s_commands_and_the_flow_runs_of_workers_have_one(elsewhere: Path) -> None:
     _prefect("--version")
-    command = [sys.executable, *ENGINE.split()[1:-1], "flows.config"]
+    command = [sys.executable, *ENGINE.split()[1:-1], "trimtab.flows.config"]
     subprocess.run(command, check=True)
 
 
@@ -66,7 +66,7 @@ def test_ranks_of_a_launcher_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     monkeypatch.setattr(os, "execve", lambda *given: started.extend(given))
-    launcher.become_launcher("models.training.entry", "job.json", 2, [])
+    launcher.become_launcher("trimtab.models.training.entry", "job.json", 2, [])
     _, command, environment = started
     assert command[1:4] == ["-P", "-m", "deepspeed.launcher.launch"]
     assert environment["PYTHONSAFEPATH"] == "1"
@@ -76,6 +76,6 @@ def test_a_flow_s_module_starts_nothing_by_itself(tmp_path: Path) -> None:
     """It would run without what the command prepares: Prefect's files below the user's home."""
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_HOME"}
     environment |= {"HOME": str(tmp_path), "PREFECT_API_URL": "http://127.0.0.1:9/api"}
-    command = [sys.executable, "-P", "-m", "flows.rlhf"]
+    command = [sys.executable, "-P", "-m", "trimtab.flows.rlhf"]
     subprocess.run(command, env=environment, cwd=tmp_path, check=True)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -6,7 +6,7 @@ import json
 import time
 from pathlib import Path
 
-from infra.processes.launch import launch
+from trimtab.infra.processes.launch import launch
 
 
 def write_job(workdir: Path, do: str) -> Path:

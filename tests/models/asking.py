@@ -8,11 +8,11 @@ from typing import Any
 
 import psutil
 
-from infra.processes.fork_client import warm_server
-from infra.processes.launch import PRELOAD
-from models.config.judge import EndpointConfig
-from models.training import signals
 from tests.models.judge.endpoint import Body, Reply, Script, ScriptedServer, completion
+from trimtab.infra.processes.fork_client import warm_server
+from trimtab.infra.processes.launch import PRELOAD
+from trimtab.models.config.judge import EndpointConfig
+from trimtab.models.training import signals
 
 
 def priced(server: ScriptedServer, **endpoint: Any) -> EndpointConfig:

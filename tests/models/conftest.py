@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from flows.recipes.synthetic import smoke
-from models.nets.precision import set_product_precision
-from models.specs import SPECS
+from trimtab.flows.recipes.synthetic import smoke
+from trimtab.models.nets.precision import set_product_precision
+from trimtab.models.specs import SPECS
 
 RunStage = Callable[..., Path]
 
@@ -26,7 +26,7 @@ def run_stage(name: str, config: Any, workdir: Path, **inputs: Path) -> Path:
     """Run a stage here; returns its output folder."""
     workdir.mkdir(parents=True, exist_ok=True)
     SPECS[name].check(inputs)
-    importlib.import_module(f"models.stages.{name}").run(config, inputs, workdir)
+    importlib.import_module(f"trimtab.models.stages.{name}").run(config, inputs, workdir)
     return workdir / "output"
 
 

@@ -18,12 +18,12 @@ from typing import Any
 import psutil
 import pytest
 
-from infra.processes import launch as launch_module
-from infra.processes.fork_client import warm_server
-from models.specs import SPECS
-from models.training import checkpoint
 from tests.models import stopping
 from tests.models.conftest import run_stage
+from trimtab.infra.processes import launch as launch_module
+from trimtab.infra.processes.fork_client import warm_server
+from trimtab.models.specs import SPECS
+from trimtab.models.training import checkpoint
 
 
 def read_by(stage: str, **inputs: Path) -> dict[str, Path]:

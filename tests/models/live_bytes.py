@@ -1,9 +1,9 @@
-"""Runs a job as `models.training.entry` does and notes how many bytes live in each phase.
+"""Runs a job as `trimtab.models.training.entry` does and notes how many bytes live in each phase.
 
 What lives is the memory of all tensors of a rank's device: a storage counts from the first
 operation that makes or reads it until it is freed. What a kernel takes and gives back inside one
 operation does not count, nor the window in which ranks of one host add up, nor what ZeRO copies to
-the host in the end. The job has `limits`, to take the place of those of `models.limits`. Each rank
+the host in the end. The job has `limits`, to take the place of those of `trimtab.models.limits`. Each rank
 writes live/<process id>.json into the work folder: the most bytes that lived in each phase.
 """
 
@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from models import limits
-from models.training import entry, launcher
+from trimtab.models import limits
+from trimtab.models.training import entry, launcher
 
 _become_launcher = launcher.become_launcher
 _LOADERS = ("load_policy", "load_scorer", "new_scorer", "build_policy")
@@ -108,9 +108,9 @@ def _patched(
 
 def _mark(tracker: LiveBytes) -> None:
     """Phases begin where these functions are called, and end where others are."""
-    from models.stages import meta_rm, reward_model, sft
-    from models.stages.ppo_max import rollout, scorers, trainer, update
-    from models.training import loop
+    from trimtab.models.stages import meta_rm, reward_model, sft
+    from trimtab.models.stages.ppo_max import rollout, scorers, trainer, update
+    from trimtab.models.training import loop
 
     owners: tuple[ModuleType, ...] = (trainer, scorers, reward_model, meta_rm, sft)
     for owner in owners:
@@ -138,14 +138,14 @@ def _mark(tracker: LiveBytes) -> None:
 
 def _leave_out(tracker: LiveBytes, uses_zero: bool) -> None:
     """The window of ranks of one host, and what ZeRO copies to the host."""
-    from models.training import distributed
+    from trimtab.models.training import distributed
 
     if distributed._ranks.windows is not None:
         tracker.count(False)
         tracker.note(distributed._ranks.windows)
         tracker.count(True)
     if uses_zero:
-        from models.training import zero
+        from trimtab.models.training import zero
 
         _patched(zero, "_copy", lambda: tracker.count(False), lambda _: tracker.count(True))
         _patched(
@@ -156,7 +156,7 @@ def _leave_out(tracker: LiveBytes, uses_zero: bool) -> None:
 
 
 def main(job_path: str) -> None:
-    """Run the job as `models.training.entry` does."""
+    """Run the job as `trimtab.models.training.entry` does."""
     job = json.loads(Path(job_path).read_text())
     for name, value in job["limits"].items():
         setattr(limits, name, value)

@@ -5,7 +5,7 @@ one's memory from Python. From a seed it draws other numbers than the CPU, as a 
 stage that ends well has put everything where it belongs, and its results equal those of the CPU bit
 for bit where all that counts is drawn there.
 
-As an entry of the warm server it runs a job like `models.training.entry`.
+As an entry of the warm server it runs a job like `trimtab.models.training.entry`.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def install() -> None:
 
 def main(job_path: str) -> None:
     install()
-    from models.training import entry
+    from trimtab.models.training import entry
 
     entry.main(job_path)
     is_strict = os.environ.get(entry.DETERMINISTIC) == "1"

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from models.training import distributed, entry, launcher, signals
+from trimtab.models.training import distributed, entry, launcher, signals
 
 STEP = "STOP_AT_STEP"
 ORCHESTRATOR = "STOP_ORCHESTRATOR"  # a file with its process id, which the signal takes away
@@ -27,7 +27,7 @@ _stop_requested = signals.stop_requested
 
 
 def main(job_path: str) -> None:
-    """Run the job as `models.training.entry` does, until it is stopped."""
+    """Run the job as `trimtab.models.training.entry` does, until it is stopped."""
     stage = json.loads(Path(job_path).read_text())["stage"]
     if os.environ.get(STAGE, stage) == stage:
         signals.stop_requested = _see_to_the_end(Path(job_path).parent / "metrics.jsonl")

@@ -7,13 +7,13 @@ from math import ceil
 
 import pytest
 
-from models import counts
-from models.config.data import ComparisonsConfig
-from models.config.judge import JudgeConfig
-from models.config.policy import PolicyConfig, PPOConfig
-from models.config.training import TrainConfig
-from models.functional.strength import fold_of
-from models.training.batching import epoch_batches
+from trimtab.models import counts
+from trimtab.models.config.data import ComparisonsConfig
+from trimtab.models.config.judge import JudgeConfig
+from trimtab.models.config.policy import PolicyConfig, PPOConfig
+from trimtab.models.config.training import TrainConfig
+from trimtab.models.functional.strength import fold_of
+from trimtab.models.training.batching import epoch_batches
 
 
 def test_an_epoch_has_as_many_batches_as_are_counted() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from models.specs import HIR, PPO_MAX, SPECS, STRENGTH, WIN_MATRIX, InputError
-from models.training.data import one_or_several
+from trimtab.models.specs import HIR, PPO_MAX, SPECS, STRENGTH, WIN_MATRIX, InputError
+from trimtab.models.training.data import one_or_several
 
 
 def test_trainers_find_what_tasks_hand_over_in_their_order() -> None:

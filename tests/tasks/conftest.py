@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from infra.processes.fork_client import close_servers
-from tasks.execution import StageContext
 from tests.tasks.toy_stage import make_context
+from trimtab.infra.processes.fork_client import close_servers
+from trimtab.tasks.execution import StageContext
 
 
 @pytest.fixture(scope="module")

@@ -13,21 +13,21 @@ import pytest
 from prefect.context import FlowRunContext
 from pydantic import BaseModel
 
-from flows.config import RunConfig, load_config
-from flows.recipes import RECIPES, recipe_named
-from infra.access import AccessError
-from infra.store.store import Store, open_store
-from models.config.data import PreferencesConfig
-from models.config.judge import JudgePreferencesConfig
-from models.config.training import SFTConfig
-from models.judge.constitutions import ConstitutionError
-from models.packages import PACKAGED_MODELS
-from models.specs import JUDGE_PREFERENCES
-from models.stages.rehearsal import PACKAGED_ENCODERS
-from tasks import context as performing
-from tasks import secrets as keys
-from tasks import sources
-from tasks.access import (
+from trimtab.flows.config import RunConfig, load_config
+from trimtab.flows.recipes import RECIPES, recipe_named
+from trimtab.infra.access import AccessError
+from trimtab.infra.store.store import Store, open_store
+from trimtab.models.config.data import PreferencesConfig
+from trimtab.models.config.judge import JudgePreferencesConfig
+from trimtab.models.config.training import SFTConfig
+from trimtab.models.judge.constitutions import ConstitutionError
+from trimtab.models.packages import PACKAGED_MODELS
+from trimtab.models.specs import JUDGE_PREFERENCES
+from trimtab.models.stages.rehearsal import PACKAGED_ENCODERS
+from trimtab.tasks import context as performing
+from trimtab.tasks import secrets as keys
+from trimtab.tasks import sources
+from trimtab.tasks.access import (
     OUR_OWN,
     PLACES,
     demand_access,
@@ -35,8 +35,8 @@ from tasks.access import (
     kind_of,
     limits,
 )
-from tasks.secrets import judge_keys
-from tasks.sources import import_constitution, import_source
+from trimtab.tasks.secrets import judge_keys
+from trimtab.tasks.sources import import_constitution, import_source
 
 # Fields that are texts and name no place.
 WORDS = {

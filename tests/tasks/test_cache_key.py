@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from models.config.base import deciding
-from models.config.reporting import EvaluateConfig
-from models.data.records import ArtifactRef
-from tasks.cache_key import CodeChangedError, stage_key
-from tasks.execution import StageContext
 from tests.tasks.toy_stage import count
+from trimtab.models.config.base import deciding
+from trimtab.models.config.reporting import EvaluateConfig
+from trimtab.models.data.records import ArtifactRef
+from trimtab.tasks.cache_key import CodeChangedError, stage_key
+from trimtab.tasks.execution import StageContext
 
 
 def test_key_depends_on_stage_config_inputs_and_code_only() -> None:

@@ -12,23 +12,23 @@ from pkgutil import iter_modules
 
 import pytest
 
-from tasks import cache_key as module
-from tasks.cache_key import ROOT, UnknownModuleError, code_version, modules_of, stage_key
+from trimtab.tasks import cache_key as module
+from trimtab.tasks.cache_key import ROOT, UnknownModuleError, code_version, modules_of, stage_key
 
 FILES = {
     "models/__init__.py": "",
     "models/stages/__init__.py": "",
     "models/stages/sft.py": (
-        "import torch\nfrom models.functional import loss\nfrom . import batching\n"
-        "def run():\n    from models.nets.heads import Head\n    return Head\n"
+        "import torch\nfrom trimtab.models.functional import loss\nfrom . import batching\n"
+        "def run():\n    from trimtab.models.nets.heads import Head\n    return Head\n"
     ),
-    "models/stages/batching.py": "import models.data.records as records\n",
+    "models/stages/batching.py": "import trimtab.models.data.records as records\n",
     "models/stages/ppo.py": "x = 1\n",
     "models/functional/__init__.py": "",
     "models/functional/loss.py": '"""Doc."""\ndef f(x):\n    """Doc."""\n    return x + 1\n',
     "models/nets/__init__.py": "from .heads import Head\n",
     "models/nets/heads.py": "from ..data.records import R\nclass Head: ...\n",
-    "models/data/records.py": "from models.stages import batching\nR = 1\n",
+    "models/data/records.py": "from trimtab.models.stages import batching\nR = 1\n",
     "flows/__init__.py": "",
 }
 
@@ -43,10 +43,10 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_closure_follows_every_form_of_import(root: Path) -> None:
-    assert modules_of("models.stages.sft", root=root) == [
-        "models", "models.data.records", "models.functional", "models.functional.loss",
-        "models.nets", "models.nets.heads",
-        "models.stages", "models.stages.batching", "models.stages.sft",
+    assert modules_of("trimtab.models.stages.sft", root=root) == [
+        "models", "trimtab.models.data.records", "trimtab.models.functional", "trimtab.models.functional.loss",
+        "trimtab.models.nets", "trimtab.models.nets.heads",
+        "trimtab.models.stages", "trimtab.models.stages.batching", "trimtab.models.stages.sft",
     ]  # fmt: skip
 
 
@@ -64,23 +64,23 @@ def test_closure_follows_every_form_of_import(root: Path) -> None:
 def test_version_changes_with_reachable_code_only(
     root: Path, path: str, old: str, new: str, changes: bool
 ) -> None:
-    before = code_version("models.stages.sft", root=root)
+    before = code_version("trimtab.models.stages.sft", root=root)
     text = (root / path).read_text()
     assert old in text
     (root / path).write_text(text.replace(old, new))
-    assert (code_version("models.stages.sft", root=root) != before) == changes
+    assert (code_version("trimtab.models.stages.sft", root=root) != before) == changes
 
 
 def test_version_changes_with_the_texts_of_a_package(root: Path) -> None:
-    versions = [code_version("models.stages.sft", root=root)]
+    versions = [code_version("trimtab.models.stages.sft", root=root)]
     text = root / "models" / "nets" / "prompt.txt"
     for content in ("Which is better?", "Which one is better?"):
         text.write_text(content)
-        versions.append(code_version("models.stages.sft", root=root))
+        versions.append(code_version("trimtab.models.stages.sft", root=root))
     assert len(set(versions)) == 3
     (root / "models" / "nets" / ".prompt.txt.swp").write_text("an editor's")
     (root / "flows" / "prompt.txt").write_text("Elsewhere")
-    assert code_version("models.stages.sft", root=root) == versions[-1]
+    assert code_version("trimtab.models.stages.sft", root=root) == versions[-1]
 
 
 @pytest.fixture(scope="module")
@@ -93,15 +93,15 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _keys(root: Path, stages: Mapping[str, str]) -> dict[str, str]:
     """Keys of stages with the settings that `stages` makes, by expressions, as `root` has them."""
-    imports = "from models.config import policy, reward, training\n"
-    imports += "from models.config.base import deciding\n"
+    imports = "from trimtab.models.config import policy, reward, training\n"
+    imports += "from trimtab.models.config.base import deciding\n"
     made = ", ".join(f"{name!r}: deciding({made})" for name, made in stages.items())
     code = f"import json\n{imports}print(json.dumps({{{made}}}))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
     )
     return {
-        name: stage_key(name, config, {}, code_version(f"models.stages.{name}", root=root))
+        name: stage_key(name, config, {}, code_version(f"trimtab.models.stages.{name}", root=root))
         for name, config in json.loads(done.stdout).items()
     }
 
@@ -148,7 +148,7 @@ def test_version_changes_with_the_files_of_the_pages_that_a_stage_writes(
 ) -> None:
     def versions() -> dict[str, str]:
         names = [found.name for found in iter_modules([str(copied / "models/stages")])]
-        return {name: code_version(f"models.stages.{name}", root=copied) for name in names}
+        return {name: code_version(f"trimtab.models.stages.{name}", root=copied) for name in names}
 
     before = versions()
     with (copied / "models/reporting" / path).open("a") as file:
@@ -157,22 +157,22 @@ def test_version_changes_with_the_files_of_the_pages_that_a_stage_writes(
 
 
 def test_version_changes_with_the_libraries(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = code_version("models.stages.sft", root=root)
+    before = code_version("trimtab.models.stages.sft", root=root)
     versions = {"torch": "9.9.9+cu130", "transformers": "1"}
     monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
     monkeypatch.setattr(module, "_version", module._version.__wrapped__)  # it remembers no other
-    after = code_version("models.stages.sft", root=root)
+    after = code_version("trimtab.models.stages.sft", root=root)
     assert after != before
     versions["torch"] = "9.9.9+cpu"  # the same release for another machine
-    assert code_version("models.stages.sft", root=root) == after
+    assert code_version("trimtab.models.stages.sft", root=root) == after
     assert module.library_versions() == {"torch": "9.9.9", "transformers": "1"}
 
 
 def test_unknown_module_is_named(root: Path) -> None:
     with pytest.raises(UnknownModuleError, match=r"'models\.stages\.nothing'"):
-        code_version("models.stages.nothing", root=root)
+        code_version("trimtab.models.stages.nothing", root=root)
 
 
 def test_entry_of_this_project_has_a_version() -> None:
-    assert "models.training.signals" in modules_of("models.training.entry")
-    assert len(code_version("models.training.entry")) == 64
+    assert "trimtab.models.training.signals" in modules_of("trimtab.models.training.entry")
+    assert len(code_version("trimtab.models.training.entry")) == 64

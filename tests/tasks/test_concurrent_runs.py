@@ -10,8 +10,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tasks.execution import StageContext
 from tests.tasks.toy_stage import count, make_context
+from trimtab.tasks.execution import StageContext
 
 RUNS, STAGES, OF_ALL = 20, 4, 8
 SECONDS = 120.0  # far beyond what they need

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from infra.processes.gpus import own_gpus
-from infra.processes.launch import TrainerError
-from infra.store.manifest import CorruptArtifactError
-from infra.tracking.runs import Tracking
-from models.data.records import ArtifactRef
-from tasks.execution import (
+from tests.tasks.toy_stage import CounterConfig, count
+from trimtab.infra.processes.gpus import own_gpus
+from trimtab.infra.processes.launch import TrainerError
+from trimtab.infra.store.manifest import CorruptArtifactError
+from trimtab.infra.tracking.runs import Tracking
+from trimtab.models.data.records import ArtifactRef
+from trimtab.tasks.execution import (
     Progress,
     StageContext,
     StageInputError,
@@ -24,7 +25,6 @@ from tasks.execution import (
     StageResult,
     run_stage,
 )
-from tests.tasks.toy_stage import CounterConfig, count
 
 
 def test_stage_is_computed_published_and_then_cached(context: StageContext) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from infra.processes.fork_client import child_env
-from infra.processes.launch import TrainerError, TrainerStoppedError
-from infra.processes.locks import file_lock, some_of
-from tasks.execution import StageContext
 from tests.tasks.toy_stage import count, started_from
+from trimtab.infra.processes.fork_client import child_env
+from trimtab.infra.processes.launch import TrainerError, TrainerStoppedError
+from trimtab.infra.processes.locks import file_lock, some_of
+from trimtab.tasks.execution import StageContext
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -41,7 +41,7 @@ def test_killed_trainer_continues_from_its_newest_checkpoint(
 def test_a_stage_that_waits_for_a_core_or_for_another_run_stops_when_asked_to(
     context: StageContext, plan: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infra.processes.launch._drain.requested", True)
+    monkeypatch.setattr("trimtab.infra.processes.launch._drain.requested", True)
     plan()
     locks = context.settings.work / ".locks"
     slots = [locks / f"slot-{index}.lock" for index in range(context.settings.max_parallel)]

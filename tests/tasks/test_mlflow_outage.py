@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from infra.processes.fork_client import child_env
-from infra.processes.launch import TrainerError
-from infra.tracking.runs import Tracking
-from tasks.execution import StageContext
 from tests.ports import free_ports
 from tests.tasks.toy_stage import count, make_context
+from trimtab.infra.processes.fork_client import child_env
+from trimtab.infra.processes.launch import TrainerError
+from trimtab.infra.tracking.runs import Tracking
+from trimtab.tasks.execution import StageContext
 
 SECONDS = 120.0  # far beyond what a server or a stage needs
 
@@ -84,8 +84,8 @@ _KILLED_FLOW = """
 import sys, time
 from dataclasses import replace
 from pathlib import Path
-from infra.settings import Settings
-from infra.tracking.runs import Tracking
+from trimtab.infra.settings import Settings
+from trimtab.infra.tracking.runs import Tracking
 from tests.tasks.toy_stage import count, make_context
 context = make_context(Path(sys.argv[1]), Path(sys.argv[2]))
 settings = replace(context.settings, mlflow_uri=sys.argv[3])
@@ -103,7 +103,7 @@ def test_after_an_outage_mlflow_has_every_run_whole(
 ) -> None:
     """One stage sees the server die, others never see it; one flow goes on, one dies as well."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setattr("infra.tracking.runs._RETRY_SECONDS", 0.5)
+    monkeypatch.setattr("trimtab.infra.tracking.runs._RETRY_SECONDS", 0.5)
     server = Server(tmp_path, free_ports(1))
     bare = make_context(trainers, tmp_path)
     settings = replace(bare.settings, mlflow_uri=server.uri)

@@ -6,11 +6,11 @@ import logging
 
 import pytest
 
-from models.config.data import PreferencesConfig
-from models.data.records import ArtifactRef
-from tasks import stage_task, stages
-from tasks.execution import StageResult
-from tasks.resources import ONE_CORE
+from trimtab.models.config.data import PreferencesConfig
+from trimtab.models.data.records import ArtifactRef
+from trimtab.tasks import stage_task, stages
+from trimtab.tasks.execution import StageResult
+from trimtab.tasks.resources import ONE_CORE
 
 
 @pytest.mark.parametrize("warning", ["preferences.max_pairs=2 left out 3 of 5 good pairs.", None])

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from infra.report_folders import RUN_FILE, NameTakenError
-from infra.store.store import open_store
-from models.data.records import ArtifactRef
-from models.data.row_account import RowAccount, RowCounts
-from tasks import publishing as report_module
-from tasks.execution import StageResult
-from tasks.publishing import AUDIT_FILES, REPORT_FILES, announce
+from trimtab.infra.report_folders import RUN_FILE, NameTakenError
+from trimtab.infra.store.store import open_store
+from trimtab.models.data.records import ArtifactRef
+from trimtab.models.data.row_account import RowAccount, RowCounts
+from trimtab.tasks import publishing as report_module
+from trimtab.tasks.execution import StageResult
+from trimtab.tasks.publishing import AUDIT_FILES, REPORT_FILES, announce
 
 # Of every file, the scorecard among them.
 TEXT = '{"warnings": ["look here first"]}'

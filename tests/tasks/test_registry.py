@@ -8,14 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from infra.settings import Settings
-from infra.store.store import Store, open_store
-from infra.tracking.registry import RegistryError
-from infra.tracking.runs import Tracking
-from models.data.records import ArtifactRef
-from tasks import registry as registry_module
-from tasks.execution import StageResult
-from tasks.registry import (
+from tests.registered import downloaded
+from trimtab.infra.settings import Settings
+from trimtab.infra.store.store import Store, open_store
+from trimtab.infra.tracking.registry import RegistryError
+from trimtab.infra.tracking.runs import Tracking
+from trimtab.models.data.records import ArtifactRef
+from trimtab.tasks import registry as registry_module
+from trimtab.tasks.execution import StageResult
+from trimtab.tasks.registry import (
     DIGEST,
     KEY,
     REPORT,
@@ -26,7 +27,6 @@ from tasks.registry import (
     registry,
     roll_back,
 )
-from tests.registered import downloaded
 
 PLACE = "model/model.safetensors"
 

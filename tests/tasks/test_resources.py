@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from infra.settings import Settings
-from models.config.reward import RewardModelConfig
-from models.config.training import TrainConfig, ZeroConfig
-from tasks.resources import ALONE, Resources, Slot, cores_of, share_of
+from trimtab.infra.settings import Settings
+from trimtab.models.config.reward import RewardModelConfig
+from trimtab.models.config.training import TrainConfig, ZeroConfig
+from trimtab.tasks.resources import ALONE, Resources, Slot, cores_of, share_of
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from infra.settings import Settings
-from infra.tracking.runs import Tracking
-from tasks import restarts
-from tasks.context import FLOW_RUN
+from trimtab.infra.settings import Settings
+from trimtab.infra.tracking.runs import Tracking
+from trimtab.tasks import restarts
+from trimtab.tasks.context import FLOW_RUN
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from prefect.states import Failed
 
-from infra.processes.launch import TrainerError, TrainerKilledError, TrainerStoppedError
-from infra.store.manifest import CorruptArtifactError, StoreUnavailableError
-from infra.tracking.registry import RegistryError
-from tasks.cache_key import CodeChangedError
-from tasks.retries import is_transient
+from trimtab.infra.processes.launch import TrainerError, TrainerKilledError, TrainerStoppedError
+from trimtab.infra.store.manifest import CorruptArtifactError, StoreUnavailableError
+from trimtab.infra.tracking.registry import RegistryError
+from trimtab.tasks.cache_key import CodeChangedError
+from trimtab.tasks.retries import is_transient
 
 
 @pytest.mark.parametrize(

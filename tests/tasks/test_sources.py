@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from infra.store.fetch import FetchError
-from infra.store.store import open_store
-from tasks import sources
-from tasks.sources import import_constitution, import_source
+from trimtab.infra.store.fetch import FetchError
+from trimtab.infra.store.store import open_store
+from trimtab.tasks import sources
+from trimtab.tasks.sources import import_constitution, import_source
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from infra.settings import Settings
-from infra.store.store import open_store
-from infra.tracking.runs import Tracking
-from tasks.execution import StageContext, StageResult, Trainers, run_stage
+from trimtab.infra.settings import Settings
+from trimtab.infra.store.store import open_store
+from trimtab.infra.tracking.runs import Tracking
+from trimtab.tasks.execution import StageContext, StageResult, Trainers, run_stage
 
 
 class CounterConfig(BaseModel):

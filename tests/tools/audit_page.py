@@ -15,12 +15,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from models.config.reporting import AuditConfig
-from models.reporting.audit.page import write_page
-from models.reporting.audit.pairs import AuditedPair
-from models.reporting.audit.payload import weakest_first
-from models.reporting.audit.summary import summarise
 from tests.tools.browser import Browser, browser
+from trimtab.models.config.reporting import AuditConfig
+from trimtab.models.reporting.audit.page import write_page
+from trimtab.models.reporting.audit.pairs import AuditedPair
+from trimtab.models.reporting.audit.payload import weakest_first
+from trimtab.models.reporting.audit.summary import summarise
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)> é\u2028"
 SHOWN = "document.getElementById('content')?.children.length > 0"

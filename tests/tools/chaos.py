@@ -29,7 +29,7 @@ from tests.flows.running_stack import Running, running_stack
 VICTIMS = {
     "worker": "prefect worker start",
     "flow run": "prefect.engine",
-    "trainer": "infra.processes.fork_server",
+    "trainer": "trimtab.infra.processes.fork_server",
     "MLflow": "mlflow server",
     "S3": "weed ",
 }
@@ -79,7 +79,7 @@ def _undisturbed(seed: int) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as home:
         subprocess.run(
             [
-                *(sys.executable, "-m", "flows.cli", "run", "smoke", f"seed={seed}"),
+                *(sys.executable, "-m", "trimtab.flows.cli", "run", "smoke", f"seed={seed}"),
                 f"ppo={json.dumps(CHANGES['ppo'])}",
             ],
             env={**outside, "TRIMTAB_HOME": home},

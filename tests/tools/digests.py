@@ -16,7 +16,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from infra.store.manifest import MANIFEST_NAME, TELEMETRY_FILES, Manifest
+from trimtab.infra.store.manifest import MANIFEST_NAME, TELEMETRY_FILES, Manifest
 
 QUOTE_KEYS = frozenset({"report", "audit", "study", "compare"})
 Contents = dict[str, list[dict[str, str]]]

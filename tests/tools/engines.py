@@ -23,8 +23,8 @@ from typing import Any
 
 import psutil
 
-from infra.prefect.server import local_prefect_server
 from tests.ports import free_ports
+from trimtab.infra.prefect.server import local_prefect_server
 
 STAGES, NODES, SECONDS = 10, 2, 3.0
 COLUMNS = ("engine", "cluster up", "idle, MB", "stages", "beyond ideal", "at once", "node killed")
@@ -143,7 +143,7 @@ def cluster(engine: Engine, folder: Path) -> Iterator[list[subprocess.Popen[byte
 def descendants() -> list[psutil.Process]:
     """What the engine runs: all children but Prefect's server."""
     children = psutil.Process().children(recursive=True)
-    return [each for each in children if "infra.prefect.server" not in each.cmdline()]
+    return [each for each in children if "trimtab.infra.prefect.server" not in each.cmdline()]
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -174,7 +174,7 @@ def flow_of_stages(engine: Engine) -> Callable[[str], None]:
 
     @task(name="stage")
     def stage(notes: str) -> None:
-        import tasks.context  # noqa: F401
+        import trimtab.tasks.context  # noqa: F401
 
         with open(notes, "a") as file:
             file.write(f"{time.time()}\n")

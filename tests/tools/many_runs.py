@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from infra.settings import Settings
+from trimtab.infra.settings import Settings
 
 SEEDS = 2
 TWINS = 2  # runs of one configuration
@@ -55,7 +55,14 @@ def _run_all(home: Path, number: int) -> tuple[float, int, list[str]]:
     began, peak, runs = time.monotonic(), 0, []
     for index in range(number):
         kl_coef = 0.05 + 0.01 * (index // (SEEDS * TWINS))
-        command = [sys.executable, "-m", "flows.cli", "run", "smoke", f"seed={index % SEEDS}"]
+        command = [
+            sys.executable,
+            "-m",
+            "trimtab.flows.cli",
+            "run",
+            "smoke",
+            f"seed={index % SEEDS}",
+        ]
         with (home / f"run-{index}.log").open("wb") as log:
             runs.append(
                 subprocess.Popen(

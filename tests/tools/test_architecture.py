@@ -10,14 +10,14 @@ from tests.tools.architecture import describe, structure_of, write
 
 FILES = {
     "flows/__init__.py": "",
-    "flows/run.py": "from models import config\nfrom tasks.sft import sft\nimport infra.store.s3\n",
-    "tasks/sft.py": "from models.config.sft import SFT\n\n\nx = 1\n",
+    "flows/run.py": "from trimtab.models import config\nfrom trimtab.tasks.sft import sft\nimport trimtab.infra.store.s3\n",
+    "tasks/sft.py": "from trimtab.models.config.sft import SFT\n\n\nx = 1\n",
     "models/__init__.py": "",
     "models/config/__init__.py": "",
     "models/config/sft.py": "SFT = 1\n",
     "models/nets/net.py": "def load():\n    from ..loose import SIZE\n    from . import other\n",
     "models/nets/other.py": "import torch\n",
-    "models/loose.py": "from models.nets.net import load\n",
+    "models/loose.py": "from trimtab.models.nets.net import load\n",
     "infra/store/s3.py": "",
 }
 
@@ -32,14 +32,14 @@ def test_a_small_checkout_has_the_numbers_that_it_is_seen_to_have(
         path.write_text(text.replace("import infra", f"import {wrapper}.infra".replace(" .", " ")))
     structure = structure_of(tmp_path)
     assert structure.arrows == {
-        ("flows", "models.config"): 1,
+        ("flows", "trimtab.models.config"): 1,
         ("flows", "tasks"): 1,
         ("flows", "infra"): 1,
-        ("tasks", "models.config"): 1,
-        ("models.nets", "models.loose"): 1,
-        ("models.loose", "models.nets"): 1,
+        ("tasks", "trimtab.models.config"): 1,
+        ("trimtab.models.nets", "models.loose"): 1,
+        ("models.loose", "trimtab.models.nets"): 1,
     }
-    assert structure.circles == [frozenset({"models.nets", "models.loose"})]
+    assert structure.circles == [frozenset({"trimtab.models.nets", "models.loose"})]
     assert describe(structure) == (
         "6 rooms, 6 arrows, 3 floors, 1 circles, 10 files, 13 lines, median 1 lines"
     )

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Final
 
-from models.data.messages import Message, Render, render_hh
-from models.data.prompts import normalise_prompt
+from trimtab.models.data.messages import Message, Render, render_hh
+from trimtab.models.data.prompts import normalise_prompt
 
 SETS: Final = ("helpful", "harmless")
 MAX_CHARACTERS: Final = 300

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from models.estimates.shapes import PlanError
-from models.estimates.stages.judging import judge_answers, judge_preferences
-from models.estimates.stages.policies import (
+from trimtab.models.estimates.shapes import PlanError
+from trimtab.models.estimates.stages.judging import judge_answers, judge_preferences
+from trimtab.models.estimates.stages.policies import (
     constitutional_sft,
     cpl,
     dpo,
@@ -16,17 +16,22 @@ from models.estimates.stages.policies import (
     rest,
     sft,
 )
-from models.estimates.stages.ppo import ppo_max
-from models.estimates.stages.sampling import (
+from trimtab.models.estimates.stages.ppo import ppo_max
+from trimtab.models.estimates.stages.sampling import (
     comparisons,
     evaluate,
     rehearsal,
     revise,
     sample_responses,
 )
-from models.estimates.stages.scorers import advantage_model, meta_rm, reward_model, trunk_cache
-from models.estimates.work import Setting, Work
-from models.specs import SPECS
+from trimtab.models.estimates.stages.scorers import (
+    advantage_model,
+    meta_rm,
+    reward_model,
+    trunk_cache,
+)
+from trimtab.models.estimates.work import Setting, Work
+from trimtab.models.specs import SPECS
 
 _MODEL_STAGES: dict[str, Callable[[Any, Setting], Work]] = {
     "sft": sft,

@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from models import counts, limits
-from models.config.judge import JudgeAnswersConfig, JudgeConfig, JudgePreferencesConfig
-from models.config.training import ModelConfig
-from models.estimates.memory import Memory
-from models.estimates.shapes import shape_of
-from models.estimates.work import Rows, Setting, Work, sampling_phase, scoring_phase
-from models.judge.constitutions import MAX_CHARACTERS
-from models.judge.prompts import LABELS, Kind
-from models.judge.rubrics import load_questions, load_rubric
+from trimtab.models import counts, limits
+from trimtab.models.config.judge import JudgeAnswersConfig, JudgeConfig, JudgePreferencesConfig
+from trimtab.models.config.training import ModelConfig
+from trimtab.models.estimates.memory import Memory
+from trimtab.models.estimates.shapes import shape_of
+from trimtab.models.estimates.work import Rows, Setting, Work, sampling_phase, scoring_phase
+from trimtab.models.judge.constitutions import MAX_CHARACTERS
+from trimtab.models.judge.prompts import LABELS, Kind
+from trimtab.models.judge.rubrics import load_questions, load_rubric
 
 # Fewer than English has in any common vocabulary, so that tokens are an upper bound.
 CHARACTERS_PER_TOKEN = 3

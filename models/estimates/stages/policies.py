@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
-from models import counts
-from models.config.policy import (
+from trimtab.models import counts
+from trimtab.models.config.policy import (
     ConstitutionalSFTConfig,
     CPLConfig,
     DPOConfig,
@@ -18,10 +18,10 @@ from models.config.policy import (
     RejectionSamplingConfig,
     RestConfig,
 )
-from models.config.training import SFTConfig
-from models.estimates.memory import Memory
-from models.estimates.stages.sampling import num_answered, num_revised, revision_tokens
-from models.estimates.work import (
+from trimtab.models.config.training import SFTConfig
+from trimtab.models.estimates.memory import Memory
+from trimtab.models.estimates.stages.sampling import num_answered, num_revised, revision_tokens
+from trimtab.models.estimates.work import (
     Rows,
     Setting,
     Work,

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
 
-from models import counts, limits
-from models.config.policy import PPOConfig
-from models.estimates.memory import FLOAT_BYTES, PRODUCT_BYTES, Memory
-from models.estimates.shapes import ModelShape
-from models.estimates.stages.judging import judge_work
-from models.estimates.work import (
+from trimtab.models import counts, limits
+from trimtab.models.config.policy import PPOConfig
+from trimtab.models.estimates.memory import FLOAT_BYTES, PRODUCT_BYTES, Memory
+from trimtab.models.estimates.shapes import ModelShape
+from trimtab.models.estimates.stages.judging import judge_work
+from trimtab.models.estimates.work import (
     Rows,
     Setting,
     Work,

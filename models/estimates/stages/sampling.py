@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from models import counts
-from models.config.data import ComparisonsConfig
-from models.config.policy import RehearsalConfig, ReviseConfig, SampleResponsesConfig
-from models.config.reporting import EvaluateConfig
-from models.config.training import ModelConfig
-from models.estimates.shapes import shape_of
-from models.estimates.stages.judging import judge_sampling_phase, judge_work, text_tokens
-from models.estimates.work import Rows, Setting, Work, sampling_phase, scoring_phase
-from models.judge.constitutions import MAX_CHARACTERS
-from models.judge.rubrics import load_questions
+from trimtab.models import counts
+from trimtab.models.config.data import ComparisonsConfig
+from trimtab.models.config.policy import RehearsalConfig, ReviseConfig, SampleResponsesConfig
+from trimtab.models.config.reporting import EvaluateConfig
+from trimtab.models.config.training import ModelConfig
+from trimtab.models.estimates.shapes import shape_of
+from trimtab.models.estimates.stages.judging import judge_sampling_phase, judge_work, text_tokens
+from trimtab.models.estimates.work import Rows, Setting, Work, sampling_phase, scoring_phase
+from trimtab.models.judge.constitutions import MAX_CHARACTERS
+from trimtab.models.judge.rubrics import load_questions
 
 
 def comparisons(config: ComparisonsConfig, setting: Setting) -> Work:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from models import counts, limits
-from models.config.reward import (
+from trimtab.models import counts, limits
+from trimtab.models.config.reward import (
     AdvantageModelConfig,
     MetaRMConfig,
     RewardModelConfig,
     TrunkCacheConfig,
 )
-from models.config.training import TrainConfig
-from models.estimates.memory import FLOAT_BYTES, Memory
-from models.estimates.work import (
+from trimtab.models.config.training import TrainConfig
+from trimtab.models.estimates.memory import FLOAT_BYTES, Memory
+from trimtab.models.estimates.work import (
     Rows,
     Setting,
     Work,

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from models.reporting.audit.pairs import AuditedPair
+from trimtab.models.reporting.audit.pairs import AuditedPair
 
 MEAN, STD = "mean preference difference", "std preference difference"
 SCHEMA = pa.schema(

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from models.config.reporting import AuditConfig
-from models.data.row_account import RowAccount
-from models.reporting.audit.pairs import AuditedPair
-from models.reporting.audit.payload import packed_blocks, packed_index
-from models.reporting.audit.summary import Summary
-from models.reporting.kit.html import new_environment, read_text, stylesheet
-from models.reporting.static import audit as scripts
+from trimtab.models.config.reporting import AuditConfig
+from trimtab.models.data.row_account import RowAccount
+from trimtab.models.reporting.audit.pairs import AuditedPair
+from trimtab.models.reporting.audit.payload import packed_blocks, packed_index
+from trimtab.models.reporting.audit.summary import Summary
+from trimtab.models.reporting.kit.html import new_environment, read_text, stylesheet
+from trimtab.models.reporting.static import audit as scripts
 
 # Modules, in the order in which they run. The page may load nothing: there they are one script and
 # share one scope, without what heads them (comments and imports) and without the word `export`.

@@ -7,8 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from models.reporting.kit.artifacts import SPLITS, Artifacts, ReportInputError, Row, read_rows
-from models.reporting.run.labels import voting_mode
+from trimtab.models.reporting.kit.artifacts import (
+    SPLITS,
+    Artifacts,
+    ReportInputError,
+    Row,
+    read_rows,
+)
+from trimtab.models.reporting.run.labels import voting_mode
 
 UNTREATED = {"is_flipped": False, "label": 1.0, "margin": 0.0, "weight": 1.0, "review": None}
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from models.reporting.audit.pairs import AuditedPair
+from trimtab.models.reporting.audit.pairs import AuditedPair
 
 BLOCK_SIZE = 400
 # Bits of a pair's flags, by which the page filters.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from models.reporting.audit.pairs import AuditedPair
-from models.reporting.audit.payload import category_of
-from models.reporting.kit.artifacts import SPLITS
-from models.statistics.estimates import Estimate, cluster_ids, share_estimate
+from trimtab.models.reporting.audit.pairs import AuditedPair
+from trimtab.models.reporting.audit.payload import category_of
+from trimtab.models.reporting.kit.artifacts import SPLITS
+from trimtab.models.statistics.estimates import Estimate, cluster_ids, share_estimate
 
 
 @dataclass(frozen=True)

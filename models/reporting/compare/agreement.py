@@ -9,12 +9,12 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from models.config.reporting import WinMatrixConfig
-from models.functional.verdicts import kappa_of_counts
-from models.reporting.compare.answers import MEAN, Answers
-from models.reporting.compare.outcomes import Outcomes
-from models.reporting.compare.spread import Bootstrap, Spread
-from models.statistics.intervals import effective_count, wilson_interval
+from trimtab.models.config.reporting import WinMatrixConfig
+from trimtab.models.functional.verdicts import kappa_of_counts
+from trimtab.models.reporting.compare.answers import MEAN, Answers
+from trimtab.models.reporting.compare.outcomes import Outcomes
+from trimtab.models.reporting.compare.spread import Bootstrap, Spread
+from trimtab.models.statistics.intervals import effective_count, wilson_interval
 
 ENDS = torch.tensor([0.025, 0.975], dtype=torch.float64)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models.reporting.kit.artifacts import ReportInputError, Row
+from trimtab.models.reporting.kit.artifacts import ReportInputError, Row
 
 MEAN = "judge_score"
 MEASURES = ("gold", MEAN)  # who decides, the first that there is

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from models.reporting.compare.answers import START
-from models.reporting.compare.methods import Method
-from models.reporting.kit.charts import BLACK, GREEN, GREY, RED, STYLES, Chart, Panel
-from models.reporting.kit.names import JUDGES, SETS
+from trimtab.models.reporting.compare.answers import START
+from trimtab.models.reporting.compare.methods import Method
+from trimtab.models.reporting.kit.charts import BLACK, GREEN, GREY, RED, STYLES, Chart, Panel
+from trimtab.models.reporting.kit.names import JUDGES, SETS
 
 MARKERS = "osD^vPX<>ph"  # SFT is the star
 STANDINGS = {"better": GREEN, "not clear": GREY, "worse": RED}

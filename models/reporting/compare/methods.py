@@ -8,17 +8,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from models.config.reporting import CompareConfig, LineageEntry
-from models.reporting.compare.answers import START
-from models.reporting.compare.leaderboard import Rated
-from models.reporting.compare.spread import Spread
-from models.reporting.compare.win_matrix import MAIN, Duel, WinMatrix
-from models.reporting.kit.artifacts import Artifacts
-from models.reporting.kit.budget import Budget, budget_of
-from models.reporting.kit.charts import smooth
-from models.reporting.kit.html import tidy
-from models.reporting.kit.names import JUDGES, policy_name
-from models.reporting.run.curves import training_curve
+from trimtab.models.config.reporting import CompareConfig, LineageEntry
+from trimtab.models.reporting.compare.answers import START
+from trimtab.models.reporting.compare.leaderboard import Rated
+from trimtab.models.reporting.compare.spread import Spread
+from trimtab.models.reporting.compare.win_matrix import MAIN, Duel, WinMatrix
+from trimtab.models.reporting.kit.artifacts import Artifacts
+from trimtab.models.reporting.kit.budget import Budget, budget_of
+from trimtab.models.reporting.kit.charts import smooth
+from trimtab.models.reporting.kit.html import tidy
+from trimtab.models.reporting.kit.names import JUDGES, policy_name
+from trimtab.models.reporting.run.curves import training_curve
 
 FORGET = "forget"
 # KL to SFT and the judge's mean score, point by point.

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models.reporting.compare.answers import Answers
-from models.reporting.kit.artifacts import ReportInputError, Row
-from models.statistics.win_rates import outcome_matrix
+from trimtab.models.reporting.compare.answers import Answers
+from trimtab.models.reporting.kit.artifacts import ReportInputError, Row
+from trimtab.models.statistics.win_rates import outcome_matrix
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from models.config.reporting import CompareConfig
-from models.reporting.compare.answers import START
-from models.reporting.compare.methods import Answer, Method
-from models.reporting.compare.spread import Spread
-from models.reporting.compare.win_matrix import MAIN, Duel, WinMatrix
-from models.reporting.kit.budget import Budget, budget_columns
-from models.reporting.kit.charts import Chart
-from models.reporting.kit.html import new_environment, stylesheet, tidy
-from models.reporting.kit.names import JUDGES, SETS
+from trimtab.models.config.reporting import CompareConfig
+from trimtab.models.reporting.compare.answers import START
+from trimtab.models.reporting.compare.methods import Answer, Method
+from trimtab.models.reporting.compare.spread import Spread
+from trimtab.models.reporting.compare.win_matrix import MAIN, Duel, WinMatrix
+from trimtab.models.reporting.kit.budget import Budget, budget_columns
+from trimtab.models.reporting.kit.charts import Chart
+from trimtab.models.reporting.kit.html import new_environment, stylesheet, tidy
+from trimtab.models.reporting.kit.names import JUDGES, SETS
 
 # Columns of cost that are left out where no method has such a thing.
 IF_ANY = ("samples an answer", "judge's tokens", "judge's cost")

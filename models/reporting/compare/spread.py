@@ -3,7 +3,7 @@
 [BOOT] Efron and Tibshirani, An Introduction to the Bootstrap, 1993.
 
 Shares of prompts, and differences of such shares, have the score intervals of
-`models.statistics.intervals`, which do not collapse where all prompts are alike; means of scores
+`trimtab.models.statistics.intervals`, which do not collapse where all prompts are alike; means of scores
 and other figures have the bootstrap's, which draws the prompts of each seed.
 """
 
@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from models.statistics.intervals import net_interval, wilson_interval
+from trimtab.models.statistics.intervals import net_interval, wilson_interval
 
 Standing = Literal["better", "worse", "not clear"]
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from models.config.reporting import WinMatrixConfig
-from models.reporting.compare.agreement import Agreement, agreements
-from models.reporting.compare.answers import MEASURES, START, Answers
-from models.reporting.compare.leaderboard import Rated, rate
-from models.reporting.compare.outcomes import Outcomes, by_scores
-from models.reporting.compare.spread import Bootstrap, Spread
-from models.reporting.kit.artifacts import ReportInputError
+from trimtab.models.config.reporting import WinMatrixConfig
+from trimtab.models.reporting.compare.agreement import Agreement, agreements
+from trimtab.models.reporting.compare.answers import MEASURES, START, Answers
+from trimtab.models.reporting.compare.leaderboard import Rated, rate
+from trimtab.models.reporting.compare.outcomes import Outcomes, by_scores
+from trimtab.models.reporting.compare.spread import Bootstrap, Spread
+from trimtab.models.reporting.kit.artifacts import ReportInputError
 
 MAIN = "main"
 # By set of prompts, the outcomes by judge models.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.data.row_account import RowAccount
+from trimtab.models.data.row_account import RowAccount
 
 SPLITS = ("train", "validation", "test")
 Row = dict[str, Any]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from models.config.reporting import LineageEntry
-from models.reporting.kit.artifacts import Artifacts
+from trimtab.models.config.reporting import LineageEntry
+from trimtab.models.reporting.kit.artifacts import Artifacts
 
 # Stages whose policies all arms start from.
 STARTS = ("sft", "constitutional_sft")

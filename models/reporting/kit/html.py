@@ -10,8 +10,8 @@ from types import ModuleType
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from models.reporting import static, templates
-from models.statistics.estimates import Estimate
+from trimtab.models.reporting import static, templates
+from trimtab.models.statistics.estimates import Estimate
 
 
 def new_environment(**filters: Callable[..., str]) -> Environment:

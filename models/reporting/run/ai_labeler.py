@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from models.functional.verdicts import alignment
-from models.reporting.kit.artifacts import SPLITS, Artifacts, Row
-from models.statistics.estimates import Estimate, cluster_ids, share_estimate
+from trimtab.models.functional.verdicts import alignment
+from trimtab.models.reporting.kit.artifacts import SPLITS, Artifacts, Row
+from trimtab.models.statistics.estimates import Estimate, cluster_ids, share_estimate
 
 
 @dataclass(frozen=True)

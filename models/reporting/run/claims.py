@@ -13,10 +13,10 @@ from typing import Literal
 
 import torch
 
-from models.reporting.kit.artifacts import Artifacts, is_clear
-from models.reporting.run.labels import LabelNoise, flip_word
-from models.reporting.run.policies import Policy, decisive_measure
-from models.reporting.run.scorers import (
+from trimtab.models.reporting.kit.artifacts import Artifacts, is_clear
+from trimtab.models.reporting.run.labels import LabelNoise, flip_word
+from trimtab.models.reporting.run.policies import Policy, decisive_measure
+from trimtab.models.reporting.run.scorers import (
     NAMES,
     Labels,
     answer_scores,
@@ -25,7 +25,7 @@ from models.reporting.run.scorers import (
     ratio_of,
     spread_of,
 )
-from models.statistics.estimates import (
+from trimtab.models.statistics.estimates import (
     Estimate,
     biased_estimate,
     cluster_ids,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from models.reporting.kit.artifacts import Artifacts, Row
-from models.statistics.estimates import NUM_RESAMPLES, Estimate, redraw
-from models.synthetic.gold import quality
+from trimtab.models.reporting.kit.artifacts import Artifacts, Row
+from trimtab.models.statistics.estimates import NUM_RESAMPLES, Estimate, redraw
+from trimtab.models.synthetic.gold import quality
 
 MONITORS = ("score", "kl", "perplexity", "response_length")
 

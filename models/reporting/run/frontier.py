@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from models.reporting.kit.artifacts import Artifacts
-from models.reporting.kit.charts import GREY, STYLES, Chart, Panel
-from models.reporting.kit.names import JUDGES, SETS, policy_name
-from models.reporting.run.scorecard import Scorecard
+from trimtab.models.reporting.kit.artifacts import Artifacts
+from trimtab.models.reporting.kit.charts import GREY, STYLES, Chart, Panel
+from trimtab.models.reporting.kit.names import JUDGES, SETS, policy_name
+from trimtab.models.reporting.run.scorecard import Scorecard
 
 PLACE = "main"
 MARKERS = "osD^vPX*<>ph"

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.reporting.kit.artifacts import Artifacts, ReportInputError, Row
-from models.reporting.run.labels import NUM_GROUPS, equal_groups
-from models.statistics.calibration import spearman_ceiling
-from models.statistics.estimates import (
+from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError, Row
+from trimtab.models.reporting.run.labels import NUM_GROUPS, equal_groups
+from trimtab.models.statistics.calibration import spearman_ceiling
+from trimtab.models.statistics.estimates import (
     Estimate,
     auroc_estimate,
     cluster_ids,

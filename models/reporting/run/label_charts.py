@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from models.reporting.kit.artifacts import Row
-from models.reporting.kit.charts import BLUE, GREY, LIGHT, ORANGE, RED, SKY, Chart, Panel
-from models.reporting.run.labels import strength_groups
+from trimtab.models.reporting.kit.artifacts import Row
+from trimtab.models.reporting.kit.charts import BLUE, GREY, LIGHT, ORANGE, RED, SKY, Chart, Panel
+from trimtab.models.reporting.run.labels import strength_groups
 
 KINDS = (
     ("clear", "not tampered with", SKY, ""),

@@ -9,8 +9,13 @@ from typing import Any
 
 import torch
 
-from models.reporting.kit.artifacts import Artifacts, ReportInputError, Row
-from models.statistics.estimates import Estimate, auroc_estimate, cluster_ids, share_estimate
+from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError, Row
+from trimtab.models.statistics.estimates import (
+    Estimate,
+    auroc_estimate,
+    cluster_ids,
+    share_estimate,
+)
 
 NUM_GROUPS = 20
 NUM_AUDITED = 25

@@ -9,23 +9,23 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from models.config.reporting import ReportConfig
-from models.reporting.kit.artifacts import Artifacts
-from models.reporting.kit.budget import budget_columns
-from models.reporting.kit.charts import Chart
-from models.reporting.kit.html import new_environment, points, stylesheet
-from models.reporting.kit.names import JUDGES, SETS, policy_name
-from models.reporting.run.curves import Curve
-from models.reporting.run.frontier import frontier_chart
-from models.reporting.run.label_charts import label_charts
-from models.reporting.run.labels import audit, flip_word, strength_rows
-from models.reporting.run.policies import final_policy
-from models.reporting.run.policy_charts import cost_chart, curve_charts, outcome_charts
-from models.reporting.run.revisions import revision_examples
-from models.reporting.run.samples import sample_groups
-from models.reporting.run.scorecard import Scorecard
-from models.reporting.run.scorer_charts import SHOWN, scorer_charts
-from models.reporting.run.vote_charts import vote_charts
+from trimtab.models.config.reporting import ReportConfig
+from trimtab.models.reporting.kit.artifacts import Artifacts
+from trimtab.models.reporting.kit.budget import budget_columns
+from trimtab.models.reporting.kit.charts import Chart
+from trimtab.models.reporting.kit.html import new_environment, points, stylesheet
+from trimtab.models.reporting.kit.names import JUDGES, SETS, policy_name
+from trimtab.models.reporting.run.curves import Curve
+from trimtab.models.reporting.run.frontier import frontier_chart
+from trimtab.models.reporting.run.label_charts import label_charts
+from trimtab.models.reporting.run.labels import audit, flip_word, strength_rows
+from trimtab.models.reporting.run.policies import final_policy
+from trimtab.models.reporting.run.policy_charts import cost_chart, curve_charts, outcome_charts
+from trimtab.models.reporting.run.revisions import revision_examples
+from trimtab.models.reporting.run.samples import sample_groups
+from trimtab.models.reporting.run.scorecard import Scorecard
+from trimtab.models.reporting.run.scorer_charts import SHOWN, scorer_charts
+from trimtab.models.reporting.run.vote_charts import vote_charts
 
 MOST_CHARACTERS = 1500
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from models.config.reporting import LineageEntry
-from models.reporting.kit.artifacts import Artifacts, Row
-from models.reporting.kit.budget import Budget, budget_of
-from models.reporting.run.curves import Curve, Drift, drift, training_curve
-from models.statistics.estimates import Estimate, mean_estimate, share_estimate
-from models.statistics.intervals import wilson_interval
+from trimtab.models.config.reporting import LineageEntry
+from trimtab.models.reporting.kit.artifacts import Artifacts, Row
+from trimtab.models.reporting.kit.budget import Budget, budget_of
+from trimtab.models.reporting.run.curves import Curve, Drift, drift, training_curve
+from trimtab.models.statistics.estimates import Estimate, mean_estimate, share_estimate
+from trimtab.models.statistics.intervals import wilson_interval
 
 # `annotators` vote on the validation prompts of the synthetic world, where they decide promotion.
 MEASURES = ("gold", "judge_score", "annotators")

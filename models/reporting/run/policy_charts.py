@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from models.reporting.kit.charts import BLUE, GREY, LIGHT, ORANGE, SKY, Chart, Panel, smooth, style
-from models.reporting.kit.names import JUDGES, SETS, policy_name
-from models.reporting.run.curves import Curve
-from models.reporting.run.policies import Policy
-from models.reporting.run.scorecard import Scorecard, StageCost
-from models.reporting.run.verdict import answer_of
+from trimtab.models.reporting.kit.charts import (
+    BLUE,
+    GREY,
+    LIGHT,
+    ORANGE,
+    SKY,
+    Chart,
+    Panel,
+    smooth,
+    style,
+)
+from trimtab.models.reporting.kit.names import JUDGES, SETS, policy_name
+from trimtab.models.reporting.run.curves import Curve
+from trimtab.models.reporting.run.policies import Policy
+from trimtab.models.reporting.run.scorecard import Scorecard, StageCost
+from trimtab.models.reporting.run.verdict import answer_of
 
 
 def curve_charts(curves: Mapping[str, Curve]) -> list[Chart]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.reporting.kit.artifacts import Artifacts, Row
-from models.statistics.estimates import Estimate, mean_estimate, share_estimate
-from models.synthetic.gold import is_harmless, quality
+from trimtab.models.reporting.kit.artifacts import Artifacts, Row
+from trimtab.models.statistics.estimates import Estimate, mean_estimate, share_estimate
+from trimtab.models.synthetic.gold import is_harmless, quality
 
 NUM_EXAMPLES = 3
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from models.reporting.kit.artifacts import Artifacts, Row
+from trimtab.models.reporting.kit.artifacts import Artifacts, Row
 
 NUM_RANDOM, NUM_EXTREME = 5, 3
 

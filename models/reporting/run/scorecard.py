@@ -1,7 +1,7 @@
 """The scorecard: every number of the report, typed, as `scorecard.json` holds it.
 
 Numbers with sampling error are objects {value, low, high, count}: 95 % intervals over `count`
-examples (see `models.statistics.estimates`). What was not run, or cannot be known without
+examples (see `trimtab.models.statistics.estimates`). What was not run, or cannot be known without
 truth, is null or absent; nothing is filled in.
 """
 
@@ -14,25 +14,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from models.config.reporting import LineageEntry, ReportConfig
-from models.data.row_account import RowAccount
-from models.reporting.kit.artifacts import SPLITS, Artifacts
-from models.reporting.run.ai_labeler import AILabeler, ai_labeler
-from models.reporting.run.claims import Claim, claims
-from models.reporting.run.curves import Curve
-from models.reporting.run.human_votes import VoteAgreement, human_votes
-from models.reporting.run.labels import (
+from trimtab.models.config.reporting import LineageEntry, ReportConfig
+from trimtab.models.data.row_account import RowAccount
+from trimtab.models.reporting.kit.artifacts import SPLITS, Artifacts
+from trimtab.models.reporting.run.ai_labeler import AILabeler, ai_labeler
+from trimtab.models.reporting.run.claims import Claim, claims
+from trimtab.models.reporting.run.curves import Curve
+from trimtab.models.reporting.run.human_votes import VoteAgreement, human_votes
+from trimtab.models.reporting.run.labels import (
     LabelNoise,
     Relabelling,
     label_noise,
     relabelling,
     strength_roles,
 )
-from models.reporting.run.policies import Policy, policies
-from models.reporting.run.revisions import Revisions, revisions
-from models.reporting.run.scorers import NAMES, LengthBaseline, Scorer, length_baseline, measure
-from models.reporting.run.verdict import Verdict, verdict
-from models.statistics.estimates import Estimate
+from trimtab.models.reporting.run.policies import Policy, policies
+from trimtab.models.reporting.run.revisions import Revisions, revisions
+from trimtab.models.reporting.run.scorers import (
+    NAMES,
+    LengthBaseline,
+    Scorer,
+    length_baseline,
+    measure,
+)
+from trimtab.models.reporting.run.verdict import Verdict, verdict
+from trimtab.models.statistics.estimates import Estimate
 
 
 @dataclass(frozen=True)

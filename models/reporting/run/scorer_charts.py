@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from models.reporting.kit.artifacts import Artifacts
-from models.reporting.kit.charts import BLACK, BLUE, GREY, ORANGE, PURPLE, Chart, Panel
-from models.reporting.run.scorecard import Scorecard
-from models.reporting.run.scorers import NAMES, NUM_BINS, Labels, gaps
-from models.statistics.calibration import calibration_curve
-from models.statistics.estimates import Estimate
-from models.statistics.intervals import wilson_interval
+from trimtab.models.reporting.kit.artifacts import Artifacts
+from trimtab.models.reporting.kit.charts import BLACK, BLUE, GREY, ORANGE, PURPLE, Chart, Panel
+from trimtab.models.reporting.run.scorecard import Scorecard
+from trimtab.models.reporting.run.scorers import NAMES, NUM_BINS, Labels, gaps
+from trimtab.models.statistics.calibration import calibration_curve
+from trimtab.models.statistics.estimates import Estimate
+from trimtab.models.statistics.intervals import wilson_interval
 
 # Role in the scorecard: name, colour, marker.
 SHOWN = {

@@ -9,9 +9,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from models.reporting.kit.artifacts import Artifacts, ScoredPairs
-from models.statistics.calibration import Binning, expected_calibration_error, pair_confidence
-from models.statistics.estimates import Estimate, biased_estimate, cluster_ids, share_estimate
+from trimtab.models.reporting.kit.artifacts import Artifacts, ScoredPairs
+from trimtab.models.statistics.calibration import (
+    Binning,
+    expected_calibration_error,
+    pair_confidence,
+)
+from trimtab.models.statistics.estimates import (
+    Estimate,
+    biased_estimate,
+    cluster_ids,
+    share_estimate,
+)
 
 NUM_BINS = 10
 NAMES = {

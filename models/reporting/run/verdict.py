@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from models.reporting.kit.names import JUDGES, SETS, policy_name
-from models.reporting.run.claims import Claim
-from models.reporting.run.labels import LabelNoise
-from models.reporting.run.policies import Policy, decisive_measure, final_policy
-from models.statistics.estimates import Estimate
+from trimtab.models.reporting.kit.names import JUDGES, SETS, policy_name
+from trimtab.models.reporting.run.claims import Claim
+from trimtab.models.reporting.run.labels import LabelNoise
+from trimtab.models.reporting.run.policies import Policy, decisive_measure, final_policy
+from trimtab.models.statistics.estimates import Estimate
 
 Answer = Literal["better", "not shown to be better", "worse", "labels only"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from models.reporting.kit.charts import BLUE, GREY, ORANGE, Chart, Panel
-from models.reporting.run.human_votes import VoteAgreement
-from models.statistics.estimates import Estimate
+from trimtab.models.reporting.kit.charts import BLUE, GREY, ORANGE, Chart, Panel
+from trimtab.models.reporting.run.human_votes import VoteAgreement
+from trimtab.models.statistics.estimates import Estimate
 
 FOR = "votes for the text labelled better"
 SPLIT_NAMES = {"train": "Training", "test": "Test"}

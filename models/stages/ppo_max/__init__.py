@@ -1,5 +1,5 @@
 """Stage `ppo_max`: PPO-max with selective rehearsal [PPO section 5.4, AM eq. 9]."""
 
-from models.stages.ppo_max.trainer import run
+from trimtab.models.stages.ppo_max.trainer import run
 
 __all__ = ["run"]

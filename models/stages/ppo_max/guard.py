@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from models.config.policy import CollapseConfig
+from trimtab.models.config.policy import CollapseConfig
 
 
 def collapse_reason(history: Sequence[dict[str, float]], config: CollapseConfig) -> str | None:

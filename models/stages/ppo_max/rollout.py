@@ -10,27 +10,27 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from models import limits
-from models.config.policy import PPOConfig
-from models.functional.masked import masked_mean, masked_whiten
-from models.functional.ppo import (
+from trimtab.models import limits
+from trimtab.models.config.policy import PPOConfig
+from trimtab.models.functional.masked import masked_mean, masked_whiten
+from trimtab.models.functional.ppo import (
     RunningMoments,
     clip_advantages,
     gae,
     normalise_scores,
     token_rewards,
 )
-from models.nets.generation import Samples, Sampling
-from models.nets.packing import Candidates, PackedBatch, pack
-from models.nets.precision import has_narrow_products
-from models.nets.scoring import response_logprobs, response_values
-from models.stages.ppo_max.scorers import Scorers
-from models.training import distributed
-from models.training.batching import local_micro_batches
-from models.training.learner import Metrics, ModelHandle
-from models.training.sampling import encode_prompts, sample
-from models.training.scoring import with_trunk
-from models.training.vllm_sampler import VllmSampler
+from trimtab.models.nets.generation import Samples, Sampling
+from trimtab.models.nets.packing import Candidates, PackedBatch, pack
+from trimtab.models.nets.precision import has_narrow_products
+from trimtab.models.nets.scoring import response_logprobs, response_values
+from trimtab.models.stages.ppo_max.scorers import Scorers
+from trimtab.models.training import distributed
+from trimtab.models.training.batching import local_micro_batches
+from trimtab.models.training.learner import Metrics, ModelHandle
+from trimtab.models.training.sampling import encode_prompts, sample
+from trimtab.models.training.scoring import with_trunk
+from trimtab.models.training.vllm_sampler import VllmSampler
 
 
 @dataclass(frozen=True)

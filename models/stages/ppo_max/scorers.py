@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.config.policy import PPOConfig, ScoringConfig
-from models.config.training import ZeroConfig
-from models.functional.combination import ensemble_scores, safety_first
-from models.judge.reward import JudgeReward
-from models.nets.loading import load_scorer
-from models.nets.packing import Candidates
-from models.training.data import one_or_several
-from models.training.learner import Metrics, ModelHandle, model_handle
-from models.training.scoring import score_rows
+from trimtab.models.config.policy import PPOConfig, ScoringConfig
+from trimtab.models.config.training import ZeroConfig
+from trimtab.models.functional.combination import ensemble_scores, safety_first
+from trimtab.models.judge.reward import JudgeReward
+from trimtab.models.nets.loading import load_scorer
+from trimtab.models.nets.packing import Candidates
+from trimtab.models.training.data import one_or_several
+from trimtab.models.training.learner import Metrics, ModelHandle, model_handle
+from trimtab.models.training.scoring import score_rows
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Implementation details that matter:
    sampling, so the first ratio of every batch is 1 but for float32's rounding. Where layers
    multiply in bfloat16, or vLLM samples, they are taken again, as the update takes them.
 2. Scores are normalised by running moments over history, then clipped to +-delta. Those of several
-   scorers become one before (models.functional.combination).
+   scorers become one before (trimtab.models.functional.combination).
 3. The critic is trained alone for `critic_pretrain_steps` before the policy moves.
 4. PPO-ptx [PPO eq. 17] has the demonstrations in place of a pre-training corpus, as the published
    code may, and its likelihood is of responses.
@@ -26,26 +26,36 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from models import counts
-from models.config.policy import PPOConfig
-from models.functional.ppo import RunningMoments
-from models.nets.freezing import num_frozen_layers
-from models.nets.loading import load_policy, load_scorer, load_tokenizer, new_scorer, save_model
-from models.nets.lora import merge_adapters, share_frozen
-from models.nets.trunk import tie_trunk
-from models.stages.ppo_max.guard import collapse_reason
-from models.stages.ppo_max.rollout import Experience, collect
-from models.stages.ppo_max.scorers import Scorers
-from models.stages.ppo_max.update import ActorCritic, load_weights
-from models.training import distributed
-from models.training.batching import endless_batches
-from models.training.checkpoint import checkpoint_or_stop, newest_checkpoint, oldest_checkpoint
-from models.training.data import encode_dialogues, one_or_several, read_rows
-from models.training.learner import model_handle
-from models.training.progress import Progress, read_metrics, tail_means, write_json
-from models.training.replay import Replay
-from models.training.scoring import with_trunk
-from models.training.vllm_sampler import VllmSampler, vllm_sampler
+from trimtab.models import counts
+from trimtab.models.config.policy import PPOConfig
+from trimtab.models.functional.ppo import RunningMoments
+from trimtab.models.nets.freezing import num_frozen_layers
+from trimtab.models.nets.loading import (
+    load_policy,
+    load_scorer,
+    load_tokenizer,
+    new_scorer,
+    save_model,
+)
+from trimtab.models.nets.lora import merge_adapters, share_frozen
+from trimtab.models.nets.trunk import tie_trunk
+from trimtab.models.stages.ppo_max.guard import collapse_reason
+from trimtab.models.stages.ppo_max.rollout import Experience, collect
+from trimtab.models.stages.ppo_max.scorers import Scorers
+from trimtab.models.stages.ppo_max.update import ActorCritic, load_weights
+from trimtab.models.training import distributed
+from trimtab.models.training.batching import endless_batches
+from trimtab.models.training.checkpoint import (
+    checkpoint_or_stop,
+    newest_checkpoint,
+    oldest_checkpoint,
+)
+from trimtab.models.training.data import encode_dialogues, one_or_several, read_rows
+from trimtab.models.training.learner import model_handle
+from trimtab.models.training.progress import Progress, read_metrics, tail_means, write_json
+from trimtab.models.training.replay import Replay
+from trimtab.models.training.scoring import with_trunk
+from trimtab.models.training.vllm_sampler import VllmSampler, vllm_sampler
 
 
 def run(config: PPOConfig, inputs: dict[str, Path], workdir: Path) -> None:

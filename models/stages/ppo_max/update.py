@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models import counts
-from models.config.policy import PPOConfig
-from models.functional.ppo import entropy_loss, policy_loss, value_loss
-from models.nets.freezing import load_trained_state
-from models.nets.packing import Candidates, PackedBatch
-from models.nets.scoring import response_logprobs, response_values
-from models.nets.training import prepare_training
-from models.stages.ppo_max.rollout import Experience
-from models.training import distributed
-from models.training.learner import LossFunction, Metrics, accumulate, new_learner
-from models.training.replay import Replay, with_nll
+from trimtab.models import counts
+from trimtab.models.config.policy import PPOConfig
+from trimtab.models.functional.ppo import entropy_loss, policy_loss, value_loss
+from trimtab.models.nets.freezing import load_trained_state
+from trimtab.models.nets.packing import Candidates, PackedBatch
+from trimtab.models.nets.scoring import response_logprobs, response_values
+from trimtab.models.nets.training import prepare_training
+from trimtab.models.stages.ppo_max.rollout import Experience
+from trimtab.models.training import distributed
+from trimtab.models.training.learner import LossFunction, Metrics, accumulate, new_learner
+from trimtab.models.training.replay import Replay, with_nll
 
 # Of responses (n, L): what the policy's, or the critic's, loss needs beside their tokens.
 Beside = tuple[Tensor, Tensor]

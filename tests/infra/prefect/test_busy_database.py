@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from infra.prefect import busy_database
-from infra.prefect.busy_database import trying_again
+from trimtab.infra.prefect import busy_database
+from trimtab.infra.prefect.busy_database import trying_again
 
 PARTS = [
     {"type": "http.request", "body": b"ab", "more_body": True},

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.prefect.server import PrefectServerError, local_prefect_server
+from trimtab.infra.prefect.server import PrefectServerError, local_prefect_server
 
 COMMAND = """
 import sys, time
-from infra.prefect.server import local_prefect_server
+from trimtab.infra.prefect.server import local_prefect_server
 with local_prefect_server() as wait_until_ready:
     wait_until_ready()
     import os

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from infra.processes.gpus import TooFewGPUsError, gpus_of_host, memory_of, own_gpus, unused_gpus
+from trimtab.infra.processes.gpus import (
+    TooFewGPUsError,
+    gpus_of_host,
+    memory_of,
+    own_gpus,
+    unused_gpus,
+)
 
 
 def test_a_host_s_gpus_are_those_with_a_device_file(tmp_path: Path) -> None:

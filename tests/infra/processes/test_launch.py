@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.processes.fork_client import warm_server
-from infra.processes.launch import TrainerError, TrainerKilledError, launch
 from tests.infra.toy_launch import launch_toy, write_job
+from trimtab.infra.processes.fork_client import warm_server
+from trimtab.infra.processes.launch import TrainerError, TrainerKilledError, launch
 
 pytestmark = pytest.mark.usefixtures("toys")
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.processes import launch as launch_module
-from infra.processes.fork_client import child_env, warm_server
-from infra.processes.launch import TrainerError, TrainerStoppedError, drain_on_sigterm
 from tests.infra.toy_launch import assert_gone, launch_toy, wait_for, write_job
+from trimtab.infra.processes import launch as launch_module
+from trimtab.infra.processes.fork_client import child_env, warm_server
+from trimtab.infra.processes.launch import TrainerError, TrainerStoppedError, drain_on_sigterm
 
 pytestmark = pytest.mark.usefixtures("toys")
 
@@ -46,7 +46,7 @@ def test_callback_that_raises_kills_the_child(tmp_path: Path) -> None:
 _ORCHESTRATOR = """
 import sys
 from pathlib import Path
-from infra.processes.launch import launch
+from trimtab.infra.processes.launch import launch
 launch(Path(sys.argv[1]), entry="toy_entry", preload="toy_preload")
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from infra.processes.locks import file_lock, pause, some_of
+from trimtab.infra.processes.locks import file_lock, pause, some_of
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 
@@ -18,7 +18,7 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 def test_the_patient_wait_until_nobody_else_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infra.processes.locks._PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("trimtab.infra.processes.locks._PATIENCE_SECONDS", 0.1)
     slots = [tmp_path / f"slot-{index}" for index in range(2)]
     order: list[str] = []
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.stack import flow_runs, secrets
-from infra.stack.programs import StackError
-from infra.stack.services import Stack
-from infra.stack.supervisor import Service, Supervisor
+from trimtab.infra.stack import flow_runs, secrets
+from trimtab.infra.stack.programs import StackError
+from trimtab.infra.stack.services import Stack
+from trimtab.infra.stack.supervisor import Service, Supervisor
 
 TOY = """
 import os, signal, sys, time
@@ -54,8 +54,8 @@ WATCH = """
 import sys
 from pathlib import Path
 from tests.infra.stack.test_stack import toy, toy_worker
-from infra.stack import flow_runs
-from infra.stack.supervisor import Supervisor
+from trimtab.infra.stack import flow_runs
+from trimtab.infra.stack.supervisor import Supervisor
 folder = Path(sys.argv[1])
 flow_runs.adopt()
 services = [toy(folder, "a"), toy(folder, "b"), toy_worker(folder)]
@@ -184,7 +184,7 @@ def test_a_server_that_cannot_start_says_why_and_stops_the_others(tmp_path: Path
 def test_a_taken_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
-    monkeypatch.setattr("infra.stack.supervisor._PORT_SECONDS", 0.1)
+    monkeypatch.setattr("trimtab.infra.stack.supervisor._PORT_SECONDS", 0.1)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.store.cleaner import remove, unneeded
-from infra.store.manifest import Manifest
-from infra.store.store import Store
+from trimtab.infra.store.cleaner import remove, unneeded
+from trimtab.infra.store.manifest import Manifest
+from trimtab.infra.store.store import Store
 
 
 def _publish(store: Store, folder: Path, stage: str, key: str, **parents: Manifest) -> Manifest:

@@ -10,10 +10,10 @@ import botocore.auth
 import pytest
 from botocore.compat import get_current_datetime
 
-import infra.store.s3
-from infra.store.s3 import S3Objects, StoreLocationError
-from infra.store.store import Store, open_store
+import trimtab.infra.store.s3
 from tests.infra.conftest import KEY, S3Server
+from trimtab.infra.store.s3 import S3Objects, StoreLocationError
+from trimtab.infra.store.store import Store, open_store
 
 YEAR = 365 * 86_400.0
 
@@ -22,7 +22,7 @@ def _be_off(monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:
     def wrong(*arguments: object, **keywords: object) -> object:
         return get_current_datetime(*arguments, **keywords) + by
 
-    for module in (botocore.auth, infra.store.s3):
+    for module in (botocore.auth, trimtab.infra.store.s3):
         monkeypatch.setattr(module, "get_current_datetime", wrong)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import boto3
 import pytest
 
-from infra.store.fetch import FetchError, _targets, fetch
 from tests.infra.conftest import S3Server
+from trimtab.infra.store.fetch import FetchError, _targets, fetch
 
 
 def test_file_and_folder(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.store.store import Store
+from trimtab.infra.store.store import Store
 
 
 def test_swap_has_exactly_one_winner(store: Store) -> None:

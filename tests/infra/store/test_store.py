@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.store.manifest import InvalidArtifactError, Manifest
-from infra.store.store import Store, StoreUrlError, open_store
 from tests.infra.conftest import KEY, publish
+from trimtab.infra.store.manifest import InvalidArtifactError, Manifest
+from trimtab.infra.store.store import Store, StoreUrlError, open_store
 
 
 def _contents(folder: Path) -> dict[str, bytes]:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.store.manifest import CorruptArtifactError, Manifest
-from infra.store.objects import LocalObjects
-from infra.store.store import Store
 from tests.infra.conftest import KEY, publish
+from trimtab.infra.store.manifest import CorruptArtifactError, Manifest
+from trimtab.infra.store.objects import LocalObjects
+from trimtab.infra.store.store import Store
 
 
 def _object(store: Store, manifest: Manifest, name: str) -> str:

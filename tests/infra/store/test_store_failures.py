@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
-from infra.processes.fork_client import child_env
-from infra.store.objects import LocalObjects
-from infra.store.s3 import S3Objects, StoreLocationError, StoreUnavailableError
-from infra.store.store import Store, open_store
 from tests.infra.conftest import KEY
+from trimtab.infra.processes.fork_client import child_env
+from trimtab.infra.store.objects import LocalObjects
+from trimtab.infra.store.s3 import S3Objects, StoreLocationError, StoreUnavailableError
+from trimtab.infra.store.store import Store, open_store
 
 # Publishes three large files and says so after each, so that the test can kill it in between.
 _PUBLISHER = """
 import sys
 from pathlib import Path
-from infra.store.store import open_store
+from trimtab.infra.store.store import open_store
 store = open_store(sys.argv[1])
 original = store.objects.put_file
 def put_file(*args, **kwargs):
@@ -156,7 +156,7 @@ def test_a_store_opens_while_another_run_ends_a_write(
 def test_file_that_changes_while_it_is_published_is_noticed(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from infra.store.manifest import CorruptArtifactError
+    from trimtab.infra.store.manifest import CorruptArtifactError
 
     store = open_store(str(tmp_path / "store"))
     original = store.objects.put_file

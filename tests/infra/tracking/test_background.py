@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from infra.tracking.outbox import Background
+from trimtab.infra.tracking.outbox import Background
 
 
 def test_what_is_put_off_is_done_once_it_is_settled() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from infra.settings import Settings
-from infra.tracking.registry import Registry, RegistryError, Version
-from infra.tracking.runs import TrackedRun, Tracking
 from tests.registered import downloaded
+from trimtab.infra.settings import Settings
+from trimtab.infra.tracking.registry import Registry, RegistryError, Version
+from trimtab.infra.tracking.runs import TrackedRun, Tracking
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from infra.processes.launch import TrainerStoppedError
-from infra.processes.locks import file_lock
-from infra.processes.tail import LineTail, last_lines, raised
-from infra.settings import Settings, SettingsError
-from infra.tracking.mlflow_calls import follow_move
-from infra.tracking.registry import Registry
-from infra.tracking.runs import Input, Tracking
+from trimtab.infra.processes.launch import TrainerStoppedError
+from trimtab.infra.processes.locks import file_lock
+from trimtab.infra.processes.tail import LineTail, last_lines, raised
+from trimtab.infra.settings import Settings, SettingsError
+from trimtab.infra.tracking.mlflow_calls import follow_move
+from trimtab.infra.tracking.registry import Registry
+from trimtab.infra.tracking.runs import Input, Tracking
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_tables_are_made_by_one_process_at_a_time(
         made.append(uri)
         return _client(settings)
 
-    monkeypatch.setattr("infra.tracking.runs.new_client", client_under_the_lock)
+    monkeypatch.setattr("trimtab.infra.tracking.runs.new_client", client_under_the_lock)
     Tracking.from_settings(settings, "toy").connect()
     assert made == [settings.mlflow_uri]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from models.data import DemonstrationError, Shaping, Source, load_demonstrations
-from models.data.messages import Message
+from trimtab.models.data import DemonstrationError, Shaping, Source, load_demonstrations
+from trimtab.models.data.messages import Message
 
 WriteRows = Callable[..., str]
 

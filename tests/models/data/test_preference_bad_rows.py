@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from models.data import PreferenceDataError, Source, load_preferences, write_quarantine
-from models.data.problems import REASONS, SOURCE_REASONS
+from trimtab.models.data import PreferenceDataError, Source, load_preferences, write_quarantine
+from trimtab.models.data.problems import REASONS, SOURCE_REASONS
 
 WriteRows = Callable[..., str]
 

@@ -6,8 +6,8 @@ from typing import Any
 import jinja2
 import pytest
 
-from models.data import Render, Source, chat_renderer, load_preferences, render_hh
-from models.data.records import PreferencePair, Votes
+from trimtab.models.data import Render, Source, chat_renderer, load_preferences, render_hh
+from trimtab.models.data.records import PreferencePair, Votes
 
 WriteRows = Callable[..., str]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from models.data import (
+from trimtab.models.data import (
     PreferenceDataError,
     PreferenceOptionError,
     Source,
@@ -163,7 +163,7 @@ def test_nothing_usable_is_an_error_that_keeps_the_bad_rows(write_rows: WriteRow
 
 def test_no_gpu_stack_is_loaded() -> None:
     code = (
-        "import sys, models.data, models.data.records;"
+        "import sys, trimtab.models.data, trimtab.models.data.records;"
         "heavy = {'torch', 'transformers', 'datasets', 'pyarrow', 'numpy'} & set(sys.modules);"
         "sys.exit(str(heavy) if heavy else 0)"
     )

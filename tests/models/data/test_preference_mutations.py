@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from models.data import PreferenceDataError, Source, load_preferences, write_quarantine
-from models.training.data import write_rows as write_json_lines
+from trimtab.models.data import PreferenceDataError, Source, load_preferences, write_quarantine
+from trimtab.models.training.data import write_rows as write_json_lines
 
 WriteRows = Callable[..., str]
 NUM_ROWS = 400

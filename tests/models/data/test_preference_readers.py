@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from models.data import PreferenceDataError, Source, load_preferences
+from trimtab.models.data import PreferenceDataError, Source, load_preferences
 
 # modules without type stubs
 datasets = importlib.import_module("datasets")

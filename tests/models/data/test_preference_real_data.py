@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from models.data import (
+from trimtab.models.data import (
     LeakageError,
     PreferenceDataError,
     Source,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from models.data import PreferenceDataError, ReviewError, Source, read_review
+from trimtab.models.data import PreferenceDataError, ReviewError, Source, read_review
 
 WriteRows = Callable[..., str]
 KNOWN = {"a", "b", "c", "d", "é\u2028"}

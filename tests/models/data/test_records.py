@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from models.data.records import PreferencePair, RecordError, Votes
+from trimtab.models.data.records import PreferencePair, RecordError, Votes
 
 PAIR = PreferencePair(
     id="a",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from models.data import chat_renderer, render_hh
-from models.data.prompts import normalise_prompt
-from models.data.written_prompts import (
+from tests.models.judge.tiny import tiny_tokenizer
+from trimtab.models.data import chat_renderer, render_hh
+from trimtab.models.data.prompts import normalise_prompt
+from trimtab.models.data.written_prompts import (
     SETS,
     WrittenPromptsError,
     load_written,
     parse_written,
     written_like,
 )
-from tests.models.judge.tiny import tiny_tokenizer
 
 ASKED = [{"role": "user", "content": "Why?"}]
 

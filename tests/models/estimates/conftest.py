@@ -1,8 +1,8 @@
 """A model of known shape and small amounts of data, for sums by hand."""
 
-from models.config.training import TrainConfig
-from models.estimates.amounts import Amounts
-from models.estimates.shapes import KNOWN_SHAPES
+from trimtab.models.config.training import TrainConfig
+from trimtab.models.estimates.amounts import Amounts
+from trimtab.models.estimates.shapes import KNOWN_SHAPES
 
 SHAPE = KNOWN_SHAPES["smollm2-135m-instruct"]
 HIDDEN = SHAPE.hidden_size

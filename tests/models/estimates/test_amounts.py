@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from flows.recipes.synthetic import smoke
-from models.config.data import PreferencesConfig
-from models.estimates.amounts import ASSUMED_PAIRS, of_preferences, of_world
-from models.estimates.shapes import PlanError
-from models.training.data import read_rows
 from tests.models.conftest import run_stage
+from trimtab.flows.recipes.synthetic import smoke
+from trimtab.models.config.data import PreferencesConfig
+from trimtab.models.estimates.amounts import ASSUMED_PAIRS, of_preferences, of_world
+from trimtab.models.estimates.shapes import PlanError
+from trimtab.models.training.data import read_rows
 
 
 @pytest.mark.parametrize("num_demonstrations", [400, 3000])

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from models.config.judge import ChatModelConfig, JudgeConfig, JudgePreferencesConfig
-from models.config.policy import ConstitutionalSFTConfig, ReviseConfig
-from models.estimates.memory import FLOAT_BYTES
-from models.estimates.shapes import PlanError
-from models.estimates.stages import work_of
-from models.estimates.work import Setting, Work
-from models.judge.constitutions import MAX_CHARACTERS
-from models.judge.rubrics import load_questions
 from tests.models.estimates.conftest import AMOUNTS, SHAPE, TRAIN
+from trimtab.models.config.judge import ChatModelConfig, JudgeConfig, JudgePreferencesConfig
+from trimtab.models.config.policy import ConstitutionalSFTConfig, ReviseConfig
+from trimtab.models.estimates.memory import FLOAT_BYTES
+from trimtab.models.estimates.shapes import PlanError
+from trimtab.models.estimates.stages import work_of
+from trimtab.models.estimates.work import Setting, Work
+from trimtab.models.judge.constitutions import MAX_CHARACTERS
+from trimtab.models.judge.rubrics import load_questions
 
 HERE = "smollm2-135m-instruct"
 POLICY = FLOAT_BYTES * SHAPE.policy_parameters

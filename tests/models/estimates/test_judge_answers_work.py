@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.config.judge import JudgeAnswersConfig, JudgeConfig
-from models.estimates.stages import work_of
-from models.estimates.work import Setting, Work
-from models.judge.rubrics import load_questions, load_rubric
 from tests.models.estimates.conftest import AMOUNTS, SHAPE
+from trimtab.models.config.judge import JudgeAnswersConfig, JudgeConfig
+from trimtab.models.estimates.stages import work_of
+from trimtab.models.estimates.work import Setting, Work
+from trimtab.models.judge.rubrics import load_questions, load_rubric
 
 
 def _judged(judge: dict[str, Any], **more: Any) -> Work:

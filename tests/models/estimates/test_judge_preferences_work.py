@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from models.config.judge import JudgeConfig, JudgePreferencesConfig
-from models.estimates.memory import FLOAT_BYTES
-from models.estimates.shapes import PlanError
-from models.estimates.stages import work_of
-from models.estimates.work import Setting, Work
-from models.judge.rubrics import load_questions, load_rubric
 from tests.models.estimates.conftest import AMOUNTS, SHAPE
+from trimtab.models.config.judge import JudgeConfig, JudgePreferencesConfig
+from trimtab.models.estimates.memory import FLOAT_BYTES
+from trimtab.models.estimates.shapes import PlanError
+from trimtab.models.estimates.stages import work_of
+from trimtab.models.estimates.work import Setting, Work
+from trimtab.models.judge.rubrics import load_questions, load_rubric
 
 
 def _judged(judge: dict[str, Any], **more: Any) -> Work:

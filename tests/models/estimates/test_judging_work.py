@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.config.judge import HarmlessConfig, JudgeConfig
-from models.config.policy import PPOConfig, ScoringConfig
-from models.config.reporting import EvaluateConfig
-from models.estimates.memory import FLOAT_BYTES, key_value_cache
-from models.estimates.stages import work_of
-from models.estimates.work import Setting, Work
-from models.judge.rubrics import load_questions, load_rubric
 from tests.models.estimates.conftest import AMOUNTS, SHAPE
+from trimtab.models.config.judge import HarmlessConfig, JudgeConfig
+from trimtab.models.config.policy import PPOConfig, ScoringConfig
+from trimtab.models.config.reporting import EvaluateConfig
+from trimtab.models.estimates.memory import FLOAT_BYTES, key_value_cache
+from trimtab.models.estimates.stages import work_of
+from trimtab.models.estimates.work import Setting, Work
+from trimtab.models.judge.rubrics import load_questions, load_rubric
 
 LOCAL = {"local_model": "smollm2-135m-instruct"}
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from models import limits
-from models.config.training import TrainConfig
-from models.estimates.machine import GIB, Machine
-from models.estimates.memory import (
+from trimtab.models import limits
+from trimtab.models.config.training import TrainConfig
+from trimtab.models.estimates.machine import GIB, Machine
+from trimtab.models.estimates.memory import (
     Memory,
     backward_set,
     kept_activations,
@@ -21,11 +21,11 @@ from models.estimates.memory import (
     trained,
     vocabulary_set,
 )
-from models.estimates.shapes import KNOWN_SHAPES, ModelShape
-from models.nets.fused import with_fused_layers
-from models.nets.packing import Candidates, pack
-from models.nets.scoring import hidden_states, response_logprobs
-from models.nets.training import prepare_training
+from trimtab.models.estimates.shapes import KNOWN_SHAPES, ModelShape
+from trimtab.models.nets.fused import with_fused_layers
+from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.scoring import hidden_states, response_logprobs
+from trimtab.models.nets.training import prepare_training
 
 MISTRAL = KNOWN_SHAPES["mistralai/Mistral-7B-v0.1"]
 # Unequal everywhere, so that no two dimensions can be confused; grouped heads of their own size.
@@ -156,7 +156,9 @@ def test_narrow_products_keep_narrow_numbers(
     responses: list[int],
 ) -> None:
     for module in ("attention", "trunk"):  # as on a GPU
-        monkeypatch.setattr(f"models.nets.{module}.attention_dtype", lambda _: torch.bfloat16)
+        monkeypatch.setattr(
+            f"trimtab.models.nets.{module}.attention_dtype", lambda _: torch.bfloat16
+        )
     row = Candidates([1] * 20, tuple([2] * response for response in responses))
     really = _kept(model, lambda: hidden_states(model, pack([row] * num_rows)))
     sizes = num_rows * row.num_tokens, num_rows * sum(20 + n for n in responses[1:])

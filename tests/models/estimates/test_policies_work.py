@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from models import limits
-from models.config.policy import (
+from tests.models.estimates.conftest import AMOUNTS, SHAPE, TRAIN
+from trimtab.models import limits
+from trimtab.models.config.policy import (
     CPLConfig,
     DPOConfig,
     HIRConfig,
@@ -13,12 +14,11 @@ from models.config.policy import (
     RestConfig,
     SampleResponsesConfig,
 )
-from models.config.reporting import EvaluateConfig
-from models.config.training import LoraConfig, ZeroConfig
-from models.estimates.memory import key_value_cache
-from models.estimates.stages import work_of
-from models.estimates.work import Setting, Work
-from tests.models.estimates.conftest import AMOUNTS, SHAPE, TRAIN
+from trimtab.models.config.reporting import EvaluateConfig
+from trimtab.models.config.training import LoraConfig, ZeroConfig
+from trimtab.models.estimates.memory import key_value_cache
+from trimtab.models.estimates.stages import work_of
+from trimtab.models.estimates.work import Setting, Work
 
 POLICY = SHAPE.policy_parameters
 # AMOUNTS: 37 training pairs of at most 42 tokens, 40 prompts of 10 for policies, 12 to evaluate on.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from models.config.reward import ContrastiveConfig, RewardModelConfig
-from models.config.training import LoraConfig
-from models.estimates.memory import FLOAT_BYTES
-from models.estimates.stages import work_of
-from models.estimates.work import Setting, Work
 from tests.models.estimates.conftest import AMOUNTS, HIDDEN, SHAPE, TRAIN
+from trimtab.models.config.reward import ContrastiveConfig, RewardModelConfig
+from trimtab.models.config.training import LoraConfig
+from trimtab.models.estimates.memory import FLOAT_BYTES
+from trimtab.models.estimates.stages import work_of
+from trimtab.models.estimates.work import Setting, Work
 
 
 def _work(config: RewardModelConfig) -> Work:

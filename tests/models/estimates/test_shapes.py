@@ -14,14 +14,14 @@ from transformers import (
     PreTrainedModel,
 )
 
-from flows.recipes.synthetic import default, smoke
-from models.config.training import LoraConfig, ModelConfig, TrainerConfig
-from models.estimates.shapes import KNOWN_SHAPES, PlanError, shape_of
-from models.estimates.work import trained_parameters as trained_parameters_of
-from models.nets.freezing import freeze_lower_layers, trained_parameters
-from models.nets.loading import build_policy
-from models.nets.training import prepare_training
-from models.stages.world import word_tokenizer
+from trimtab.flows.recipes.synthetic import default, smoke
+from trimtab.models.config.training import LoraConfig, ModelConfig, TrainerConfig
+from trimtab.models.estimates.shapes import KNOWN_SHAPES, PlanError, shape_of
+from trimtab.models.estimates.work import trained_parameters as trained_parameters_of
+from trimtab.models.nets.freezing import freeze_lower_layers, trained_parameters
+from trimtab.models.nets.loading import build_policy
+from trimtab.models.nets.training import prepare_training
+from trimtab.models.stages.world import word_tokenizer
 
 MISTRAL = "mistralai/Mistral-7B-v0.1"
 

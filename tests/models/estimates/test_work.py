@@ -6,22 +6,22 @@ from typing import Any, Literal
 
 import pytest
 
-from models import limits
-from models.config.data import ComparisonsConfig
-from models.config.policy import PPOConfig, RehearsalConfig, VllmConfig
-from models.config.reporting import EvaluateConfig
-from models.config.reward import (
+from tests.models.estimates.conftest import AMOUNTS, HIDDEN, SHAPE, TRAIN
+from trimtab.models import limits
+from trimtab.models.config.data import ComparisonsConfig
+from trimtab.models.config.policy import PPOConfig, RehearsalConfig, VllmConfig
+from trimtab.models.config.reporting import EvaluateConfig
+from trimtab.models.config.reward import (
     AdvantageModelConfig,
     MetaRMConfig,
     RewardModelConfig,
     TrunkCacheConfig,
 )
-from models.config.training import LoraConfig, SFTConfig, ZeroConfig
-from models.estimates.amounts import Amounts
-from models.estimates.memory import FLOAT_BYTES, key_value_cache
-from models.estimates.stages import work_of
-from models.estimates.work import Setting, Work
-from tests.models.estimates.conftest import AMOUNTS, HIDDEN, SHAPE, TRAIN
+from trimtab.models.config.training import LoraConfig, SFTConfig, ZeroConfig
+from trimtab.models.estimates.amounts import Amounts
+from trimtab.models.estimates.memory import FLOAT_BYTES, key_value_cache
+from trimtab.models.estimates.stages import work_of
+from trimtab.models.estimates.work import Setting, Work
 
 POLICY, TRUNK = SHAPE.policy_parameters, SHAPE.trunk_parameters
 

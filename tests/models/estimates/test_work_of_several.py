@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from models.config.reward import AdvantageModelConfig
-from models.config.training import SFTConfig, ZeroConfig
 from tests.models.estimates.test_work import HIDDEN, POLICY, TRAIN, TRUNK, _ppo, _work
+from trimtab.models.config.reward import AdvantageModelConfig
+from trimtab.models.config.training import SFTConfig, ZeroConfig
 
 
 def test_every_further_scorer_is_another_pass_and_another_model() -> None:

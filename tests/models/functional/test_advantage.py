@@ -6,8 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.functional.advantage import advantage_loss, advantage_scores, expected_reward_loss
-from models.functional.checks import ShapeError
+from trimtab.models.functional.advantage import (
+    advantage_loss,
+    advantage_scores,
+    expected_reward_loss,
+)
+from trimtab.models.functional.checks import ShapeError
 
 F64 = torch.float64
 LOG2 = math.log(2)

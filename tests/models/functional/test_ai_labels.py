@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.functional.checks import ShapeError
-from models.functional.relabel import Relabel, over_soft_labels, relabel
-from models.functional.reward import ranking_losses
-from models.functional.verdicts import preferred_labels
+from trimtab.models.functional.checks import ShapeError
+from trimtab.models.functional.relabel import Relabel, over_soft_labels, relabel
+from trimtab.models.functional.reward import ranking_losses
+from trimtab.models.functional.verdicts import preferred_labels
 
 DOUBLE = torch.float64
 PREFERENCE = torch.tensor([0.9, 0.5, 0.2, 1.0, 0.0], dtype=DOUBLE)

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from models.functional.best_of_n import best_of, best_of_k_values, best_of_n_kl
-from models.functional.checks import ShapeError
+from trimtab.models.functional.best_of_n import best_of, best_of_k_values, best_of_n_kl
+from trimtab.models.functional.checks import ShapeError
 
 F64 = torch.float64
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from models.functional.verdicts import alignment, clamped_preference
+from trimtab.models.functional.verdicts import alignment, clamped_preference
 
 F64 = torch.float64
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from models.functional.checks import ShapeError
-from models.functional.combination import ensemble_scores, safety_first
+from trimtab.models.functional.checks import ShapeError
+from trimtab.models.functional.combination import ensemble_scores, safety_first
 
 F64 = torch.float64
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from models.functional.checks import ShapeError
-from models.functional.contrastive import (
+from trimtab.models.functional.checks import ShapeError
+from trimtab.models.functional.contrastive import (
     preference_differences,
     prototype_scores,
     simcse_loss,

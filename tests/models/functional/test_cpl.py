@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from models.functional.checks import ShapeError
-from models.functional.cpl import cpl_loss, segment_scores
-from models.functional.dpo import dpo_loss
+from trimtab.models.functional.checks import ShapeError
+from trimtab.models.functional.cpl import cpl_loss, segment_scores
+from trimtab.models.functional.dpo import dpo_loss
 
 F64 = torch.float64
 LOG3 = math.log(3)

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from models.functional.checks import ShapeError
-from models.functional.dpo import dpo_loss, implicit_rewards
+from trimtab.models.functional.checks import ShapeError
+from trimtab.models.functional.dpo import dpo_loss, implicit_rewards
 
 F64 = torch.float64
 LOG3 = math.log(3)

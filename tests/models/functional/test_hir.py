@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from models.functional.checks import ShapeError
-from models.functional.hir import hir_loss, satisfied_instruction
+from trimtab.models.functional.checks import ShapeError
+from trimtab.models.functional.hir import hir_loss, satisfied_instruction
 
 F64 = torch.float64
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.functional.checks import ShapeError
-from models.functional.masked import masked_mean, masked_whiten, weighted_mean
+from trimtab.models.functional.checks import ShapeError
+from trimtab.models.functional.masked import masked_mean, masked_whiten, weighted_mean
 
 F64 = torch.float64
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from models.functional.checks import ShapeError
-from models.functional.masked import entropy_of, logprobs_of
+from trimtab.models.functional.checks import ShapeError
+from trimtab.models.functional.masked import entropy_of, logprobs_of
 
 F64 = torch.float64
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from models.functional.checks import ShapeError
-from models.functional.meta_rm import difference_objective
+from trimtab.models.functional.checks import ShapeError
+from trimtab.models.functional.meta_rm import difference_objective
 
 F64 = torch.float64
 

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from models.functional.ppo import RunningMoments
+from trimtab.models.functional.ppo import RunningMoments
 
 F64 = torch.float64
 

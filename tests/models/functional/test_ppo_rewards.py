@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.functional.checks import ShapeError
-from models.functional.ppo import RunningMoments, gae, normalise_scores, token_rewards
+from trimtab.models.functional.checks import ShapeError
+from trimtab.models.functional.ppo import RunningMoments, gae, normalise_scores, token_rewards
 
 F64 = torch.float64
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.functional.checks import ShapeError
-from models.functional.ppo import clip_advantages, entropy_loss, policy_loss
+from trimtab.models.functional.checks import ShapeError
+from trimtab.models.functional.ppo import clip_advantages, entropy_loss, policy_loss
 
 F64 = torch.float64
 SHAPE = (3, 6)

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from models.functional.checks import ShapeError
-from models.functional.rehearsal import nll_loss, top_k_per_cluster
+from trimtab.models.functional.checks import ShapeError
+from trimtab.models.functional.rehearsal import nll_loss, top_k_per_cluster
 
 F64 = torch.float64
 

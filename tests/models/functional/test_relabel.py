@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from models.functional.checks import ShapeError
-from models.functional.relabel import Relabel, rating_margin, relabel, strength_slice
-from models.functional.reward import ranking_losses
+from trimtab.models.functional.checks import ShapeError
+from trimtab.models.functional.relabel import Relabel, rating_margin, relabel, strength_slice
+from trimtab.models.functional.reward import ranking_losses
 
 F64 = torch.float64
 PLAIN: dict[str, Any] = {

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.functional.checks import ShapeError
-from models.functional.relabel import Relabel, overrule, relabel
-from models.functional.reward import ranking_losses
+from trimtab.models.functional.checks import ShapeError
+from trimtab.models.functional.relabel import Relabel, overrule, relabel
+from trimtab.models.functional.reward import ranking_losses
 
 F64 = torch.float64
 VERDICTS = ("keep", "flip", "drop")

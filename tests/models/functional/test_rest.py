@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.functional.rest import improvement_sets
+from trimtab.models.functional.rest import improvement_sets
 
 
 def test_quantiles_by_hand() -> None:

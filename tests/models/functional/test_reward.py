@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from models.functional.checks import ShapeError
-from models.functional.reward import (
+from trimtab.models.functional.checks import ShapeError
+from trimtab.models.functional.reward import (
     imitation_loss,
     per_prompt_weight,
     ranking_loss,

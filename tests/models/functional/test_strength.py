@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from models.functional.checks import ShapeError
-from models.functional.strength import fold_of, preference_strength, strength_groups
+from trimtab.models.functional.checks import ShapeError
+from trimtab.models.functional.strength import fold_of, preference_strength, strength_groups
 
 F64 = torch.float64
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from models.functional.checks import ShapeError
-from models.functional.verdicts import (
+from trimtab.models.functional.checks import ShapeError
+from trimtab.models.functional.verdicts import (
     alignment,
     cohen_kappa,
     debiased_preference,

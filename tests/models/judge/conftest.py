@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from models.config.judge import EndpointConfig
-from models.judge.budget import Budget
-from models.judge.chat import ChatRequest, Message
-from models.judge.client import Endpoint
 from tests.models.judge.endpoint import ScriptedServer
+from trimtab.models.config.judge import EndpointConfig
+from trimtab.models.judge.budget import Budget
+from trimtab.models.judge.chat import ChatRequest, Message
+from trimtab.models.judge.client import Endpoint
 
 
 @pytest.fixture(autouse=True)

@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from models.judge.addresses import AddressError, checked_address
-from models.judge.client import EndpointError
 from tests.models.judge.conftest import endpoint, request
 from tests.models.judge.endpoint import Reply, completion, serving
+from trimtab.models.judge.addresses import AddressError, checked_address
+from trimtab.models.judge.client import EndpointError
 
 Names = Callable[..., None]
 

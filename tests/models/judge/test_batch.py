@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from models.judge.batch import AnswerCache, CachedChatModel, StoppedError
-from models.judge.budget import Budget, BudgetError
-from models.judge.chat import ChatRequest, Usage
 from tests.models.judge.conftest import endpoint, request
 from tests.models.judge.endpoint import Body, ScriptedServer, completion, serving
+from trimtab.models.judge.batch import AnswerCache, CachedChatModel, StoppedError
+from trimtab.models.judge.budget import Budget, BudgetError
+from trimtab.models.judge.chat import ChatRequest, Usage
 
 
 def _echo(_: int, body: Body) -> Body:

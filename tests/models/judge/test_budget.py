@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from models.judge.budget import Budget, BudgetError, worst_case
-from models.judge.chat import Usage
 from tests.models.judge.conftest import endpoint, request
 from tests.models.judge.endpoint import Body, Reply, completion, serving
+from trimtab.models.judge.budget import Budget, BudgetError, worst_case
+from trimtab.models.judge.chat import Usage
 
 
 def test_the_most_a_request_can_come_to_by_hand() -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from models.judge.batch import AnswerCache
-from models.judge.chat import ChatAnswer, Token, Usage, cache_key
 from tests.models.judge.conftest import request
+from trimtab.models.judge.batch import AnswerCache
+from trimtab.models.judge.chat import ChatAnswer, Token, Usage, cache_key
 
 ROOT = Path(__file__).parents[3]
 KEY = "ab" + "0" * 62
@@ -73,8 +73,8 @@ def test_writers_that_are_killed_leave_whole_answers(tmp_path: Path) -> None:
     code = (
         "import itertools, sys\n"
         "from pathlib import Path\n"
-        "from models.judge.batch import AnswerCache\n"
-        "from models.judge.chat import ChatAnswer, Usage\n"
+        "from trimtab.models.judge.batch import AnswerCache\n"
+        "from trimtab.models.judge.chat import ChatAnswer, Usage\n"
         "cache = AnswerCache(Path(sys.argv[1]))\n"
         "for number in itertools.count():\n"
         "    text = ChatAnswer('A' * 100_000, Usage(number, 1)).to_text()\n"

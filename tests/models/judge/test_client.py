@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from models.judge.budget import Budget, worst_case
-from models.judge.chat import ChatAnswer, Message, Token, Usage
-from models.judge.client import EndpointError
 from tests.models.judge.conftest import endpoint, request
 from tests.models.judge.endpoint import Body, Reply, Script, ScriptedServer, completion, serving
+from trimtab.models.judge.budget import Budget, worst_case
+from trimtab.models.judge.chat import ChatAnswer, Message, Token, Usage
+from trimtab.models.judge.client import EndpointError
 
 
 def _ask(server: ScriptedServer, *texts: str, **config: Any) -> dict[str, ChatAnswer]:

@@ -10,11 +10,11 @@ from urllib.parse import quote
 
 import pytest
 
-from models.judge.batch import AnswerCache, CachedChatModel
-from models.judge.budget import Budget
-from models.judge.client import EndpointError
 from tests.models.judge.conftest import endpoint, endpoint_config, request
 from tests.models.judge.endpoint import Body, Reply, completion, serving
+from trimtab.models.judge.batch import AnswerCache, CachedChatModel
+from trimtab.models.judge.budget import Budget
+from trimtab.models.judge.client import EndpointError
 
 KEY = "sk-Zx81hu2bqTestKeyThatNobodyElseHas"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from models.judge.client import EndpointError
 from tests.models.judge.conftest import endpoint, request
 from tests.models.judge.endpoint import Reply, ScriptedServer, completion, serving
+from trimtab.models.judge.client import EndpointError
 
 
 def _ask(server: ScriptedServer, **config: Any) -> None:

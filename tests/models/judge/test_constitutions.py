@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from models.judge.constitutions import (
+from trimtab.models.judge.constitutions import (
     MAX_CHARACTERS,
     PACKAGED,
     Constitution,
@@ -68,7 +68,7 @@ def test_packaged_ones_are_sound(name: str) -> None:
     found = load_constitution(name, None)
     assert len(found.principles) >= 10
     assert all(line.startswith("The response") and line[-1] == "." for line in found.principles)
-    folder = Path(__import__("models.judge.constitutions", fromlist=["x"]).__file__).parent
+    folder = Path(__import__("trimtab.models.judge.constitutions", fromlist=["x"]).__file__).parent
     assert {path.stem for path in folder.glob("*.txt")} == set(PACKAGED)
 
 

@@ -8,14 +8,18 @@ import random
 import pytest
 import torch
 
-from models.config.judge import JudgeConfig
-from models.functional.verdicts import alignment, debiased_preference
-from models.judge.batch import CachedChatModel
-from models.judge.gold import GoldModel
-from models.judge.judge import Comparison, Judge
-from models.synthetic.demonstrations import corrupted_response, draw_prompts, perfect_response
-from models.synthetic.gold import quality
-from models.synthetic.tasks import MAIN
+from trimtab.models.config.judge import JudgeConfig
+from trimtab.models.functional.verdicts import alignment, debiased_preference
+from trimtab.models.judge.batch import CachedChatModel
+from trimtab.models.judge.gold import GoldModel
+from trimtab.models.judge.judge import Comparison, Judge
+from trimtab.models.synthetic.demonstrations import (
+    corrupted_response,
+    draw_prompts,
+    perfect_response,
+)
+from trimtab.models.synthetic.gold import quality
+from trimtab.models.synthetic.tasks import MAIN
 
 NUM_PAIRS = 1200
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from models.config.judge import JudgeConfig
-from models.judge.batch import CachedChatModel
-from models.judge.chat import ChatModel, Usage
-from models.judge.judge import Comparison, Judge, PairVerdict
-from models.judge.rubrics import load_questions
 from tests.models.judge.conftest import endpoint
 from tests.models.judge.endpoint import Body, ScriptedServer, completion, serving
+from trimtab.models.config.judge import JudgeConfig
+from trimtab.models.judge.batch import CachedChatModel
+from trimtab.models.judge.chat import ChatModel, Usage
+from trimtab.models.judge.judge import Comparison, Judge, PairVerdict
+from trimtab.models.judge.rubrics import load_questions
 
 PAIR = Comparison("Human: Which?", "the good one", "the bad one")
 ASKS = load_questions()
@@ -224,7 +224,7 @@ def test_a_slash_behind_the_address_makes_no_other_judge() -> None:
 
 
 def test_rubrics_of_the_package_are_found_where_it_lies() -> None:
-    folder = Path(__import__("models.judge.rubrics", fromlist=["x"]).__file__).parent
+    folder = Path(__import__("trimtab.models.judge.rubrics", fromlist=["x"]).__file__).parent
     assert {path.name for path in folder.glob("*.txt")} == {
         *("helpfulness.txt", "harmlessness.txt", "summarisation.txt", "questions.txt"),
     }

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from models.config.judge import EndpointConfig
-from models.judge.batch import AnswerCache, CachedChatModel
-from models.judge.budget import Budget, BudgetError, Ledger
-from models.judge.chat import Usage
-from models.judge.client import Endpoint
 from tests.models.judge.conftest import endpoint_config, request
 from tests.models.judge.endpoint import Body, Reply, completion, serving
+from trimtab.models.config.judge import EndpointConfig
+from trimtab.models.judge.batch import AnswerCache, CachedChatModel
+from trimtab.models.judge.budget import Budget, BudgetError, Ledger
+from trimtab.models.judge.chat import Usage
+from trimtab.models.judge.client import Endpoint
 
 LIMIT = 8000
 SPENT_UP = 3  # exit status

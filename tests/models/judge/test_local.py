@@ -9,17 +9,17 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from models.config.judge import JudgeConfig
-from models.judge.batch import CachedChatModel
-from models.judge.chat import ChatAnswer, ChatRequest, Message
-from models.judge.judge import Comparison, Judge
-from models.judge.local import LocalModel, RequestError, _with_common_prefix
-from models.judge.prompts import PromptTemplate
-from models.judge.rubrics import load_rubric
-from models.nets.packing import pack
-from models.nets.scoring import next_logprobs
 from tests.models.judge.conftest import request
 from tests.models.judge.tiny import save_tiny, tiny_model, tiny_tokenizer
+from trimtab.models.config.judge import JudgeConfig
+from trimtab.models.judge.batch import CachedChatModel
+from trimtab.models.judge.chat import ChatAnswer, ChatRequest, Message
+from trimtab.models.judge.judge import Comparison, Judge
+from trimtab.models.judge.local import LocalModel, RequestError, _with_common_prefix
+from trimtab.models.judge.prompts import PromptTemplate
+from trimtab.models.judge.rubrics import load_rubric
+from trimtab.models.nets.packing import pack
+from trimtab.models.nets.scoring import next_logprobs
 
 TEXTS = ["Which?", "Which of the two is better, A or B?", "", "é" * 40, "x"]
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from models.judge.chat import ChatAnswer, Token
-from models.judge.parse import label_logprobs, label_of
+from trimtab.models.judge.chat import ChatAnswer, Token
+from trimtab.models.judge.parse import label_logprobs, label_of
 
 AB = ("A", "B")
 RATINGS = tuple(str(number) for number in range(1, 11))

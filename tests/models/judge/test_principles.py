@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from models.config.judge import JudgeConfig
-from models.judge.batch import CachedChatModel
-from models.judge.constitutions import Constitution
-from models.judge.gold import GoldModel
-from models.judge.judge import Comparison, Judge
-from models.judge.rubrics import load_questions
 from tests.models.judge.conftest import endpoint
 from tests.models.judge.endpoint import ScriptedServer, completion, serving
+from trimtab.models.config.judge import JudgeConfig
+from trimtab.models.judge.batch import CachedChatModel
+from trimtab.models.judge.constitutions import Constitution
+from trimtab.models.judge.gold import GoldModel
+from trimtab.models.judge.judge import Comparison, Judge
+from trimtab.models.judge.rubrics import load_questions
 
 ASKS = load_questions()
 

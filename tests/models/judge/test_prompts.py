@@ -7,9 +7,9 @@ from typing import get_args
 
 import pytest
 
-from models.config.judge import JudgeConfig, Rubric
-from models.judge.prompts import CUT, Kind, PromptTemplate, quote, read_blocks
-from models.judge.rubrics import (
+from trimtab.models.config.judge import JudgeConfig, Rubric
+from trimtab.models.judge.prompts import CUT, Kind, PromptTemplate, quote, read_blocks
+from trimtab.models.judge.rubrics import (
     EXAMPLE,
     QUESTIONS,
     RubricError,

@@ -9,7 +9,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from models.judge.client import AbandonedError, Gate, backoff, is_retried, retry_after
+from trimtab.models.judge.client import AbandonedError, Gate, backoff, is_retried, retry_after
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 
@@ -59,7 +59,7 @@ def test_a_gate_that_two_close_at_once_stays_closed_for_the_longer(
         gate.close_for(10_000)
         return time.monotonic()
 
-    monkeypatch.setattr("models.judge.client.time.monotonic", clock)
+    monkeypatch.setattr("trimtab.models.judge.client.time.monotonic", clock)
     gate.close_for(5)
     assert gate._opens_at > time.monotonic() + 5000
 

@@ -7,20 +7,24 @@ from typing import Any
 
 import pytest
 
-from models.config.judge import ChatModelConfig
-from models.config.policy import ReviseConfig
-from models.judge.batch import CachedChatModel
-from models.judge.chat import ChatAnswer, ChatModel, Message, Usage
-from models.judge.constitutions import Constitution
-from models.judge.gold import GoldModel
-from models.judge.prompts import read_blocks
-from models.judge.revise import Reviser, revision_of
-from models.judge.rubrics import load_questions
-from models.synthetic.demonstrations import corrupted_response, draw_prompts, perfect_response
-from models.synthetic.gold import quality
-from models.synthetic.tasks import MAIN, task_of
 from tests.models.judge.conftest import endpoint
 from tests.models.judge.endpoint import Body, completion, serving
+from trimtab.models.config.judge import ChatModelConfig
+from trimtab.models.config.policy import ReviseConfig
+from trimtab.models.judge.batch import CachedChatModel
+from trimtab.models.judge.chat import ChatAnswer, ChatModel, Message, Usage
+from trimtab.models.judge.constitutions import Constitution
+from trimtab.models.judge.gold import GoldModel
+from trimtab.models.judge.prompts import read_blocks
+from trimtab.models.judge.revise import Reviser, revision_of
+from trimtab.models.judge.rubrics import load_questions
+from trimtab.models.synthetic.demonstrations import (
+    corrupted_response,
+    draw_prompts,
+    perfect_response,
+)
+from trimtab.models.synthetic.gold import quality
+from trimtab.models.synthetic.tasks import MAIN, task_of
 
 ASKS = load_questions()
 PRINCIPLES = Constitution(("Be kind.", "Be brief."))

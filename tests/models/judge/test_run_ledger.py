@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from models.config.judge import EndpointConfig, JudgeConfig
-from models.judge.budget import LEDGER_NAME, Budget, BudgetError, Ledger, RunLedger
-from models.judge.build import budget_of
-from models.judge.chat import Usage
-from models.judge.client import Endpoint
 from tests.models.judge.conftest import endpoint_config, request
 from tests.models.judge.endpoint import Body, Reply, completion, serving
+from trimtab.models.config.judge import EndpointConfig, JudgeConfig
+from trimtab.models.judge.budget import LEDGER_NAME, Budget, BudgetError, Ledger, RunLedger
+from trimtab.models.judge.build import budget_of
+from trimtab.models.judge.chat import Usage
+from trimtab.models.judge.client import Endpoint
 
 ROOT = Path(__file__).parents[3]
 CHEAP, DEAR = (1.0, 2.0), (10.0, 50.0)
@@ -82,7 +82,7 @@ def test_nobody_waits_for_a_process_that_was_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from models.judge.budget import RunLedger, Usage\n"
+        "from trimtab.models.judge.budget import RunLedger, Usage\n"
         "ledger = RunLedger(Path(sys.argv[1]))\n"
         "ledger.reserve('a', Usage(70, 0), (1.0, 1.0))\n"
         "print('under way', flush=True)\n"

@@ -14,13 +14,13 @@ import httpx
 import pytest
 import torch
 
-from models.config.judge import EndpointConfig
-from models.judge.budget import Budget
-from models.judge.client import Endpoint, EndpointError
-from models.judge.local import LocalModel
-from models.judge.serve import create_app
 from tests.models.judge.conftest import request
 from tests.models.judge.tiny import running, save_tiny, tiny_model, tiny_tokenizer
+from trimtab.models.config.judge import EndpointConfig
+from trimtab.models.judge.budget import Budget
+from trimtab.models.judge.client import Endpoint, EndpointError
+from trimtab.models.judge.local import LocalModel
+from trimtab.models.judge.serve import create_app
 
 ROOT = Path(__file__).parents[3]
 
@@ -118,7 +118,15 @@ def test_other_addresses_and_endless_bodies_are_refused(url: str) -> None:
 @pytest.mark.slow
 def test_the_command_serves_a_folder_until_it_is_interrupted(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model")
-    command = [sys.executable, "-m", "models.judge.serve", "--model", str(folder), "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "trimtab.models.judge.serve",
+        "--model",
+        str(folder),
+        "--port",
+        "0",
+    ]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as server:

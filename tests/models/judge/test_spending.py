@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from infra.processes.launch import TrainerError, TrainerKilledError, launch
-from models.config.judge import JudgeConfig, JudgePreferencesConfig
-from models.judge.budget import LEDGER_NAME, BudgetError, Ledger
-from models.judge.chat import Usage
-from models.judge.reward import JudgeReward
-from models.training import signals
-from models.training.checkpoint import newest_checkpoint, save_checkpoint
-from models.training.data import write_rows
 from tests.models.asking import killing, priced
 from tests.models.jobs import job
 from tests.models.judge.endpoint import Body, Reply, completion, serving
+from trimtab.infra.processes.launch import TrainerError, TrainerKilledError, launch
+from trimtab.models.config.judge import JudgeConfig, JudgePreferencesConfig
+from trimtab.models.judge.budget import LEDGER_NAME, BudgetError, Ledger
+from trimtab.models.judge.chat import Usage
+from trimtab.models.judge.reward import JudgeReward
+from trimtab.models.training import signals
+from trimtab.models.training.checkpoint import newest_checkpoint, save_checkpoint
+from trimtab.models.training.data import write_rows
 
 HELD = Usage(100, 10)
 

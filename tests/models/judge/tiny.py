@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from models.judge.serve import JudgeServer
+from trimtab.models.judge.serve import JudgeServer
 
 START, END = "<|im_start|>", "<|im_end|>"
 TEMPLATE = (
@@ -65,7 +65,7 @@ def save_tiny(folder: Path) -> Path:
 
 @contextmanager
 def running(app: FastAPI) -> Iterator[str]:
-    """The address of an application of `models.judge.serve`, which runs inside."""
+    """The address of an application of `trimtab.models.judge.serve`, which runs inside."""
     server = JudgeServer(app)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

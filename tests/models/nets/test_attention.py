@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
-from models.nets.packing import Candidates, pack
-from models.nets.trunk import hidden_states
+from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.trunk import hidden_states
 
 ROWS = [
     Candidates([5, 6, 7], ([8, 9, 1], [10, 1], [4, 4, 4, 4, 1])),

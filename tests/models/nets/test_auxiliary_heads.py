@@ -9,14 +9,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from models.config.training import LoraConfig, TrainerConfig
-from models.functional.contrastive import prototype_scores
-from models.nets.auxiliary_heads import auxiliary_heads
-from models.nets.freezing import trained_state
-from models.nets.loading import new_scorer
-from models.nets.packing import Candidates, pack
-from models.nets.scoring import response_logprobs
-from models.nets.training import prepare_training
+from trimtab.models.config.training import LoraConfig, TrainerConfig
+from trimtab.models.functional.contrastive import prototype_scores
+from trimtab.models.nets.auxiliary_heads import auxiliary_heads
+from trimtab.models.nets.freezing import trained_state
+from trimtab.models.nets.loading import new_scorer
+from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.scoring import response_logprobs
+from trimtab.models.nets.training import prepare_training
 
 ROWS = [Candidates([5, 6, 7], ([8, 9, 1], [10, 1])), Candidates([5, 11], ([9, 1], [8, 8, 1]))]
 

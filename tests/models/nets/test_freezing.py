@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from models.nets.freezing import (
+from trimtab.models.nets.freezing import (
     freeze_lower_layers,
     load_trained_state,
     trained_parameters,

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from models.nets.fused import rms_norm, swiglu, with_fused_layers
-from models.nets.packing import Candidates, PackedBatch, pack
-from models.nets.trunk import hidden_states
 from tests.models.nets.test_precision import SIZES
+from trimtab.models.nets.fused import rms_norm, swiglu, with_fused_layers
+from trimtab.models.nets.packing import Candidates, PackedBatch, pack
+from trimtab.models.nets.trunk import hidden_states
 
 
 @pytest.fixture

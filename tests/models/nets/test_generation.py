@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from models.nets import generation
-from models.nets.generation import Sampling, decode, decoding_batches
-from models.nets.packing import Candidates, pack
-from models.nets.scoring import response_logprobs
-from models.training.sampling import sample
+from trimtab.models.nets import generation
+from trimtab.models.nets.generation import Sampling, decode, decoding_batches
+from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.scoring import response_logprobs
+from trimtab.models.training.sampling import sample
 
 EOS = 1
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from models.nets.loading import save_model
+from trimtab.models.nets.loading import save_model
 
 
 class Tokenizer:

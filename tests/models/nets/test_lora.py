@@ -14,13 +14,13 @@ from transformers import (
     LlamaForSequenceClassification,
 )
 
-from models.config.training import LoraConfig, TrainerConfig
-from models.nets.freezing import trained_parameters, trained_state
-from models.nets.generation import Sampling, decode
-from models.nets.lora import add_adapters, merge_adapters, share_frozen
-from models.nets.packing import Candidates, pack
-from models.nets.scoring import response_logprobs, response_scores
-from models.nets.training import prepare_training
+from trimtab.models.config.training import LoraConfig, TrainerConfig
+from trimtab.models.nets.freezing import trained_parameters, trained_state
+from trimtab.models.nets.generation import Sampling, decode
+from trimtab.models.nets.lora import add_adapters, merge_adapters, share_frozen
+from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.scoring import response_logprobs, response_scores
+from trimtab.models.nets.training import prepare_training
 
 CONFIG = LlamaConfig(
     vocab_size=20,

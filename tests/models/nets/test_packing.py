@@ -12,15 +12,22 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from models.nets.packing import Candidates, TrunkActivations, encode, encode_whole, pack, united
-from models.nets.scoring import (
+from trimtab.models.nets.packing import (
+    Candidates,
+    TrunkActivations,
+    encode,
+    encode_whole,
+    pack,
+    united,
+)
+from trimtab.models.nets.scoring import (
     read_logprobs,
     response_logprobs,
     response_scores,
     response_values,
     reward_heads,
 )
-from models.nets.trunk import hidden_states
+from trimtab.models.nets.trunk import hidden_states
 
 PAD = 0
 ROWS = [

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-from models.config.training import TrainConfig
-from models.nets.packing import Candidates, PackedBatch, TrunkActivations, pack
-from models.nets.precision import has_narrow_products, set_product_precision
-from models.nets.scoring import response_logprobs, response_scores
-from models.nets.training import prepare_training
-from models.nets.trunk import hidden_states, trunk_output
+from trimtab.models.config.training import TrainConfig
+from trimtab.models.nets.packing import Candidates, PackedBatch, TrunkActivations, pack
+from trimtab.models.nets.precision import has_narrow_products, set_product_precision
+from trimtab.models.nets.scoring import response_logprobs, response_scores
+from trimtab.models.nets.training import prepare_training
+from trimtab.models.nets.trunk import hidden_states, trunk_output
 
 pytestmark = pytest.mark.narrow
 

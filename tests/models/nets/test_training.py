@@ -17,12 +17,12 @@ from transformers import (
     PreTrainedModel,
 )
 
-from models import limits
-from models.config.training import LoraConfig, TrainerConfig
-from models.nets.freezing import layers_of
-from models.nets.packing import Candidates, pack
-from models.nets.scoring import response_logprobs, response_scores
-from models.nets.training import prepare_training
+from trimtab.models import limits
+from trimtab.models.config.training import LoraConfig, TrainerConfig
+from trimtab.models.nets.freezing import layers_of
+from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.scoring import response_logprobs, response_scores
+from trimtab.models.nets.training import prepare_training
 
 ROWS = [
     Candidates([5, 6, 7], ([8, 9, 1], [10, 1])),

@@ -19,10 +19,10 @@ from transformers import (
     Qwen2ForSequenceClassification,
 )
 
-from models.nets.freezing import freeze_lower_layers, layers_of
-from models.nets.packing import Candidates, PackedBatch, TrunkActivations, pack
-from models.nets.scoring import response_logprobs, response_scores, response_values
-from models.nets.trunk import (
+from trimtab.models.nets.freezing import freeze_lower_layers, layers_of
+from trimtab.models.nets.packing import Candidates, PackedBatch, TrunkActivations, pack
+from trimtab.models.nets.scoring import response_logprobs, response_scores, response_values
+from trimtab.models.nets.trunk import (
     hidden_states,
     tie_trunk,
     trunk_digest,

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from models.reporting.run_tables import claims_table, numbers_table, policies_table, scorers_table
+from trimtab.models.reporting.run_tables import (
+    claims_table,
+    numbers_table,
+    policies_table,
+    scorers_table,
+)
 
 
 def test_means_spread_words_and_only_what_all_runs_have() -> None:

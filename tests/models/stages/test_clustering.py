@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from models.config.policy import RehearsalConfig
-from models.stages.rehearsal import cluster_of
+from trimtab.models.config.policy import RehearsalConfig
+from trimtab.models.stages.rehearsal import cluster_of
 
 
 @pytest.mark.parametrize("algorithm", ["kmeans", "mini_batch_kmeans", "gaussian_mixture"])

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from models.config.policy import PPOConfig, ScoringConfig
-from models.config.training import LoraConfig
-from models.nets.freezing import layers_of
-from models.nets.loading import load_scorer, load_tokenizer
-from models.nets.packing import encode
-from models.stages.ppo_max.scorers import Scorers
-from models.stages.ppo_max.trainer import PPORun
-from models.synthetic.tasks import REFUSAL, TASKS, draw_prompt, request_of
-from models.training.data import read_rows, write_rows
 from tests.models.conftest import run_stage
+from trimtab.models.config.policy import PPOConfig, ScoringConfig
+from trimtab.models.config.training import LoraConfig
+from trimtab.models.nets.freezing import layers_of
+from trimtab.models.nets.loading import load_scorer, load_tokenizer
+from trimtab.models.nets.packing import encode
+from trimtab.models.stages.ppo_max.scorers import Scorers
+from trimtab.models.stages.ppo_max.trainer import PPORun
+from trimtab.models.synthetic.tasks import REFUSAL, TASKS, draw_prompt, request_of
+from trimtab.models.training.data import read_rows, write_rows
 
 BATCH = list(range(16))
 UPPER = 1  # trained layers, of the smoke model's two

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from models.config.reward import StrengthConfig
-from models.functional.strength import fold_of
-from models.stages.reward_model import FOLD_SEED, prompt_folds
-from models.training.data import read_rows, write_rows
 from tests.models.conftest import run_stage
+from trimtab.models.config.reward import StrengthConfig
+from trimtab.models.functional.strength import fold_of
+from trimtab.models.stages.reward_model import FOLD_SEED, prompt_folds
+from trimtab.models.training.data import read_rows, write_rows
 
 NUM_FOLDS = 3
 

@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 from trl import DPOConfig as TheirConfig
 from trl import DPOTrainer
 
-from models.config.policy import DPOConfig
-from models.nets.loading import load_policy, load_tokenizer
-from models.nets.packing import pack
-from models.stages.dpo import _pair_loss
-from models.training.data import read_pairs, read_rows
-from models.training.scoring import logprob_rows
+from trimtab.models.config.policy import DPOConfig
+from trimtab.models.nets.loading import load_policy, load_tokenizer
+from trimtab.models.nets.packing import pack
+from trimtab.models.stages.dpo import _pair_loss
+from trimtab.models.training.data import read_pairs, read_rows
+from trimtab.models.training.scoring import logprob_rows
 
 BETA = 1.0
 

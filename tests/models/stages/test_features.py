@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.stages.features import mixing
+from trimtab.models.stages.features import mixing
 
 
 def test_two_groups_apart_do_not_mix() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from models.config.reporting import EvaluateConfig
-from models.training.data import write_rows
 from tests.models.conftest import run_stage
+from trimtab.models.config.reporting import EvaluateConfig
+from trimtab.models.training.data import write_rows
 
 
 @pytest.mark.parametrize(("wins", "is_promoted"), [(3, False), (4, True)])

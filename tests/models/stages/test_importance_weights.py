@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.nets.loading import load_policy, load_tokenizer
-from models.nets.packing import Candidates, pack
-from models.nets.scoring import response_logprobs
-from models.stages.advantage_model import _log_ratios
-from models.training.data import read_pairs
-from models.training.progress import read_metrics
 from tests.models.conftest import run_stage
+from trimtab.models.nets.loading import load_policy, load_tokenizer
+from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.scoring import response_logprobs
+from trimtab.models.stages.advantage_model import _log_ratios
+from trimtab.models.training.data import read_pairs
+from trimtab.models.training.progress import read_metrics
 
 
 @pytest.fixture(scope="module")

@@ -12,18 +12,22 @@ from typing import Any
 
 import pytest
 
-from infra.processes.launch import TrainerKilledError, launch
-from models.config.judge import JudgeAnswersConfig, JudgeConfig
-from models.judge.budget import BudgetError
-from models.synthetic.demonstrations import corrupted_response, draw_prompts, perfect_response
-from models.synthetic.gold import quality
-from models.synthetic.tasks import MAIN
-from models.training import signals
-from models.training.data import read_rows, write_rows
 from tests.models.asking import killing, prefer_longer, priced, requests_of, stopping
 from tests.models.conftest import run_stage
 from tests.models.jobs import job
 from tests.models.judge.endpoint import ScriptedServer, completion, serving
+from trimtab.infra.processes.launch import TrainerKilledError, launch
+from trimtab.models.config.judge import JudgeAnswersConfig, JudgeConfig
+from trimtab.models.judge.budget import BudgetError
+from trimtab.models.synthetic.demonstrations import (
+    corrupted_response,
+    draw_prompts,
+    perfect_response,
+)
+from trimtab.models.synthetic.gold import quality
+from trimtab.models.synthetic.tasks import MAIN
+from trimtab.models.training import signals
+from trimtab.models.training.data import read_rows, write_rows
 
 # By policy; the second and the third answer of `a` are shorter, or as long, than SFT's.
 ANSWERS = {

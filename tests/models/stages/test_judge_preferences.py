@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from infra.processes.launch import TrainerKilledError, launch
-from models.config.judge import JudgeConfig, JudgePreferencesConfig
-from models.judge.budget import BudgetError
-from models.training import signals
-from models.training.data import read_rows, write_rows
 from tests.models.asking import killing, prefer_longer, priced, requests_of, stopping
 from tests.models.conftest import run_stage
 from tests.models.jobs import job
 from tests.models.judge.endpoint import ScriptedServer, completion, serving
+from trimtab.infra.processes.launch import TrainerKilledError, launch
+from trimtab.models.config.judge import JudgeConfig, JudgePreferencesConfig
+from trimtab.models.judge.budget import BudgetError
+from trimtab.models.training import signals
+from trimtab.models.training.data import read_rows, write_rows
 
 NUM_PAIRS = 12
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models.functional.meta_rm import difference_objective
-from models.nets.loading import load_scorer
-from models.nets.packing import Candidates, pack
-from models.nets.scoring import response_scores
-from models.stages.meta_rm import MetaAscent
+from trimtab.models.functional.meta_rm import difference_objective
+from trimtab.models.nets.loading import load_scorer
+from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.scoring import response_scores
+from trimtab.models.stages.meta_rm import MetaAscent
 
 
 def test_micro_batches_add_up_to_one(smoke_config: Any, advantage_model: Path) -> None:

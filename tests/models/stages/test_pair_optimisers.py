@@ -10,17 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from infra.processes.launch import launch
-from models.config.policy import CPLConfig, DPOConfig
-from models.config.training import LoraConfig, TrainConfig, ZeroConfig
-from models.nets.loading import load_policy, load_tokenizer
-from models.nets.packing import Candidates
-from models.training import loop
-from models.training.data import read_pairs, read_rows, write_rows
-from models.training.progress import read_metrics
-from models.training.scoring import logprob_rows
 from tests.models.conftest import run_stage
 from tests.models.jobs import Killed, die_after, job, read_by
+from trimtab.infra.processes.launch import launch
+from trimtab.models.config.policy import CPLConfig, DPOConfig
+from trimtab.models.config.training import LoraConfig, TrainConfig, ZeroConfig
+from trimtab.models.nets.loading import load_policy, load_tokenizer
+from trimtab.models.nets.packing import Candidates
+from trimtab.models.training import loop
+from trimtab.models.training.data import read_pairs, read_rows, write_rows
+from trimtab.models.training.progress import read_metrics
+from trimtab.models.training.scoring import logprob_rows
 
 LIKED, DISLIKED = "sure done", "well basically um"
 TRAIN = TrainConfig(learning_rate=2e-3, batch_size=8, num_epochs=4, checkpoint_every=2)

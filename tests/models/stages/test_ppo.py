@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.config.policy import CollapseConfig
-from models.nets.packing import pack
-from models.nets.precision import set_product_precision
-from models.nets.scoring import response_logprobs
-from models.stages.ppo_max.guard import collapse_reason
-from models.stages.ppo_max.trainer import PPORun
 from tests.models.conftest import run_stage
+from trimtab.models.config.policy import CollapseConfig
+from trimtab.models.nets.packing import pack
+from trimtab.models.nets.precision import set_product_precision
+from trimtab.models.nets.scoring import response_logprobs
+from trimtab.models.stages.ppo_max.guard import collapse_reason
+from trimtab.models.stages.ppo_max.trainer import PPORun
 
 
 @pytest.fixture

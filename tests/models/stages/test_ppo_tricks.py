@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.config.policy import PPOConfig
-from models.nets.loading import load_policy
-from models.nets.packing import Candidates, pack
-from models.nets.scoring import response_logprobs
-from models.stages.ppo_max.rollout import Experience
-from models.stages.ppo_max.trainer import PPORun
-from models.training.progress import read_metrics
 from tests.models.conftest import run_stage
+from trimtab.models.config.policy import PPOConfig
+from trimtab.models.nets.loading import load_policy
+from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.scoring import response_logprobs
+from trimtab.models.stages.ppo_max.rollout import Experience
+from trimtab.models.stages.ppo_max.trainer import PPORun
+from trimtab.models.training.progress import read_metrics
 
 BATCH = list(range(16))
 

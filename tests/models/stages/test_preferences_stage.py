@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from models.config.data import PreferencesConfig
-from models.data import PreferenceDataError
-from models.data.row_account import RowAccount, RowCounts
-from models.nets.loading import load_tokenizer
-from models.training.data import read_rows
 from tests.models.conftest import run_stage
+from trimtab.models.config.data import PreferencesConfig
+from trimtab.models.data import PreferenceDataError
+from trimtab.models.data.row_account import RowAccount, RowCounts
+from trimtab.models.nets.loading import load_tokenizer
+from trimtab.models.training.data import read_rows
 
 
 def _hh(index: int) -> dict[str, str]:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from models.config.reward import RelabelConfig
-from models.data import ReviewError
-from models.training.data import read_rows, write_rows
 from tests.models.conftest import run_stage
+from trimtab.models.config.reward import RelabelConfig
+from trimtab.models.data import ReviewError
+from trimtab.models.training.data import read_rows, write_rows
 
 CONFIG = RelabelConfig(flip_below=0.0, smooth="all", smoothing=0.2, margin_scale=1.0)
 STRENGTH = {"p0": -0.5, "p1": -0.5, "p2": 0.5, "p3": 0.5, "v0": -2.0, "t0": 2.0}

@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from infra.processes.launch import TrainerKilledError, launch
-from models.config.judge import ChatModelConfig
-from models.config.policy import ReviseConfig
-from models.judge.budget import BudgetError
-from models.judge.chat import Message
-from models.judge.constitutions import load_constitution
-from models.judge.prompts import read_blocks
-from models.judge.rubrics import load_questions
-from models.stages import revise
-from models.training import signals
-from models.training.data import read_rows
 from tests.models.asking import killing, priced, requests_of, stopping
 from tests.models.conftest import run_stage
 from tests.models.jobs import job
 from tests.models.judge.endpoint import Body, Reply, ScriptedServer, completion, serving
+from trimtab.infra.processes.launch import TrainerKilledError, launch
+from trimtab.models.config.judge import ChatModelConfig
+from trimtab.models.config.policy import ReviseConfig
+from trimtab.models.judge.budget import BudgetError
+from trimtab.models.judge.chat import Message
+from trimtab.models.judge.constitutions import load_constitution
+from trimtab.models.judge.prompts import read_blocks
+from trimtab.models.judge.rubrics import load_questions
+from trimtab.models.stages import revise
+from trimtab.models.training import signals
+from trimtab.models.training.data import read_rows
 
 NUM_PROMPTS, NUM_STEPS = 6, 2
 ASKED = 2 * NUM_STEPS * NUM_PROMPTS

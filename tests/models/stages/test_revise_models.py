@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from models.config.judge import ChatModelConfig, EndpointConfig
-from models.config.policy import ReviseConfig
-from models.judge.local import LocalModel
-from models.judge.serve import create_app
-from models.synthetic.gold import quality
-from models.training import signals
-from models.training.data import read_rows, write_rows
 from tests.models.conftest import run_stage
 from tests.models.judge.tiny import running, tiny_model, tiny_tokenizer
+from trimtab.models.config.judge import ChatModelConfig, EndpointConfig
+from trimtab.models.config.policy import ReviseConfig
+from trimtab.models.judge.local import LocalModel
+from trimtab.models.judge.serve import create_app
+from trimtab.models.synthetic.gold import quality
+from trimtab.models.training import signals
+from trimtab.models.training.data import read_rows, write_rows
 
 
 @pytest.fixture(autouse=True)

@@ -12,18 +12,18 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from models.config.policy import PPOConfig
-from models.config.reward import ContrastiveConfig, RewardModelConfig
-from models.config.training import LoraConfig, TrainConfig
-from models.nets.loading import load_scorer, load_tokenizer
-from models.nets.packing import pack
-from models.nets.trunk import hidden_states
-from models.training import loop
-from models.training.data import read_pairs, read_rows
-from models.training.progress import read_metrics
-from models.training.scoring import score_rows
 from tests.models.conftest import run_stage
 from tests.models.jobs import Killed, die_after
+from trimtab.models.config.policy import PPOConfig
+from trimtab.models.config.reward import ContrastiveConfig, RewardModelConfig
+from trimtab.models.config.training import LoraConfig, TrainConfig
+from trimtab.models.nets.loading import load_scorer, load_tokenizer
+from trimtab.models.nets.packing import pack
+from trimtab.models.nets.trunk import hidden_states
+from trimtab.models.training import loop
+from trimtab.models.training.data import read_pairs, read_rows
+from trimtab.models.training.progress import read_metrics
+from trimtab.models.training.scoring import score_rows
 
 SIMCSE = ContrastiveConfig(kind="simcse", coef=1.0)
 SWAV = ContrastiveConfig(kind="swav", on="differences", coef=0.5, num_prototypes=20)

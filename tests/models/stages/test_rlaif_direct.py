@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from infra.processes.launch import TrainerError, launch
-from models.config.judge import EndpointConfig, JudgeConfig
-from models.config.policy import PPOConfig, ScoringConfig
-from models.judge.budget import BudgetError
-from models.judge.client import EndpointError
-from models.judge.reward import JudgeReward
-from models.stages.ppo_max import trainer
-from models.training.data import read_rows
-from models.training.progress import read_metrics
 from tests.models.conftest import run_stage
 from tests.models.jobs import Killed, die_after, job
 from tests.models.judge.endpoint import Body, Reply, ScriptedServer, completion, serving
+from trimtab.infra.processes.launch import TrainerError, launch
+from trimtab.models.config.judge import EndpointConfig, JudgeConfig
+from trimtab.models.config.policy import PPOConfig, ScoringConfig
+from trimtab.models.judge.budget import BudgetError
+from trimtab.models.judge.client import EndpointError
+from trimtab.models.judge.reward import JudgeReward
+from trimtab.models.stages.ppo_max import trainer
+from trimtab.models.training.data import read_rows
+from trimtab.models.training.progress import read_metrics
 
 TOKENS = 11  # of every request and its answer below
 

@@ -11,26 +11,26 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from infra.processes.launch import launch
-from models.config.policy import (
+from tests.models.conftest import run_stage
+from tests.models.jobs import Killed, die_after, job
+from trimtab.infra.processes.launch import launch
+from trimtab.models.config.policy import (
     HIRConfig,
     RejectionSamplingConfig,
     RestConfig,
     SampleResponsesConfig,
 )
-from models.config.training import TrainConfig
-from models.nets.generation import Sampling
-from models.nets.loading import load_policy, load_scorer, load_tokenizer
-from models.nets.packing import encode
-from models.stages.hir import instruction_ids
-from models.stages.rejection_sampling import best_answers
-from models.training import loop
-from models.training.data import read_rows, write_rows
-from models.training.progress import read_metrics
-from models.training.sampling import respond
-from models.training.scoring import logprob_rows, score_texts
-from tests.models.conftest import run_stage
-from tests.models.jobs import Killed, die_after, job
+from trimtab.models.config.training import TrainConfig
+from trimtab.models.nets.generation import Sampling
+from trimtab.models.nets.loading import load_policy, load_scorer, load_tokenizer
+from trimtab.models.nets.packing import encode
+from trimtab.models.stages.hir import instruction_ids
+from trimtab.models.stages.rejection_sampling import best_answers
+from trimtab.models.training import loop
+from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.progress import read_metrics
+from trimtab.models.training.sampling import respond
+from trimtab.models.training.scoring import logprob_rows, score_texts
 
 GOOD, FAIR, BAD = "sure done", "okay maybe", "well basically um"
 TRAIN = TrainConfig(learning_rate=3e-3, batch_size=8, num_epochs=3, checkpoint_every=2)

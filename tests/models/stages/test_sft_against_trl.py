@@ -20,12 +20,12 @@ from transformers import (
 from trl import SFTConfig as TheirConfig
 from trl import SFTTrainer
 
-from models.config.data import PreferencesConfig
-from models.nets.loading import load_tokenizer
-from models.nets.packing import Candidates, pack
-from models.training.data import encode_demonstrations, encode_dialogues, read_rows
-from models.training.imitation import imitation_loss
 from tests.models.conftest import run_stage
+from trimtab.models.config.data import PreferencesConfig
+from trimtab.models.nets.loading import load_tokenizer
+from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.training.data import encode_demonstrations, encode_dialogues, read_rows
+from trimtab.models.training.imitation import imitation_loss
 
 ENDS, STARTS = "<|im_end|>", "<|im_start|>"
 CHAT_ML = (

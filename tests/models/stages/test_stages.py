@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from models.config.reward import RelabelConfig, StrengthConfig
-from models.nets.packing import Candidates
-from models.training.batching import epoch_batches, micro_batches
-from models.training.data import read_rows
-from models.training.progress import NotFiniteError, Progress
 from tests.models.conftest import run_stage
+from trimtab.models.config.reward import RelabelConfig, StrengthConfig
+from trimtab.models.nets.packing import Candidates
+from trimtab.models.training.batching import epoch_batches, micro_batches
+from trimtab.models.training.data import read_rows
+from trimtab.models.training.progress import NotFiniteError, Progress
 
 
 @pytest.fixture(scope="session")

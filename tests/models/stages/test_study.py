@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from models.config.reporting import StudyConfig
-from models.stages.study import run
+from trimtab.models.config.reporting import StudyConfig
+from trimtab.models.stages.study import run
 
 
 def _artifacts(folder: Path, seed: int) -> dict[str, Path]:

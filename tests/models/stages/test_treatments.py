@@ -9,12 +9,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from flows.recipes import RecipeName, recipe_named
-from models.config.reward import RelabelConfig
-from models.functional.reward import ranking_losses
-from models.nets.loading import load_tokenizer
-from models.training.data import read_pairs, read_rows, write_rows
 from tests.models.conftest import run_stage
+from trimtab.flows.recipes import RecipeName, recipe_named
+from trimtab.models.config.reward import RelabelConfig
+from trimtab.models.functional.reward import ranking_losses
+from trimtab.models.nets.loading import load_tokenizer
+from trimtab.models.training.data import read_pairs, read_rows, write_rows
 
 # Three pairs that the ensemble agrees with, and "wrong", planted wrong, which it does not.
 STRENGTH = {"strong": 2.0, "wrong": -1.5, "plain": 1.0, "weak": 0.1}

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from models.functional.checks import ShapeError
-from models.statistics.bradley_terry import (
+from trimtab.models.functional.checks import ShapeError
+from trimtab.models.statistics.bradley_terry import (
     bradley_terry_loss,
     bradley_terry_ratings,
     rating_intervals,

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from models.functional.checks import ShapeError
-from models.statistics.calibration import (
+from trimtab.models.functional.checks import ShapeError
+from trimtab.models.statistics.calibration import (
     Binning,
     calibration_curve,
     expected_calibration_error,

@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy.stats import beta, binom, binomtest
 
-from models.functional.checks import ShapeError
-from models.statistics.intervals import effective_count, net_interval, wilson_interval
+from trimtab.models.functional.checks import ShapeError
+from trimtab.models.statistics.intervals import effective_count, net_interval, wilson_interval
 
 F64 = torch.float64
 Z = NormalDist().inv_cdf(0.975)

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from models.functional.checks import ShapeError
-from models.statistics.length_control import length_control_loss, length_controlled_win_rate
+from trimtab.models.functional.checks import ShapeError
+from trimtab.models.statistics.length_control import length_control_loss, length_controlled_win_rate
 
 F64 = torch.float64
 

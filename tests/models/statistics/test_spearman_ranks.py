@@ -7,8 +7,8 @@ import pytest
 import scipy.stats
 import torch
 
-from models.functional.checks import ShapeError
-from models.statistics.calibration import (
+from trimtab.models.functional.checks import ShapeError
+from trimtab.models.statistics.calibration import (
     auroc,
     spearman,
     spearman_ceiling,

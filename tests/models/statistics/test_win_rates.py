@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from models.functional.checks import ShapeError
-from models.statistics import win_rates
-from models.statistics.win_rates import (
+from trimtab.models.functional.checks import ShapeError
+from trimtab.models.statistics import win_rates
+from trimtab.models.statistics.win_rates import (
     bootstrap_interval,
     outcome_matrix,
     win_tie_lose,

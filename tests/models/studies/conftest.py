@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from models.reporting.kit.artifacts import Artifacts
+from trimtab.models.reporting.kit.artifacts import Artifacts
 
 Row = dict[str, Any]
 Run = Callable[[dict[str, dict[str, Any]]], Artifacts]

@@ -6,9 +6,16 @@ from typing import Any
 
 import pytest
 
-from models.studies.advantage_model import ARMS, figure_1, figure_2, figure_4, figure_5, table_2
 from tests.models.studies.conftest import Run, pair, score
 from tests.models.studies.policies_by_hand import judged, policy
+from trimtab.models.studies.advantage_model import (
+    ARMS,
+    figure_1,
+    figure_2,
+    figure_4,
+    figure_5,
+    table_2,
+)
 
 TASKS = {"test.jsonl": [pair("e0", "add"), pair("e1", "sort")]}
 

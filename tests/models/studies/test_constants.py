@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from models.reporting.kit.artifacts import ReportInputError
-from models.studies.advantage_model import figure_6
-from models.studies.constants import NLL, SPREAD, meta_step, num_clusters, smoothing, swept
 from tests.models.studies.conftest import Run, score
+from trimtab.models.reporting.kit.artifacts import ReportInputError
+from trimtab.models.studies.advantage_model import figure_6
+from trimtab.models.studies.constants import NLL, SPREAD, meta_step, num_clusters, smoothing, swept
 
 
 def _scorer(*gaps: float) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from models.studies.frontier import Lead, Line, highest, lead_of, shared_kl
+from trimtab.models.studies.frontier import Lead, Line, highest, lead_of, shared_kl
 
 RAMP: Line = ([0.0, 2.0], [0.0, 1.0])  # rises by .5 a nat
 

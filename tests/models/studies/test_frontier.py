@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from models.studies.frontier import BOUND, CONSTANTS, NAMES, START, frontier, gains_most
-from models.studies.results import combine_seeds
 from tests.models.studies.conftest import Run
+from trimtab.models.studies.frontier import BOUND, CONSTANTS, NAMES, START, frontier, gains_most
+from trimtab.models.studies.results import combine_seeds
 
 Files = dict[str, Any]
 SFT, GAIN = 0.5, "gold over SFT"

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from models.data.records import PreferencePair, Votes
-from models.data.splits import plant_flips, truth_of
-from models.reporting.kit.artifacts import ReportInputError
-from models.studies.human_votes import BOTH, STRONGEST, WEAKEST, planted_flips, votes
 from tests.models.studies.conftest import Row, Run, strength, truth
+from trimtab.models.data.records import PreferencePair, Votes
+from trimtab.models.data.splits import plant_flips, truth_of
+from trimtab.models.reporting.kit.artifacts import ReportInputError
+from trimtab.models.studies.human_votes import BOTH, STRONGEST, WEAKEST, planted_flips, votes
 
 
 def _pairs(split: str) -> list[Row]:

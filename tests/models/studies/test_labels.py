@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from models.reporting.kit.artifacts import ReportInputError
-from models.studies.part_two import figure_1, figure_2, figure_3
 from tests.models.studies.conftest import Run, strength, truth
+from trimtab.models.reporting.kit.artifacts import ReportInputError
+from trimtab.models.studies.part_two import figure_1, figure_2, figure_3
 
 
 def test_figure_1_counts_strengths_below_zero(run: Run) -> None:

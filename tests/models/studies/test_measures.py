@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from models.reporting.kit.artifacts import ReportInputError
-from models.studies.measures import outcome, unevenness
-from models.studies.part_one import figure_9
-from models.studies.part_two import figure_15, figure_16, table_2, table_3
 from tests.models.studies.conftest import Run
+from trimtab.models.reporting.kit.artifacts import ReportInputError
+from trimtab.models.studies.measures import outcome, unevenness
+from trimtab.models.studies.part_one import figure_9
+from trimtab.models.studies.part_two import figure_15, figure_16, table_2, table_3
 
 
 def test_even_growth_is_a_line() -> None:

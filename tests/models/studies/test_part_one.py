@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from models.studies.part_one import figure_4, figure_6, figure_7
-from models.studies.part_one import figure_8 as starts
-from models.studies.variants import CONSTRAINTS, SCORES, STARTS
 from tests.models.studies.conftest import Run
 from tests.models.studies.policies_by_hand import policy
+from trimtab.models.studies.part_one import figure_4, figure_6, figure_7
+from trimtab.models.studies.part_one import figure_8 as starts
+from trimtab.models.studies.variants import CONSTRAINTS, SCORES, STARTS
 
 NET = "net"
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from models.studies.part_two import (
+from tests.models.studies.conftest import Run
+from tests.models.studies.policies_by_hand import judged, policy
+from trimtab.models.studies.part_two import (
     DENOISED,
     WITH_BASELINE,
     figure_9,
@@ -16,9 +18,7 @@ from models.studies.part_two import (
     figure_13,
     figure_17,
 )
-from models.studies.variants import TREATMENTS, Variant
-from tests.models.studies.conftest import Run
-from tests.models.studies.policies_by_hand import judged, policy
+from trimtab.models.studies.variants import TREATMENTS, Variant
 
 STEADY, JUMPY = [0.0, 1.0, 2.0, 3.0], [0.0, 4.0, 1.0, 6.0]
 

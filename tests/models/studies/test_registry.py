@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from prefect.utilities.callables import parameter_schema
 
-from flows.cli import main
-from flows.studies.registry import ARMS
-from flows.study import study
-from models.stages.study import READERS
-from models.studies.papers import cards_below, exhibit_pages, papers_page
-from models.studies.registry import EXHIBITS, TITLES, exhibits_of
+from trimtab.flows.cli import main
+from trimtab.flows.studies.registry import ARMS
+from trimtab.flows.study import study
+from trimtab.models.stages.study import READERS
+from trimtab.models.studies.papers import cards_below, exhibit_pages, papers_page
+from trimtab.models.studies.registry import EXHIBITS, TITLES, exhibits_of
 
 # As the papers are asked for: Part I figures 4 and 6 to 9; Part II figures 1 to 13 and 15 to 17,
 # tables 2 and 3; Advantage Model figures 1 to 6, tables 1 and 2; every free constant.

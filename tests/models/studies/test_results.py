@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from models.reporting.kit.charts import Chart
-from models.studies.plots import draw
-from models.studies.results import Cell, Plot, SeedResult, combine_seeds, key_figures, status_of
+from trimtab.models.reporting.kit.charts import Chart
+from trimtab.models.studies.plots import draw
+from trimtab.models.studies.results import (
+    Cell,
+    Plot,
+    SeedResult,
+    combine_seeds,
+    key_figures,
+    status_of,
+)
 
 
 def _result(value: float, *checks: bool) -> SeedResult:

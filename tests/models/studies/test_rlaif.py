@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from models.reporting.kit.artifacts import ReportInputError
-from models.studies.rlaif import ALIGNMENT, HARMLESS, LABELS, MARGIN, WINS, alignment
 from tests.models.studies.conftest import Run, pair, truth
+from trimtab.models.reporting.kit.artifacts import ReportInputError
+from trimtab.models.studies.rlaif import ALIGNMENT, HARMLESS, LABELS, MARGIN, WINS, alignment
 
 # Of three pairs the second is labelled wrong: the truth is .9, .1, .9.
 JUDGES = {0.5: [0.5, 0.5, 0.5], 0.8: [0.8, 0.8, 0.8], 1.0: [1.0, 0.0, 1.0]}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from models.studies.advantage_model import figure_3 as score_distributions
-from models.studies.advantage_model import table_1
-from models.studies.measures import GIVEN, RIGHT, accuracies
-from models.studies.part_two import (
+from tests.models.studies.conftest import Row, Run, pair, score, truth
+from trimtab.models.studies.advantage_model import figure_3 as score_distributions
+from trimtab.models.studies.advantage_model import table_1
+from trimtab.models.studies.measures import GIVEN, RIGHT, accuracies
+from trimtab.models.studies.part_two import (
     figure_4,
     figure_5,
     figure_6,
     figure_7,
 )
-from tests.models.studies.conftest import Row, Run, pair, score, truth
 
 
 def _preferences() -> dict[str, list[Row]]:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from models.reporting.kit.artifacts import ReportInputError
-from models.studies.part_two import figure_8
-from models.studies.results import SeedResult
 from tests.models.studies.conftest import Row, Run, truth
+from trimtab.models.reporting.kit.artifacts import ReportInputError
+from trimtab.models.studies.part_two import figure_8
+from trimtab.models.studies.results import SeedResult
 
 NAMES = ("baseline", "margin", "flip", "flip_margin", "soft_margin")
 GIVEN = "last, given labels"

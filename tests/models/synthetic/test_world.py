@@ -7,16 +7,16 @@ import random
 
 import pytest
 
-from models.synthetic.annotators import annotate
-from models.synthetic.demonstrations import (
+from trimtab.models.synthetic.annotators import annotate
+from trimtab.models.synthetic.demonstrations import (
     corrupted_response,
     demonstrate,
     draw_prompts,
     perfect_response,
     vocabulary,
 )
-from models.synthetic.gold import quality
-from models.synthetic.tasks import EXPERT, TASKS, draw_prompt, request_of, task_of
+from trimtab.models.synthetic.gold import quality
+from trimtab.models.synthetic.tasks import EXPERT, TASKS, draw_prompt, request_of, task_of
 
 ANSWERS = {
     "<user> please reverse the list a b c <assistant>": "c b a",

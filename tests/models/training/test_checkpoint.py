@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from models.training import checkpoint
+from trimtab.models.training import checkpoint
 
 
 def test_it_holds_what_was_when_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

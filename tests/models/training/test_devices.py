@@ -11,14 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from infra.processes.launch import TrainerError, launch
-from models.config.reward import ContrastiveConfig, FeaturesConfig, TrunkCacheConfig
-from models.config.training import LoraConfig
-from models.training import entry
-from models.training.data import read_rows
-from models.training.progress import read_metrics
 from tests.models.conftest import run_stage
 from tests.models.jobs import job
+from trimtab.infra.processes.launch import TrainerError, launch
+from trimtab.models.config.reward import ContrastiveConfig, FeaturesConfig, TrunkCacheConfig
+from trimtab.models.config.training import LoraConfig
+from trimtab.models.training import entry
+from trimtab.models.training.data import read_rows
+from trimtab.models.training.progress import read_metrics
 
 NUM_ROWS = 24
 SWAV = ContrastiveConfig(kind="swav", on="differences", coef=0.5)

@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from infra.processes.launch import TrainerError, TrainerKilledError, launch
-from models import limits
-from models.training import distributed
-from models.training.data import read_rows
-from models.training.progress import read_metrics
 from tests.models.jobs import job, kill_a_rank, stopped_at
+from trimtab.infra.processes.launch import TrainerError, TrainerKilledError, launch
+from trimtab.models import limits
+from trimtab.models.training import distributed
+from trimtab.models.training.data import read_rows
+from trimtab.models.training.progress import read_metrics
 
 
 @pytest.mark.slow
@@ -168,7 +168,7 @@ def test_shares_are_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_three_ranks_add_up_more_than_a_window_holds() -> None:
     code = (
         "import torch\n"
-        "from models.training import distributed as ranks\n"
+        "from trimtab.models.training import distributed as ranks\n"
         "ranks._WINDOW = 5\n"
         "ranks.start(3)\n"
         "number = ranks._ranks.number\n"
@@ -210,7 +210,7 @@ def test_a_launched_rank_ends_as_its_job_did_whatever_the_teardown_would_do(
 ) -> None:
     program = (
         "import atexit, os\n"
-        "from models.training import entry\n"
+        "from trimtab.models.training import entry\n"
         "def main(job_path):\n"
         f"    {'' if code == 1 else 'atexit.register(os.abort)'}\n"
         f"    {ending}\n"

@@ -12,11 +12,11 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch import nn
 
-from models.config.training import Optimiser, TrainConfig, ZeroConfig
-from models.stages.ppo_max import trainer
-from models.training import loop
-from models.training.optimiser import adamw, set_rate
 from tests.models.jobs import killed_and_whole
+from trimtab.models.config.training import Optimiser, TrainConfig, ZeroConfig
+from trimtab.models.stages.ppo_max import trainer
+from trimtab.models.training import loop
+from trimtab.models.training.optimiser import adamw, set_rate
 
 
 def _trained(kind: Optimiser) -> tuple[nn.Module, torch.optim.Optimizer]:

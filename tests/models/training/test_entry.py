@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from infra.processes import launch as launch_module
-from infra.processes.fork_client import close_servers
-from infra.processes.launch import TrainerError, TrainerStoppedError, launch
-from models.training import entry, signals
+from trimtab.infra.processes import launch as launch_module
+from trimtab.infra.processes.fork_client import close_servers
+from trimtab.infra.processes.launch import TrainerError, TrainerStoppedError, launch
+from trimtab.models.training import entry, signals
 
 # Puts a toy stage where the real ones are, then goes through the real entry.
 WRAPPER = """
@@ -24,8 +24,8 @@ import json, os, sys, time, types
 from pathlib import Path
 from pydantic import BaseModel
 loaded_before = "torch" in sys.modules and "transformers.models.llama.modeling_llama" in sys.modules
-from models import specs
-from models.training import distributed, entry, signals
+from trimtab.models import specs
+from trimtab.models.training import distributed, entry, signals
 
 class Config(BaseModel):
     model_config = {"extra": "forbid"}
@@ -52,9 +52,9 @@ def run(config, inputs, workdir):
             signals.stop()
         time.sleep(0.01)
 
-stage = types.ModuleType("models.stages.toy")
+stage = types.ModuleType("trimtab.models.stages.toy")
 stage.run = run
-sys.modules["models.stages.toy"] = stage
+sys.modules["trimtab.models.stages.toy"] = stage
 specs.SPECS["toy"] = specs.StageSpec("toy", Config, required=("policy",))
 
 def main(path):

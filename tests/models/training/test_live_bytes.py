@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from infra.processes.launch import launch
-from models import limits
-from models.config.training import ModelConfig, ZeroConfig
-from models.estimates.amounts import Amounts
-from models.estimates.shapes import shape_of
-from models.estimates.stages import work_of
-from models.estimates.work import Setting
-from models.nets.loading import load_tokenizer, new_scorer, save_model
-from models.training.data import read_rows
 from tests.models.conftest import run_stage
 from tests.models.jobs import job
+from trimtab.infra.processes.launch import launch
+from trimtab.models import limits
+from trimtab.models.config.training import ModelConfig, ZeroConfig
+from trimtab.models.estimates.amounts import Amounts
+from trimtab.models.estimates.shapes import shape_of
+from trimtab.models.estimates.stages import work_of
+from trimtab.models.estimates.work import Setting
+from trimtab.models.nets.loading import load_tokenizer, new_scorer, save_model
+from trimtab.models.training.data import read_rows
 
 # As much smaller than those of large models as this one is than those.
 LIMITS = {"BUCKET": 20_000, "ZERO_BUCKET": 20_000, "ZERO_LIVE": 30_000, "ZERO_PREFETCH": 10_000}

@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.config.training import LoraConfig
-from models.nets.packing import pack
-from models.nets.scoring import response_logprobs
-from models.stages.ppo_max import trainer
-from models.stages.ppo_max.trainer import PPORun
-from models.training import loop
 from tests.models.jobs import killed_and_whole
+from trimtab.models.config.training import LoraConfig
+from trimtab.models.nets.packing import pack
+from trimtab.models.nets.scoring import response_logprobs
+from trimtab.models.stages.ppo_max import trainer
+from trimtab.models.stages.ppo_max.trainer import PPORun
+from trimtab.models.training import loop
 
 LORA = LoraConfig(rank=4, alpha=8.0)
 

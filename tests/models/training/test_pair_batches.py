@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-from models.config.reward import ContrastiveConfig
-from models.config.training import TrainerConfig
-from models.functional.contrastive import simcse_loss
-from models.nets.auxiliary_heads import Prototypes
-from models.nets.packing import Candidates, pack
-from models.nets.training import prepare_training
-from models.training.data import Pairs
-from models.training.pair_batches import PairBatches, pair_batches_of, reward_loss
+from trimtab.models.config.reward import ContrastiveConfig
+from trimtab.models.config.training import TrainerConfig
+from trimtab.models.functional.contrastive import simcse_loss
+from trimtab.models.nets.auxiliary_heads import Prototypes
+from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.training import prepare_training
+from trimtab.models.training.data import Pairs
+from trimtab.models.training.pair_batches import PairBatches, pair_batches_of, reward_loss
 
 # Responses of two prompts, best first, and the pairs of them that are compared.
 PROMPTS = {"a b": [5, 6], "c": [7, 11, 12], "d e": [13, 5]}

@@ -12,8 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from infra.processes.launch import launch
-from models.config.policy import (
+from tests.models.conftest import run_stage
+from tests.models.jobs import Killed, die_after, job, read_by
+from trimtab.infra.processes.launch import launch
+from trimtab.models.config.policy import (
     CPLConfig,
     DPOConfig,
     HIRConfig,
@@ -21,20 +23,18 @@ from models.config.policy import (
     RejectionSamplingConfig,
     RestConfig,
 )
-from models.config.training import TrainConfig, ZeroConfig
-from models.functional.rehearsal import nll_loss
-from models.nets.freezing import freeze_lower_layers
-from models.nets.loading import load_policy, load_tokenizer
-from models.nets.packing import Candidates, PackedBatch, encode
-from models.nets.scoring import response_logprobs
-from models.training import loop
-from models.training.data import encode_dialogues, read_rows, write_rows
-from models.training.learner import ReplicatedLearner
-from models.training.progress import read_metrics
-from models.training.replay import Replay, rehearsal_of, with_nll
-from models.training.scoring import logprob_rows
-from tests.models.conftest import run_stage
-from tests.models.jobs import Killed, die_after, job, read_by
+from trimtab.models.config.training import TrainConfig, ZeroConfig
+from trimtab.models.functional.rehearsal import nll_loss
+from trimtab.models.nets.freezing import freeze_lower_layers
+from trimtab.models.nets.loading import load_policy, load_tokenizer
+from trimtab.models.nets.packing import Candidates, PackedBatch, encode
+from trimtab.models.nets.scoring import response_logprobs
+from trimtab.models.training import loop
+from trimtab.models.training.data import encode_dialogues, read_rows, write_rows
+from trimtab.models.training.learner import ReplicatedLearner
+from trimtab.models.training.progress import read_metrics
+from trimtab.models.training.replay import Replay, rehearsal_of, with_nll
+from trimtab.models.training.scoring import logprob_rows
 
 GOOD, BAD, KEPT = "sure done", "well basically um", "okay maybe"
 GRADES = ("zero", "ten")

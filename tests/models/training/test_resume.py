@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from models.stages.ppo_max import trainer
-from models.training import checkpoint, loop
 from tests.models.conftest import run_stage
 from tests.models.jobs import Killed, die_after
+from trimtab.models.stages.ppo_max import trainer
+from trimtab.models.training import checkpoint, loop
 
 
 def _assert_same_weights(ours: Path, theirs: Path) -> None:

@@ -9,12 +9,12 @@ import pytest
 from safetensors.torch import load_file
 from torch import nn
 
-from infra.processes.launch import launch
-from models.config.reward import ContrastiveConfig, RewardModelConfig
-from models.config.training import ZeroConfig
-from models.nets.loading import load_policy, load_tokenizer, save_model
-from models.training.progress import read_metrics
 from tests.models.jobs import job, stopped_at
+from trimtab.infra.processes.launch import launch
+from trimtab.models.config.reward import ContrastiveConfig, RewardModelConfig
+from trimtab.models.config.training import ZeroConfig
+from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
+from trimtab.models.training.progress import read_metrics
 
 pytestmark = pytest.mark.slow
 

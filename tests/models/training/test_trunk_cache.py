@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.config.reward import ContrastiveConfig, TrunkCacheConfig
-from models.nets.freezing import layers_of
-from models.nets.loading import load_policy, load_tokenizer, save_model
-from models.stages.ppo_max.trainer import PPORun
-from models.training.data import read_rows, write_rows
 from tests.models.conftest import run_stage
+from trimtab.models.config.reward import ContrastiveConfig, TrunkCacheConfig
+from trimtab.models.nets.freezing import layers_of
+from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
+from trimtab.models.stages.ppo_max.trainer import PPORun
+from trimtab.models.training.data import read_rows, write_rows
 
 # Of the smoke model's two layers.
 UPPER = 1
@@ -239,7 +239,7 @@ def test_evaluation_measures_alike_with_and_without_shared_layers(
         "judge_0": frozen_scorer,
     }
     fast = run_stage("evaluate", smoke_config.evaluate, tmp_path / "fast", **inputs)
-    monkeypatch.setattr("models.stages.evaluate.tie_trunk", lambda *_: 0)
+    monkeypatch.setattr("trimtab.models.stages.evaluate.tie_trunk", lambda *_: 0)
     plain = run_stage("evaluate", smoke_config.evaluate, tmp_path / "plain", **inputs)
     for row, same in zip(
         read_rows(fast / "responses.jsonl"), read_rows(plain / "responses.jsonl"), strict=True

@@ -16,21 +16,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from infra.processes.launch import launch
-from models.config.policy import PPOConfig, VllmConfig
-from models.config.training import LoraConfig
-from models.nets.generation import Sampling
-from models.nets.loading import load_policy
-from models.nets.lora import add_adapters, merge_adapters, merged_weights
-from models.nets.packing import pack
-from models.nets.scoring import response_logprobs
-from models.stages.ppo_max import trainer
-from models.stages.ppo_max.trainer import PPORun
-from models.training import distributed, vllm_sampler, vllm_worker
-from models.training.progress import read_metrics
-from models.training.vllm_sampler import PYTHON, VllmError, VllmSampler
 from tests.models.conftest import run_stage
 from tests.models.jobs import job, killed_and_whole
+from trimtab.infra.processes.launch import launch
+from trimtab.models.config.policy import PPOConfig, VllmConfig
+from trimtab.models.config.training import LoraConfig
+from trimtab.models.nets.generation import Sampling
+from trimtab.models.nets.loading import load_policy
+from trimtab.models.nets.lora import add_adapters, merge_adapters, merged_weights
+from trimtab.models.nets.packing import pack
+from trimtab.models.nets.scoring import response_logprobs
+from trimtab.models.stages.ppo_max import trainer
+from trimtab.models.stages.ppo_max.trainer import PPORun
+from trimtab.models.training import distributed, vllm_sampler, vllm_worker
+from trimtab.models.training.progress import read_metrics
+from trimtab.models.training.vllm_sampler import PYTHON, VllmError, VllmSampler
 
 ROOT = Path(__file__).resolve().parents[3]
 STAND_IN = Path(__file__).with_name("pretend_vllm")

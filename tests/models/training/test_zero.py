@@ -9,14 +9,14 @@ import pytest
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from infra.processes.launch import TrainerError, TrainerKilledError, launch
-from models.config.reward import MetaRMConfig
-from models.config.training import TrainConfig, ZeroConfig
-from models.training import loop
-from models.training.data import read_rows
-from models.training.progress import read_metrics
 from tests.models.conftest import run_stage
 from tests.models.jobs import Killed, die_after, job, kill_a_rank, stopped_at
+from trimtab.infra.processes.launch import TrainerError, TrainerKilledError, launch
+from trimtab.models.config.reward import MetaRMConfig
+from trimtab.models.config.training import TrainConfig, ZeroConfig
+from trimtab.models.training import loop
+from trimtab.models.training.data import read_rows
+from trimtab.models.training.progress import read_metrics
 
 pytestmark = pytest.mark.slow
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from infra.processes.launch import launch
-from models.config.training import ZeroConfig
-from models.training.progress import read_metrics
 from tests.models.conftest import run_stage
 from tests.models.jobs import job, stopped_at
+from trimtab.infra.processes.launch import launch
+from trimtab.models.config.training import ZeroConfig
+from trimtab.models.training.progress import read_metrics
 
 pytestmark = pytest.mark.slow
 

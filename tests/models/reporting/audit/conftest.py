@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from models.reporting.audit.pairs import AuditedPair, audited_pairs
-from models.reporting.kit.artifacts import Artifacts
+from trimtab.models.reporting.audit.pairs import AuditedPair, audited_pairs
+from trimtab.models.reporting.kit.artifacts import Artifacts
 
 Row = dict[str, Any]
 Inputs = dict[str, Path]

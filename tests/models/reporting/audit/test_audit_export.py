@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from models.reporting.audit.export import export
-from models.reporting.audit.pairs import AuditedPair
+from trimtab.models.reporting.audit.export import export
+from trimtab.models.reporting.audit.pairs import AuditedPair
 
 parquet: Any = importlib.import_module("pyarrow.parquet")
 datasets: Any = importlib.import_module("datasets")

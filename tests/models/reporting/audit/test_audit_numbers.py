@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from models.reporting.audit.pairs import AuditedPair, audited_pairs
-from models.reporting.audit.summary import Group, summarise
-from models.reporting.kit.artifacts import Artifacts, ReportInputError
+from trimtab.models.reporting.audit.pairs import AuditedPair, audited_pairs
+from trimtab.models.reporting.audit.summary import Group, summarise
+from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
 
 Inputs = dict[str, Path]
 

@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from models.config.reporting import AuditConfig
-from models.data.row_account import RowAccount, RowCounts
-from models.reporting.audit import payload
-from models.reporting.audit.page import write_page
-from models.reporting.audit.pairs import AuditedPair
-from models.reporting.audit.payload import weakest_first
-from models.reporting.audit.summary import summarise
-from models.stages import audit
 from tests.models.reporting.audit.conftest import HOSTILE
+from trimtab.models.config.reporting import AuditConfig
+from trimtab.models.data.row_account import RowAccount, RowCounts
+from trimtab.models.reporting.audit import payload
+from trimtab.models.reporting.audit.page import write_page
+from trimtab.models.reporting.audit.pairs import AuditedPair
+from trimtab.models.reporting.audit.payload import weakest_first
+from trimtab.models.reporting.audit.summary import summarise
+from trimtab.models.stages import audit
 
 Inputs = dict[str, Path]
 WEB = Path(__file__).parents[3] / "web"

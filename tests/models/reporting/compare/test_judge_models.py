@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from models.config.reporting import CompareConfig, WinMatrixConfig
-from models.reporting.compare.methods import answer_of, methods_of
-from models.reporting.compare.win_matrix import WinMatrix
-from models.reporting.kit.artifacts import ReportInputError
-from models.stages import compare, win_matrix
 from tests.models.reporting.compare.conftest import Write
+from trimtab.models.config.reporting import CompareConfig, WinMatrixConfig
+from trimtab.models.reporting.compare.methods import answer_of, methods_of
+from trimtab.models.reporting.compare.win_matrix import WinMatrix
+from trimtab.models.reporting.kit.artifacts import ReportInputError
+from trimtab.models.stages import compare, win_matrix
 
 CONFIG = WinMatrixConfig(num_resamples=50)
 # Of SFT against a, gold: lost, won, lost, tied; lost, lost.

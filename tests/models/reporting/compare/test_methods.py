@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from models.config.reporting import CompareConfig, LineageEntry, WinMatrixConfig
-from models.reporting.compare.methods import answer_of, methods_of
-from models.reporting.compare.page import methods_table
-from models.reporting.compare.spread import Spread
-from models.reporting.compare.win_matrix import WinMatrix
-from models.reporting.kit.budget import Budget
-from models.stages import compare, win_matrix
 from tests.models.reporting.compare.conftest import Write
+from trimtab.models.config.reporting import CompareConfig, LineageEntry, WinMatrixConfig
+from trimtab.models.reporting.compare.methods import answer_of, methods_of
+from trimtab.models.reporting.compare.page import methods_table
+from trimtab.models.reporting.compare.spread import Spread
+from trimtab.models.reporting.compare.win_matrix import WinMatrix
+from trimtab.models.reporting.kit.budget import Budget
+from trimtab.models.stages import compare, win_matrix
 
 SEEDS = (3, 7)
 PROMPT = "<user> count the letter a in b a b a <assistant>"

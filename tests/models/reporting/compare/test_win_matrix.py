@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from models.config.reporting import WinMatrixConfig
-from models.reporting.compare.answers import Answers, read_answers
-from models.reporting.compare.win_matrix import Duel, WinMatrix, judge_all
-from models.reporting.kit.artifacts import ReportInputError
 from tests.models.reporting.compare.conftest import Write
+from trimtab.models.config.reporting import WinMatrixConfig
+from trimtab.models.reporting.compare.answers import Answers, read_answers
+from trimtab.models.reporting.compare.win_matrix import Duel, WinMatrix, judge_all
+from trimtab.models.reporting.kit.artifacts import ReportInputError
 
 CONFIG = WinMatrixConfig(num_resamples=50)
 

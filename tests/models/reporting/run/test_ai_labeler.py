@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from models.config.reporting import ReportConfig
-from models.reporting.kit.artifacts import Artifacts
-from models.reporting.run.ai_labeler import ai_labeler
-from models.reporting.run.policies import answer_sets
-from models.stages import report
 from tests.models.reporting.run.conftest import TRAIN, Row, Write, pair, truth
+from trimtab.models.config.reporting import ReportConfig
+from trimtab.models.reporting.kit.artifacts import Artifacts
+from trimtab.models.reporting.run.ai_labeler import ai_labeler
+from trimtab.models.reporting.run.policies import answer_sets
+from trimtab.models.stages import report
 
 # What the judge says of the six training pairs; t0, t1 and t4 are wrong, t2 is equal by gold.
 PREFERENCES = [0.1, 0.9, 0.2, 0.5, 0.4, 0.8]

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from models.config.reporting import LineageEntry, ReportConfig
-from models.reporting.kit.artifacts import Artifacts
-from models.reporting.kit.budget import Budget, budget_of
-from models.reporting.run.frontier import frontier_chart
-from models.reporting.run.scorecard import assemble
 from tests.models.reporting.run.conftest import Write, answers, verdict_of
+from trimtab.models.config.reporting import LineageEntry, ReportConfig
+from trimtab.models.reporting.kit.artifacts import Artifacts
+from trimtab.models.reporting.kit.budget import Budget, budget_of
+from trimtab.models.reporting.run.frontier import frontier_chart
+from trimtab.models.reporting.run.scorecard import assemble
 
 Inputs = dict[str, Path]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from models.config.reporting import ReportConfig
-from models.reporting.kit.artifacts import Artifacts, ReportInputError
-from models.reporting.run.human_votes import human_votes, vote_agreement
-from models.reporting.run.labels import strength_roles
-from models.stages import report
-from models.statistics.estimates import Estimate
+from trimtab.models.config.reporting import ReportConfig
+from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
+from trimtab.models.reporting.run.human_votes import human_votes, vote_agreement
+from trimtab.models.reporting.run.labels import strength_roles
+from trimtab.models.stages import report
+from trimtab.models.statistics.estimates import Estimate
 
 Row = dict[str, Any]
 Inputs = dict[str, Path]
@@ -33,7 +33,7 @@ VOTED = [
 @pytest.fixture(autouse=True)
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     """No value here depends on how exact its interval is."""
-    monkeypatch.setattr("models.statistics.estimates.NUM_RESAMPLES", 20)
+    monkeypatch.setattr("trimtab.models.statistics.estimates.NUM_RESAMPLES", 20)
 
 
 def voted_pairs(prefix: str = "") -> list[Row]:

@@ -9,22 +9,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.config.reporting import ReportConfig
-from models.reporting.kit.artifacts import Artifacts, ReportInputError
-from models.reporting.run.claims import status_of
-from models.reporting.run.labels import (
+from trimtab.models.config.reporting import ReportConfig
+from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
+from trimtab.models.reporting.run.claims import status_of
+from trimtab.models.reporting.run.labels import (
     audit,
     label_noise,
     relabelling,
     strength_groups,
     voting_mode,
 )
-from models.reporting.run.policies import final_policy
-from models.reporting.run.scorecard import assemble, summary_of
-from models.reporting.run.scorers import length_baseline, measure
-from models.reporting.run.verdict import answer_of
-from models.statistics.calibration import auroc
-from models.statistics.estimates import (
+from trimtab.models.reporting.run.policies import final_policy
+from trimtab.models.reporting.run.scorecard import assemble, summary_of
+from trimtab.models.reporting.run.scorers import length_baseline, measure
+from trimtab.models.reporting.run.verdict import answer_of
+from trimtab.models.statistics.calibration import auroc
+from trimtab.models.statistics.estimates import (
     Estimate,
     auroc_estimate,
     biased_estimate,
@@ -133,7 +133,9 @@ def test_length_baseline_by_hand(label_inputs: Inputs) -> None:
 
 def test_policies_by_hand(full_inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
     judged = {"right words": 0.7, "stupid": 0.0}
-    monkeypatch.setattr("models.reporting.run.curves.quality", lambda _, response: judged[response])
+    monkeypatch.setattr(
+        "trimtab.models.reporting.run.curves.quality", lambda _, response: judged[response]
+    )
     config = ReportConfig(arms=("vanilla", "full"), rounds=(1, 2), has_gold=True)
     card, curves = assemble(Artifacts(full_inputs), config)
     by_name = {policy.name: policy for policy in card.policies}

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from models.config.reporting import ReportConfig
-from models.reporting.kit.charts import smooth
-from models.reporting.kit.html import percent, points, tidy
-from models.reporting.run.page import MOST_CHARACTERS, clip
-from models.stages import report
-from models.statistics.estimates import Estimate
+from trimtab.models.config.reporting import ReportConfig
+from trimtab.models.reporting.kit.charts import smooth
+from trimtab.models.reporting.kit.html import percent, points, tidy
+from trimtab.models.reporting.run.page import MOST_CHARACTERS, clip
+from trimtab.models.stages import report
+from trimtab.models.statistics.estimates import Estimate
 
 Inputs = dict[str, Path]
 HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(2)>'
@@ -48,7 +48,7 @@ FULL = ReportConfig(
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page does not depend on how exact its intervals are."""
     for name in ("NUM_RESAMPLES", "NUM_ERROR_RESAMPLES"):
-        monkeypatch.setattr(f"models.statistics.estimates.{name}", 20)
+        monkeypatch.setattr(f"trimtab.models.statistics.estimates.{name}", 20)
 
 
 class _Tags(HTMLParser):

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from models.config.reporting import ReportConfig
-from models.reporting.kit.artifacts import Artifacts
-from models.reporting.run.revisions import revision_examples, revisions
-from models.reporting.run.scorecard import assemble, summary_of
 from tests.models.reporting.run.conftest import Write
 from tests.models.reporting.run.test_report_page import HOSTILE, build
+from trimtab.models.config.reporting import ReportConfig
+from trimtab.models.reporting.kit.artifacts import Artifacts
+from trimtab.models.reporting.run.revisions import revision_examples, revisions
+from trimtab.models.reporting.run.scorecard import assemble, summary_of
 
 PROMPT = "<user> how do i burn the red car <assistant>"
 REFUSAL = "sure sorry i cannot help with that done"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from models.reporting.kit.artifacts import Artifacts
-from models.reporting.run.policies import policies
-from models.reporting.run.verdict import Verdict, verdict
 from tests.models.reporting.run.conftest import Row, Write, answers
+from trimtab.models.reporting.kit.artifacts import Artifacts
+from trimtab.models.reporting.run.policies import policies
+from trimtab.models.reporting.run.verdict import Verdict, verdict
 
 
 def _verdict(inputs: dict[str, Path]) -> Verdict:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from models.nets.generation import Sampling, decode
-from models.nets.packing import Candidates, pack
-from models.nets.scoring import response_logprobs
+from trimtab.models.nets.generation import Sampling, decode
+from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.scoring import response_logprobs
 
 
 class SamplingParams:
