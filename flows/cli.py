@@ -1,53 +1,149 @@
-"""The `trimtab` command: run recipes, deploy them, see reports and pages, over the same flows."""
+"""The `trimtab` command: its command line, and what its commands have in common.
+
+What a command does is imported when it is called: help, completion and most mistakes load no more
+than Typer.
+"""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Container, Iterator, Sequence
+from functools import partial
+from importlib.metadata import version as installed_version
+from itertools import groupby, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
-from trimtab.flows.clean import clean
-from trimtab.flows.closed_output import closed_output_ends_it
-from trimtab.flows.commands import deploy_flows, next_round, run_recipe, run_study, take_back
-from trimtab.flows.ended import signals_end_it
-from trimtab.flows.ui import ui
+import typer
+from typer import Argument, Option
+from typer.core import TyperCommand, TyperGroup
+
+from trimtab.flows.ended import closed_output_ends_it, signals_end_it
+from trimtab.flows.errors import CommandError, ConfigError, unknown
+from trimtab.flows.ui import serve_pages
 from trimtab.infra.settings import Settings, SettingsError
+
+FLOWS = ("rlhf", "policy", "reward", "label-audit", "compare")
+# Headings of the help.
+RUN, READ, OPERATE = "Run", "Read results", "Operate"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status (2: the command or configuration is wrong)."""
+    if "_TRIMTAB_COMPLETE" in os.environ:  # the shell asks how a command line may go on
+        app(prog_name="trimtab")
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command = typer.main.get_command(app)
     with signals_end_it(), closed_output_ends_it():
-        options = _parse(arguments)
         try:
-            settings = Settings.from_env()
-            prepare_environment(settings)
-            if options.needs_home and not _only_prints(options):
-                make_home(settings)
-        except SettingsError as error:
-            print(f"trimtab: {error}", file=sys.stderr)
+            with command.make_context("trimtab", given or ["--help"]) as context:
+                return int(command.invoke(context) or 0)
+        except typer.Exit as end:
+            return end.exit_code
+        except (ConfigError, SettingsError) as error:
+            for line in str(error).splitlines():
+                print(f"trimtab: {line}", file=sys.stderr)
             return 2
-        return int(options.command(options, settings))
+        except typer.TyperException as error:
+            print(f"trimtab: {_usage_mistake(error)}", file=sys.stderr)
+            return 2
+        except CommandError as error:
+            print(f"trimtab: {error}", file=sys.stderr)
+            return 1
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line; a run's overrides may stand before or after its options."""
-    parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
-    is_override = [hasattr(options, "overrides") and not item.startswith("-") for item in rest]
-    if not all(is_override):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        options.overrides += rest
-    return options
+def _usage_mistake(error: typer.TyperException) -> str:
+    """One line: the mistake, and whose help to read."""
+    message = " ".join(error.format_message().split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    names = [each.info_name for each in (context and context.parent, context) if each]
+    return f"{message}. See {' '.join(names or ['trimtab'])} --help"
 
 
-def _only_prints(options: argparse.Namespace) -> bool:
-    return any(getattr(options, name, False) for name in ("dry_run", "print_config"))
+class Commands(TyperGroup):
+    """Commands under headings, in plain help too; an unknown one is answered with the nearest."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As Typer's own, but for the message."""
+        if args[0] not in self.commands:
+            ctx.fail(unknown("command", args[0], self.commands))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """A section for each heading."""
+        commands: Any = self.commands.values()
+        for heading, some in groupby(commands, key=lambda each: each.rich_help_panel):
+            with formatter.section(heading):
+                formatter.write_dl([(each.name, each.get_short_help_str(80)) for each in some])
+
+
+class ManyValues(TyperCommand):
+    """A command whose options that are lists take several values each.
+
+    `--seeds 0 1 2`, `--seeds 0,1,2` and `--seeds 0 --seeds 1 --seeds 2` are the same.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Typer's own, which takes an option once a value."""
+        lists = {name for each in self.params if each.multiple for name in each.opts}
+        return super().parse_args(ctx, list(_once_a_value(args, lists)))
+
+
+def _once_a_value(arguments: Sequence[str], lists: Container[str]) -> Iterator[str]:
+    """The command line with `--seeds=0 --seeds=1` in place of `--seeds 0 1` or `--seeds 0,1`."""
+    rest = list(arguments)
+    while rest:
+        name, is_joined, value = rest.pop(0).partition("=")
+        if name not in lists:
+            yield f"{name}{is_joined}{value}"
+            continue
+        values = [value] if is_joined else list(takewhile(_is_value, rest))
+        del rest[: 0 if is_joined else len(values)]
+        yield from [f"{name}={each}" for some in values for each in some.split(",")] or [name]
+
+
+def _is_value(text: str) -> bool:
+    """Whether it may be one of an option's several values: neither option nor override."""
+    return not text.startswith("-") and "=" not in text
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Stable RLHF as a workflow: noisy human preferences in, a steadier policy out.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich" if sys.stdout.isatty() else None,  # boxes and colours for people only
+    pretty_exceptions_enable=False,  # they show local variables, which may hold secrets
+)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"trimtab {installed_version('trimtab')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version, and stop."
+        ),
+    ] = False,
+) -> None:
+    """Options of `trimtab` itself."""
+
+
+def _start(*, is_written: bool = True) -> Settings:
+    """Settings and environment of a command; the home folder is made where it `is_written`."""
+    settings = Settings.from_env()
+    prepare_environment(settings)
+    if is_written:
+        make_home(settings)
+    return settings
 
 
 def prepare_environment(settings: Settings) -> None:
@@ -81,177 +177,273 @@ def make_home(settings: Settings) -> None:
         )
 
 
-def _report(options: argparse.Namespace, settings: Settings) -> int:
-    reports = sorted(
-        (settings.home / "reports").glob("*/report.html"), key=lambda path: path.stat().st_mtime
-    )
+def _recipes() -> list[str]:
+    from trimtab.flows.recipes import RECIPES
+
+    return list(RECIPES)
+
+
+def _fields() -> list[tuple[str, str]]:
+    from trimtab.flows.config import RunConfig
+    from trimtab.flows.explain import described_fields
+
+    return [(f"{path}=", what) for path, what in described_fields(RunConfig)]
+
+
+def _arms() -> list[str]:
+    from trimtab.flows.config import Arm
+
+    return list(get_args(Arm))
+
+
+def _known_flow(name: str) -> str:
+    if name not in FLOWS:
+        raise ConfigError(f"--flow: {unknown('flow', name, FLOWS)}")
+    return name
+
+
+def _above_zero(value: float | None) -> float | None:
+    if value is not None and not value > 0:
+        raise typer.BadParameter(f"{value:g} is not above 0.")
+    return value
+
+
+Recipe = Annotated[
+    str,
+    Argument(
+        autocompletion=_recipes,
+        help="smoke, default, rlaif, constitutional, hh-smollm2, ukp-smollm2 or hh-7b.",
+    ),
+]
+Champion = Annotated[
+    str,
+    Argument(
+        autocompletion=_recipes, help="The recipe, or registered model, whose champion it is."
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    Argument(
+        metavar="field=value",
+        autocompletion=_fields,
+        help="Settings to change, e.g. ppo.kl_coef=0.1.",
+    ),
+]
+Flow = Annotated[
+    str,
+    Option(
+        callback=_known_flow,
+        autocompletion=lambda: list(FLOWS),
+        help=f"Part of the experiment: {', '.join(FLOWS)}.",
+    ),
+]
+Arms = Annotated[
+    list[str] | None,
+    Option(
+        metavar="ARM",
+        autocompletion=_arms,
+        help="Methods that --flow compare compares, e.g. dpo rest.",
+    ),
+]
+Seeds = Annotated[
+    list[int] | None,
+    Option(metavar="N", help="Seeds of a comparison or study, e.g. 0 1; by default 2 3 4."),
+]
+Days = partial(Option, callback=_above_zero, metavar="DAYS")
+Port = partial(Option, min=1, max=65535)
+
+
+@app.command(cls=ManyValues, rich_help_panel=RUN)
+def run(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    flow: Flow = "rlhf",
+    arms: Arms = None,
+    seeds: Seeds = None,
+    name: Annotated[
+        str | None, Option(help="The run's name; by default recipe, seed, data and changes.")
+    ] = None,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Print stages, tokens, steps and memory, and stop.")
+    ] = False,
+    print_config: Annotated[
+        bool, Option("--print-config", help="Print the configuration as JSON, and stop.")
+    ] = False,
+    gpus: Annotated[int | None, Option(min=1, help="With --dry-run: GPUs to plan for.")] = None,
+    gpu_memory: Annotated[
+        float | None, Option(callback=_above_zero, help="With --gpus: memory of each, in GiB.")
+    ] = None,
+) -> None:
+    """Run a recipe, print its plan, or its configuration."""
+    from trimtab.flows import commands
+
+    settings = _start(is_written=not (dry_run or print_config))
+    if dry_run and print_config:
+        raise ConfigError("found --dry-run and --print-config; allowed: one of them")
+    if (gpus, gpu_memory) != (None, None) and (not dry_run or None in (gpus, gpu_memory)):
+        raise ConfigError(
+            f"--gpus is {gpus}, --gpu-memory is {gpu_memory}, --dry-run is {dry_run}; a dry run "
+            "takes both of the first two, or none"
+        )
+    request = commands.requested(recipe, overrides or (), flow, arms, seeds, name, settings)
+    if print_config:
+        print(request.config.model_dump_json(indent=1))
+    elif dry_run:
+        machine = commands.machine_of_plan(recipe, gpus, gpu_memory, settings)
+        commands.print_plan(request, machine)
+    else:
+        commands.run_recipe(request, settings)
+
+
+@app.command(cls=ManyValues, rich_help_panel=RUN)
+def study(
+    paper: Annotated[
+        str,
+        Argument(
+            help="part-1, part-2, advantage-model; our own: methods, rlaif, human-votes, constants."
+        ),
+    ],
+    exhibit: Annotated[str, Argument(help="A table or figure, e.g. figure-3; all: all of them.")],
+    overrides: Overrides = None,
+    scale: Annotated[
+        str,
+        Option(autocompletion=_recipes, help="The recipe whose sizes and settings the runs have."),
+    ] = "default",
+    seeds: Seeds = None,
+) -> None:
+    """Repeat a table or figure of the papers over several seeds."""
+    from trimtab.flows import commands
+
+    _start()
+    commands.run_study(paper, exhibit, scale, seeds or [2, 3, 4], overrides or ())
+
+
+@app.command(rich_help_panel=RUN)
+def rounds(recipe: Champion, overrides: Overrides = None) -> None:
+    """Run one more MetaRM round from a recipe's champion."""
+    from trimtab.flows import commands
+
+    _start()
+    commands.next_round(recipe, overrides or ())
+
+
+@app.command(rich_help_panel=READ)
+def report(
+    is_opened: Annotated[bool, Option("--open", help="Open the newest in a browser.")] = False,
+) -> None:
+    """List the reports, the newest last."""
+    folder = _start(is_written=False).home / "reports"
+    reports = sorted(folder.glob("*/report.html"), key=lambda path: path.stat().st_mtime)
     if not reports:
-        print(f"trimtab: no report below {settings.home / 'reports'}; run a recipe first")
-        return 2
+        raise ConfigError(f"no report below {folder}; run a recipe first")
     for path in reports:
         print(f"{path.parent.name}  {path}")
-    if options.open:
+    if is_opened:
         webbrowser.open(reports[-1].as_uri())
-    return 0
 
 
-def _compare(options: argparse.Namespace, settings: Settings) -> int:
+@app.command(rich_help_panel=READ)
+def compare(
+    runs: Annotated[list[str], Argument(help="Names of runs, e.g. default-seed0 default-seed1.")],
+) -> None:
+    """Print runs side by side in Markdown.
+
+    Settings that differ are shown; figures of runs that differ in the seed alone are averaged.
+    """
     from trimtab.infra.report_folders import run_of
     from trimtab.models.reporting.run_tables import comparison
 
-    folders = [settings.home / "reports" / name for name in options.runs]
-    missing = [folder for folder in folders if not (folder / "scorecard.json").is_file()]
-    if missing:
-        print(
-            f"trimtab: no scorecard in {missing[0]}; `trimtab report` lists runs", file=sys.stderr
-        )
-        return 2
-    cards, summaries = (
-        [json.loads((folder / file).read_text()) for folder in folders]
-        for file in ("scorecard.json", "summary.json")
-    )
-    others = [n for n, card in zip(options.runs, cards, strict=True) if "claims" not in card]
-    if others:
-        print(f"trimtab: {others[0]} is a page over several runs, not a run", file=sys.stderr)
-        return 2
-    runs = [run_of(folder) for folder in folders]
-    chosen = [{"flow": run["flow"], **run["settings"]} if run else {} for run in runs]
-    print(comparison(options.runs, cards, summaries, chosen))
-    return 0
+    reports = _start(is_written=False).home / "reports"
+    cards, summaries, settings = [], [], []
+    for name in runs:
+        if not (reports / name / "scorecard.json").is_file():
+            raise ConfigError(f"no scorecard in {reports / name}; `trimtab report` lists runs")
+        cards.append(json.loads((reports / name / "scorecard.json").read_text()))
+        if "claims" not in cards[-1]:
+            raise ConfigError(f"{name} is a page over several runs, not a run")
+        summaries.append(json.loads((reports / name / "summary.json").read_text()))
+        about = run_of(reports / name)
+        settings.append({"flow": about["flow"], **about["settings"]} if about else {})
+    print(comparison(runs, cards, summaries, settings))
 
 
-def _papers(options: argparse.Namespace, settings: Settings) -> int:
-    """With `--into docs`: docs/papers.md, and docs/papers with a page for each exhibit."""
+@app.command(rich_help_panel=READ)
+def papers(
+    into: Annotated[
+        Path | None,
+        Option(help="Write papers.md there, and a page for each exhibit to papers/."),
+    ] = None,
+) -> None:
+    """Print all studies so far as one table in Markdown."""
     from trimtab.models.studies.papers import cards_below, papers_page, write_pages
 
-    reports = settings.home / "reports"
-    if options.into is None:
+    reports = _start(is_written=False).home / "reports"
+    if into is None:
         print(papers_page(cards_below(reports)), end="")
     else:
-        print(write_pages(reports, options.into))
-    return 0
+        print(write_pages(reports, into))
 
 
-def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
-    """An argparse type: numbers of `kind` above 0."""
-
-    def parse(text: str) -> float:
-        value = kind(text)
-        if not value > 0:
-            raise argparse.ArgumentTypeError(f"{text} is not above 0")
-        return value
-
-    return parse
+@app.command(rich_help_panel=READ)
+def ui(
+    host: Annotated[str, Option(help="Address to bind.")] = "127.0.0.1",
+    port: Annotated[int, Port(help="Prefect's port.")] = 4200,
+    mlflow_port: Annotated[int, Port(help="MLflow's port.")] = 5000,
+) -> int:
+    """Serve Prefect's and MLflow's pages on the embedded files, until Ctrl-C."""
+    return serve_pages(_start(), host, port, mlflow_port)
 
 
-def _port(text: str) -> int:
-    """An argparse type."""
-    if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: 1 to 65535")
-    return int(text)
+@app.command(rich_help_panel=OPERATE)
+def deploy(
+    gpus: Annotated[int, Option(min=1, help="GPU slots.")] = 1,
+    pool_type: Annotated[
+        Literal["process", "kubernetes"], Option(help="Type of the work pool.")
+    ] = ("process"),
+    notify: Annotated[
+        str | None,
+        Option(
+            metavar="TYPE/NAME",
+            help="Block that is told what happened, e.g. slack-webhook/alerts.",
+        ),
+    ] = None,
+) -> None:
+    """Make or update deployments, GPU slots and automations on a Prefect server."""
+    from trimtab.flows import commands
+
+    _start()
+    commands.deploy_flows(gpus, pool_type, notify)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="trimtab", description="Stable RLHF as a workflow.")
-    parser.set_defaults(needs_home=False)
-    commands = parser.add_subparsers(required=True, metavar="command")
-    _add_runs(commands)
-    _add_views(commands)
-    _add_upkeep(commands)
-    return parser
+@app.command(rich_help_panel=OPERATE)
+def rollback(
+    recipe: Champion,
+    version: Annotated[
+        str | None, Argument(help="The version to go back to; by default the one before.")
+    ] = None,
+) -> None:
+    """Make an earlier version champion again."""
+    from trimtab.flows import commands
+
+    _start()
+    commands.take_back(recipe, version)
 
 
-def _add_runs(commands: Any) -> None:
-    run = commands.add_parser("run", help="run a recipe")
-    run.add_argument(
-        "recipe", help="smoke, default, rlaif, constitutional, hh-smollm2, ukp-smollm2, hh-7b"
-    )
-    run.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. ppo.kl_coef=0.1")
-    flows = ("rlhf", "policy", "reward", "label-audit", "compare")
-    run.add_argument("--flow", choices=flows, default="rlhf")
-    run.add_argument(
-        "--arms", nargs="+", metavar="ARM", help="methods that --flow compare compares"
-    )
-    run.add_argument("--seeds", type=int, nargs="+", help="seeds of --flow compare (2 3 4)")
-    run.add_argument(
-        "--name", help="the run's name (default: recipe, seed, data and what is changed)"
-    )
-    instead = run.add_mutually_exclusive_group()
-    instead.add_argument(
-        "--dry-run", action="store_true", help="print stages, tokens, steps and memory, and stop"
-    )
-    instead.add_argument(
-        "--print-config", action="store_true", help="print the configuration as JSON, and stop"
-    )
-    run.add_argument("--gpus", type=_positive(int), metavar="N", help="plan for N GPUs")
-    run.add_argument("--gpu-memory", type=_positive(float), metavar="GIB", help="of each, in GiB")
-    run.set_defaults(command=run_recipe, needs_home=True)
-    study = commands.add_parser("study", help="a table or figure of the papers once more")
-    study.add_argument(
-        "paper",
-        help="part-1, part-2, advantage-model; beside them: methods, rlaif, human-votes, constants",
-    )
-    study.add_argument("exhibit", help="e.g. figure-3, table-1; all: everything of the paper")
-    study.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. ensemble.size=10")
-    study.add_argument("--scale", default="default", metavar="RECIPE", help="default: default")
-    study.add_argument("--seeds", type=int, nargs="+", default=[2, 3, 4], help="default: 2 3 4")
-    study.set_defaults(command=run_study, needs_home=True)
-    rounds = commands.add_parser("rounds", help="one more MetaRM round from a recipe's champion")
-    rounds.add_argument("recipe", help="recipe or registered model to go on from")
-    rounds.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. ppo.num_steps=40")
-    rounds.set_defaults(command=next_round, needs_home=True)
-    rollback = commands.add_parser("rollback", help="make an earlier version champion again")
-    rollback.add_argument("recipe", help="recipe or registered model to take back")
-    rollback.add_argument("version", nargs="?", help="default: the one it replaced")
-    rollback.set_defaults(command=take_back, needs_home=True)
+@app.command(rich_help_panel=OPERATE)
+def clean(
+    delete: Annotated[bool, Option("--delete", help="Remove it; by default only list.")] = False,
+    reports_days: Annotated[
+        float, Days(help="Keep what reports of the last DAYS were made of.")
+    ] = 90.0,
+    idle_days: Annotated[
+        float, Days(help="Keep what was written in the last DAYS: a run may use it.")
+    ] = 7.0,
+) -> None:
+    """List what no report needs any more, or remove it."""
+    from trimtab.flows.clean import clean
 
-
-def _add_views(commands: Any) -> None:
-    report = commands.add_parser("report", help="list the reports, the newest last")
-    report.add_argument("--open", action="store_true", help="open the newest in a browser")
-    report.set_defaults(command=_report)
-    compare = commands.add_parser(
-        "compare", help="tables over runs, by settings and over seeds, in Markdown"
-    )
-    compare.add_argument("runs", nargs="+", metavar="run", help="e.g. default-seed0 default-seed1")
-    compare.set_defaults(command=_compare)
-    papers = commands.add_parser("papers", help="all studies so far in one table, in Markdown")
-    papers.add_argument(
-        "--into",
-        type=Path,
-        metavar="FOLDER",
-        help="write FOLDER/papers.md and FOLDER/papers, which keeps scorecards from call to call",
-    )
-    papers.set_defaults(command=_papers)
-    pages = commands.add_parser("ui", help="Prefect's and MLflow's pages on the embedded files")
-    pages.add_argument("--host", default="127.0.0.1", help="address to bind (default: loopback)")
-    for option, port, whose in (("--port", 4200, "Prefect"), ("--mlflow-port", 5000, "MLflow")):
-        pages.add_argument(
-            option, type=_port, default=port, metavar="N", help=f"of {whose} (default: {port})"
-        )
-    pages.set_defaults(command=ui, needs_home=True)
-
-
-def _add_upkeep(commands: Any) -> None:
-    deploy = commands.add_parser("deploy", help="deployments, GPU slots, automations on a server")
-    deploy.add_argument(
-        "--gpus", type=_positive(int), default=1, metavar="N", help="GPU slots (default: 1)"
-    )
-    deploy.add_argument("--pool-type", choices=("process", "kubernetes"), default="process")
-    deploy.add_argument(
-        "--notify",
-        metavar="TYPE/NAME",
-        help="block that is told of failures, collapses and promotions, e.g. slack-webhook/alerts",
-    )
-    deploy.set_defaults(command=deploy_flows, needs_home=True)
-    cleaner = commands.add_parser("clean", help="list what no report needs any more; remove it")
-    cleaner.add_argument("--delete", action="store_true", help="remove it (default: only list)")
-    for option, days, what in (
-        ("--reports-days", 90.0, "keep what younger reports were made of (default: 90)"),
-        ("--idle-days", 7.0, "keep what was written since, as a run may be at it (default: 7)"),
-    ):
-        cleaner.add_argument(option, type=_positive(float), default=days, metavar="DAYS", help=what)
-    cleaner.set_defaults(command=clean, needs_home=True)
+    _start()
+    clean(reports_days, idle_days, is_deleted=delete)
 
 
 if __name__ == "__main__":

@@ -1,239 +1,286 @@
-"""What `trimtab run`, `rounds`, `rollback` and `deploy` do."""
+"""What `trimtab run`, `study`, `rounds`, `rollback` and `deploy` do.
+
+Mistakes are looked for first. Prefect is loaded once a flow is to run, while its server starts.
+"""
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable
-from functools import partial
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from trimtab.flows.checks import check
+from trimtab.flows.compare_config import METHODS, SEEDS, comparison_name, of_seeds
+from trimtab.flows.config import RunConfig, load_config
 from trimtab.flows.ended import signals_end_it
-from trimtab.flows.run_options import (
-    check_options,
-    configured,
-    dry_run,
-    of_comparison,
-    refuse,
-    refuse_too_large,
-)
+from trimtab.flows.errors import CommandError, ConfigError
+from trimtab.flows.names import check_free, named
+from trimtab.flows.overrides import RoundChanges, changed, parsed, validated
+from trimtab.flows.recipes import MACHINES, recipe_named
 from trimtab.infra.imports import quick_imports
+from trimtab.infra.prefect.server import PrefectServerError, local_prefect_server
+from trimtab.infra.processes.gpus import memory_of
+from trimtab.infra.processes.launch import TrainerError, warm_up
+from trimtab.infra.report_folders import NameTakenError
 from trimtab.infra.settings import Settings
+from trimtab.infra.store.fetch import FetchError
+from trimtab.infra.store.manifest import StorageError
+from trimtab.infra.tracking.registry import RegistryError
+from trimtab.models.estimates.machine import GIB, Machine
+from trimtab.models.estimates.shapes import PlanError
 
-if TYPE_CHECKING:
-    from trimtab.flows.config import RunConfig
-    from trimtab.flows.names import RunName
+GOES_ON = "; the same command goes on where it was"
 
 
-def run_recipe(options: argparse.Namespace, settings: Settings) -> int:
-    """Run a recipe, or print its plan or configuration."""
-    from trimtab.flows.checks import check
-    from trimtab.flows.config import ConfigError
-    from trimtab.flows.names import check_free
-    from trimtab.flows.overrides import parsed
+@dataclass(frozen=True)
+class RunRequest:
+    """A run as it was asked for, free of mistakes.
 
-    try:
-        check_options(options)
-        changes = parsed(options.overrides)
-        given = of_comparison(options)
-        config = configured(options.recipe, changes, given)
-        check_free(_name_of(config, options, given), settings)
-    except ConfigError as error:
-        print(f"trimtab: {error}", file=sys.stderr)
-        return 2
-    if options.print_config:
-        print(config.model_dump_json(indent=1))
-        return 0
-    if options.dry_run:
-        return dry_run(config, options, settings)
-    found = check(config)
-    wrong = [*found.mistakes, *(found.missing if settings.dask is None else ())]
-    if wrong:
-        return refuse(wrong)
+    config: of a comparison, that of its first seed. parameters: those of the flow.
+    """
+
+    flow: str
+    config: RunConfig
+    parameters: dict[str, Any]
+
+
+def requested(
+    recipe: str,
+    overrides: Sequence[str],
+    flow: str,
+    arms: Sequence[str] | None,
+    seeds: Sequence[int] | None,
+    name: str | None,
+    settings: Settings,
+) -> RunRequest:
+    """The run; ConfigError for a mistake, and for a name that another run's report has."""
+    changes = parsed(overrides)
+    compared: dict[str, Any] = {}
+    if flow == "compare":
+        compared = {
+            "arms": _compared("arms", arms, changes, "arms") or list(METHODS),
+            "seeds": _compared("seeds", seeds, changes, "seed") or list(SEEDS),
+        }
+        config = of_seeds(recipe, **compared, changes=changes)[0]
+        run_name = comparison_name(config, **compared, given=name)
+    elif arms or seeds:
+        raise ConfigError(
+            f"--arms and --seeds are for --flow compare, found --flow {flow}: give arms=[...] and "
+            "seed=..."
+        )
+    else:
+        config = changed(recipe_named(recipe), changes)
+        run_name = named(config, flow, name)
+    check_free(run_name, settings)
+    return RunRequest(
+        flow, config, {"recipe": recipe, "changes": changes, "name": name, **compared}
+    )
+
+
+def _compared(
+    option: str, given: Sequence[Any] | None, changes: dict[str, Any], field: str
+) -> list[Any]:
+    """What a comparison is told by an option, or by the field that means it in a single run.
+
+    The field is taken out of the changes.
+    """
+    if field not in changes:
+        return list(given or ())
+    value = changes.pop(field)
+    if given:
+        raise ConfigError(f"found --{option} and {field}={value}; allowed: one of them")
+    return value if isinstance(value, list) else [value]
+
+
+def run_recipe(request: RunRequest, settings: Settings) -> None:
+    """Run it; ConfigError for what is missing here, or does not fit on this host."""
+    found = check(request.config)
+    _refuse([*found.mistakes, *(found.missing if settings.dask is None else ())])
     for line in found.notes:
         print(f"trimtab: {line}", file=sys.stderr)
-
-    def load() -> Callable[[], object]:
-        flow = _flow(options.flow)
+    with prefect() as wait_until_ready:
+        flow = load_flow(request.flow)
         if settings.dask is None:
-            refuse_too_large(config, options, settings)
-        return partial(flow, options.recipe, changes=changes, name=options.name, **given)
-
-    return _in_prefect(load)
-
-
-def _name_of(config: RunConfig, options: argparse.Namespace, given: dict[str, Any]) -> RunName:
-    """What the run is going to be called."""
-    from trimtab.flows.compare_config import comparison_name
-    from trimtab.flows.names import named
-
-    if options.flow == "compare":
-        return comparison_name(config, given["arms"], given["seeds"], options.name)
-    return named(config, options.flow, options.name)
+            refuse_too_large(request.config, request.flow, settings)
+        wait_until_ready()
+        flow(**request.parameters)
 
 
-def _flow(name: str) -> Callable[..., object]:
-    """The flow of a name, of the module of that name; no other is loaded."""
-    module = name.replace("-", "_")
-    flow: Callable[..., object] = getattr(import_module(f"trimtab.flows.{module}"), module)
-    return flow
+def run_study(
+    paper: str, exhibit: str, scale: str, seeds: list[int], overrides: Sequence[str]
+) -> None:
+    """A paper's table or figure over several seeds; prints the status of each exhibit."""
+    changes = parsed(overrides)
+    _refuse(check(changed(recipe_named(scale), changes)).mistakes)
+    with prefect() as wait_until_ready:
+        study = load_flow("study")
+        import_module("trimtab.flows.study").checked(paper, exhibit, seeds)
+        wait_until_ready()
+        for slug, status in study(paper, exhibit, scale, seeds, changes).items():
+            print(f"{slug}: {status}")
 
 
-def run_study(options: argparse.Namespace, settings: Settings) -> int:
-    """A paper's table or figure over several seeds."""
-    from trimtab.flows.checks import check
-    from trimtab.flows.config import ConfigError
-    from trimtab.flows.overrides import changed, parsed
-    from trimtab.flows.recipes import recipe_named
-
-    try:
-        changes = parsed(options.overrides)
-        mistakes = check(changed(recipe_named(options.scale), changes)).mistakes
-    except ConfigError as error:
-        mistakes = [str(error)]
-    if mistakes:
-        return refuse(mistakes)
-
-    def load() -> Callable[[], None]:
-        from trimtab.flows.study import checked, study
-
-        checked(options.paper, options.exhibit, options.seeds)
-        flow: Callable[..., dict[str, str]] = study
-
-        def run() -> None:
-            given = (options.paper, options.exhibit, options.scale, options.seeds, changes)
-            for slug, status in flow(*given).items():
-                print(f"{slug}: {status}")
-
-        return run
-
-    return _in_prefect(load)
-
-
-def next_round(options: argparse.Namespace, settings: Settings) -> int:
+def next_round(recipe: str, overrides: Sequence[str]) -> None:
     """One more round from the champion, with changes to its run's configuration.
 
     They are checked here as well: Prefect's own refusal of a flow's parameters is not a line.
     """
-    from trimtab.flows.config import ConfigError
-    from trimtab.flows.overrides import RoundChanges, parsed, validated
-
-    try:
-        validated(parsed(options.overrides), RoundChanges)
-    except ConfigError as error:
-        return refuse([str(error)])
-
-    def load() -> Callable[[], None]:
-        from trimtab.flows.config import load_config
-        from trimtab.flows.overrides import RoundChanges, changed, parsed
-        from trimtab.flows.rounds import champion_of, rounds
-
-        flow: Callable[..., dict[str, Any]] = rounds
-
-        def run() -> None:
-            changes = parsed(options.overrides)
-            changed(load_config(champion_of(options.recipe).config), changes, RoundChanges)
-            found = flow(options.recipe, changes)
-            if "idle" in found:
-                print(found["idle"])
-
-        return run
-
-    return _in_prefect(load)
+    changes = parsed(overrides)
+    given = validated(changes, RoundChanges)
+    with prefect() as wait_until_ready:
+        rounds = load_flow("rounds")
+        champion = import_module("trimtab.flows.rounds").champion_of(recipe)
+        changed(load_config(champion.config), given)
+        wait_until_ready()
+        found = rounds(recipe, changes)
+        if "idle" in found:
+            print(found["idle"])
 
 
-def take_back(options: argparse.Namespace, settings: Settings) -> int:
+def take_back(recipe: str, version: str | None) -> None:
     """Make the version before, or the one named, champion again."""
-    from trimtab.infra.store.manifest import StorageError
-    from trimtab.infra.tracking.registry import RegistryError
     from trimtab.tasks.registry import roll_back
 
     try:
-        now = roll_back(options.recipe, options.version)
+        now = roll_back(recipe, version)
     except (RegistryError, StorageError) as error:
-        print(f"trimtab: {error}", file=sys.stderr)
-        return 1
+        raise CommandError(str(error)) from error
     print(f"champion of {now.name}: version {now.number}")
-    return 0
 
 
-def deploy_flows(options: argparse.Namespace, settings: Settings) -> int:
+def deploy_flows(gpus: int, pool_type: str, notify: str | None) -> None:
     """Make everything a Prefect server needs to run the flows."""
-    if not os.environ.get("PREFECT_API_URL"):
-        print(
-            "trimtab: PREFECT_API_URL is not set: deployments live on a Prefect server "
-            "(docs/how-to/deploy.md)",
-            file=sys.stderr,
+    address = os.environ.get("PREFECT_API_URL")
+    if not address:
+        raise ConfigError(
+            "PREFECT_API_URL is not set: deployments live on a Prefect server "
+            "(docs/how-to/deploy.md)"
         )
-        return 2
     from httpx import HTTPError
 
-    from trimtab.flows.config import ConfigError
     from trimtab.flows.deploy import POOL, deploy
 
     try:
-        deploy(options.gpus, options.pool_type, options.notify, Path("prefect.yaml"))
-    except ConfigError as error:
-        print(f"trimtab: {error}", file=sys.stderr)
-        return 2
+        deploy(gpus, pool_type, notify, Path("prefect.yaml"))
     except HTTPError as error:
         first = (str(error).splitlines() or [repr(error)])[0]
-        address = os.environ["PREFECT_API_URL"]
-        print(f"trimtab: Prefect's server at {address}: {first}", file=sys.stderr)
-        return 1
+        raise CommandError(f"Prefect's server at {address}: {first}") from error
     print(f"deployed; workers: prefect worker start --pool {POOL}")
-    return 0
 
 
-_GOES_ON = "; the same command goes on where it was"
+@contextmanager
+def prefect() -> Iterator[Callable[[], None]]:
+    """Start Prefect's server; gives a function that waits until it answers.
 
-
-def _in_prefect(load: Callable[[], Callable[[], object]]) -> int:
-    """Import the flows while Prefect's server starts, then run what `load` gives.
-
-    A known failure is one line.
+    What runs inside and fails in a way that is known raises CommandError.
     """
-    from trimtab.infra.prefect.server import PrefectServerError, local_prefect_server
+    with signals_end_it(GOES_ON), local_prefect_server() as wait_until_ready:
+        with _loading():
+            from trimtab.tasks.context import get_ready
+            from trimtab.tasks.execution import StageInputError, StageOutputError
+            from trimtab.tasks.registry import LineageError
+        stages = (TrainerError, StageInputError, StageOutputError, StorageError, FetchError)
+        try:
+            with quick_imports():
+                get_ready()
+            if not (Settings.from_env().home / "reports").exists():  # first run: an empty store
+                warm_up()
+            yield wait_until_ready
+        except (LineageError, NameTakenError, PrefectServerError, RegistryError, *stages) as error:
+            raise CommandError(str(error)) from error
 
+
+def load_flow(name: str) -> Callable[..., Any]:
+    """The flow of a name, of the module of that name; no other is loaded."""
+    module = name.replace("-", "_")
+    with _loading():
+        flow: Callable[..., Any] = getattr(import_module(f"trimtab.flows.{module}"), module)
+    for noise in ("prefect.flow_runs", "prefect.task_runs"):  # one stage's failure fails many
+        logging.getLogger(noise).propagate = False  # all of it is on the run's page
+    return flow
+
+
+@contextmanager
+def _loading() -> Iterator[None]:
+    """For imports of large libraries: quick, and a signal ends them at once."""
+    with quick_imports(), signals_end_it(GOES_ON, at_once=True):
+        yield
+
+
+def _refuse(mistakes: Sequence[str]) -> None:
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+
+
+def print_plan(request: RunRequest, machine: Machine) -> None:
+    """Print the plan, or raise ConfigError; nothing is run, downloaded or stored."""
+    found = check(request.config)
+    if not found.mistakes:
+        found = check(request.config, most_rows=None)
+    _refuse(found.mistakes)
+    # Prefect, which is loaded with the flows, would like its home below ours: there may be none.
+    warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
+    from trimtab.flows.plan import make_plan
+    from trimtab.flows.plan_text import plan_text
+
+    num_seeds = len(request.parameters.get("seeds", [request.config.seed]))
     try:
-        with signals_end_it(_GOES_ON), local_prefect_server() as wait_until_ready:
-            return _reported(load, wait_until_ready)
-    except PrefectServerError as error:
-        print(f"trimtab: {error}", file=sys.stderr)
-        return 1
+        plan = make_plan(request.config, request.flow, machine, num_seeds)
+        print(plan_text(plan, [*found.missing, *found.notes]))
+    except PlanError as error:
+        raise ConfigError(str(error)) from error
 
 
-def _reported(
-    load: Callable[[], Callable[[], object]], wait_until_ready: Callable[[], None]
-) -> int:
-    with quick_imports(), signals_end_it(_GOES_ON, at_once=True):
-        from trimtab.flows.config import ConfigError
-        from trimtab.infra.processes.launch import TrainerError, warm_up
-        from trimtab.infra.report_folders import NameTakenError
-        from trimtab.infra.store.fetch import FetchError
-        from trimtab.infra.store.manifest import StorageError
-        from trimtab.infra.tracking.registry import RegistryError
-        from trimtab.tasks.context import get_ready
-        from trimtab.tasks.execution import StageInputError, StageOutputError
-        from trimtab.tasks.registry import LineageError
+def machine_of_plan(
+    recipe: str, gpus: int | None, gpu_memory: float | None, settings: Settings
+) -> Machine:
+    """The machine that a plan is held against: of so many GPUs, the recipe's, or this host."""
+    if gpus is not None and gpu_memory is not None:
+        return Machine.of_gpus(gpus, gpu_memory)
+    machine = MACHINES.get(recipe) or _this_host(settings)
+    if machine is None:
+        raise ConfigError(
+            "nvidia-smi does not tell the memory of this host's GPUs: give --gpus and --gpu-memory"
+        )
+    return machine
 
-    with quick_imports():
-        get_ready()
-    stages = (TrainerError, StageInputError, StageOutputError, StorageError, FetchError)
+
+def refuse_too_large(config: RunConfig, flow: str, settings: Settings) -> None:
+    """ConfigError for a run of which this host cannot hold every stage, by its plan.
+
+    Rows of people's preferences are not counted for it, which may take long: they decide how long
+    a stage takes, and hardly its memory. A model whose size is not known is let through.
+    """
+    from trimtab.flows.plan import make_plan
+
+    if not config.is_synthetic:
+        uncounted = {"sources": ("s3://not-counted",), "demonstrations": ()}
+        preferences = config.preferences.model_copy(update=uncounted)
+        config = config.model_copy(update={"preferences": preferences})
+    num_gpus, known = len(settings.gpus), _this_host(settings)
+    machine = known or Machine(num_gpus, sys.maxsize, 1, True)
     try:
-        if not (Settings.from_env().home / "reports").exists():  # first run: the store is empty
-            warm_up()
-        with quick_imports(), signals_end_it(_GOES_ON, at_once=True):
-            run = load()
-        wait_until_ready()
-        for noise in ("prefect.flow_runs", "prefect.task_runs"):  # one stage's failure fails many
-            logging.getLogger(noise).propagate = False  # all of it is on the run's page
-        run()
-    except (ConfigError, LineageError, NameTakenError, RegistryError, *stages) as error:
-        print(f"trimtab: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
-    return 0
+        found = make_plan(config, flow, machine).too_large()
+    except PlanError:
+        return
+    if found is not None:
+        raise ConfigError(
+            f"{config.recipe} does not fit on this host: {found}; found "
+            f"{known or f'{num_gpus} GPUs'}. --dry-run has the whole plan; hh-smollm2 is the "
+            "recipe for people's data with a small model"
+        )
+
+
+def _this_host(settings: Settings) -> Machine | None:
+    """The machine at hand; none where the memory of its GPUs cannot be told."""
+    if not settings.gpus:
+        return Machine.this_computer(settings.max_parallel)
+    memory = memory_of(settings.gpus)
+    return None if memory is None else Machine.of_gpus(len(settings.gpus), memory / GIB)

@@ -31,7 +31,7 @@ def of_seeds(
 ) -> list[RunConfig]:
     """A run's configuration for each seed; ConfigError for what cannot be compared."""
     for name, given in (("arms", arms), ("seeds", seeds)):
-        if len(set(given)) < len(given):
+        if len(set(map(str, given))) < len(given):
             raise ConfigError(f"{name} must differ, found {', '.join(map(str, given))}")
     config = changed(recipe_named(recipe), changes, CompareChanges)
     return [changed(config, {"arms": list(arms), "seed": seed}) for seed in seeds]

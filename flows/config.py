@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from trimtab.flows.errors import ConfigError
 from trimtab.flows.explain import explain, short
 from trimtab.models.config.base import LARGEST_SEED, RunSeed, require_different
 from trimtab.models.config.data import ComparisonsConfig, PreferencesConfig, WorldConfig
@@ -61,10 +62,6 @@ VLLM_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 MOST_OFFSET = 2_000_000
 # Judges never take part in optimising a policy: they are the members of the raw-label ensemble.
 NUM_JUDGES = 3
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be run, with what was found and what is allowed."""
 
 
 class Section(BaseModel):

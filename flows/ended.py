@@ -1,8 +1,9 @@
-"""Ctrl-C and SIGTERM end a command with one line, and the status that a shell gives for it."""
+"""How a command ends that is stopped: by Ctrl-C, by SIGTERM, by a reader such as `head`."""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import threading
@@ -61,3 +62,26 @@ def signals_end_it(hint: str = "", *, at_once: bool = False) -> Iterator[None]:
         if not ending.is_interrupted:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+@contextmanager
+def closed_output_ends_it() -> Iterator[None]:
+    """Inside, a command ends as others do when nobody reads on: silently, with status 141.
+
+    Lines that went dead elsewhere, such as sockets, stay errors.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_closed(sys.stdout.fileno()):
+            raise
+        # What is left to write would fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+
+
+def _is_closed(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, 0)  # nothing but what always counts: error, hang-up
+    return bool(poll.poll(0))

@@ -57,6 +57,10 @@ def _line(problem: ErrorDetails, model: type[BaseModel]) -> str:
     is_told = kind == "value_error" and (isinstance(found, Mapping) or "found" in message)
     if kind != MAY_BE_SECRET and not is_told:
         message += f"; found {short(found)}"
+    if kind == "literal_error":
+        allowed = re.findall("'([^']*)'", problem["ctx"]["expected"])
+        near = difflib.get_close_matches(str(found), allowed, n=1)
+        message += "".join(f"; did you mean {each!r}?" for each in near)
     return f"{path}: {message}" if path else message
 
 
@@ -87,18 +91,18 @@ def _fields_at(model: Any, path: tuple[int | str, ...]) -> list[str]:
     return list(model.model_fields)
 
 
-def _paths(model: type[BaseModel], above: str = "") -> Iterator[str]:
-    """Every field of a configuration, and of its sections, by path."""
+def described_fields(model: type[BaseModel], above: str = "") -> Iterator[tuple[str, str]]:
+    """Every field of a configuration, and of its sections, by path, with its description."""
     for name, field in model.model_fields.items():
-        yield f"{above}{name}"
+        yield f"{above}{name}", field.description or ""
         for section in _sections_in(field.annotation):
-            yield from _paths(section, f"{above}{name}.")
+            yield from described_fields(section, f"{above}{name}.")
 
 
 def _unknown(path: str, known: list[str], model: type[BaseModel]) -> str:
     name = path.rpartition(".")[2]
     near = difflib.get_close_matches(name, known, n=1)
-    near = near or [each for each in _paths(model) if each.rpartition(".")[2] == name]
+    near = near or [each for each, _ in described_fields(model) if each.rpartition(".")[2] == name]
     if near:
         names = " or ".join(repr(each) for each in near[:MOST_HINTS])
         return f"{path}: unknown field {name!r}; did you mean {names}?"

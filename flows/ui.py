@@ -2,54 +2,54 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import socket
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
+from trimtab.flows.errors import CommandError
 from trimtab.infra.settings import Settings
 from trimtab.infra.tracking.mlflow_calls import follow_move
 
 _STOP_SECONDS = 10.0
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
-def ui(options: argparse.Namespace, settings: Settings) -> int:
-    """Run both servers; 1 where a port is taken or one of them ends, and then neither is left."""
-    host, ports = options.host, {"--port": options.port, "--mlflow-port": options.mlflow_port}
-    for option, port in ports.items():
-        if not _is_free(host, port) or len(set(ports.values())) < len(ports):
-            print(
-                f"trimtab: port {port} of {host} is taken: stop what has it, or choose another "
-                f"with {option}",
-                file=sys.stderr,
+def serve_pages(settings: Settings, host: str, port: int, mlflow_port: int) -> int:
+    """Run both servers; 1 where one of them ends, which ends the other too.
+
+    Raises CommandError where a port is taken, and then starts neither.
+    """
+    for option, wanted in {"--port": port, "--mlflow-port": mlflow_port}.items():
+        if not _is_free(host, wanted) or port == mlflow_port:
+            raise CommandError(
+                f"port {wanted} of {host} is taken: stop what has it, or choose another with "
+                f"{option}"
             )
-            return 1
     if settings.embedded_mlflow:
         try:
             follow_move(settings.home / "mlartifacts")
         except OSError as error:
-            print(f"trimtab: {error}", file=sys.stderr)
-            return 1
+            raise CommandError(str(error)) from error
     scripts = Path(sys.executable).parent
     commands = {
         "Prefect": [
             *(str(scripts / "prefect"), "server", "start"),
-            *("--host", host, "--port", str(options.port)),
+            *("--host", host, "--port", str(port)),
         ],
         "MLflow": [
             *(str(scripts / "mlflow"), "server"),
-            *("--host", host, "--port", str(options.mlflow_port)),
+            *("--host", host, "--port", str(mlflow_port)),
             *("--backend-store-uri", settings.mlflow_uri),
             *("--artifacts-destination", str(settings.home / "mlartifacts")),
         ],
     }
     print(
-        f"Prefect: http://{host}:{options.port}   MLflow: http://{host}:{options.mlflow_port}   "
-        "Ctrl-C stops both",
+        f"Prefect: http://{host}:{port}   MLflow: http://{host}:{mlflow_port}   Ctrl-C stops both",
         flush=True,
     )
     return _serve(commands)
@@ -59,12 +59,18 @@ def _serve(commands: dict[str, list[str]]) -> int:
     """Until one of the servers ends by itself, which ends the other too."""
     running: dict[str, subprocess.Popen[bytes]] = {}
     try:
+        # Signals wait until both servers are known, and so are sure to be stopped.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
         for name, command in commands.items():
             # A session of its own: Ctrl-C is for this process, which then stops them.
             # PYTHONSAFEPATH: no file of the current folder stands in for a module of theirs.
             running[name] = subprocess.Popen(
-                command, env={**os.environ, "PYTHONSAFEPATH": "1"}, start_new_session=True
+                command,
+                env={**os.environ, "PYTHONSAFEPATH": "1"},
+                start_new_session=True,
+                preexec_fn=partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, _STOPPING),
             )
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         ended = {name: server.poll() for name, server in running.items()}
         first = next(name for name, status in ended.items() if status is not None)

@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with files of rows; no command goes on to start a server."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(commands, "_in_prefect", lambda _: pytest.fail("work begins"))
+    monkeypatch.setattr(commands, "local_prefect_server", lambda: pytest.fail("work begins"))
     _write("good.jsonl", GOOD)
     _write("bad.jsonl", [*GOOD, *BAD])
     _write("few.jsonl", GOOD[:2])

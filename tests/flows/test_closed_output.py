@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from trimtab.flows import cli
+from trimtab.models.studies import papers
 
 
-def test_nothing_is_said_when_nobody_reads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [["papers"], ["--help"], ["run", "smoke", "--print-config"]])
+def test_nothing_is_said_when_nobody_reads(tmp_path: Path, command: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [sys.executable, "-m", "trimtab.flows.cli", "papers"],
+        [sys.executable, "-m", "trimtab.flows.cli", *command],
         env={**os.environ, "TRIMTAB_HOME": str(tmp_path)},
         stdout=writing,
         stderr=subprocess.PIPE,
@@ -34,6 +36,6 @@ def test_a_line_that_goes_dead_elsewhere_is_an_error(
         raise BrokenPipeError("a socket")
 
     monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path))
-    monkeypatch.setattr(cli, "_papers", fail)
+    monkeypatch.setattr(papers, "papers_page", fail)
     with pytest.raises(BrokenPipeError, match="a socket"):
         cli.main(["papers"])

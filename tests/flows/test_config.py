@@ -251,17 +251,15 @@ def test_overrides_may_stand_on_either_side_of_the_options(
     printed = RunConfig.model_validate_json(capsys.readouterr().out)
     assert (printed.seed, printed.ppo.kl_coef) == (3, 0.3)
     for wrong in (["run", "smoke", "--print-config", "--gpu=1"], ["report", "seed=3"]):
-        with pytest.raises(SystemExit, match="2"):
-            main(wrong)
+        assert main(wrong) == 2
 
 
 @pytest.mark.parametrize(("command", "names"), [("run", sorted(RECIPES)), ("study", list(TITLES))])
 def test_the_help_names_all_there_are(
     command: str, names: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    told = set(re.split(r"[\s,;]+", capsys.readouterr().out))
+    assert main([command, "--help"]) == 0
+    told = set(re.split(r"[\s,;.]+", capsys.readouterr().out))
     assert set(names) <= told
 
 

@@ -36,6 +36,19 @@ with signals_end_it("; it goes on"):
         except BaseException as error:
             raise ValueError("PydanticSerializationError") from error
 """
+# As if a signal came while a server was being started.
+INTERRUPTED = """
+import signal, subprocess, sys
+from trimtab.flows import ui
+from trimtab.flows.ended import signals_end_it
+class Popen(subprocess.Popen):
+    def _execute_child(self, *arguments):
+        super()._execute_child(*arguments)
+        signal.raise_signal(signal.SIGTERM)
+subprocess.Popen = Popen
+with signals_end_it():
+    ui._serve({"Prefect": ["sleep", "600"], "MLflow": ["sleep", "600"]})
+"""
 SERVE = """
 import sys
 from trimtab.flows.ended import signals_end_it
@@ -154,3 +167,10 @@ def test_ctrl_c_stops_both_servers() -> None:
     process = _start(SERVE, "exec sleep 600")
     assert _signalled(process, [signal.SIGINT]) == "trimtab: stopped by Ctrl-C\n"
     assert process.returncode == 130
+
+
+def test_a_signal_while_servers_start_leaves_none() -> None:
+    process = _start(INTERRUPTED)
+    said = process.communicate(timeout=60)[1]  # once nobody holds its output
+    assert said == "trimtab: stopped by SIGTERM\n"
+    assert process.returncode == 143

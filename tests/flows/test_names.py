@@ -168,7 +168,7 @@ def test_a_name_of_another_configuration_is_refused_before_work_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path))
-    monkeypatch.setattr(commands, "_in_prefect", lambda _: pytest.fail("work has begun"))
+    monkeypatch.setattr(commands, "local_prefect_server", lambda: pytest.fail("work has begun"))
     mine = named(_config("smoke", "ppo.kl_coef=0.07"), "rlhf", "mine")
     write_run(tmp_path / "reports" / "mine", mine.about)
     check_free(mine, Settings.from_env())
