@@ -120,7 +120,10 @@ def test_files_that_are_no_modules_are_in_the_wheel() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packaged = settings["tool"]["setuptools"]["package-data"].items()
     in_wheel = {
-        path for top, names in packaged for name in names for path in (ROOT / top).glob(name)
+        path.resolve()
+        for package, names in packaged
+        for name in names
+        for path in ROOT.joinpath(*package.split(".")).glob(name)
     }
     found = {path for top in PACKAGES for path in (ROOT / top).rglob("*") if path.is_file()}
     texts = {path for path in found if path.suffix not in (".py", ".pyc")}
