@@ -1,10 +1,8 @@
-"""What MLflow has not taken of a run yet, kept in a file that outlives the process.
+"""What MLflow has not received of a run yet: files that outlive the process, and a thread that sends.
 
 A line of the file is a record, `{kind: value}`, in the order in which MLflow is to get them; all
 can be sent twice without harm. The process that writes a file holds its lock: a file whose lock is
 free was left behind by a process that died, or that ended while MLflow was down.
-
-Calls that nobody waits for, until the end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """From one raw row to a prompt and its answers, best first, whatever format it is written in.
 
-Formats, told row by row from the fields and their types:
+The format is told row by row from the fields and their types:
 - hh: `chosen`, `rejected` are whole dialogues in HH-RLHF text [Bai et al. 2022].
 - explicit: `prompt`, `chosen`, `rejected` are texts, taken as they are.
 - messages: `chosen`, `rejected` are message lists, whole or (with `prompt`, a list or a text)
@@ -8,9 +8,7 @@ Formats, told row by row from the fields and their types:
 - kwise: `prompt` (text or messages) and `responses`, 2 to 9 of them, best first.
 Optional everywhere: `id`, `category`, `group`, `tie`. For pairs: `rating` 1 to 4, and
 `votes_chosen`, `votes_rejected`, `votes_equal`, or one `votes` object as records write it.
-Nothing here raises for a bad row: what is wrong is returned, all of it.
-
-A row as parsed, and the optional fields that every format may carry beside its texts.
+Nothing here raises for a bad row: all problems are returned with the parsed row.
 """
 
 from dataclasses import dataclass, field

@@ -4,9 +4,9 @@ Answers to one prompt are not independent: a model that saw one pair of a prompt
 not tested by another. Prompts are compared after `normalise_prompt`, so that a prompt in other
 case or spacing stays on its side. HH-RLHF also cuts one dialogue at several turns, and the
 longer prompt then quotes an answer of the shorter one's pair (6 % of the pairs of the copies
-this was tried on): dialogues that open alike stay together too.
+this was tried on): dialogues with the same first turn stay together too.
 
-Labels turned round on purpose in people's pairs, to measure how well an audit finds them.
+`plant_flips` turns labels round on purpose, to measure how well an audit finds them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,14 @@
-"""PPO-max: score normalisation, token rewards, GAE and the two clipped losses.
+"""PPO-max: score normalisation, token rewards, GAE, the two clipped losses and the tricks beside them.
 
-[PPO] Secrets of RLHF Part I, arXiv 2307.04964. [GAE] arXiv 1506.02438. [PPO-clip] arXiv 1707.06347.
+[PPO] Secrets of RLHF Part I, arXiv 2307.04964. [CODE] OpenLMLab/MOSS-RLHF, which it published.
+[GAE] arXiv 1506.02438. [PPO-clip] arXiv 1707.06347. [CHAN] Chan, Golub and LeVeque, Updating
+Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979.
 
 Deviations
-1. "Historical mean and variance records" are given no formula: see `moments.RunningMoments`.
+1. [PPO section 5.4] keeps "historical mean and variance records" and gives no formula.
+   `RunningMoments` merges batches in float64 [CHAN, pairwise update], which equals the moments of
+   all scores at once to rounding, and ranks can be merged alike. Every score weighs the same;
+   nothing is forgotten. The variance is the population form.
 2. A standard deviation below 1e-8 (a history of one value) counts as 1e-8.
 3. The KL penalty is the sampled log-ratio at each token, not a sum over the vocabulary; its mean
    under the policy is the KL in [PPO eq. 19].
@@ -14,26 +19,10 @@ Deviations
    response has one score, at its end: that sum is the score, as in the paper's published code.
 7. Importance sampling against the reference [PPO section 5.3.2] is told in words: here the ratio's
    denominator is the reference; the responses are still the current policy's own.
-
-Tricks of PPO that PPO-max leaves out, for its ablation: advantage clip and entropy bonus.
-
-[PPO] Secrets of RLHF Part I, arXiv 2307.04964. [CODE] OpenLMLab/MOSS-RLHF, which it published.
-
-Deviations
-1. The entropy bonus is given no formula. [CODE] adds |H - c|, of the batch's mean entropy H; here
-   the distance is each token's own, so that parts of a batch and ranks add up to it. The two are
-   the same where all tokens are on one side of c: its c of 35 nats is beyond any vocabulary's.
-
-Running mean and variance of a history of scores, exact whatever the batching.
-
-[PPO] Secrets of RLHF Part I, arXiv 2307.04964. [CHAN] Chan, Golub and LeVeque, Updating Formulae
-and a Pairwise Algorithm for Computing Sample Variances, 1979.
-
-Deviations
-1. [PPO section 5.4] keeps "historical mean and variance records" and gives no formula. Batches are
-   merged in float64 [CHAN, pairwise update], which equals the moments of all scores at once to
-   rounding, and ranks can be merged alike. Every score weighs the same; nothing is forgotten.
-2. Variance is the population form.
+8. Advantage clip and entropy bonus are not part of PPO-max; they are here for its ablation. The
+   entropy bonus is given no formula. [CODE] adds |H - c|, of the batch's mean entropy H; here the
+   distance is each token's own, so that parts of a batch and ranks add up to it. The two are the
+   same where all tokens are on one side of c: its c of 35 nats is beyond any vocabulary's.
 """
 
 from __future__ import annotations

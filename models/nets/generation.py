@@ -1,13 +1,9 @@
 """Sampling responses: a bare cached decoding loop over a transformers causal language model.
 
-`generate` spends much of its time in bookkeeping at small scale (docs/explanation/performance.md);
-this loop does the pass (`decoding_steps`), the draw and nothing else, and drops finished rows from
-the batch as soon as a fifth of it is done.
-
-One token a row and a step: what a key-value cache holds, and the pass that goes on from it.
-
-At small scale a general forward pass spends most of a step in bookkeeping and in many small
-operations. Llamas have a pass of their own here, over the same modules; other models take theirs.
+`generate` spends much of its time in bookkeeping at small scale (docs/explanation/performance.md).
+This loop does one pass a token (`DecodingSteps`), the draw and nothing else, and drops finished rows
+from the batch as soon as a fifth of it is done. Llamas have a pass of their own here, over the same
+modules, which saves many small operations; other models take theirs.
 """
 
 from __future__ import annotations

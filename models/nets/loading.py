@@ -1,9 +1,9 @@
 """Building, loading and saving models in transformers' own folder format.
 
-Scorers and critics are `AutoModelForSequenceClassification` folders, so anyone can load them:
-one label is a reward model or critic, two labels are an Advantage Model (reward, expected reward).
-
-Models that come as Python packages, so that a run needs no model hub.
+A base model is a folder, a hub id or the name of a Python package that brings one, so that a run
+needs no model hub. Scorers and critics are `AutoModelForSequenceClassification` folders, which
+anyone can load: one label is a reward model or critic, two labels are an Advantage Model (reward,
+expected reward).
 """
 
 from __future__ import annotations

@@ -97,4 +97,6 @@ def _device() -> str:
 
 
 def _has(instruction: str) -> bool:
+    if not hasattr(torch.cpu, "get_capabilities"):  # before torch 2.11 nobody can tell
+        return True
     return bool(torch.cpu.get_capabilities().get(instruction, False))

@@ -1,9 +1,8 @@
 """Stage `reward_model`: one Bradley-Terry reward model, ensemble member or final.
 
 Trains on `pairs` (raw or relabelled) and scores every split of `preferences`, so that the vote,
-the audit and the evaluation need no further pass.
-
-How a reward model does on the validation pairs while it is trained.
+the audit and the evaluation need no further pass. With `score_every` it scores the validation pairs
+during training as well.
 """
 
 from __future__ import annotations

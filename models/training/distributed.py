@@ -1,11 +1,12 @@
-"""Data parallelism: ranks with the same parameters share out each batch and add up what they find.
+"""Data parallelism: ranks with the same parameters share each batch and sum their gradients.
 
-Ranks that `start` are processes of one host. They add up in memory that all of them map: for a
-small model on a CPU the loopback network would cost as much as is gained. Ranks that a launcher has
-started `join`, and add up with torch.distributed: over gloo, on GPUs over NCCL. Alone, a trainer is
-the first of one rank, and nothing here does anything.
+Ranks that `start` are processes of one host. They sum in memory that all of them map: for a small
+model on a CPU the loopback network would cost as much as is gained. Ranks that a launcher has
+started `join`, and sum with torch.distributed: over gloo, on GPUs over NCCL. A trainer by itself is
+rank 0 of one rank, and nothing here does anything.
 
-The GPU of a trainer: new tensors and models are made on it unless they name another device.
+`use_gpu` gives a rank its GPU: from then on new tensors and models are made there unless they name
+another device.
 """
 
 from __future__ import annotations
