@@ -1,4 +1,4 @@
-"""What MLflow has not received of a run yet: files that outlive the process, and a thread that sends.
+"""What MLflow has not received of a run yet: files that outlive the process, and a sender thread.
 
 A line of the file is a record, `{kind: value}`, in the order in which MLflow is to get them; all
 can be sent twice without harm. The process that writes a file holds its lock: a file whose lock is

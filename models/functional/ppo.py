@@ -1,4 +1,4 @@
-"""PPO-max: score normalisation, token rewards, GAE, the two clipped losses and the tricks beside them.
+"""PPO-max: score normalisation, token rewards, GAE, the two clipped losses and other tricks.
 
 [PPO] Secrets of RLHF Part I, arXiv 2307.04964. [CODE] OpenLMLab/MOSS-RLHF, which it published.
 [GAE] arXiv 1506.02438. [PPO-clip] arXiv 1707.06347. [CHAN] Chan, Golub and LeVeque, Updating

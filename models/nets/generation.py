@@ -1,9 +1,9 @@
-"""Sampling responses: a bare cached decoding loop over a transformers causal language model.
+"""Sampling responses: a bare cached decoding loop over a causal language model of transformers.
 
 `generate` spends much of its time in bookkeeping at small scale (docs/explanation/performance.md).
-This loop does one pass a token (`DecodingSteps`), the draw and nothing else, and drops finished rows
-from the batch as soon as a fifth of it is done. Llamas have a pass of their own here, over the same
-modules, which saves many small operations; other models take theirs.
+This loop does one pass a token (`DecodingSteps`), the draw and nothing else, and drops finished
+rows from the batch as soon as a fifth of it is done. Llamas have a pass of their own here, over the
+same modules, which saves many small operations; other models take theirs.
 """
 
 from __future__ import annotations
