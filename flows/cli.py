@@ -254,7 +254,7 @@ Port = partial(Option, min=1, max=65535)
 
 
 @app.command(cls=ManyValues, rich_help_panel=RUN)
-def run(
+def run(  # noqa: PLR0913 - an argument is an option of the command
     recipe: Recipe,
     overrides: Overrides = None,
     flow: Flow = "rlhf",

@@ -111,9 +111,8 @@ def run_stage_task(
         config,
         refs,
         name=label,
-        is_patient=resources.is_patient,
+        share=share_of(base.settings, config, resources, takes_gpu=takes_gpu),
         without=() if spec.reads_weights else WEIGHTS,
-        **share_of(base.settings, config, resources, takes_gpu=takes_gpu)._asdict(),
     )
     how = "found in the store" if result.cached else f"{result.seconds:.1f} s"
     logger.info("%s: %s", label, how)

@@ -34,12 +34,13 @@ from trimtab.infra.processes.locks import file_lock, some_of
 from trimtab.infra.processes.tail import LineTail
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.checkpoints import CheckpointUploader, restore_newest
-from trimtab.infra.store.manifest import Manifest, StorageError
+from trimtab.infra.store.manifest import Manifest, Provenance, StorageError
 from trimtab.infra.store.store import Store, open_store
 from trimtab.infra.tracking.runs import Input, TrackedRun, Tracking
 from trimtab.models.config.base import deciding
 from trimtab.models.data.records import ArtifactRef
 from trimtab.tasks.cache_key import CodeChangedError, Trainers, code_of, library_versions, stage_key
+from trimtab.tasks.resources import ONE_THREAD, Share
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +54,7 @@ def run_stage(
     inputs: Mapping[str, ArtifactRef],
     *,
     name: str | None = None,
-    num_threads: int = 1,
-    num_ranks: int = 1,
-    num_devices: int = 0,
-    is_patient: bool = False,
+    share: Share = ONE_THREAD,
     without: Collection[str] = (),
 ) -> StageResult:
     """Return the stage's artifact, running its trainer only if the store has none.
@@ -64,9 +62,8 @@ def run_stage(
     Two runners of one key, in whatever process of this machine: the second waits and then finds
     the first one's artifact. A run that was interrupted continues from its newest checkpoint.
     `name` labels the run in MLflow and in progress reports; it takes no part in the key. The
-    trainer holds `num_devices` of the context's device slots and, on a machine with GPUs, as many
-    of those. One that `is_patient` starts only while no other waits for a core of this machine.
-    Folders of inputs that it does not read, as those of weights, are not brought: `without`.
+    trainer holds `share.num_devices` of the context's device slots and, on a machine with GPUs, as
+    many of those. Folders `without` of inputs, which it does not read, are not brought.
 
     Raises StageInputError, trimtab.infra.processes.launch.TrainerError, StageOutputError,
     CorruptArtifactError, trimtab.infra.processes.gpus.TooFewGPUsError. The work folder with log and
@@ -76,7 +73,7 @@ def run_stage(
     values = config.model_dump(mode="json")
     key = stage_key(stage, deciding(config), inputs, code)
     workdir = context.settings.work / f"{stage}-{key[:16]}"
-    place = (workdir, num_threads, num_ranks, without)
+    place = (workdir, share.num_threads, share.num_ranks, without)
     job = StageJob(stage, name or stage, key, values, inputs, code, *place)
     found = context.store.find(stage, key)
     if found is not None and not workdir.exists():
@@ -88,11 +85,11 @@ def run_stage(
             _clean_up(context, job)
             return _cached(context, job, found)
         slots = [locks / f"slot-{index}.lock" for index in range(context.settings.max_parallel)]
-        count, wait = num_threads * num_ranks, wait_unless_stopped
+        count, wait = share.num_threads * share.num_ranks, wait_unless_stopped
         with (
-            some_of(slots, count, is_patient=is_patient, wait=wait),
-            own_gpus(context.settings.gpus, num_devices, locks) as gpus,
-            context.device_slots(num_devices),
+            some_of(slots, count, is_patient=share.is_patient, wait=wait),
+            own_gpus(context.settings.gpus, share.num_devices, locks) as gpus,
+            context.device_slots(share.num_devices),
             drain_on_sigterm(),
         ):
             return _compute(context, replace(job, gpus=gpus))
@@ -193,18 +190,13 @@ def _publish(context: StageContext, job: StageJob, seconds: float) -> Manifest:
     for name in (METRICS_NAME, LOG_NAME):  # lineage; outside the digest
         if (job.workdir / name).is_file():
             shutil.copyfile(job.workdir / name, output / name)
+    parents = {
+        name: {"stage": ref.stage, "key": ref.key, "digest": ref.digest}
+        for name, ref in job.inputs.items()
+    }
+    versions = {"code": job.code, "python": platform.python_version(), **library_versions()}
     return context.store.publish(
-        job.stage,
-        job.key,
-        output,
-        config=job.config,
-        parents={
-            name: {"stage": ref.stage, "key": ref.key, "digest": ref.digest}
-            for name, ref in job.inputs.items()
-        },
-        versions={"code": job.code, "python": platform.python_version(), **library_versions()},
-        seconds=seconds,
-        summary=summary,
+        job.stage, job.key, output, Provenance(job.config, parents, versions, seconds, summary)
     )
 
 
@@ -315,6 +307,7 @@ class ProgressReporter:
         self._metrics: dict[str, float] = {}
 
     def __call__(self, lines: list[str]) -> None:
+        """Take the file's further lines."""
         if self._callback is None:
             return
         for line in lines:

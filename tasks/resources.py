@@ -39,11 +39,18 @@ ALL_CORES = Resources(ALONE)
 
 
 class Share(NamedTuple):
-    """A stage's ranks, the threads of each, and its GPUs, or slots for them, in all."""
+    """A stage's ranks, the threads of each, and its GPUs, or slots for them, in all.
 
-    num_threads: int
-    num_ranks: int
-    num_devices: int
+    is_patient: as in `Resources`.
+    """
+
+    num_threads: int = 1
+    num_ranks: int = 1
+    num_devices: int = 0
+    is_patient: bool = False
+
+
+ONE_THREAD = Share()
 
 
 def share_of(
@@ -59,7 +66,7 @@ def share_of(
     is_free = trainer is None or trainer.num_ranks == "auto"
     if resources.by_ranks and not has_gpus and is_free:
         ranks, threads = _auto_ranks(trainer, threads)
-    return Share(threads, ranks, num_devices)
+    return Share(threads, ranks, num_devices, resources.is_patient)
 
 
 def _auto_ranks(trainer: TrainerConfig | None, cores: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trimtab.infra.store.fetch import FetchError, digest_of, fetch
+from trimtab.infra.store.manifest import Provenance
 from trimtab.models.data.readers import SUFFIXES
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.judge.constitutions import PACKAGED, load_constitution
@@ -35,11 +36,7 @@ def import_source(source: str, check: Callable[[Path], object] | None = None) ->
             "raw",
             key,
             folder,
-            config={"name": source.rstrip("/").rpartition("/")[2]},
-            parents={},
-            versions={},
-            seconds=0.0,
-            summary={},
+            Provenance(config={"name": source.rstrip("/").rpartition("/")[2]}),
         )
     return ArtifactRef(manifest.stage, manifest.key, manifest.digest)
 

@@ -56,6 +56,24 @@ class FileEntry:
 
 
 @dataclass(frozen=True)
+class Provenance:
+    """Where an artifact came from: what it was computed with and from, how long, its summary.
+
+    parents: of each input its stage, key and digest. versions: of the code and of libraries.
+    seconds: of the trainer. summary: final numbers.
+    """
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    parents: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    summary: Mapping[str, Any] = field(default_factory=dict)
+
+
+NO_PROVENANCE = Provenance()
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Everything known about one artifact (or, with fewer fields filled, one checkpoint)."""
 
@@ -125,12 +143,7 @@ def build_manifest(
     stage: str,
     key: str,
     files: tuple[FileEntry, ...],
-    *,
-    config: Mapping[str, Any] | None = None,
-    parents: Mapping[str, Mapping[str, str]] | None = None,
-    versions: Mapping[str, str] | None = None,
-    seconds: float = 0.0,
-    summary: Mapping[str, Any] | None = None,
+    provenance: Provenance = NO_PROVENANCE,
 ) -> Manifest:
     """A manifest of `files`, dated now, with its digest computed."""
     return Manifest(
@@ -138,12 +151,12 @@ def build_manifest(
         key=key,
         digest=digest_files(files),
         files=files,
-        config=dict(config or {}),
-        parents={name: dict(parent) for name, parent in (parents or {}).items()},
-        versions=dict(versions or {}),
+        config=dict(provenance.config),
+        parents={name: dict(parent) for name, parent in provenance.parents.items()},
+        versions=dict(provenance.versions),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        seconds=round(seconds, 3),
-        summary=dict(summary or {}),
+        seconds=round(provenance.seconds, 3),
+        summary=dict(provenance.summary),
     )
 
 

@@ -18,17 +18,18 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from trimtab.infra.store.manifest import (
     MANIFEST_NAME,
+    NO_PROVENANCE,
     CorruptArtifactError,
     FileEntry,
     MalformedManifestError,
     Manifest,
+    Provenance,
     StorageError,
     build_manifest,
     check_part,
@@ -65,12 +66,7 @@ class Store:
         stage: str,
         key: str,
         folder: Path,
-        *,
-        config: Mapping[str, Any] | None = None,
-        parents: Mapping[str, Mapping[str, str]] | None = None,
-        versions: Mapping[str, str] | None = None,
-        seconds: float = 0.0,
-        summary: Mapping[str, Any] | None = None,
+        provenance: Provenance = NO_PROVENANCE,
     ) -> Manifest:
         """Make `folder` the artifact under (stage, key): objects first, the manifest last.
 
@@ -79,16 +75,7 @@ class Store:
         no artifact.
         """
         root = _artifact(stage, key)
-        manifest = build_manifest(
-            stage,
-            key,
-            scan_folder(folder),
-            config=config,
-            parents=parents,
-            versions=versions,
-            seconds=seconds,
-            summary=summary,
-        )
+        manifest = build_manifest(stage, key, scan_folder(folder), provenance)
         data = manifest.to_bytes()
         while True:
             winner = self.find(stage, key)

@@ -68,6 +68,7 @@ class Input:
 
 
 def dataset_input(given: Input) -> Any:
+    """The `DatasetInput` that MLflow takes."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     source = json.dumps({"uri": given.source})
@@ -91,6 +92,7 @@ def log_batches(client: Any, run_id: str, batch: Mapping[str, Sequence[Any]]) ->
 
 
 def new_client(uri: str) -> Any:
+    """An `MlflowClient` that gives up soon, sends no telemetry and prints nothing."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")  # seconds; its own default is 120,
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # seven times over
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

@@ -62,6 +62,19 @@ def _problems(
     if not isinstance(row, dict):
         yield Problem("not_an_object", None, shorten(row), f"an object with {', '.join(FIELDS)}")
         return
+    yield from _field_problems(row)
+    if isinstance(identifier := row.get("id"), str):
+        if known is not None and identifier not in known:
+            yield Problem("unknown_id", "id", shorten(identifier), "an id of this run's pairs")
+        elif identifier in places:
+            allowed = f"a pair other than that of {places[identifier]}"
+            yield Problem("duplicate_id", "id", shorten(identifier), allowed)
+        else:
+            places[identifier] = f"{raw.file}:{raw.line}"
+
+
+def _field_problems(row: dict[str, Any]) -> Iterator[Problem]:
+    """What is wrong with a line's fields, each for itself."""
     for name in row:
         if name not in FIELDS:
             yield Problem("misplaced_field", name, shorten(row[name]), ", ".join(FIELDS))
@@ -74,11 +87,3 @@ def _problems(
         yield Problem("wrong_type", "note", shorten(row["note"]), "a text or null")
     if isinstance(row.get("verdict"), str) and row["verdict"] not in VERDICTS:
         yield Problem("out_of_range", "verdict", shorten(row["verdict"]), ", ".join(VERDICTS))
-    if isinstance(identifier := row.get("id"), str):
-        if known is not None and identifier not in known:
-            yield Problem("unknown_id", "id", shorten(identifier), "an id of this run's pairs")
-        elif identifier in places:
-            allowed = f"a pair other than that of {places[identifier]}"
-            yield Problem("duplicate_id", "id", shorten(identifier), allowed)
-        else:
-            places[identifier] = f"{raw.file}:{raw.line}"

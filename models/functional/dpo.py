@@ -31,7 +31,7 @@ def implicit_rewards(logprobs: Tensor, ref_logprobs: Tensor, beta: float) -> Ten
     return beta * (logprobs - ref_logprobs)
 
 
-def dpo_loss(
+def dpo_loss(  # noqa: PLR0913 - the four terms of eq. 7 and a pair's treatment
     chosen_logprobs: Tensor,
     rejected_logprobs: Tensor,
     ref_chosen_logprobs: Tensor,

@@ -62,7 +62,7 @@ def packed_attention(module: nn.Module) -> Iterator[None]:
             config._attn_implementation = before[key]
 
 
-def _attend(
+def _attend(  # noqa: PLR0913 - transformers' signature
     module: nn.Module,
     query: Tensor,
     key: Tensor,

@@ -24,6 +24,7 @@ class Prototypes(nn.Module):
         self.weight = nn.Parameter(drawn.to(torch.get_default_device()))
 
     def forward(self, features: Tensor) -> Tensor:
+        """Features (N, H) -> cosines (N, K)."""
         return prototype_scores(features, self.weight)
 
 

@@ -27,7 +27,7 @@ from trimtab.models.stages.reward_model import score_splits
 from trimtab.models.training import distributed
 from trimtab.models.training.batching import local_micro_batches
 from trimtab.models.training.data import Pairs, context_length, one_or_several, read_pairs
-from trimtab.models.training.learner import Metrics
+from trimtab.models.training.learner import Metrics, TrainingRows
 from trimtab.models.training.loop import fit
 from trimtab.models.training.progress import write_json
 from trimtab.models.training.trunk_cache import cached_trunk
@@ -71,8 +71,7 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
 
     summary = fit(
         model,
-        pairs.rows,
-        pairs.weight,
+        TrainingRows(pairs.rows, pairs.weight),
         loss_function,
         config.train,
         seed=config.seed,

@@ -12,11 +12,11 @@ from trimtab.models import counts
 from trimtab.models.config.data import ComparisonsConfig
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.nets.loading import load_policy, load_tokenizer
-from trimtab.models.synthetic.annotators import annotate, truth_row
+from trimtab.models.synthetic.annotators import Annotator, annotate, truth_row
 from trimtab.models.training import distributed
 from trimtab.models.training.data import read_rows, write_rows
 from trimtab.models.training.progress import Progress, write_json
-from trimtab.models.training.sampling import respond_often
+from trimtab.models.training.sampling import encode_prompts, respond_often
 
 Row = dict[str, object]
 
@@ -24,14 +24,16 @@ Row = dict[str, object]
 def run(config: ComparisonsConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `data` (pair_prompts.jsonl), `policy`. Output: train, validation, test, truth."""
     prompts = [row["prompt"] for row in read_rows(inputs["data"] / "pair_prompts.jsonl")]
+    policy = load_policy(inputs["policy"] / "model")
+    tokenizer = load_tokenizer(inputs["policy"] / "model")
     answers = respond_often(
-        load_policy(inputs["policy"] / "model"),
-        load_tokenizer(inputs["policy"] / "model"),
-        prompts,
+        policy,
+        tokenizer,
+        encode_prompts(policy, tokenizer, prompts, config.max_new_tokens),
         config.num_responses,
         Sampling(config.temperature, config.max_new_tokens),
         torch.Generator().manual_seed(config.seed),
-        progress=Progress(workdir),
+        Progress(workdir),
     )
     distributed.leave()
     splits, truth = _compare(config, prompts, answers)
@@ -62,6 +64,9 @@ def _compare(
     not change the first.
     """
     rng, further = (random.Random(f"{name}/{config.seed}") for name in ("annotators", "further"))
+    annotator = Annotator(
+        config.flip_share, config.ambiguous_share, config.clear_gap, config.sharpness
+    )
     splits: dict[str, list[Row]] = {"train": [], "validation": [], "test": []}
     truth: list[Row] = []
     for index, (prompt, responses) in enumerate(zip(prompts, answers, strict=True)):
@@ -71,12 +76,9 @@ def _compare(
             comparison = annotate(
                 prompt,
                 responses,
-                flip_share=config.flip_share,
-                ambiguous_share=config.ambiguous_share,
-                clear_gap=config.clear_gap,
-                sharpness=config.sharpness,
-                rng=rng if number == 0 else further,
-                compared=compared,
+                annotator,
+                rng if number == 0 else further,
+                compared,
             )
             if comparison is None:
                 continue

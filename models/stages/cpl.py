@@ -13,8 +13,8 @@ from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
 from trimtab.models.nets.packing import PackedBatch
 from trimtab.models.nets.scoring import response_logprobs
 from trimtab.models.training.data import Pairs, context_length, read_pairs
-from trimtab.models.training.learner import LossFunction, Metrics
-from trimtab.models.training.loop import fit
+from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
+from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.progress import write_json
 from trimtab.models.training.replay import rehearsal_of
 from trimtab.models.training.trunk_cache import cached_trunk
@@ -32,13 +32,12 @@ def run(config: CPLConfig, inputs: dict[str, Path], workdir: Path) -> None:
     pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
     summary = fit(
         model,
-        pairs.rows,
-        pairs.weight,
+        TrainingRows(pairs.rows, pairs.weight),
         _pair_loss(model, pairs, config),
         config.train,
         seed=config.seed,
         workdir=workdir,
-        replay=rehearsal_of(config, inputs, model, tokenizer),
+        extras=StepExtras(replay=rehearsal_of(config, inputs, model, tokenizer)),
     )
     save_model(model, tokenizer, workdir / "output" / "model")
     summary["num_trained_pairs"] = len(pairs.rows)

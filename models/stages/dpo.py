@@ -19,8 +19,8 @@ from trimtab.models.nets.packing import PackedBatch
 from trimtab.models.nets.scoring import response_logprobs
 from trimtab.models.nets.trunk import tie_trunk
 from trimtab.models.training.data import Pairs, context_length, read_pairs
-from trimtab.models.training.learner import LossFunction, Metrics
-from trimtab.models.training.loop import fit
+from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
+from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.progress import write_json
 from trimtab.models.training.replay import rehearsal_of
 from trimtab.models.training.scoring import logprob_rows
@@ -42,13 +42,12 @@ def run(config: DPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
     ref_logprobs = _reference_logprobs(inputs["reference"], model, pairs, depth)
     summary = fit(
         model,
-        pairs.rows,
-        pairs.weight,
+        TrainingRows(pairs.rows, pairs.weight),
         _pair_loss(model, pairs, ref_logprobs, config),
         config.train,
         seed=config.seed,
         workdir=workdir,
-        replay=rehearsal_of(config, inputs, model, tokenizer),
+        extras=StepExtras(replay=rehearsal_of(config, inputs, model, tokenizer)),
     )
     save_model(model, tokenizer, workdir / "output" / "model")
     summary["num_trained_pairs"] = len(pairs.rows)

@@ -25,7 +25,7 @@ from trimtab.models.synthetic.gold import quality
 from trimtab.models.training import distributed
 from trimtab.models.training.data import context_length, read_rows, write_rows
 from trimtab.models.training.progress import Progress, write_json
-from trimtab.models.training.sampling import respond_often
+from trimtab.models.training.sampling import encode_prompts, respond_often
 from trimtab.models.training.scoring import logprob_rows, score_rows, with_trunk
 
 # What the best of n samples are worth, by whom.
@@ -53,12 +53,11 @@ def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
     answers = respond_often(
         policy,
         tokenizer,
-        prompts,
+        encode_prompts(policy, tokenizer, prompts, config.max_new_tokens, config.instruction),
         config.num_candidates,
         Sampling(config.temperature, config.max_new_tokens),
         torch.Generator().manual_seed(config.seed),
-        instruction=config.instruction,
-        progress=Progress(workdir),
+        Progress(workdir),
     )
     best, values, columns = _measures(config, inputs, policy, tokenizer, prompts, answers)
     distributed.leave()

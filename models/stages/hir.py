@@ -28,8 +28,8 @@ from trimtab.models.nets.packing import Candidates, PackedBatch, encode, token_i
 from trimtab.models.nets.scoring import response_logprobs
 from trimtab.models.stages.sample_responses import read_answers
 from trimtab.models.training.data import context_length
-from trimtab.models.training.learner import LossFunction, Metrics
-from trimtab.models.training.loop import fit
+from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
+from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.progress import write_json
 from trimtab.models.training.replay import rehearsal_of
 
@@ -55,13 +55,12 @@ def run(config: HIRConfig, inputs: dict[str, Path], workdir: Path) -> None:
     satisfied = satisfied_instruction(scores, len(instructions))
     summary = fit(
         model,
-        rows,
-        torch.ones(len(rows)),
+        TrainingRows(rows, torch.ones(len(rows))),
         _relabelled_loss(model, config, satisfied, list(map(len, instructions))),
         config.train,
         seed=config.seed,
         workdir=workdir,
-        replay=rehearsal_of(config, inputs, model, tokenizer, instructions[-1]),
+        extras=StepExtras(replay=rehearsal_of(config, inputs, model, tokenizer, instructions[-1])),
     )
     save_model(model, tokenizer, workdir / "output" / "model")
     for number in range(len(instructions)):

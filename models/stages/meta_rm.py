@@ -31,11 +31,11 @@ from trimtab.models.stages.reward_model import score_splits
 from trimtab.models.training import distributed
 from trimtab.models.training.batching import endless_batches, local_micro_batches
 from trimtab.models.training.data import Pairs, context_length, read_pairs, read_rows, write_rows
-from trimtab.models.training.learner import LossFunction, Metrics
-from trimtab.models.training.loop import fit
+from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
+from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.pair_batches import pair_batches_of, reward_loss
 from trimtab.models.training.progress import Progress, write_json
-from trimtab.models.training.sampling import respond_often
+from trimtab.models.training.sampling import encode_prompts, respond_often
 from trimtab.models.training.scoring import score_rows, with_trunk
 from trimtab.models.training.trunk_cache import cached_trunk
 
@@ -58,13 +58,12 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     before = spreads(model, meta_rows)
     summary = fit(
         model,
-        pairs.rows,
-        pairs.weight,
+        TrainingRows(pairs.rows, pairs.weight),
         _pair_loss(model, pairs, config.margin),
         config.train,
         seed=config.seed,
         workdir=workdir,
-        ascend=MetaAscent(config, model, meta_rows),
+        extras=StepExtras(ascend=MetaAscent(config, model, meta_rows)),
     )
     after = spreads(model, meta_rows)
     save_model(model, tokenizer, workdir / "output" / "model")
@@ -191,14 +190,15 @@ def _sample_meta_set(
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     rows = read_rows(inputs["data"] / "policy_prompts.jsonl")
     prompts = [row["prompt"] for row in rows[: counts.num_taken(len(rows), config.num_prompts)]]
+    policy = load_policy(inputs["policy"] / "model")
     answers = respond_often(
-        load_policy(inputs["policy"] / "model"),
+        policy,
         tokenizer,
-        prompts,
+        encode_prompts(policy, tokenizer, prompts, config.max_new_tokens),
         config.num_responses,
         Sampling(config.temperature, config.max_new_tokens),
         torch.Generator().manual_seed(config.seed),
-        progress=Progress(workdir),
+        Progress(workdir),
     )
     return encode(tokenizer, prompts, answers, limit)
 

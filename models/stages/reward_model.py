@@ -30,7 +30,8 @@ from trimtab.models.training.data import (
     read_pairs,
     write_rows,
 )
-from trimtab.models.training.loop import fit
+from trimtab.models.training.learner import TrainingRows
+from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.pair_batches import pair_batches_of, reward_loss
 from trimtab.models.training.progress import write_json
 from trimtab.models.training.scoring import score_rows
@@ -64,13 +65,12 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
     with _heads_of_terms(model, config, inputs["policy"] / "model"):
         summary = fit(
             model,
-            rankings.rows,
-            rankings.weight,
+            TrainingRows(rankings.rows, rankings.weight),
             reward_loss(model, rankings, config.imitation_coef, config.contrastive),
             config.train,
             seed=config.seed,
             workdir=workdir,
-            after_step=curve,
+            extras=StepExtras(after_step=curve),
         )
     save_model(model, tokenizer, workdir / "output" / "model")
     if curve is not None and curve.path.exists():  # not in fewer steps than between scorings

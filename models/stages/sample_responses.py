@@ -20,7 +20,7 @@ from trimtab.models.nets.loading import load_policy, load_scorer, load_tokenizer
 from trimtab.models.training import distributed
 from trimtab.models.training.data import read_rows, write_rows
 from trimtab.models.training.progress import Progress, write_json
-from trimtab.models.training.sampling import respond_often
+from trimtab.models.training.sampling import encode_prompts, respond_often
 from trimtab.models.training.scoring import score_answers
 
 
@@ -34,15 +34,15 @@ def run(config: SampleResponsesConfig, inputs: dict[str, Path], workdir: Path) -
     drawn = random.Random(f"answers/{config.seed}").sample(rows, count)
     prompts = [row["prompt"] for row in drawn]
     tokenizer = load_tokenizer(inputs["policy"] / "model")
+    policy = load_policy(inputs["policy"] / "model")
     answers = respond_often(
-        load_policy(inputs["policy"] / "model"),
+        policy,
         tokenizer,
-        prompts,
+        encode_prompts(policy, tokenizer, prompts, config.max_new_tokens, config.instruction),
         config.num_responses,
         Sampling(config.temperature, config.max_new_tokens, config.top_p),
         torch.Generator().manual_seed(config.seed),
-        instruction=config.instruction,
-        progress=Progress(workdir),
+        Progress(workdir),
     )
     scores = score_answers(load_scorer(inputs["scorer"] / "model"), tokenizer, prompts, answers)
     distributed.leave()

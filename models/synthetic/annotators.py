@@ -40,42 +40,51 @@ class Comparison:
         return self.gold_chosen < self.gold_rejected
 
 
+@dataclass(frozen=True)
+class Annotator:
+    """How a simulated annotator labels.
+
+    A clear pair differs in quality by at least `clear_gap`; an ambiguous one, of which there are
+    `ambiguous_share`, by less than half of it. A clear pair's label is drawn from P(first better) =
+    sigmoid(sharpness * raw score gap); of such labels `flip_share` are then turned round.
+    """
+
+    flip_share: float
+    ambiguous_share: float
+    clear_gap: float
+    sharpness: float
+
+
 def annotate(
     prompt: str,
     responses: list[str],
-    *,
-    flip_share: float,
-    ambiguous_share: float,
-    clear_gap: float,
-    sharpness: float,
+    annotator: Annotator,
     rng: random.Random,
     compared: Collection[frozenset[str]] = (),
 ) -> Comparison | None:
     """Compare two of a prompt's responses, or `None` when no pair of the wanted kind is among them.
 
-    A clear pair differs in quality by at least `clear_gap`; an ambiguous one by less than half of
-    it. A clear pair's label is drawn from P(first better) = sigmoid(sharpness * raw score gap). The
-    pairs in `compared` are not taken again.
+    The pairs in `compared` are not taken again.
     """
-    wants_ambiguous = rng.random() < ambiguous_share
+    wants_ambiguous = rng.random() < annotator.ambiguous_share
     candidates = [
         (first, second)
         for index, first in enumerate(responses)
         for second in responses[index + 1 :]
         if first != second
         and frozenset((first, second)) not in compared
-        and _fits(prompt, first, second, clear_gap, wants_ambiguous)
+        and _fits(prompt, first, second, annotator.clear_gap, wants_ambiguous)
     ]
     if not candidates:
         return None
     first, second = rng.choice(candidates)
     if wants_ambiguous:
         kind = "ambiguous"
-        first_wins, perceived = _perceive(0.0, sharpness, rng.random())
+        first_wins, perceived = _perceive(0.0, annotator.sharpness, rng.random())
     else:
         gap = raw_score(prompt, first) - raw_score(prompt, second)
-        first_wins, perceived = _vote(gap, sharpness, 0.0, rng)
-        is_flipped = rng.random() < flip_share
+        first_wins, perceived = _vote(gap, annotator.sharpness, 0.0, rng)
+        is_flipped = rng.random() < annotator.flip_share
         kind, first_wins = ("flipped" if is_flipped else "clear"), first_wins != is_flipped
     chosen, rejected = (first, second) if first_wins else (second, first)
     return Comparison(

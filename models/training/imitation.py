@@ -13,8 +13,8 @@ from trimtab.models.config.training import TrainConfig
 from trimtab.models.functional.rehearsal import nll_loss
 from trimtab.models.nets.packing import Candidates, PackedBatch
 from trimtab.models.nets.scoring import response_logprobs
-from trimtab.models.training.learner import LossFunction, Metrics
-from trimtab.models.training.loop import fit
+from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
+from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.replay import Replay
 
 
@@ -31,14 +31,12 @@ def imitate(
     """Train `model` on one-response rows, response tokens only; the last two as in `fit`."""
     return fit(
         model,
-        rows,
-        torch.tensor([float(len(row.responses[0])) for row in rows]),
+        TrainingRows(rows, torch.tensor([float(len(row.responses[0])) for row in rows]), parts),
         imitation_loss(model),
         config,
         seed=seed,
         workdir=workdir,
-        parts=parts,
-        replay=replay,
+        extras=StepExtras(replay=replay),
     )
 
 

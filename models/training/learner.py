@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -131,10 +132,23 @@ def model_handle(model: PreTrainedModel, zero: ZeroConfig | None) -> ModelHandle
     return ShardedModel(model, zero)
 
 
+@dataclass(frozen=True)
+class TrainingRows:
+    """Rows that a model is trained on.
+
+    weights: (N,), what each row counts in a mean loss (pairs, tokens), by which micro batches and
+    ranks equal one large batch. parts: indices of rows; each part has its epochs after those of the
+    part before, under one schedule. None: all rows are one part.
+    """
+
+    rows: Sequence[Candidates]
+    weights: Tensor
+    parts: Sequence[Sequence[int]] | None = None
+
+
 def accumulate(
     learner: Learner[T],
-    rows: Sequence[Candidates],
-    weights: Tensor,
+    data: TrainingRows,
     batch: Sequence[int],
     beside: Callable[[Tensor], T],
     max_tokens: int,
@@ -144,11 +158,11 @@ def accumulate(
 ) -> Metrics:
     """Add the gradient of `coefficient` times a batch's loss, micro batch by micro batch.
 
-    The loss is a mean by `weights` (N,), what each of the `rows` counts (pairs, tokens), by which
-    micro batches and ranks equal one large batch. `beside(indices)` is what it needs beside the
-    packed rows of `indices` (b,). Returns this rank's share of the mean loss and metrics, to be
-    added up. `is_last`: the learner's step comes next.
+    The loss is a mean by the rows' weights. `beside(indices)` is what it needs beside the packed
+    rows of `indices` (b,). Returns this rank's share of the mean loss and metrics, to be added up.
+    `is_last`: the learner's step comes next.
     """
+    rows, weights = data.rows, data.weights
     batch = sorted(batch, key=lambda index: rows[index].num_tokens)
     parts = _parts(learner, rows, batch, max_tokens)
     total = distributed.replication(batch) * weights[batch].sum()

@@ -8,11 +8,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from trimtab.models import counts
@@ -23,46 +23,58 @@ from trimtab.models.nets.training import prepare_training
 from trimtab.models.training import distributed
 from trimtab.models.training.batching import epoch_batches
 from trimtab.models.training.checkpoint import checkpoint_or_stop, newest_checkpoint
-from trimtab.models.training.learner import Learner, LossFunction, Metrics, accumulate, new_learner
+from trimtab.models.training.learner import (
+    Learner,
+    LossFunction,
+    Metrics,
+    TrainingRows,
+    accumulate,
+    new_learner,
+)
 from trimtab.models.training.optimiser import scheduled_rate
 from trimtab.models.training.progress import Progress, tail_means
 from trimtab.models.training.replay import Replay, with_nll
 
-# Inside, the parameters are elsewhere; after, where they were before, bit for bit.
-Ascent = Callable[[int], AbstractContextManager[Metrics]]
-AfterStep = Callable[[int], None]
 # A further term of the loss, and the dialogues that a step draws for it.
 Drawn = tuple[Replay, Sequence[Candidates]]
 
 
+@dataclass(frozen=True)
+class StepExtras:
+    """What a step of `fit` does besides.
+
+    ascend(step): a context in which the gradient is taken, with the parameters elsewhere; after it
+    they are where they were before, bit for bit. It gives metrics.
+    after_step(number): looks at the model. replay: a further term of the loss.
+    """
+
+    ascend: Callable[[int], AbstractContextManager[Metrics]] | None = None
+    after_step: Callable[[int], None] | None = None
+    replay: Replay | None = None
+
+
+NO_EXTRAS = StepExtras()
+
+
 def fit(
     model: PreTrainedModel,
-    rows: Sequence[Candidates],
-    weights: Tensor,
+    data: TrainingRows,
     loss_function: LossFunction,
     config: TrainConfig,
     *,
     seed: int,
     workdir: Path,
-    ascend: Ascent | None = None,
-    after_step: AfterStep | None = None,
-    parts: Sequence[Sequence[int]] | None = None,
-    replay: Replay | None = None,
+    extras: StepExtras = NO_EXTRAS,
 ) -> dict[str, float]:
     """Train `model` in place and return the means of the last tenth of the steps' metrics.
 
     Beside them stand `num_updates`, the number of steps, and `num_trained_tokens`, of all rows
     that they pass. `loss_function(batch, indices)` gets a packed batch and its rows' indices (b,)
-    and returns (mean loss, metrics). It is a mean by `weights` (N,), what each row counts (pairs,
-    tokens), by which micro batches and ranks equal one large batch. Inside of
-    `ascend(step)`, where the gradient is taken, the parameters are elsewhere; it gives metrics.
-    `after_step(number)` looks at the model. Where there are
-    `parts` of the rows, each has its epochs after those of the one before, under one schedule.
-    `replay` is a further term of every step's loss. Of ranks the first returns.
+    and returns (loss, metrics), means by the rows' weights. Of ranks the first returns.
     """
-    parts = parts or [range(len(rows))]
+    rows, parts = data.rows, data.parts or [range(len(data.rows))]
     num_steps = counts.optimiser_steps(config, map(len, parts))
-    batches, replayed = _batches(rows, parts, config, seed), _draws(replay, num_steps, seed)
+    batches, replayed = _batches(rows, parts, config, seed), _draws(extras.replay, num_steps, seed)
     assert len(batches) == num_steps
     prepare_training(model, config, seed, config.dropout)
     state, decay = newest_checkpoint(workdir), config.weight_decay
@@ -74,15 +86,15 @@ def fit(
     for step in range(start, num_steps):
         rate = scheduled_rate(config, step, num_steps)
         _seed_dropout(seed, step)
-        with nullcontext({}) if ascend is None else ascend(step) as extra:
-            metrics = _gradient(learner, rows, weights, batches[step], config, replayed[step])
+        with nullcontext({}) if extras.ascend is None else extras.ascend(step) as extra:
+            metrics = _gradient(learner, data, batches[step], config, replayed[step])
             metrics |= extra
         metrics["grad_norm"] = learner.step(rate)
         progress.log(step + 1, {**metrics, "learning_rate": rate})
         if (step + 1) % 10 == 0 or step + 1 == num_steps:
             progress.advance(step + 1, num_steps)
-        if after_step is not None:
-            after_step(step + 1)
+        if extras.after_step is not None:
+            extras.after_step(step + 1)
         checkpoint_or_stop(workdir, step + 1, config.checkpoint_every, learner.state_dict)
     learner.finish()
     distributed.leave()
@@ -126,8 +138,7 @@ def _seed_dropout(seed: int, step: int) -> None:
 
 def _gradient(
     learner: Learner[Any],
-    rows: Sequence[Candidates],
-    weights: Tensor,
+    data: TrainingRows,
     batch: list[int],
     config: TrainConfig,
     again: Drawn | None,
@@ -135,7 +146,7 @@ def _gradient(
     """Gradients of one batch and what is learned `again`; mean metrics over all ranks."""
     limit = config.micro_batch_tokens
     metrics = accumulate(
-        learner, rows, weights, batch, lambda indices: indices, limit, is_last=again is None
+        learner, data, batch, lambda indices: indices, limit, is_last=again is None
     )
     if again is not None:
         replay, drawn = again

@@ -24,7 +24,7 @@ from trimtab.models.nets.freezing import num_frozen_layers
 from trimtab.models.nets.packing import Candidates, PackedBatch
 from trimtab.models.nets.scoring import response_logprobs
 from trimtab.models.training.data import context_length, encode_dialogues
-from trimtab.models.training.learner import Learner, LossFunction, Metrics, accumulate
+from trimtab.models.training.learner import Learner, LossFunction, Metrics, TrainingRows, accumulate
 from trimtab.models.training.scoring import with_trunk
 
 
@@ -52,12 +52,11 @@ class Replay:
     ) -> Metrics:
         """Add the term's gradient; the learner's loss is one of `with_nll`.
 
-        Result and `is_last` as in `learners.accumulate`.
+        Result and `is_last` as in `learner.accumulate`.
         """
         found = accumulate(
             learner,
-            drawn,
-            torch.tensor([len(row.responses[0]) for row in drawn]),
+            TrainingRows(drawn, torch.tensor([len(row.responses[0]) for row in drawn])),
             range(len(drawn)),
             lambda _: None,
             max_tokens,

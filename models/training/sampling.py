@@ -79,24 +79,22 @@ def respond(
     progress: Progress | None = None,
 ) -> list[str]:
     """One sampled response (text, end token removed) a prompt, in order."""
-    answers = respond_often(policy, tokenizer, prompts, 1, sampling, generator, progress=progress)
+    encoded = encode_prompts(policy, tokenizer, prompts, sampling.max_new_tokens)
+    answers = respond_often(policy, tokenizer, encoded, 1, sampling, generator, progress)
     return [response for (response,) in answers]
 
 
 def respond_often(
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
+    prompts: Sequence[list[int]],
     num_responses: int,
     sampling: Sampling,
     generator: torch.Generator,
-    *,
-    instruction: str = "",
     progress: Progress | None = None,
 ) -> list[list[str]]:
-    """So many sampled responses (texts) a prompt, in order; an instruction stands behind each."""
-    encoded = encode_prompts(policy, tokenizer, prompts, sampling.max_new_tokens, instruction)
-    repeated = [ids for ids in encoded for _ in range(num_responses)]
+    """So many sampled responses (texts) a prompt (token ids, `encode_prompts`), in order."""
+    repeated = [ids for ids in prompts for _ in range(num_responses)]
     sampled = sample(policy, tokenizer, repeated, sampling, generator, progress=progress)
     texts: list[str] = tokenizer.batch_decode(sampled.responses, skip_special_tokens=True)
     return [texts[index : index + num_responses] for index in range(0, len(texts), num_responses)]

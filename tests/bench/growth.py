@@ -32,6 +32,7 @@ from trimtab.models.nets.packing import Candidates
 from trimtab.models.nets.trunk import tie_trunk
 from trimtab.models.training import distributed
 from trimtab.models.training.data import Pairs
+from trimtab.models.training.learner import TrainingRows
 from trimtab.models.training.loop import fit
 from trimtab.models.training.pair_batches import pair_batches_of, reward_loss
 from trimtab.models.training.sampling import sample
@@ -138,7 +139,8 @@ def _epoch(scorer: PreTrainedModel, rows: list[Candidates], config: TrainConfig)
     pairs = Pairs(names, names, none, none, rows, ones, torch.zeros(count), ones)
     with tempfile.TemporaryDirectory() as folder:
         loss = reward_loss(scorer, pair_batches_of(pairs))
-        fit(scorer, rows, pairs.weight, loss, config, seed=0, workdir=Path(folder))
+        data = TrainingRows(rows, pairs.weight)
+        fit(scorer, data, loss, config, seed=0, workdir=Path(folder))
         lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
     times = [row["time"] for row in map(json.loads, lines) if "metrics" in row]
     return (times[-1] - times[0]) / (len(times) - 1) * len(times)

@@ -24,7 +24,8 @@ from trimtab.models.config.training import TrainConfig
 from trimtab.models.nets.loading import load_tokenizer, new_scorer
 from trimtab.models.stages.meta_rm import MetaAscent
 from trimtab.models.training.data import Pairs, read_pairs
-from trimtab.models.training.loop import fit
+from trimtab.models.training.learner import TrainingRows
+from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.pair_batches import pair_batches_of, reward_loss
 
 BATCH = 16
@@ -64,16 +65,13 @@ def pairs_per_second(pairs: Pairs, material: Path, work: Path, is_meta: bool) ->
     model = new_scorer(material / "policy" / "model", 1, 0)
     ascend = MetaAscent(config, model, pairs.rows) if is_meta else None
     fit(
-        *(
-            model,
-            pairs.rows,
-            pairs.weight,
-            reward_loss(model, pair_batches_of(pairs)),
-            config.train,
-        ),
+        model,
+        TrainingRows(pairs.rows, pairs.weight),
+        reward_loss(model, pair_batches_of(pairs)),
+        config.train,
         seed=0,
         workdir=work,
-        ascend=ascend,
+        extras=StepExtras(ascend=ascend),
     )
     rows = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
     times = [row["time"] for row in rows if "metrics" in row]

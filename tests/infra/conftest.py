@@ -14,7 +14,7 @@ from trimtab.infra.processes.fork_client import close_servers
 from trimtab.infra.stack.bucket import BUCKET
 from trimtab.infra.stack.seaweedfs import NUM_INNER_PORTS, seaweedfs
 from trimtab.infra.stack.supervisor import Supervisor
-from trimtab.infra.store.manifest import Manifest
+from trimtab.infra.store.manifest import Manifest, Provenance
 from trimtab.infra.store.store import Store, open_store
 
 KEY = "k" * 64
@@ -83,10 +83,8 @@ def folder(tmp_path: Path) -> Path:
 def publish(store: Store, folder: Path, key: str = KEY) -> Manifest:
     """Publish a folder as the stage `toy`, with something in every field."""
     parents = {"policy": {"stage": "sft", "key": "p", "digest": "d"}}
-    return store.publish(
-        "toy", key, folder, config={"lr": 0.1}, parents=parents, versions={"python": "3"},
-        seconds=1.5, summary={"loss": 0.5},
-    )  # fmt: skip
+    provenance = Provenance({"lr": 0.1}, parents, {"python": "3"}, 1.5, {"loss": 0.5})
+    return store.publish("toy", key, folder, provenance)
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from trimtab.tasks.execution import (
     StageResult,
     run_stage,
 )
+from trimtab.tasks.resources import Share
 
 
 def test_stage_is_computed_published_and_then_cached(context: StageContext) -> None:
@@ -195,6 +196,6 @@ def test_a_trainer_is_given_gpus_of_its_own(context: StageContext, plan: Any) ->
     for number, held in ((2, ["4", "7"]), (0, [])):
         config = CounterConfig(total=number + 2)
         with own_gpus(("9",), 1, context.settings.work / ".locks"), pytest.raises(TrainerError):
-            run_stage(with_gpus, "counter", config, {}, num_devices=number)
+            run_stage(with_gpus, "counter", config, {}, share=Share(num_devices=number))
         jobs = [json.loads(path.read_text()) for path in context.settings.work.glob("*/job.json")]
         assert [job["gpus"] for job in jobs if job["config"]["total"] == config.total] == [held]

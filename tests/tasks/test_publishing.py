@@ -48,9 +48,7 @@ def test_runs_that_end_at_once_may_write_the_same_report(
         for name in names:
             (output / name).parent.mkdir(parents=True, exist_ok=True)
             (output / name).write_text(TEXT)
-        manifest = store.publish(
-            *(stage, "k", output), config={}, parents={}, versions={}, seconds=1.0, summary={}
-        )
+        manifest = store.publish(stage, "k", output)
         return StageResult(ArtifactRef(stage, "k", manifest.digest), {"score": 1.0}, False, 1.0)
 
     result = published("report", *REPORT_FILES, "plots/a.png", "plots/b.png")
@@ -110,14 +108,7 @@ def test_rows_and_where_the_refused_ones_lie_are_printed(
         (output / "scorecard.json").write_text(json.dumps(card))
         if refused:
             (output / "quarantine.jsonl").write_text("{}\n" * refused)
-        manifest = store.publish(
-            *("report", f"k{refused}", output),
-            config={},
-            parents={},
-            versions={},
-            seconds=1.0,
-            summary={},
-        )
+        manifest = store.publish("report", f"k{refused}", output)
         ref = ArtifactRef("report", f"k{refused}", manifest.digest)
         tracked: Any = SimpleNamespace(
             run_id="1", link="", log_artifacts=lambda _: None, log=lambda **_: None

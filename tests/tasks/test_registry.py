@@ -10,6 +10,7 @@ import pytest
 
 from tests.registered import downloaded
 from trimtab.infra.settings import Settings
+from trimtab.infra.store.manifest import Provenance
 from trimtab.infra.store.store import Store, open_store
 from trimtab.infra.tracking.registry import RegistryError
 from trimtab.infra.tracking.runs import Tracking
@@ -49,10 +50,12 @@ class _Runs:
         refs = {role: made.ref for role, made in parents.items()}
         manifest = self.store.publish(
             *(stage, key, self.scratch / key),
-            parents={
-                role: {"stage": ref.stage, "key": ref.key, "digest": ref.digest}
-                for role, ref in refs.items()
-            },
+            Provenance(
+                parents={
+                    role: {"stage": ref.stage, "key": ref.key, "digest": ref.digest}
+                    for role, ref in refs.items()
+                }
+            ),
         )
         return StageResult(ArtifactRef(stage, key, manifest.digest), {}, False, 1.0)
 

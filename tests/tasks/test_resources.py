@@ -9,7 +9,7 @@ import pytest
 from trimtab.infra.settings import Settings
 from trimtab.models.config.reward import RewardModelConfig
 from trimtab.models.config.training import TrainConfig, ZeroConfig
-from trimtab.tasks.resources import ALONE, Resources, Slot, cores_of, share_of
+from trimtab.tasks.resources import ALONE, Resources, Share, Slot, cores_of, share_of
 
 
 @pytest.mark.parametrize(
@@ -52,5 +52,5 @@ def test_ranks_have_a_gpu_each_or_share_out_the_cores(
     settings = Settings.from_env({"TRIMTAB_MAX_PARALLEL": "6", "CUDA_VISIBLE_DEVICES": visible})
     config = RewardModelConfig(train=TrainConfig(**train))
     resources = Resources(ALONE, by_ranks=True)
-    assert share_of(settings, config, resources, takes_gpu=True) == share
+    assert share_of(settings, config, resources, takes_gpu=True) == Share(*share)
     assert share_of(settings, config, resources, takes_gpu=False).num_devices == 0

@@ -11,6 +11,7 @@ from trimtab.infra.settings import Settings
 from trimtab.infra.store.store import open_store
 from trimtab.infra.tracking.runs import Tracking
 from trimtab.tasks.execution import StageContext, StageResult, Trainers, run_stage
+from trimtab.tasks.resources import Share
 
 
 class CounterConfig(BaseModel):
@@ -30,8 +31,8 @@ def make_context(root: Path, tmp_path: Path) -> StageContext:
 
 def count(context: StageContext, **options: Any) -> StageResult:
     """Run the stage, with `inputs` and `is_patient` if given and the rest as its config."""
-    inputs, is_patient = options.pop("inputs", {}), options.pop("is_patient", False)
-    return run_stage(context, "counter", CounterConfig(**options), inputs, is_patient=is_patient)
+    inputs, share = options.pop("inputs", {}), Share(is_patient=options.pop("is_patient", False))
+    return run_stage(context, "counter", CounterConfig(**options), inputs, share=share)
 
 
 def started_from(context: StageContext, result: StageResult) -> int:

@@ -72,39 +72,47 @@ class Experience:
         }
 
 
+@dataclass(frozen=True)
+class RolloutModels:
+    """What takes part in a rollout.
+
+    shared_layers: so many lower layers of all models are the same modules and frozen.
+    vllm: samples in the policy's place, where given.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    policy: ModelHandle
+    reference: ModelHandle
+    critic: ModelHandle
+    scorers: Scorers
+    shared_layers: int = 0
+    vllm: VllmSampler | None = None
+
+
 @torch.no_grad()
 def collect(
     config: PPOConfig,
-    tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[dict[str, Any]],
-    *,
-    policy: ModelHandle,
-    reference: ModelHandle,
-    critic: ModelHandle,
-    scorers: Scorers,
+    models: RolloutModels,
     moments: RunningMoments,
     generator: torch.Generator,
-    shared_layers: int = 0,
-    vllm: VllmSampler | None = None,
 ) -> Experience:
-    """Sample one response a prompt and compute all that the update needs; updates `moments`.
-
-    The lower `shared_layers` of all models are the same modules and frozen.
-    """
-    with policy.gathered() as sampled:
+    """Sample one response a prompt and compute all that the update needs; updates `moments`."""
+    tokenizer = models.tokenizer
+    with models.policy.gathered() as sampled:
         rows, noted, of_sampling = _sample_rows(
-            config, tokenizer, prompts, sampled, generator, vllm
+            config, tokenizer, prompts, sampled, generator, models.vllm
         )
-        rows = with_trunk(sampled, rows, shared_layers)
+        rows = with_trunk(sampled, rows, models.shared_layers)
         old_logprobs, entropies = _own_logprobs(config, sampled, rows, noted)
-    with reference.gathered() as referring:
+    with models.reference.gathered() as referring:
         ref_logprobs, _, response_mask = in_parts(
             rows, lambda batch: response_logprobs(referring, batch, config.temperature)
         )
-    with critic.gathered() as valuing:
+    with models.critic.gathered() as valuing:
         values, _ = in_parts(rows, lambda batch: response_values(valuing, batch))
     responses = [tokenizer.decode(row.responses[0], skip_special_tokens=True) for row in rows]
-    scores, reported = scorers.score(config.scoring, prompts, rows, responses)
+    scores, reported = models.scorers.score(config.scoring, prompts, rows, responses)
     normalised = _treat(config, scores, moments)
     rewards = token_rewards(normalised, old_logprobs, ref_logprobs, response_mask, config.kl_coef)
     advantages, returns, clipped = _advantages(config, rewards, values, response_mask)

@@ -40,7 +40,7 @@ from trimtab.models.nets.loading import (
 from trimtab.models.nets.lora import merge_adapters, share_frozen
 from trimtab.models.nets.trunk import tie_trunk
 from trimtab.models.stages.ppo_max.guard import collapse_reason
-from trimtab.models.stages.ppo_max.rollout import Experience, collect
+from trimtab.models.stages.ppo_max.rollout import Experience, RolloutModels, collect
 from trimtab.models.stages.ppo_max.scorers import Scorers
 from trimtab.models.stages.ppo_max.update import ActorCritic, load_weights
 from trimtab.models.training import distributed
@@ -176,19 +176,17 @@ class PPORun:
         self._finish(progress, reason)
 
     def _collect(self, batch: list[int]) -> Experience:
-        return collect(
-            self.config,
+        models = RolloutModels(
             self.tokenizer,
-            [self.prompts[index] for index in batch],
-            policy=self.learner.policy,
-            reference=self.reference,
-            critic=self.learner.critic,
-            scorers=self.scorers,
-            moments=self.moments,
-            generator=self.generator,
-            shared_layers=self.depth,
-            vllm=self.vllm,
+            self.learner.policy,
+            self.reference,
+            self.learner.critic,
+            self.scorers,
+            self.depth,
+            self.vllm,
         )
+        prompts = [self.prompts[index] for index in batch]
+        return collect(self.config, prompts, models, self.moments, self.generator)
 
     def _finish(self, progress: Progress, reason: str | None) -> None:
         """Roll back if asked to, then write policy, critic, metrics and summary."""

@@ -19,7 +19,13 @@ from trimtab.models.nets.scoring import response_logprobs, response_values
 from trimtab.models.nets.training import prepare_training
 from trimtab.models.stages.ppo_max.rollout import Experience
 from trimtab.models.training import distributed
-from trimtab.models.training.learner import LossFunction, Metrics, accumulate, new_learner
+from trimtab.models.training.learner import (
+    LossFunction,
+    Metrics,
+    TrainingRows,
+    accumulate,
+    new_learner,
+)
 from trimtab.models.training.replay import Replay, with_nll
 
 # Of responses (n, L): what the policy's, or the critic's, loss needs beside their tokens.
@@ -76,8 +82,7 @@ class ActorCritic:
     def _critic_step(self, experience: Experience, batch: list[int]) -> Metrics:
         found = accumulate(
             self.critic,
-            experience.rows,
-            experience.response_mask.sum(1),
+            TrainingRows(experience.rows, experience.response_mask.sum(1)),
             batch,
             lambda indices: (experience.values[indices], experience.returns[indices]),
             self.config.micro_batch_tokens,
@@ -92,8 +97,7 @@ class ActorCritic:
         old = experience.ref_logprobs if over_reference else experience.old_logprobs
         found = accumulate(
             self.policy,
-            experience.rows,
-            experience.response_mask.sum(1),
+            TrainingRows(experience.rows, experience.response_mask.sum(1)),
             batch,
             lambda indices: (old[indices], experience.advantages[indices]),
             self.config.micro_batch_tokens,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trimtab.infra.store.cleaner import remove, unneeded
-from trimtab.infra.store.manifest import Manifest
+from trimtab.infra.store.manifest import Manifest, Provenance
 from trimtab.infra.store.store import Store
 
 
@@ -20,15 +20,17 @@ def _publish(store: Store, folder: Path, stage: str, key: str, **parents: Manife
         stage,
         key,
         target,
-        parents={
-            name: {"stage": parent.stage, "key": parent.key, "digest": parent.digest}
-            for name, parent in parents.items()
-        },
+        Provenance(
+            parents={
+                name: {"stage": parent.stage, "key": parent.key, "digest": parent.digest}
+                for name, parent in parents.items()
+            }
+        ),
     )
 
 
 @pytest.fixture
-def gathered(store: Store, tmp_path: Path) -> dict[str, Manifest]:
+def whole(store: Store, tmp_path: Path) -> dict[str, Manifest]:
     """A report over two stages in a row, and a stage that no report has."""
     sft = _publish(store, tmp_path, "sft", "a")
     ppo = _publish(store, tmp_path, "ppo_max", "b", policy=sft)

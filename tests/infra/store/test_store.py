@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.infra.conftest import KEY, publish
-from trimtab.infra.store.manifest import InvalidArtifactError, Manifest
+from trimtab.infra.store.manifest import InvalidArtifactError, Manifest, Provenance
 from trimtab.infra.store.store import Store, StoreUrlError, open_store
 
 
@@ -166,7 +166,7 @@ def test_what_cannot_be_stored_is_refused(store: Store, folder: Path, tmp_path: 
     with pytest.raises(InvalidArtifactError, match=r"'\.\./up'"):
         store.find("toy", "../up")
     with pytest.raises(ValueError, match="Out of range float"):
-        store.publish("toy", KEY, folder, summary={"loss": float("nan")})
+        store.publish("toy", KEY, folder, Provenance(summary={"loss": float("nan")}))
     (folder / "manifest.json").write_text("{}")
     with pytest.raises(InvalidArtifactError, match="kept for the manifest"):
         publish(store, folder)

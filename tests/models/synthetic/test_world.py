@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from trimtab.models.synthetic.annotators import annotate
+from trimtab.models.synthetic.annotators import Annotator, annotate
 from trimtab.models.synthetic.demonstrations import (
     corrupted_response,
     demonstrate,
@@ -101,10 +101,7 @@ def test_annotators_plant_what_they_say() -> None:
         comparison = annotate(
             prompt,
             responses,
-            flip_share=0.2,
-            ambiguous_share=0.1,
-            clear_gap=0.1,
-            sharpness=1000.0,
+            Annotator(flip_share=0.2, ambiguous_share=0.1, clear_gap=0.1, sharpness=1000.0),
             rng=rng,
         )
         assert comparison is not None
@@ -124,10 +121,7 @@ def test_annotators_follow_bradley_terry() -> None:
         comparison = annotate(
             prompt,
             ["c b a", "sure c b a"],
-            flip_share=0.0,
-            ambiguous_share=0.0,
-            clear_gap=0.1,
-            sharpness=8.0,
+            Annotator(flip_share=0.0, ambiguous_share=0.0, clear_gap=0.1, sharpness=8.0),
             rng=rng,
         )
         assert comparison is not None
@@ -149,10 +143,7 @@ def test_a_sharp_annotator_rates_the_gap_itself(better: str, worse: str, rating:
     comparison = annotate(
         "<user> reverse the list a b c <assistant>",
         [worse, better],
-        flip_share=0.0,
-        ambiguous_share=0.0,
-        clear_gap=0.05,
-        sharpness=1e6,
+        Annotator(flip_share=0.0, ambiguous_share=0.0, clear_gap=0.05, sharpness=1e6),
         rng=random.Random(0),
     )
     assert comparison is not None
@@ -172,10 +163,7 @@ def test_votes_are_drawn_as_bradley_terry_says_and_ratings_from_the_same_draw() 
         comparison = annotate(
             prompt,
             [first, second],
-            flip_share=0.3,
-            ambiguous_share=0.0,
-            clear_gap=0.1,
-            sharpness=8.0,
+            Annotator(flip_share=0.3, ambiguous_share=0.0, clear_gap=0.1, sharpness=8.0),
             rng=random.Random(seed),
         )
         assert comparison is not None
@@ -194,10 +182,7 @@ def test_pairs_that_were_compared_are_not_taken_again() -> None:
         comparison = annotate(
             prompt,
             responses,
-            flip_share=0.0,
-            ambiguous_share=0.0,
-            clear_gap=0.05,
-            sharpness=8.0,
+            Annotator(flip_share=0.0, ambiguous_share=0.0, clear_gap=0.05, sharpness=8.0),
             rng=rng,
             compared=compared,
         )
