@@ -19,6 +19,8 @@ from trimtab.models.config.policy import PPOConfig, ScoringConfig
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # The changelog speaks of what was; papers/ is generated.
+# What the reader of docs/adding-a-stage.md writes.
+NEW_IN_PAGE = "models/stages/length_bias.py"
 PAGES = sorted({*ROOT.glob("*.md"), *DOCS.rglob("*.md")} - {ROOT / "CHANGELOG.md"})
 PATH = re.compile(
     r"(?<![\w/.-])(?:flows|tasks|models|infra|tests|docs)/[\w./-]*\w(?=[`\s),:;]|\.\s)"
@@ -91,7 +93,8 @@ def test_the_threat_model_names_tests_that_exist() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_a_page_names_exist(page: Path) -> None:
     named = PATH.findall(page.read_text(encoding="utf-8"))
-    assert [path for path in named if not (ROOT / path).exists()] == []
+    new = [NEW_IN_PAGE] if page.name == "adding-a-stage.md" else []
+    assert [path for path in named if not (ROOT / path).exists() and path not in new] == []
 
 
 def test_the_readme_stays_short_and_its_links_lead_somewhere() -> None:

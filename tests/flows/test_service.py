@@ -170,7 +170,7 @@ def test_notices_go_to_a_block(running: Running, listener: Listener) -> None:
         f"Webhook(url={listener.address!r}).save('alerts')"
     )
     running.trimtab("deploy", "--gpus", "2", "--notify", "webhook/alerts")
-    running.python("from trimtab.tasks.events import COLLAPSED, tell; tell(COLLAPSED, 'p', step=3)")
+    running.python("from trimtab.tasks.events import COLLAPSED, emit; emit(COLLAPSED, 'p', step=3)")
     assert listener.wait_for("trimtab.policy.collapsed")["payload"] == {"step": 3}
     run = running.start("evaluate", {"recipe": "smoke", "policy": "99"}).json()
     assert running.end_of(run)["name"] == "Failed"

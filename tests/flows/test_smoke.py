@@ -83,7 +83,7 @@ def test_again_everything_is_found_and_one_change_reruns_only_what_follows(home:
         for path in home.rglob("store/artifacts/**/manifest.json")
         if path.parent.name not in before
     }
-    assert changed - {"report"} == {"ppo_max", "evaluate", "judge", "meta_rm"}
+    assert changed - {"report"} == {"ppo_max", "evaluate", "head_to_head", "meta_rm"}
 
 
 def test_one_more_round_and_back_and_then_nothing_new(home: Path) -> None:

@@ -173,7 +173,7 @@ def test_version_changes_with_the_libraries(root: Path, monkeypatch: pytest.Monk
 
 
 def test_unknown_module_is_named(root: Path) -> None:
-    with pytest.raises(UnknownModuleError, match=r"'models\.stages\.nothing'"):
+    with pytest.raises(UnknownModuleError, match=r"'trimtab\.models\.stages\.nothing'"):
         code_version("trimtab.models.stages.nothing", root=root)
 
 
