@@ -19,13 +19,13 @@ def running() -> Iterator[Running]:
         yield running
 
 
-def test_ten_members_take_two_slots(running: Running) -> None:
+def test_five_members_take_two_slots(running: Running) -> None:
     running.trimtab("deploy", "--gpus", "2")
-    run = ("run", "smoke", "seed=2", *members(10), "--flow", "label-audit", "--name", "ten")
+    run = ("run", "smoke", "seed=2", *members(5), "--flow", "label-audit", "--name", "five")
     assert running.trimtab_started(*run, TRIMTAB_MAX_PARALLEL="4").wait() == 0
-    timeline = running.timeline("ten")
+    timeline = running.timeline("five")
     spans = [span for name, span in timeline.items() if "member" in name]
-    assert len(spans) == 10
+    assert len(spans) == 5
     at_once = [sum(s.start <= each.start < s.end for s in spans) for each in spans]
     assert max(at_once) == 2
     running.python(
@@ -44,7 +44,7 @@ def members(number: int) -> list[str]:
 def test_a_dask_cluster_that_loses_a_node_completes(running: Running) -> None:
     with dask_cluster(running, 2) as (environment, nodes):
         run = running.trimtab_started(
-            *("run", "smoke", "seed=3", *members(6), "--flow", "label-audit"),
+            *("run", "smoke", "seed=3", *members(4), "--flow", "label-audit"),
             **environment,
         )
         deadline = time.monotonic() + 240
