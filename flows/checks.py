@@ -44,8 +44,8 @@ from trimtab.models.judge.constitutions import (
 from trimtab.models.packages import folder_of, installation_of
 
 # Of each source: read in well under a second.
-MOST_ROWS = 5000
-MOST_LISTED = 20
+MAX_ROWS = 5000
+MAX_LISTED = 20
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Findings:
     notes: list[str] = field(default_factory=list)
 
 
-def check(config: RunConfig, *, most_rows: int | None = MOST_ROWS) -> Findings:
+def check(config: RunConfig, *, most_rows: int | None = MAX_ROWS) -> Findings:
     """Look at all that a run is given; `most_rows` of each source, or all of them."""
     found = Findings()
     if not config.is_synthetic:
@@ -132,9 +132,9 @@ def _check_preferences(config: RunConfig, most_rows: int | None, found: Findings
 
 
 def _listed(name: str, rows: Sequence[BadRow]) -> list[str]:
-    lines = [f"{name}: {row.describe()}" for row in rows[:MOST_LISTED]]
-    if len(rows) > MOST_LISTED:
-        lines.append(f"{name}: {len(rows) - MOST_LISTED} more rows are bad")
+    lines = [f"{name}: {row.describe()}" for row in rows[:MAX_LISTED]]
+    if len(rows) > MAX_LISTED:
+        lines.append(f"{name}: {len(rows) - MAX_LISTED} more rows are bad")
     if not {row.reason for row in rows} & SOURCE_REASONS:
         lines.append("preferences.on_bad_rows=quarantine goes on without such rows")
     return lines
@@ -181,7 +181,7 @@ def _check_review(config: RunConfig, found: Findings) -> None:
     try:
         read_review(Source(str(path), name=path.name), None)
     except PreferenceDataError as error:
-        found.mistakes += [f"{name}: {row.describe()}" for row in error.bad_rows[:MOST_LISTED]]
+        found.mistakes += [f"{name}: {row.describe()}" for row in error.bad_rows[:MAX_LISTED]]
 
 
 def _check_constitution(name: str, source: str, found: Findings) -> None:

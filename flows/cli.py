@@ -21,8 +21,8 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
-from trimtab.flows.ended import closed_output_ends_it, signals_end_it
-from trimtab.flows.errors import CommandError, ConfigError, unknown
+from trimtab.flows.errors import CommandError, ConfigError, unknown_name
+from trimtab.flows.exit_handling import exit_on_closed_output, exit_on_signals
 from trimtab.flows.ui import serve_pages
 from trimtab.infra.settings import Settings, SettingsError
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         app(prog_name="trimtab")
     given = list(sys.argv[1:] if arguments is None else arguments)
     command = typer.main.get_command(app)
-    with signals_end_it(), closed_output_ends_it():
+    with exit_on_signals(), exit_on_closed_output():
         try:
             with command.make_context("trimtab", given or ["--help"]) as context:
                 return int(command.invoke(context) or 0)
@@ -69,7 +69,7 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As Typer's own, but for the message."""
         if args[0] not in self.commands:
-            ctx.fail(unknown("command", args[0], self.commands))
+            ctx.fail(unknown_name("command", args[0], self.commands))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -198,7 +198,7 @@ def _arms() -> list[str]:
 
 def _known_flow(name: str) -> str:
     if name not in FLOWS:
-        raise ConfigError(f"--flow: {unknown('flow', name, FLOWS)}")
+        raise ConfigError(f"--flow: {unknown_name('flow', name, FLOWS)}")
     return name
 
 
@@ -215,7 +215,7 @@ Recipe = Annotated[
         help="smoke, default, rlaif, constitutional, hh-smollm2, ukp-smollm2 or hh-7b.",
     ),
 ]
-Champion = Annotated[
+RecipeOrModel = Annotated[
     str,
     Argument(
         autocompletion=_recipes, help="The recipe, or registered model, whose champion it is."
@@ -285,7 +285,7 @@ def run(  # noqa: PLR0913 - an argument is an option of the command
             f"--gpus is {gpus}, --gpu-memory is {gpu_memory}, --dry-run is {dry_run}; a dry run "
             "takes both of the first two, or none"
         )
-    request = commands.requested(recipe, overrides or (), flow, arms, seeds, name, settings)
+    request = commands.parse_request(recipe, overrides or (), flow, arms, seeds, name, settings)
     if print_config:
         print(request.config.model_dump_json(indent=1))
     elif dry_run:
@@ -319,7 +319,7 @@ def study(
 
 
 @app.command(rich_help_panel=RUN)
-def rounds(recipe: Champion, overrides: Overrides = None) -> None:
+def rounds(recipe: RecipeOrModel, overrides: Overrides = None) -> None:
     """Run one more MetaRM round from a recipe's champion."""
     from trimtab.flows import commands
 
@@ -350,7 +350,7 @@ def compare(
 
     Settings that differ are shown; figures of runs that differ in the seed alone are averaged.
     """
-    from trimtab.infra.report_folders import run_of
+    from trimtab.infra.report_folders import read_run
     from trimtab.models.reporting.run_tables import comparison
 
     reports = _start(is_written=False).home / "reports"
@@ -362,7 +362,7 @@ def compare(
         if "claims" not in cards[-1]:
             raise ConfigError(f"{name} is a page over several runs, not a run")
         summaries.append(json.loads((reports / name / "summary.json").read_text()))
-        about = run_of(reports / name)
+        about = read_run(reports / name)
         settings.append({"flow": about["flow"], **about["settings"]} if about else {})
     print(comparison(runs, cards, summaries, settings))
 
@@ -417,7 +417,7 @@ def deploy(
 
 @app.command(rich_help_panel=OPERATE)
 def rollback(
-    recipe: Champion,
+    recipe: RecipeOrModel,
     version: Annotated[
         str | None, Argument(help="The version to go back to; by default the one before.")
     ] = None,
@@ -426,7 +426,7 @@ def rollback(
     from trimtab.flows import commands
 
     _start()
-    commands.take_back(recipe, version)
+    commands.roll_back_champion(recipe, version)
 
 
 @app.command(rich_help_panel=OPERATE)

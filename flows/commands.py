@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.flows.checks import check
-from trimtab.flows.compare_config import METHODS, SEEDS, comparison_name, of_seeds
+from trimtab.flows.compare_config import METHODS, SEEDS, comparison_name, configs_of_seeds
 from trimtab.flows.config import RunConfig, load_config
-from trimtab.flows.ended import signals_end_it
 from trimtab.flows.errors import CommandError, ConfigError
-from trimtab.flows.names import check_free, named
-from trimtab.flows.overrides import RoundChanges, changed, parsed, validated
+from trimtab.flows.exit_handling import exit_on_signals
+from trimtab.flows.names import check_free, name_run
+from trimtab.flows.overrides import RoundChanges, apply_changes, parse_overrides, validate_changes
 from trimtab.flows.recipes import MACHINES, recipe_named
 from trimtab.infra.imports import quick_imports
 from trimtab.infra.prefect.server import PrefectServerError, local_prefect_server
@@ -51,7 +51,7 @@ class RunRequest:
     parameters: dict[str, Any]
 
 
-def requested(
+def parse_request(
     recipe: str,
     overrides: Sequence[str],
     flow: str,
@@ -61,14 +61,14 @@ def requested(
     settings: Settings,
 ) -> RunRequest:
     """The run; ConfigError for a mistake, and for a name that another run's report has."""
-    changes = parsed(overrides)
+    changes = parse_overrides(overrides)
     compared: dict[str, Any] = {}
     if flow == "compare":
         compared = {
             "arms": _compared("arms", arms, changes, "arms") or list(METHODS),
             "seeds": _compared("seeds", seeds, changes, "seed") or list(SEEDS),
         }
-        config = of_seeds(recipe, **compared, changes=changes)[0]
+        config = configs_of_seeds(recipe, **compared, changes=changes)[0]
         run_name = comparison_name(config, **compared, given=name)
     elif arms or seeds:
         raise ConfigError(
@@ -76,8 +76,8 @@ def requested(
             "seed=..."
         )
     else:
-        config = changed(recipe_named(recipe), changes)
-        run_name = named(config, flow, name)
+        config = apply_changes(recipe_named(recipe), changes)
+        run_name = name_run(config, flow, name)
     check_free(run_name, settings)
     return RunRequest(
         flow, config, {"recipe": recipe, "changes": changes, "name": name, **compared}
@@ -105,7 +105,7 @@ def run_recipe(request: RunRequest, settings: Settings) -> None:
     _refuse([*found.mistakes, *(found.missing if settings.dask is None else ())])
     for line in found.notes:
         print(f"trimtab: {line}", file=sys.stderr)
-    with prefect() as wait_until_ready:
+    with prefect_server() as wait_until_ready:
         flow = load_flow(request.flow)
         if settings.dask is None:
             refuse_too_large(request.config, request.flow, settings)
@@ -117,11 +117,11 @@ def run_study(
     paper: str, exhibit: str, scale: str, seeds: list[int], overrides: Sequence[str]
 ) -> None:
     """A paper's table or figure over several seeds; prints the status of each exhibit."""
-    changes = parsed(overrides)
-    _refuse(check(changed(recipe_named(scale), changes)).mistakes)
-    with prefect() as wait_until_ready:
+    changes = parse_overrides(overrides)
+    _refuse(check(apply_changes(recipe_named(scale), changes)).mistakes)
+    with prefect_server() as wait_until_ready:
         study = load_flow("study")
-        import_module("trimtab.flows.study").checked(paper, exhibit, seeds)
+        import_module("trimtab.flows.study").find_exhibits(paper, exhibit, seeds)
         wait_until_ready()
         for slug, status in study(paper, exhibit, scale, seeds, changes).items():
             print(f"{slug}: {status}")
@@ -132,19 +132,19 @@ def next_round(recipe: str, overrides: Sequence[str]) -> None:
 
     They are checked here as well: Prefect's own refusal of a flow's parameters is not a line.
     """
-    changes = parsed(overrides)
-    given = validated(changes, RoundChanges)
-    with prefect() as wait_until_ready:
+    changes = parse_overrides(overrides)
+    given = validate_changes(changes, RoundChanges)
+    with prefect_server() as wait_until_ready:
         rounds = load_flow("rounds")
         champion = import_module("trimtab.flows.rounds").champion_of(recipe)
-        changed(load_config(champion.config), given)
+        apply_changes(load_config(champion.config), given)
         wait_until_ready()
         found = rounds(recipe, changes)
         if "idle" in found:
             print(found["idle"])
 
 
-def take_back(recipe: str, version: str | None) -> None:
+def roll_back_champion(recipe: str, version: str | None) -> None:
     """Make the version before, or the one named, champion again."""
     from trimtab.tasks.registry import roll_back
 
@@ -176,20 +176,20 @@ def deploy_flows(gpus: int, pool_type: str, notify: str | None) -> None:
 
 
 @contextmanager
-def prefect() -> Iterator[Callable[[], None]]:
+def prefect_server() -> Iterator[Callable[[], None]]:
     """Start Prefect's server; gives a function that waits until it answers.
 
     What runs inside and fails in a way that is known raises CommandError.
     """
-    with signals_end_it(GOES_ON), local_prefect_server() as wait_until_ready:
+    with exit_on_signals(GOES_ON), local_prefect_server() as wait_until_ready:
         with _loading():
-            from trimtab.tasks.context import get_ready
+            from trimtab.tasks.context import preload
             from trimtab.tasks.execution import StageInputError, StageOutputError
             from trimtab.tasks.registry import LineageError
         stages = (TrainerError, StageInputError, StageOutputError, StorageError, FetchError)
         try:
             with quick_imports():
-                get_ready()
+                preload()
             if not (Settings.from_env().home / "reports").exists():  # first run: an empty store
                 warm_up()
             yield wait_until_ready
@@ -210,7 +210,7 @@ def load_flow(name: str) -> Callable[..., Any]:
 @contextmanager
 def _loading() -> Iterator[None]:
     """For imports of large libraries: quick, and a signal ends them at once."""
-    with quick_imports(), signals_end_it(GOES_ON, at_once=True):
+    with quick_imports(), exit_on_signals(GOES_ON, at_once=True):
         yield
 
 

@@ -7,7 +7,13 @@ from typing import Annotated
 from pydantic import Field
 
 from trimtab.flows import experiment
-from trimtab.flows.compare_config import METHODS, SEEDS, CompareChanges, comparison_name, of_seeds
+from trimtab.flows.compare_config import (
+    METHODS,
+    SEEDS,
+    CompareChanges,
+    comparison_name,
+    configs_of_seeds,
+)
 from trimtab.flows.config import Arm
 from trimtab.flows.flow import flow
 from trimtab.flows.names import GivenName
@@ -17,8 +23,8 @@ from trimtab.flows.run import Run
 from trimtab.models.config.base import RunSeed
 from trimtab.models.config.reporting import CompareConfig
 from trimtab.models.specs import COMPARE
-from trimtab.tasks.access import demand_access
-from trimtab.tasks.publishing import announce, lineage_of
+from trimtab.tasks.access import require_access
+from trimtab.tasks.publishing import export_report, lineage_of
 
 Arms = Annotated[list[Arm], Field(min_length=1)]
 Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]
@@ -55,9 +61,9 @@ def compare(
         changes: What all runs do otherwise; what is left empty stays as the recipe has it
         name: The page's name, for MLflow and Prefect too; by default what all of the above give
     """
-    configs = of_seeds(recipe, arms, seeds, changes)
+    configs = configs_of_seeds(recipe, arms, seeds, changes)
     config = configs[0]
-    demand_access(config)
+    require_access(config)
     found_name = comparison_name(config, arms, seeds, name)
     runs = [Run(each, name=found_name.name) for each in configs]
     with tracked_flow(config, found_name) as tracked:
@@ -79,4 +85,4 @@ def compare(
         }
         matrix = {"win_matrix": runs[-1].result("win_matrix")}
         found = runs[-1].submit(COMPARE, page, artifacts=matrix | read).result()
-        return announce(tracked, found, results, found_name.name, found_name.about)
+        return export_report(tracked, found, results, found_name.name, found_name.about)

@@ -59,7 +59,7 @@ Vote = Literal["in_sample", "cross_fitted"]
 VLLM_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 # What is added to the seed of a stage at most, for its member, round or answers, and further
 # random streams.
-MOST_OFFSET = 2_000_000
+MAX_OFFSET = 2_000_000
 # Judges never take part in optimising a policy: they are the members of the raw-label ensemble.
 NUM_JUDGES = 3
 
@@ -177,7 +177,7 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _seeds_are_in_range(self) -> Self:
         """Every seed is one of `seeded`, which numpy and scikit-learn are to take."""
-        allowed = LARGEST_SEED - MOST_OFFSET - 1000 * self.seed
+        allowed = LARGEST_SEED - MAX_OFFSET - 1000 * self.seed
         wrong = {path: seed for path, seed in _seeds(self) if seed > allowed}
         if wrong:
             path, seed = max(wrong.items(), key=lambda each: each[1])

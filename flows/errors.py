@@ -14,7 +14,7 @@ class CommandError(RuntimeError):
     """A command that failed, though what was asked for is right: its message is all there is."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """The message about a name that is not known: the nearest one that is, and all of them."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from trimtab.flows.config import ConfigError, load_config
 from trimtab.flows.flow import flow
-from trimtab.flows.names import named
+from trimtab.flows.names import name_run
 from trimtab.flows.pipeline.policies import measure
 from trimtab.flows.publish import tracked_flow
 from trimtab.flows.run import Future, Run, roles_of_round
@@ -39,7 +39,7 @@ def evaluate(
         raise ConfigError(f"policy and against are both {policy!r}: nothing to compare")
     ours = _registered(recipe, policy)
     config = load_config(ours.config)
-    name = named(config, "evaluate")
+    name = name_run(config, "evaluate")
     run = Run(config, dict(ours.artifacts), name.name)
     contenders = {policy: _contender(ours), against: _opponent(run, recipe, against)}
     with tracked_flow(config, name) as tracked:

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trimtab.flows.config import seeded
-from trimtab.flows.names import named
-from trimtab.flows.overrides import RunChanges, changed
+from trimtab.flows.names import name_run
+from trimtab.flows.overrides import RunChanges, apply_changes
 from trimtab.flows.pipeline.data import cache_trunk, prepare
 from trimtab.flows.pipeline.labels import ask_judge, audit_labels, compare_votes
 from trimtab.flows.pipeline.policies import judge_policies, train_policies
 from trimtab.flows.pipeline.rewards import train_scorers
 from trimtab.flows.pipeline.rounds import first_champion, improve_in_rounds
-from trimtab.flows.publish import finish, tracked_flow
+from trimtab.flows.publish import finish_run, tracked_flow
 from trimtab.flows.recipes import RecipeName, recipe_named
 from trimtab.flows.run import Run
 from trimtab.models.config.reporting import WinMatrixConfig
 from trimtab.models.specs import JUDGE_ANSWERS, WIN_MATRIX
-from trimtab.tasks.access import demand_access
+from trimtab.tasks.access import require_access
 
 
 def run_flow(
@@ -32,13 +32,13 @@ def run_flow(
     given_name: str | None = None,
 ) -> dict[str, object]:
     """Run stages to a report; that of a part of the experiment lies beside that of the whole."""
-    config = changed(recipe_named(recipe), changes)
-    demand_access(config)
-    name = named(config, flow, given_name)
+    config = apply_changes(recipe_named(recipe), changes)
+    require_access(config)
+    name = name_run(config, flow, given_name)
     run = Run(config, name=name.name)
     with tracked_flow(config, name) as tracked:
         champion = stages(run)
-        return finish(run, tracked, champion, name)
+        return finish_run(run, tracked, champion, name)
 
 
 def rlhf(run: Run) -> int | None:

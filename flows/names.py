@@ -8,7 +8,7 @@
 
 Reports and the runs of MLflow and Prefect have this name. It stands for the configuration: two that
 differ do not share one, and one configuration always has the same. What policies compete for has a
-name as well, the registered model of all runs on the same data (`model_of`).
+name as well, the registered model of all runs on the same data (`registered_model_name`).
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class RunName:
         }
 
 
-def named(config: RunConfig, flow: str, given: str | None = None) -> RunName:
+def name_run(config: RunConfig, flow: str, given: str | None = None) -> RunName:
     """The name of a run of one configuration: the one `given`, or that of the configuration."""
     part = "" if flow == "rlhf" else f"-{flow}"
     return _named(f"{_of_seed(config)}{part}", given, flow, settings_of(config))
 
 
-def named_over_seeds(
+def name_run_over_seeds(
     config: RunConfig,
     flow: str,
     chosen: Mapping[str, Any],
@@ -81,7 +81,7 @@ def named_over_seeds(
     """The name of a run over several seeds, `chosen` with it: only what is not `usual` shows."""
     changes = {name: value for name, value in chosen.items() if list(value) != list(usual[name])}
     changes |= {k: v for k, v in _changes(config).items() if k not in ("arms", "seed")}
-    parts = [flow, config.recipe, data_of(config), _said(changes)]
+    parts = [flow, config.recipe, data_name(config), _said(changes)]
     settings = {k: v for k, v in settings_of(config).items() if k not in ("arms", "seed")}
     return _named("-".join(filter(None, parts)), given, flow, {**settings, **chosen})
 
@@ -105,7 +105,7 @@ def check_free(name: RunName, settings: Settings) -> None:
         raise ConfigError(str(error)) from None
 
 
-def model_of(config: RunConfig) -> str:
+def registered_model_name(config: RunConfig) -> str:
     """The registered model that a run's policies are versions of, and may become champion of.
 
     `trimtab-policy-<recipe>`; with another seed, data, or settings of what the policies are judged
@@ -113,7 +113,7 @@ def model_of(config: RunConfig) -> str:
     """
     seed = f"seed{config.seed}" if config.seed != _recipe(config).seed else ""
     ours, usual = _judged_on(config), _judged_on(_recipe(config))
-    parts = ["trimtab-policy", _safe(config.recipe), seed, data_of(config)]
+    parts = ["trimtab-policy", _safe(config.recipe), seed, data_name(config)]
     if ours != usual:
         parts.append(_digest(ours))
     return "-".join(filter(None, parts))
@@ -140,7 +140,7 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
     return dict(_leaves(_plain(config)))
 
 
-def data_of(config: RunConfig) -> str:
+def data_name(config: RunConfig) -> str:
     """Names and sha256 of the run's own data; nothing where it is the recipe's.
 
     A file is the run's own whatever its name: a recipe does not know its contents.
@@ -161,7 +161,7 @@ def _data(values: Mapping[str, Any]) -> list[Any]:
 
 def _of_seed(config: RunConfig) -> str:
     changes = {k: v for k, v in _changes(config).items() if k != "seed"}
-    parts = [_safe(config.recipe), f"seed{config.seed}", data_of(config), _said(changes)]
+    parts = [_safe(config.recipe), f"seed{config.seed}", data_name(config), _said(changes)]
     return "-".join(filter(None, parts))
 
 

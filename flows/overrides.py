@@ -53,7 +53,7 @@ class _Changes(BaseModel):
         return field is not None and bool in get_args(field.annotation)
 
 
-class Whole(BaseModel):
+class ExplainedChanges(BaseModel):
     """Changes as a flow's parameter: Prefect's list of mistakes has no place for what was found."""
 
     @model_validator(mode="wrap")
@@ -117,18 +117,18 @@ def _not_given() -> None:
 FIELDS = tuple(name for name in RunConfig.model_fields if name != "recipe")
 
 
-class RunChanges(Whole, changes_to(RunConfig, FIELDS)):  # type: ignore[misc]
+class RunChanges(ExplainedChanges, changes_to(RunConfig, FIELDS)):  # type: ignore[misc]
     """What a run does otherwise than its recipe."""
 
 
 OF_A_ROUND = ("ppo", "rounds.meta_rm", "rounds.promote")
 
 
-class RoundChanges(Whole, changes_to(RunConfig, OF_A_ROUND)):  # type: ignore[misc]
+class RoundChanges(ExplainedChanges, changes_to(RunConfig, OF_A_ROUND)):  # type: ignore[misc]
     """What a further round does otherwise than its champion's run; the rest stays comparable."""
 
 
-def changed(
+def apply_changes(
     config: RunConfig,
     changes: BaseModel | Mapping[str, Any] | None,
     kind: type[BaseModel] = RunChanges,
@@ -137,13 +137,13 @@ def changed(
     if changes is None:
         return config
     if not isinstance(changes, BaseModel):
-        changes = validated(changes, kind)
+        changes = validate_changes(changes, kind)
     given = _without_empty(changes.model_dump(mode="json", exclude_unset=True))
     values = config.model_dump(mode="json")
     return load_config(_merged(_without_others_categories(values, given), given))
 
 
-def validated(changes: Mapping[str, Any], kind: type[BaseModel]) -> BaseModel:
+def validate_changes(changes: Mapping[str, Any], kind: type[BaseModel]) -> BaseModel:
     """Changes of a kind by themselves, of whatever recipe; ConfigError names all mistakes."""
     if "recipe" in changes:
         raise ConfigError(
@@ -195,7 +195,7 @@ def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     return result
 
 
-def parsed(overrides: Sequence[str]) -> dict[str, Any]:
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """`path.to.field=value` edits as nested values: JSON, or plain text where that fails."""
     changes: dict[str, Any] = {}
     for override in overrides:
@@ -210,8 +210,8 @@ def parsed(overrides: Sequence[str]) -> dict[str, Any]:
     return changes
 
 
-def overrides(changes: BaseModel | Mapping[str, Any] | None) -> list[str]:
-    """The command line's way to write changes: what `parsed` reads."""
+def format_overrides(changes: BaseModel | Mapping[str, Any] | None) -> list[str]:
+    """The command line's way to write changes: what `parse_overrides` reads."""
     if changes is None:
         return []
     if isinstance(changes, BaseModel):

@@ -18,13 +18,13 @@ MEMORY_HEADER = (
     *("peak in", "parameters", "weights", "gradients", "Adam", "frozen"),
     *("activations", "cache", "total", "roles"),
 )
-THIS_BUILD = (
+DEVICE_ASSUMPTIONS = (
     "Trainers have a GPU each where there are any; so have ranks that share batches out "
     "(num_ranks; auto counts as one). Each holds the whole of its models, with ZeRO a part, as "
     "counted above."
 )
 
-OF_SOME_CATEGORIES = {
+CATEGORY_ASSUMPTIONS = {
     "judge_preferences": "judge_preferences asks about pairs of some categories: how many is not "
     "known before, so that they are taken to be all",
     "judge_answers": "judge_answers asks about prompts of some categories: how many is not known "
@@ -104,7 +104,7 @@ def _machine(plan: Plan) -> list[str]:
     lines = [
         f"Held against: {machine}. Overhead of a process: {overhead}. Margin that should stay "
         f"free: {size(machine.margin)}, a tenth.",
-        THIS_BUILD,
+        DEVICE_ASSUMPTIONS,
     ]
     if not machine.has_gpus:
         return lines
@@ -235,7 +235,7 @@ def _assumptions(plan: Plan) -> list[str]:
         )
     lines += spending_in_words((row.stage for row in plan.rows), plan.num_seeds)
     limited = {row.stage.stage for row in plan.rows if getattr(row.stage.config, "categories", ())}
-    lines += [line for stage, line in OF_SOME_CATEGORIES.items() if stage in limited]
+    lines += [line for stage, line in CATEGORY_ASSUMPTIONS.items() if stage in limited]
     if plan.machine.has_gpus:
         lines.append(
             "ZeRO over n GPUs: stage 1 keeps 1/n of Adam's state on each, with a copy of that part "

@@ -8,10 +8,10 @@ from prefect.states import Completed
 
 from trimtab.flows.config import ConfigError, load_config
 from trimtab.flows.flow import flow
-from trimtab.flows.names import named
-from trimtab.flows.overrides import RoundChanges, changed
+from trimtab.flows.names import name_run
+from trimtab.flows.overrides import RoundChanges, apply_changes
 from trimtab.flows.pipeline.rounds import play_round
-from trimtab.flows.publish import finish, tracked_flow
+from trimtab.flows.publish import finish_run, tracked_flow
 from trimtab.flows.recipes import RECIPES
 from trimtab.flows.run import Run
 from trimtab.tasks.registry import TRIED, LineageError, Registered, model_name, registered
@@ -39,19 +39,19 @@ def rounds(recipe: str = "default", changes: RoundChanges | None = None) -> dict
         champion = champion_of(recipe)
     except NoChampionError as error:
         return _idle(str(error))
-    config = changed(load_config(champion.config), changes, RoundChanges)
+    config = apply_changes(load_config(champion.config), changes, RoundChanges)
     number = champion.round + 1
     if champion.version.tags.get(TRIED) == config.fingerprint:
         return _idle(
             f"Nothing new: round {number} from version {champion.version.number} of "
             f"{champion.version.name} was judged no better, and the settings are the same"
         )
-    name = named(config, "rounds")
+    name = name_run(config, "rounds")
     run = Run(config, dict(champion.artifacts), name.name)
     with tracked_flow(config, name) as tracked:
         is_promoted = play_round(run, number)
         last = number if is_promoted else champion.round
-        return finish(run, tracked, last, name, champion.version.name)
+        return finish_run(run, tracked, last, name, champion.version.name)
 
 
 def _idle(message: str) -> Any:

@@ -12,8 +12,8 @@ from pydantic import Field
 
 from trimtab.flows.config import ConfigError, RunConfig
 from trimtab.flows.flow import flow
-from trimtab.flows.names import RunName, named_over_seeds
-from trimtab.flows.overrides import RunChanges, changed, overrides
+from trimtab.flows.names import RunName, name_run_over_seeds
+from trimtab.flows.overrides import RunChanges, apply_changes, format_overrides
 from trimtab.flows.publish import tracked_flow
 from trimtab.flows.recipes import RecipeName, recipe_named
 from trimtab.flows.run import Future, Run, SharedRun
@@ -24,8 +24,8 @@ from trimtab.models.config.base import RunSeed
 from trimtab.models.config.reporting import StudyConfig
 from trimtab.models.specs import STUDY
 from trimtab.models.studies.registry import TITLES, Exhibit, ExhibitName, Paper, exhibits_of
-from trimtab.tasks.access import demand_access
-from trimtab.tasks.publishing import announce, lineage_of
+from trimtab.tasks.access import require_access
+from trimtab.tasks.publishing import export_report, lineage_of
 
 logger = logging.getLogger("trimtab")
 
@@ -34,7 +34,7 @@ Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]
 
 def _name_of(config: RunConfig, what: str, seeds: Sequence[int]) -> RunName:
     """`study-<paper>-<exhibit>-<scale>`, and what of it is not as usual."""
-    return named_over_seeds(config, f"study-{what}", {"seeds": [*seeds]}, {"seeds": [2, 3, 4]})
+    return name_run_over_seeds(config, f"study-{what}", {"seeds": [*seeds]}, {"seeds": [2, 3, 4]})
 
 
 @flow(name="study")
@@ -57,12 +57,12 @@ def study(
         seeds: Seeds of the runs, each a world of its own
         changes: What to do otherwise; what is left empty stays as the recipe has it
     """
-    wanted = checked(paper, exhibit, seeds)
-    config = changed(recipe_named(scale), changes)
-    demand_access(config)
+    wanted = find_exhibits(paper, exhibit, seeds)
+    config = apply_changes(recipe_named(scale), changes)
+    require_access(config)
     made: dict[Hashable, Future] = {}
-    how = (*overrides(changes), "--scale", scale, "--seeds", *map(str, seeds))
-    configs = [changed(config, {"seed": seed}) for seed in seeds]
+    how = (*format_overrides(changes), "--scale", scale, "--seeds", *map(str, seeds))
+    configs = [apply_changes(config, {"seed": seed}) for seed in seeds]
     name = _name_of(config, f"{paper}-{exhibit}", seeds)
     runs: dict[Exhibit, dict[int, Run]] = {
         each: {one.seed: SharedRun(one, name=name.name, made=made) for one in configs}
@@ -76,7 +76,7 @@ def study(
         return read_all(runs, read)
 
 
-def checked(paper: str, exhibit: str, seeds: Sequence[int]) -> list[Exhibit]:
+def find_exhibits(paper: str, exhibit: str, seeds: Sequence[int]) -> list[Exhibit]:
     """The exhibits asked for; ConfigError for one that no paper has, and for repeated seeds."""
     if paper not in TITLES:
         raise ConfigError(f"no paper {paper!r}; known: {', '.join(TITLES)}")
@@ -137,5 +137,5 @@ def _read(
         .result()
     )
     name = _name_of(config, exhibit.slug, list(runs))
-    numbers = announce(tracked, found, results, name.name, name.about)
+    numbers = export_report(tracked, found, results, name.name, name.about)
     return str(numbers["status"])

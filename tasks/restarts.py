@@ -22,7 +22,7 @@ class TooManyStartsError(RuntimeError):
     """A flow run that crashed every time it was started."""
 
 
-def take_over() -> None:
+def close_earlier_starts() -> None:
     """Close task runs and MLflow runs of earlier starts; raises TooManyStartsError.
 
     Ends the flow run as Cancelled where an earlier start was to be cancelled, and was not.
@@ -32,7 +32,7 @@ def take_over() -> None:
     _end_task_runs()
     tracking = base_context().tracking
     tracking.call(lambda _: None)  # once connected, it sends what the earlier starts could not
-    tracking.settle()
+    tracking.flush()
     _end_mlflow_runs(tracking)
     _cancel_if_asked_to()
     if flow_run.run_count > MAX_STARTS:
@@ -68,7 +68,7 @@ def _end_task_runs() -> None:
             )
 
 
-def end_earlier(tracked: TrackedRun) -> None:
+def close_leftovers(tracked: TrackedRun) -> None:
     """Close what is still said to run of a flow run whose MLflow run, `tracked`, has ended.
 
     Of earlier starts, as MLflow may have been down when this one began; and what MLflow made twice

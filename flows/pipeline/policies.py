@@ -185,7 +185,7 @@ def rehearses(config: RunConfig, arm: Arm) -> bool:
 def _trained(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
     """An arm's policy; one that another arm has gone on from is not trained again."""
     if f"policy_{arm}" not in run.roles:
-        run[f"policy_{arm}"] = TRAINERS.get(arm, _ppo)(run, arm, scheduling)
+        run[f"policy_{arm}"] = SUBMIT_ARM.get(arm, _ppo)(run, arm, scheduling)
     return run[f"policy_{arm}"]
 
 
@@ -332,7 +332,7 @@ def _sample_and_learn(
     return policy
 
 
-TRAINERS: dict[Arm, Callable[[Run, Arm, Scheduling], Future]] = {
+SUBMIT_ARM: dict[Arm, Callable[[Run, Arm, Scheduling], Future]] = {
     "dpo": _dpo,
     "cpl": _cpl,
     "rejection_sampling": _rejection_sampling,

@@ -20,7 +20,7 @@ _BUSY = 503
 PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)  # seconds; after them the client gets its 503
 
 
-def trying_again(app: App) -> App:
+def retry_when_busy(app: App) -> App:
     """An ASGI application that answers as `app` does, but not at once that it is busy."""
 
     async def answer(scope: Message, receive: Receive, send: Send) -> None:

@@ -25,11 +25,11 @@ def main() -> int:
     """Entry point; returns the exit status."""
     options = _parser().parse_args()
     if options.command == "secrets":
-        print(secrets.exports(secrets.fresh()))
+        print(secrets.export_lines(secrets.generate()))
         return 0
     stack = Stack(options.folder.resolve(), replace(Ports(), **dict(options.port)))
     if options.command == "env":
-        print(secrets.exports(stack.client_environment))
+        print(secrets.export_lines(stack.client_environment))
         return 0
     logging.basicConfig(format="%(asctime)s %(message)s")
     logging.getLogger("trimtab.infra").setLevel(logging.INFO)

@@ -112,11 +112,11 @@ class Background:
         self._threads = ThreadPoolExecutor(num_threads)
         self._put_off: deque[Future[None]] = deque()
 
-    def later(self, function: Callable[[], None]) -> None:
+    def submit(self, function: Callable[[], None]) -> None:
         """Call it while the caller goes on."""
         self._put_off.append(self._threads.submit(function))
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait for all that was put off, and raise what it raised."""
         while self._put_off:
             self._put_off.popleft().result()

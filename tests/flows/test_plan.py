@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from trimtab.flows.overrides import changed, parsed
+from trimtab.flows.overrides import apply_changes, parse_overrides
 from trimtab.flows.plan import Plan, make_plan
 from trimtab.flows.plan_layout import size
 from trimtab.flows.plan_text import plan_text
@@ -44,7 +44,7 @@ def test_the_largest_recipe_fits_on_its_machine_with_little_room() -> None:
 
 
 def _plan(name: str, *overrides: str, flow: str = "rlhf", machine: Machine = LARGE) -> Plan:
-    return make_plan(changed(recipe_named(name), parsed(overrides)), flow, machine)
+    return make_plan(apply_changes(recipe_named(name), parse_overrides(overrides)), flow, machine)
 
 
 def _steps(plan: Plan) -> dict[str, int]:

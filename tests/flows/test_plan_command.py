@@ -12,7 +12,7 @@ import pytest
 from trimtab.flows import commands
 from trimtab.flows.cli import main
 from trimtab.flows.config import ConfigError, RunConfig
-from trimtab.flows.overrides import changed, parsed
+from trimtab.flows.overrides import apply_changes, parse_overrides
 from trimtab.flows.recipes import recipe_named
 from trimtab.infra.settings import Settings
 
@@ -52,7 +52,7 @@ def test_the_configuration_is_printed_as_json(
 ) -> None:
     assert main(["run", "smoke", "ppo.num_steps=7", "--print-config"]) == 0
     config = RunConfig.model_validate_json(capsys.readouterr().out)
-    assert config == changed(recipe_named("smoke"), parsed(["ppo.num_steps=7"]))
+    assert config == apply_changes(recipe_named("smoke"), parse_overrides(["ppo.num_steps=7"]))
 
 
 def test_gpus_of_the_command_line_replace_the_recipe_s(
@@ -109,7 +109,7 @@ def test_a_run_that_the_host_cannot_hold_is_refused(
     monkeypatch.setattr(os, "sysconf", lambda name: 64 * 2**30 // 4096 if "PHYS" in name else 4096)
     monkeypatch.setattr(commands, "memory_of", lambda _: None if gib is None else gib * 2**30)
     settings = Settings.from_env({"CUDA_VISIBLE_DEVICES": gpus})
-    config = changed(recipe_named(recipe), parsed(changes))
+    config = apply_changes(recipe_named(recipe), parse_overrides(changes))
     with nullcontext() if message is None else pytest.raises(ConfigError, match=message):
         commands.refuse_too_large(config, "rlhf", settings)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trimtab.infra.access import Access, AccessError
-from trimtab.infra.processes.environment import of_trainers, without_secrets
+from trimtab.infra.processes.environment import trainer_env, without_secrets
 from trimtab.infra.store.fetch import FetchError, fetch
 
 SUFFIXES = (".jsonl",)
@@ -281,4 +281,4 @@ def test_secrets_are_told_by_their_names() -> None:
     environment = {**secret, **plain, **served, "HF_TOKEN": "x"}
     assert without_secrets(environment) == {**plain, **served}
     assert without_secrets(environment, ["PGPASSWORD"]) == {**plain, **served, "PGPASSWORD": "x"}
-    assert of_trainers(environment) == {**plain, "HF_TOKEN": "x"}
+    assert trainer_env(environment) == {**plain, "HF_TOKEN": "x"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trimtab.infra.prefect import busy_database
-from trimtab.infra.prefect.busy_database import trying_again
+from trimtab.infra.prefect.busy_database import retry_when_busy
 
 PARTS = [
     {"type": "http.request", "body": b"ab", "more_body": True},
@@ -48,7 +48,7 @@ def _ask(num_busy: int, *, raises: bool = False, kind: str = "http") -> tuple[li
         async def send(message: Any) -> None:
             sent.append(message)
 
-        await trying_again(app)({"type": kind, "path": "/api"}, receive, send)
+        await retry_when_busy(app)({"type": kind, "path": "/api"}, receive, send)
 
     asyncio.run(ask())
     return seen, sent

@@ -83,7 +83,7 @@ def toy_worker(folder: Path) -> Service:
         "worker",
         [sys.executable, "-c", WORKER, str(mark)],
         is_ready=mark.exists,
-        once_told=flow_runs.stop,
+        after_stop_signal=flow_runs.stop,
     )
 
 
@@ -265,7 +265,7 @@ def test_secrets_come_from_the_environment_only(
         Stack(tmp_path).services()
     for name in secrets.SECRETS:
         assert (name in str(error.value)) == (name != "PGPASSWORD")
-    made, again = secrets.fresh(), secrets.fresh()
+    made, again = secrets.generate(), secrets.generate()
     assert set(made) == set(secrets.SECRETS) - {"PGPASSWORD"}
     assert all(made[name] != again[name] for name in made if name != "MLFLOW_TRACKING_USERNAME")
-    assert secrets.exports({"A": "it's"}) == "export A='it'\"'\"'s'"
+    assert secrets.export_lines({"A": "it's"}) == "export A='it'\"'\"'s'"

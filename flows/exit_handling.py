@@ -38,14 +38,14 @@ class _Ending:
 
 
 @contextmanager
-def signals_end_it(hint: str = "", *, at_once: bool = False) -> Iterator[None]:
+def exit_on_signals(hint: str = "", *, at_once: bool = False) -> Iterator[None]:
     """Inside, Ctrl-C and SIGTERM end the process with a line and status 130 or 143.
 
-    A flow that runs lets its trainers stop at a checkpoint first
-    (trimtab.infra.processes.launch.drain_on_sigterm). A second Ctrl-C ends the process at once. A
-    SIGINT that is ignored, as after `&` in a script, stays so. `at_once` is for imports: a library
-    that is loaded may turn our exception into one of its own, and there is nothing to tidy up yet.
-    To be entered in the main thread; elsewhere it does nothing.
+    A running flow first lets its trainers stop at a checkpoint
+    (trimtab.infra.processes.launch.stop_trainers_on_sigterm). A second Ctrl-C ends the process at
+    once. Where SIGINT is ignored, as after `&` in a script, it stays ignored. `at_once` is for
+    imports: a library that is being loaded may turn our exception into one of its own, and there is
+    nothing to tidy up yet. Enter it in the main thread; elsewhere it does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -65,7 +65,7 @@ def signals_end_it(hint: str = "", *, at_once: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def closed_output_ends_it() -> Iterator[None]:
+def exit_on_closed_output() -> Iterator[None]:
     """Inside, a command ends as others do when nobody reads on: silently, with status 141.
 
     Lines that went dead elsewhere, such as sockets, stay errors.
