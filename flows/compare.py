@@ -1,4 +1,4 @@
-"""Several ways to optimise a policy on the same data and budget, over several seeds."""
+"""The flow `compare`: several methods on the same data and budget, over several seeds."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from trimtab.tasks.publishing import export_report, lineage_of
 
 Arms = Annotated[list[Arm], Field(min_length=1)]
 Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]
-# Stages whose records say what a policy took, and how it went.
-READ = (
+# Stages whose artifacts tell a policy's cost and training curve.
+STAGES_READ = (
     "ppo_max",
     "rehearsal",
     "dpo",
@@ -49,17 +49,18 @@ def compare(
     changes: CompareChanges | None = None,
     name: GivenName | None = None,
 ) -> dict[str, object]:
-    """Policies of several methods from one SFT policy a seed, and one page about all of them.
+    """Train several arms from one SFT policy per seed, and compare them on one page.
 
-    Score against KL, every two policies judged, ratings, cost. What methods share is made once.
+    The page shows score against KL, every pair of policies judged, ratings and cost. Stages that
+    arms share run once.
     Returns the key numbers and where the page lies.
 
     Args:
-        recipe: The recipe whose sizes and settings the runs have
-        arms: The methods to compare, beside SFT
-        seeds: Seeds of the runs, each a world of its own
-        changes: What all runs do otherwise; what is left empty stays as the recipe has it
-        name: The page's name, for MLflow and Prefect too; by default what all of the above give
+        recipe: The recipe of the runs
+        arms: The arms to compare, besides SFT
+        seeds: Seeds of the runs, each with a synthetic world of its own
+        changes: Settings to change in all runs; empty fields keep the recipe's values
+        name: Name of the page, in MLflow and Prefect too; by default made of the above
     """
     configs = configs_of_seeds(recipe, arms, seeds, changes)
     config = configs[0]
@@ -81,7 +82,7 @@ def compare(
         read = {
             name: result
             for name, result in results.items()
-            if result.ref.stage in READ or name.endswith((".preferences", ".eval_best_of_n"))
+            if result.ref.stage in STAGES_READ or name.endswith((".preferences", ".eval_best_of_n"))
         }
         matrix = {"win_matrix": runs[-1].result("win_matrix")}
         found = runs[-1].submit(COMPARE, page, artifacts=matrix | read).result()

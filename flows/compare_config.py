@@ -1,4 +1,4 @@
-"""What a comparison is of: methods, seeds, and what all of its runs do otherwise."""
+"""The parameters of a comparison: arms, seeds, and changes to all of its runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FIELDS = [name for name in FIELDS if name not in ("arms", "seed", "rounds")]
 
 
 class CompareChanges(ExplainedChanges, changes_to(RunConfig, _FIELDS)):  # type: ignore[misc]
-    """What all runs of a comparison do otherwise than their recipe."""
+    """Settings that all runs of a comparison change in their recipe."""
 
 
 def configs_of_seeds(
@@ -29,7 +29,7 @@ def configs_of_seeds(
     seeds: Sequence[int],
     changes: CompareChanges | Mapping[str, Any] | None,
 ) -> list[RunConfig]:
-    """A run's configuration for each seed; ConfigError for what cannot be compared."""
+    """A configuration for each seed; ConfigError for repeated arms or seeds."""
     for name, given in (("arms", arms), ("seeds", seeds)):
         if len(set(map(str, given))) < len(given):
             raise ConfigError(f"{name} must differ, found {', '.join(map(str, given))}")
@@ -40,7 +40,7 @@ def configs_of_seeds(
 def comparison_name(
     config: RunConfig, arms: Sequence[str], seeds: Sequence[int], given: str | None = None
 ) -> RunName:
-    """What a comparison is called: `compare-<recipe>`, and what of it is not as usual."""
+    """A comparison's name: `compare-<recipe>`, then whatever is not the default."""
     usual = {"seeds": SEEDS, "arms": METHODS}
     return name_run_over_seeds(
         config, "compare", {"seeds": [*seeds], "arms": [*arms]}, usual, given

@@ -1,4 +1,4 @@
-"""A registered policy against another on held-out prompts; nothing is trained."""
+"""The flow `evaluate`: two registered policies on held-out prompts; nothing is trained."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ AnswerSeed = Annotated[int, Field(ge=0, le=1_000_000)]
 def evaluate(
     recipe: str = "default", policy: str = "candidate", against: str = SFT, seed: AnswerSeed = 0
 ) -> dict[str, Any]:
-    """Win, tie and lose of one policy against another, by set of prompts, with intervals.
+    """Wins, ties and losses of one registered policy against another, with intervals.
 
-    Both answer the evaluation prompts of the run that made `policy`; its judges, which took no part
-    in training it, score them. Returns the key numbers; the page of the flow run has the table.
+    Both answer the evaluation prompts of the run that made `policy`. That run's held-out judges
+    score the answers. Returns the key numbers; the flow run's page shows the table.
 
     Args:
-        recipe: The recipe, or the registered model, whose policies to compare
+        recipe: The recipe or registered model whose policies to compare
         policy: An alias (candidate, champion) or a version number
-        against: The same, or `sft` for the policy both started from
-        seed: Seed of the answers; another one gives other answers
+        against: An alias, a version number, or `sft` for the policy both started from
+        seed: Seed of sampling the answers
     """
     if policy == against:
         raise ConfigError(f"policy and against are both {policy!r}: nothing to compare")

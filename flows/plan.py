@@ -1,4 +1,4 @@
-"""The plan of a run: the flow's own stages, noted down instead of run, with what each will cost.
+"""The plan of a run: the flow's stages, recorded instead of run, with an estimate of each.
 
 The flow's functions are called with a `PlannedRun` in place of their `Run`, so the plan has the
 stages, roles, configurations and inputs that a run would have, whatever becomes of the flow.

@@ -20,20 +20,20 @@ __all__ = ["LineageError", "NoChampionError", "champion_of", "rounds"]
 
 
 class NoChampionError(ConfigError):
-    """No policy was promoted yet, so that there is nothing to go on from."""
+    """No policy was promoted yet, so there is no champion to continue from."""
 
 
 @flow(name="rounds")
 def rounds(recipe: str = "default", changes: RoundChanges | None = None) -> dict[str, Any]:
-    """MetaRM and PPO-max from the champion of a recipe, judged against it; promoted or not.
+    """One more round of MetaRM and PPO-max from a recipe's champion, promoted if it wins.
 
-    Data, scorers and judges are those of the champion's run, so that all rounds so far compare.
-    Where there is no champion yet, or its next round was tried already and lost, the run ends as
-    `Idle`. Returns the report's key numbers and where the report lies.
+    Data, scorers and judges are those of the champion's run, so that all rounds are comparable. If
+    there is no champion yet, or this round was already tried with these settings and lost, the run
+    ends as `Idle`. Returns the report's key numbers and where the report lies.
 
     Args:
-        recipe: The recipe, or the registered model, whose champion to go on from
-        changes: What to do otherwise than the champion's run; what is left empty stays
+        recipe: The recipe or registered model whose champion to continue from
+        changes: Settings to change in the champion's run; empty fields keep its values
     """
     try:
         champion = champion_of(recipe)
@@ -75,7 +75,7 @@ def champion_of(recipe: str) -> Registered:
             f"unknown recipe or registered model {recipe!r}; recipes: {', '.join(RECIPES)}"
         )
     raise NoChampionError(
-        f"{name} has no champion to go on from: run `trimtab run {max(known, key=len)}` "
-        "(deployment rlhf) on its data first; its policy becomes champion if held-out judgement "
-        "promotes it"
+        f"{name} has no champion to continue from: first run `trimtab run {max(known, key=len)}` "
+        "(deployment rlhf) on its data; its policy becomes champion if the held-out judges "
+        "prefer it"
     )

@@ -1,4 +1,4 @@
-"""The orchestrator's side of the warm fork server: one server a process, jobs on it."""
+"""The orchestrator's side of the fork server: one server a process, jobs on it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ForkServer:
         self._failure = ""
         self._closed = False
         self.owner = os.getpid()
-        threading.Thread(target=self._read_events, name="warm-server", daemon=True).start()
+        threading.Thread(target=self._read_events, name="fork-server", daemon=True).start()
 
     @property
     def alive(self) -> bool:

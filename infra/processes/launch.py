@@ -1,8 +1,8 @@
-"""Run a trainer as a child process, so that no crash of it takes the orchestrator along.
+"""Run a trainer as a child process, so that a crash of it cannot end the orchestrator.
 
-It is a fork of the warm server, which has torch loaded; it leads its own process group, in which it
-may fork ranks, dies with the orchestrator, logs to `<workdir>/trainer.log` and reports through
-`<workdir>/metrics.jsonl`.
+The fork server, which has torch loaded, forks it. The trainer leads its own process group, in which
+it may fork ranks, dies with the orchestrator, logs to `<workdir>/trainer.log` and reports its
+progress through `<workdir>/metrics.jsonl`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TrainerError(Exception):
 
 
 class TrainerKilledError(TrainerError):
-    """A trainer, or the warm server it was a child of, was killed; it may go well another time."""
+    """A trainer, or the fork server that it was a child of, was killed; a retry may succeed."""
 
 
 class TrainerStoppedError(TrainerError):
@@ -132,7 +132,9 @@ def stop_trainers_on_sigterm() -> Iterator[None]:
 
 def _stop_if_asked() -> None:
     if _drain.requested:
-        raise TrainerStoppedError("a stage was not started, as a SIGTERM is in hand")
+        raise TrainerStoppedError(
+            "a stage was not started: this process was asked to stop (SIGTERM)"
+        )
 
 
 def wait_unless_stopped() -> None:
@@ -180,9 +182,10 @@ def _check(job: Job, log: Path, log_start: int) -> None:
         raise TrainerStoppedError(f"the trainer was asked to stop; {_outcome(job)}" + report)
     if job.signal == signal.SIGKILL or job.code == EXIT_RANK_KILLED:
         raise TrainerKilledError(
-            f"the trainer failed: {_outcome(job)}. Nobody here sent it: most likely the kernel's "
-            "out-of-memory killer did. Lower the batch size or the sequence length, run fewer "
-            "trainers at once (TRIMTAB_MAX_PARALLEL), or use a machine with more memory" + report
+            f"the trainer failed: {_outcome(job)}. Trimtab did not send it: most likely the "
+            "kernel's out-of-memory killer did. Lower the batch size or the sequence length, run "
+            "fewer trainers at once (TRIMTAB_MAX_PARALLEL), or use a machine with more memory"
+            + report
         )
     raise TrainerError(f"the trainer failed: {_outcome(job)}" + report)
 

@@ -1,7 +1,7 @@
 """The stack as a command.
 
 python -m trimtab.infra.stack secrets    prints `export` lines for the secrets that are not set
-python -m trimtab.infra.stack env        prints `export` lines for what clients need besides
+python -m trimtab.infra.stack env        prints `export` lines of the addresses that clients need
 python -m trimtab.infra.stack up         runs all servers until Ctrl-C
 """
 
@@ -47,8 +47,8 @@ def _up(stack: Stack) -> int:
         signal.signal(number, signal.default_int_handler)
     if os.geteuid() == 0:
         logging.getLogger("trimtab.infra").warning(
-            "this is root, and so are all servers but PostgreSQL, and all flow runs: run it as "
-            "a user of its own"
+            "running as root, as are all servers except PostgreSQL and all flow runs: use a "
+            "dedicated user instead"
         )
     flow_runs.adopt()
     try:

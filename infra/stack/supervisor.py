@@ -191,8 +191,8 @@ def _wait_until_free(port: int, name: str) -> None:
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise StackError(
-                        f"port {port} of 127.0.0.1, which {name} needs, is taken: stop what has "
-                        "it, or choose another with --port"
+                        f"port {port} of 127.0.0.1, which {name} needs, is in use: stop what "
+                        "uses it, or choose another with --port"
                     ) from error
             else:
                 return

@@ -33,7 +33,7 @@ def newest_local(folder: Path) -> int | None:
 def restore_newest(store: Store, key: str, folder: Path) -> int | None:
     """Bring the newest whole checkpoint to `folder`/<step> unless one as new is there already.
 
-    One that turns out corrupt is passed over with a warning. Returns the step training will
+    A corrupt one is skipped with a warning. Returns the step training will
     continue from, None for the beginning.
     """
     local = newest_local(folder)
@@ -44,7 +44,7 @@ def restore_newest(store: Store, key: str, folder: Path) -> int | None:
         try:
             fetch(folder / str(step))
         except CorruptArtifactError as error:
-            logger.warning("checkpoint at step %d is passed over: %s", step, error)
+            logger.warning("skipping the checkpoint at step %d: %s", step, error)
             found = store.newest_checkpoint(key, before=step)
             continue
         return step

@@ -1,8 +1,8 @@
-"""What of a store nothing needs any more, and its removal.
+"""Find artifacts and checkpoints of a store that are no longer needed, and remove them.
 
-Needed is what a report was made of, the report itself included, if the report is young enough or
-pinned (a registered policy names it). Besides that: whatever was written lately, as a run may be
-at it, and the newest checkpoints of a stage that has not finished.
+Needed are reports that are young enough or pinned (a registered policy names them), all artifacts
+that they were made of, everything written recently, as a run may be using it, and the newest
+checkpoints of an unfinished stage.
 """
 
 from __future__ import annotations
@@ -103,12 +103,12 @@ def _of_artifacts(
         if manifest is None:
             yield _unneeded(root, "never finished", objects)
         elif at not in needed:
-            yield _unneeded(root, "no report that is kept was made of it", objects)
+            yield _unneeded(root, "no kept report was made of it", objects)
         else:
             own = (f"{root}/{MANIFEST_NAME}", f"{root}/{manifest.content[:16]}/")
             strays = {name: each for name, each in objects.items() if not name.startswith(own)}
             if strays:
-                yield _unneeded(root, "of a publisher that came second", strays)
+                yield _unneeded(root, "left by a publisher that came second", strays)
 
 
 def _of_checkpoints(
@@ -117,7 +117,7 @@ def _of_checkpoints(
     for root, objects in checkpoints.items():
         is_finished = root.rpartition("/")[2] in finished
         if not _is_young(objects, before):
-            why = "its stage has finished" if is_finished else "its stage was not gone on with"
+            why = "its stage has finished" if is_finished else "its stage was not continued"
             yield _unneeded(root, why, objects)
 
 

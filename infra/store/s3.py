@@ -84,8 +84,8 @@ class S3Objects:
         found = (head["ContentLength"], head["Metadata"].get("sha256"))
         if found != (size, sha256):
             raise CorruptArtifactError(
-                f"s3://{self.bucket}/{key} arrived as (size, sha256) {found}, "
-                f"sent were {(size, sha256)}"
+                f"s3://{self.bucket}/{key} was stored with (size, sha256) {found}; "
+                f"expected {(size, sha256)}"
             )
 
     def get_file(self, name: str, path: Path) -> None:

@@ -221,7 +221,7 @@ def open_store(url: str) -> Store:
     if "://" not in url and url:
         return Store(LocalObjects(Path(url)), str(Path(url).resolve()))
     raise StoreUrlError(
-        f"store {url!r} is of no known form; give a folder, file:///folder or s3://bucket/prefix"
+        f"store is {url!r}; allowed: a folder, file:///folder or s3://bucket/prefix"
     )
 
 

@@ -53,7 +53,9 @@ class Outbox:
                 self._stream.write(json.dumps(record) + "\n")
                 self._stream.flush()
             except OSError as error:
-                logger.warning("%s: %s. This process alone can send it", self._path, error)
+                logger.warning(
+                    "%s: %s. Data for MLflow is now kept in memory only", self._path, error
+                )
                 self._path = None
 
     def remove(self) -> None:

@@ -1,11 +1,10 @@
 """MLflow runs: one for a flow run, nested ones for its stages.
 
-Tracking is a courtesy to the user and never fails training. When MLflow cannot be reached there is
-one warning, and what it should have got waits: metrics in the trainer's metrics.jsonl until the
-trainer ends (they are read by offset, and the offset moves only when MLflow has taken them), all
-else in a file for each run (trimtab.infra.tracking.outbox). A thread tries again every half minute,
-`flush` at the end of a flow, and the next process that connects sends what others have left
-behind. A run whose process died without a word is ended as KILLED then.
+Tracking never fails training. When MLflow cannot be reached there is one warning, and data waits to
+be sent: metrics in the trainer's metrics.jsonl until the trainer ends (read by offset, which moves
+only once MLflow has taken them), all else in a file for each run (trimtab.infra.tracking.outbox). A
+thread retries every half minute, `flush` retries at the end of a flow, and the next process that
+connects sends what others left behind. A run whose process died is then ended as KILLED.
 
 MLflow loads on first use (two seconds), not with this module.
 """
@@ -155,7 +154,7 @@ class Tracking:
         if kind not in self._warned:  # once for each kind of trouble
             self._warned.add(kind)
             logger.warning(
-                "MLflow at %s: %s. Training goes on; what it did not get it gets later",
+                "MLflow at %s: %s. Training continues; what MLflow missed is sent later",
                 self.uri,
                 str(error).splitlines()[0] if str(error) else repr(error),
             )
@@ -184,7 +183,7 @@ class Tracking:
                 return
             if time.monotonic() >= deadline:
                 place = self.outbox or "memory"
-                text = "MLflow at %s did not get all of %d runs: the next run sends it, from %s"
+                text = "MLflow at %s lacks data of %d runs; the next run sends it from %s"
                 logger.warning(text, self.uri, len(self._unsent), place)
                 return
             time.sleep(_FLUSH_RETRY_SECONDS)

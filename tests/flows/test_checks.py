@@ -48,7 +48,7 @@ MISTAKES = {
     'preferences.sources=["bad.jsonl"] preferences.on_bad_rows=fail': [
         "preferences.sources: bad.jsonl:41: unknown_format",
         "preferences.sources: bad.jsonl:42: identical_responses in field 'rejected'",
-        "preferences.on_bad_rows=quarantine goes on",
+        "set preferences.on_bad_rows=quarantine to run without",
     ],
     'preferences.sources=["principles.txt"]': ["preferences.sources: principles.txt: unreadable"],
     'preferences.sources=["few.jsonl"]': ["preferences.sources: split by prompt: nothing falls"],
@@ -62,7 +62,7 @@ MISTAKES = {
     'preferences.demonstrations=["shown.jsonl","no.jsonl"]': [
         "preferences.demonstrations: found nothing at 'no.jsonl'",
         "preferences.demonstrations: shown.jsonl:2: missing_field in field 'completion'",
-        "preferences.on_bad_rows=quarantine goes on",
+        "set preferences.on_bad_rows=quarantine to run without",
     ],
     'preferences.sources=["good.jsonl"] judge_preferences.judge.local_model=./none '
     "judge_preferences.judge.constitution=principles.txt": [

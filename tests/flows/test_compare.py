@@ -183,7 +183,10 @@ def test_finished_runs_are_compared_by_another_command(
     for name in ("scorecard.json", "summary.json"):
         (folder / name).write_text("{}")
     assert main(["compare", "compare-smoke"]) == 2
-    assert "compare-smoke is a page over several runs, not a run" in capsys.readouterr().err
+    assert (
+        "compare-smoke is the page of a comparison or study, not of a single run"
+        in capsys.readouterr().err
+    )
 
 
 def _trained(home: Path) -> Counter[str]:

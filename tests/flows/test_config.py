@@ -50,7 +50,7 @@ def test_overrides_reach_any_depth_and_keep_the_rest() -> None:
         ("sft.train.zero.stge=1", "unknown field 'stge'; did you mean 'stage'?"),
         ("pppo.kl_coef=1", "unknown field 'pppo'; did you mean 'ppo'?"),
         ("kl_coef=1", "unknown field 'kl_coef'; did you mean 'ppo.kl_coef'?"),
-        ("recipe=default", "recipe: found 'default' among the changes; allowed: "),
+        ("recipe=default", "recipe: found 'default' among the changed settings; allowed: "),
         ("ppo.kl_coef.x=1", "ppo.kl_coef: Input should be a valid number; found {'x': 1}"),
         ("ppo=1", "ppo: Input should be an object with fields; found 1"),
         ("ppo.kl_coef=-1", "ppo.kl_coef: Input should be greater than or equal to 0; found -1"),

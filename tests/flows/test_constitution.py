@@ -53,6 +53,6 @@ def test_constitutional_revises_and_judges_by_principles() -> None:
     assert stages["revisions"].config.categories == ("harmful",)
     assert stages["judged"].config.judge.constitution == "harmlessness"
     text = " ".join(plan_text(plan).split())
-    assert "taken to be all, here and in what constitutional_sft" in text
+    assert "so all prompts are counted, here and in constitutional_sft" in text
     assert "judge_preferences asks about pairs of some categories" in text
     assert "of some categories" not in plan_text(_plan("smoke"))

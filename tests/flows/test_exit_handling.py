@@ -152,7 +152,7 @@ def test_a_port_that_is_taken_is_one_line_and_nothing_starts(
         port = taken.getsockname()[1]
         assert main(["ui", option, str(port), other, str(free_ports(1))]) == 1
     said = capsys.readouterr()
-    assert f"port {port} of 127.0.0.1 is taken" in said.err and said.err.endswith(f"{option}\n")
+    assert f"port {port} of 127.0.0.1 is in use" in said.err and said.err.endswith(f"{option}\n")
     assert said.out == ""
 
 

@@ -243,7 +243,7 @@ def test_rounds_without_a_champion_are_idle_and_say_what_to_run(
     assert state.is_completed()
     assert state.name == "Idle"
     assert "trimtab-policy-default has no champion" in state.message
-    assert "run `trimtab run default` (deployment rlhf) on its data first" in state.message
+    assert "first run `trimtab run default` (deployment rlhf) on its data" in state.message
     for name in ("hh-smollm2-my-3f2a9c12", "trimtab-policy-hh-smollm2-my-3f2a9c12"):
         with pytest.raises(NoChampionError, match="run `trimtab run hh-smollm2`"):
             champion_of(name)

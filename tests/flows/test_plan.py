@@ -224,7 +224,7 @@ def test_ranks_in_parts_take_the_gpus_of_several_trainers() -> None:
     parts = ("sft.train.num_ranks=2", "sft.train.zero.stage=1")
     text = " ".join(plan_text(_plan("hh-7b", *ALONE, *parts, machine=MACHINES["hh-7b"])).split())
     assert "step 2: sft, on 2 of 8 GPUs" in text
-    assert "It is in parts already" in text
+    assert "It already uses ZeRO" in text
 
 
 def test_the_page_quotes_the_plan_as_it_is_printed() -> None:

@@ -59,15 +59,18 @@ def test_gpus_of_the_command_line_replace_the_recipe_s(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "hh-7b", "--dry-run", "--gpus", "16", "--gpu-memory", "141"]) == 0
-    assert "Held against: 16 GPUs of 141.0 GiB each" in capsys.readouterr().out
+    assert "Compared with: 16 GPUs of 141.0 GiB each" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--gpus", "8"], "--gpus is 8, --gpu-memory is None"),
-        (["--gpus", "8", "--gpu-memory", "80"], "--dry-run is False"),
-        (["--dry-run", "--gpu-memory", "80"], "a dry run takes both"),
+        (["--gpus", "8"], "found --gpus 8, --gpu-memory None"),
+        (
+            ["--gpus", "8", "--gpu-memory", "80"],
+            "--dry-run False; allowed: --gpus and --gpu-memory together",
+        ),
+        (["--dry-run", "--gpu-memory", "80"], "found --gpus None, --gpu-memory 80.0"),
         (["sft.model.base=some/model", "--dry-run"], "'some/model', whose size is not known"),
     ],
 )
@@ -120,7 +123,7 @@ def test_a_plan_is_held_against_the_gpus_of_the_host(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr(commands, "memory_of", lambda _: 24 * 2**30)
     assert main(["run", "default", "--dry-run"]) == 0
-    assert "Held against: 2 GPUs of 24.0 GiB each" in capsys.readouterr().out
+    assert "Compared with: 2 GPUs of 24.0 GiB each" in capsys.readouterr().out
     monkeypatch.setattr(commands, "memory_of", lambda _: None)
     assert main(["run", "default", "--dry-run"]) == 2
     assert "give --gpus and --gpu-memory" in capsys.readouterr().err

@@ -253,7 +253,7 @@ def test_a_judge_is_asked_at_its_address_with_its_key() -> None:
         ("TRIMTAB_DATA_ROOTS", "hf://", "absolute folder"),
         ("TRIMTAB_JUDGES", "api.openai.com", "https://host/v1=KEY"),
         ("TRIMTAB_JUDGES", "https://u:p@h/v1", "https://host/v1=KEY"),
-        ("TRIMTAB_JUDGES", "https://h/v1=sk-Proj/secret", "no name of a key"),
+        ("TRIMTAB_JUDGES", "https://h/v1=sk-Proj/secret", "is not the name of a key"),
         ("TRIMTAB_JUDGE_NETWORKS", "10.0.0.1/8", "a network such as"),
     ],
 )

@@ -191,7 +191,7 @@ def test_a_taken_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         port = taken.getsockname()[1]
         service = Service("s3", ["true"], is_ready=lambda: True, ports=[port])
         with (
-            pytest.raises(StackError, match=f"port {port} of 127.0.0.1, which s3 needs, is taken"),
+            pytest.raises(StackError, match=f"port {port} of 127.0.0.1, which s3 needs, is in use"),
             Supervisor([service], tmp_path),
         ):
             pass

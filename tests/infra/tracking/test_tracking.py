@@ -115,7 +115,7 @@ def test_outage_warns_once_and_loses_no_metric(
         for _ in range(3):
             assert not run.send_metrics(tail)
             tracking._down_until = 0.0  # as if the pause were over
-    assert len([r for r in caplog.records if "Training goes on" in r.message]) == 1
+    assert len([r for r in caplog.records if "Training continues" in r.message]) == 1
     with path.open("a") as stream:
         stream.write(_line(1, loss=0.5))
     assert run.send_metrics(tail)
