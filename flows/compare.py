@@ -16,15 +16,15 @@ from trimtab.flows.compare_config import (
 )
 from trimtab.flows.config import Arm
 from trimtab.flows.flow import flow
+from trimtab.flows.lifecycle import tracked_flow
 from trimtab.flows.names import GivenName
-from trimtab.flows.publish import tracked_flow
 from trimtab.flows.recipes import RecipeName
 from trimtab.flows.run import Run
 from trimtab.models.config.base import RunSeed
 from trimtab.models.config.reporting import CompareConfig
 from trimtab.models.specs import COMPARE
 from trimtab.tasks.access import require_access
-from trimtab.tasks.publishing import export_report, lineage_of
+from trimtab.tasks.report_export import export_report, lineage_of
 
 Arms = Annotated[list[Arm], Field(min_length=1)]
 Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]

@@ -9,9 +9,9 @@ from pydantic import Field
 
 from trimtab.flows.config import ConfigError, load_config
 from trimtab.flows.flow import flow
+from trimtab.flows.lifecycle import tracked_flow
 from trimtab.flows.names import name_run
 from trimtab.flows.pipeline.policies import measure
-from trimtab.flows.publish import tracked_flow
 from trimtab.flows.run import Future, Run, roles_of_round
 from trimtab.models.specs import HEAD_TO_HEAD
 from trimtab.tasks.registry import Registered, model_name, registered

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trimtab.flows.config import seeded
+from trimtab.flows.lifecycle import finish_run, tracked_flow
 from trimtab.flows.names import name_run
 from trimtab.flows.overrides import RunChanges, apply_changes
 from trimtab.flows.pipeline.data import cache_trunk, prepare
@@ -16,7 +17,6 @@ from trimtab.flows.pipeline.labels import ask_judge, audit_labels, compare_votes
 from trimtab.flows.pipeline.policies import judge_policies, train_policies
 from trimtab.flows.pipeline.rewards import train_scorers
 from trimtab.flows.pipeline.rounds import first_champion, improve_in_rounds
-from trimtab.flows.publish import finish_run, tracked_flow
 from trimtab.flows.recipes import RecipeName, recipe_named
 from trimtab.flows.run import Run
 from trimtab.models.config.reporting import WinMatrixConfig

@@ -8,10 +8,10 @@ from prefect.states import Completed
 
 from trimtab.flows.config import ConfigError, load_config
 from trimtab.flows.flow import flow
+from trimtab.flows.lifecycle import finish_run, tracked_flow
 from trimtab.flows.names import name_run
 from trimtab.flows.overrides import RoundChanges, apply_changes
-from trimtab.flows.pipeline.rounds import play_round
-from trimtab.flows.publish import finish_run, tracked_flow
+from trimtab.flows.pipeline.rounds import run_round
 from trimtab.flows.recipes import RECIPES
 from trimtab.flows.run import Run
 from trimtab.tasks.registry import TRIED, LineageError, Registered, model_name, registered
@@ -49,7 +49,7 @@ def rounds(recipe: str = "default", changes: RoundChanges | None = None) -> dict
     name = name_run(config, "rounds")
     run = Run(config, dict(champion.artifacts), name.name)
     with tracked_flow(config, name) as tracked:
-        is_promoted = play_round(run, number)
+        is_promoted = run_round(run, number)
         last = number if is_promoted else champion.round
         return finish_run(run, tracked, last, name, champion.version.name)
 

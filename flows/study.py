@@ -13,9 +13,9 @@ from pydantic import Field
 from trimtab.flows.config import ConfigError, RunConfig
 from trimtab.flows.errors import unknown_name
 from trimtab.flows.flow import flow
+from trimtab.flows.lifecycle import tracked_flow
 from trimtab.flows.names import RunName, name_run_over_seeds
 from trimtab.flows.overrides import RunChanges, apply_changes, format_overrides
-from trimtab.flows.publish import tracked_flow
 from trimtab.flows.recipes import RecipeName, recipe_named
 from trimtab.flows.run import Future, Run, SharedRun
 from trimtab.flows.studies.registry import ARMS
@@ -26,7 +26,7 @@ from trimtab.models.config.reporting import StudyConfig
 from trimtab.models.specs import STUDY
 from trimtab.models.studies.registry import TITLES, Exhibit, ExhibitName, Paper, exhibits_of
 from trimtab.tasks.access import require_access
-from trimtab.tasks.publishing import export_report, lineage_of
+from trimtab.tasks.report_export import export_report, lineage_of
 
 logger = logging.getLogger("trimtab")
 

@@ -61,7 +61,7 @@ class Scheduling:
 def train_policies(run: Run) -> None:
     """Every arm from the SFT policy, and its answers to the evaluation prompts."""
     config = run.config
-    if any(rehearses(config, arm) for arm in config.arms):
+    if any(uses_rehearsal(config, arm) for arm in config.arms):
         run["rehearsal"] = run.submit(
             REHEARSAL,
             run.seeded(config.rehearsal),
@@ -168,7 +168,7 @@ def scorer_of(run: Run, arm: Arm) -> Future | list[Future]:
     return run[roles.get(arm, "advantage_model")]
 
 
-def rehearses(config: RunConfig, arm: Arm) -> bool:
+def uses_rehearsal(config: RunConfig, arm: Arm) -> bool:
     """Whether an arm, or one that it goes on from, learns again what SFT said best."""
     sampled = config.rejection_sampling.fine_tune
     own: dict[Arm, PolicyConfig] = {
@@ -219,7 +219,7 @@ def _ppo(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
 
 def _rehearsed(run: Run, arm: Arm) -> Future | None:
     """What an arm learns again of what SFT said best, if anything."""
-    return run["rehearsal"] if rehearses(run.config, arm) else None
+    return run["rehearsal"] if uses_rehearsal(run.config, arm) else None
 
 
 def _dpo(run: Run, arm: Arm, scheduling: Scheduling) -> Future:

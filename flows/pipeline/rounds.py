@@ -35,7 +35,7 @@ def improve_in_rounds(run: Run) -> int | None:
     return champion
 
 
-def play_round(run: Run, number: int) -> bool:
+def run_round(run: Run, number: int) -> bool:
     """MetaRM and PPO-max from the round before, judged; whether the round is promoted."""
     return _is_promoted(run, _start_round(run, number))
 

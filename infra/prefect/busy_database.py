@@ -17,7 +17,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _BUSY = 503
-PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)  # seconds; after them the client gets its 503
+RETRY_PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)  # seconds; after them the client gets its 503
 
 
 def retry_when_busy(app: App) -> App:
@@ -30,7 +30,7 @@ def retry_when_busy(app: App) -> App:
         request = [await receive()]
         while request[-1].get("more_body"):
             request.append(await receive())
-        for pause in PAUSES:
+        for pause in RETRY_PAUSES:
             if await _is_answered(app, scope, request, receive, send):
                 return
             await asyncio.sleep(pause)

@@ -50,7 +50,7 @@ def _up(stack: Stack) -> int:
             "running as root, as are all servers except PostgreSQL and all flow runs: use a "
             "dedicated user instead"
         )
-    flow_runs.adopt()
+    flow_runs.adopt_orphans()
     try:
         with Supervisor(stack.services(), stack.folder / "logs") as supervisor:
             prefect, mlflow = stack.ports.prefect, stack.ports.mlflow

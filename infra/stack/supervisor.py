@@ -105,7 +105,7 @@ class Supervisor:
         """Start again what ends, until interrupted."""
         while True:
             time.sleep(_POLL_SECONDS)
-            flow_runs.reap(but={child.process.pid for child in self._children.values()})
+            flow_runs.reap_orphans(but={child.process.pid for child in self._children.values()})
             for service in self.services:
                 self._revive(service, self._children[service.name])
 

@@ -25,7 +25,7 @@ _STALE_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True)
-class Found:
+class ObjectInfo:
     """What a listing says of an object: bytes, and when it was written (seconds of the epoch)."""
 
     size: int
@@ -59,7 +59,7 @@ class Objects(Protocol):
     def exists(self, name: str) -> bool:
         """Whether there is an object of that name."""
 
-    def list(self, prefix: str) -> dict[str, Found]:
+    def list(self, prefix: str) -> dict[str, ObjectInfo]:
         """Name -> size and age of every object whose name begins with the folder `prefix`."""
 
     def delete(self, name: str) -> None:
@@ -121,8 +121,8 @@ class LocalObjects:
     def exists(self, name: str) -> bool:
         return (self.root / name).is_file()
 
-    def list(self, prefix: str) -> dict[str, Found]:
-        found: dict[str, Found] = {}
+    def list(self, prefix: str) -> dict[str, ObjectInfo]:
+        found: dict[str, ObjectInfo] = {}
         for folder, _, names in os.walk(self.root / prefix):
             for name in names:
                 path = Path(folder, name)
@@ -132,7 +132,7 @@ class LocalObjects:
                     continue
                 # The change of the inode, not of the content: a file that was linked here is new.
                 relative = path.relative_to(self.root).as_posix()
-                found[relative] = Found(status.st_size, status.st_ctime)
+                found[relative] = ObjectInfo(status.st_size, status.st_ctime)
         return found
 
     def delete(self, name: str) -> None:

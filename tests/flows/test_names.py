@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from trimtab.flows import commands
-from trimtab.flows import publish as finish_module
+from trimtab.flows import commands, lifecycle
 from trimtab.flows import rounds as rounds_module
 from trimtab.flows.cli import main
 from trimtab.flows.compare_config import METHODS, SEEDS, comparison_name
 from trimtab.flows.config import ConfigError, RunConfig
+from trimtab.flows.lifecycle import run_name
 from trimtab.flows.names import (
     MAX_NAME,
     NAME_PATTERN,
@@ -24,7 +24,6 @@ from trimtab.flows.names import (
     registered_model_name,
 )
 from trimtab.flows.overrides import apply_changes, parse_overrides
-from trimtab.flows.publish import run_name
 from trimtab.flows.recipes import RECIPES, recipe_named
 from trimtab.flows.rounds import NoChampionError, champion_of
 from trimtab.infra.report_folders import write_run
@@ -229,7 +228,7 @@ def test_a_typed_run_name_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     class _FlowRun:
         name, flow_name, parameters = "brave-otter", "rlhf", {"recipe": "smoke"}
 
-    monkeypatch.setattr(finish_module, "flow_run", _FlowRun)
+    monkeypatch.setattr(lifecycle, "flow_run", _FlowRun)
     assert run_name() == "rlhf-smoke"
     _FlowRun.name = "Tuesday, second try"
     assert run_name() == "Tuesday, second try"

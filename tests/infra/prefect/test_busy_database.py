@@ -18,7 +18,7 @@ PARTS = [
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(busy_database, "PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(busy_database, "RETRY_PAUSES", (0.0, 0.0, 0.0))
 
 
 def _ask(num_busy: int, *, raises: bool = False, kind: str = "http") -> tuple[list[Any], list[Any]]:

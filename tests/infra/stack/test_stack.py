@@ -57,7 +57,7 @@ from tests.infra.stack.test_stack import toy, toy_worker
 from trimtab.infra.stack import flow_runs
 from trimtab.infra.stack.supervisor import Supervisor
 folder = Path(sys.argv[1])
-flow_runs.adopt()
+flow_runs.adopt_orphans()
 services = [toy(folder, "a"), toy(folder, "b"), toy_worker(folder)]
 with Supervisor(services, folder / "logs") as supervisor:
     print("up", flush=True)

@@ -1,4 +1,4 @@
-"""The end of a run: report, registered policies, links, and where to look."""
+"""The start and end of a flow run: MLflow run, name, report, registered policies."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.config.reporting import ReportConfig
 from trimtab.models.specs import REPORT
 from trimtab.tasks.context import start_tracked_run
-from trimtab.tasks.publishing import export_report, lineage_of
 from trimtab.tasks.registry import register_policies
+from trimtab.tasks.report_export import export_report, lineage_of
 from trimtab.tasks.restarts import close_earlier_starts, close_leftovers
 
 logger = logging.getLogger("trimtab")

@@ -15,9 +15,9 @@ from trimtab.infra.report_folders import RUN_FILE, NameTakenError
 from trimtab.infra.store.store import open_store
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.data.row_account import RowAccount, RowCounts
-from trimtab.tasks import publishing as report_module
+from trimtab.tasks import report_export as report_module
 from trimtab.tasks.execution import StageResult
-from trimtab.tasks.publishing import AUDIT_FILES, REPORT_FILES, export_report
+from trimtab.tasks.report_export import AUDIT_FILES, REPORT_FILES, export_report
 
 # Of every file, the scorecard among them.
 TEXT = '{"warnings": ["look here first"]}'
