@@ -1,4 +1,4 @@
-"""How a command ends that is stopped: by Ctrl-C, by SIGTERM, by a reader such as `head`."""
+"""How a command exits on Ctrl-C, on SIGTERM, and when a reader such as `head` closes the pipe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Ending:
         self.hint, self.at_once = hint, at_once
 
     def interrupt(self, _number: int, _frame: FrameType | None) -> None:
-        """Ctrl-C: to go on as with SIGTERM, for which Prefect and running trainers are prepared."""
+        """Ctrl-C: raise SIGTERM, which Prefect and running trainers handle."""
         if self.is_interrupted:
             os._exit(128 + signal.SIGINT)  # trainers and servers end with this process
         _Ending.is_interrupted = True
@@ -66,9 +66,9 @@ def exit_on_signals(hint: str = "", *, at_once: bool = False) -> Iterator[None]:
 
 @contextmanager
 def exit_on_closed_output() -> Iterator[None]:
-    """Inside, a command ends as others do when nobody reads on: silently, with status 141.
+    """Exit silently with status 141, as other commands do, if the reader of stdout is gone.
 
-    Lines that went dead elsewhere, such as sockets, stay errors.
+    Other broken pipes, such as sockets, stay errors.
     """
     try:
         yield

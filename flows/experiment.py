@@ -31,7 +31,7 @@ def run_flow(
     changes: RunChanges | None,
     given_name: str | None = None,
 ) -> dict[str, object]:
-    """Run stages to a report; that of a part of the experiment lies beside that of the whole."""
+    """Run `stages` with a recipe and its changes, and write the report."""
     config = apply_changes(recipe_named(recipe), changes)
     require_access(config)
     name = name_run(config, flow, given_name)
@@ -57,9 +57,9 @@ def policy(run: Run) -> int | None:
 
 
 def compare(*runs: Run) -> None:
-    """The policies of every run, which are seeds of one configuration, and all of them judged.
+    """Train and judge the policies of all runs, which differ only in their seed.
 
-    The last run has the role `win_matrix`, so that it comes behind all else that is waited for.
+    The last run keeps the role `win_matrix`, so that its result is waited for last.
     """
     for run in runs:
         _policies(run)

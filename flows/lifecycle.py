@@ -31,14 +31,14 @@ logger = logging.getLogger("trimtab")
 # Prefect's own names of runs: two words.
 _UNNAMED = re.compile(r"[a-z]+-[a-z]+")
 
-# So long the end of a flow waits for an MLflow that is down; then the next run sends what it lacks.
+# How long the end of a flow waits for MLflow to return; after that the next run sends the rest.
 SECONDS_FOR_MLFLOW = 60.0
 
 
 def run_name() -> str:
-    """What a flow run is called until its configuration is known: as somebody typed, or its flow.
+    """A flow run's name until its configuration is known: the typed name, or one made of its flow.
 
-    What was typed stays, unless it looks like one of Prefect's own names.
+    A typed name is kept unless it looks like one of Prefect's own names.
     """
     typed = str(flow_run.name)
     if not _UNNAMED.fullmatch(typed):
@@ -132,7 +132,7 @@ def finish_run(
     rounds_to_keep = sorted(number for number in {champion, run.last_round} if number is not None)
     policies = {number: run.result(roles_of_round(number).policy) for number in rounds_to_keep}
     tracked.tracking.flush()  # the registry keeps policies in the MLflow run
-    # Last: without a registry it is an error. Arms that rounds do not go on from are left out.
+    # Last, as it fails without a registry. Only policies that rounds continue from are registered.
     with resources_of(register_policies, config):
         registered = register_policies.submit(
             tracked.run_id,

@@ -1,8 +1,8 @@
-"""What a run is called: its recipe and seed, its data, and what it changes of the recipe.
+"""Names of runs: recipe and seed, data, and the settings that differ from the recipe.
 
     default-seed0                                a recipe as it is
     default-seed1-ppo.kl_coef=0.05               one setting changed
-    hh-smollm2-seed0-my-3f2a9c12                 files of one's own: name, sha256 of their contents
+    hh-smollm2-seed0-my-3f2a9c12                 your own files: name, sha256 of their contents
     smoke-seed0-ensemble.size=5-4e07408c         too much to say: the first changes, sha256 of all
     default-seed0-label-audit                    another flow than `rlhf`
 
@@ -120,7 +120,7 @@ def registered_model_name(config: RunConfig) -> str:
 
 
 def _judged_on(config: RunConfig) -> dict[str, Any]:
-    """What the policies are judged on, but seed and data."""
+    """The settings that decide how policies are judged, without seed and data."""
     values = {name: _plain(config)[name] for name in JUDGED_ON}
     values["preferences"] = {
         name: value
@@ -191,7 +191,7 @@ def _changes(config: RunConfig) -> dict[str, Any]:
 
 
 def _at(values: Mapping[str, Any], path: str) -> tuple[str, Any]:
-    """The value at a path, or that of the section above which there is none."""
+    """The value at a path, or the nearest value above it if a section there is null."""
     found: Any = values
     names = path.split(".")
     for number, name in enumerate(names, start=1):
@@ -240,7 +240,7 @@ def _content_as_seen(path: Path, _size: int, _changed: int) -> str:
 
 
 def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Values by dotted path; a section in which nothing stands is one too."""
+    """Values by dotted path; an empty section counts as a value."""
     for name, value in values.items():
         if isinstance(value, dict) and value:
             yield from _leaves(value, f"{above}{name}.")
@@ -249,7 +249,7 @@ def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
 
 
 def _said(changes: Mapping[str, Any]) -> str:
-    """The changes in words, as many as there is room for; with a digest where that is not all."""
+    """The changes as text, up to MAX_CHANGES characters; with a digest if some are left out."""
     said, is_all = "", True
     for path, value in changes.items():
         text, is_exact = _text(value)
@@ -262,7 +262,7 @@ def _said(changes: Mapping[str, Any]) -> str:
 
 
 def _text(value: Any) -> tuple[str, bool]:
-    """A value for a file's name, and whether it can be told from all others by it."""
+    """A value as part of a file name, and whether the text identifies the value uniquely."""
     if isinstance(value, list) and value and not any(isinstance(v, list | dict) for v in value):
         texts = [_text(each) for each in value]
         return "+".join(text for text, _ in texts), all(is_exact for _, is_exact in texts)

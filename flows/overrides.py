@@ -5,8 +5,8 @@ them, the command line writes them as `path.to.field=value`; what is left out st
 
 Null is a value where a field may be none, and a mistake elsewhere: JSON has no infinite number, for
 which Prefect stores null. Prefect's check lets null stand for any field that is not required,
-unless the field's schema says `not`. Its forms leave out what nobody touched, but for switches,
-which have no third state there: theirs is null.
+unless the field's schema says `not`. Its forms leave out untouched fields, except switches, which
+have no third state there: an untouched switch is sent as null.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ def _remedy(plan: Plan, row: PlanRow) -> str:
     return (
         f"No ZeRO stage is enough: under stage {stage} over {gpus} GPUs {size(memory.total)} "
         f"each remain in the phase `{phase}`, of which activations and cache "
-        f"{size(memory.activations + memory.cache)}. It needs {smaller} besides"
+        f"{size(memory.activations + memory.cache)}. It also needs {smaller}"
     )
 
 
@@ -257,7 +257,7 @@ def _names(rows: Iterable[PlanRow]) -> str:
 
 
 def spending_in_words(stages: Iterable[PlannedStage], num_seeds: int) -> list[str]:
-    """What the stages that ask an endpoint may spend together, so many seeds alike, a line each."""
+    """What the stages that ask an endpoint may spend in all seeds together, a line each."""
     asking: dict[tuple[str, Hashable], list[PlannedStage]] = {}
     for stage in filter(_asks, stages):
         one_for_all_seeds = stage.config if stage.stage == "judge_answers" else None

@@ -123,7 +123,7 @@ class Access:
     def demand_folder(self, path: str) -> tuple[Path, Path]:
         """The folder allowed and the path in it, links resolved; AccessError where there is none.
 
-        What is forbidden and what is not there are told in the same words.
+        Forbidden and missing paths give the same message.
         """
         if "\0" not in path:
             written = os.path.expanduser(path)

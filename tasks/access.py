@@ -1,7 +1,6 @@
-"""What the run under way may read and ask: on one's own machine all, as a worker's run little.
+"""Access of the current run: everything on your own machine; on a worker, what its operator allows.
 
-A run is a worker's where Prefect's engine says so. Neither its parameters nor its environment could
-say otherwise.
+Prefect's engine tells whether a worker started the run; the run's parameters cannot change that.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _FLOW_RUN = "PREFECT__FLOW_RUN_ID"
 
 
 def access_of_run() -> Access | None:
-    """What the operator allows the run under way; None on one's own machine: all.
+    """What the operator allows the current run; None on your own machine: everything.
 
     Raises AccessError for a rule that cannot be understood.
     """

@@ -26,7 +26,7 @@ from trimtab.models.data.records import ArtifactRef
 
 
 class CodeChangedError(RuntimeError):
-    """A stage whose code was edited between its key and its end: nobody knows what made it."""
+    """A stage's code was edited while it ran, so its key does not describe its result."""
 
     def __init__(self, name: str) -> None:
         super().__init__(

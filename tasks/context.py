@@ -120,7 +120,7 @@ def run_stage_task(
 
 
 def _environment(spec: StageSpec, config: BaseModel, ledger: str | None) -> dict[str, str]:
-    """What a stage's trainer is told besides: its judge's key, where judges may be, the ledger."""
+    """Further variables of a stage's trainer: the judge's key, allowed networks, the ledger."""
     shared = ledger_of_run(base_context().settings, spec.name, config, ledger)
     return {**judge_keys(config), **judge_access_env(), **shared}
 

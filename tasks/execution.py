@@ -66,7 +66,7 @@ def run_stage(
     """Return the stage's artifact, running its trainer only if the store has none.
 
     Two runners of one key, in whatever process of this machine: the second waits and then finds
-    the first one's artifact. A run that was interrupted continues from its newest checkpoint.
+    the first one's artifact. An interrupted stage continues from its newest checkpoint.
     `name` labels the run in MLflow and in progress reports; it takes no part in the key. The
     trainer holds `share.num_devices` of the context's device slots and, on a machine with GPUs, as
     many of those. Folders `without` of inputs, which it does not read, are not brought.
@@ -207,13 +207,15 @@ def _publish(context: StageContext, job: StageJob, seconds: float) -> Manifest:
 
 
 def _clean_up(context: StageContext, job: StageJob) -> None:
-    """Once published, checkpoints and work folder are litter; failing to remove it is no harm."""
+    """Remove checkpoints and work folder after publishing; a failure is only logged."""
     try:
         context.store.delete_checkpoints(job.key)
         if job.workdir.exists():  # not where this run has waited for the one that published
             shutil.rmtree(job.workdir)
     except (OSError, StorageError) as error:
-        logger.warning("stage %s is published, but not all was tidied up: %s", job.name, error)
+        logger.warning(
+            "stage %s is published, but its work folder was not removed: %s", job.name, error
+        )
 
 
 def result_of(manifest: Manifest, *, cached: bool = True, seconds: float = 0.0) -> StageResult:
@@ -223,11 +225,11 @@ def result_of(manifest: Manifest, *, cached: bool = True, seconds: float = 0.0) 
 
 
 class StageInputError(ValueError):
-    """An input that is not in the store, or not what the reference says."""
+    """An input is not in the store, or its digest differs."""
 
 
 class StageOutputError(Exception):
-    """A trainer ended well but left no usable output."""
+    """A trainer ended without error but left no usable output."""
 
 
 @dataclass(frozen=True)

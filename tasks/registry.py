@@ -1,4 +1,4 @@
-"""Registered policies: how a run's end becomes a version, and how a later run finds it again.
+"""Registered policies: registering a run's policies, and loading one with its run.
 
 A version names the report of its run; the report's manifest names every artifact by the role it
 played. So nothing about a champion is kept anywhere but in its lineage.

@@ -1,4 +1,4 @@
-"""A flow run that died and is run again: what its earlier starts left as running is over."""
+"""Flow runs that died and are started again: close what earlier starts left as running."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prefect.states import Cancelled, Crashed, State
 from trimtab.infra.tracking.runs import TrackedRun, Tracking
 from trimtab.tasks.context import FLOW_RUN, base_context
 
-# Automations resume a crashed run; one that crashes every time must not go on for ever.
+# Automations resume a crashed run; one that crashes every time must stop.
 MAX_STARTS = 20
 
 
@@ -69,10 +69,10 @@ def _end_task_runs() -> None:
 
 
 def close_leftovers(tracked: TrackedRun) -> None:
-    """Close what is still said to run of a flow run whose MLflow run, `tracked`, has ended.
+    """Close MLflow runs that are still marked as running after the flow's MLflow run has ended.
 
-    Of earlier starts, as MLflow may have been down when this one began; and what MLflow made twice
-    because its answer was lost.
+    They belong to earlier starts, if MLflow was down when this one began, or were created twice
+    because MLflow's answer was lost.
     """
     _end_mlflow_runs(tracked.tracking)
     if tracked.run_id is not None:

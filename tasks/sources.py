@@ -42,7 +42,7 @@ def import_source(source: str, check: Callable[[Path], object] | None = None) ->
 
 
 def import_constitution(name: str | None) -> dict[str, ArtifactRef]:
-    """A constitution of one's own under the name of the input it is; no input for a packaged one.
+    """The user's constitution as an input of the stage; no input for a packaged one.
 
     Raises trimtab.models.judge.constitutions.ConstitutionError, and as above.
     """

@@ -1,4 +1,4 @@
-"""Requests that Prefect's SQLite database was too busy for are tried again where it lies.
+"""Retry, inside the server, requests that Prefect's SQLite database was too busy for.
 
 SQLite refuses at once to let a transaction write that began by reading while another has written
 since. Prefect then answers 503, and its client tries again in two seconds: at every other stage of

@@ -60,7 +60,7 @@ def unused_gpus(
 def memory_of(gpus: Sequence[str]) -> int | None:
     """Bytes of memory of the smallest of these GPUs, as the driver's `nvidia-smi` says.
 
-    None where it cannot be told.
+    None if it cannot be read.
     """
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:

@@ -63,8 +63,8 @@ def hold_slots(
 
     Gives those it holds. What `wait` raises, between two tries, ends the waiting.
 
-    It takes all of them at once or none, so that nobody waits for the rest with some in hand. The
-    patient take theirs once they were free for a while and nobody waits, and never the first.
+    It takes all `count` at once or none, so no holder waits for more. With `is_patient` it takes
+    locks only after they were free for a while with no other waiter, and never the first.
     """
     if is_patient:
         paths = paths[1:] or paths

@@ -42,7 +42,7 @@ def main() -> int:
 
 def _up(stack: Stack) -> int:
     # A script that starts this with `&` has it ignore SIGINT, and so would the servers: Prefect's
-    # worker, which sends itself one when it is told to stop, would go on and take runs.
+    # worker, which sends itself SIGINT to stop, would keep taking runs.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     if os.geteuid() == 0:

@@ -22,7 +22,7 @@ def adopt_orphans() -> None:
 
 
 def reap_orphans(but: set[int]) -> None:
-    """Collect the adopted that have ended; `but` are the children that somebody else waits for."""
+    """Reap adopted processes that have ended; `but` are children that the supervisor waits for."""
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

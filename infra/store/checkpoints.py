@@ -1,4 +1,4 @@
-"""Checkpoints between a work folder and the store, while training goes on.
+"""Copy checkpoints between a work folder and the store during training.
 
 A trainer writes `<workdir>/checkpoints/<step>` as a dot-named folder and renames it; whatever has
 a number for a name is whole and does not change any more, though the trainer may delete it.

@@ -1,4 +1,4 @@
-"""What the store needs of a place that keeps bytes by name, and that place as a local folder.
+"""The interface to an object store, which keeps bytes by name, and a local folder as one.
 
 Names are POSIX paths below one root. The rule both places keep: an object is either absent or
 whole. A write that fails half way (no space, a kill) leaves the old state behind.
@@ -66,7 +66,7 @@ class Objects(Protocol):
         """Remove one object; not an error if it is absent."""
 
     def now(self) -> float:
-        """Seconds of the epoch by the store's own clock, which ages are told by."""
+        """Seconds of the epoch by the store's own clock, from which ages are computed."""
 
     def drop_unfinished(self, before: float) -> int:
         """Remove writes begun before a time (in seconds of the epoch) and never ended; how many."""

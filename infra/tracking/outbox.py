@@ -41,9 +41,9 @@ class Outbox:
         self.note(record)
 
     def note(self, record: Record) -> None:
-        """Write a record that is not to be sent, but that whoever comes later has to know.
+        """Write a record that is not sent, but that a later process must know.
 
-        Without space for it one is only in memory: tracking does not fail a run.
+        If the file cannot be written, the record stays in memory: tracking never fails a run.
         """
         with self._writing:
             if self._path is None:
@@ -115,10 +115,10 @@ class Background:
         self._put_off: deque[Future[None]] = deque()
 
     def submit(self, function: Callable[[], None]) -> None:
-        """Call it while the caller goes on."""
+        """Call it in a background thread."""
         self._put_off.append(self._threads.submit(function))
 
     def wait(self) -> None:
-        """Wait for all that was put off, and raise what it raised."""
+        """Wait for all submitted calls, and raise what they raised."""
         while self._put_off:
             self._put_off.popleft().result()

@@ -172,7 +172,7 @@ class Tracking:
     def flush(self, seconds: float = 0.0) -> None:
         """Wait for what is under way in the background, and send what MLflow did not get yet.
 
-        It is tried for so many seconds, at least once; what is left is for a later process.
+        Retries for `seconds`, at least once; a later process sends the rest.
         """
         self.background.wait()
         deadline = time.monotonic() + seconds

@@ -198,7 +198,7 @@ def test_gpus_are_given_one_trainer_each_and_what_is_too_large_is_named() -> Non
     small = _plan("hh-7b", *ALONE, "ppo.gradient_checkpointing=false", machine=GPUS_OF_24)
     text = " ".join(plan_text(small).split())
     assert "No ZeRO stage is enough: under stage 3 over 8 GPUs" in text
-    assert "It needs gradient_checkpointing=true or smaller micro batches besides" in text
+    assert "It also needs gradient_checkpointing=true or smaller micro batches" in text
     # Of MetaRM there is no stage 3; and where nothing is trained, there are no parts.
     assert "No ZeRO stage is enough: under stage 2 over 8 GPUs" in text
     assert "Nothing is trained in it: it needs GPUs with more memory, or a smaller model" in text
