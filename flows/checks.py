@@ -1,8 +1,8 @@
-"""What can be known of a run before any work begins: its files, their rows, what is installed.
+"""Checks before a run starts: its files, their rows, and which packages are installed.
 
-Files are read by the readers that the stages use, the first rows of each: what is wrong behind
-them, and rows over `preferences.max_tokens`, only the stages find. What lies in S3 or on the hub is
-not looked at.
+The first rows of each file are read, by the readers that the stages use. Mistakes in later rows,
+and rows over `preferences.max_tokens`, are found by the stages only. Files in S3 or on the hub are
+not checked.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from trimtab.models.judge.constitutions import (
 from trimtab.models.packages import folder_of, installation_of
 
 # Of each source: read in well under a second.
-MOST_ROWS = 5000
-MOST_LISTED = 20
+MAX_ROWS = 5000
+MAX_LISTED = 20
 
 
 @dataclass
 class Findings:
-    """What was found, a line each.
+    """The findings, one line each.
 
-    mistakes: with these no run can come to its end. missing: what is not installed here, which a
-    plan for another computer can do without. notes: what is worth knowing.
+    mistakes: a run with these would fail. missing: packages or models not installed here, which a
+    plan for another machine does not need. notes: information for the user.
     """
 
     mistakes: list[str] = field(default_factory=list)
@@ -61,8 +61,8 @@ class Findings:
     notes: list[str] = field(default_factory=list)
 
 
-def check(config: RunConfig, *, most_rows: int | None = MOST_ROWS) -> Findings:
-    """Look at all that a run is given; `most_rows` of each source, or all of them."""
+def check(config: RunConfig, *, most_rows: int | None = MAX_ROWS) -> Findings:
+    """Check a run's configuration and files: `most_rows` of each source, or all rows if None."""
     found = Findings()
     if not config.is_synthetic:
         _check_preferences(config, most_rows, found)
@@ -86,7 +86,7 @@ def _absent(name: str, source: str) -> str:
 
 
 def _local(name: str, sources: Sequence[str], found: Findings) -> Iterator[tuple[int, Source]]:
-    """The sources that lie here, by their place in the list, named as the stage names them."""
+    """The local sources with their index in the list, named as the stage names them."""
     elsewhere = []
     for index, source in enumerate(sources):
         path = Path(source).expanduser()
@@ -97,7 +97,7 @@ def _local(name: str, sources: Sequence[str], found: Findings) -> Iterator[tuple
         else:
             found.mistakes.append(f"{_absent(name, source)} or a hub id")
     if elsewhere:
-        found.notes.append(f"{name}: not looked at, as they are no files here: {elsewhere}")
+        found.notes.append(f"{name}: not checked, because they are not local files: {elsewhere}")
 
 
 def _check_preferences(config: RunConfig, most_rows: int | None, found: Findings) -> None:
@@ -132,16 +132,16 @@ def _check_preferences(config: RunConfig, most_rows: int | None, found: Findings
 
 
 def _listed(name: str, rows: Sequence[BadRow]) -> list[str]:
-    lines = [f"{name}: {row.describe()}" for row in rows[:MOST_LISTED]]
-    if len(rows) > MOST_LISTED:
-        lines.append(f"{name}: {len(rows) - MOST_LISTED} more rows are bad")
+    lines = [f"{name}: {row.describe()}" for row in rows[:MAX_LISTED]]
+    if len(rows) > MAX_LISTED:
+        lines.append(f"{name}: {len(rows) - MAX_LISTED} more rows are bad")
     if not {row.reason for row in rows} & SOURCE_REASONS:
-        lines.append("preferences.on_bad_rows=quarantine goes on without such rows")
+        lines.append("set preferences.on_bad_rows=quarantine to run without these rows")
     return lines
 
 
 def _of_pairs(config: RunConfig, look: Look) -> Iterator[str]:
-    """What all pairs together show, before those that are too long are taken out."""
+    """Mistakes that only all pairs together show, before overlong pairs are removed."""
     given = config.preferences
     if not look.pairs:
         yield "preferences.sources: found no usable row; allowed: at least one"
@@ -181,7 +181,7 @@ def _check_review(config: RunConfig, found: Findings) -> None:
     try:
         read_review(Source(str(path), name=path.name), None)
     except PreferenceDataError as error:
-        found.mistakes += [f"{name}: {row.describe()}" for row in error.bad_rows[:MOST_LISTED]]
+        found.mistakes += [f"{name}: {row.describe()}" for row in error.bad_rows[:MAX_LISTED]]
 
 
 def _check_constitution(name: str, source: str, found: Findings) -> None:
@@ -225,7 +225,7 @@ def _check_layers(config: RunConfig, found: Findings) -> None:
 
 
 def _not_installed(config: RunConfig) -> Iterator[str]:
-    """Extras that trainers need, and do not find here."""
+    """Optional packages that trainers need and that are not installed."""
     trainers = [each for _, each in sections_of(config) if isinstance(each, TrainerConfig)]
     needs: tuple[tuple[Callable[[TrainerConfig], bool], str, str, str], ...] = (
         (lambda each: each.zero is not None, "zero", "deepspeed", "deepspeed"),

@@ -1,4 +1,4 @@
-"""`trimtab clean`: list what no report needs any more, and remove it if asked to."""
+"""`trimtab clean`: list artifacts and checkpoints that no report needs, or remove them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ DAY = 86_400.0
 
 
 def clean(reports_days: float, idle_days: float, *, is_deleted: bool) -> None:
-    """Print what can go and its size, and remove it where it `is_deleted`.
+    """Print what is not needed and its size; remove it if `is_deleted`.
 
-    Without the registry nothing is listed: what registered policies were made of must stay.
-    CommandError where registry or store cannot be read.
+    What registered policies were made of is kept, so the registry must be reachable. CommandError
+    if registry or store cannot be read.
     """
     try:
         store = base_context().store

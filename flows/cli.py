@@ -21,8 +21,8 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
-from trimtab.flows.ended import closed_output_ends_it, signals_end_it
-from trimtab.flows.errors import CommandError, ConfigError, unknown
+from trimtab.flows.errors import CommandError, ConfigError, unknown_name
+from trimtab.flows.exit_handling import exit_on_closed_output, exit_on_signals
 from trimtab.flows.ui import serve_pages
 from trimtab.infra.settings import Settings, SettingsError
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         app(prog_name="trimtab")
     given = list(sys.argv[1:] if arguments is None else arguments)
     command = typer.main.get_command(app)
-    with signals_end_it(), closed_output_ends_it():
+    with exit_on_signals(), exit_on_closed_output():
         try:
             with command.make_context("trimtab", given or ["--help"]) as context:
                 return int(command.invoke(context) or 0)
@@ -64,12 +64,12 @@ def _usage_mistake(error: typer.TyperException) -> str:
 
 
 class Commands(TyperGroup):
-    """Commands under headings, in plain help too; an unknown one is answered with the nearest."""
+    """Help with commands under headings; an unknown command's error names the nearest one."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As Typer's own, but for the message."""
         if args[0] not in self.commands:
-            ctx.fail(unknown("command", args[0], self.commands))
+            ctx.fail(unknown_name("command", args[0], self.commands))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -138,7 +138,7 @@ def _options(
 
 
 def _start(*, is_written: bool = True) -> Settings:
-    """Settings and environment of a command; the home folder is made where it `is_written`."""
+    """Read the settings and prepare the environment; make the home folder if `is_written`."""
     settings = Settings.from_env()
     prepare_environment(settings)
     if is_written:
@@ -147,9 +147,9 @@ def _start(*, is_written: bool = True) -> Settings:
 
 
 def prepare_environment(settings: Settings) -> None:
-    """Embedded defaults: everything Prefect keeps lies below the home folder, nothing phones home.
+    """Keep Prefect's files below the home folder, and switch its telemetry off.
 
-    Must run before Prefect is imported; what the user has set already stays.
+    Must run before Prefect is imported. Variables that are already set are kept.
     """
     for name, value in {
         "PREFECT_HOME": str(settings.home / "prefect"),
@@ -164,7 +164,7 @@ def prepare_environment(settings: Settings) -> None:
 
 
 def make_home(settings: Settings) -> None:
-    """The home folder, for commands that write there; SettingsError where it cannot be written."""
+    """Create the home folder; SettingsError where it cannot be written."""
     try:
         settings.home.mkdir(parents=True, exist_ok=True)
         problem = "" if os.access(settings.home, os.W_OK | os.X_OK) else "no permission to write"
@@ -172,8 +172,8 @@ def make_home(settings: Settings) -> None:
         problem = error.strerror or str(error)
     if problem:
         raise SettingsError(
-            f"TRIMTAB_HOME is {settings.home}, which cannot be written ({problem}); allowed is a "
-            "folder that is there, or can be made, and is yours to write"
+            f"TRIMTAB_HOME is {settings.home}, which cannot be written ({problem}); allowed: a "
+            "folder that exists, or can be created, and that you may write to"
         )
 
 
@@ -198,7 +198,7 @@ def _arms() -> list[str]:
 
 def _known_flow(name: str) -> str:
     if name not in FLOWS:
-        raise ConfigError(f"--flow: {unknown('flow', name, FLOWS)}")
+        raise ConfigError(f"--flow: {unknown_name('flow', name, FLOWS)}")
     return name
 
 
@@ -215,11 +215,9 @@ Recipe = Annotated[
         help="smoke, default, rlaif, constitutional, hh-smollm2, ukp-smollm2 or hh-7b.",
     ),
 ]
-Champion = Annotated[
+RecipeOrModel = Annotated[
     str,
-    Argument(
-        autocompletion=_recipes, help="The recipe, or registered model, whose champion it is."
-    ),
+    Argument(autocompletion=_recipes, help="Recipe or registered model whose champion to use."),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -242,13 +240,10 @@ Arms = Annotated[
     Option(
         metavar="ARM",
         autocompletion=_arms,
-        help="Methods that --flow compare compares, e.g. dpo rest.",
+        help="With --flow compare: arms to compare, e.g. dpo rest or dpo,rest.",
     ),
 ]
-Seeds = Annotated[
-    list[int] | None,
-    Option(metavar="N", help="Seeds of a comparison or study, e.g. 0 1; by default 2 3 4."),
-]
+Seeds = partial(Option, metavar="N")
 Days = partial(Option, callback=_above_zero, metavar="DAYS")
 Port = partial(Option, min=1, max=65535)
 
@@ -259,9 +254,13 @@ def run(  # noqa: PLR0913 - an argument is an option of the command
     overrides: Overrides = None,
     flow: Flow = "rlhf",
     arms: Arms = None,
-    seeds: Seeds = None,
+    seeds: Annotated[
+        list[int] | None,
+        Seeds(help="With --flow compare: seeds, e.g. 0 1 or 0,1; by default 2 3 4."),
+    ] = None,
     name: Annotated[
-        str | None, Option(help="The run's name; by default recipe, seed, data and changes.")
+        str | None,
+        Option(help="Name of the run; by default made of recipe, seed, data and changes."),
     ] = None,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Print stages, tokens, steps and memory, and stop.")
@@ -274,7 +273,7 @@ def run(  # noqa: PLR0913 - an argument is an option of the command
         float | None, Option(callback=_above_zero, help="With --gpus: memory of each, in GiB.")
     ] = None,
 ) -> None:
-    """Run a recipe, print its plan, or its configuration."""
+    """Run a recipe, or print its plan or its configuration."""
     from trimtab.flows import commands
 
     settings = _start(is_written=not (dry_run or print_config))
@@ -282,10 +281,10 @@ def run(  # noqa: PLR0913 - an argument is an option of the command
         raise ConfigError("found --dry-run and --print-config; allowed: one of them")
     if (gpus, gpu_memory) != (None, None) and (not dry_run or None in (gpus, gpu_memory)):
         raise ConfigError(
-            f"--gpus is {gpus}, --gpu-memory is {gpu_memory}, --dry-run is {dry_run}; a dry run "
-            "takes both of the first two, or none"
+            f"found --gpus {gpus}, --gpu-memory {gpu_memory}, --dry-run {dry_run}; allowed: "
+            "--gpus and --gpu-memory together, and only with --dry-run"
         )
-    request = commands.requested(recipe, overrides or (), flow, arms, seeds, name, settings)
+    request = commands.parse_request(recipe, overrides or (), flow, arms, seeds, name, settings)
     if print_config:
         print(request.config.model_dump_json(indent=1))
     elif dry_run:
@@ -300,18 +299,21 @@ def study(
     paper: Annotated[
         str,
         Argument(
-            help="part-1, part-2, advantage-model; our own: methods, rlaif, human-votes, constants."
+            help="A paper: part-1, part-2 or advantage-model. Or a study of our own: methods, "
+            "rlaif, human-votes or constants."
         ),
     ],
-    exhibit: Annotated[str, Argument(help="A table or figure, e.g. figure-3; all: all of them.")],
+    exhibit: Annotated[str, Argument(help="A table or figure, e.g. figure-3, or all.")],
     overrides: Overrides = None,
     scale: Annotated[
         str,
-        Option(autocompletion=_recipes, help="The recipe whose sizes and settings the runs have."),
+        Option(autocompletion=_recipes, help="Recipe of the runs."),
     ] = "default",
-    seeds: Seeds = None,
+    seeds: Annotated[
+        list[int] | None, Seeds(help="Seeds to run, e.g. 0 1 or 0,1; by default 2 3 4.")
+    ] = None,
 ) -> None:
-    """Repeat a table or figure of the papers over several seeds."""
+    """Reproduce a table or figure of the papers over several seeds."""
     from trimtab.flows import commands
 
     _start()
@@ -319,7 +321,7 @@ def study(
 
 
 @app.command(rich_help_panel=RUN)
-def rounds(recipe: Champion, overrides: Overrides = None) -> None:
+def rounds(recipe: RecipeOrModel, overrides: Overrides = None) -> None:
     """Run one more MetaRM round from a recipe's champion."""
     from trimtab.flows import commands
 
@@ -329,7 +331,9 @@ def rounds(recipe: Champion, overrides: Overrides = None) -> None:
 
 @app.command(rich_help_panel=READ)
 def report(
-    is_opened: Annotated[bool, Option("--open", help="Open the newest in a browser.")] = False,
+    is_opened: Annotated[
+        bool, Option("--open", help="Open the newest report in a browser.")
+    ] = False,
 ) -> None:
     """List the reports, the newest last."""
     folder = _start(is_written=False).home / "reports"
@@ -346,11 +350,11 @@ def report(
 def compare(
     runs: Annotated[list[str], Argument(help="Names of runs, e.g. default-seed0 default-seed1.")],
 ) -> None:
-    """Print runs side by side in Markdown.
+    """Print finished runs side by side as Markdown.
 
-    Settings that differ are shown; figures of runs that differ in the seed alone are averaged.
+    Shows the settings in which they differ. Runs that differ only in their seed are averaged.
     """
-    from trimtab.infra.report_folders import run_of
+    from trimtab.infra.report_folders import read_run
     from trimtab.models.reporting.run_tables import comparison
 
     reports = _start(is_written=False).home / "reports"
@@ -360,9 +364,9 @@ def compare(
             raise ConfigError(f"no scorecard in {reports / name}; `trimtab report` lists runs")
         cards.append(json.loads((reports / name / "scorecard.json").read_text()))
         if "claims" not in cards[-1]:
-            raise ConfigError(f"{name} is a page over several runs, not a run")
+            raise ConfigError(f"{name} is the page of a comparison or study, not of a single run")
         summaries.append(json.loads((reports / name / "summary.json").read_text()))
-        about = run_of(reports / name)
+        about = read_run(reports / name)
         settings.append({"flow": about["flow"], **about["settings"]} if about else {})
     print(comparison(runs, cards, summaries, settings))
 
@@ -374,7 +378,7 @@ def papers(
         Option(help="Write papers.md there, and a page for each exhibit to papers/."),
     ] = None,
 ) -> None:
-    """Print all studies so far as one table in Markdown."""
+    """Print all finished studies as one table in Markdown."""
     from trimtab.models.studies.papers import cards_below, papers_page, write_pages
 
     reports = _start(is_written=False).home / "reports"
@@ -390,13 +394,15 @@ def ui(
     port: Annotated[int, Port(help="Prefect's port.")] = 4200,
     mlflow_port: Annotated[int, Port(help="MLflow's port.")] = 5000,
 ) -> int:
-    """Serve Prefect's and MLflow's pages on the embedded files, until Ctrl-C."""
+    """Serve the web pages of Prefect and MLflow for runs of this machine, until Ctrl-C."""
     return serve_pages(_start(), host, port, mlflow_port)
 
 
 @app.command(rich_help_panel=OPERATE)
 def deploy(
-    gpus: Annotated[int, Option(min=1, help="GPU slots.")] = 1,
+    gpus: Annotated[
+        int, Option(min=1, help="GPU slots: GPUs that all stages may hold at once.")
+    ] = 1,
     pool_type: Annotated[
         Literal["process", "kubernetes"], Option(help="Type of the work pool.")
     ] = ("process"),
@@ -404,7 +410,8 @@ def deploy(
         str | None,
         Option(
             metavar="TYPE/NAME",
-            help="Block that is told what happened, e.g. slack-webhook/alerts.",
+            help="Prefect block to notify of failures, collapses and new champions, "
+            "e.g. slack-webhook/alerts.",
         ),
     ] = None,
 ) -> None:
@@ -417,29 +424,29 @@ def deploy(
 
 @app.command(rich_help_panel=OPERATE)
 def rollback(
-    recipe: Champion,
+    recipe: RecipeOrModel,
     version: Annotated[
-        str | None, Argument(help="The version to go back to; by default the one before.")
+        str | None, Argument(help="Version number; by default the champion before the current one.")
     ] = None,
 ) -> None:
     """Make an earlier version champion again."""
     from trimtab.flows import commands
 
     _start()
-    commands.take_back(recipe, version)
+    commands.roll_back_champion(recipe, version)
 
 
 @app.command(rich_help_panel=OPERATE)
 def clean(
-    delete: Annotated[bool, Option("--delete", help="Remove it; by default only list.")] = False,
+    delete: Annotated[bool, Option("--delete", help="Remove what is listed.")] = False,
     reports_days: Annotated[
-        float, Days(help="Keep what reports of the last DAYS were made of.")
+        float, Days(help="Keep what reports of the last DAYS days were made of.")
     ] = 90.0,
     idle_days: Annotated[
-        float, Days(help="Keep what was written in the last DAYS: a run may use it.")
+        float, Days(help="Keep what was written in the last DAYS days, as a run may be using it.")
     ] = 7.0,
 ) -> None:
-    """List what no report needs any more, or remove it."""
+    """List artifacts and checkpoints that no report needs; with --delete, remove them."""
     from trimtab.flows.clean import clean
 
     _start()

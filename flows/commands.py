@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.flows.checks import check
-from trimtab.flows.compare_config import METHODS, SEEDS, comparison_name, of_seeds
+from trimtab.flows.compare_config import METHODS, SEEDS, comparison_name, configs_of_seeds
 from trimtab.flows.config import RunConfig, load_config
-from trimtab.flows.ended import signals_end_it
 from trimtab.flows.errors import CommandError, ConfigError
-from trimtab.flows.names import check_free, named
-from trimtab.flows.overrides import RoundChanges, changed, parsed, validated
+from trimtab.flows.exit_handling import exit_on_signals
+from trimtab.flows.names import check_free, name_run
+from trimtab.flows.overrides import RoundChanges, apply_changes, parse_overrides, validate_changes
 from trimtab.flows.recipes import MACHINES, recipe_named
 from trimtab.infra.imports import quick_imports
 from trimtab.infra.prefect.server import PrefectServerError, local_prefect_server
@@ -36,14 +36,15 @@ from trimtab.infra.tracking.registry import RegistryError
 from trimtab.models.estimates.machine import GIB, Machine
 from trimtab.models.estimates.shapes import PlanError
 
-GOES_ON = "; the same command goes on where it was"
+CONTINUE_HINT = "; run the same command again to continue"
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A run as it was asked for, free of mistakes.
+    """A validated request for a run.
 
-    config: of a comparison, that of its first seed. parameters: those of the flow.
+    config: the run's configuration; for a comparison, that of its first seed. parameters: the
+    flow's arguments.
     """
 
     flow: str
@@ -51,7 +52,7 @@ class RunRequest:
     parameters: dict[str, Any]
 
 
-def requested(
+def parse_request(
     recipe: str,
     overrides: Sequence[str],
     flow: str,
@@ -60,24 +61,24 @@ def requested(
     name: str | None,
     settings: Settings,
 ) -> RunRequest:
-    """The run; ConfigError for a mistake, and for a name that another run's report has."""
-    changes = parsed(overrides)
+    """Validate a command line; ConfigError for a mistake, or a name that is already taken."""
+    changes = parse_overrides(overrides)
     compared: dict[str, Any] = {}
     if flow == "compare":
         compared = {
             "arms": _compared("arms", arms, changes, "arms") or list(METHODS),
             "seeds": _compared("seeds", seeds, changes, "seed") or list(SEEDS),
         }
-        config = of_seeds(recipe, **compared, changes=changes)[0]
+        config = configs_of_seeds(recipe, **compared, changes=changes)[0]
         run_name = comparison_name(config, **compared, given=name)
     elif arms or seeds:
         raise ConfigError(
-            f"--arms and --seeds are for --flow compare, found --flow {flow}: give arms=[...] and "
-            "seed=..."
+            f"--arms and --seeds are for --flow compare, found --flow {flow}: use arms=[...] and "
+            "seed=... instead"
         )
     else:
-        config = changed(recipe_named(recipe), changes)
-        run_name = named(config, flow, name)
+        config = apply_changes(recipe_named(recipe), changes)
+        run_name = name_run(config, flow, name)
     check_free(run_name, settings)
     return RunRequest(
         flow, config, {"recipe": recipe, "changes": changes, "name": name, **compared}
@@ -87,9 +88,9 @@ def requested(
 def _compared(
     option: str, given: Sequence[Any] | None, changes: dict[str, Any], field: str
 ) -> list[Any]:
-    """What a comparison is told by an option, or by the field that means it in a single run.
+    """The arms or seeds of a comparison, from its option or from `arms=` or `seed=`.
 
-    The field is taken out of the changes.
+    Removes `arms` or `seed` from the changes.
     """
     if field not in changes:
         return list(given or ())
@@ -100,12 +101,12 @@ def _compared(
 
 
 def run_recipe(request: RunRequest, settings: Settings) -> None:
-    """Run it; ConfigError for what is missing here, or does not fit on this host."""
+    """Run a request; ConfigError if something it needs is missing, or it does not fit here."""
     found = check(request.config)
     _refuse([*found.mistakes, *(found.missing if settings.dask is None else ())])
     for line in found.notes:
         print(f"trimtab: {line}", file=sys.stderr)
-    with prefect() as wait_until_ready:
+    with prefect_server() as wait_until_ready:
         flow = load_flow(request.flow)
         if settings.dask is None:
             refuse_too_large(request.config, request.flow, settings)
@@ -117,11 +118,11 @@ def run_study(
     paper: str, exhibit: str, scale: str, seeds: list[int], overrides: Sequence[str]
 ) -> None:
     """A paper's table or figure over several seeds; prints the status of each exhibit."""
-    changes = parsed(overrides)
-    _refuse(check(changed(recipe_named(scale), changes)).mistakes)
-    with prefect() as wait_until_ready:
+    changes = parse_overrides(overrides)
+    _refuse(check(apply_changes(recipe_named(scale), changes)).mistakes)
+    with prefect_server() as wait_until_ready:
         study = load_flow("study")
-        import_module("trimtab.flows.study").checked(paper, exhibit, seeds)
+        import_module("trimtab.flows.study").find_exhibits(paper, exhibit, seeds)
         wait_until_ready()
         for slug, status in study(paper, exhibit, scale, seeds, changes).items():
             print(f"{slug}: {status}")
@@ -130,22 +131,22 @@ def run_study(
 def next_round(recipe: str, overrides: Sequence[str]) -> None:
     """One more round from the champion, with changes to its run's configuration.
 
-    They are checked here as well: Prefect's own refusal of a flow's parameters is not a line.
+    The changes are validated here first, because Prefect's own message takes many lines.
     """
-    changes = parsed(overrides)
-    given = validated(changes, RoundChanges)
-    with prefect() as wait_until_ready:
+    changes = parse_overrides(overrides)
+    given = validate_changes(changes, RoundChanges)
+    with prefect_server() as wait_until_ready:
         rounds = load_flow("rounds")
         champion = import_module("trimtab.flows.rounds").champion_of(recipe)
-        changed(load_config(champion.config), given)
+        apply_changes(load_config(champion.config), given)
         wait_until_ready()
         found = rounds(recipe, changes)
         if "idle" in found:
             print(found["idle"])
 
 
-def take_back(recipe: str, version: str | None) -> None:
-    """Make the version before, or the one named, champion again."""
+def roll_back_champion(recipe: str, version: str | None) -> None:
+    """Make the previous champion, or the given version, champion again."""
     from trimtab.tasks.registry import roll_back
 
     try:
@@ -176,20 +177,20 @@ def deploy_flows(gpus: int, pool_type: str, notify: str | None) -> None:
 
 
 @contextmanager
-def prefect() -> Iterator[Callable[[], None]]:
-    """Start Prefect's server; gives a function that waits until it answers.
+def prefect_server() -> Iterator[Callable[[], None]]:
+    """Start Prefect's server; yields a function that waits until it answers.
 
-    What runs inside and fails in a way that is known raises CommandError.
+    Known failures of the code inside are raised as CommandError.
     """
-    with signals_end_it(GOES_ON), local_prefect_server() as wait_until_ready:
+    with exit_on_signals(CONTINUE_HINT), local_prefect_server() as wait_until_ready:
         with _loading():
-            from trimtab.tasks.context import get_ready
+            from trimtab.tasks.context import preload
             from trimtab.tasks.execution import StageInputError, StageOutputError
             from trimtab.tasks.registry import LineageError
         stages = (TrainerError, StageInputError, StageOutputError, StorageError, FetchError)
         try:
             with quick_imports():
-                get_ready()
+                preload()
             if not (Settings.from_env().home / "reports").exists():  # first run: an empty store
                 warm_up()
             yield wait_until_ready
@@ -198,7 +199,7 @@ def prefect() -> Iterator[Callable[[], None]]:
 
 
 def load_flow(name: str) -> Callable[..., Any]:
-    """The flow of a name, of the module of that name; no other is loaded."""
+    """Load a flow by its name, from the module of that name; no other flow is loaded."""
     module = name.replace("-", "_")
     with _loading():
         flow: Callable[..., Any] = getattr(import_module(f"trimtab.flows.{module}"), module)
@@ -210,7 +211,7 @@ def load_flow(name: str) -> Callable[..., Any]:
 @contextmanager
 def _loading() -> Iterator[None]:
     """For imports of large libraries: quick, and a signal ends them at once."""
-    with quick_imports(), signals_end_it(GOES_ON, at_once=True):
+    with quick_imports(), exit_on_signals(CONTINUE_HINT, at_once=True):
         yield
 
 
@@ -225,7 +226,7 @@ def print_plan(request: RunRequest, machine: Machine) -> None:
     if not found.mistakes:
         found = check(request.config, most_rows=None)
     _refuse(found.mistakes)
-    # Prefect, which is loaded with the flows, would like its home below ours: there may be none.
+    # Prefect, loaded with the flows, warns if our home folder does not exist. A plan needs none.
     warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
     from trimtab.flows.plan import make_plan
     from trimtab.flows.plan_text import plan_text
@@ -241,22 +242,23 @@ def print_plan(request: RunRequest, machine: Machine) -> None:
 def machine_of_plan(
     recipe: str, gpus: int | None, gpu_memory: float | None, settings: Settings
 ) -> Machine:
-    """The machine that a plan is held against: of so many GPUs, the recipe's, or this host."""
+    """The machine to plan for: the given GPUs, else the recipe's machine, else this host."""
     if gpus is not None and gpu_memory is not None:
         return Machine.of_gpus(gpus, gpu_memory)
     machine = MACHINES.get(recipe) or _this_host(settings)
     if machine is None:
         raise ConfigError(
-            "nvidia-smi does not tell the memory of this host's GPUs: give --gpus and --gpu-memory"
+            "cannot read the memory of this host's GPUs from nvidia-smi: give --gpus and "
+            "--gpu-memory"
         )
     return machine
 
 
 def refuse_too_large(config: RunConfig, flow: str, settings: Settings) -> None:
-    """ConfigError for a run of which this host cannot hold every stage, by its plan.
+    """ConfigError if a stage of the run's plan does not fit on this host.
 
-    Rows of people's preferences are not counted for it, which may take long: they decide how long
-    a stage takes, and hardly its memory. A model whose size is not known is let through.
+    Rows of preference files are not counted, which may take long: they decide how long a stage
+    takes, but hardly its memory. A model of unknown size is not refused.
     """
     from trimtab.flows.plan import make_plan
 
@@ -273,13 +275,13 @@ def refuse_too_large(config: RunConfig, flow: str, settings: Settings) -> None:
     if found is not None:
         raise ConfigError(
             f"{config.recipe} does not fit on this host: {found}; found "
-            f"{known or f'{num_gpus} GPUs'}. --dry-run has the whole plan; hh-smollm2 is the "
-            "recipe for people's data with a small model"
+            f"{known or f'{num_gpus} GPUs'}. --dry-run prints the whole plan; hh-smollm2 is the "
+            "recipe for human preferences with a small model"
         )
 
 
 def _this_host(settings: Settings) -> Machine | None:
-    """The machine at hand; none where the memory of its GPUs cannot be told."""
+    """This host; None if the memory of its GPUs cannot be read."""
     if not settings.gpus:
         return Machine.this_computer(settings.max_parallel)
     memory = memory_of(settings.gpus)

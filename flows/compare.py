@@ -1,4 +1,4 @@
-"""Several ways to optimise a policy on the same data and budget, over several seeds."""
+"""The flow `compare`: several methods on the same data and budget, over several seeds."""
 
 from __future__ import annotations
 
@@ -7,23 +7,29 @@ from typing import Annotated
 from pydantic import Field
 
 from trimtab.flows import experiment
-from trimtab.flows.compare_config import METHODS, SEEDS, CompareChanges, comparison_name, of_seeds
+from trimtab.flows.compare_config import (
+    METHODS,
+    SEEDS,
+    CompareChanges,
+    comparison_name,
+    configs_of_seeds,
+)
 from trimtab.flows.config import Arm
 from trimtab.flows.flow import flow
+from trimtab.flows.lifecycle import tracked_flow
 from trimtab.flows.names import GivenName
-from trimtab.flows.publish import tracked_flow
 from trimtab.flows.recipes import RecipeName
 from trimtab.flows.run import Run
 from trimtab.models.config.base import RunSeed
 from trimtab.models.config.reporting import CompareConfig
 from trimtab.models.specs import COMPARE
-from trimtab.tasks.access import demand_access
-from trimtab.tasks.publishing import announce, lineage_of
+from trimtab.tasks.access import require_access
+from trimtab.tasks.report_export import export_report, lineage_of
 
 Arms = Annotated[list[Arm], Field(min_length=1)]
 Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]
-# Stages whose records say what a policy took, and how it went.
-READ = (
+# Stages whose artifacts tell a policy's cost and training curve.
+STAGES_READ = (
     "ppo_max",
     "rehearsal",
     "dpo",
@@ -43,21 +49,22 @@ def compare(
     changes: CompareChanges | None = None,
     name: GivenName | None = None,
 ) -> dict[str, object]:
-    """Policies of several methods from one SFT policy a seed, and one page about all of them.
+    """Train several arms from one SFT policy per seed, and compare them on one page.
 
-    Score against KL, every two policies judged, ratings, cost. What methods share is made once.
+    The page shows score against KL, every pair of policies judged, ratings and cost. Stages that
+    arms share run once.
     Returns the key numbers and where the page lies.
 
     Args:
-        recipe: The recipe whose sizes and settings the runs have
-        arms: The methods to compare, beside SFT
-        seeds: Seeds of the runs, each a world of its own
-        changes: What all runs do otherwise; what is left empty stays as the recipe has it
-        name: The page's name, for MLflow and Prefect too; by default what all of the above give
+        recipe: The recipe of the runs
+        arms: The arms to compare, besides SFT
+        seeds: Seeds of the runs, each with a synthetic world of its own
+        changes: Settings to change in all runs; empty fields keep the recipe's values
+        name: Name of the page, in MLflow and Prefect too; by default made of the above
     """
-    configs = of_seeds(recipe, arms, seeds, changes)
+    configs = configs_of_seeds(recipe, arms, seeds, changes)
     config = configs[0]
-    demand_access(config)
+    require_access(config)
     found_name = comparison_name(config, arms, seeds, name)
     runs = [Run(each, name=found_name.name) for each in configs]
     with tracked_flow(config, found_name) as tracked:
@@ -75,8 +82,8 @@ def compare(
         read = {
             name: result
             for name, result in results.items()
-            if result.ref.stage in READ or name.endswith((".preferences", ".eval_best_of_n"))
+            if result.ref.stage in STAGES_READ or name.endswith((".preferences", ".eval_best_of_n"))
         }
         matrix = {"win_matrix": runs[-1].result("win_matrix")}
         found = runs[-1].submit(COMPARE, page, artifacts=matrix | read).result()
-        return announce(tracked, found, results, found_name.name, found_name.about)
+        return export_report(tracked, found, results, found_name.name, found_name.about)

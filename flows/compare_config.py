@@ -1,4 +1,4 @@
-"""What a comparison is of: methods, seeds, and what all of its runs do otherwise."""
+"""The parameters of a comparison: arms, seeds, and changes to all of its runs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trimtab.flows.config import Arm, ConfigError, RunConfig
-from trimtab.flows.names import RunName, named_over_seeds
-from trimtab.flows.overrides import FIELDS, Whole, changed, changes_to
+from trimtab.flows.names import RunName, name_run_over_seeds
+from trimtab.flows.overrides import FIELDS, ExplainedChanges, apply_changes, changes_to
 from trimtab.flows.recipes import recipe_named
 
 METHODS: tuple[Arm, ...] = (
@@ -19,27 +19,29 @@ SEEDS = (2, 3, 4)
 _FIELDS = [name for name in FIELDS if name not in ("arms", "seed", "rounds")]
 
 
-class CompareChanges(Whole, changes_to(RunConfig, _FIELDS)):  # type: ignore[misc]
-    """What all runs of a comparison do otherwise than their recipe."""
+class CompareChanges(ExplainedChanges, changes_to(RunConfig, _FIELDS)):  # type: ignore[misc]
+    """Settings that all runs of a comparison change in their recipe."""
 
 
-def of_seeds(
+def configs_of_seeds(
     recipe: str,
     arms: Sequence[str],
     seeds: Sequence[int],
     changes: CompareChanges | Mapping[str, Any] | None,
 ) -> list[RunConfig]:
-    """A run's configuration for each seed; ConfigError for what cannot be compared."""
+    """A configuration for each seed; ConfigError for repeated arms or seeds."""
     for name, given in (("arms", arms), ("seeds", seeds)):
         if len(set(map(str, given))) < len(given):
             raise ConfigError(f"{name} must differ, found {', '.join(map(str, given))}")
-    config = changed(recipe_named(recipe), changes, CompareChanges)
-    return [changed(config, {"arms": list(arms), "seed": seed}) for seed in seeds]
+    config = apply_changes(recipe_named(recipe), changes, CompareChanges)
+    return [apply_changes(config, {"arms": list(arms), "seed": seed}) for seed in seeds]
 
 
 def comparison_name(
     config: RunConfig, arms: Sequence[str], seeds: Sequence[int], given: str | None = None
 ) -> RunName:
-    """What a comparison is called: `compare-<recipe>`, and what of it is not as usual."""
+    """A comparison's name: `compare-<recipe>`, then whatever is not the default."""
     usual = {"seeds": SEEDS, "arms": METHODS}
-    return named_over_seeds(config, "compare", {"seeds": [*seeds], "arms": [*arms]}, usual, given)
+    return name_run_over_seeds(
+        config, "compare", {"seeds": [*seeds], "arms": [*arms]}, usual, given
+    )

@@ -57,9 +57,8 @@ Arm = Literal[
 Vote = Literal["in_sample", "cross_fitted"]
 # Sizes of attention heads for which vLLM has a kernel on every device.
 VLLM_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-# What is added to the seed of a stage at most, for its member, round or answers, and further
-# random streams.
-MOST_OFFSET = 2_000_000
+# The most that is added to a stage's seed, for its member, round, answers and random streams.
+MAX_OFFSET = 2_000_000
 # Judges never take part in optimising a policy: they are the members of the raw-label ensemble.
 NUM_JUDGES = 3
 
@@ -77,10 +76,11 @@ class EnsembleConfig(Section):
         5,
         ge=2,
         le=100,
-        description="M, members per vote; the second to the fourth also judge [RM: 10]",
+        description="M, the number of reward models in each vote; the second to the fourth "
+        "also judge policies [RM: 10]",
     )
     votes: tuple[Vote, ...] = Field(
-        ("in_sample",), min_length=1, description="Votes to hold; the first decides the labels"
+        ("in_sample",), min_length=1, description="Votes to take; the first decides the labels"
     )
     member: RewardModelConfig = RewardModelConfig()
 
@@ -94,11 +94,15 @@ class RoundsConfig(Section):
     """Iterated MetaRM rounds with a promotion rule."""
 
     max_rounds: int = Field(
-        2, ge=1, le=100, description="Rounds at most, the first PPO-max included"
+        2,
+        ge=1,
+        le=100,
+        description="Largest number of rounds; PPO-max of the arm `full` is round 1",
     )
     promote: Literal["by_judgement", "always"] = Field(
         "by_judgement",
-        description="Promotion rule; `always` runs every round, as the paper's table",
+        description="Whether a round is promoted if held-out judges prefer it, or always; `always` "
+        "runs every round, as in the paper's table 2",
     )
     meta_rm: MetaRMConfig = MetaRMConfig()
 
@@ -107,13 +111,17 @@ class RunConfig(Section):
     """One experiment. Without `preferences.sources` it runs in the synthetic world."""
 
     recipe: str = Field("default", description="Name of the recipe this started from")
-    seed: RunSeed = Field(0, description="Seed of everything; shifts every stage's own seed")
+    seed: RunSeed = Field(
+        0, description="Seed of the run; 1000 times it is added to each stage's own seed"
+    )
     world: WorldConfig = WorldConfig()
     comparisons: ComparisonsConfig = ComparisonsConfig()
     preferences: PreferencesConfig = PreferencesConfig()
     sft: SFTConfig = SFTConfig()
     constitution: ConstitutionConfig | None = Field(
-        None, description="Let SFT learn its answers as a model has revised them; none: SFT alone"
+        None,
+        description="Constitutional SFT: a model revises the SFT policy's answers, and SFT learns "
+        "the revisions; none: plain SFT",
     )
     ensemble: EnsembleConfig = EnsembleConfig()
     cache_trunk: bool = Field(
@@ -122,7 +130,7 @@ class RunConfig(Section):
         "(4 bytes a token and hidden unit), so that scorers do not each compute it",
     )
     judge_preferences: JudgePreferencesConfig | None = Field(
-        None, description="Let a judge model compare the pairs; none: nobody is asked"
+        None, description="Let a judge model compare the pairs; none: no judge"
     )
     ai_labels: AILabelsConfig | None = Field(
         None, description="Train on the judge's labels (RLAIF); none: on people's"
@@ -141,7 +149,7 @@ class RunConfig(Section):
     arms: tuple[Arm, ...] = Field(
         ("vanilla", "full"),
         min_length=1,
-        description="Policies to train; rounds go on from `full`, without it there are none",
+        description="Policies to train; MetaRM rounds start from `full`, and need it",
     )
     rounds: RoundsConfig = RoundsConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
@@ -176,8 +184,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _seeds_are_in_range(self) -> Self:
-        """Every seed is one of `seeded`, which numpy and scikit-learn are to take."""
-        allowed = LARGEST_SEED - MOST_OFFSET - 1000 * self.seed
+        """Every stage's seed, after `seeded`, is one that numpy and scikit-learn accept."""
+        allowed = LARGEST_SEED - MAX_OFFSET - 1000 * self.seed
         wrong = {path: seed for path, seed in _seeds(self) if seed > allowed}
         if wrong:
             path, seed = max(wrong.items(), key=lambda each: each[1])
@@ -275,7 +283,7 @@ class RunConfig(Section):
 
 
 def sections_of(config: BaseModel, above: str = "") -> Iterator[tuple[str, BaseModel]]:
-    """Every section of a configuration, and itself, with the path that its fields' names go on."""
+    """The configuration and each of its sections, each with the prefix of its fields' paths."""
     yield above, config
     for name in type(config).model_fields:
         value = getattr(config, name)
@@ -326,8 +334,8 @@ def check_layers(config: RunConfig, num_layers: int) -> None:
     if whole and config.cache_trunk:
         raise ValueError(
             f"{', '.join(whole)} must be below the {num_layers} layers of the model where "
-            f"cache_trunk is set, found {num_layers}: no lower layer is frozen; leave it out "
-            "to train all"
+            f"cache_trunk is set, found {num_layers}, which freezes no layer; leave it unset to "
+            "train all layers"
         )
 
 

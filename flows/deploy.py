@@ -47,7 +47,7 @@ STARTED = timedelta(minutes=5)
 def deploy(gpus: int, pool_type: str, notify: str | None, prefect_file: Path) -> None:
     """Make or update all of it; ConfigError for what cannot be, e.g. an unknown block.
 
-    prefect_file: deployments of one's own; where it does not exist, those that come with Trimtab.
+    prefect_file: your own deployments; if it does not exist, those that come with Trimtab.
     """
     if not prefect_file.is_file():
         prefect_file = PACKAGE / "prefect.yaml"
@@ -79,7 +79,7 @@ def recovery(pool_type: str) -> list[AutomationCore]:
     go_on = ChangeFlowRunState(
         state=StateType.SCHEDULED,
         name="AwaitingRetry",
-        message="It goes on from its last checkpoint",
+        message="It continues from its last checkpoint",
     )
     found = [
         AutomationCore(

@@ -1,4 +1,4 @@
-"""What ends a command with a line: mistakes (exit status 2) and known failures (1)."""
+"""Errors that end a command with one line: mistakes (exit status 2), known failures (1)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable
 
 
 class ConfigError(ValueError):
-    """A configuration or command that cannot be run: what was found, and what is allowed."""
+    """A wrong configuration or command: what was found, and what is allowed."""
 
 
 class CommandError(RuntimeError):
-    """A command that failed, though what was asked for is right: its message is all there is."""
+    """A valid command that failed. Only its message is shown, without a traceback."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """The message about a name that is not known: the nearest one that is, and all of them."""
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
+    """The message about an unknown name, with the nearest known name and all known names."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""

@@ -1,4 +1,4 @@
-"""A registered policy against another on held-out prompts; nothing is trained."""
+"""The flow `evaluate`: two registered policies on held-out prompts; nothing is trained."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pydantic import Field
 
 from trimtab.flows.config import ConfigError, load_config
 from trimtab.flows.flow import flow
-from trimtab.flows.names import named
+from trimtab.flows.lifecycle import tracked_flow
+from trimtab.flows.names import name_run
 from trimtab.flows.pipeline.policies import measure
-from trimtab.flows.publish import tracked_flow
 from trimtab.flows.run import Future, Run, roles_of_round
 from trimtab.models.specs import HEAD_TO_HEAD
 from trimtab.tasks.registry import Registered, model_name, registered
@@ -24,22 +24,22 @@ AnswerSeed = Annotated[int, Field(ge=0, le=1_000_000)]
 def evaluate(
     recipe: str = "default", policy: str = "candidate", against: str = SFT, seed: AnswerSeed = 0
 ) -> dict[str, Any]:
-    """Win, tie and lose of one policy against another, by set of prompts, with intervals.
+    """Wins, ties and losses of one registered policy against another, with intervals.
 
-    Both answer the evaluation prompts of the run that made `policy`; its judges, which took no part
-    in training it, score them. Returns the key numbers; the page of the flow run has the table.
+    Both answer the evaluation prompts of the run that made `policy`. That run's held-out judges
+    score the answers. Returns the key numbers; the flow run's page shows the table.
 
     Args:
-        recipe: The recipe, or the registered model, whose policies to compare
+        recipe: The recipe or registered model whose policies to compare
         policy: An alias (candidate, champion) or a version number
-        against: The same, or `sft` for the policy both started from
-        seed: Seed of the answers; another one gives other answers
+        against: An alias, a version number, or `sft` for the policy both started from
+        seed: Seed of sampling the answers
     """
     if policy == against:
         raise ConfigError(f"policy and against are both {policy!r}: nothing to compare")
     ours = _registered(recipe, policy)
     config = load_config(ours.config)
-    name = named(config, "evaluate")
+    name = name_run(config, "evaluate")
     run = Run(config, dict(ours.artifacts), name.name)
     contenders = {policy: _contender(ours), against: _opponent(run, recipe, against)}
     with tracked_flow(config, name) as tracked:

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trimtab.flows.config import seeded
-from trimtab.flows.names import named
-from trimtab.flows.overrides import RunChanges, changed
+from trimtab.flows.lifecycle import finish_run, tracked_flow
+from trimtab.flows.names import name_run
+from trimtab.flows.overrides import RunChanges, apply_changes
 from trimtab.flows.pipeline.data import cache_trunk, prepare
 from trimtab.flows.pipeline.labels import ask_judge, audit_labels, compare_votes
 from trimtab.flows.pipeline.policies import judge_policies, train_policies
 from trimtab.flows.pipeline.rewards import train_scorers
 from trimtab.flows.pipeline.rounds import first_champion, improve_in_rounds
-from trimtab.flows.publish import finish, tracked_flow
 from trimtab.flows.recipes import RecipeName, recipe_named
 from trimtab.flows.run import Run
 from trimtab.models.config.reporting import WinMatrixConfig
 from trimtab.models.specs import JUDGE_ANSWERS, WIN_MATRIX
-from trimtab.tasks.access import demand_access
+from trimtab.tasks.access import require_access
 
 
 def run_flow(
@@ -31,14 +31,14 @@ def run_flow(
     changes: RunChanges | None,
     given_name: str | None = None,
 ) -> dict[str, object]:
-    """Run stages to a report; that of a part of the experiment lies beside that of the whole."""
-    config = changed(recipe_named(recipe), changes)
-    demand_access(config)
-    name = named(config, flow, given_name)
+    """Run `stages` with a recipe and its changes, and write the report."""
+    config = apply_changes(recipe_named(recipe), changes)
+    require_access(config)
+    name = name_run(config, flow, given_name)
     run = Run(config, name=name.name)
     with tracked_flow(config, name) as tracked:
         champion = stages(run)
-        return finish(run, tracked, champion, name)
+        return finish_run(run, tracked, champion, name)
 
 
 def rlhf(run: Run) -> int | None:
@@ -57,9 +57,9 @@ def policy(run: Run) -> int | None:
 
 
 def compare(*runs: Run) -> None:
-    """The policies of every run, which are seeds of one configuration, and all of them judged.
+    """Train and judge the policies of all runs, which differ only in their seed.
 
-    The last run has the role `win_matrix`, so that it comes behind all else that is waited for.
+    The last run keeps the role `win_matrix`, so that its result is waited for last.
     """
     for run in runs:
         _policies(run)

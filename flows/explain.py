@@ -20,8 +20,8 @@ WORDS = {
     "^Tuple": "List",
     r"a valid dictionary( or (instance|object) .*)?$": "an object with fields",
 }
-MOST_CHARACTERS = 100
-MOST_HINTS = 3
+MAX_CHARACTERS = 100
+MAX_HINTS = 3
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
@@ -67,9 +67,9 @@ def _line(problem: ErrorDetails, model: type[BaseModel]) -> str:
 def short(value: object) -> str:
     """What was found as one line, cut in the middle."""
     text = "null" if value is None else repr(value)
-    if len(text) <= MOST_CHARACTERS:
+    if len(text) <= MAX_CHARACTERS:
         return text
-    return f"{text[: MOST_CHARACTERS // 2]} ... {text[-MOST_CHARACTERS // 4 :]}"
+    return f"{text[: MAX_CHARACTERS // 2]} ... {text[-MAX_CHARACTERS // 4 :]}"
 
 
 def _sections_in(kind: Any) -> list[type[BaseModel]]:
@@ -104,6 +104,6 @@ def _unknown(path: str, known: list[str], model: type[BaseModel]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     near = near or [each for each, _ in described_fields(model) if each.rpartition(".")[2] == name]
     if near:
-        names = " or ".join(repr(each) for each in near[:MOST_HINTS])
+        names = " or ".join(repr(each) for each in near[:MAX_HINTS])
         return f"{path}: unknown field {name!r}; did you mean {names}?"
     return f"{path}: unknown field {name!r}. Allowed: {', '.join(known) or 'none'}"

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 from prefect import Flow
 from prefect.exceptions import ParameterTypeError
 
-from trimtab.flows.publish import run_name
+from trimtab.flows.lifecycle import run_name
 from trimtab.flows.runner import task_runner
 
 P = ParamSpec("P")

@@ -1,14 +1,14 @@
-"""What a run is called: its recipe and seed, its data, and what it changes of the recipe.
+"""Names of runs: recipe and seed, data, and the settings that differ from the recipe.
 
     default-seed0                                a recipe as it is
     default-seed1-ppo.kl_coef=0.05               one setting changed
-    hh-smollm2-seed0-my-3f2a9c12                 files of one's own: name, sha256 of their contents
+    hh-smollm2-seed0-my-3f2a9c12                 your own files: name, sha256 of their contents
     smoke-seed0-ensemble.size=5-4e07408c         too much to say: the first changes, sha256 of all
     default-seed0-label-audit                    another flow than `rlhf`
 
 Reports and the runs of MLflow and Prefect have this name. It stands for the configuration: two that
 differ do not share one, and one configuration always has the same. What policies compete for has a
-name as well, the registered model of all runs on the same data (`model_of`).
+name as well, the registered model of all runs on the same data (`registered_model_name`).
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class RunName:
         }
 
 
-def named(config: RunConfig, flow: str, given: str | None = None) -> RunName:
+def name_run(config: RunConfig, flow: str, given: str | None = None) -> RunName:
     """The name of a run of one configuration: the one `given`, or that of the configuration."""
     part = "" if flow == "rlhf" else f"-{flow}"
     return _named(f"{_of_seed(config)}{part}", given, flow, settings_of(config))
 
 
-def named_over_seeds(
+def name_run_over_seeds(
     config: RunConfig,
     flow: str,
     chosen: Mapping[str, Any],
@@ -81,7 +81,7 @@ def named_over_seeds(
     """The name of a run over several seeds, `chosen` with it: only what is not `usual` shows."""
     changes = {name: value for name, value in chosen.items() if list(value) != list(usual[name])}
     changes |= {k: v for k, v in _changes(config).items() if k not in ("arms", "seed")}
-    parts = [flow, config.recipe, data_of(config), _said(changes)]
+    parts = [flow, config.recipe, data_name(config), _said(changes)]
     settings = {k: v for k, v in settings_of(config).items() if k not in ("arms", "seed")}
     return _named("-".join(filter(None, parts)), given, flow, {**settings, **chosen})
 
@@ -105,7 +105,7 @@ def check_free(name: RunName, settings: Settings) -> None:
         raise ConfigError(str(error)) from None
 
 
-def model_of(config: RunConfig) -> str:
+def registered_model_name(config: RunConfig) -> str:
     """The registered model that a run's policies are versions of, and may become champion of.
 
     `trimtab-policy-<recipe>`; with another seed, data, or settings of what the policies are judged
@@ -113,14 +113,14 @@ def model_of(config: RunConfig) -> str:
     """
     seed = f"seed{config.seed}" if config.seed != _recipe(config).seed else ""
     ours, usual = _judged_on(config), _judged_on(_recipe(config))
-    parts = ["trimtab-policy", _safe(config.recipe), seed, data_of(config)]
+    parts = ["trimtab-policy", _safe(config.recipe), seed, data_name(config)]
     if ours != usual:
         parts.append(_digest(ours))
     return "-".join(filter(None, parts))
 
 
 def _judged_on(config: RunConfig) -> dict[str, Any]:
-    """What the policies are judged on, but seed and data."""
+    """The settings that decide how policies are judged, without seed and data."""
     values = {name: _plain(config)[name] for name in JUDGED_ON}
     values["preferences"] = {
         name: value
@@ -140,7 +140,7 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
     return dict(_leaves(_plain(config)))
 
 
-def data_of(config: RunConfig) -> str:
+def data_name(config: RunConfig) -> str:
     """Names and sha256 of the run's own data; nothing where it is the recipe's.
 
     A file is the run's own whatever its name: a recipe does not know its contents.
@@ -161,7 +161,7 @@ def _data(values: Mapping[str, Any]) -> list[Any]:
 
 def _of_seed(config: RunConfig) -> str:
     changes = {k: v for k, v in _changes(config).items() if k != "seed"}
-    parts = [_safe(config.recipe), f"seed{config.seed}", data_of(config), _said(changes)]
+    parts = [_safe(config.recipe), f"seed{config.seed}", data_name(config), _said(changes)]
     return "-".join(filter(None, parts))
 
 
@@ -191,7 +191,7 @@ def _changes(config: RunConfig) -> dict[str, Any]:
 
 
 def _at(values: Mapping[str, Any], path: str) -> tuple[str, Any]:
-    """The value at a path, or that of the section above which there is none."""
+    """The value at a path, or the nearest value above it if a section there is null."""
     found: Any = values
     names = path.split(".")
     for number, name in enumerate(names, start=1):
@@ -240,7 +240,7 @@ def _content_as_seen(path: Path, _size: int, _changed: int) -> str:
 
 
 def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Values by dotted path; a section in which nothing stands is one too."""
+    """Values by dotted path; an empty section counts as a value."""
     for name, value in values.items():
         if isinstance(value, dict) and value:
             yield from _leaves(value, f"{above}{name}.")
@@ -249,7 +249,7 @@ def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
 
 
 def _said(changes: Mapping[str, Any]) -> str:
-    """The changes in words, as many as there is room for; with a digest where that is not all."""
+    """The changes as text, up to MAX_CHANGES characters; with a digest if some are left out."""
     said, is_all = "", True
     for path, value in changes.items():
         text, is_exact = _text(value)
@@ -262,7 +262,7 @@ def _said(changes: Mapping[str, Any]) -> str:
 
 
 def _text(value: Any) -> tuple[str, bool]:
-    """A value for a file's name, and whether it can be told from all others by it."""
+    """A value as part of a file name, and whether the text identifies the value uniquely."""
     if isinstance(value, list) and value and not any(isinstance(v, list | dict) for v in value):
         texts = [_text(each) for each in value]
         return "+".join(text for text, _ in texts), all(is_exact for _, is_exact in texts)

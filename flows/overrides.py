@@ -1,12 +1,12 @@
-"""Changes to a recipe: its configuration once more, with every field optional and none preset.
+"""Changes to a recipe: models like its configuration, with every field optional and no defaults.
 
 A flow takes a recipe's name and changes to it. The UI makes a form of both, the REST API validates
 them, the command line writes them as `path.to.field=value`; what is left out stays as it was.
 
 Null is a value where a field may be none, and a mistake elsewhere: JSON has no infinite number, for
 which Prefect stores null. Prefect's check lets null stand for any field that is not required,
-unless the field's schema says `not`. Its forms leave out what nobody touched, but for switches,
-which have no third state there: theirs is null.
+unless the field's schema says `not`. Its forms leave out untouched fields, except switches, which
+have no third state there: an untouched switch is sent as null.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class _Changes(BaseModel):
         return field is not None and bool in get_args(field.annotation)
 
 
-class Whole(BaseModel):
-    """Changes as a flow's parameter: Prefect's list of mistakes has no place for what was found."""
+class ExplainedChanges(BaseModel):
+    """Base of a flow's `changes`: mistakes in our words, as Prefect's omit what was found."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -117,38 +117,38 @@ def _not_given() -> None:
 FIELDS = tuple(name for name in RunConfig.model_fields if name != "recipe")
 
 
-class RunChanges(Whole, changes_to(RunConfig, FIELDS)):  # type: ignore[misc]
-    """What a run does otherwise than its recipe."""
+class RunChanges(ExplainedChanges, changes_to(RunConfig, FIELDS)):  # type: ignore[misc]
+    """Settings that a run changes in its recipe."""
 
 
 OF_A_ROUND = ("ppo", "rounds.meta_rm", "rounds.promote")
 
 
-class RoundChanges(Whole, changes_to(RunConfig, OF_A_ROUND)):  # type: ignore[misc]
-    """What a further round does otherwise than its champion's run; the rest stays comparable."""
+class RoundChanges(ExplainedChanges, changes_to(RunConfig, OF_A_ROUND)):  # type: ignore[misc]
+    """Settings that a round may change in its champion's run, such that both stay comparable."""
 
 
-def changed(
+def apply_changes(
     config: RunConfig,
     changes: BaseModel | Mapping[str, Any] | None,
     kind: type[BaseModel] = RunChanges,
 ) -> RunConfig:
-    """The configuration with changes of a kind; ConfigError names all mistakes at once."""
+    """The configuration with changes applied; ConfigError names all mistakes at once."""
     if changes is None:
         return config
     if not isinstance(changes, BaseModel):
-        changes = validated(changes, kind)
+        changes = validate_changes(changes, kind)
     given = _without_empty(changes.model_dump(mode="json", exclude_unset=True))
     values = config.model_dump(mode="json")
     return load_config(_merged(_without_others_categories(values, given), given))
 
 
-def validated(changes: Mapping[str, Any], kind: type[BaseModel]) -> BaseModel:
-    """Changes of a kind by themselves, of whatever recipe; ConfigError names all mistakes."""
+def validate_changes(changes: Mapping[str, Any], kind: type[BaseModel]) -> BaseModel:
+    """Validate changes without a recipe, as the model `kind`; ConfigError names all mistakes."""
     if "recipe" in changes:
         raise ConfigError(
-            f"recipe: found {changes['recipe']!r} among the changes; allowed: the recipe to start "
-            "from is an argument of its own, and no change"
+            f"recipe: found {changes['recipe']!r} among the changed settings; allowed: the recipe "
+            "as an argument of its own"
         )
     try:
         return kind.model_validate(changes)
@@ -159,7 +159,7 @@ def validated(changes: Mapping[str, Any], kind: type[BaseModel]) -> BaseModel:
 def _without_others_categories(
     values: Mapping[str, Any], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A recipe's categories are those of its own sources, one each: not of another number."""
+    """Drop the recipe's categories, one per source, if the number of sources changes."""
     preferences = given.get("preferences", {})
     sources = preferences.get("sources")
     if sources is None or "categories" in preferences:
@@ -170,9 +170,9 @@ def _without_others_categories(
 
 
 def _without_empty(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Without sections in which nothing is given: the form sends those that nobody touched.
+    """Drop empty sections: Prefect's form sends sections that the user left untouched.
 
-    In place of a section that is null, such as `zero`, it would be one of defaults.
+    Such a section would otherwise replace a null section, such as `zero`, by one of defaults.
     """
     inside = {name: _cleared(value) for name, value in given.items()}
     return {name: value for name, value in inside.items() if value != {}}
@@ -195,8 +195,8 @@ def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     return result
 
 
-def parsed(overrides: Sequence[str]) -> dict[str, Any]:
-    """`path.to.field=value` edits as nested values: JSON, or plain text where that fails."""
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """Parse `path.to.field=value` overrides to nested values; a value is JSON, else plain text."""
     changes: dict[str, Any] = {}
     for override in overrides:
         path, separator, text = override.partition("=")
@@ -210,8 +210,8 @@ def parsed(overrides: Sequence[str]) -> dict[str, Any]:
     return changes
 
 
-def overrides(changes: BaseModel | Mapping[str, Any] | None) -> list[str]:
-    """The command line's way to write changes: what `parsed` reads."""
+def format_overrides(changes: BaseModel | Mapping[str, Any] | None) -> list[str]:
+    """Write changes as command line overrides, which `parse_overrides` reads."""
     if changes is None:
         return []
     if isinstance(changes, BaseModel):
@@ -228,7 +228,7 @@ def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
 
 
 def _text(value: Any) -> str:
-    """Text as it is, unless it would be read as something else."""
+    """A value as text: strings without quotes unless they would parse as JSON."""
     if isinstance(value, str) and _value(value) == value:
         return value
     return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""The plan of a run: the flow's own stages, noted down instead of run, with what each will cost.
+"""The plan of a run: the flow's stages, recorded instead of run, with an estimate of each.
 
 The flow's functions are called with a `PlannedRun` in place of their `Run`, so the plan has the
 stages, roles, configurations and inputs that a run would have, whatever becomes of the flow.
@@ -48,7 +48,7 @@ class PlanRow:
         return ", ".join(self.roles)
 
     def in_parts(self, zero_stage: int, num_ranks: int) -> Work | None:
-        """Its work by so many ranks under ZeRO; none where it cannot be done so."""
+        """The stage's work with `num_ranks` ranks under ZeRO; None if the stage cannot use them."""
         config = self.stage.config
         changes = {"num_ranks": num_ranks, "zero": {"stage": zero_stage}, "optimiser": "adamw"}
         values = config.model_dump()
@@ -89,10 +89,9 @@ class Plan:
         return sorted(rows, key=self.needed, reverse=True)[: self.machine.slots]
 
     def too_large(self) -> str | None:
-        """The first stage that the machine cannot hold even alone, in words; None: it holds each.
+        """Describe the first stage that does not fit on the machine by itself; None if all fit.
 
-        Those that can run at once are left out: a machine that has not enough for all of them may
-        still have it for what they turn out to need.
+        Stages that run at once are not added up, as their peaks may not coincide.
         """
         for row in self.rows:
             if self.machine.has_gpus and row.work.num_ranks > self.machine.num_devices:
@@ -103,10 +102,9 @@ class Plan:
 
 
 def make_plan(config: RunConfig, flow: str, machine: Machine, num_seeds: int = 1) -> Plan:
-    """The plan of `config`, the first of so many seeds, under a flow of FLOWS.
+    """The plan of `config` under a flow of FLOWS; `num_seeds` runs like it differ in their seed.
 
-    Raises trimtab.models.estimates.shapes.PlanError where the model's size or the data cannot be
-    told.
+    Raises trimtab.models.estimates.shapes.PlanError if the size of the model or data is unknown.
     """
     run = PlannedRun(config)
     FLOWS[flow](run)

@@ -18,19 +18,18 @@ MEMORY_HEADER = (
     *("peak in", "parameters", "weights", "gradients", "Adam", "frozen"),
     *("activations", "cache", "total", "roles"),
 )
-THIS_BUILD = (
-    "Trainers have a GPU each where there are any; so have ranks that share batches out "
-    "(num_ranks; auto counts as one). Each holds the whole of its models, with ZeRO a part, as "
-    "counted above."
+DEVICE_ASSUMPTIONS = (
+    "Where there are GPUs, each rank of a trainer takes one (num_ranks; auto counts as one rank). "
+    "A rank holds whole models, or with ZeRO a part of them, as counted above."
 )
 
-OF_SOME_CATEGORIES = {
-    "judge_preferences": "judge_preferences asks about pairs of some categories: how many is not "
-    "known before, so that they are taken to be all",
-    "judge_answers": "judge_answers asks about prompts of some categories: how many is not known "
-    "before, so that they are taken to be all",
-    "revise": "revise answers prompts of some categories: how many is not known before, so that "
-    "they are taken to be all, here and in what constitutional_sft learns",
+CATEGORY_ASSUMPTIONS = {
+    "judge_preferences": "judge_preferences asks about pairs of some categories only; how many is "
+    "not known in advance, so all pairs are counted",
+    "judge_answers": "judge_answers asks about prompts of some categories only; how many is not "
+    "known in advance, so all prompts are counted",
+    "revise": "revise answers prompts of some categories only; how many is not known in advance, "
+    "so all prompts are counted, here and in constitutional_sft",
 }
 
 
@@ -102,9 +101,9 @@ def _machine(plan: Plan) -> list[str]:
     if machine.has_gpus:
         overhead += f" (with several ranks {size(machine.overhead(2))})"
     lines = [
-        f"Held against: {machine}. Overhead of a process: {overhead}. Margin that should stay "
-        f"free: {size(machine.margin)}, a tenth.",
-        THIS_BUILD,
+        f"Compared with: {machine}. Overhead of a process: {overhead}. Margin to keep free: "
+        f"{size(machine.margin)}, a tenth.",
+        DEVICE_ASSUMPTIONS,
     ]
     if not machine.has_gpus:
         return lines
@@ -189,7 +188,7 @@ def _remedy(plan: Plan, row: PlanRow) -> str:
     if not trainer.gradient_checkpointing:
         smaller = f"gradient_checkpointing=true or {smaller}"
     if trainer.zero is not None:
-        return f"It is in parts already: more ranks, a higher stage of ZeRO, {smaller}"
+        return f"It already uses ZeRO: take more ranks, a higher ZeRO stage, or {smaller}"
     works = {stage: row.in_parts(stage, gpus) for stage in (1, 2, 3)}
     parts = {stage: work.peak for stage, work in works.items() if work is not None}
     room = plan.machine.memory - plan.machine.overhead(gpus)
@@ -205,15 +204,15 @@ def _remedy(plan: Plan, row: PlanRow) -> str:
     return (
         f"No ZeRO stage is enough: under stage {stage} over {gpus} GPUs {size(memory.total)} "
         f"each remain in the phase `{phase}`, of which activations and cache "
-        f"{size(memory.activations + memory.cache)}. It needs {smaller} besides"
+        f"{size(memory.activations + memory.cache)}. It also needs {smaller}"
     )
 
 
 def _assumptions(plan: Plan) -> list[str]:
     lines = [
         *plan.amounts.assumptions,
-        "every judgement is taken to promote, so that all rounds.max_rounds are planned; the "
-        "collapse guard is taken never to stop PPO",
+        "every round is assumed to be promoted, so that all rounds.max_rounds are planned; the "
+        "collapse guard is assumed never to stop PPO",
         "trained tokens count once for each model they train; optimiser steps are those of PPO's "
         "critic, which takes more than the policy",
         "bytes a parameter: 4 a weight, 4 a gradient, 8 for Adam's two moments (2 with "
@@ -235,7 +234,7 @@ def _assumptions(plan: Plan) -> list[str]:
         )
     lines += spending_in_words((row.stage for row in plan.rows), plan.num_seeds)
     limited = {row.stage.stage for row in plan.rows if getattr(row.stage.config, "categories", ())}
-    lines += [line for stage, line in OF_SOME_CATEGORIES.items() if stage in limited]
+    lines += [line for stage, line in CATEGORY_ASSUMPTIONS.items() if stage in limited]
     if plan.machine.has_gpus:
         lines.append(
             "ZeRO over n GPUs: stage 1 keeps 1/n of Adam's state on each, with a copy of that part "
@@ -258,7 +257,7 @@ def _names(rows: Iterable[PlanRow]) -> str:
 
 
 def spending_in_words(stages: Iterable[PlannedStage], num_seeds: int) -> list[str]:
-    """What the stages that ask an endpoint may spend together, so many seeds alike, a line each."""
+    """What the stages that ask an endpoint may spend in all seeds together, a line each."""
     asking: dict[tuple[str, Hashable], list[PlannedStage]] = {}
     for stage in filter(_asks, stages):
         one_for_all_seeds = stage.config if stage.stage == "judge_answers" else None

@@ -16,8 +16,8 @@ def reward(
     """Preferences to strength, relabelled pairs, reward model, Advantage Model and report.
 
     Args:
-        recipe: The configuration to start from
-        changes: What to do otherwise; what is left empty stays as the recipe has it
-        name: The run's name, for report, MLflow and Prefect; by default what data and changes give
+        recipe: The recipe to start from
+        changes: Settings to change; empty fields keep the recipe's values
+        name: Name in the report, MLflow and Prefect; by default made of recipe, seed and changes
     """
     return experiment.run_flow("reward", experiment.reward, recipe, changes, name)

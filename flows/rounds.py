@@ -8,10 +8,10 @@ from prefect.states import Completed
 
 from trimtab.flows.config import ConfigError, load_config
 from trimtab.flows.flow import flow
-from trimtab.flows.names import named
-from trimtab.flows.overrides import RoundChanges, changed
-from trimtab.flows.pipeline.rounds import play_round
-from trimtab.flows.publish import finish, tracked_flow
+from trimtab.flows.lifecycle import finish_run, tracked_flow
+from trimtab.flows.names import name_run
+from trimtab.flows.overrides import RoundChanges, apply_changes
+from trimtab.flows.pipeline.rounds import run_round
 from trimtab.flows.recipes import RECIPES
 from trimtab.flows.run import Run
 from trimtab.tasks.registry import TRIED, LineageError, Registered, model_name, registered
@@ -20,38 +20,38 @@ __all__ = ["LineageError", "NoChampionError", "champion_of", "rounds"]
 
 
 class NoChampionError(ConfigError):
-    """No policy was promoted yet, so that there is nothing to go on from."""
+    """No policy was promoted yet, so there is no champion to continue from."""
 
 
 @flow(name="rounds")
 def rounds(recipe: str = "default", changes: RoundChanges | None = None) -> dict[str, Any]:
-    """MetaRM and PPO-max from the champion of a recipe, judged against it; promoted or not.
+    """One more round of MetaRM and PPO-max from a recipe's champion, promoted if it wins.
 
-    Data, scorers and judges are those of the champion's run, so that all rounds so far compare.
-    Where there is no champion yet, or its next round was tried already and lost, the run ends as
-    `Idle`. Returns the report's key numbers and where the report lies.
+    Data, scorers and judges are those of the champion's run, so that all rounds are comparable. If
+    there is no champion yet, or this round was already tried with these settings and lost, the run
+    ends as `Idle`. Returns the report's key numbers and where the report lies.
 
     Args:
-        recipe: The recipe, or the registered model, whose champion to go on from
-        changes: What to do otherwise than the champion's run; what is left empty stays
+        recipe: The recipe or registered model whose champion to continue from
+        changes: Settings to change in the champion's run; empty fields keep its values
     """
     try:
         champion = champion_of(recipe)
     except NoChampionError as error:
         return _idle(str(error))
-    config = changed(load_config(champion.config), changes, RoundChanges)
+    config = apply_changes(load_config(champion.config), changes, RoundChanges)
     number = champion.round + 1
     if champion.version.tags.get(TRIED) == config.fingerprint:
         return _idle(
             f"Nothing new: round {number} from version {champion.version.number} of "
             f"{champion.version.name} was judged no better, and the settings are the same"
         )
-    name = named(config, "rounds")
+    name = name_run(config, "rounds")
     run = Run(config, dict(champion.artifacts), name.name)
     with tracked_flow(config, name) as tracked:
-        is_promoted = play_round(run, number)
+        is_promoted = run_round(run, number)
         last = number if is_promoted else champion.round
-        return finish(run, tracked, last, name, champion.version.name)
+        return finish_run(run, tracked, last, name, champion.version.name)
 
 
 def _idle(message: str) -> Any:
@@ -75,7 +75,7 @@ def champion_of(recipe: str) -> Registered:
             f"unknown recipe or registered model {recipe!r}; recipes: {', '.join(RECIPES)}"
         )
     raise NoChampionError(
-        f"{name} has no champion to go on from: run `trimtab run {max(known, key=len)}` "
-        "(deployment rlhf) on its data first; its policy becomes champion if held-out judgement "
-        "promotes it"
+        f"{name} has no champion to continue from: first run `trimtab run {max(known, key=len)}` "
+        "(deployment rlhf) on its data; its policy becomes champion if the held-out judges "
+        "prefer it"
     )

@@ -1,4 +1,4 @@
-"""A run under way: what has been submitted so far, by the role it plays.
+"""A run in progress: what has been submitted so far, by role.
 
 `Run` submits stages, `PlannedRun` notes them down, `SharedRun` submits a stage once for all runs.
 """
@@ -89,7 +89,7 @@ class Run:
         return self.submit(on_gpu, config, resources=ALL_CORES, **keywords)
 
     def result(self, role: str) -> StageResult:
-        """Wait for a role's artifact; raises the run's first failure, not that of what waited."""
+        """Wait for a role's artifact; raises the run's first failure, not its consequences."""
         future = self.roles[role]
         if isinstance(future, StageResult):
             return future
@@ -103,15 +103,15 @@ class Run:
 
     @property
     def has_small_models(self) -> bool:
-        """Models from scratch: too small to gain by a second thread, but by a second rank.
+        """Whether models are trained from scratch: so small that ranks help, and threads do not.
 
-        Each rank holds a model of its own, for which a base model may be too large.
+        Each rank holds its own copy of the model, for which a base model may be too large.
         """
         return self.config.sft.model.base is None
 
     @property
     def all_cores(self) -> Resources:
-        """All cores, for a stage of whose like no other runs at once."""
+        """All cores, for a stage that has no similar stage running at the same time."""
         return Resources(ALONE, by_ranks=self.has_small_models)
 
     @property
@@ -149,7 +149,7 @@ class PlannedStage:
 
 @dataclass
 class PlannedRun(Run):
-    """A run that notes its stages down instead of running them. Every judgement promotes."""
+    """A run that records its stages instead of running them. Every round counts as promoted."""
 
     waited_for: int = 0
 
@@ -186,7 +186,7 @@ _NOT_COMPARED = {"label", "resources", "wait_for"}
 class SharedRun(Run):
     """A run that submits a stage only if none of those with the same `made` has.
 
-    The store would find it done, too; so the timeline shows it once, and nobody waits for a lock.
+    The store would find it too; this way the timeline shows it once, and no task waits for a lock.
     """
 
     made: dict[Hashable, Future] = field(default_factory=dict)

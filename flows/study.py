@@ -1,4 +1,4 @@
-"""A table or figure of the papers once more: its arms, seed by seed, and what they show of it."""
+"""Reproduce a table or figure of the papers: run its arms for each seed, and judge the claim."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Annotated
 from pydantic import Field
 
 from trimtab.flows.config import ConfigError, RunConfig
+from trimtab.flows.errors import unknown_name
 from trimtab.flows.flow import flow
-from trimtab.flows.names import RunName, named_over_seeds
-from trimtab.flows.overrides import RunChanges, changed, overrides
-from trimtab.flows.publish import tracked_flow
+from trimtab.flows.lifecycle import tracked_flow
+from trimtab.flows.names import RunName, name_run_over_seeds
+from trimtab.flows.overrides import RunChanges, apply_changes, format_overrides
 from trimtab.flows.recipes import RecipeName, recipe_named
 from trimtab.flows.run import Future, Run, SharedRun
 from trimtab.flows.studies.registry import ARMS
@@ -24,8 +25,8 @@ from trimtab.models.config.base import RunSeed
 from trimtab.models.config.reporting import StudyConfig
 from trimtab.models.specs import STUDY
 from trimtab.models.studies.registry import TITLES, Exhibit, ExhibitName, Paper, exhibits_of
-from trimtab.tasks.access import demand_access
-from trimtab.tasks.publishing import announce, lineage_of
+from trimtab.tasks.access import require_access
+from trimtab.tasks.report_export import export_report, lineage_of
 
 logger = logging.getLogger("trimtab")
 
@@ -34,7 +35,7 @@ Seeds = Annotated[list[RunSeed], Field(min_length=1, max_length=1000)]
 
 def _name_of(config: RunConfig, what: str, seeds: Sequence[int]) -> RunName:
     """`study-<paper>-<exhibit>-<scale>`, and what of it is not as usual."""
-    return named_over_seeds(config, f"study-{what}", {"seeds": [*seeds]}, {"seeds": [2, 3, 4]})
+    return name_run_over_seeds(config, f"study-{what}", {"seeds": [*seeds]}, {"seeds": [2, 3, 4]})
 
 
 @flow(name="study")
@@ -45,24 +46,24 @@ def study(
     seeds: Seeds = [2, 3, 4],  # noqa: B006  (Prefect's form shows it; nobody changes it)
     changes: RunChanges | None = None,
 ) -> dict[str, str]:
-    """A paper's table or figure with our runs: seeds, spread, and whether its claim held.
+    """Reproduce a paper's table or figure over several seeds: spread, and whether its claim held.
 
-    Arms that exhibits have in common are made once. Returns each exhibit's status: held, in part,
+    Arms that several exhibits need are trained once. Returns each exhibit's status: held, in part,
     not held.
 
     Args:
         paper: Secrets of RLHF Part I or II, the Advantage Model paper, or a study of our own
         exhibit: The table or figure, or all of the paper
-        scale: The recipe whose sizes and settings the runs have
+        scale: The recipe of the runs
         seeds: Seeds of the runs, each a world of its own
-        changes: What to do otherwise; what is left empty stays as the recipe has it
+        changes: Settings to change; empty fields keep the recipe's values
     """
-    wanted = checked(paper, exhibit, seeds)
-    config = changed(recipe_named(scale), changes)
-    demand_access(config)
+    wanted = find_exhibits(paper, exhibit, seeds)
+    config = apply_changes(recipe_named(scale), changes)
+    require_access(config)
     made: dict[Hashable, Future] = {}
-    how = (*overrides(changes), "--scale", scale, "--seeds", *map(str, seeds))
-    configs = [changed(config, {"seed": seed}) for seed in seeds]
+    how = (*format_overrides(changes), "--scale", scale, "--seeds", *map(str, seeds))
+    configs = [apply_changes(config, {"seed": seed}) for seed in seeds]
     name = _name_of(config, f"{paper}-{exhibit}", seeds)
     runs: dict[Exhibit, dict[int, Run]] = {
         each: {one.seed: SharedRun(one, name=name.name, made=made) for one in configs}
@@ -76,14 +77,14 @@ def study(
         return read_all(runs, read)
 
 
-def checked(paper: str, exhibit: str, seeds: Sequence[int]) -> list[Exhibit]:
+def find_exhibits(paper: str, exhibit: str, seeds: Sequence[int]) -> list[Exhibit]:
     """The exhibits asked for; ConfigError for one that no paper has, and for repeated seeds."""
     if paper not in TITLES:
-        raise ConfigError(f"no paper {paper!r}; known: {', '.join(TITLES)}")
+        raise ConfigError(unknown_name("paper", paper, TITLES))
     wanted = exhibits_of(paper, exhibit)
     if not wanted:
-        known = ", ".join(each.name for each in exhibits_of(paper, "all"))
-        raise ConfigError(f"no {exhibit!r} of {paper} here; known: all, {known}")
+        known = ["all", *(each.name for each in exhibits_of(paper, "all"))]
+        raise ConfigError(unknown_name(f"exhibit of {paper}", exhibit, known))
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"seeds must differ, found {', '.join(map(str, seeds))}")
     return wanted
@@ -92,9 +93,9 @@ def checked(paper: str, exhibit: str, seeds: Sequence[int]) -> list[Exhibit]:
 def read_all(
     runs: Mapping[Exhibit, dict[int, Run]], read: Callable[[Exhibit, dict[int, Run]], str]
 ) -> dict[str, str]:
-    """The status of each exhibit; one that fails leaves the others theirs, and then raises.
+    """The status of each exhibit. If one fails, the others are still read, then it is raised.
 
-    TrainerStoppedError, once the study is asked to stop, is for all of them.
+    TrainerStoppedError, raised when the study is asked to stop, ends all of them at once.
     """
     found: dict[str, str] = {}
     failed: list[Exception] = []
@@ -118,7 +119,7 @@ def _read(
     tracked: TrackedRun,
     how: Sequence[str],
 ) -> str:
-    """Wait for the arms, read them, put the page where people look; returns the status."""
+    """Wait for the arms, read them and export the page; returns the status."""
     results = {
         f"{seed}.{role}": run.result(role) for seed, run in runs.items() for role in run.roles
     }
@@ -137,5 +138,5 @@ def _read(
         .result()
     )
     name = _name_of(config, exhibit.slug, list(runs))
-    numbers = announce(tracked, found, results, name.name, name.about)
+    numbers = export_report(tracked, found, results, name.name, name.about)
     return str(numbers["status"])

@@ -27,7 +27,7 @@ def serve_pages(settings: Settings, host: str, port: int, mlflow_port: int) -> i
     for option, wanted in {"--port": port, "--mlflow-port": mlflow_port}.items():
         if not _is_free(host, wanted) or port == mlflow_port:
             raise CommandError(
-                f"port {wanted} of {host} is taken: stop what has it, or choose another with "
+                f"port {wanted} of {host} is in use: stop what uses it, or choose another with "
                 f"{option}"
             )
     if settings.embedded_mlflow:

@@ -1,4 +1,4 @@
-"""What a run that a worker took may read, and whom it may ask: nothing but what the operator names.
+"""What a worker's run may read, and which judges it may ask: only what the operator names.
 
 TRIMTAB_DATA_ROOTS      what it may read: folders, s3://bucket/prefix, and hf://owner or
                         hf://owner/name for data sets and models of the hub; by commas
@@ -123,7 +123,7 @@ class Access:
     def demand_folder(self, path: str) -> tuple[Path, Path]:
         """The folder allowed and the path in it, links resolved; AccessError where there is none.
 
-        What is forbidden and what is not there are told in the same words.
+        Forbidden and missing paths give the same message.
         """
         if "\0" not in path:
             written = os.path.expanduser(path)
@@ -197,13 +197,15 @@ def open_in(folder: int, name: str) -> int:
     if is_plain and found.st_dev not in {os.stat(path).st_dev for path in _NEVER}:
         return descriptor
     os.close(descriptor)
-    raise AccessError(f"{name!r} is no file and no folder of data")
+    raise AccessError(f"{name!r} is not a regular file or folder")
 
 
 def _demand_inner_names(path: str, name: str) -> None:
     """AccessError for a file of a model by which its readers would open others, outside of it."""
     if name == "adapter_config.json":
-        raise AccessError(f"{path!r} is of an adapter, which names its model: merge it into that")
+        raise AccessError(
+            f"{path!r} is of an adapter, whose base model lies elsewhere; allowed: merged weights"
+        )
     if not (name.endswith(".index.json") or name == "modules.json"):
         return
     try:
@@ -212,7 +214,7 @@ def _demand_inner_names(path: str, name: str) -> None:
         inner = found["weight_map"].values() if isinstance(found, dict) else _paths(found)
         is_inside = not any(each.startswith("/") or ".." in each.split("/") for each in inner)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise AccessError(f"{path!r} is no list of a model's files") from None
+        raise AccessError(f"{path!r} is not a valid list of a model's files") from None
     if not is_inside:
         raise AccessError(f"{path!r} names files outside of its folder, which a model may not do")
 
@@ -244,7 +246,7 @@ def _judge(entry: str) -> tuple[str, str | None]:
             "environment variable or of a Secret block behind it"
         )
     if has_key and not _KEY.fullmatch(key):  # it may be the key itself
-        raise AccessError(f"TRIMTAB_JUDGES has no name of a key behind {address!r}")
+        raise AccessError(f"TRIMTAB_JUDGES: what follows {address!r}= is not the name of a key")
     return _address(address), key or None
 
 

@@ -14,7 +14,7 @@ class NameTakenError(ValueError):
     """A run's name that the report of another configuration has already."""
 
 
-def run_of(folder: Path) -> dict[str, Any]:
+def read_run(folder: Path) -> dict[str, Any]:
     """What `write_run` left in a report folder; nothing in one of an earlier Trimtab."""
     path = folder / RUN_FILE
     found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
@@ -39,7 +39,7 @@ def check_owner(folder: Path, configuration: str) -> None:
     """
     if not folder.is_dir():
         return
-    found = run_of(folder).get("configuration", folder.name)
+    found = read_run(folder).get("configuration", folder.name)
     if found != configuration:
         raise NameTakenError(
             f"the name {folder.name!r} is taken: {folder} has the report of {found}, and this run "

@@ -71,7 +71,7 @@ def _max_parallel(text: str) -> int:
         return len(os.sched_getaffinity(0))
     if not text.isdecimal() or int(text) < 1:
         raise SettingsError(
-            f"TRIMTAB_MAX_PARALLEL is {text!r}; allowed is a whole number from 1 up; "
-            "unset it to use one trainer a core"
+            f"TRIMTAB_MAX_PARALLEL is {text!r}; allowed: a whole number of at least 1; "
+            "unset it to use all cores"
         )
     return int(text)

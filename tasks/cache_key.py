@@ -26,7 +26,7 @@ from trimtab.models.data.records import ArtifactRef
 
 
 class CodeChangedError(RuntimeError):
-    """A stage whose code was edited between its key and its end: nobody knows what made it."""
+    """A stage's code was edited while it ran, so its key does not describe its result."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -34,10 +34,10 @@ class CodeChangedError(RuntimeError):
         )
 
 
-def code_of(trainers: Trainers, stage: str) -> str:
+def code_of(modules: StageModules, stage: str) -> str:
     """The version of the stage's code as it is on disk now."""
-    module = f"{trainers.package}.{stage}"
-    return code_version(module, root=trainers.root, packages=(trainers.package.rpartition(".")[0],))
+    module = f"{modules.package}.{stage}"
+    return code_version(module, root=modules.root, packages=(modules.package.rpartition(".")[0],))
 
 
 def stage_key(
@@ -220,7 +220,7 @@ def _drop_docstring(node: ast.AST) -> None:
 
 
 @dataclass(frozen=True)
-class Trainers:
+class StageModules:
     """Where stages are found: their package and its root folder, entry and preload modules."""
 
     package: str = "trimtab.models.stages"

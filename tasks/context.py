@@ -16,7 +16,7 @@ from trimtab.infra.settings import Settings
 from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.specs import StageSpec
-from trimtab.tasks.access import demand_access, environment_of_trainers
+from trimtab.tasks.access import judge_access_env, require_access
 from trimtab.tasks.cache_key import read_sources
 from trimtab.tasks.execution import Progress, StageContext, StageResult, run_stage
 from trimtab.tasks.gpu_slots import gpu_slots
@@ -44,7 +44,7 @@ def base_context() -> StageContext:
     return StageContext.open(Settings.from_env(), EXPERIMENT)
 
 
-def get_ready() -> None:
+def preload() -> None:
     """Load MLflow and read the stages' sources while there is something else to wait for."""
     base_context().tracking.call(lambda _: None)
     read_sources()
@@ -87,7 +87,7 @@ def run_stage_task(
     Raises AccessError for a configuration that names what the run may not read or ask, InputError
     for missing or unknown inputs, and what `run_stage` raises.
     """
-    demand_access(config)
+    require_access(config)
     spec.check(inputs)
     base = base_context()
     context = StageContext(
@@ -120,9 +120,9 @@ def run_stage_task(
 
 
 def _environment(spec: StageSpec, config: BaseModel, ledger: str | None) -> dict[str, str]:
-    """What a stage's trainer is told besides: its judge's key, where judges may be, the ledger."""
+    """Further variables of a stage's trainer: the judge's key, allowed networks, the ledger."""
     shared = ledger_of_run(base_context().settings, spec.name, config, ledger)
-    return {**judge_keys(config), **environment_of_trainers(), **shared}
+    return {**judge_keys(config), **judge_access_env(), **shared}
 
 
 class _ProgressArtifact:

@@ -22,15 +22,15 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from trimtab.infra.processes.gpus import own_gpus
+from trimtab.infra.processes.gpus import hold_gpus
 from trimtab.infra.processes.launch import (
     LOG_NAME,
     METRICS_NAME,
-    drain_on_sigterm,
     launch,
+    stop_trainers_on_sigterm,
     wait_unless_stopped,
 )
-from trimtab.infra.processes.locks import file_lock, some_of
+from trimtab.infra.processes.locks import file_lock, hold_slots
 from trimtab.infra.processes.tail import LineTail
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.checkpoints import CheckpointUploader, restore_newest
@@ -39,7 +39,13 @@ from trimtab.infra.store.store import Store, open_store
 from trimtab.infra.tracking.runs import Input, TrackedRun, Tracking
 from trimtab.models.config.base import deciding
 from trimtab.models.data.records import ArtifactRef
-from trimtab.tasks.cache_key import CodeChangedError, Trainers, code_of, library_versions, stage_key
+from trimtab.tasks.cache_key import (
+    CodeChangedError,
+    StageModules,
+    code_of,
+    library_versions,
+    stage_key,
+)
 from trimtab.tasks.resources import ONE_THREAD, Share
 
 logger = logging.getLogger(__name__)
@@ -60,7 +66,7 @@ def run_stage(
     """Return the stage's artifact, running its trainer only if the store has none.
 
     Two runners of one key, in whatever process of this machine: the second waits and then finds
-    the first one's artifact. A run that was interrupted continues from its newest checkpoint.
+    the first one's artifact. An interrupted stage continues from its newest checkpoint.
     `name` labels the run in MLflow and in progress reports; it takes no part in the key. The
     trainer holds `share.num_devices` of the context's device slots and, on a machine with GPUs, as
     many of those. Folders `without` of inputs, which it does not read, are not brought.
@@ -69,7 +75,7 @@ def run_stage(
     CorruptArtifactError, trimtab.infra.processes.gpus.TooFewGPUsError. The work folder with log and
     checkpoints then stays for the next try.
     """
-    code = code_of(context.trainers, stage)
+    code = code_of(context.modules, stage)
     values = config.model_dump(mode="json")
     key = stage_key(stage, deciding(config), inputs, code)
     workdir = context.settings.work / f"{stage}-{key[:16]}"
@@ -87,16 +93,16 @@ def run_stage(
         slots = [locks / f"slot-{index}.lock" for index in range(context.settings.max_parallel)]
         count, wait = share.num_threads * share.num_ranks, wait_unless_stopped
         with (
-            some_of(slots, count, is_patient=share.is_patient, wait=wait),
-            own_gpus(context.settings.gpus, share.num_devices, locks) as gpus,
+            hold_slots(slots, count, is_patient=share.is_patient, wait=wait),
+            hold_gpus(context.settings.gpus, share.num_devices, locks) as gpus,
             context.device_slots(share.num_devices),
-            drain_on_sigterm(),
+            stop_trainers_on_sigterm(),
         ):
             return _compute(context, replace(job, gpus=gpus))
 
 
 def _cached(context: StageContext, job: StageJob, manifest: Manifest) -> StageResult:
-    context.tracking.background.later(partial(_note, context, job, manifest))
+    context.tracking.background.submit(partial(_note, context, job, manifest))
     return result_of(manifest)
 
 
@@ -112,7 +118,7 @@ def _compute(context: StageContext, job: StageJob) -> StageResult:
         with CheckpointUploader(context.store, job.key, job.workdir / "checkpoints") as uploader:
             seconds = _train(context, job, job_path, run)
             uploader.discard()
-        if code_of(context.trainers, job.stage) != job.code:
+        if code_of(context.modules, job.stage) != job.code:
             _clean_up(context, job)
             raise CodeChangedError(job.name)
         manifest = _publish(context, job, seconds)
@@ -168,20 +174,20 @@ def _train(context: StageContext, job: StageJob, job_path: Path, run: TrackedRun
         nonlocal sent_at
         report(lines)
         if time.monotonic() - sent_at >= SECONDS_BETWEEN_BATCHES:
-            run.pump(tail)
+            run.send_metrics(tail)
             sent_at = time.monotonic()
 
     try:
         return launch(
             job_path,
-            entry=context.trainers.entry,
-            preload=context.trainers.preload,
+            entry=context.modules.entry,
+            preload=context.modules.preload,
             num_threads=job.num_threads,
             on_lines=on_lines,
             env={"TRIMTAB_ANSWERS": str(context.settings.answers), **context.secrets()},
         )
     finally:
-        run.pump(tail, is_last=True)
+        run.send_metrics(tail, is_last=True)
 
 
 def _publish(context: StageContext, job: StageJob, seconds: float) -> Manifest:
@@ -201,13 +207,15 @@ def _publish(context: StageContext, job: StageJob, seconds: float) -> Manifest:
 
 
 def _clean_up(context: StageContext, job: StageJob) -> None:
-    """Once published, checkpoints and work folder are litter; failing to remove it is no harm."""
+    """Remove checkpoints and work folder after publishing; a failure is only logged."""
     try:
         context.store.delete_checkpoints(job.key)
         if job.workdir.exists():  # not where this run has waited for the one that published
             shutil.rmtree(job.workdir)
     except (OSError, StorageError) as error:
-        logger.warning("stage %s is published, but not all was tidied up: %s", job.name, error)
+        logger.warning(
+            "stage %s is published, but its work folder was not removed: %s", job.name, error
+        )
 
 
 def result_of(manifest: Manifest, *, cached: bool = True, seconds: float = 0.0) -> StageResult:
@@ -217,11 +225,11 @@ def result_of(manifest: Manifest, *, cached: bool = True, seconds: float = 0.0) 
 
 
 class StageInputError(ValueError):
-    """An input that is not in the store, or not what the reference says."""
+    """An input is not in the store, or its digest differs."""
 
 
 class StageOutputError(Exception):
-    """A trainer ended well but left no usable output."""
+    """A trainer ended without error but left no usable output."""
 
 
 @dataclass(frozen=True)
@@ -256,7 +264,7 @@ class StageContext:
     parent: TrackedRun | None = None
     seed: int = 0
     on_progress: Callable[[Progress], None] | None = None
-    trainers: Trainers = field(default_factory=Trainers)
+    modules: StageModules = field(default_factory=StageModules)
     device_slots: Callable[[int], AbstractContextManager[None]] = no_slots
     secrets: Callable[[], Mapping[str, str]] = dict
 

@@ -1,4 +1,4 @@
-"""Registered policies: how a run's end becomes a version, and how a later run finds it again.
+"""Registered policies: registering a run's policies, and loading one with its run.
 
 A version names the report of its run; the report's manifest names every artifact by the role it
 played. So nothing about a champion is kept anywhere but in its lineage.
@@ -80,7 +80,7 @@ def register_policies(
     if not base_context().tracking.uri or not policies:
         return None
     last, name = max(policies), model_name(model)
-    mend_overwritten(name, run_id)
+    register_overwritten_again(name, run_id)
     before = registry().find(name, "champion")
     numbers = {}
     for number, policy in policies.items():
@@ -132,7 +132,7 @@ def _register(
     return version.number
 
 
-def mend_overwritten(name: str, run_id: str | None = None) -> None:
+def register_overwritten_again(name: str, run_id: str | None = None) -> None:
     """Register again, from the store, the versions whose folder holds other weights.
 
     One that the store does not have any more stays as it is, with a warning.
@@ -163,7 +163,7 @@ def _policy_of(version: Version) -> ArtifactRef | None:
 def roll_back(recipe: str, to: str | None) -> Version:
     """Make the champion's predecessor, or version `to`, champion again; RegistryError if none."""
     name = model_name(recipe)
-    mend_overwritten(name)
+    register_overwritten_again(name)
     return registry().roll_back(name, "champion", to)
 
 

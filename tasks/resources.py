@@ -1,4 +1,4 @@
-"""What of a machine a stage takes: cores as threads or ranks, and devices."""
+"""Resources of a stage: cores, as threads or ranks, and devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trimtab.models.config.training import TrainerConfig, trainer_of
 
 
 class Slot(NamedTuple):
-    """Which of similar stages that run at once a stage is, from 0 to `number` - 1."""
+    """The position of a stage among `number` similar stages that run at once, from 0."""
 
     position: int
     number: int
@@ -20,7 +20,7 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class Resources:
-    """What of a machine's cores a stage takes.
+    """The cores that a stage asks for.
 
     slot: its share of them among similar stages that run at once; None: one core.
     by_ranks: several cores are a rank each, rather than threads of one process, unless the machine

@@ -1,4 +1,4 @@
-"""A flow run that died and is run again: what its earlier starts left as running is over."""
+"""Flow runs that died and are started again: close what earlier starts left as running."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prefect.states import Cancelled, Crashed, State
 from trimtab.infra.tracking.runs import TrackedRun, Tracking
 from trimtab.tasks.context import FLOW_RUN, base_context
 
-# Automations resume a crashed run; one that crashes every time must not go on for ever.
+# Automations resume a crashed run; one that crashes every time must stop.
 MAX_STARTS = 20
 
 
@@ -22,7 +22,7 @@ class TooManyStartsError(RuntimeError):
     """A flow run that crashed every time it was started."""
 
 
-def take_over() -> None:
+def close_earlier_starts() -> None:
     """Close task runs and MLflow runs of earlier starts; raises TooManyStartsError.
 
     Ends the flow run as Cancelled where an earlier start was to be cancelled, and was not.
@@ -32,7 +32,7 @@ def take_over() -> None:
     _end_task_runs()
     tracking = base_context().tracking
     tracking.call(lambda _: None)  # once connected, it sends what the earlier starts could not
-    tracking.settle()
+    tracking.flush()
     _end_mlflow_runs(tracking)
     _cancel_if_asked_to()
     if flow_run.run_count > MAX_STARTS:
@@ -68,11 +68,11 @@ def _end_task_runs() -> None:
             )
 
 
-def end_earlier(tracked: TrackedRun) -> None:
-    """Close what is still said to run of a flow run whose MLflow run, `tracked`, has ended.
+def close_leftovers(tracked: TrackedRun) -> None:
+    """Close MLflow runs that are still marked as running after the flow's MLflow run has ended.
 
-    Of earlier starts, as MLflow may have been down when this one began; and what MLflow made twice
-    because its answer was lost.
+    They belong to earlier starts, if MLflow was down when this one began, or were created twice
+    because MLflow's answer was lost.
     """
     _end_mlflow_runs(tracked.tracking)
     if tracked.run_id is not None:

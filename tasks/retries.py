@@ -13,9 +13,9 @@ _PASSING = (TrainerKilledError, StoreUnavailableError, RegistryError, CodeChange
 
 
 def is_transient(_task: Any, _task_run: Any, state: Any) -> bool:
-    """Whether a task failed of something that is often over a moment later: a kill, an outage.
+    """Whether a task failed for a transient reason: a kill, an outage, or an edit of its code.
 
-    A trainer goes on from its newest checkpoint, and with other code from the beginning.
+    On retry a trainer continues from its newest checkpoint; after an edit it starts anew.
     """
     return isinstance(state.data, _PASSING)
 

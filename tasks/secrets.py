@@ -11,7 +11,7 @@ from prefect.blocks.system import Secret
 from pydantic import BaseModel
 
 from trimtab.models.config.judge import endpoints_of
-from trimtab.tasks.access import key_name, limits
+from trimtab.tasks.access import access_of_run, key_name
 from trimtab.tasks.execution import StageInputError
 
 
@@ -20,7 +20,7 @@ def judge_keys(config: BaseModel) -> dict[str, str]:
 
     Raises StageInputError where there is no such block.
     """
-    access, found = limits(), {}
+    access, found = access_of_run(), {}
     for endpoint in endpoints_of(config):
         name = key_name(endpoint, access)
         if access is not None and name is not None:

@@ -11,7 +11,7 @@ from trimtab.infra.store.manifest import Provenance
 from trimtab.models.data.readers import SUFFIXES
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.judge.constitutions import PACKAGED, load_constitution
-from trimtab.tasks.access import limits
+from trimtab.tasks.access import access_of_run
 from trimtab.tasks.context import base_context
 
 
@@ -26,7 +26,7 @@ def import_source(source: str, check: Callable[[Path], object] | None = None) ->
     store = base_context().store
     with tempfile.TemporaryDirectory(prefix="trimtab-") as scratch:
         folder = Path(scratch)
-        copy = fetch(source, folder, limits(), is_data if check is None else lambda _: True)
+        copy = fetch(source, folder, access_of_run(), is_data if check is None else lambda _: True)
         if check is not None:
             check(folder)
         elif copy.is_file() and not is_data(copy.name):
@@ -42,7 +42,7 @@ def import_source(source: str, check: Callable[[Path], object] | None = None) ->
 
 
 def import_constitution(name: str | None) -> dict[str, ArtifactRef]:
-    """A constitution of one's own under the name of the input it is; no input for a packaged one.
+    """The user's constitution as an input of the stage; no input for a packaged one.
 
     Raises trimtab.models.judge.constitutions.ConstitutionError, and as above.
     """

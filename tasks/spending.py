@@ -1,4 +1,4 @@
-"""What the stages of a run may spend on judges together: one ledger for each of its sections.
+"""Spending limits of a whole run on judges: one ledger for each section of its configuration.
 
 A section is a stage's name with an endpoint, such as that of `evaluate.harmless`. Its limits are
 those of the whole run, whatever stages of it run at once, are tried again or go on after a kill.

@@ -13,7 +13,7 @@ from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.specs import SPECS
-from trimtab.tasks.access import demand_access
+from trimtab.tasks.access import require_access
 from trimtab.tasks.context import logger
 from trimtab.tasks.events import COLLAPSED, emit
 from trimtab.tasks.execution import StageResult
@@ -27,7 +27,7 @@ def _preference_files(config: PreferencesConfig) -> dict[str, ArtifactRef]:
     A run never depends on a path again, and a changed file is new work. A file of an unknown kind
     stays where it is: the stage says so.
     """
-    demand_access(config)
+    require_access(config)
     return {
         f"{name}_{index}": import_source(source)
         for name, sources in (("source", config.sources), ("demonstrations", config.demonstrations))

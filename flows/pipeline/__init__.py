@@ -1,5 +1,5 @@
-"""The parts of the experiment that flows share, as submissions of stages.
+"""The parts of the experiment that flows share.
 
-Every function submits stages and lets `Run` remember their futures by role, so that all that does
-not depend on each other runs at once; report and lineage are made of the roles.
+Every function submits stages and keeps their futures in `Run` by role, so that independent stages
+run at once. Report and lineage are made from the roles.
 """

@@ -66,7 +66,7 @@ def _fine_tune(run: Run) -> None:
 
 
 def cache_trunk(run: Run) -> None:
-    """The output of the layers that all who learn from pairs leave frozen, once for all of them."""
+    """Compute once the output of the layers that all trainers on pairs leave frozen."""
     config = run.config
     readers = [
         config.ensemble.member,
@@ -88,7 +88,7 @@ def cache_trunk(run: Run) -> None:
 
 
 def trunk_for(run: Run, *trained: TrainConfig) -> Future | None:
-    """The cached trunk, where `trained` leave it frozen one after another."""
+    """The cached trunk; None if one of the trainers `trained` trains all layers."""
     if any(train.trainable_layers is None for train in trained):
         return None
     return run.get("trunk")

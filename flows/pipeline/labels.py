@@ -1,4 +1,4 @@
-"""What is known of the labels: the ensemble's votes, a judge's labels, the relabelled pairs."""
+"""Labels: the ensemble's votes, a judge's labels, the relabelled pairs, the label audit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trimtab.tasks.resources import Resources, Slot
 
 
 def audit_labels(run: Run) -> None:
-    """The ensemble, its votes, the relabelled pairs, and all of it for a person to look at."""
+    """The ensemble, its vote, the relabelled pairs, and the page to review them."""
     config = run.config
     run["strength"] = _vote(run, config.ensemble.votes[0])
     run["relabelled"] = run.submit(
@@ -39,7 +39,7 @@ def audit_labels(run: Run) -> None:
 
 
 def ask_judge(run: Run) -> None:
-    """A judge model's view of the pairs: beside all else or, with `ai_labels`, their labels."""
+    """Let a judge model compare the pairs; with `ai_labels` its verdicts become the labels."""
     config, labels = run.config.judge_preferences, run.config.ai_labels
     if config is not None:
         run["judged"] = run.submit_to_judge(
@@ -53,9 +53,9 @@ def ask_judge(run: Run) -> None:
 
 
 def compare_votes(run: Run) -> None:
-    """The ensemble's other votes, unless they are under way: only the report needs them.
+    """Submit the ensemble's other votes, which only the report needs, unless already submitted.
 
-    Beside policies they let all else go first, and until one trains alone no core is idle for long.
+    If policies are trained too, these stages have low priority and use cores that are idle.
     """
     has_policies = any(role.startswith("policy_") for role in run.roles)
     before = ("reward_model", "advantage_model", "rehearsal", "meta_rm_2")

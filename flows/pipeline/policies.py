@@ -1,4 +1,4 @@
-"""The arms: how each makes a policy, and how that is measured and judged against SFT.
+"""The arms: how each trains a policy, and how the policy is evaluated and judged against SFT.
 
 | arm                      | start              | optimised against or learned from                |
 |--------------------------|--------------------|--------------------------------------------------|
@@ -15,8 +15,8 @@
 | `rejection_sampling`, `rest`, `hir` | SFT     | samples that the Advantage Model has scored      |
 | `best_of_n`              | SFT                | nothing: the best of n answers                   |
 
-Of these `full` alone rehearses; what PPO-max is compared with does where `rehearsal_coef` says so.
-What comes between an arm's start and its policy plays roles that begin with the arm's name.
+Of the PPO arms only `full` uses rehearsal; other methods do if their `rehearsal_coef` is above 0.
+Artifacts between an arm's start and its policy have roles that begin with the arm's name.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from trimtab.tasks.resources import ALL_CORES, ALONE, ONE_CORE, Resources, Slot
 
 @dataclass(frozen=True)
 class Scheduling:
-    """What an arm's stages may take of a machine, and what they wait for beside their inputs."""
+    """The cores that an arm's stages may use, and futures they wait for besides their inputs."""
 
     resources: Resources = ONE_CORE
     wait_for: Sequence[Future] = ()
@@ -59,9 +59,9 @@ class Scheduling:
 
 
 def train_policies(run: Run) -> None:
-    """Every arm from the SFT policy, and its answers to the evaluation prompts."""
+    """Train every arm from the SFT policy, and evaluate it on the evaluation prompts."""
     config = run.config
-    if any(rehearses(config, arm) for arm in config.arms):
+    if any(uses_rehearsal(config, arm) for arm in config.arms):
         run["rehearsal"] = run.submit(
             REHEARSAL,
             run.seeded(config.rehearsal),
@@ -70,7 +70,7 @@ def train_policies(run: Run) -> None:
             scorer=run["advantage_model"],
         )
     measure(run, "sft", run["sft"], run["advantage_model"])
-    # An arm that could start earlier would hold up what the last one needs.
+    # An arm that started earlier would take cores from what the other arms still need.
     wait_for = [run["rehearsal" if "rehearsal" in run.roles else "advantage_model"]]
     for index, arm in enumerate(config.arms):
         slot = Slot(index, len(config.arms))
@@ -82,7 +82,7 @@ def train_policies(run: Run) -> None:
 def train_policy(
     run: Run, arm: Arm, scheduling: Scheduling, answers_slot: Slot | None = None
 ) -> None:
-    """An arm from the SFT policy, and in the slot `answers_slot` its answers."""
+    """Train an arm from the SFT policy, and evaluate it in the slot `answers_slot`."""
     policy = run["sft"] if arm == "best_of_n" else _trained(run, arm, scheduling)
     scorer = scorer_of(run, arm)
     first = scorer[0] if isinstance(scorer, list) else scorer
@@ -101,7 +101,7 @@ def measure(
 ) -> None:
     """Let a policy answer the evaluation prompts; another `offset` gives other answers.
 
-    `changes`: what its evaluation is configured otherwise than that of others.
+    `changes`: fields of the evaluation's configuration to change for this policy.
     """
     config = run.config.evaluate.model_copy(update=changes)
     run[f"eval_{name}"] = run.submit(
@@ -146,7 +146,7 @@ def start_of(run: Run, arm: Arm) -> Future:
 
 
 def ppo_of(run: Run, arm: Arm) -> PPOConfig:
-    """How an arm of PPO trains. Where a judge scores, there is no scorer to start the critic as."""
+    """The PPO configuration of an arm. If a judge scores, the critic starts from the policy."""
     ppo = run.config.ppo
     if arm == "vanilla":
         return vanilla(ppo)
@@ -154,9 +154,9 @@ def ppo_of(run: Run, arm: Arm) -> PPOConfig:
 
 
 def scorer_of(run: Run, arm: Arm) -> Future | list[Future]:
-    """What an arm is optimised against: a scorer, or an ensemble of them.
+    """The scorer that an arm is optimised against, or several of them.
 
-    Of one that needs none, what its answers are measured by.
+    For an arm without a scorer: the one that its answers are measured with.
     """
     if arm == "ppo_max_ensemble":
         return run.optimised_members
@@ -168,8 +168,8 @@ def scorer_of(run: Run, arm: Arm) -> Future | list[Future]:
     return run[roles.get(arm, "advantage_model")]
 
 
-def rehearses(config: RunConfig, arm: Arm) -> bool:
-    """Whether an arm, or one that it goes on from, learns again what SFT said best."""
+def uses_rehearsal(config: RunConfig, arm: Arm) -> bool:
+    """Whether an arm, or the arm that it starts from, uses rehearsal."""
     sampled = config.rejection_sampling.fine_tune
     own: dict[Arm, PolicyConfig] = {
         "dpo": config.dpo,
@@ -183,14 +183,14 @@ def rehearses(config: RunConfig, arm: Arm) -> bool:
 
 
 def _trained(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
-    """An arm's policy; one that another arm has gone on from is not trained again."""
+    """An arm's policy; trained once, even if another arm starts from it."""
     if f"policy_{arm}" not in run.roles:
-        run[f"policy_{arm}"] = TRAINERS.get(arm, _ppo)(run, arm, scheduling)
+        run[f"policy_{arm}"] = SUBMIT_ARM.get(arm, _ppo)(run, arm, scheduling)
     return run[f"policy_{arm}"]
 
 
 def _answering(run: Run, arm: Arm) -> dict[str, Any]:
-    """How an arm answers the evaluation prompts otherwise than SFT."""
+    """Fields of the evaluation in which an arm differs from SFT."""
     if arm == "best_of_n":
         return {"num_candidates": run.config.best_of_n.num_responses}
     if arm == "hir":
@@ -199,7 +199,7 @@ def _answering(run: Run, arm: Arm) -> dict[str, Any]:
 
 
 def _ppo(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
-    """From `start_of` or, as in Llama 2, from where rejection sampling has come to."""
+    """PPO from `start_of`, or, as in Llama 2, from the policy of rejection sampling."""
     start = reference = start_of(run, arm)
     if arm == "rejection_sampling_ppo":
         start = _trained(run, "rejection_sampling", scheduling)
@@ -218,8 +218,8 @@ def _ppo(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
 
 
 def _rehearsed(run: Run, arm: Arm) -> Future | None:
-    """What an arm learns again of what SFT said best, if anything."""
-    return run["rehearsal"] if rehearses(run.config, arm) else None
+    """The rehearsal artifact for an arm; None if the arm does not use it."""
+    return run["rehearsal"] if uses_rehearsal(run.config, arm) else None
 
 
 def _dpo(run: Run, arm: Arm, scheduling: Scheduling) -> Future:
@@ -332,7 +332,7 @@ def _sample_and_learn(
     return policy
 
 
-TRAINERS: dict[Arm, Callable[[Run, Arm, Scheduling], Future]] = {
+SUBMIT_ARM: dict[Arm, Callable[[Run, Arm, Scheduling], Future]] = {
     "dpo": _dpo,
     "cpl": _cpl,
     "rejection_sampling": _rejection_sampling,

@@ -9,7 +9,7 @@ from trimtab.tasks.resources import Resources, Slot
 
 
 def train_scorers(run: Run) -> None:
-    """The reward model and the Advantage Model on relabelled pairs, and what arms need besides."""
+    """Train the reward model, the Advantage Model, and further scorers that the arms need."""
     config = run.config
     trunk = trunk_for(run, config.reward_model.train)
     run["reward_model"] = run.submit(
@@ -22,7 +22,7 @@ def train_scorers(run: Run) -> None:
         label="reward model",
         resources=Resources(Slot(0, 2)),
     )
-    # SFT has written what the synthetic world compares.
+    # The answers compared in the synthetic world were sampled from SFT.
     behaviour = [run["sft"]] if config.advantage_model.use_importance_weights else None
     run["advantage_model"] = run.submit(
         ADVANTAGE_MODEL,

@@ -1,4 +1,4 @@
-"""Who is champion: the first policy that beats SFT, then every round's that beats it."""
+"""MetaRM rounds and the champion: the last policy that beat its predecessor, the first one SFT."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def improve_in_rounds(run: Run) -> int | None:
     """MetaRM rounds from the arm `full` on; returns the champion's round, `None` without one.
 
     A round is promoted only if it beats the last promoted policy on held-out judgement; the loop
-    stops at the first that does not. Where round 1 did not beat SFT there is nothing to go on from.
+    stops at the first that does not. If round 1 did not beat SFT, there are no further rounds.
     The ensemble's other votes take the cores that a round's policy leaves idle.
     """
     champion = first_champion(run)
@@ -35,8 +35,8 @@ def improve_in_rounds(run: Run) -> int | None:
     return champion
 
 
-def play_round(run: Run, number: int) -> bool:
-    """MetaRM and PPO-max from the round before, judged; whether the round is promoted."""
+def run_round(run: Run, number: int) -> bool:
+    """Run MetaRM and PPO-max from the previous round and judge it; returns if it is promoted."""
     return _is_promoted(run, _start_round(run, number))
 
 

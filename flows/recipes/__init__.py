@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from trimtab.flows.config import RunConfig
-from trimtab.flows.errors import ConfigError, unknown
+from trimtab.flows.errors import ConfigError, unknown_name
 from trimtab.flows.recipes.human import hh_7b, hh_smollm2, ukp_smollm2
 from trimtab.flows.recipes.synthetic import constitutional, default, rlaif, smoke
 from trimtab.models.estimates.machine import Machine
@@ -31,5 +31,5 @@ MACHINES = {"hh-7b": Machine.of_gpus(8, 80)}
 def recipe_named(name: str) -> RunConfig:
     """A recipe by name; ConfigError lists the known ones."""
     if name not in RECIPES:
-        raise ConfigError(unknown("recipe", name, RECIPES))
+        raise ConfigError(unknown_name("recipe", name, RECIPES))
     return RECIPES[name]()

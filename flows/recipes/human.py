@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trimtab.flows.config import EnsembleConfig, RoundsConfig, RunConfig
-from trimtab.flows.recipes.matched_budget import matched_budget
+from trimtab.flows.recipes.matched_budget import budget_matched_sections
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.config.policy import CollapseConfig, PPOConfig, RehearsalConfig, ScoringConfig
 from trimtab.models.config.reporting import EvaluateConfig
@@ -51,7 +51,7 @@ def hh_smollm2() -> RunConfig:
             max_prompts=192, max_new_tokens=48, num_clusters=8, per_cluster=4
         ),
         ppo=ppo,
-        **matched_budget(
+        **budget_matched_sections(
             ppo,
             pairs=train.model_copy(update={"learning_rate": 2e-5}),
             answers=train.model_copy(update={"num_epochs": 4}),
@@ -151,7 +151,7 @@ def hh_7b() -> RunConfig:
         advantage_model=AdvantageModelConfig(train=scorer.model_copy(update={"batch_size": 180})),
         rehearsal=RehearsalConfig(max_new_tokens=128),
         ppo=ppo,
-        **matched_budget(
+        **budget_matched_sections(
             ppo,
             pairs=scorer.model_copy(update={"learning_rate": 1e-6, "batch_size": 64}),  # [DPO]
             answers=sft.model_copy(update={"batch_size": ppo.train_batch, "num_epochs": 5}),

@@ -19,7 +19,7 @@ from trimtab.models.config.policy import (
 from trimtab.models.config.training import TrainConfig
 
 
-def matched_budget(
+def budget_matched_sections(
     ppo: PPOConfig,
     pairs: TrainConfig,
     answers: TrainConfig,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trimtab.flows.config import EnsembleConfig, RoundsConfig, RunConfig
-from trimtab.flows.recipes.matched_budget import matched_budget
+from trimtab.flows.recipes.matched_budget import budget_matched_sections
 from trimtab.models.config.data import ComparisonsConfig, WorldConfig
 from trimtab.models.config.judge import (
     AILabelsConfig,
@@ -29,7 +29,7 @@ from trimtab.models.config.reward import (
 from trimtab.models.config.training import ModelConfig, SFTConfig, TrainConfig
 
 # Instructions of HIR in words that the synthetic world has.
-GRADES = ("zero", "ten")
+HIR_INSTRUCTIONS = ("zero", "ten")
 
 
 def default() -> RunConfig:
@@ -63,12 +63,12 @@ def default() -> RunConfig:
         reward_model=RewardModelConfig(train=scorer),
         advantage_model=AdvantageModelConfig(train=scorer),
         ppo=ppo,
-        **matched_budget(
+        **budget_matched_sections(
             ppo,
             pairs=TrainConfig(learning_rate=2e-4, batch_size=32),
             answers=TrainConfig(learning_rate=5e-4, batch_size=32, num_epochs=5),
             num_responses=8,
-            instructions=GRADES,
+            instructions=HIR_INSTRUCTIONS,
         ),
         rounds=RoundsConfig(
             meta_rm=MetaRMConfig(train=TrainConfig(learning_rate=1e-4, batch_size=16))
@@ -132,7 +132,9 @@ def smoke() -> RunConfig:
         advantage_model=AdvantageModelConfig(train=train),
         rehearsal=RehearsalConfig(num_clusters=4, per_cluster=4),
         ppo=ppo,
-        **matched_budget(ppo, pairs=train, answers=train, num_responses=4, instructions=GRADES),
+        **budget_matched_sections(
+            ppo, pairs=train, answers=train, num_responses=4, instructions=HIR_INSTRUCTIONS
+        ),
         rounds=RoundsConfig(
             max_rounds=2,
             promote="always",

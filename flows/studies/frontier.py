@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trimtab.flows.config import Arm, RunConfig
-from trimtab.flows.overrides import changed
+from trimtab.flows.overrides import apply_changes
 from trimtab.flows.pipeline.policies import Scheduling, train_policies, train_policy
 from trimtab.flows.pipeline.rewards import train_scorers
 from trimtab.flows.run import Run
@@ -96,7 +96,7 @@ def frontier(run: Run) -> None:
     shared = dict(run.roles)
     for arm, sweep in SWEEPS.items():
         for value, name in named_values(sweep.values, sweep.own(run.config)):
-            config = changed(whole.config, sweep.changes(run.config, value))
+            config = apply_changes(whole.config, sweep.changes(run.config, value))
             own = replace(whole, config=config, roles=dict(shared))
             train_policy(own, arm, Scheduling(Resources(by_ranks=run.has_small_models)))
             for role in own.roles.keys() - shared.keys():

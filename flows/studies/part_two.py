@@ -33,14 +33,14 @@ def strength(run: Run) -> None:
 
 
 @arms("part-2", "figure-4")
-def tenths(run: Run) -> None:
+def scorer_per_tenth(run: Run) -> None:
     """A reward model of each tenth of the pairs by strength."""
     for number in range(1, 11):
         add_scorer(run, f"tenth_{number}", _tenth(number))
 
 
 @arms("part-2", "figure-5")
-def weakest(run: Run) -> None:
+def weakest_tenths(run: Run) -> None:
     """The two weakest tenths, as given and flipped."""
     for number in (1, 2):
         add_scorer(run, f"tenth_{number}", _tenth(number))
@@ -49,7 +49,7 @@ def weakest(run: Run) -> None:
 
 
 @arms("part-2", "figure-6")
-def strongest(run: Run) -> None:
+def strongest_tenth(run: Run) -> None:
     """Margin and soft labels on the strongest tenth."""
     for name, variant in STRONGEST_TENTH.items():
         add_scorer(run, name, relabel_config(run, variant, _tenth(10)))

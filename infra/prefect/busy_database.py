@@ -1,4 +1,4 @@
-"""Requests that Prefect's SQLite database was too busy for are tried again where it lies.
+"""Retry, inside the server, requests that Prefect's SQLite database was too busy for.
 
 SQLite refuses at once to let a transaction write that began by reading while another has written
 since. Prefect then answers 503, and its client tries again in two seconds: at every other stage of
@@ -17,10 +17,10 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _BUSY = 503
-PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)  # seconds; after them the client gets its 503
+RETRY_PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)  # seconds; after them the client gets its 503
 
 
-def trying_again(app: App) -> App:
+def retry_when_busy(app: App) -> App:
     """An ASGI application that answers as `app` does, but not at once that it is busy."""
 
     async def answer(scope: Message, receive: Receive, send: Send) -> None:
@@ -30,7 +30,7 @@ def trying_again(app: App) -> App:
         request = [await receive()]
         while request[-1].get("more_body"):
             request.append(await receive())
-        for pause in PAUSES:
+        for pause in RETRY_PAUSES:
             if await _is_answered(app, scope, request, receive, send):
                 return
             await asyncio.sleep(pause)

@@ -1,8 +1,8 @@
-"""For Prefect's server: events of before its start count as seen.
+"""Event ordering for Prefect's server: events from before its start count as seen.
 
-A run's states are events that follow one another, and automations are not told of one before they
-were told of the one it follows, for up to a quarter of an hour. Prefect remembers in memory what it
-told them. Once the server was started again, a run that had been running could crash unheard.
+A run's states are events that follow one another. Prefect holds an event back from automations, for
+up to a quarter of an hour, until they have received the one it follows, and remembers in memory
+what they received. After a restart of the server it would hold back the crash of an older run.
 
 PREFECT_SERVER_EVENTS_CAUSAL_ORDERING=trimtab.infra.prefect.event_order
 """

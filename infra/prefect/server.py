@@ -23,22 +23,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from trimtab.infra.imports import quick_imports
-from trimtab.infra.prefect.busy_database import trying_again
+from trimtab.infra.prefect.busy_database import retry_when_busy
 from trimtab.infra.processes.fork_client import child_env
 from trimtab.infra.processes.locks import file_lock
 
-API_URL = "PREFECT_API_URL"
+API_URL_VARIABLE = "PREFECT_API_URL"
 START_SECONDS = 120.0
 # Events wait up to two seconds in the client and two in the server before they are written.
 DRAIN_SECONDS = 5.0
 # Block types are for the pages of `trimtab ui`, whose server registers them itself. To memoise that
 # they are registered, every integration that is installed would be imported.
-WITHOUT_BLOCKS = {
+NO_BLOCK_REGISTRATION = {
     "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
     "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
 }
-# The child makes the tables itself: the servers of several commands of one home, one at a time.
-WITHOUT_TABLES = {"PREFECT_API_DATABASE_MIGRATE_ON_START": "false"}
 
 
 class PrefectServerError(RuntimeError):
@@ -53,7 +51,7 @@ def local_prefect_server() -> Iterator[Callable[[], None]]:
     does not. Where PREFECT_API_URL is set already nothing is started. Must be entered before
     Prefect is imported.
     """
-    if os.environ.get(API_URL):
+    if os.environ.get(API_URL_VARIABLE):
         yield lambda: None
         return
     with socket.socket() as listener:
@@ -63,15 +61,15 @@ def local_prefect_server() -> Iterator[Callable[[], None]]:
         server = subprocess.Popen(
             [sys.executable, "-P", "-m", "trimtab.infra.prefect.server", str(listener.fileno())],
             stdin=subprocess.PIPE,
-            env=child_env(WITHOUT_BLOCKS),
+            env=child_env(NO_BLOCK_REGISTRATION),
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )
-    os.environ[API_URL] = url
+    os.environ[API_URL_VARIABLE] = url
     try:
         yield lambda: _wait_until_ready(server, url)
     finally:
-        del os.environ[API_URL]
+        del os.environ[API_URL_VARIABLE]
         assert server.stdin is not None
         server.stdin.close()
 
@@ -88,7 +86,7 @@ def _wait_until_ready(server: subprocess.Popen[bytes], url: str) -> None:
     state = "did not answer" if server.poll() is None else f"ended with status {server.returncode}"
     raise PrefectServerError(
         f"the embedded Prefect server {state} within {START_SECONDS:.0f} s; its messages are "
-        f"above. Free space in the home folder, or set {API_URL} to a server of your own"
+        f"above. Free space in the home folder, or set {API_URL_VARIABLE} to a server of your own"
     )
 
 
@@ -100,11 +98,12 @@ def serve(descriptor: int) -> None:
         from prefect.server.database import provide_database_interface
         from prefect.settings import PREFECT_HOME
 
+        # Several commands may share a home: their servers make the tables one at a time.
         with file_lock(PREFECT_HOME.value() / ".tables.lock"):
             asyncio.run(provide_database_interface().create_db())
         # `ephemeral`: only the services a client cannot do without, no scheduler. `final`: no other
         # application is made in this process.
-        app = trying_again(create_app(ephemeral=True, final=True))
+        app = retry_when_busy(create_app(ephemeral=True, final=True))
     server = uvicorn.Server(uvicorn.Config(app, fd=descriptor, log_level="error", lifespan="on"))
 
     def stop_after_the_command() -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 
 # Those of the hub that models and data sets are loaded from; it alone is sent them.
-OF_HUB = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _WORDS = frozenset(
     [
         *("APIKEY", "AUTH", "CREDENTIAL", "CREDENTIALS", "KEY", "KEYS", "PASS", "PASSWD"),
@@ -33,7 +33,7 @@ def without_secrets(env: Mapping[str, str], but: Collection[str] = ()) -> dict[s
     return {n: value for n, value in env.items() if n in but or not is_secret(n, value)}
 
 
-def of_trainers(env: Mapping[str, str]) -> dict[str, str]:
+def trainer_env(env: Mapping[str, str]) -> dict[str, str]:
     """What of an environment trainers get: no secrets, and nothing about a flow run's servers."""
     kept = {name: value for name, value in env.items() if not name.startswith(_SERVICES)}
-    return without_secrets(kept, OF_HUB)
+    return without_secrets(kept, HUB_TOKENS)

@@ -1,4 +1,4 @@
-"""The orchestrator's side of the warm fork server: one server a process, jobs on it."""
+"""The orchestrator's side of the fork server: one server a process, jobs on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import trimtab
-from trimtab.infra.processes.environment import of_trainers
+from trimtab.infra.processes.environment import trainer_env
 
 ROOT = Path(trimtab.__file__).parents[1]
 
@@ -26,7 +26,7 @@ class ServerGoneError(Exception):
 class Job:
     """A child of the server. Exactly one of `code`, `signal`, `error` is set once it is done."""
 
-    def __init__(self, server: WarmServer, job_id: str) -> None:
+    def __init__(self, server: ForkServer, job_id: str) -> None:
         self._server = server
         self.id = job_id
         self.pid: int | None = None
@@ -50,7 +50,7 @@ class Job:
         self._done.set()
 
 
-class WarmServer:
+class ForkServer:
     """Starts `trimtab.infra.processes.fork_server` and dispatches its events. Thread-safe."""
 
     def __init__(self, preload: str | None) -> None:
@@ -63,7 +63,7 @@ class WarmServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            env=of_trainers(child_env({})),
+            env=trainer_env(child_env({})),
             start_new_session=True,  # Ctrl-C in a terminal is for the orchestrator
         )
         self._lock = threading.Lock()
@@ -72,7 +72,7 @@ class WarmServer:
         self._failure = ""
         self._closed = False
         self.owner = os.getpid()
-        threading.Thread(target=self._read_events, name="warm-server", daemon=True).start()
+        threading.Thread(target=self._read_events, name="fork-server", daemon=True).start()
 
     @property
     def alive(self) -> bool:
@@ -159,17 +159,17 @@ def child_env(extra: Mapping[str, str]) -> dict[str, str]:
     return {**waiting, **os.environ, **safe, **extra}
 
 
-_servers: dict[str | None, WarmServer] = {}
+_servers: dict[str | None, ForkServer] = {}
 _servers_lock = threading.Lock()
 
 
-def warm_server(preload: str | None) -> WarmServer:
+def running_fork_server(preload: str | None) -> ForkServer:
     """This process's server for a preload module, started (again) where there is none alive."""
     with _servers_lock:
         server = _servers.get(preload)
         # After a fork the parent's server is still in this table, but it is not ours to use.
         if server is None or not server.alive or server.owner != os.getpid():
-            server = _servers[preload] = WarmServer(preload)
+            server = _servers[preload] = ForkServer(preload)
         return server
 
 

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from trimtab.infra.processes.launch import wait_unless_stopped
-from trimtab.infra.processes.locks import some_of
+from trimtab.infra.processes.locks import hold_slots
 
 DEVICES = Path("/dev")
 WSL = Path("/usr/lib/wsl/lib")  # where WSL2 puts the Windows driver's libraries
@@ -60,7 +60,7 @@ def unused_gpus(
 def memory_of(gpus: Sequence[str]) -> int | None:
     """Bytes of memory of the smallest of these GPUs, as the driver's `nvidia-smi` says.
 
-    None where it cannot be told.
+    None if it cannot be read.
     """
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
@@ -73,7 +73,7 @@ def memory_of(gpus: Sequence[str]) -> int | None:
 
 
 @contextmanager
-def own_gpus(gpus: Sequence[str], count: int, locks: Path) -> Iterator[tuple[str, ...]]:
+def hold_gpus(gpus: Sequence[str], count: int, locks: Path) -> Iterator[tuple[str, ...]]:
     """Hold `count` of a host's `gpus`, waiting for them as long as it takes; none if it has none.
 
     `locks` is the folder that all trainers of the host keep their locks in. Raises TooFewGPUsError,
@@ -88,5 +88,5 @@ def own_gpus(gpus: Sequence[str], count: int, locks: Path) -> Iterator[tuple[str
             f"has {len(gpus)} ({', '.join(gpus)}): lower their number, or use a larger host"
         )
     files = {locks / "gpus" / f"{name.replace('/', '_')}.lock": name for name in gpus}
-    with some_of(list(files), count, wait=wait_unless_stopped) as held:
+    with hold_slots(list(files), count, wait=wait_unless_stopped) as held:
         yield tuple(files[path] for path in held)

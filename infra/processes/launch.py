@@ -1,8 +1,8 @@
-"""Run a trainer as a child process, so that no crash of it takes the orchestrator along.
+"""Run a trainer as a child process, so that a crash of it cannot end the orchestrator.
 
-It is a fork of the warm server, which has torch loaded; it leads its own process group, in which it
-may fork ranks, dies with the orchestrator, logs to `<workdir>/trainer.log` and reports through
-`<workdir>/metrics.jsonl`.
+The fork server, which has torch loaded, forks it. The trainer leads its own process group, in which
+it may fork ranks, dies with the orchestrator, logs to `<workdir>/trainer.log` and reports its
+progress through `<workdir>/metrics.jsonl`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from types import FrameType
 
 from trimtab.infra.processes import locks
-from trimtab.infra.processes.environment import of_trainers
-from trimtab.infra.processes.fork_client import Job, ServerGoneError, child_env, warm_server
-from trimtab.infra.processes.tail import LineTail, last_lines, raised
+from trimtab.infra.processes.environment import trainer_env
+from trimtab.infra.processes.fork_client import Job, ServerGoneError, child_env, running_fork_server
+from trimtab.infra.processes.tail import LineTail, final_exception, last_lines
 
 ENTRY = "trimtab.models.training.entry"
 PRELOAD = "trimtab.models.training.preload"
@@ -36,7 +36,7 @@ class TrainerError(Exception):
 
 
 class TrainerKilledError(TrainerError):
-    """A trainer, or the warm server it was a child of, was killed; it may go well another time."""
+    """A trainer, or the fork server that it was a child of, was killed; a retry may succeed."""
 
 
 class TrainerStoppedError(TrainerError):
@@ -59,7 +59,7 @@ def launch(
 
     `on_lines` gets the lines added to metrics.jsonl in the job's folder, ten times a second, in
     this thread. Any exception in this thread (its own, KeyboardInterrupt, a cancellation) kills
-    the child. While `drain_on_sigterm` has a SIGTERM in hand the child gets it too, and has
+    the child. While `stop_trainers_on_sigterm` has a SIGTERM in hand the child gets it too, and has
     `drain_seconds` to save its state.
 
     Raises TrainerError: as TrainerKilledError where it was killed, as TrainerStoppedError after a
@@ -69,11 +69,11 @@ def launch(
     log = workdir / LOG_NAME
     log_start = log.stat().st_size if log.exists() else 0
     started = time.monotonic()
-    child = {**of_trainers(child_env(_thread_env(num_threads))), **(env or {})}
-    with drain_on_sigterm():
+    child = {**trainer_env(child_env(_thread_env(num_threads))), **(env or {})}
+    with stop_trainers_on_sigterm():
         _stop_if_asked()
         try:
-            job = warm_server(preload).run(entry, job_path.resolve(), log, child)
+            job = running_fork_server(preload).run(entry, job_path.resolve(), log, child)
         except ServerGoneError as error:
             raise TrainerKilledError(str(error)) from error
         try:
@@ -86,7 +86,7 @@ def launch(
 
 def warm_up(preload: str | None = PRELOAD) -> None:
     """Start the fork server now, so that its imports run while the caller does other things."""
-    warm_server(preload)
+    running_fork_server(preload)
 
 
 class _Drain:
@@ -103,7 +103,7 @@ _drain = _Drain()
 
 
 @contextmanager
-def drain_on_sigterm() -> Iterator[None]:
+def stop_trainers_on_sigterm() -> Iterator[None]:
     """Meanwhile, SIGTERM asks the running trainers to save and stop instead of ending this process.
 
     Every `launch` in any thread passes it on and raises TrainerStoppedError once its trainer has
@@ -132,11 +132,13 @@ def drain_on_sigterm() -> Iterator[None]:
 
 def _stop_if_asked() -> None:
     if _drain.requested:
-        raise TrainerStoppedError("a stage was not started, as a SIGTERM is in hand")
+        raise TrainerStoppedError(
+            "a stage was not started: this process was asked to stop (SIGTERM)"
+        )
 
 
 def wait_unless_stopped() -> None:
-    """Between two tries for a lock; TrainerStoppedError while `drain_on_sigterm` has a SIGTERM."""
+    """Pause between two tries for a lock; TrainerStoppedError once a SIGTERM has arrived."""
     _stop_if_asked()
     locks.pause()
 
@@ -171,7 +173,7 @@ def _check(job: Job, log: Path, log_start: int) -> None:
     if job.code == 0:
         return
     tail = last_lines(log, _LOG_LINES, log_start)
-    if job.code == 1 and not _drain.requested and (error := raised(tail)):
+    if job.code == 1 and not _drain.requested and (error := final_exception(tail)):
         raise TrainerError(f"{error}\ntraceback: {log}")
     report = f"\nlog: {log}" + (f", its last lines:\n{tail}" if tail else ", empty")
     if job.error is not None:
@@ -180,9 +182,10 @@ def _check(job: Job, log: Path, log_start: int) -> None:
         raise TrainerStoppedError(f"the trainer was asked to stop; {_outcome(job)}" + report)
     if job.signal == signal.SIGKILL or job.code == EXIT_RANK_KILLED:
         raise TrainerKilledError(
-            f"the trainer failed: {_outcome(job)}. Nobody here sent it: most likely the kernel's "
-            "out-of-memory killer did. Lower the batch size or the sequence length, run fewer "
-            "trainers at once (TRIMTAB_MAX_PARALLEL), or use a machine with more memory" + report
+            f"the trainer failed: {_outcome(job)}. Trimtab did not send it: most likely the "
+            "kernel's out-of-memory killer did. Lower the batch size or the sequence length, run "
+            "fewer trainers at once (TRIMTAB_MAX_PARALLEL), or use a machine with more memory"
+            + report
         )
     raise TrainerError(f"the trainer failed: {_outcome(job)}" + report)
 

@@ -3,14 +3,14 @@
 A stage takes its locks in this order, and gives all of them back when it ends:
 
     1. its key's lock                    file_lock  <home>/work/.locks/<stage>-<key>.lock
-    2. slots for cores                   some_of    <home>/work/.locks/slot-<n>.lock
-    3. GPUs of this host                 some_of    <home>/work/.locks/gpus/<name>.lock
+    2. slots for cores                   hold_slots    <home>/work/.locks/slot-<n>.lock
+    3. GPUs of this host                 hold_slots    <home>/work/.locks/gpus/<name>.lock
     4. GPU slots of all hosts            trimtab.tasks.gpu_slots, on Prefect's server
 
-Nobody waits for a key's lock with any lock in hand, and `some_of` takes all that it wants at once
-or none. So whoever is waited for waits at most for what comes later in the order, and the last
+Nobody waits for a key's lock while holding another lock, and `hold_slots` takes all that it wants
+at once or none. So a holder waits at most for locks later in this order, and the holder of the last
 waits for nobody: there is no cycle. `waiting.lock`, beside the slots, says that somebody waits for
-them; only `some_of` touches it, as waiting for a key is not waiting for a slot.
+a slot; only `hold_slots` uses it, as waiting for a key is not waiting for a slot.
 
 Held for a moment, and nothing of the above is asked for meanwhile: the store's `.tmp/lock` for a
 manifest, `<home>/reports/.<name>.lock` for a report's folder, `<home>/.mlflow.lock` and
@@ -52,7 +52,7 @@ def file_lock(path: Path, wait: Callable[[], None] = pause) -> Iterator[None]:
 
 
 @contextmanager
-def some_of(
+def hold_slots(
     paths: list[Path],
     count: int,
     *,
@@ -63,8 +63,8 @@ def some_of(
 
     Gives those it holds. What `wait` raises, between two tries, ends the waiting.
 
-    It takes all of them at once or none, so that nobody waits for the rest with some in hand. The
-    patient take theirs once they were free for a while and nobody waits, and never the first.
+    It takes all `count` at once or none, so no holder waits for more. With `is_patient` it takes
+    locks only after they were free for a while with no other waiter, and never the first.
     """
     if is_patient:
         paths = paths[1:] or paths

@@ -12,7 +12,7 @@ class LineTail:
     """Hands out the whole lines that were added since the last call.
 
     A last line without its newline is still being written and is left for later. A file that got
-    shorter, or that another took the place of, is read from its beginning. `unread` gives lines
+    shorter, or that another took the place of, is read from its beginning. `rewind` gives lines
     back.
     """
 
@@ -38,7 +38,7 @@ class LineTail:
         self.offset += len(whole)
         return whole.decode(errors="replace").splitlines()
 
-    def unread(self) -> None:
+    def rewind(self) -> None:
         """Hand out the lines of the last `read` once more."""
         self.offset = self._last_read
 
@@ -55,7 +55,7 @@ def last_lines(path: Path, count: int, start: int = 0) -> str:
     return "\n".join(lines[-count:])
 
 
-def raised(log: str) -> str | None:
+def final_exception(log: str) -> str | None:
     """What a Python process that wrote this log died of: `Error: message`, all its lines.
 
     None where the log does not end in a traceback. The class comes without its module.

@@ -1,7 +1,7 @@
 """The stack as a command.
 
 python -m trimtab.infra.stack secrets    prints `export` lines for the secrets that are not set
-python -m trimtab.infra.stack env        prints `export` lines for what clients need besides
+python -m trimtab.infra.stack env        prints `export` lines of the addresses that clients need
 python -m trimtab.infra.stack up         runs all servers until Ctrl-C
 """
 
@@ -25,11 +25,11 @@ def main() -> int:
     """Entry point; returns the exit status."""
     options = _parser().parse_args()
     if options.command == "secrets":
-        print(secrets.exports(secrets.fresh()))
+        print(secrets.export_lines(secrets.generate()))
         return 0
     stack = Stack(options.folder.resolve(), replace(Ports(), **dict(options.port)))
     if options.command == "env":
-        print(secrets.exports(stack.client_environment))
+        print(secrets.export_lines(stack.client_environment))
         return 0
     logging.basicConfig(format="%(asctime)s %(message)s")
     logging.getLogger("trimtab.infra").setLevel(logging.INFO)
@@ -42,15 +42,15 @@ def main() -> int:
 
 def _up(stack: Stack) -> int:
     # A script that starts this with `&` has it ignore SIGINT, and so would the servers: Prefect's
-    # worker, which sends itself one when it is told to stop, would go on and take runs.
+    # worker, which sends itself SIGINT to stop, would keep taking runs.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     if os.geteuid() == 0:
         logging.getLogger("trimtab.infra").warning(
-            "this is root, and so are all servers but PostgreSQL, and all flow runs: run it as "
-            "a user of its own"
+            "running as root, as are all servers except PostgreSQL and all flow runs: use a "
+            "dedicated user instead"
         )
-    flow_runs.adopt()
+    flow_runs.adopt_orphans()
     try:
         with Supervisor(stack.services(), stack.folder / "logs") as supervisor:
             prefect, mlflow = stack.ports.prefect, stack.ports.mlflow

@@ -15,14 +15,14 @@ _DRAIN_SECONDS = 60.0
 _MODULES = {"prefect.runner._workspace_supervisor", "prefect.engine"}
 
 
-def adopt() -> None:
+def adopt_orphans() -> None:
     """Become the parent of flow runs whose worker dies (Linux)."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def reap(but: set[int]) -> None:
-    """Collect the adopted that have ended; `but` are the children that somebody else waits for."""
+def reap_orphans(but: set[int]) -> None:
+    """Reap adopted processes that have ended; `but` are children that the supervisor waits for."""
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -42,7 +42,7 @@ def postgres(folder: Path, port: int) -> Service:
     )
 
 
-def url(port: int, database: str, driver: str = "") -> str:
+def database_url(port: int, database: str, driver: str = "") -> str:
     """A database's address, without the password: the drivers read PGPASSWORD."""
     return f"postgresql{driver}://{USER}@{HOST}:{port}/{database}"
 

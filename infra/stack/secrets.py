@@ -25,7 +25,7 @@ def missing(environment: Mapping[str, str] = os.environ) -> list[str]:
     return [name for name in SECRETS if not environment.get(name)]
 
 
-def demand() -> None:
+def require() -> None:
     """Raise StackError naming every secret that is not set, and how to make them."""
     if missing():
         names = "\n".join(f"  {name}: {SECRETS[name]}" for name in missing())
@@ -36,7 +36,7 @@ def demand() -> None:
         )
 
 
-def fresh() -> dict[str, str]:
+def generate() -> dict[str, str]:
     """New values for the secrets that are not set."""
     made = {
         "AWS_ACCESS_KEY_ID": f"TRIMTAB{secrets.token_hex(6).upper()}",
@@ -46,6 +46,6 @@ def fresh() -> dict[str, str]:
     return {name: made.get(name, secrets.token_urlsafe(24)) for name in missing()}
 
 
-def exports(values: Mapping[str, str]) -> str:
+def export_lines(values: Mapping[str, str]) -> str:
     """Lines for a shell to evaluate."""
     return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in values.items())

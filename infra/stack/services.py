@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.infra.access import Access
-from trimtab.infra.processes.environment import OF_HUB
+from trimtab.infra.processes.environment import HUB_TOKENS
 from trimtab.infra.stack import flow_runs, secrets
 from trimtab.infra.stack.bucket import BUCKET
-from trimtab.infra.stack.postgres import postgres, url
+from trimtab.infra.stack.postgres import database_url, postgres
 from trimtab.infra.stack.programs import program
 from trimtab.infra.stack.seaweedfs import seaweedfs
 from trimtab.infra.stack.supervisor import Service
@@ -59,7 +59,7 @@ class Stack:
 
     def services(self) -> list[Service]:
         """All, the last to be stopped first; StackError names the secrets that are not set."""
-        secrets.demand()
+        secrets.require()
         return [
             postgres(self.folder / "postgres", self.ports.postgres),
             seaweedfs(self.folder / "seaweedfs", self.ports.s3, self.ports.weed, BUCKET),
@@ -96,11 +96,11 @@ class Stack:
                 *_OF_S3,
                 *_OF_MLFLOW,
                 "PREFECT_API_AUTH_STRING",
-                *OF_HUB,
+                *HUB_TOKENS,
                 *Access.from_env(os.environ).keys,
             ),
             folder=folder,
-            once_told=flow_runs.stop,  # it takes no more by then, and waits for those it has
+            after_stop_signal=flow_runs.stop,  # the worker takes no new runs, and waits for its own
             stop_seconds=30.0,
         )
 
@@ -112,7 +112,7 @@ class Stack:
             users.write_text(
                 "[mlflow]\n"
                 "default_permission = READ\n"
-                f"database_uri = {url(self.ports.postgres, 'mlflow_users')}\n"
+                f"database_uri = {database_url(self.ports.postgres, 'mlflow_users')}\n"
                 "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
                 "grant_default_workspace_access = false\n"
                 # A password is hashed once a minute, not for each of a run's thousand requests.
@@ -124,7 +124,7 @@ class Stack:
             [
                 *(program("mlflow"), "server", "--app-name", "basic-auth", "--workers", "1"),
                 *("--host", HOST, "--port", str(port)),
-                *("--backend-store-uri", url(self.ports.postgres, "mlflow")),
+                *("--backend-store-uri", database_url(self.ports.postgres, "mlflow")),
                 *("--artifacts-destination", f"s3://{BUCKET}/mlflow"),
             ],
             is_ready=lambda: answers(f"http://{HOST}:{port}/health"),
@@ -161,7 +161,7 @@ class Stack:
             env={
                 "PREFECT_HOME": str(folder),
                 "PREFECT_SERVER_API_AUTH_STRING": os.environ["PREFECT_API_AUTH_STRING"],
-                "PREFECT_SERVER_DATABASE_CONNECTION_URL": url(
+                "PREFECT_SERVER_DATABASE_CONNECTION_URL": database_url(
                     self.ports.postgres, "prefect", "+asyncpg"
                 ),
                 # Started again, it must know whose GPU slots to free and what it has heard.

@@ -35,11 +35,12 @@ _HEALTHY_SECONDS = 60.0
 class Service:
     """One server: how to start it, when it is ready, and how it wants to be stopped.
 
-    It starts once the services named in `after` are ready, in `folder`, which is made; `ports` of
-    loopback must be free by then. `prepare` runs before every start, `once_ready` after the first,
-    `once_told` after `stop_signal` was sent. `user` is who it runs as where this process is root.
-    Its environment is this process's without secrets, with those named in `secrets`, and `env`. It
-    inherits the files of `descriptors`; what it writes can be read by its user only.
+    It starts in `folder`, which is made, once the services named in `after` are ready; its `ports`
+    on loopback must be free by then. `prepare` runs before every start, `once_ready` after the
+    first, `after_stop_signal` after `stop_signal` was sent. Where this process is root, the service
+    runs as `user`. Its environment is this process's without secrets, plus the secrets named in
+    `secrets`, plus `env`. It inherits the files of `descriptors`. Only its user can read what it
+    writes.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Service:
     folder: Path | None = None
     prepare: Callable[[], None] = lambda: None
     once_ready: Callable[[], None] = lambda: None
-    once_told: Callable[[], None] = lambda: None
+    after_stop_signal: Callable[[], None] = lambda: None
     stop_signal: signal.Signals = signal.SIGTERM
     stop_seconds: float = 10.0
     user: str | None = None
@@ -104,7 +105,7 @@ class Supervisor:
         """Start again what ends, until interrupted."""
         while True:
             time.sleep(_POLL_SECONDS)
-            flow_runs.reap(but={child.process.pid for child in self._children.values()})
+            flow_runs.reap_orphans(but={child.process.pid for child in self._children.values()})
             for service in self.services:
                 self._revive(service, self._children[service.name])
 
@@ -190,8 +191,8 @@ def _wait_until_free(port: int, name: str) -> None:
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise StackError(
-                        f"port {port} of 127.0.0.1, which {name} needs, is taken: stop what has "
-                        "it, or choose another with --port"
+                        f"port {port} of 127.0.0.1, which {name} needs, is in use: stop what "
+                        "uses it, or choose another with --port"
                     ) from error
             else:
                 return
@@ -201,7 +202,7 @@ def _wait_until_free(port: int, name: str) -> None:
 def _stop(process: subprocess.Popen[bytes], service: Service) -> None:
     if process.poll() is None:
         process.send_signal(service.stop_signal)
-        service.once_told()
+        service.after_stop_signal()
         try:
             process.wait(service.stop_seconds)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Checkpoints between a work folder and the store, while training goes on.
+"""Copy checkpoints between a work folder and the store during training.
 
 A trainer writes `<workdir>/checkpoints/<step>` as a dot-named folder and renames it; whatever has
 a number for a name is whole and does not change any more, though the trainer may delete it.
@@ -33,7 +33,7 @@ def newest_local(folder: Path) -> int | None:
 def restore_newest(store: Store, key: str, folder: Path) -> int | None:
     """Bring the newest whole checkpoint to `folder`/<step> unless one as new is there already.
 
-    One that turns out corrupt is passed over with a warning. Returns the step training will
+    A corrupt one is skipped with a warning. Returns the step training will
     continue from, None for the beginning.
     """
     local = newest_local(folder)
@@ -44,7 +44,7 @@ def restore_newest(store: Store, key: str, folder: Path) -> int | None:
         try:
             fetch(folder / str(step))
         except CorruptArtifactError as error:
-            logger.warning("checkpoint at step %d is passed over: %s", step, error)
+            logger.warning("skipping the checkpoint at step %d: %s", step, error)
             found = store.newest_checkpoint(key, before=step)
             continue
         return step

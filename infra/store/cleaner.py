@@ -1,8 +1,8 @@
-"""What of a store nothing needs any more, and its removal.
+"""Find artifacts and checkpoints of a store that are no longer needed, and remove them.
 
-Needed is what a report was made of, the report itself included, if the report is young enough or
-pinned (a registered policy names it). Besides that: whatever was written lately, as a run may be
-at it, and the newest checkpoints of a stage that has not finished.
+Needed are reports that are young enough or pinned (a registered policy names them), all artifacts
+that they were made of, everything written recently, as a run may be using it, and the newest
+checkpoints of an unfinished stage.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from trimtab.infra.store.manifest import MANIFEST_NAME, Manifest
-from trimtab.infra.store.objects import Found
+from trimtab.infra.store.objects import ObjectInfo
 from trimtab.infra.store.store import Store
 
 _Artifact = tuple[str, str]
-REPORTS = ("report", "study", "compare")  # the stages that people read the output of
+REPORT_STAGES = ("report", "study", "compare")  # the stages that people read the output of
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def unneeded(
     reports = {
         at
         for at, objects in zip(manifests, artifacts.values(), strict=True)
-        if at[0] in REPORTS and (at[1] in pinned or _is_young(objects, reports_since))
+        if at[0] in REPORT_STAGES and (at[1] in pinned or _is_young(objects, reports_since))
     }
     needed = _reachable(manifests, reports)
     finished = {key for (_, key), manifest in manifests.items() if manifest}
@@ -60,9 +60,9 @@ def remove(store: Store, found: Unneeded) -> None:
         store.objects.delete(name)
 
 
-def _by_root(store: Store, prefix: str, depth: int) -> dict[str, dict[str, Found]]:
+def _by_root(store: Store, prefix: str, depth: int) -> dict[str, dict[str, ObjectInfo]]:
     """What lies below a prefix, by the first `depth` parts of the names."""
-    groups: dict[str, dict[str, Found]] = defaultdict(dict)
+    groups: dict[str, dict[str, ObjectInfo]] = defaultdict(dict)
     for name, found in store.objects.list(prefix).items():
         groups["/".join(name.split("/")[:depth])][name] = found
     return groups
@@ -90,7 +90,7 @@ def _reachable(
 
 
 def _of_artifacts(
-    artifacts: Mapping[str, Mapping[str, Found]],
+    artifacts: Mapping[str, Mapping[str, ObjectInfo]],
     manifests: Mapping[_Artifact, Manifest | None],
     needed: Collection[_Artifact],
     before: float,
@@ -103,27 +103,27 @@ def _of_artifacts(
         if manifest is None:
             yield _unneeded(root, "never finished", objects)
         elif at not in needed:
-            yield _unneeded(root, "no report that is kept was made of it", objects)
+            yield _unneeded(root, "no kept report was made of it", objects)
         else:
-            own = (f"{root}/{MANIFEST_NAME}", f"{root}/{manifest.content[:16]}/")
+            own = (f"{root}/{MANIFEST_NAME}", f"{root}/{manifest.content_digest[:16]}/")
             strays = {name: each for name, each in objects.items() if not name.startswith(own)}
             if strays:
-                yield _unneeded(root, "of a publisher that came second", strays)
+                yield _unneeded(root, "left by a publisher that came second", strays)
 
 
 def _of_checkpoints(
-    checkpoints: Mapping[str, Mapping[str, Found]], finished: Collection[str], before: float
+    checkpoints: Mapping[str, Mapping[str, ObjectInfo]], finished: Collection[str], before: float
 ) -> Iterator[Unneeded]:
     for root, objects in checkpoints.items():
         is_finished = root.rpartition("/")[2] in finished
         if not _is_young(objects, before):
-            why = "its stage has finished" if is_finished else "its stage was not gone on with"
+            why = "its stage has finished" if is_finished else "its stage was not continued"
             yield _unneeded(root, why, objects)
 
 
-def _is_young(objects: Mapping[str, Found], before: float) -> bool:
+def _is_young(objects: Mapping[str, ObjectInfo], before: float) -> bool:
     return any(found.modified >= before for found in objects.values())
 
 
-def _unneeded(root: str, why: str, objects: Mapping[str, Found]) -> Unneeded:
+def _unneeded(root: str, why: str, objects: Mapping[str, ObjectInfo]) -> Unneeded:
     return Unneeded(root, why, tuple(objects), sum(found.size for found in objects.values()))

@@ -89,7 +89,7 @@ class Manifest:
     summary: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def content(self) -> str:
+    def content_digest(self) -> str:
         """sha256 over all files, telemetry included: names the folder that holds the objects."""
         return _hash_entries(self.files)
 

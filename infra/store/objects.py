@@ -1,4 +1,4 @@
-"""What the store needs of a place that keeps bytes by name, and that place as a local folder.
+"""The interface to an object store, which keeps bytes by name, and a local folder as one.
 
 Names are POSIX paths below one root. The rule both places keep: an object is either absent or
 whole. A write that fails half way (no space, a kill) leaves the old state behind.
@@ -25,7 +25,7 @@ _STALE_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True)
-class Found:
+class ObjectInfo:
     """What a listing says of an object: bytes, and when it was written (seconds of the epoch)."""
 
     size: int
@@ -59,14 +59,14 @@ class Objects(Protocol):
     def exists(self, name: str) -> bool:
         """Whether there is an object of that name."""
 
-    def list(self, prefix: str) -> dict[str, Found]:
+    def list(self, prefix: str) -> dict[str, ObjectInfo]:
         """Name -> size and age of every object whose name begins with the folder `prefix`."""
 
     def delete(self, name: str) -> None:
         """Remove one object; not an error if it is absent."""
 
     def now(self) -> float:
-        """Seconds of the epoch by the store's own clock, which ages are told by."""
+        """Seconds of the epoch by the store's own clock, from which ages are computed."""
 
     def drop_unfinished(self, before: float) -> int:
         """Remove writes begun before a time (in seconds of the epoch) and never ended; how many."""
@@ -121,8 +121,8 @@ class LocalObjects:
     def exists(self, name: str) -> bool:
         return (self.root / name).is_file()
 
-    def list(self, prefix: str) -> dict[str, Found]:
-        found: dict[str, Found] = {}
+    def list(self, prefix: str) -> dict[str, ObjectInfo]:
+        found: dict[str, ObjectInfo] = {}
         for folder, _, names in os.walk(self.root / prefix):
             for name in names:
                 path = Path(folder, name)
@@ -132,7 +132,7 @@ class LocalObjects:
                     continue
                 # The change of the inode, not of the content: a file that was linked here is new.
                 relative = path.relative_to(self.root).as_posix()
-                found[relative] = Found(status.st_size, status.st_ctime)
+                found[relative] = ObjectInfo(status.st_size, status.st_ctime)
         return found
 
     def delete(self, name: str) -> None:

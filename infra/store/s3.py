@@ -21,7 +21,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from trimtab.infra.store.manifest import CorruptArtifactError, StorageError, StoreUnavailableError
-from trimtab.infra.store.objects import Found
+from trimtab.infra.store.objects import ObjectInfo
 
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
 _LOST = {"412", "PreconditionFailed", "409", "ConditionalRequestConflict"}
@@ -84,8 +84,8 @@ class S3Objects:
         found = (head["ContentLength"], head["Metadata"].get("sha256"))
         if found != (size, sha256):
             raise CorruptArtifactError(
-                f"s3://{self.bucket}/{key} arrived as (size, sha256) {found}, "
-                f"sent were {(size, sha256)}"
+                f"s3://{self.bucket}/{key} was stored with (size, sha256) {found}; "
+                f"expected {(size, sha256)}"
             )
 
     def get_file(self, name: str, path: Path) -> None:
@@ -130,14 +130,14 @@ class S3Objects:
             return False
         return True
 
-    def list(self, prefix: str) -> dict[str, Found]:
+    def list(self, prefix: str) -> dict[str, ObjectInfo]:
         root = self._key(f"{prefix.rstrip('/')}/")
         with self._failing(prefix):
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self.bucket, Prefix=root
             )
             return {
-                item["Key"][len(self.prefix) :]: Found(
+                item["Key"][len(self.prefix) :]: ObjectInfo(
                     item["Size"], item["LastModified"].timestamp()
                 )
                 for page in pages

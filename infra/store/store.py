@@ -88,8 +88,8 @@ class Store:
                 ):
                     return manifest
                 continue
-            if winner.content != manifest.content:
-                self._delete_folder(f"{root}/{manifest.content[:16]}")
+            if winner.content_digest != manifest.content_digest:
+                self._delete_folder(f"{root}/{manifest.content_digest[:16]}")
             return winner
 
     def materialise(self, manifest: Manifest, folder: Path, without: Collection[str] = ()) -> None:
@@ -152,7 +152,7 @@ class Store:
             manifest = Manifest.from_bytes(data)
             if (manifest.stage, manifest.key) != (stage, key):
                 raise MalformedManifestError(f"it is of {manifest.stage}/{manifest.key}")
-            sizes = self.objects.list(f"{root}/{manifest.content[:16]}")
+            sizes = self.objects.list(f"{root}/{manifest.content_digest[:16]}")
             for entry in manifest.files:
                 found = sizes.get(_object(root, manifest, entry))
                 if found is None or found.size != entry.size:
@@ -221,7 +221,7 @@ def open_store(url: str) -> Store:
     if "://" not in url and url:
         return Store(LocalObjects(Path(url)), str(Path(url).resolve()))
     raise StoreUrlError(
-        f"store {url!r} is of no known form; give a folder, file:///folder or s3://bucket/prefix"
+        f"store is {url!r}; allowed: a folder, file:///folder or s3://bucket/prefix"
     )
 
 
@@ -234,4 +234,4 @@ def _checkpoint(key: str, step: int) -> str:
 
 
 def _object(root: str, manifest: Manifest, entry: FileEntry) -> str:
-    return f"{root}/{manifest.content[:16]}/{entry.name}"
+    return f"{root}/{manifest.content_digest[:16]}/{entry.name}"

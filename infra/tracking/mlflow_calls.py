@@ -34,7 +34,7 @@ _LOCATIONS = (
 _MAX_OF = {"params": 100, "metrics": 800, "tags": 100}  # in one request, of a thousand in all
 
 # A metric's name, value, time in milliseconds of the epoch, and step.
-Point = tuple[str, float, int, int]
+MetricPoint = tuple[str, float, int, int]
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -46,7 +46,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", str(value)
 
 
-def parse_line(line: str) -> list[Point]:
+def parse_line(line: str) -> list[MetricPoint]:
     """The metrics of one line; [] for progress and for a line a killed trainer left in pieces."""
     try:
         record = json.loads(line)
@@ -77,9 +77,9 @@ def dataset_input(given: Input) -> Any:
 
 
 def log_batches(client: Any, run_id: str, batch: Mapping[str, Sequence[Any]]) -> None:
-    """Log params and tags (name, text) and metrics (Point), in as few requests as MLflow takes.
+    """Log params and tags (name, text) and metrics (MetricPoint) in as few requests as possible.
 
-    What it has already it does not take a second time.
+    MLflow ignores what it already has.
     """
     from mlflow.entities import Metric, Param, RunTag
 

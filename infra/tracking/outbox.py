@@ -41,9 +41,9 @@ class Outbox:
         self.note(record)
 
     def note(self, record: Record) -> None:
-        """Write a record that is not to be sent, but that whoever comes later has to know.
+        """Write a record that is not sent, but that a later process must know.
 
-        Without space for it one is only in memory: tracking does not fail a run.
+        If the file cannot be written, the record stays in memory: tracking never fails a run.
         """
         with self._writing:
             if self._path is None:
@@ -53,7 +53,9 @@ class Outbox:
                 self._stream.write(json.dumps(record) + "\n")
                 self._stream.flush()
             except OSError as error:
-                logger.warning("%s: %s. This process alone can send it", self._path, error)
+                logger.warning(
+                    "%s: %s. Data for MLflow is now kept in memory only", self._path, error
+                )
                 self._path = None
 
     def remove(self) -> None:
@@ -112,11 +114,11 @@ class Background:
         self._threads = ThreadPoolExecutor(num_threads)
         self._put_off: deque[Future[None]] = deque()
 
-    def later(self, function: Callable[[], None]) -> None:
-        """Call it while the caller goes on."""
+    def submit(self, function: Callable[[], None]) -> None:
+        """Call it in a background thread."""
         self._put_off.append(self._threads.submit(function))
 
-    def settle(self) -> None:
-        """Wait for all that was put off, and raise what it raised."""
+    def wait(self) -> None:
+        """Wait for all submitted calls, and raise what they raised."""
         while self._put_off:
             self._put_off.popleft().result()

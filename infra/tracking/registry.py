@@ -113,11 +113,14 @@ class Registry:
             current = _holder(client, name, alias)
             if current is None:
                 raise RegistryError(
-                    f"no version of {name} is {alias}: there is nothing to go back from"
+                    f"no version of {name} is {alias}: there is nothing to roll back"
                 )
             to = to or current.tags.get(f"replaces.{alias}")
             if to is None:
-                raise RegistryError(f"version {current.number} of {name} is its first {alias}")
+                raise RegistryError(
+                    f"version {current.number} of {name} is its first {alias}; there is no "
+                    "earlier one"
+                )
             versions = _versions(client, name)
             known = [str(found.version) for found in versions]
             if to not in known:
@@ -136,8 +139,8 @@ class Registry:
         """Copy the folder to the run, and only then make a version of it."""
         if run.run_id is None:
             raise RegistryError(
-                f"MLflow at {self.tracking.uri} could not be reached when this run began, so that "
-                f"there is no MLflow run to keep {name} in; the same command registers it"
+                f"MLflow at {self.tracking.uri} could not be reached when this run began, so there "
+                f"is no MLflow run to keep {name} in; run the same command again to register it"
             )
         text = json.dumps(identity, sort_keys=True)
         place = f"model-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

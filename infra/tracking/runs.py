@@ -1,11 +1,10 @@
 """MLflow runs: one for a flow run, nested ones for its stages.
 
-Tracking is a courtesy to the user and never fails training. When MLflow cannot be reached there is
-one warning, and what it should have got waits: metrics in the trainer's metrics.jsonl until the
-trainer ends (they are read by offset, and the offset moves only when MLflow has taken them), all
-else in a file for each run (trimtab.infra.tracking.outbox). A thread tries again every half minute,
-`settle` at the end of a flow, and the next process that connects sends what others have left
-behind. A run whose process died without a word is ended as KILLED then.
+Tracking never fails training. When MLflow cannot be reached there is one warning, and data waits to
+be sent: metrics in the trainer's metrics.jsonl until the trainer ends (read by offset, which moves
+only once MLflow has taken them), all else in a file for each run (trimtab.infra.tracking.outbox). A
+thread retries every half minute, `flush` retries at the end of a flow, and the next process that
+connects sends what others left behind. A run whose process died is then ended as KILLED.
 
 MLflow loads on first use (two seconds), not with this module.
 """
@@ -45,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _RETRY_SECONDS = 30.0
-_SETTLE_SECONDS = 2.0  # between two tries of `settle`
+_FLUSH_RETRY_SECONDS = 2.0  # between two tries of `flush`
 _KEY = "trimtab.run"  # the tag that finds a run whose id is not known
 _one_input_at_a_time = threading.Lock()
 _CALLS_AT_ONCE = 4  # in the background
@@ -78,8 +77,8 @@ class Tracking:
         self._warned: set[str] = set()
         self.background = Background(_CALLS_AT_ONCE)
         self.outbox = outbox
-        self._owing: list[TrackedRun] = []  # runs that MLflow lacks something of, the oldest first
-        self._owing_lock = threading.Lock()
+        self._unsent: list[TrackedRun] = []  # runs that MLflow lacks something of, the oldest first
+        self._unsent_lock = threading.Lock()
         self._sender: threading.Thread | None = None
 
     @classmethod
@@ -155,62 +154,62 @@ class Tracking:
         if kind not in self._warned:  # once for each kind of trouble
             self._warned.add(kind)
             logger.warning(
-                "MLflow at %s: %s. Training goes on; what it did not get it gets later",
+                "MLflow at %s: %s. Training continues; what MLflow missed is sent later",
                 self.uri,
                 str(error).splitlines()[0] if str(error) else repr(error),
             )
         return rejected
 
-    def owe(self, run: TrackedRun) -> None:
+    def send_when_back(self, run: TrackedRun) -> None:
         """Have a thread send what waits of a run once MLflow is back."""
-        with self._owing_lock:
-            if run not in self._owing:
-                self._owing.append(run)
+        with self._unsent_lock:
+            if run not in self._unsent:
+                self._unsent.append(run)
             if self._sender is None:
                 self._sender = threading.Thread(target=self._send_later, daemon=True)
                 self._sender.start()
 
-    def settle(self, seconds: float = 0.0) -> None:
+    def flush(self, seconds: float = 0.0) -> None:
         """Wait for what is under way in the background, and send what MLflow did not get yet.
 
-        It is tried for so many seconds, at least once; what is left is for a later process.
+        Retries for `seconds`, at least once; a later process sends the rest.
         """
-        self.background.settle()
+        self.background.wait()
         deadline = time.monotonic() + seconds
-        while self._owing:
+        while self._unsent:
             self._down_until = 0.0
-            self._pay()
-            if not self._owing:
+            self._send_unsent()
+            if not self._unsent:
                 return
             if time.monotonic() >= deadline:
                 place = self.outbox or "memory"
-                text = "MLflow at %s did not get all of %d runs: the next run sends it, from %s"
-                logger.warning(text, self.uri, len(self._owing), place)
+                text = "MLflow at %s lacks data of %d runs; the next run sends it from %s"
+                logger.warning(text, self.uri, len(self._unsent), place)
                 return
-            time.sleep(_SETTLE_SECONDS)
+            time.sleep(_FLUSH_RETRY_SECONDS)
 
-    def _pay(self) -> None:
-        for run in list(self._owing):
+    def _send_unsent(self) -> None:
+        for run in list(self._unsent):
             if run.send_waiting():
-                with self._owing_lock:
-                    if run in self._owing and not run.owes:
-                        self._owing.remove(run)
+                with self._unsent_lock:
+                    if run in self._unsent and not run.has_unsent:
+                        self._unsent.remove(run)
 
     def _send_later(self) -> None:
         while True:
             time.sleep(max(0.1, self._down_until - time.monotonic()))
-            self._pay()
-            with self._owing_lock:
-                if not self._owing:
+            self._send_unsent()
+            with self._unsent_lock:
+                if not self._unsent:
                     self._sender = None
                     return
 
     def _send_left_behind(self) -> None:
         for outbox in left_behind(self.outbox) if self.outbox else ():
             run = TrackedRun(self, outbox=outbox)
-            run.take_over()
-            self.owe(run)
-        self._pay()
+            run.continue_abandoned()
+            self.send_when_back(run)
+        self._send_unsent()
 
     @property
     def down(self) -> bool:
@@ -227,7 +226,7 @@ class Tracking:
                     client = new_client(self.uri)
                     self._experiment_id = experiment_id(client, self.experiment, root)
                 self._client = client
-                self.background.later(self._send_left_behind)
+                self.background.submit(self._send_left_behind)
             return self._client
 
     @property
@@ -270,9 +269,9 @@ class TrackedRun:
         if self.tracking.uri and self._outbox:
             self._outbox.add({"create": given})
             if not self.send_waiting():
-                self.tracking.owe(self)
+                self.tracking.send_when_back(self)
 
-    def take_over(self) -> None:
+    def continue_abandoned(self) -> None:
         """Go on with a run that its process has left, which ends it."""
         assert self._outbox is not None
         self._was_tried = True
@@ -282,7 +281,7 @@ class TrackedRun:
             self._outbox.add({"end": "KILLED", "time": int(self._outbox.written * 1000)})
 
     @property
-    def owes(self) -> bool:
+    def has_unsent(self) -> bool:
         """Whether something waits for MLflow."""
         return self._outbox is not None and bool(self._outbox.waiting)
 
@@ -320,7 +319,7 @@ class TrackedRun:
     ) -> None:
         """Log nested parameters as `a.b.c`, numbers and tags, in as few requests as MLflow takes.
 
-        Long values are cut to its limits. What trainers report by the thousand goes through `pump`.
+        Values longer than MLflow's limits are cut. Trainers' metrics go through `send_metrics`.
         """
         batch = {
             "params": [(k[:_MAX_KEY], v[:_MAX_PARAM]) for k, v in flatten(params or {})],
@@ -329,7 +328,7 @@ class TrackedRun:
         }
         self._send({"batch": batch})
 
-    def pump(self, tail: LineTail, *, is_last: bool = False) -> bool:
+    def send_metrics(self, tail: LineTail, *, is_last: bool = False) -> bool:
         """Send the new lines of a metrics.jsonl; False, and they stay there, if MLflow is down.
 
         The last ones do not stay in a file that goes: they wait with all else.
@@ -341,7 +340,7 @@ class TrackedRun:
             if is_last:
                 self._send(record)
             elif not self._is_over(record):
-                tail.unread()
+                tail.rewind()
                 return False
         return True
 
@@ -350,8 +349,8 @@ class TrackedRun:
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             inner = str(path.parent.relative_to(folder))
             record = {"artifact": (str(path.resolve()), None if inner == "." else inner)}
-            self.tracking.background.later(partial(self._send, record))
-        self.tracking.background.settle()
+            self.tracking.background.submit(partial(self._send, record))
+        self.tracking.background.wait()
 
     def log_inputs(self, inputs: Sequence[Input]) -> None:
         """Record the datasets that a run reads."""
@@ -378,11 +377,11 @@ class TrackedRun:
         self.end("FINISHED" if error is None else "KILLED" if stopped else "FAILED")
 
     def _send(self, record: Record) -> None:
-        if not self.tracking.uri or (not self.owes and self._is_over(record)):
+        if not self.tracking.uri or (not self.has_unsent and self._is_over(record)):
             return
         if self._outbox is not None:
             self._outbox.add(record)
-            self.tracking.owe(self)
+            self.tracking.send_when_back(self)
 
     def _is_over(self, record: Record) -> bool:
         return self.tracking.attempt(partial(self._deliver, record))[0]
@@ -430,7 +429,7 @@ class TrackedRun:
         if parent is None:
             return known or (next(iter(self.tracking.search(client, tags)), None) if tags else None)
         found = parent.find(client)
-        if found is None and (parent.owes or parent.tags.keys() != {_KEY}):
+        if found is None and (parent.has_unsent or parent.tags.keys() != {_KEY}):
             raise ConnectionError("the MLflow run of the flow is not there yet")
         return found
 

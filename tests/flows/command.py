@@ -37,7 +37,7 @@ def ended(home: Path, number: signal.Signals, stage: str, step: int, *arguments:
     Returns its output.
     """
     when = (number.name, stage, str(step))
-    process = start(home, *when, *arguments, module="tests.flows.ended_command")
+    process = start(home, *when, *arguments, module="tests.flows.signalled_command")
     output, _ = process.communicate(timeout=600)
     # Nobody answers to SIGKILL; to SIGTERM the command does, as a shell would say it.
     status = -number if number == signal.SIGKILL else 128 + number

@@ -192,7 +192,7 @@ def running_stack() -> Iterator[Running]:
             patch.delenv(name, raising=False)
         environment = {
             **os.environ,
-            **secrets.fresh(),
+            **secrets.generate(),
             **stack.client_environment,
             "TRIMTAB_HOME": str(folder / "client"),
         }

@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 
 from trimtab.flows.config import Arm
-from trimtab.flows.overrides import changed, parsed
-from trimtab.flows.pipeline.policies import TRAINERS
+from trimtab.flows.overrides import apply_changes, parse_overrides
+from trimtab.flows.pipeline.policies import SUBMIT_ARM
 from trimtab.flows.plan import Plan, PlannedStage, PlanRow, make_plan
 from trimtab.flows.recipes import recipe_named
 from trimtab.models.estimates.machine import Machine
@@ -17,7 +17,7 @@ from trimtab.models.reporting.kit.names import POLICY_NAMES
 GOES_ON = "rejection_sampling_ppo"
 ARMS: tuple[Arm, ...] = get_args(Arm)
 # Those that are PPO from a start that is their reference as well.
-OF_PPO = [arm for arm in ARMS if arm not in TRAINERS and arm not in ("best_of_n", GOES_ON)]
+OF_PPO = [arm for arm in ARMS if arm not in SUBMIT_ARM and arm not in ("best_of_n", GOES_ON)]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,9 @@ def plan() -> Plan:
     changes += ["advantage_model.use_importance_weights=true"]
     changes += ["ppo.scoring.judge.gold_accuracy=0.8"]
     return make_plan(
-        changed(recipe_named("smoke"), parsed(changes)), "policy", Machine(1, 10**15, 2, False)
+        apply_changes(recipe_named("smoke"), parse_overrides(changes)),
+        "policy",
+        Machine(1, 10**15, 2, False),
     )
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from trimtab.flows import commands
-from trimtab.flows.checks import MOST_ROWS, check
+from trimtab.flows.checks import MAX_ROWS, check
 from trimtab.flows.cli import main
-from trimtab.flows.overrides import changed, parsed
+from trimtab.flows.overrides import apply_changes, parse_overrides
 from trimtab.flows.recipes import recipe_named
 
 RECIPE = "hh-smollm2"
@@ -48,7 +48,7 @@ MISTAKES = {
     'preferences.sources=["bad.jsonl"] preferences.on_bad_rows=fail': [
         "preferences.sources: bad.jsonl:41: unknown_format",
         "preferences.sources: bad.jsonl:42: identical_responses in field 'rejected'",
-        "preferences.on_bad_rows=quarantine goes on",
+        "set preferences.on_bad_rows=quarantine to run without",
     ],
     'preferences.sources=["principles.txt"]': ["preferences.sources: principles.txt: unreadable"],
     'preferences.sources=["few.jsonl"]': ["preferences.sources: split by prompt: nothing falls"],
@@ -62,7 +62,7 @@ MISTAKES = {
     'preferences.demonstrations=["shown.jsonl","no.jsonl"]': [
         "preferences.demonstrations: found nothing at 'no.jsonl'",
         "preferences.demonstrations: shown.jsonl:2: missing_field in field 'completion'",
-        "preferences.on_bad_rows=quarantine goes on",
+        "set preferences.on_bad_rows=quarantine to run without",
     ],
     'preferences.sources=["good.jsonl"] judge_preferences.judge.local_model=./none '
     "judge_preferences.judge.constitution=principles.txt": [
@@ -125,14 +125,16 @@ def test_one_file_in_place_of_a_recipe_s_two_can_be_planned(
 
 
 def test_of_a_large_file_the_first_rows_are_read(folder: Path) -> None:
-    rows = [json.dumps({**GOOD[0], "prompt": str(number)}) for number in range(MOST_ROWS)]
+    rows = [json.dumps({**GOOD[0], "prompt": str(number)}) for number in range(MAX_ROWS)]
     with gzip.open(folder / "large.jsonl.gz", "wt") as stream:
         stream.write("\n".join([json.dumps(BAD[0]), *rows, json.dumps(BAD[1])]))
-    config = changed(recipe_named(RECIPE), parsed(['preferences.sources=["large.jsonl.gz"]']))
+    config = apply_changes(
+        recipe_named(RECIPE), parse_overrides(['preferences.sources=["large.jsonl.gz"]'])
+    )
     (note,) = check(config).notes
-    assert f"1 of the first {MOST_ROWS:,} rows are bad" in note
+    assert f"1 of the first {MAX_ROWS:,} rows are bad" in note
     (note,) = check(config, most_rows=None).notes
-    assert f"2 of {MOST_ROWS + 2:,} rows are bad" in note
+    assert f"2 of {MAX_ROWS + 2:,} rows are bad" in note
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from tests.flows.command import trimtab
 from trimtab.flows import experiment
 from trimtab.flows.cli import main
-from trimtab.flows.compare_config import METHODS, of_seeds
+from trimtab.flows.compare_config import METHODS, configs_of_seeds
 from trimtab.flows.config import Arm, ConfigError
 from trimtab.flows.plan import make_plan
 from trimtab.flows.plan_text import plan_text
@@ -42,7 +42,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> Submitted:
 
 
 def _runs(arms: Sequence[str] = METHODS, seeds: Sequence[int] = (0,)) -> list[Run]:
-    runs = [Run(config) for config in of_seeds("smoke", arms, seeds, None)]
+    runs = [Run(config) for config in configs_of_seeds("smoke", arms, seeds, None)]
     experiment.compare(*runs)
     return runs
 
@@ -87,7 +87,7 @@ def test_seeds_share_nothing_but_the_matrix(submitted: Submitted) -> None:
 
 def test_each_judge_is_asked_once_about_all_seeds(submitted: Submitted) -> None:
     changes = {"judges": [GOOD, CLUMSY]}
-    runs = [Run(config) for config in of_seeds("smoke", ("dpo",), (2, 5), changes)]
+    runs = [Run(config) for config in configs_of_seeds("smoke", ("dpo",), (2, 5), changes)]
     experiment.compare(*runs)
     (matrix,) = [given for name, given in submitted if name == "win_matrix"]
     judged = [given for name, given in submitted if name == "judge_answers"]
@@ -100,7 +100,7 @@ def test_each_judge_is_asked_once_about_all_seeds(submitted: Submitted) -> None:
 def test_the_plan_has_the_judges() -> None:
     """Three policies and so three pairs of them; 24 prompts of three sets, the expert ones."""
     local = {"name": "local", "judge": {"local_model": "smollm2-135m-instruct"}}
-    config = of_seeds("smoke", ("dpo", "cpl"), (4,), {"judges": [GOOD, CLUMSY, local]})[0]
+    config = configs_of_seeds("smoke", ("dpo", "cpl"), (4,), {"judges": [GOOD, CLUMSY, local]})[0]
     plan = make_plan(config, "compare", LARGE, 1)
     rows = {row.name: row for row in plan.rows}
     prompts = plan.amounts.eval_prompts
@@ -113,7 +113,7 @@ def test_the_plan_has_the_judges() -> None:
 def test_every_arm_there_is_can_be_compared(submitted: Submitted) -> None:
     arms = get_args(Arm)
     changes = {"ensemble": {"size": 5}, "ppo": {"scoring": {"judge": {"gold_accuracy": 0.8}}}}
-    (config,) = of_seeds("smoke", arms, [3], changes)
+    (config,) = configs_of_seeds("smoke", arms, [3], changes)
     assert (config.arms, config.seed) == (arms, 3)
     experiment.compare(run := Run(config))
     assert {f"eval_{arm}" for arm in arms} <= set(run.roles)
@@ -147,12 +147,12 @@ def test_mistakes_are_named(
     arms: list[str], seeds: list[int], changes: dict[str, Any] | None, message: str
 ) -> None:
     with pytest.raises(ConfigError) as error:
-        of_seeds("smoke", arms, seeds, changes)
+        configs_of_seeds("smoke", arms, seeds, changes)
     assert message in str(error.value)
 
 
 def test_the_plan_is_that_of_a_seed() -> None:
-    config = of_seeds("smoke", ("dpo",), (4, 5, 6), None)[0]
+    config = configs_of_seeds("smoke", ("dpo",), (4, 5, 6), None)[0]
     plan = make_plan(config, "compare", LARGE, 3)
     assert [row.name for row in plan.rows][-1] == "win_matrix"
     assert "seed 4, flow compare" in plan_text(plan)
@@ -183,7 +183,10 @@ def test_finished_runs_are_compared_by_another_command(
     for name in ("scorecard.json", "summary.json"):
         (folder / name).write_text("{}")
     assert main(["compare", "compare-smoke"]) == 2
-    assert "compare-smoke is a page over several runs, not a run" in capsys.readouterr().err
+    assert (
+        "compare-smoke is the page of a comparison or study, not of a single run"
+        in capsys.readouterr().err
+    )
 
 
 def _trained(home: Path) -> Counter[str]:

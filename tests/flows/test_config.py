@@ -10,7 +10,13 @@ import pytest
 
 from trimtab.flows.cli import main
 from trimtab.flows.config import ConfigError, RunConfig, load_config, seeded, vanilla
-from trimtab.flows.overrides import RoundChanges, RunChanges, changed, overrides, parsed
+from trimtab.flows.overrides import (
+    RoundChanges,
+    RunChanges,
+    apply_changes,
+    format_overrides,
+    parse_overrides,
+)
 from trimtab.flows.recipes import RECIPES, recipe_named
 from trimtab.models.config.judge import JudgeConfig
 from trimtab.models.config.policy import PPOConfig
@@ -19,7 +25,7 @@ from trimtab.models.studies.registry import TITLES
 
 
 def _smoke(*overrides: str) -> RunConfig:
-    return changed(recipe_named("smoke"), parsed(overrides))
+    return apply_changes(recipe_named("smoke"), parse_overrides(overrides))
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
@@ -44,7 +50,7 @@ def test_overrides_reach_any_depth_and_keep_the_rest() -> None:
         ("sft.train.zero.stge=1", "unknown field 'stge'; did you mean 'stage'?"),
         ("pppo.kl_coef=1", "unknown field 'pppo'; did you mean 'ppo'?"),
         ("kl_coef=1", "unknown field 'kl_coef'; did you mean 'ppo.kl_coef'?"),
-        ("recipe=default", "recipe: found 'default' among the changes; allowed: "),
+        ("recipe=default", "recipe: found 'default' among the changed settings; allowed: "),
         ("ppo.kl_coef.x=1", "ppo.kl_coef: Input should be a valid number; found {'x': 1}"),
         ("ppo=1", "ppo: Input should be an object with fields; found 1"),
         ("ppo.kl_coef=-1", "ppo.kl_coef: Input should be greater than or equal to 0; found -1"),
@@ -111,8 +117,8 @@ def test_changes_have_every_field_of_a_run_and_presuppose_none() -> None:
             # A form without a third state for booleans would send false for what nobody touched.
             assert field.get("type") != "boolean"
             assert field.get("default") is None, name
-    assert changed(recipe_named("smoke"), RunChanges()) == recipe_named("smoke")
-    assert changed(recipe_named("smoke"), None) == recipe_named("smoke")
+    assert apply_changes(recipe_named("smoke"), RunChanges()) == recipe_named("smoke")
+    assert apply_changes(recipe_named("smoke"), None) == recipe_named("smoke")
 
 
 def test_null_is_a_value_only_where_it_is_allowed() -> None:
@@ -128,19 +134,21 @@ def test_a_section_in_which_nothing_is_given_changes_nothing() -> None:
     """The form sends `offload: null` of every `zero` that nobody touched."""
     untouched = {"zero": {"offload": None}, "lora": {}, "gradient_checkpointing": None}
     changes = {"sft": {"train": untouched}, "ppo": {**untouched, "num_steps": 7}}
-    assert changed(recipe_named("smoke"), changes) == _smoke("ppo.num_steps=7")
+    assert apply_changes(recipe_named("smoke"), changes) == _smoke("ppo.num_steps=7")
     assert _smoke("ppo.zero.stage=2").ppo.zero == ZeroConfig(stage=2)
     judge = {"gold_accuracy": 0.8, "endpoint": {}, "local_model": None}
-    judges = changed(recipe_named("smoke"), {"judges": [{"name": "m", "judge": judge}]}).judges
+    judges = apply_changes(
+        recipe_named("smoke"), {"judges": [{"name": "m", "judge": judge}]}
+    ).judges
     assert judges[0].judge == JudgeConfig(gold_accuracy=0.8)
     assert _smoke("ppo.lora.rank=8").ppo.lora == LoraConfig(rank=8)
 
 
 def test_a_round_changes_what_comes_after_its_champion_and_nothing_else() -> None:
     old = recipe_named("smoke")
-    changes = parsed(["ppo.kl_coef=0.3", "rounds.meta_rm.seed=5", "rounds.promote=always"])
-    new = changed(old, changes, RoundChanges)
-    assert new == changed(old, changes)
+    changes = parse_overrides(["ppo.kl_coef=0.3", "rounds.meta_rm.seed=5", "rounds.promote=always"])
+    new = apply_changes(old, changes, RoundChanges)
+    assert new == apply_changes(old, changes)
     assert new.ppo.num_steps == old.ppo.num_steps
     for override, allowed in (
         ("sft.seed=1", "Allowed: ppo, rounds"),
@@ -148,7 +156,7 @@ def test_a_round_changes_what_comes_after_its_champion_and_nothing_else() -> Non
         ("ppo.kl_cof=1", "did you mean 'kl_coef'?"),
     ):
         with pytest.raises(ConfigError) as error:
-            changed(old, parsed([override]), RoundChanges)
+            apply_changes(old, parse_overrides([override]), RoundChanges)
         assert allowed in str(error.value)
 
 
@@ -194,7 +202,9 @@ def test_real_data_needs_a_base_model() -> None:
 
 def test_categories_of_a_recipe_are_those_of_its_own_sources() -> None:
     def categories(*overrides: str) -> tuple[str, ...]:
-        return changed(recipe_named("hh-smollm2"), parsed(overrides)).preferences.categories
+        return apply_changes(
+            recipe_named("hh-smollm2"), parse_overrides(overrides)
+        ).preferences.categories
 
     assert categories() == ("helpful", "harmless")
     assert categories('preferences.sources=["a.jsonl","b.jsonl"]') == ("helpful", "harmless")
@@ -272,7 +282,7 @@ def test_overrides_say_what_changes_do() -> None:
         'evaluate.instruction="7"',
         "rehearsal.text=plain",
     ]
-    assert sorted(overrides(parsed(given))) == sorted(given)
-    changes = RunChanges.model_validate(parsed(given[:-1]))
-    assert sorted(overrides(changes)) == sorted(given[:-1])
-    assert overrides(None) == overrides(RunChanges()) == []
+    assert sorted(format_overrides(parse_overrides(given))) == sorted(given)
+    changes = RunChanges.model_validate(parse_overrides(given[:-1]))
+    assert sorted(format_overrides(changes)) == sorted(given[:-1])
+    assert format_overrides(None) == format_overrides(RunChanges()) == []

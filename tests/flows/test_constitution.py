@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trimtab.flows.config import ConfigError
-from trimtab.flows.overrides import changed, parsed
+from trimtab.flows.overrides import apply_changes, parse_overrides
 from trimtab.flows.plan import Plan, PlanRow, make_plan
 from trimtab.flows.plan_text import plan_text
 from trimtab.flows.recipes import recipe_named
@@ -13,7 +13,7 @@ from trimtab.models.estimates.machine import Machine
 
 
 def _plan(name: str, *overrides: str) -> Plan:
-    config = changed(recipe_named(name), parsed(overrides))
+    config = apply_changes(recipe_named(name), parse_overrides(overrides))
     return make_plan(config, "rlhf", Machine(1, 10**15, 2, False))
 
 
@@ -53,6 +53,6 @@ def test_constitutional_revises_and_judges_by_principles() -> None:
     assert stages["revisions"].config.categories == ("harmful",)
     assert stages["judged"].config.judge.constitution == "harmlessness"
     text = " ".join(plan_text(plan).split())
-    assert "taken to be all, here and in what constitutional_sft" in text
+    assert "so all prompts are counted, here and in constitutional_sft" in text
     assert "judge_preferences asks about pairs of some categories" in text
     assert "of some categories" not in plan_text(_plan("smoke"))

@@ -17,7 +17,7 @@ from prefect.workers.process import ProcessWorker
 
 from tests.flows.malformed import malformed
 from trimtab.flows.deploy import ENGINE, NOTICE, closed_template
-from trimtab.flows.overrides import changed, parsed
+from trimtab.flows.overrides import apply_changes, parse_overrides
 from trimtab.flows.recipes import RECIPES, RecipeName, recipe_named
 from trimtab.flows.rlhf import rlhf
 
@@ -94,9 +94,9 @@ def test_well_formed_parameters_are_accepted_and_run() -> None:
     parameters = {"recipe": "smoke", "changes": {"ppo": {"num_steps": 6, "score_clip": None}}}
     validate(parameters, _schema("rlhf"), raise_on_error=True)
     taken = rlhf.validate_parameters(parameters)
-    config = changed(recipe_named(taken["recipe"]), taken["changes"])
-    assert config == changed(
-        recipe_named("smoke"), parsed(["ppo.num_steps=6", "ppo.score_clip=null"])
+    config = apply_changes(recipe_named(taken["recipe"]), taken["changes"])
+    assert config == apply_changes(
+        recipe_named("smoke"), parse_overrides(["ppo.num_steps=6", "ppo.score_clip=null"])
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 from trimtab.flows import experiment
 from trimtab.flows.recipes import recipe_named
 from trimtab.flows.run import PlannedRun, PlannedStage
-from trimtab.infra.processes.gpus import own_gpus
+from trimtab.infra.processes.gpus import hold_gpus
 from trimtab.infra.settings import Settings
 from trimtab.models.specs import StageSpec
 from trimtab.tasks import stage_task
@@ -68,7 +68,7 @@ def test_recipes_of_small_models_run_on_any_host(
     host = _on(monkeypatch, recipe, gpus)
     assert len(host.shares) > 20
     for _, share in host.shares:
-        with own_gpus(host.settings.gpus, share.num_devices, tmp_path) as mine:
+        with hold_gpus(host.settings.gpus, share.num_devices, tmp_path) as mine:
             assert len(mine) <= 1
         if gpus:
             assert share.num_ranks == 1

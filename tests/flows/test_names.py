@@ -9,15 +9,21 @@ from typing import Any
 
 import pytest
 
-from trimtab.flows import commands
-from trimtab.flows import publish as finish_module
+from trimtab.flows import commands, lifecycle
 from trimtab.flows import rounds as rounds_module
 from trimtab.flows.cli import main
 from trimtab.flows.compare_config import METHODS, SEEDS, comparison_name
 from trimtab.flows.config import ConfigError, RunConfig
-from trimtab.flows.names import MAX_NAME, NAME_PATTERN, check_free, data_of, model_of, named
-from trimtab.flows.overrides import changed, parsed
-from trimtab.flows.publish import run_name
+from trimtab.flows.lifecycle import run_name
+from trimtab.flows.names import (
+    MAX_NAME,
+    NAME_PATTERN,
+    check_free,
+    data_name,
+    name_run,
+    registered_model_name,
+)
+from trimtab.flows.overrides import apply_changes, parse_overrides
 from trimtab.flows.recipes import RECIPES, recipe_named
 from trimtab.flows.rounds import NoChampionError, champion_of
 from trimtab.infra.report_folders import write_run
@@ -25,17 +31,17 @@ from trimtab.infra.settings import Settings
 
 
 def _config(recipe: str, *overrides: str) -> RunConfig:
-    return changed(recipe_named(recipe), parsed(overrides))
+    return apply_changes(recipe_named(recipe), parse_overrides(overrides))
 
 
 def _name(recipe: str, *overrides: str) -> str:
-    return named(_config(recipe, *overrides), "rlhf").name
+    return name_run(_config(recipe, *overrides), "rlhf").name
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_with_its_seed_only(recipe: str) -> None:
     assert _name(recipe) == f"{recipe}-seed0"
-    assert named(_config(recipe, "seed=3"), "label-audit").name == f"{recipe}-seed3-label-audit"
+    assert name_run(_config(recipe, "seed=3"), "label-audit").name == f"{recipe}-seed3-label-audit"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +94,7 @@ def test_files_count_by_content_and_not_by_place(
         (tmp_path / folder / "my.jsonl.gz").write_text(text)
     names, models, data = zip(
         *(
-            (named(config, "rlhf").name, model_of(config), data_of(config))
+            (name_run(config, "rlhf").name, registered_model_name(config), data_name(config))
             for config in (audited(tmp_path / folder / "my.jsonl.gz") for folder in "abc")
         ),
         strict=True,
@@ -120,7 +126,7 @@ def test_a_review_counts_by_content_too(tmp_path: Path) -> None:
 
 def test_champions_compete_on_the_same_pairs_before_the_same_judges() -> None:
     def model(*overrides: str) -> str:
-        return model_of(_config("default", *overrides))
+        return registered_model_name(_config("default", *overrides))
 
     own = "trimtab-policy-default"
     for same in (
@@ -161,7 +167,7 @@ def test_a_comparison_says_what_is_not_usual() -> None:
 @pytest.mark.parametrize("name", ["../x", ".hidden", "a/b", "", "x" * 151, "a b"])
 def test_a_name_that_is_no_folder_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=r"^name: found .*, allowed are up to 150 letters"):
-        named(_config("smoke"), "rlhf", name)
+        name_run(_config("smoke"), "rlhf", name)
 
 
 def test_a_name_of_another_configuration_is_refused_before_work_begins(
@@ -169,7 +175,7 @@ def test_a_name_of_another_configuration_is_refused_before_work_begins(
 ) -> None:
     monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path))
     monkeypatch.setattr(commands, "local_prefect_server", lambda: pytest.fail("work has begun"))
-    mine = named(_config("smoke", "ppo.kl_coef=0.07"), "rlhf", "mine")
+    mine = name_run(_config("smoke", "ppo.kl_coef=0.07"), "rlhf", "mine")
     write_run(tmp_path / "reports" / "mine", mine.about)
     check_free(mine, Settings.from_env())
     assert main(["run", "smoke", "--name", "mine"]) == 2
@@ -186,7 +192,7 @@ def _report(folder: Path, name: str, *overrides: str, is_new: bool = True) -> No
     found = folder / name
     config = _config("smoke", *overrides)
     if is_new:
-        write_run(found, named(config, "rlhf", name).about)
+        write_run(found, name_run(config, "rlhf", name).about)
     found.mkdir(parents=True, exist_ok=True)
     card = {"claims": [], "scorers": {}, "policies": [], "recipe": "smoke"}
     (found / "scorecard.json").write_text(json.dumps(card))
@@ -222,7 +228,7 @@ def test_a_typed_run_name_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     class _FlowRun:
         name, flow_name, parameters = "brave-otter", "rlhf", {"recipe": "smoke"}
 
-    monkeypatch.setattr(finish_module, "flow_run", _FlowRun)
+    monkeypatch.setattr(lifecycle, "flow_run", _FlowRun)
     assert run_name() == "rlhf-smoke"
     _FlowRun.name = "Tuesday, second try"
     assert run_name() == "Tuesday, second try"
@@ -236,7 +242,7 @@ def test_rounds_without_a_champion_are_idle_and_say_what_to_run(
     assert state.is_completed()
     assert state.name == "Idle"
     assert "trimtab-policy-default has no champion" in state.message
-    assert "run `trimtab run default` (deployment rlhf) on its data first" in state.message
+    assert "first run `trimtab run default` (deployment rlhf) on its data" in state.message
     for name in ("hh-smollm2-my-3f2a9c12", "trimtab-policy-hh-smollm2-my-3f2a9c12"):
         with pytest.raises(NoChampionError, match="run `trimtab run hh-smollm2`"):
             champion_of(name)

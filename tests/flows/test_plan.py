@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from trimtab.flows.overrides import changed, parsed
+from trimtab.flows.overrides import apply_changes, parse_overrides
 from trimtab.flows.plan import Plan, make_plan
 from trimtab.flows.plan_layout import size
 from trimtab.flows.plan_text import plan_text
@@ -44,7 +44,7 @@ def test_the_largest_recipe_fits_on_its_machine_with_little_room() -> None:
 
 
 def _plan(name: str, *overrides: str, flow: str = "rlhf", machine: Machine = LARGE) -> Plan:
-    return make_plan(changed(recipe_named(name), parsed(overrides)), flow, machine)
+    return make_plan(apply_changes(recipe_named(name), parse_overrides(overrides)), flow, machine)
 
 
 def _steps(plan: Plan) -> dict[str, int]:
@@ -198,7 +198,7 @@ def test_gpus_are_given_one_trainer_each_and_what_is_too_large_is_named() -> Non
     small = _plan("hh-7b", *ALONE, "ppo.gradient_checkpointing=false", machine=GPUS_OF_24)
     text = " ".join(plan_text(small).split())
     assert "No ZeRO stage is enough: under stage 3 over 8 GPUs" in text
-    assert "It needs gradient_checkpointing=true or smaller micro batches besides" in text
+    assert "It also needs gradient_checkpointing=true or smaller micro batches" in text
     # Of MetaRM there is no stage 3; and where nothing is trained, there are no parts.
     assert "No ZeRO stage is enough: under stage 2 over 8 GPUs" in text
     assert "Nothing is trained in it: it needs GPUs with more memory, or a smaller model" in text
@@ -224,7 +224,7 @@ def test_ranks_in_parts_take_the_gpus_of_several_trainers() -> None:
     parts = ("sft.train.num_ranks=2", "sft.train.zero.stage=1")
     text = " ".join(plan_text(_plan("hh-7b", *ALONE, *parts, machine=MACHINES["hh-7b"])).split())
     assert "step 2: sft, on 2 of 8 GPUs" in text
-    assert "It is in parts already" in text
+    assert "It already uses ZeRO" in text
 
 
 def test_the_page_quotes_the_plan_as_it_is_printed() -> None:

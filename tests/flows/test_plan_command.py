@@ -12,7 +12,7 @@ import pytest
 from trimtab.flows import commands
 from trimtab.flows.cli import main
 from trimtab.flows.config import ConfigError, RunConfig
-from trimtab.flows.overrides import changed, parsed
+from trimtab.flows.overrides import apply_changes, parse_overrides
 from trimtab.flows.recipes import recipe_named
 from trimtab.infra.settings import Settings
 
@@ -52,22 +52,25 @@ def test_the_configuration_is_printed_as_json(
 ) -> None:
     assert main(["run", "smoke", "ppo.num_steps=7", "--print-config"]) == 0
     config = RunConfig.model_validate_json(capsys.readouterr().out)
-    assert config == changed(recipe_named("smoke"), parsed(["ppo.num_steps=7"]))
+    assert config == apply_changes(recipe_named("smoke"), parse_overrides(["ppo.num_steps=7"]))
 
 
 def test_gpus_of_the_command_line_replace_the_recipe_s(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "hh-7b", "--dry-run", "--gpus", "16", "--gpu-memory", "141"]) == 0
-    assert "Held against: 16 GPUs of 141.0 GiB each" in capsys.readouterr().out
+    assert "Compared with: 16 GPUs of 141.0 GiB each" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--gpus", "8"], "--gpus is 8, --gpu-memory is None"),
-        (["--gpus", "8", "--gpu-memory", "80"], "--dry-run is False"),
-        (["--dry-run", "--gpu-memory", "80"], "a dry run takes both"),
+        (["--gpus", "8"], "found --gpus 8, --gpu-memory None"),
+        (
+            ["--gpus", "8", "--gpu-memory", "80"],
+            "--dry-run False; allowed: --gpus and --gpu-memory together",
+        ),
+        (["--dry-run", "--gpu-memory", "80"], "found --gpus None, --gpu-memory 80.0"),
         (["sft.model.base=some/model", "--dry-run"], "'some/model', whose size is not known"),
     ],
 )
@@ -109,7 +112,7 @@ def test_a_run_that_the_host_cannot_hold_is_refused(
     monkeypatch.setattr(os, "sysconf", lambda name: 64 * 2**30 // 4096 if "PHYS" in name else 4096)
     monkeypatch.setattr(commands, "memory_of", lambda _: None if gib is None else gib * 2**30)
     settings = Settings.from_env({"CUDA_VISIBLE_DEVICES": gpus})
-    config = changed(recipe_named(recipe), parsed(changes))
+    config = apply_changes(recipe_named(recipe), parse_overrides(changes))
     with nullcontext() if message is None else pytest.raises(ConfigError, match=message):
         commands.refuse_too_large(config, "rlhf", settings)
 
@@ -120,7 +123,7 @@ def test_a_plan_is_held_against_the_gpus_of_the_host(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr(commands, "memory_of", lambda _: 24 * 2**30)
     assert main(["run", "default", "--dry-run"]) == 0
-    assert "Held against: 2 GPUs of 24.0 GiB each" in capsys.readouterr().out
+    assert "Compared with: 2 GPUs of 24.0 GiB each" in capsys.readouterr().out
     monkeypatch.setattr(commands, "memory_of", lambda _: None)
     assert main(["run", "default", "--dry-run"]) == 2
     assert "give --gpus and --gpu-memory" in capsys.readouterr().err

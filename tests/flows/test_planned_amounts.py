@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.flows.conftest import FINISHED, NAME
-from trimtab.flows.overrides import changed, parsed
+from trimtab.flows.overrides import apply_changes, parse_overrides
 from trimtab.flows.plan import Plan, PlanRow, make_plan
 from trimtab.flows.recipes import recipe_named
 from trimtab.models.estimates.machine import Machine
@@ -64,7 +64,9 @@ class Ran:
 def plan() -> Plan:
     _, recipe, *changes = FINISHED
     return make_plan(
-        changed(recipe_named(recipe), parsed(changes)), "rlhf", Machine.this_computer(2)
+        apply_changes(recipe_named(recipe), parse_overrides(changes)),
+        "rlhf",
+        Machine.this_computer(2),
     )
 
 

@@ -8,7 +8,7 @@ from math import ceil
 import pytest
 
 from trimtab.flows.config import ConfigError, RunConfig
-from trimtab.flows.overrides import changed, parsed
+from trimtab.flows.overrides import apply_changes, parse_overrides
 from trimtab.flows.plan import Plan, make_plan
 from trimtab.flows.recipes import RECIPES, recipe_named
 from trimtab.models.estimates.machine import Machine
@@ -17,7 +17,7 @@ LARGE = Machine(1, 10**15, 2, False)
 
 
 def _smoke(*overrides: str) -> RunConfig:
-    return changed(recipe_named("smoke"), parsed(overrides))
+    return apply_changes(recipe_named("smoke"), parse_overrides(overrides))
 
 
 def _plan(*overrides: str) -> Plan:
@@ -69,7 +69,7 @@ def test_arms_that_sample_take_as_many_responses_as_ppo(name: str) -> None:
 def test_the_plan_of_the_demo_has_as_many_samples_and_about_as_many_updates() -> None:
     """Updates within a third of PPO's; DPO and CPL pass the pairs once."""
     arms = '["full","dpo","cpl","rejection_sampling","rest","hir"]'
-    config = changed(recipe_named("default"), parsed([f"arms={arms}"]))
+    config = apply_changes(recipe_named("default"), parse_overrides([f"arms={arms}"]))
     plan = make_plan(config, "policy", LARGE)
     rows = {role: row for row in plan.rows for role in row.roles}
     sampled = rows["policy_full"].work.sampled_tokens

@@ -21,7 +21,7 @@ from prefect.utilities.schema_tools.validation import preprocess_schema, validat
 from trimtab.flows.compare import compare
 from trimtab.flows.config import ConfigError
 from trimtab.flows.evaluate import evaluate
-from trimtab.flows.overrides import changed, parsed
+from trimtab.flows.overrides import apply_changes, parse_overrides
 from trimtab.flows.recipes import recipe_named
 from trimtab.flows.rlhf import rlhf
 from trimtab.flows.rounds import rounds
@@ -155,7 +155,7 @@ def _changes() -> Iterator[tuple[str, dict[str, Any], str]]:
         for value in values:
             yield f"{path}={value!r}", _at(path, value), SCHEMA
     for overrides in TOGETHER:
-        given = parsed(overrides)
+        given = parse_overrides(overrides)
         layer = SCHEMA if given.get("preferences", {}).get("categories") == [1, 2] else FLOW
         yield " ".join(overrides), given, layer
 
@@ -182,7 +182,7 @@ def _stored(value: Any) -> Any:
 def _start(parameters: dict[str, Any]) -> None:
     """What the flow does before its first stage."""
     taken = rlhf.validate_parameters(parameters)
-    changed(recipe_named(taken["recipe"]), taken["changes"])
+    apply_changes(recipe_named(taken["recipe"]), taken["changes"])
 
 
 def test_what_no_run_can_have_is_refused_before_any_stage() -> None:
@@ -221,7 +221,7 @@ def test_a_form_that_nobody_touched_changes_nothing() -> None:
     parameters = {"recipe": "smoke", "changes": changes}
     assert validate(parameters, _schema(rlhf), preprocess=False) == []
     taken = rlhf.validate_parameters(parameters)
-    assert changed(recipe_named("smoke"), taken["changes"]) == recipe_named("smoke")
+    assert apply_changes(recipe_named("smoke"), taken["changes"]) == recipe_named("smoke")
 
 
 @pytest.mark.parametrize(

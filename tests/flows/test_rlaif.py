@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trimtab.flows.config import ConfigError, load_config
-from trimtab.flows.overrides import changed, parsed
+from trimtab.flows.overrides import apply_changes, parse_overrides
 from trimtab.flows.plan import PlannedRun, PlanRow, make_plan
 from trimtab.flows.recipes import recipe_named
 from trimtab.flows.studies.registry import ARMS
@@ -18,7 +18,7 @@ DISTILLED = (GOLD, "ai_labels.soft=true")
 
 
 def _rows(*overrides: str, flow: str = "policy") -> dict[str, PlanRow]:
-    config = changed(recipe_named("smoke"), parsed(overrides))
+    config = apply_changes(recipe_named("smoke"), parse_overrides(overrides))
     plan = make_plan(config, flow, Machine(1, 10**15, 2, False))
     return {role: row for row in plan.rows for role in row.roles}
 

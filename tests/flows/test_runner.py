@@ -12,9 +12,9 @@ import pytest
 from prefect import Task
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from trimtab.flows import publish
+from trimtab.flows import lifecycle
 from trimtab.flows.config import ConfigError
-from trimtab.flows.names import named
+from trimtab.flows.names import name_run
 from trimtab.flows.recipes import recipe_named
 from trimtab.flows.run import Run
 from trimtab.flows.runner import task_runner
@@ -79,14 +79,14 @@ def test_a_gpu_that_trainers_do_not_use_is_said_once_a_run(
 ) -> None:
     """All flows go through `tracked_flow`; here nothing of it but the line is at work."""
     tracked = mock.MagicMock()
-    monkeypatch.setattr(publish, "take_over", lambda: None)
-    monkeypatch.setattr(publish, "start_tracked_run", lambda *_: tracked)
-    monkeypatch.setattr(publish, "end_earlier", lambda _: None)
-    monkeypatch.setattr(publish, "_name_flow_run", lambda *_: None)
+    monkeypatch.setattr(lifecycle, "close_earlier_starts", lambda: None)
+    monkeypatch.setattr(lifecycle, "start_tracked_run", lambda *_: tracked)
+    monkeypatch.setattr(lifecycle, "close_leftovers", lambda _: None)
+    monkeypatch.setattr(lifecycle, "_name_flow_run", lambda *_: None)
     config = recipe_named("smoke")
     for line in (None, "this host has a GPU"):
-        monkeypatch.setattr(publish, "unused_gpus", lambda _, line=line: line)
+        monkeypatch.setattr(lifecycle, "unused_gpus", lambda _, line=line: line)
         caplog.clear()
-        with publish.tracked_flow(config, named(config, "rlhf")):
+        with lifecycle.tracked_flow(config, name_run(config, "rlhf")):
             pass
         assert [each.getMessage() for each in caplog.records] == ([] if line is None else [line])

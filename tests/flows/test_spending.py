@@ -10,9 +10,9 @@ import pytest
 from prefect import Task
 
 from trimtab.flows import experiment
-from trimtab.flows.compare_config import of_seeds
+from trimtab.flows.compare_config import configs_of_seeds
 from trimtab.flows.config import RunConfig
-from trimtab.flows.overrides import changed
+from trimtab.flows.overrides import apply_changes
 from trimtab.flows.plan_text import spending_in_words
 from trimtab.flows.recipes import recipe_named
 from trimtab.flows.run import PlannedStage, Run
@@ -30,7 +30,7 @@ REAL = {"preferences": {"sources": ["harmless.jsonl.gz"]}, "evaluate": {"harmles
 
 
 def _config(**changes: Any) -> RunConfig:
-    return changed(recipe_named("hh-smollm2"), REAL | changes)
+    return apply_changes(recipe_named("hh-smollm2"), REAL | changes)
 
 
 def test_the_stages_of_all_seeds_that_ask_have_the_run_s_ledger(
@@ -44,7 +44,7 @@ def test_the_stages_of_all_seeds_that_ask_have_the_run_s_ledger(
 
     monkeypatch.setattr(Task, "submit", note)
     judges = [{"name": "one", **JUDGE}, {"name": "free", "judge": {"endpoint": {"model": "m"}}}]
-    configs = of_seeds("hh-smollm2", ["vanilla", "dpo"], (2, 3), REAL | {"judges": judges})
+    configs = configs_of_seeds("hh-smollm2", ["vanilla", "dpo"], (2, 3), REAL | {"judges": judges})
     experiment.compare(*[Run(config, name="mine") for config in configs])
     assert ledgers["evaluate"] == ["mine"] * 6
     assert ledgers["judge_answers"] == ["mine", None]

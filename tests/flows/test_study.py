@@ -10,7 +10,7 @@ from trimtab.flows.config import ConfigError
 from trimtab.flows.recipes import recipe_named
 from trimtab.flows.run import Run, SharedRun
 from trimtab.flows.studies.registry import ARMS
-from trimtab.flows.study import checked, read_all
+from trimtab.flows.study import find_exhibits, read_all
 from trimtab.models.specs import StageSpec
 from trimtab.models.studies.registry import Exhibit, exhibits_of
 
@@ -97,12 +97,12 @@ def test_every_exhibit_can_be_submitted(submitted: list[str], slug: str) -> None
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("part-3", "figure-1", [2]), "no paper 'part-3'; known: part-1, part-2, advantage-model"),
-        (("part-1", "table-2", [2]), "no 'table-2' of part-1 here; known: all, figure-4, "),
+        (("part-3", "figure-1", [2]), "unknown paper 'part-3'"),
+        (("part-1", "table-2", [2]), "unknown exhibit of part-1 'table-2'; known: all, figure-4, "),
         (("part-2", "figure-3", [2, 3, 2]), "seeds must differ, found 2, 3, 2"),
     ],
 )
 def test_mistakes_are_named(given: tuple[str, str, list[int]], message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        checked(*given)
+        find_exhibits(*given)
     assert str(error.value).startswith(message)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trimtab.infra.access import Access, AccessError
-from trimtab.infra.processes.environment import of_trainers, without_secrets
+from trimtab.infra.processes.environment import trainer_env, without_secrets
 from trimtab.infra.store.fetch import FetchError, fetch
 
 SUFFIXES = (".jsonl",)
@@ -253,7 +253,7 @@ def test_a_judge_is_asked_at_its_address_with_its_key() -> None:
         ("TRIMTAB_DATA_ROOTS", "hf://", "absolute folder"),
         ("TRIMTAB_JUDGES", "api.openai.com", "https://host/v1=KEY"),
         ("TRIMTAB_JUDGES", "https://u:p@h/v1", "https://host/v1=KEY"),
-        ("TRIMTAB_JUDGES", "https://h/v1=sk-Proj/secret", "no name of a key"),
+        ("TRIMTAB_JUDGES", "https://h/v1=sk-Proj/secret", "is not the name of a key"),
         ("TRIMTAB_JUDGE_NETWORKS", "10.0.0.1/8", "a network such as"),
     ],
 )
@@ -281,4 +281,4 @@ def test_secrets_are_told_by_their_names() -> None:
     environment = {**secret, **plain, **served, "HF_TOKEN": "x"}
     assert without_secrets(environment) == {**plain, **served}
     assert without_secrets(environment, ["PGPASSWORD"]) == {**plain, **served, "PGPASSWORD": "x"}
-    assert of_trainers(environment) == {**plain, "HF_TOKEN": "x"}
+    assert trainer_env(environment) == {**plain, "HF_TOKEN": "x"}

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 
 from tests.models.judge.endpoint import Body, Reply, Script, ScriptedServer, completion
-from trimtab.infra.processes.fork_client import warm_server
+from trimtab.infra.processes.fork_client import running_fork_server
 from trimtab.infra.processes.launch import PRELOAD
 from trimtab.models.config.judge import EndpointConfig
 from trimtab.models.training import signals
@@ -40,7 +40,7 @@ def killing(script: Script, at: int) -> Script:
 
     def killed(number: int, body: Body) -> Reply | Body:
         if number == at:
-            (trainer,) = psutil.Process(warm_server(PRELOAD).pid).children()
+            (trainer,) = psutil.Process(running_fork_server(PRELOAD).pid).children()
             trainer.kill()
             return Reply(stall=True)
         return script(number, body)

@@ -21,7 +21,7 @@ import pytest
 from tests.models import stopping
 from tests.models.conftest import run_stage
 from trimtab.infra.processes import launch as launch_module
-from trimtab.infra.processes.fork_client import warm_server
+from trimtab.infra.processes.fork_client import running_fork_server
 from trimtab.models.specs import SPECS
 from trimtab.models.training import checkpoint
 
@@ -93,7 +93,7 @@ def kill_a_rank(workdir: Path) -> threading.Thread:
     def kill() -> None:
         while not (workdir / "metrics.jsonl").exists():
             time.sleep(0.01)
-        server = warm_server(launch_module.PRELOAD).pid
+        server = running_fork_server(launch_module.PRELOAD).pid
         below = psutil.Process(server).children(recursive=True)
         (rank,) = [process for process in below if process.ppid() != server]
         rank.kill()

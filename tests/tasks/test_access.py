@@ -30,10 +30,10 @@ from trimtab.tasks import sources
 from trimtab.tasks.access import (
     OUR_OWN,
     PLACES,
-    demand_access,
-    environment_of_trainers,
+    access_of_run,
+    judge_access_env,
     kind_of,
-    limits,
+    require_access,
 )
 from trimtab.tasks.secrets import judge_keys
 from trimtab.tasks.sources import import_constitution, import_source
@@ -108,7 +108,7 @@ def test_what_comes_with_trimtab_needs_no_permission() -> None:
 @pytest.mark.usefixtures("at_a_worker")
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if recipe_named(name).is_synthetic])
 def test_recipes_of_the_synthetic_world_need_no_permission(recipe: str) -> None:
-    demand_access(recipe_named(recipe))
+    require_access(recipe_named(recipe))
 
 
 def _config(**changes: Any) -> RunConfig:
@@ -155,11 +155,11 @@ ATTACKS: dict[str, BaseModel] = {
 def test_a_worker_s_run_is_limited_one_s_own_is_not(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    demand_access(ATTACKS[where])
-    assert limits() is None and environment_of_trainers() == {}
+    require_access(ATTACKS[where])
+    assert access_of_run() is None and judge_access_env() == {}
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))
     with pytest.raises(AccessError, match=rf"(?m)^{where}: .* may not be "):
-        demand_access(ATTACKS[where])
+        require_access(ATTACKS[where])
 
 
 @pytest.mark.usefixtures("at_a_worker")
@@ -168,7 +168,7 @@ def test_all_that_is_denied_is_said_at_once() -> None:
         preferences={"sources": ["/a.jsonl", "s3://b/c"]}, sft={"model": {"base": "/d"}}
     )
     with pytest.raises(AccessError) as error:
-        demand_access(config)
+        require_access(config)
     assert len(str(error.value).splitlines()) == 3
 
 
@@ -188,7 +188,7 @@ def test_a_deployment_s_run_is_a_worker_s_also_on_another_host(
     for deployment, is_limited in ((uuid.uuid4(), True), (None, False)):
         run = SimpleNamespace(flow_run=SimpleNamespace(deployment_id=deployment))
         monkeypatch.setattr(FlowRunContext, "get", lambda run=run: run)
-        assert (limits() is not None) == is_limited
+        assert (access_of_run() is not None) == is_limited
 
 
 @pytest.mark.usefixtures("at_a_worker")
@@ -228,29 +228,29 @@ def test_a_trainer_gets_the_key_of_its_judge_and_no_other(monkeypatch: pytest.Mo
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "x")
     for config in (_judged(), _judged(key_variable="PGPASSWORD"), _judged(key_block="mine")):
         with pytest.raises(AccessError):
-            demand_access(config)
+            require_access(config)
     monkeypatch.setenv("TRIMTAB_JUDGES", JUDGE)  # one that wants no key gets none
-    demand_access(_judged())
+    require_access(_judged())
     assert judge_keys(_judged()) == {}
     for config in (_judged(key_variable="PGPASSWORD"), _judged(key_block="mine")):
         with pytest.raises(AccessError):
             judge_keys(config)
     monkeypatch.setenv("TRIMTAB_JUDGES", f"{JUDGE}=OPENAI_API_KEY")
-    demand_access(_judged())
+    require_access(_judged())
     assert judge_keys(_judged()) == {"OPENAI_API_KEY": "openai's"}
     other = _judged(base_url="https://judge.example.evil/v1")
     with pytest.raises(AccessError):
-        demand_access(other)
+        require_access(other)
 
 
 def test_a_block_s_value_becomes_no_other_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "_value_of", lambda block: f"of {block}")
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "x")
     monkeypatch.setenv("TRIMTAB_JUDGES", f"{JUDGE}=mine")
-    demand_access(_judged(key_block="mine"))
+    require_access(_judged(key_block="mine"))
     assert judge_keys(_judged(key_block="mine")) == {"OPENAI_API_KEY": "of mine"}
     with pytest.raises(AccessError, match="key_variable is 'LD_PRELOAD'"):
-        demand_access(_judged(key_block="mine", key_variable="LD_PRELOAD"))
+        require_access(_judged(key_block="mine", key_variable="LD_PRELOAD"))
 
 
 @pytest.mark.usefixtures("at_a_worker")
@@ -258,7 +258,7 @@ def test_trainers_are_told_where_judges_may_be(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("TRIMTAB_JUDGES", "http://10.0.0.7/v1")
     monkeypatch.setenv("TRIMTAB_JUDGE_NETWORKS", "192.168.0.0/24")
     told = {"TRIMTAB_IS_CONFINED": "1", "TRIMTAB_JUDGE_NETWORKS": "192.168.0.0/24,10.0.0.7/32"}
-    assert environment_of_trainers() == told
+    assert judge_access_env() == told
     config = _judged(base_url="http://10.0.0.7/v1")
     assert performing._environment(JUDGE_PREFERENCES, config, None) == told
     assert "TRIMTAB_IS_CONFINED" not in os.environ
@@ -272,7 +272,7 @@ def test_data_below_a_root_are_taken(
     (tmp_path / "data" / "a.jsonl").write_text("{}")
     (tmp_path / "data" / "mine.txt").write_text("Be kind.")
     monkeypatch.setenv("TRIMTAB_DATA_ROOTS", str(tmp_path / "data"))
-    demand_access(PreferencesConfig(sources=(str(tmp_path / "data" / "a.jsonl"),)))
+    require_access(PreferencesConfig(sources=(str(tmp_path / "data" / "a.jsonl"),)))
     import_source(str(tmp_path / "data" / "a.jsonl"))
     import_constitution(str(tmp_path / "data" / "mine.txt"))
     assert len(_raw(store)) > 2

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.tasks.toy_stage import CounterConfig, count
-from trimtab.infra.processes.gpus import own_gpus
+from trimtab.infra.processes.gpus import hold_gpus
 from trimtab.infra.processes.launch import TrainerError
 from trimtab.infra.store.manifest import CorruptArtifactError
 from trimtab.infra.tracking.runs import Tracking
@@ -170,7 +170,7 @@ def test_progress_and_mlflow_see_the_stage(context: StageContext, plan: Any) -> 
     plan(die_at=2)
     with pytest.raises(TrainerError):
         run_stage(tracked, "counter", CounterConfig(total=9), {}, name="dies")
-    tracking.background.settle()
+    tracking.background.wait()
     client = tracking._client
     query = f"tags.`mlflow.parentRunId` = '{parent.run_id}'"
     runs = {run.info.run_name: run for run in client.search_runs([tracking._experiment_id], query)}
@@ -195,7 +195,7 @@ def test_a_trainer_is_given_gpus_of_its_own(context: StageContext, plan: Any) ->
     plan(die_at=1)
     for number, held in ((2, ["4", "7"]), (0, [])):
         config = CounterConfig(total=number + 2)
-        with own_gpus(("9",), 1, context.settings.work / ".locks"), pytest.raises(TrainerError):
+        with hold_gpus(("9",), 1, context.settings.work / ".locks"), pytest.raises(TrainerError):
             run_stage(with_gpus, "counter", config, {}, share=Share(num_devices=number))
         jobs = [json.loads(path.read_text()) for path in context.settings.work.glob("*/job.json")]
         assert [job["gpus"] for job in jobs if job["config"]["total"] == config.total] == [held]

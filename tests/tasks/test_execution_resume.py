@@ -16,7 +16,7 @@ import pytest
 from tests.tasks.toy_stage import count, started_from
 from trimtab.infra.processes.fork_client import child_env
 from trimtab.infra.processes.launch import TrainerError, TrainerStoppedError
-from trimtab.infra.processes.locks import file_lock, some_of
+from trimtab.infra.processes.locks import file_lock, hold_slots
 from trimtab.tasks.execution import StageContext
 
 
@@ -45,7 +45,7 @@ def test_a_stage_that_waits_for_a_core_or_for_another_run_stops_when_asked_to(
     plan()
     locks = context.settings.work / ".locks"
     slots = [locks / f"slot-{index}.lock" for index in range(context.settings.max_parallel)]
-    with some_of(slots, len(slots)), pytest.raises(TrainerStoppedError, match="was not started"):
+    with hold_slots(slots, len(slots)), pytest.raises(TrainerStoppedError, match="was not started"):
         count(context, total=4)
     (of_stage,) = locks.glob("counter-*.lock")
     with file_lock(of_stage), pytest.raises(TrainerStoppedError, match="was not started"):
@@ -96,7 +96,7 @@ def test_corrupt_checkpoint_is_passed_over(
     with caplog.at_level(logging.WARNING):
         result = count(context, total=4)
     assert started_from(context, result) in (1, 2)
-    assert any("passed over" in record.message for record in caplog.records)
+    assert any("skipping the checkpoint" in record.message for record in caplog.records)
 
 
 def test_store_that_refuses_checkpoints_does_not_stop_training(

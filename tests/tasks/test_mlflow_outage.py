@@ -133,11 +133,11 @@ def test_after_an_outage_mlflow_has_every_run_whole(
     flow.end()
     ended_at = time.time()
     with server.up():
-        tracking.settle(SECONDS)
+        tracking.flush(SECONDS)
         # Another process of the same home, which finds what the killed one has left.
         later = Tracking.from_settings(settings, "toy")
         later.call(lambda _: None)
-        later.settle(SECONDS)
+        later.flush(SECONDS)
         _check(tracking, killed_at, ended_at)
 
 

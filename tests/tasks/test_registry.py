@@ -22,8 +22,8 @@ from trimtab.tasks.registry import (
     KEY,
     REPORT,
     ROUND,
-    mend_overwritten,
     model_name,
+    register_overwritten_again,
     register_policies,
     registry,
     roll_back,
@@ -143,7 +143,7 @@ def test_weights_that_the_store_lacks_are_never_champion_again(
     runs: _Runs, caplog: pytest.LogCaptureFixture
 ) -> None:
     runs.end_as_before("oldest", "f", "g", is_stored=False)
-    mend_overwritten(model_name("oldest"))
+    register_overwritten_again(model_name("oldest"))
     assert "version 1 of trimtab-policy-oldest holds the weights of a later version" in caplog.text
     with pytest.raises(RegistryError, match="the store has its own no more"):
         roll_back("oldest", "1")

@@ -29,9 +29,9 @@ def test_earlier_starts_are_closed_and_there_is_an_end_to_them(
     monkeypatch.setattr(restarts, "base_context", lambda: SimpleNamespace(tracking=tracking))
     if gives_up:
         with pytest.raises(restarts.TooManyStartsError, match="started 20 times"):
-            restarts.take_over()
+            restarts.close_earlier_starts()
     else:
-        restarts.take_over()
+        restarts.close_earlier_starts()
     assert len(closed) == closes
 
 
@@ -46,7 +46,7 @@ def test_what_is_left_is_closed_at_the_end(monkeypatch: pytest.MonkeyPatch, tmp_
     stage, made_twice = earlier.child("stage"), current.child("made twice")
     monkeypatch.setattr(restarts, "flow_run", SimpleNamespace(run_count=1, id="a"))
     current.end()
-    restarts.end_earlier(current)
+    restarts.close_leftovers(current)
     assert tracking.running({}) == [of_another.run_id]
     left = (earlier, stage, made_twice)
     statuses = [tracking._client.get_run(run.run_id).info.status for run in (current, *left)]

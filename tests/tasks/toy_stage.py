@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.store import open_store
 from trimtab.infra.tracking.runs import Tracking
-from trimtab.tasks.execution import StageContext, StageResult, Trainers, run_stage
+from trimtab.tasks.execution import StageContext, StageModules, StageResult, run_stage
 from trimtab.tasks.resources import Share
 
 
@@ -24,9 +24,9 @@ class CounterConfig(BaseModel):
 def make_context(root: Path, tmp_path: Path) -> StageContext:
     """A context without MLflow, for the trainers below `root`."""
     settings = Settings.from_env({"TRIMTAB_HOME": str(tmp_path / "home")})
-    trainers = Trainers("toy.engine", root, "toy.entry", None)
+    modules = StageModules("toy.engine", root, "toy.entry", None)
     store = open_store(settings.store_url)
-    return StageContext(settings, store, Tracking("", ""), trainers=trainers)
+    return StageContext(settings, store, Tracking("", ""), modules=modules)
 
 
 def count(context: StageContext, **options: Any) -> StageResult:

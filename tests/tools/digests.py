@@ -1,9 +1,9 @@
-"""What the artifacts of a store contain, held against those that other code has made.
+"""Compare the contents of a store's artifacts with those that another version of the code made.
 
     python -m tests.tools.digests .trimtab/store/artifacts > before.json
     python -m tests.tools.digests .trimtab/store/artifacts --against before.json
 
-A change of structure changes stage keys, which code counts for, and must change no content. Files
+A refactoring changes stage keys, which depend on code, but must not change any content. Files
 are compared by stage, name and sha256, without telemetry (wall-clock times). Reports, audits and
 studies quote keys and times, which differ. The exit status is 1 where a file of another stage does.
 """

@@ -11,8 +11,8 @@ import pytest
 from trimtab.infra.processes.gpus import (
     TooFewGPUsError,
     gpus_of_host,
+    hold_gpus,
     memory_of,
-    own_gpus,
     unused_gpus,
 )
 
@@ -42,7 +42,7 @@ def test_no_two_hold_the_same_gpu(tmp_path: Path) -> None:
     def hold(count: int) -> None:
         nonlocal most
         for _ in range(3):
-            with own_gpus(gpus, count, tmp_path) as mine:
+            with hold_gpus(gpus, count, tmp_path) as mine:
                 assert len(mine) == count and set(mine) <= set(gpus)
                 in_use.extend(mine)
                 assert len(in_use) == len(set(in_use))
@@ -63,14 +63,14 @@ def test_no_two_hold_the_same_gpu(tmp_path: Path) -> None:
 
 def test_a_host_without_gpus_and_a_stage_without_need_hold_none(tmp_path: Path) -> None:
     for gpus, count in (((), 2), (("0",), 0)):
-        with own_gpus(gpus, count, tmp_path) as mine:
+        with hold_gpus(gpus, count, tmp_path) as mine:
             assert mine == ()
 
 
 def test_more_than_the_host_has_is_one_clear_error(tmp_path: Path) -> None:
     with (
         pytest.raises(TooFewGPUsError, match=r"num_ranks.* 3 in all, and this host has 2 \(0, 1\)"),
-        own_gpus(("0", "1"), 3, tmp_path),
+        hold_gpus(("0", "1"), 3, tmp_path),
     ):
         raise AssertionError
 

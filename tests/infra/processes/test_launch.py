@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.infra.toy_launch import launch_toy, write_job
-from trimtab.infra.processes.fork_client import warm_server
+from trimtab.infra.processes.fork_client import running_fork_server
 from trimtab.infra.processes.launch import TrainerError, TrainerKilledError, launch
 
 pytestmark = pytest.mark.usefixtures("toys")
@@ -19,7 +19,7 @@ def test_child_is_a_fork_of_the_warm_server_and_an_ordinary_process(tmp_path: Pa
     lines: list[str] = []
     launch_toy(tmp_path, "report", num_threads=3, on_lines=lines.extend, env={"TOY_EXTRA": "yes"})
     seen = json.loads((tmp_path / "seen.json").read_text())
-    assert seen["preloaded_in"] == warm_server("toy_preload").pid
+    assert seen["preloaded_in"] == running_fork_server("toy_preload").pid
     assert seen["pid"] == seen["group"] == seen["session"]
     assert (seen["threads"], seen["extra"], seen["stdin"]) == ("3", "yes", "")
     assert seen["descriptors"][:3] == ["0", "1", "2"]

@@ -14,8 +14,12 @@ import pytest
 
 from tests.infra.toy_launch import assert_gone, launch_toy, wait_for, write_job
 from trimtab.infra.processes import launch as launch_module
-from trimtab.infra.processes.fork_client import child_env, warm_server
-from trimtab.infra.processes.launch import TrainerError, TrainerStoppedError, drain_on_sigterm
+from trimtab.infra.processes.fork_client import child_env, running_fork_server
+from trimtab.infra.processes.launch import (
+    TrainerError,
+    TrainerStoppedError,
+    stop_trainers_on_sigterm,
+)
 
 pytestmark = pytest.mark.usefixtures("toys")
 
@@ -89,7 +93,7 @@ def test_sigterm_reaches_launches_in_all_threads(tmp_path: Path, waits: bool) ->
     received: list[int] = []
     previous = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
-        with drain_on_sigterm():
+        with stop_trainers_on_sigterm():
             for thread in threads:
                 thread.start()
             for index in range(2):
@@ -138,7 +142,7 @@ def test_trainer_that_does_not_stop_is_killed_in_the_end(
 def test_killed_server_is_reported_and_replaced(tmp_path: Path) -> None:
     def kill_server() -> None:
         wait_for(tmp_path / "pids")
-        os.kill(warm_server("toy_preload").pid, signal.SIGKILL)
+        os.kill(running_fork_server("toy_preload").pid, signal.SIGKILL)
 
     threading.Thread(target=kill_server).start()
     with pytest.raises(TrainerError, match=r"fork server .* is gone, exit -9"):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.forked import FORKED
-from trimtab.infra.processes.locks import file_lock, pause, some_of
+from trimtab.infra.processes.locks import file_lock, hold_slots, pause
 
 
 def test_the_patient_wait_until_nobody_else_does(
@@ -21,11 +21,11 @@ def test_the_patient_wait_until_nobody_else_does(
     order: list[str] = []
 
     def hold(name: str, count: int, is_patient: bool) -> None:
-        with some_of(slots, count, is_patient=is_patient):
+        with hold_slots(slots, count, is_patient=is_patient):
             order.append(name)
             time.sleep(0.2)
 
-    with some_of(slots, 1):  # one slot is free, but two are asked for
+    with hold_slots(slots, 1):  # one slot is free, but two are asked for
         waiting = [("patient", 1, True), ("wide", 2, False), ("patient too", 1, True)]
         threads = [threading.Thread(target=hold, args=each) for each in waiting]
         threads[1].start()
@@ -51,13 +51,13 @@ def test_who_gives_up_waiting_leaves_everything_to_others(tmp_path: Path, is_pat
             raise InterruptedError
 
     with (
-        some_of(slots, 2),
+        hold_slots(slots, 2),
         pytest.raises(InterruptedError),
-        some_of(slots, 2, is_patient=is_patient, wait=wait),
+        hold_slots(slots, 2, is_patient=is_patient, wait=wait),
     ):
         raise AssertionError("two were to be held by another")
     assert tries == 3
-    with some_of(slots, 2, is_patient=True) as held:  # nobody is taken to wait any more
+    with hold_slots(slots, 2, is_patient=True) as held:  # nobody is taken to wait any more
         assert held == slots[1:]
 
 
@@ -69,7 +69,7 @@ def test_holders_of_one_and_of_many_never_exceed_the_slots(tmp_path: Path) -> No
     def hold(count: int) -> None:
         nonlocal taken, most
         for _ in range(3):
-            with some_of(slots, count):
+            with hold_slots(slots, count):
                 with guard:
                     taken += count
                     most = max(most, taken)
@@ -124,5 +124,5 @@ def _second(folder: Path, is_patient: bool, has_key: Any, is_waited_for: Any) ->
 
 
 def _take_a_slot(folder: Path, is_patient: bool) -> None:
-    with some_of([folder / f"slot-{index}" for index in range(2)], 1, is_patient=is_patient):
+    with hold_slots([folder / f"slot-{index}" for index in range(2)], 1, is_patient=is_patient):
         pass

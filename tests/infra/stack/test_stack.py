@@ -57,7 +57,7 @@ from tests.infra.stack.test_stack import toy, toy_worker
 from trimtab.infra.stack import flow_runs
 from trimtab.infra.stack.supervisor import Supervisor
 folder = Path(sys.argv[1])
-flow_runs.adopt()
+flow_runs.adopt_orphans()
 services = [toy(folder, "a"), toy(folder, "b"), toy_worker(folder)]
 with Supervisor(services, folder / "logs") as supervisor:
     print("up", flush=True)
@@ -83,7 +83,7 @@ def toy_worker(folder: Path) -> Service:
         "worker",
         [sys.executable, "-c", WORKER, str(mark)],
         is_ready=mark.exists,
-        once_told=flow_runs.stop,
+        after_stop_signal=flow_runs.stop,
     )
 
 
@@ -191,7 +191,7 @@ def test_a_taken_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         port = taken.getsockname()[1]
         service = Service("s3", ["true"], is_ready=lambda: True, ports=[port])
         with (
-            pytest.raises(StackError, match=f"port {port} of 127.0.0.1, which s3 needs, is taken"),
+            pytest.raises(StackError, match=f"port {port} of 127.0.0.1, which s3 needs, is in use"),
             Supervisor([service], tmp_path),
         ):
             pass
@@ -265,7 +265,7 @@ def test_secrets_come_from_the_environment_only(
         Stack(tmp_path).services()
     for name in secrets.SECRETS:
         assert (name in str(error.value)) == (name != "PGPASSWORD")
-    made, again = secrets.fresh(), secrets.fresh()
+    made, again = secrets.generate(), secrets.generate()
     assert set(made) == set(secrets.SECRETS) - {"PGPASSWORD"}
     assert all(made[name] != again[name] for name in made if name != "MLFLOW_TRACKING_USERNAME")
-    assert secrets.exports({"A": "it's"}) == "export A='it'\"'\"'s'"
+    assert secrets.export_lines({"A": "it's"}) == "export A='it'\"'\"'s'"

@@ -88,11 +88,11 @@ def test_what_kills_left_behind_goes(
     store.save_checkpoint("z", 1, tmp_path / "step")
     found = unneeded(store, reports_since=0, written_before=_later())
     assert {each.root: each.why for each in found} == {
-        "artifacts/sft/a": "of a publisher that came second",
-        "artifacts/sft/x": "no report that is kept was made of it",
+        "artifacts/sft/a": "left by a publisher that came second",
+        "artifacts/sft/x": "no kept report was made of it",
         "artifacts/sft/y": "never finished",
         "checkpoints/a": "its stage has finished",
-        "checkpoints/z": "its stage was not gone on with",
+        "checkpoints/z": "its stage was not continued",
     }
     for each in found:
         assert each.size > 0

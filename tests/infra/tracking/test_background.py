@@ -17,16 +17,16 @@ def test_what_is_put_off_is_done_once_it_is_settled() -> None:
         done.append(1)
 
     for _ in range(10):
-        background.later(work)
+        background.submit(work)
     assert not done
     begun.set()
-    background.settle()
+    background.wait()
     assert len(done) == 10
 
 
 def test_an_error_is_raised_once() -> None:
     background = Background(2)
-    background.later(lambda: [][0])
+    background.submit(lambda: [][0])
     with pytest.raises(IndexError):
-        background.settle()
-    background.settle()
+        background.wait()
+    background.wait()

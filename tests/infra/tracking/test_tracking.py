@@ -13,7 +13,7 @@ import pytest
 
 from trimtab.infra.processes.launch import TrainerStoppedError
 from trimtab.infra.processes.locks import file_lock
-from trimtab.infra.processes.tail import LineTail, last_lines, raised
+from trimtab.infra.processes.tail import LineTail, final_exception, last_lines
 from trimtab.infra.settings import Settings, SettingsError
 from trimtab.infra.tracking.mlflow_calls import follow_move
 from trimtab.infra.tracking.registry import Registry
@@ -84,15 +84,15 @@ def test_pump_sends_every_metric_once_in_batches(
     path = tmp_path / "metrics.jsonl"
     run = tracking.start_run("metrics")
     tail = LineTail(path)
-    assert run.pump(tail)  # no file yet
+    assert run.send_metrics(tail)  # no file yet
     path.write_text("".join(_line(step, loss=step / 10, kl=0.5) for step in range(1500)))
-    assert run.pump(tail)
+    assert run.send_metrics(tail)
     with path.open("a") as stream:
         stream.write('{"progress": [1, 2], "time": 1.0}\nnot json\n' + _line(1500, loss=7.0)[:-5])
         stream.flush()
-        assert run.pump(tail)
+        assert run.send_metrics(tail)
         stream.write(_line(1500, loss=7.0)[-5:])
-    assert run.pump(tail)
+    assert run.send_metrics(tail)
     history = _client(settings).get_metric_history(run.run_id, "loss")
     assert sorted(metric.step for metric in history) == list(range(1501))
     last = max(history, key=lambda metric: metric.step)
@@ -113,12 +113,12 @@ def test_outage_warns_once_and_loses_no_metric(
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(tracking._client, "log_batch", _refuse)
         for _ in range(3):
-            assert not run.pump(tail)
+            assert not run.send_metrics(tail)
             tracking._down_until = 0.0  # as if the pause were over
-    assert len([r for r in caplog.records if "Training goes on" in r.message]) == 1
+    assert len([r for r in caplog.records if "Training continues" in r.message]) == 1
     with path.open("a") as stream:
         stream.write(_line(1, loss=0.5))
-    assert run.pump(tail)
+    assert run.send_metrics(tail)
     history = _client(settings).get_metric_history(run.run_id, "loss")
     assert sorted((m.step, m.value) for m in history) == [(0, 1.0), (1, 0.5)]
     run.end()
@@ -146,10 +146,10 @@ def test_refused_metric_does_not_block_those_that_follow(
     run = tracking.start_run("refused")
     tail = LineTail(path)
     path.write_text(_line(0, **{"bad?name": 1.0}))
-    assert run.pump(tail)
+    assert run.send_metrics(tail)
     with path.open("a") as stream:
         stream.write(_line(1, good=1.0))
-    assert run.pump(tail)
+    assert run.send_metrics(tail)
     assert _client(settings).get_run(run.run_id).data.metrics == {"good": 1.0}
 
 
@@ -205,7 +205,7 @@ def test_tail_starts_again_when_the_file_is_made_anew(tmp_path: Path) -> None:
     longer.write_text("a longer line\nand another\n")
     longer.replace(path)
     assert tail.read() == ["a longer line", "and another"]
-    tail.unread()
+    tail.rewind()
     assert tail.read() == ["a longer line", "and another"]
     assert last_lines(path, 1) == "and another"
     assert last_lines(tmp_path / "nothing", 5) == ""
@@ -213,14 +213,14 @@ def test_tail_starts_again_when_the_file_is_made_anew(tmp_path: Path) -> None:
 
 def test_what_a_process_died_of_is_found_below_its_traceback() -> None:
     traceback = 'Traceback (most recent call last):\n  File "a.py", line 1\n    f()\n    ^^^\n'
-    assert raised(f"some output\n{traceback}package.errors.BadRow: row 3\n  found 1\nfix it\n") == (
-        "BadRow: row 3\n  found 1\nfix it"
-    )
+    assert final_exception(
+        f"some output\n{traceback}package.errors.BadRow: row 3\n  found 1\nfix it\n"
+    ) == ("BadRow: row 3\n  found 1\nfix it")
     both = f"{traceback}KeyError: 'a'\n\nDuring handling ...:\n\n{traceback}ValueError: b"
-    assert raised(both) == "ValueError: b"
-    assert raised(f"{traceback}AssertionError\n") == "AssertionError"
-    assert raised(traceback) is None
-    assert raised("no trouble\n") is None
+    assert final_exception(both) == "ValueError: b"
+    assert final_exception(f"{traceback}AssertionError\n") == "AssertionError"
+    assert final_exception(traceback) is None
+    assert final_exception("no trouble\n") is None
 
 
 def test_settings_have_defaults_below_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

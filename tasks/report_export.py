@@ -1,4 +1,4 @@
-"""Where people look for a run's pages: a folder, MLflow, a Prefect artifact, the console."""
+"""Export a run's report and audit page to a folder, MLflow, a Prefect artifact, the console."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def lineage_of(results: Mapping[str, StageResult]) -> tuple[LineageEntry, ...]:
     return tuple(entries)
 
 
-def announce(
+def export_report(
     tracked: TrackedRun,
     result: StageResult,
     results: Mapping[str, StageResult],
     name: str,
     run: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Put report and audit where people look: a folder, MLflow, a Prefect artifact, the console.
+    """Export report and audit page to a folder, MLflow, a Prefect artifact and the console.
 
     `run` says whose report it is (`trimtab.infra.report_folders.write_run`, and what that raises).
     """

@@ -14,15 +14,15 @@ from unittest import mock
 from tests.models import stopping
 from trimtab.flows import cli
 from trimtab.tasks import context
-from trimtab.tasks.cache_key import Trainers
+from trimtab.tasks.cache_key import StageModules
 from trimtab.tasks.execution import StageContext
 
-_TRAINERS = Trainers(entry=stopping.__name__)
+_MODULES = StageModules(entry=stopping.__name__)
 
 
 @dataclass(frozen=True)
 class _Context(StageContext):
-    trainers: Trainers = _TRAINERS
+    modules: StageModules = _MODULES
 
 
 def main(number: str, stage: str, step: str, *arguments: str) -> int:

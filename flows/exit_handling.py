@@ -1,4 +1,4 @@
-"""How a command ends that is stopped: by Ctrl-C, by SIGTERM, by a reader such as `head`."""
+"""How a command exits on Ctrl-C, on SIGTERM, and when a reader such as `head` closes the pipe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Ending:
         self.hint, self.at_once = hint, at_once
 
     def interrupt(self, _number: int, _frame: FrameType | None) -> None:
-        """Ctrl-C: to go on as with SIGTERM, for which Prefect and running trainers are prepared."""
+        """Ctrl-C: raise SIGTERM, which Prefect and running trainers handle."""
         if self.is_interrupted:
             os._exit(128 + signal.SIGINT)  # trainers and servers end with this process
         _Ending.is_interrupted = True
@@ -38,14 +38,14 @@ class _Ending:
 
 
 @contextmanager
-def signals_end_it(hint: str = "", *, at_once: bool = False) -> Iterator[None]:
+def exit_on_signals(hint: str = "", *, at_once: bool = False) -> Iterator[None]:
     """Inside, Ctrl-C and SIGTERM end the process with a line and status 130 or 143.
 
-    A flow that runs lets its trainers stop at a checkpoint first
-    (trimtab.infra.processes.launch.drain_on_sigterm). A second Ctrl-C ends the process at once. A
-    SIGINT that is ignored, as after `&` in a script, stays so. `at_once` is for imports: a library
-    that is loaded may turn our exception into one of its own, and there is nothing to tidy up yet.
-    To be entered in the main thread; elsewhere it does nothing.
+    A running flow first lets its trainers stop at a checkpoint
+    (trimtab.infra.processes.launch.stop_trainers_on_sigterm). A second Ctrl-C ends the process at
+    once. Where SIGINT is ignored, as after `&` in a script, it stays ignored. `at_once` is for
+    imports: a library that is being loaded may turn our exception into one of its own, and there is
+    nothing to tidy up yet. Enter it in the main thread; elsewhere it does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -65,10 +65,10 @@ def signals_end_it(hint: str = "", *, at_once: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def closed_output_ends_it() -> Iterator[None]:
-    """Inside, a command ends as others do when nobody reads on: silently, with status 141.
+def exit_on_closed_output() -> Iterator[None]:
+    """Exit silently with status 141, as other commands do, if the reader of stdout is gone.
 
-    Lines that went dead elsewhere, such as sockets, stay errors.
+    Other broken pipes, such as sockets, stay errors.
     """
     try:
         yield

@@ -1,10 +1,11 @@
-"""Dask against Ray under one flow: ten stages that take a GPU, on two nodes with one each.
+r"""Dask against Ray under one flow: ten stages that take a GPU, on two nodes with one each.
 
     pip install -e '.[dask]' prefect-ray==0.6.0 -c constraints.txt
-    unshare --net --map-root-user bash -c 'ip link set lo up && python -m tests.tools.engines'
+    unshare --net --map-root-user bash -c \
+        'ip link set lo up && python -m tests.tools.dask_against_ray'
 
-(Ray listens on all interfaces of its host, whatever it is told: hence a network of its own.) A
-stage sleeps, after the imports that Trimtab's stages need. Prints a table, in seconds and MB.
+Ray listens on all interfaces of its host whatever its options say; `unshare` isolates it. A stage
+sleeps, after the imports that Trimtab's stages need. Prints a table, in seconds and MB.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The end of a run: report, registered policies, links, and where to look."""
+"""The start and end of a flow run: MLflow run, name, report, registered policies."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
 from trimtab.flows.config import RunConfig
-from trimtab.flows.names import RunName, check_free, data_of, model_of
+from trimtab.flows.names import RunName, check_free, data_name, registered_model_name
 from trimtab.flows.run import Run, roles_of_round
 from trimtab.flows.runner import resources_of
 from trimtab.infra.processes.gpus import unused_gpus
-from trimtab.infra.processes.launch import drain_on_sigterm
+from trimtab.infra.processes.launch import stop_trainers_on_sigterm
 from trimtab.infra.settings import Settings
 from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.config.reporting import ReportConfig
 from trimtab.models.specs import REPORT
 from trimtab.tasks.context import start_tracked_run
-from trimtab.tasks.publishing import announce, lineage_of
 from trimtab.tasks.registry import register_policies
-from trimtab.tasks.restarts import end_earlier, take_over
+from trimtab.tasks.report_export import export_report, lineage_of
+from trimtab.tasks.restarts import close_earlier_starts, close_leftovers
 
 logger = logging.getLogger("trimtab")
 # Prefect's own names of runs: two words.
 _UNNAMED = re.compile(r"[a-z]+-[a-z]+")
 
-# So long the end of a flow waits for an MLflow that is down; then the next run sends what it lacks.
+# How long the end of a flow waits for MLflow to return; after that the next run sends the rest.
 SECONDS_FOR_MLFLOW = 60.0
 
 
 def run_name() -> str:
-    """What a flow run is called until its configuration is known: as somebody typed, or its flow.
+    """A flow run's name until its configuration is known: the typed name, or one made of its flow.
 
-    What was typed stays, unless it looks like one of Prefect's own names.
+    A typed name is kept unless it looks like one of Prefect's own names.
     """
     typed = str(flow_run.name)
     if not _UNNAMED.fullmatch(typed):
@@ -55,7 +55,7 @@ def _automatic_name() -> str:
 def _name_flow_run(config: RunConfig, name: RunName) -> None:
     """Give the flow run the run's name, unless it has one that was typed, and tags to filter by."""
     tags = {*(flow_run.tags or []), f"recipe:{config.recipe}"}
-    if data := data_of(config):
+    if data := data_name(config):
         tags.add(f"data:{data}")
     with get_client(sync_client=True) as client:
         client.update_flow_run(
@@ -73,7 +73,7 @@ def tracked_flow(config: RunConfig, name: RunName) -> Iterator[TrackedRun]:
     where the name is that of another configuration's report.
     """
     check_free(name, Settings.from_env())
-    take_over()
+    close_earlier_starts()
     if line := unused_gpus(os.environ):
         logger.warning("%s", line)
     _name_flow_run(config, name)
@@ -81,25 +81,25 @@ def tracked_flow(config: RunConfig, name: RunName) -> Iterator[TrackedRun]:
         "trimtab.recipe": config.recipe,
         "trimtab.seed": str(config.seed),
         "trimtab.flow": name.flow,
-        "trimtab.data": data_of(config) or "as the recipe",
+        "trimtab.data": data_name(config) or "as the recipe",
     }
     tracked, patience = start_tracked_run(name.name, tags), SECONDS_FOR_MLFLOW
     try:
-        with drain_on_sigterm(), tracked:
+        with stop_trainers_on_sigterm(), tracked:
             tracked.log(params=config.model_dump(mode="json"))
             try:
                 yield tracked
             finally:
-                tracked.tracking.background.settle()
+                tracked.tracking.background.wait()
     except (KeyboardInterrupt, SystemExit):
         patience = 0.0
         raise
     finally:
-        tracked.tracking.settle(patience)
-        end_earlier(tracked)
+        tracked.tracking.flush(patience)
+        close_leftovers(tracked)
 
 
-def finish(
+def finish_run(
     run: Run, tracked: TrackedRun, champion: int | None, name: RunName, model: str | None = None
 ) -> dict[str, object]:
     """Wait for everything, write the report, register the policies; returns the key numbers.
@@ -128,15 +128,15 @@ def finish(
             role: done for role, done in results.items() if not role.startswith("cross_fitted_")
         },
     ).result()
-    numbers = announce(tracked, summary, results, name.name, name.about)
+    numbers = export_report(tracked, summary, results, name.name, name.about)
     rounds_to_keep = sorted(number for number in {champion, run.last_round} if number is not None)
     policies = {number: run.result(roles_of_round(number).policy) for number in rounds_to_keep}
-    tracked.tracking.settle()  # the registry keeps policies in the MLflow run
-    # Last: without a registry it is an error. Arms that rounds do not go on from are left out.
+    tracked.tracking.flush()  # the registry keeps policies in the MLflow run
+    # Last, as it fails without a registry. Only policies that rounds continue from are registered.
     with resources_of(register_policies, config):
         registered = register_policies.submit(
             tracked.run_id,
-            model or model_of(config),
+            model or registered_model_name(config),
             policies,
             champion,
             summary,

@@ -18,8 +18,8 @@ from trimtab.flows.cli import main
 # As while trainers are stopped at a checkpoint: SIGTERM is in hand.
 DRAINING = """
 import signal, sys, time
-from trimtab.flows.ended import signals_end_it
-with signals_end_it("; it goes on"):
+from trimtab.flows.exit_handling import exit_on_signals
+with exit_on_signals("; it goes on"):
     if "drain" in sys.argv:
         signal.signal(signal.SIGTERM, lambda *_: print("draining", flush=True))
     print("ready", flush=True)
@@ -28,9 +28,9 @@ with signals_end_it("; it goes on"):
 # As a library that is loaded and makes an exception of its own of any.
 LOADING = """
 import signal
-from trimtab.flows.ended import signals_end_it
-with signals_end_it("; it goes on"):
-    with signals_end_it("; it goes on", at_once=True):
+from trimtab.flows.exit_handling import exit_on_signals
+with exit_on_signals("; it goes on"):
+    with exit_on_signals("; it goes on", at_once=True):
         try:
             signal.raise_signal(getattr(signal, __import__("sys").argv[1]))
         except BaseException as error:
@@ -40,21 +40,21 @@ with signals_end_it("; it goes on"):
 INTERRUPTED = """
 import signal, subprocess, sys
 from trimtab.flows import ui
-from trimtab.flows.ended import signals_end_it
+from trimtab.flows.exit_handling import exit_on_signals
 class Popen(subprocess.Popen):
     def _execute_child(self, *arguments):
         super()._execute_child(*arguments)
         signal.raise_signal(signal.SIGTERM)
 subprocess.Popen = Popen
-with signals_end_it():
+with exit_on_signals():
     ui._serve({"Prefect": ["sleep", "600"], "MLflow": ["sleep", "600"]})
 """
 SERVE = """
 import sys
-from trimtab.flows.ended import signals_end_it
+from trimtab.flows.exit_handling import exit_on_signals
 from trimtab.flows.ui import _serve
 other = [sys.executable, "-c", "print('up', flush=True); import time; time.sleep(600)"]
-with signals_end_it():
+with exit_on_signals():
     sys.exit(_serve({"Prefect": other, "MLflow": ["sh", "-c", sys.argv[1]]}))
 """
 
@@ -152,7 +152,7 @@ def test_a_port_that_is_taken_is_one_line_and_nothing_starts(
         port = taken.getsockname()[1]
         assert main(["ui", option, str(port), other, str(free_ports(1))]) == 1
     said = capsys.readouterr()
-    assert f"port {port} of 127.0.0.1 is taken" in said.err and said.err.endswith(f"{option}\n")
+    assert f"port {port} of 127.0.0.1 is in use" in said.err and said.err.endswith(f"{option}\n")
     assert said.out == ""
 
 

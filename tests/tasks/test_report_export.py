@@ -15,9 +15,9 @@ from trimtab.infra.report_folders import RUN_FILE, NameTakenError
 from trimtab.infra.store.store import open_store
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.data.row_account import RowAccount, RowCounts
-from trimtab.tasks import publishing as report_module
+from trimtab.tasks import report_export as report_module
 from trimtab.tasks.execution import StageResult
-from trimtab.tasks.publishing import AUDIT_FILES, REPORT_FILES, announce
+from trimtab.tasks.report_export import AUDIT_FILES, REPORT_FILES, export_report
 
 # Of every file, the scorecard among them.
 TEXT = '{"warnings": ["look here first"]}'
@@ -65,7 +65,7 @@ def test_runs_that_end_at_once_may_write_the_same_report(
 
     def tell() -> None:
         for _ in range(20):
-            told.append(announce(tracked, result, results, "smoke-seed0", run))
+            told.append(export_report(tracked, result, results, "smoke-seed0", run))
 
     threads = [threading.Thread(target=tell) for _ in range(3)]
     for thread in threads:
@@ -84,7 +84,7 @@ def test_runs_that_end_at_once_may_write_the_same_report(
     assert len(list((folder / "plots").iterdir())) == 2
     other = {"name": "smoke-seed0", "configuration": "smoke-seed0-ppo.kl_coef=0.05"}
     with pytest.raises(NameTakenError, match="is taken: .* has the report of smoke-seed0, and"):
-        announce(tracked, result, results, "smoke-seed0", other)
+        export_report(tracked, result, results, "smoke-seed0", other)
 
 
 def test_rows_and_where_the_refused_ones_lie_are_printed(
@@ -114,7 +114,7 @@ def test_rows_and_where_the_refused_ones_lie_are_printed(
             run_id="1", link="", log_artifacts=lambda _: None, log=lambda **_: None
         )
         about = {"name": "mine-seed0", "configuration": "mine-seed0"}
-        return announce(tracked, StageResult(ref, {}, False, 1.0), {}, "mine-seed0", about)
+        return export_report(tracked, StageResult(ref, {}, False, 1.0), {}, "mine-seed0", about)
 
     path = tmp_path / "reports" / "mine-seed0" / "quarantine.jsonl"
     assert run(3)["quarantine"] == str(path)
