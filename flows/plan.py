@@ -22,7 +22,7 @@ from trimtab.models.estimates.amounts import Amounts, of_preferences, of_world
 from trimtab.models.estimates.machine import Machine
 from trimtab.models.estimates.shapes import ModelShape, shape_of
 from trimtab.models.estimates.stages import work_of
-from trimtab.models.estimates.work import Setting, Work
+from trimtab.models.estimates.work import StageInputs, Work
 
 FLOWS: dict[str, Callable[[Run], Any]] = {
     "rlhf": experiment.rlhf,
@@ -39,7 +39,7 @@ class PlanRow:
 
     roles: tuple[str, ...]
     stage: PlannedStage
-    setting: Setting
+    inputs: StageInputs
     work: Work
 
     @property
@@ -57,7 +57,7 @@ class PlanRow:
             changed = type(config).model_validate(values)
         except ValidationError:
             return None
-        return work_of(self.stage.stage, changed, self.setting)
+        return work_of(self.stage.stage, changed, self.inputs)
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,9 @@ def make_plan(config: RunConfig, flow: str, machine: Machine, num_seeds: int = 1
     stages = {id(stage): stage for stage in run.roles.values()}
     rows = []
     for key, stage in stages.items():
-        setting = _setting(stage, shape, amounts)
-        work = work_of(stage.stage, stage.config, setting)
-        rows.append(PlanRow(tuple(roles[key]), stage, setting, work))
+        inputs = _stage_inputs(stage, shape, amounts)
+        work = work_of(stage.stage, stage.config, inputs)
+        rows.append(PlanRow(tuple(roles[key]), stage, inputs, work))
     rows.sort(key=lambda row: row.stage.step)
     return Plan(config, flow, shape, amounts, machine, rows, num_seeds)
 
@@ -132,13 +132,13 @@ def _amounts(config: RunConfig) -> Amounts:
     return of_preferences(config.preferences, limit)
 
 
-def _setting(stage: PlannedStage, shape: ModelShape, amounts: Amounts) -> Setting:
+def _stage_inputs(stage: PlannedStage, shape: ModelShape, amounts: Amounts) -> StageInputs:
     given = (stage.inputs.get(name) for name in ("scorer", "safety_scorer"))
     heads = [_num_heads(scorer) for value in given for scorer in stages_in(value)]
     labels = stage.inputs.get("pairs")
     if labels is not None:
         amounts = amounts.of_slice(labels.config.keep_to - labels.config.keep_from)
-    return Setting(
+    return StageInputs(
         shape,
         amounts,
         scorer_heads=tuple(heads),

@@ -139,7 +139,7 @@ def ppo_counts(config: PPOConfig, num_prompts: int) -> PPOCounts:
     )
 
 
-def replayed_rows(config: PPOConfig | PolicyConfig, has_rehearsal: bool) -> dict[str, int]:
+def nll_batch_sizes(config: PPOConfig | PolicyConfig, has_rehearsal: bool) -> dict[str, int]:
     """Dialogues that every update of the policy draws, by source: rehearsal, demonstrations."""
     found = {}
     if config.rehearsal_coef > 0 and has_rehearsal:

@@ -70,7 +70,7 @@ class CollapseConfig(StageConfig):
     )
 
 
-class ScoringConfig(StageConfig):
+class ScorersConfig(StageConfig):
     """What scores: several scorers become one, one of safety has the first word; or a judge."""
 
     std_coef: Weight = Field(
@@ -121,7 +121,7 @@ class PPOConfig(TrainerConfig):
         description="beta, weight of the KL penalty on each token; raised, the policy stays nearer "
         "to the reference [PPO: 0.05]",
     )
-    scoring: ScoringConfig = ScoringConfig()
+    scoring: ScorersConfig = ScorersConfig()
     score_treatment: Literal["raw", "scaled", "normalised"] = Field(
         "normalised",
         description="raw: scores as they are; scaled: divided by their running standard deviation; "

@@ -46,11 +46,11 @@ class DemonstrationError(PreferenceDataError):
 
 @dataclass(frozen=True)
 class Demonstration:
-    """text: prompt and what is learned behind it, to the end. asked: up to the first answer."""
+    """text: prompt and what is learned behind it, to the end. opening: up to the first answer."""
 
     prompt: str
     text: str
-    asked: str
+    opening: str
     category: str | None = None
 
     def to_json(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from trimtab.models.estimates.shapes import ModelShape
 
 
 @dataclass(frozen=True)
-class Setting:
+class StageInputs:
     """What a stage's cost depends on beside its own configuration: model, data and inputs.
 
     Of the inputs:
@@ -127,7 +127,7 @@ class Rows:
 
 
 def supervised_work(
-    setting: Setting,
+    inputs: StageInputs,
     train: TrainConfig,
     num_parameters: int,
     rows: Rows,
@@ -141,17 +141,17 @@ def supervised_work(
         num_ranks=train.ranks,
         optimiser_steps=counts.optimiser_steps(train, parts),
         trained_tokens=train.num_epochs * rows.passes * rows.tokens,
-        parameters=trained_parameters(setting.shape, train, num_parameters),
-        phases=supervised_phases(setting, train, num_parameters, step),
+        parameters=trained_parameters(inputs.shape, train, num_parameters),
+        phases=supervised_memory(inputs, train, num_parameters, step),
     )
 
 
-def supervised_phases(
-    setting: Setting, train: TrainConfig, num_parameters: int, step: Rows
+def supervised_memory(
+    inputs: StageInputs, train: TrainConfig, num_parameters: int, step: Rows
 ) -> dict[str, Memory]:
     """What one of the loop's ranks holds while the model is loaded, and in a step on such rows."""
     own = replace(step, count=counts.rows_of_rank(step.count, train.ranks))
-    whole = training_phase(setting, num_parameters, train, own)
+    whole = training_memory(inputs, num_parameters, train, own)
     if train.ranks > 1:
         # Gradients are added up in a bucket, when there are no activations.
         bucket = min(whole.gradients, FLOAT_BYTES * limits.BUCKET)
@@ -165,8 +165,8 @@ def supervised_phases(
     }
 
 
-def sampling_phase(
-    setting: Setting,
+def sampling_memory(
+    inputs: StageInputs,
     frozen: int,
     num_prompts: int,
     prompt: int,
@@ -178,7 +178,7 @@ def sampling_phase(
 
     prompt: most tokens of one of the prompts. at_least: batches; None: as one rank samples.
     """
-    shape, longest = setting.shape, prompt + max_new_tokens
+    shape, longest = inputs.shape, prompt + max_new_tokens
     at_least = counts.least_sampling_batches(1) if at_least is None else at_least
     sizes = counts.decoding_batch_sizes(num_prompts, longest, limits.CACHE_TOKENS, at_least)
     at_once = max(sizes, default=0)
@@ -189,18 +189,18 @@ def sampling_phase(
     )
 
 
-def scoring_phase(setting: Setting, frozen: int, rows: Rows) -> Memory:
+def scoring_memory(inputs: StageInputs, frozen: int, rows: Rows) -> Memory:
     """Passes over rows without gradient, beside `frozen` bytes of weights."""
     tokens = counts.most_micro_batch_tokens(rows.count, rows.length, limits.PASS_TOKENS)
-    logits = vocabulary_set(setting.shape, min(tokens, rows.count * rows.responses))
-    return Memory(frozen=frozen, activations=forward_set(setting.shape, tokens) + logits)
+    logits = vocabulary_set(inputs.shape, min(tokens, rows.count * rows.responses))
+    return Memory(frozen=frozen, activations=forward_set(inputs.shape, tokens) + logits)
 
 
-def training_phase(
-    setting: Setting, num_parameters: int, config: TrainerConfig, rows: Rows
+def training_memory(
+    inputs: StageInputs, num_parameters: int, config: TrainerConfig, rows: Rows
 ) -> Memory:
     """One micro batch of an optimiser step; rows: of one rank in a step."""
-    shape, passes = setting.shape, rows.passes
+    shape, passes = inputs.shape, rows.passes
     tokens = counts.most_micro_batch_tokens(rows.count, rows.length, config.micro_batch_tokens)
     logits = passes * vocabulary_set(shape, min(tokens, rows.count * rows.responses))
     repeated = passes * ceil(tokens * rows.repeated / rows.length)

@@ -30,8 +30,8 @@ from trimtab.models.stages.sample_responses import read_answers
 from trimtab.models.training.data import context_length
 from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
 from trimtab.models.training.loop import StepExtras, fit
+from trimtab.models.training.nll_term import rehearsal_of
 from trimtab.models.training.progress import write_json
-from trimtab.models.training.replay import rehearsal_of
 
 
 def run(config: HIRConfig, inputs: dict[str, Path], workdir: Path) -> None:
@@ -60,7 +60,9 @@ def run(config: HIRConfig, inputs: dict[str, Path], workdir: Path) -> None:
         config.train,
         seed=config.seed,
         workdir=workdir,
-        extras=StepExtras(replay=rehearsal_of(config, inputs, model, tokenizer, instructions[-1])),
+        extras=StepExtras(
+            nll_term=rehearsal_of(config, inputs, model, tokenizer, instructions[-1])
+        ),
     )
     save_model(model, tokenizer, workdir / "output" / "model")
     for number in range(len(instructions)):

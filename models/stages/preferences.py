@@ -244,7 +244,7 @@ def write_demonstrations(
     them is left.
     """
     held_out = {first_turn(pair.prompt) for name in HELD_OUT for pair in splits[name]}
-    learned = [each for each in shown if first_turn(each.asked) not in held_out]
+    learned = [each for each in shown if first_turn(each.opening) not in held_out]
     if shown and not learned:
         raise ValueError(
             f"preferences.demonstrations: all {len(shown)} are of prompts that pairs of "

@@ -24,8 +24,8 @@ from trimtab.models.nets.packing import encode
 from trimtab.models.stages.sample_responses import read_answers
 from trimtab.models.training.data import context_length
 from trimtab.models.training.imitation import imitate
+from trimtab.models.training.nll_term import rehearsal_of
 from trimtab.models.training.progress import write_json
-from trimtab.models.training.replay import rehearsal_of
 
 
 def run(config: RestConfig, inputs: dict[str, Path], workdir: Path) -> None:
@@ -47,7 +47,7 @@ def run(config: RestConfig, inputs: dict[str, Path], workdir: Path) -> None:
         seed=config.seed,
         workdir=workdir,
         parts=[kept.tolist() for kept in sets],
-        replay=rehearsal_of(config, inputs, model, tokenizer),
+        nll_term=rehearsal_of(config, inputs, model, tokenizer),
     )
     save_model(model, tokenizer, workdir / "output" / "model")
     for step, kept in enumerate(sets, start=1):

@@ -34,7 +34,7 @@ def main() -> None:
     while True:
         request = requests.get()
         try:
-            answer = worker.answer(request)
+            answer = worker.handle(request)
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
@@ -51,7 +51,7 @@ class Worker:
 
     engine: Any = None
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def handle(self, request: dict[str, Any]) -> dict[str, Any]:
         """What a request asks for; raises whatever vLLM does."""
         if "load" in request:
             from vllm import LLM

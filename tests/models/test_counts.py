@@ -71,14 +71,14 @@ def test_ppo_by_hand() -> None:
     assert counts.ppo_counts(config, 20).updates == 2 * 2
 
 
-def test_what_is_replayed() -> None:
+def test_nll_batch_sizes() -> None:
     ppo = PPOConfig(rehearsal_coef=0.1, ptx_coef=0.1, rehearsal_batch=8)
-    assert counts.replayed_rows(ppo, True) == {"rehearsal": 8, "demonstrations": 8}
-    assert counts.replayed_rows(ppo, False) == {"demonstrations": 8}
-    assert counts.replayed_rows(PolicyConfig(rehearsal_coef=0.1, rehearsal_batch=3), True) == {
+    assert counts.nll_batch_sizes(ppo, True) == {"rehearsal": 8, "demonstrations": 8}
+    assert counts.nll_batch_sizes(ppo, False) == {"demonstrations": 8}
+    assert counts.nll_batch_sizes(PolicyConfig(rehearsal_coef=0.1, rehearsal_batch=3), True) == {
         "rehearsal": 3
     }
-    assert counts.replayed_rows(PolicyConfig(), True) == {}
+    assert counts.nll_batch_sizes(PolicyConfig(), True) == {}
 
 
 def test_taken_rows_splits_and_room() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.models.config.policy import PPOConfig, ScoringConfig
+from trimtab.models.config.policy import PPOConfig, ScorersConfig
 from trimtab.models.config.training import ZeroConfig
 from trimtab.models.functional.combination import ensemble_scores, safety_first
 from trimtab.models.judge.reward import JudgeReward
@@ -50,7 +50,7 @@ class Scorers:
 
     def score(
         self,
-        config: ScoringConfig,
+        config: ScorersConfig,
         prompts: Sequence[dict[str, Any]],
         rows: Sequence[Candidates],
         responses: Sequence[str],
@@ -70,7 +70,7 @@ class Scorers:
 
     def _score(
         self,
-        config: ScoringConfig,
+        config: ScorersConfig,
         prompts: Sequence[dict[str, Any]],
         rows: Sequence[Candidates],
         responses: Sequence[str],

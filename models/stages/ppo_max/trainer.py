@@ -52,8 +52,8 @@ from trimtab.models.training.checkpoint import (
 )
 from trimtab.models.training.data import encode_dialogues, one_or_several, read_rows
 from trimtab.models.training.learner import model_handle
+from trimtab.models.training.nll_term import NLLTerm
 from trimtab.models.training.progress import Progress, read_metrics, tail_means, write_json
-from trimtab.models.training.replay import Replay
 from trimtab.models.training.scoring import with_trunk
 from trimtab.models.training.vllm_sampler import VllmSampler, vllm_sampler
 
@@ -92,7 +92,7 @@ class PPORun:
         self.policy = load_policy(start).eval()
         self.depth = 0
         load_critic: Callable[[], PreTrainedModel] = partial(self._load_critic, inputs)
-        if not self.is_parted:
+        if not self.is_sharded:
             critic = load_critic()
             self.depth, load_critic = self._share_lower_layers(critic), lambda: critic
         self.prompts = read_rows(inputs["data"] / "policy_prompts.jsonl")
@@ -100,7 +100,7 @@ class PPORun:
         self.moments = RunningMoments()
         self.generator = torch.Generator().manual_seed(config.seed)
         self.step = 0
-        replay = self._replay(inputs)
+        nll_terms = self._nll_terms(inputs)
         state = newest_checkpoint(workdir)
         if state is not None:
             self.moments.load_state_dict(state["moments"])
@@ -109,15 +109,15 @@ class PPORun:
             if self.scorers.judge is not None:
                 self.scorers.judge.load_state_dict(state["judge"])
         saved = None if state is None else state["learner"]
-        self.learner = ActorCritic(config, self.policy, load_critic, replay, saved)
+        self.learner = ActorCritic(config, self.policy, load_critic, nll_terms, saved)
         self.critic = self.learner.critic.model
-        if not self.is_parted:
+        if not self.is_sharded:
             for trained in (self.policy, self.critic):
                 for other in (self.reference, *self.scorers.held):
                     share_frozen(trained, other.model)
 
     @property
-    def is_parted(self) -> bool:
+    def is_sharded(self) -> bool:
         """Whether ranks hold parts of parameters."""
         return self.config.zero is not None and self.config.zero.stage == 3
 
@@ -137,19 +137,19 @@ class PPORun:
             depth = tie_trunk(self.policy, other, depth)
         return depth
 
-    def _replay(self, inputs: dict[str, Path]) -> list[Replay]:
+    def _nll_terms(self, inputs: dict[str, Path]) -> list[NLLTerm]:
         """The dialogues of the terms that are added to the policy's loss."""
-        config, replay = self.config, []
+        config, nll_terms = self.config, []
         limit = int(self.policy.config.max_position_embeddings)
-        drawn = counts.replayed_rows(config, "rehearsal" in inputs)
+        drawn = counts.nll_batch_sizes(config, "rehearsal" in inputs)
         if "rehearsal" in drawn:
             rows = encode_dialogues(inputs["rehearsal"] / "rehearsal.jsonl", self.tokenizer, limit)
             rows = with_trunk(self.policy, rows, self.depth)
-            replay.append(Replay(rows, config.rehearsal_coef, drawn["rehearsal"]))
+            nll_terms.append(NLLTerm(rows, config.rehearsal_coef, drawn["rehearsal"]))
         if "demonstrations" in drawn:
             rows = encode_dialogues(inputs["data"] / "demonstrations.jsonl", self.tokenizer, limit)
-            replay.append(Replay(rows, config.ptx_coef, drawn["demonstrations"], "ptx_loss"))
-        return replay
+            nll_terms.append(NLLTerm(rows, config.ptx_coef, drawn["demonstrations"], "ptx_loss"))
+        return nll_terms
 
     def train(self) -> None:
         """All steps from the newest checkpoint on; writes the outputs."""

@@ -18,7 +18,7 @@ from trimtab.models.config.reporting import EvaluateConfig
 from trimtab.models.config.training import LoraConfig, ZeroConfig
 from trimtab.models.estimates.memory import key_value_cache
 from trimtab.models.estimates.stages import work_of
-from trimtab.models.estimates.work import Setting, Work
+from trimtab.models.estimates.work import StageInputs, Work
 
 POLICY = SHAPE.policy_parameters
 # AMOUNTS: 37 training pairs of at most 42 tokens, 40 prompts of 10 for policies, 12 to evaluate on.
@@ -26,7 +26,7 @@ ANSWERS = SampleResponsesConfig(num_prompts=24, num_responses=4, max_new_tokens=
 
 
 def _work(stage: str, config: Any, **more: Any) -> Work:
-    return work_of(stage, config, Setting(SHAPE, AMOUNTS, **more))
+    return work_of(stage, config, StageInputs(SHAPE, AMOUNTS, **more))
 
 
 def test_answers_are_sampled_alone_and_scored_behind_one_prompt() -> None:

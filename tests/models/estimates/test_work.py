@@ -21,13 +21,13 @@ from trimtab.models.config.training import LoraConfig, SFTConfig, ZeroConfig
 from trimtab.models.estimates.amounts import Amounts
 from trimtab.models.estimates.memory import FLOAT_BYTES, key_value_cache
 from trimtab.models.estimates.stages import work_of
-from trimtab.models.estimates.work import Setting, Work
+from trimtab.models.estimates.work import StageInputs, Work
 
 POLICY, TRUNK = SHAPE.policy_parameters, SHAPE.trunk_parameters
 
 
 def _work(stage: str, config: Any, **more: Any) -> Work:
-    return work_of(stage, config, Setting(SHAPE, AMOUNTS, **more))
+    return work_of(stage, config, StageInputs(SHAPE, AMOUNTS, **more))
 
 
 def test_sft() -> None:
@@ -140,7 +140,7 @@ def test_sampling_stages() -> None:
 
 
 def test_long_prompts_are_cut_to_the_context_and_the_cache() -> None:
-    long = Setting(SHAPE, Amounts(0, 500, 500, 0, 0, 2, 500, 500, 4, 9000, 9000, 18000, ()))
+    long = StageInputs(SHAPE, Amounts(0, 500, 500, 0, 0, 2, 500, 500, 4, 9000, 9000, 18000, ()))
     work = work_of("comparisons", ComparisonsConfig(num_responses=2, max_new_tokens=192), long)
     assert work.forward_tokens == 1000 * (SHAPE.context - 192)
     # 32,768 tokens of cache hold four rows of 8,192.
@@ -179,7 +179,7 @@ def test_ppo_steps_and_tokens() -> None:
     assert _work("ppo_max", _ppo(rollout_batch=64)).examples == 7 * 40
 
 
-def test_ppo_replay_adds_to_policy_updates() -> None:
+def test_ppo_nll_terms_add_to_policy_updates() -> None:
     plain = _work("ppo_max", _ppo()).trained_tokens
     rehearsed = _work("ppo_max", _ppo(rehearsal_coef=0.01), has_rehearsal=True).trained_tokens
     assert rehearsed - plain == 5 * 6 * 4 * 31  # 5 policy rounds of 6 updates, 4 answers each

@@ -68,9 +68,7 @@ def _assert_same(ours: Path, theirs: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(
-    tmp_path_factory: pytest.TempPathFactory, config: Any, inputs: dict[str, Path]
-) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory, config: Any, inputs: dict[str, Path]) -> Path:
     """Two ranks that hold the whole of everything; of their draws others drop the same."""
     return _launch(tmp_path_factory.mktemp("whole"), config, inputs, 2)
 
