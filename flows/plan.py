@@ -143,7 +143,7 @@ def _stage_inputs(stage: PlannedStage, shape: ModelShape, amounts: Amounts) -> S
         amounts,
         scorer_heads=tuple(heads),
         num_behaviours=len(stages_in(stage.inputs.get("behaviour"))),
-        num_judges=len(stages_in(stage.inputs.get("judge"))),
+        num_heldout_models=len(stages_in(stage.inputs.get("judge"))),
         has_rehearsal="rehearsal" in stage.inputs,
         starts_as_reference=stage.inputs.get("policy") is stage.inputs.get("reference"),
         is_relabelled=labels is not None,

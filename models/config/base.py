@@ -36,8 +36,8 @@ LearningRate = Annotated[float, Field(gt=0, le=100)]
 Temperature = Annotated[float, Field(ge=1e-4, le=100)]
 # Weight of a term, or another number that may be 0.
 Weight = Annotated[float, Field(ge=0, le=1e6)]
-# A scale, a clip or a slope. What is divided by it stays finite in float32.
-Scale = Annotated[float, Field(ge=1e-6, le=1e6)]
+# Above 0: a scale, a clip or a slope. What is divided by it stays finite in float32.
+Positive = Annotated[float, Field(ge=1e-6, le=1e6)]
 # The type of a mistake whose value no message shows: it may hold a key.
 MAY_BE_SECRET = "may_be_secret"
 # Marks a field that decides whether a stage comes to its end, but not what it makes.

@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 
 from trimtab.models.config.base import (
     Characters,
+    Positive,
     Rows,
-    Scale,
     Seed,
     StageConfig,
     Temperature,
@@ -71,7 +71,7 @@ class ComparisonsConfig(StageConfig):
     flip_share: float = Field(0.2, ge=0, lt=0.5, description="Clear pairs whose label is flipped")
     ambiguous_share: float = Field(0.1, ge=0, le=1, description="Near-ties labelled by coin toss")
     clear_gap: float = Field(0.2, gt=0, le=1, description="Least quality gap of a clear pair")
-    sharpness: Scale = Field(12.0, description="Bradley-Terry slope over raw score gaps")
+    sharpness: Positive = Field(12.0, description="Bradley-Terry slope over raw score gaps")
     validation_share: float = Field(0.1, gt=0, lt=1, description="Prompts held out for validation")
     test_share: float = Field(0.15, gt=0, lt=1, description="Prompts held out for testing")
 

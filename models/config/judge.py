@@ -25,8 +25,8 @@ from trimtab.models.config.base import (
     LIMIT,
     MAY_BE_SECRET,
     Characters,
+    Positive,
     Rows,
-    Scale,
     Seed,
     Share,
     StageConfig,
@@ -75,12 +75,12 @@ class EndpointConfig(StageConfig):
         "max_tokens", description="What the endpoint calls the limit of an answer's tokens"
     )
     max_concurrency: int = Field(8, gt=0, le=256, description="Requests under way at once (free)")
-    timeout_seconds: Scale = Field(120.0, description="Longest wait for one answer (free)")
+    timeout_seconds: Positive = Field(120.0, description="Longest wait for one answer (free)")
     max_retries: int = Field(6, ge=0, le=1000, description="Further tries of one request (free)")
-    first_wait_seconds: Scale = Field(
+    first_wait_seconds: Positive = Field(
         1.0, description="Wait before the first further try; it doubles from try to try"
     )
-    max_wait_seconds: Scale = Field(
+    max_wait_seconds: Positive = Field(
         60.0, description="Longest such wait; an endpoint that asks for more ends the stage"
     )
     input_price: Weight = Field(0.0, description="Price of a million tokens of requests")

@@ -16,8 +16,8 @@ from pydantic import Field, field_validator, model_validator
 from trimtab.models.config.base import (
     LearningRate,
     Passes,
+    Positive,
     Rows,
-    Scale,
     Score,
     Seed,
     Several,
@@ -99,7 +99,7 @@ class ScorersConfig(StageConfig):
 class VllmConfig(StageConfig):
     """vLLM samples, in a process beside the trainer."""
 
-    cache_gib: Scale = Field(1.0, description="Size of vLLM's key-value cache in GiB")
+    cache_gib: Positive = Field(1.0, description="Size of vLLM's key-value cache in GiB")
 
 
 class PPOConfig(TrainerConfig):
@@ -127,17 +127,17 @@ class PPOConfig(TrainerConfig):
         description="raw: scores as they are; scaled: divided by their running standard deviation; "
         "normalised: the running mean subtracted first",
     )
-    score_clip: Scale | None = Field(
+    score_clip: Positive | None = Field(
         0.8, description="delta, scores are clipped to plus or minus this [PPO: 0.8]; none: no clip"
     )
     normalise_advantages: bool = Field(True, description="Whiten advantages within a rollout batch")
-    advantage_clip: Scale | None = Field(
+    advantage_clip: Positive | None = Field(
         None,
         description="Advantages are clipped to plus or minus this [PPO: 0.12, 0.5]; none: no clip",
     )
     gamma: float = Field(1.0, gt=0, le=1, description="Discount per token [PPO: 1]")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="GAE lambda [PPO: 0.95]")
-    policy_clip: Scale | None = Field(
+    policy_clip: Positive | None = Field(
         0.2, description="Range of the probability ratio around 1 [PPO: 0.2]; none: no clip"
     )
     ratio_denominator: Literal["sampling", "reference"] = Field(
@@ -146,12 +146,12 @@ class PPOConfig(TrainerConfig):
         "or the reference",
     )
     entropy_coef: Weight = Field(0.0, description="Weight of the entropy bonus (free)")
-    entropy_clip: Scale | None = Field(
+    entropy_clip: Positive | None = Field(
         None,
         description="Entropy in nats per token that the loss draws the policy to, also from above "
         "[PPO code: 35]; none: the higher, the better",
     )
-    value_clip: Scale | None = Field(
+    value_clip: Positive | None = Field(
         0.2, description="Range of a value around the old one in the value loss; none: no clip"
     )
     critic_init: Literal["scorer", "policy"] = Field(
@@ -253,7 +253,7 @@ class DPOConfig(PolicyConfig):
     """
 
     train: TrainConfig = TrainConfig(learning_rate=1e-6, batch_size=64)  # [DPO: both]
-    beta: Scale = Field(0.1, description="Weight of the KL to the reference [DPO: 0.1]")
+    beta: Positive = Field(0.1, description="Weight of the KL to the reference [DPO: 0.1]")
     label_smoothing: float = Field(
         0.0, ge=0, lt=0.5, description="Share of wrong labels assumed, beyond soft labels [cDPO]"
     )
@@ -266,7 +266,7 @@ class CPLConfig(PolicyConfig):
     """
 
     train: TrainConfig = TrainConfig(learning_rate=1e-6, batch_size=64)
-    alpha: Scale = Field(0.1, description="Temperature of the policy [CPL: 0.1]")
+    alpha: Positive = Field(0.1, description="Temperature of the policy [CPL: 0.1]")
     gamma: float = Field(1.0, gt=0, le=1, description="Discount a token [CPL: 1]")
     conservative_bias: float = Field(
         0.5, gt=0, le=1, description="lambda; below 1 keeps to what was compared [CPL: 0.5]"

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from trimtab.models.config.base import (
-    Scale,
+    Positive,
     Seed,
     Several,
     StageConfig,
@@ -31,7 +31,7 @@ class EvaluateConfig(StageConfig):
     tie_margin: Weight = Field(0.01, description="Score differences below this are ties")
     num_resamples: Several = Field(1000, description="Bootstrap resamples")
     has_gold: bool = Field(False, description="Prompts come from the synthetic world")
-    annotator_sharpness: Scale = Field(
+    annotator_sharpness: Positive = Field(
         12.0, description="Bradley-Terry slope of the simulated annotators"
     )
     annotator_flip_share: float = Field(

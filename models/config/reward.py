@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 
 from trimtab.models.config.base import (
     Passes,
+    Positive,
     Rows,
-    Scale,
     Seed,
     StageConfig,
     Steps,
@@ -107,7 +107,7 @@ class ContrastiveConfig(StageConfig):
         description="What is contrasted: what is read of both answers, or their difference and its "
         "negation",
     )
-    coef: Scale = Field(
+    coef: Positive = Field(
         1.0, description="beta [RM: SimCSE 1; SwAV 0.1 on pairs, 0.5 on differences]"
     )
     temperature: Temperature = Field(
@@ -119,7 +119,7 @@ class ContrastiveConfig(StageConfig):
     sinkhorn_iterations: Passes = Field(
         3, description="Rounds of SwAV's assignment (free) [SwAV: 3]"
     )
-    sinkhorn_epsilon: Scale = Field(
+    sinkhorn_epsilon: Positive = Field(
         0.05, description="Softness of SwAV's assignment (free) [SwAV: 0.05]"
     )
 
@@ -199,8 +199,8 @@ class AdvantageModelConfig(StageConfig):
 
     seed: Seed = Field(0, description="Seed of head initialisation and data order")
     train: TrainConfig = TrainConfig(learning_rate=5e-4, batch_size=32)
-    margin: Scale = Field(2.5, description="m, bound of advantage scores [AM: 2.5]")
-    num_policies: Scale = Field(
+    margin: Positive = Field(2.5, description="m, bound of advantage scores [AM: 2.5]")
+    num_policies: Positive = Field(
         4.0,
         description="N of [AM eq. 8]; of K behaviour policies, the current one counts 1 - K / N "
         "(free)",
@@ -210,7 +210,7 @@ class AdvantageModelConfig(StageConfig):
         description="Use the likelihood ratios of the policy to the K policies that wrote the "
         "answers [AM eq. 8]",
     )
-    log_ratio_clip: Scale = Field(2.0, description="Clip of the log importance ratio (free)")
+    log_ratio_clip: Positive = Field(2.0, description="Clip of the log importance ratio (free)")
 
 
 class MetaRMConfig(StageConfig):
@@ -226,8 +226,8 @@ class MetaRMConfig(StageConfig):
     num_prompts: Rows = Field(256, description="Prompts sampled for the meta set")
     temperature: Temperature = Field(1.2, description="Raised sampling temperature of the meta set")
     max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
-    margin: Scale = Field(2.5, description="Bound m when the scorer is an Advantage Model")
-    num_policies: Scale = Field(4.0, description="N of eq. 8 when it is an Advantage Model")
+    margin: Positive = Field(2.5, description="Bound m when the scorer is an Advantage Model")
+    num_policies: Positive = Field(4.0, description="N of eq. 8 when it is an Advantage Model")
 
     @model_validator(mode="after")
     def _ascent_moves_whole_parameters(self) -> MetaRMConfig:

@@ -13,7 +13,15 @@ from pydantic import (
     model_validator,
 )
 
-from trimtab.models.config.base import LearningRate, Passes, Rows, Scale, Seed, StageConfig, Steps
+from trimtab.models.config.base import (
+    LearningRate,
+    Passes,
+    Positive,
+    Rows,
+    Seed,
+    StageConfig,
+    Steps,
+)
 
 Precision = Literal["float32", "bfloat16"]
 Optimiser = Literal["adamw", "adamw_8bit"]
@@ -84,7 +92,7 @@ class LoraConfig(StageConfig):
     """Low-rank adapters that learn in place of weights, and are merged into them in the end."""
 
     rank: int = Field(16, gt=0, le=65_536, description="Rank of the low-rank update of a weight")
-    alpha: Scale = Field(32.0, description="The update is scaled by alpha / rank")
+    alpha: Positive = Field(32.0, description="The update is scaled by alpha / rank")
 
 
 class TrainerConfig(StageConfig):
@@ -120,7 +128,7 @@ class TrainerConfig(StageConfig):
         description="adamw_8bit keeps its moments in two bytes a parameter for eight "
         "(bitsandbytes); not with ZeRO, which parts them",
     )
-    max_grad_norm: Scale = Field(1.0, description="Global gradient clip [PPO: 1.0]")
+    max_grad_norm: Positive = Field(1.0, description="Global gradient clip [PPO: 1.0]")
     num_ranks: NumRanks = Field(
         "auto",
         description="Processes that share out each batch, with a GPU each where there are any. A "

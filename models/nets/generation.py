@@ -89,7 +89,7 @@ def decode(
         scaled = rows.logits / sampling.temperature
         probabilities = scaled.softmax(-1)
         chosen = _choose(probabilities, rows, sampling, draws[:, number])
-        own_logprobs, own_entropies = _judge(scaled, probabilities, chosen)
+        own_logprobs, own_entropies = _logprobs_and_entropies(scaled, probabilities, chosen)
         tokens[alive, number] = chosen.masked_fill(finished, _NONE)
         logprobs[alive, number] = own_logprobs.masked_fill(finished, 0.0)
         entropies[alive, number] = own_entropies.masked_fill(finished, 0.0)
@@ -167,7 +167,9 @@ def _running_sums(values: Tensor) -> Tensor:
     return values.cpu().cumsum(-1).to(values.device) if is_strict else values.cumsum(-1)
 
 
-def _judge(logits: Tensor, probabilities: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+def _logprobs_and_entropies(
+    logits: Tensor, probabilities: Tensor, tokens: Tensor
+) -> tuple[Tensor, Tensor]:
     """Log-probabilities (B,) of tokens and entropies (B,), of logits and their softmax (B, V)."""
     place = tokens[:, None]
     own = probabilities.gather(1, place)[:, 0]

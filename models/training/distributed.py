@@ -24,7 +24,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from trimtab.models import counts, limits
+from trimtab.models import chunk_sizes, counts
 from trimtab.models.training import signals
 
 T = TypeVar("T")
@@ -134,7 +134,7 @@ def all_reduce_sum(tensors: Sequence[Tensor]) -> None:
         for pieces in _bundles(tensors, _WINDOW):
             _add_up_in_window(pieces)
         return
-    for pieces in _bundles(tensors, limits.BUCKET):
+    for pieces in _bundles(tensors, chunk_sizes.BUCKET):
         flat = torch.cat(pieces)
         torch.distributed.all_reduce(flat)
         for piece, total in zip(pieces, flat.split([len(piece) for piece in pieces]), strict=True):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from trimtab.models import counts, limits
+from trimtab.models import chunk_sizes, counts
 from trimtab.models.nets.generation import Samples, Sampling, decode, decoding_batches
 from trimtab.models.nets.packing import token_ids
 from trimtab.models.training import distributed
@@ -39,7 +39,7 @@ def sample(
     generator: torch.Generator,
     *,
     progress: Progress | None = None,
-    cache_tokens: int = limits.CACHE_TOKENS,
+    cache_tokens: int = chunk_sizes.CACHE_TOKENS,
 ) -> Samples:
     """One sampled response for every prompt, in order.
 

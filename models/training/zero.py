@@ -32,7 +32,7 @@ from deepspeed.utils import (
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from trimtab.models import limits
+from trimtab.models import chunk_sizes
 from trimtab.models.config.training import TrainerConfig, ZeroConfig
 from trimtab.models.nets.freezing import load_trained_state
 from trimtab.models.nets.packing import PackedBatch
@@ -211,11 +211,11 @@ def deepspeed_config(zero: ZeroConfig, max_grad_norm: float) -> dict[str, Any]:
     """DeepSpeed's own configuration. Batches, rates and schedule are the loop's."""
     stage: dict[str, Any] = {
         "stage": zero.stage,
-        "reduce_bucket_size": limits.ZERO_BUCKET,
-        "stage3_max_live_parameters": limits.ZERO_LIVE,
-        "stage3_max_reuse_distance": limits.ZERO_LIVE,
-        "stage3_prefetch_bucket_size": limits.ZERO_PREFETCH,
-        "stage3_param_persistence_threshold": limits.ZERO_WHOLE,
+        "reduce_bucket_size": chunk_sizes.ZERO_BUCKET,
+        "stage3_max_live_parameters": chunk_sizes.ZERO_LIVE,
+        "stage3_max_reuse_distance": chunk_sizes.ZERO_LIVE,
+        "stage3_prefetch_bucket_size": chunk_sizes.ZERO_PREFETCH,
+        "stage3_param_persistence_threshold": chunk_sizes.ZERO_WHOLE,
     }
     if zero.offload:
         stage["offload_optimizer"] = {"device": "cpu"}

@@ -184,7 +184,7 @@ def test_no_evaluation_passes_more_tokens_than_planned(ran: list[Ran]) -> None:
         assert each.row.work.forward_tokens == len(rows) * (longest[0] + 4 * sum(longest))
 
 
-def test_ppo_takes_the_planned_rounds_answers_and_tokens(ran: list[Ran]) -> None:
+def test_ppo_takes_the_planned_steps_answers_and_tokens(ran: list[Ran]) -> None:
     rehearsing = 0
     for each in _of(ran, "ppo_max"):
         config, work = each.row.stage.config, each.row.work

@@ -66,8 +66,8 @@ def test_ppo_by_hand() -> None:
     )
     found = counts.ppo_counts(config, 100)
     # An epoch has train batches of 12, 12 and 8.
-    assert (found.rounds, found.policy_rounds, found.rollout, found.updates) == (7, 5, 32, 6)
-    assert [found.policy_updates(rounds) for rounds in (1, 2, 3, 7)] == [0, 0, 6, 30]
+    assert (found.steps, found.policy_steps, found.rollout, found.updates) == (7, 5, 32, 6)
+    assert [found.policy_updates(steps) for steps in (1, 2, 3, 7)] == [0, 0, 6, 30]
     assert counts.ppo_counts(config, 20).updates == 2 * 2
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from trimtab.models import counts, limits
+from trimtab.models import chunk_sizes, counts
 from trimtab.models.config.judge import JudgeAnswersConfig, JudgeConfig, JudgePreferencesConfig
 from trimtab.models.config.training import ModelConfig
 from trimtab.models.estimates.memory import Memory
@@ -84,9 +84,9 @@ def _with_verdicts(
     Longer ones are sampled, and pass once more where probabilities are read.
     """
     verdict = counts.verdict_tokens(judge, max(map(len, LABELS[kind])))
-    rows = Rows(requests, min(asked + verdict, theirs.shape.context), responses=verdict)
-    at_once = replace(rows, count=counts.num_taken(requests, limits.REQUESTS_AT_ONCE))
-    passing = scoring_memory(theirs, theirs.policy, at_once)
+    rows = Rows(requests, min(asked + verdict, theirs.shape.context), logit_tokens=verdict)
+    at_once = replace(rows, count=counts.num_taken(requests, chunk_sizes.REQUESTS_AT_ONCE))
+    passing = scoring_memory(theirs, theirs.policy_bytes, at_once)
     forward, sampled = work.forward_tokens, work.sampled_tokens
     if judge.top_logprobs:
         forward += rows.tokens
@@ -106,9 +106,9 @@ def judge_sampling_memory(
     theirs: StageInputs, requests: int, asked: int, max_new_tokens: int
 ) -> Memory:
     """Answers of a local model, whose weights are those of a policy of its shape."""
-    at_once = counts.num_taken(requests, limits.REQUESTS_AT_ONCE)
+    at_once = counts.num_taken(requests, chunk_sizes.REQUESTS_AT_ONCE)
     prompt = min(asked, counts.prompt_room(theirs.shape.context, max_new_tokens))
-    return sampling_memory(theirs, theirs.policy, at_once, prompt, max_new_tokens, at_least=1)
+    return sampling_memory(theirs, theirs.policy_bytes, at_once, prompt, max_new_tokens, at_least=1)
 
 
 def text_tokens(characters: int) -> int:

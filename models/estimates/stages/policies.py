@@ -36,9 +36,9 @@ TOKENS_A_WORD = 2  # of an instruction, at most
 def sft(config: SFTConfig, inputs: StageInputs) -> Work:
     """Supervised fine-tuning; the loss is on response tokens, of which a row may consist."""
     if not config.fine_tune:
-        return Work(examples=0, phases={"loading": Memory(frozen=inputs.policy)})
+        return Work(examples=0, phases={"loading": Memory(frozen=inputs.policy_bytes)})
     count, row = inputs.amounts.demonstrations, inputs.amounts.dialogue_tokens
-    rows = Rows(count, row, responses=row)
+    rows = Rows(count, row, logit_tokens=row)
     return supervised_work(inputs, config.train, inputs.shape.policy_parameters, rows)
 
 
@@ -49,14 +49,14 @@ def constitutional_sft(config: ConstitutionalSFTConfig, inputs: StageInputs) -> 
     helpful = counts.num_helpful(config, revisions, inputs.amounts.demonstrations)
     _, revised = inputs.prompt_and_row(revision_tokens(inputs.revised, inputs))
     row = max(revised, inputs.amounts.dialogue_tokens)
-    rows = Rows(revisions + helpful, row, responses=row)
+    rows = Rows(revisions + helpful, row, logit_tokens=row)
     return supervised_work(inputs, config.train, inputs.shape.policy_parameters, rows)
 
 
 def dpo(config: DPOConfig, inputs: StageInputs) -> Work:
     """Pairs pass under the reference once; then the policy alone learns from them."""
     work, pairs = cpl(config, inputs), _pairs(inputs)
-    likelihoods = scoring_memory(inputs, 2 * inputs.policy, pairs)
+    likelihoods = scoring_memory(inputs, 2 * inputs.policy_bytes, pairs)
     return replace(
         work, forward_tokens=pairs.tokens, phases={**work.phases, "reference": likelihoods}
     )
@@ -93,7 +93,7 @@ def hir(config: HIRConfig, inputs: StageInputs) -> Work:
         _num_answers(inputs),
         prompt + responses,
         responses,
-        repeated=(num_instructions - 1) * (prompt + response),
+        repeated_keys=(num_instructions - 1) * (prompt + response),
     )
     return _policy(config, inputs, rows)
 
@@ -109,13 +109,13 @@ def _answer_row(inputs: StageInputs) -> tuple[int, int]:
 
 def _pairs(inputs: StageInputs) -> Rows:
     """At most all of a pair is its two responses, or its prompt and second one."""
-    row = inputs.pair_row
-    return Rows(inputs.amounts.train_pairs, row, responses=row, repeated=row)
+    row = inputs.pair_tokens
+    return Rows(inputs.amounts.train_pairs, row, logit_tokens=row, repeated_keys=row)
 
 
 def _on_answers(config: PolicyConfig, inputs: StageInputs, parts: Sequence[int]) -> Work:
     prompt, row = _answer_row(inputs)
-    rows = Rows(max(parts), row, responses=row - prompt, all_tokens=sum(parts) * row)
+    rows = Rows(max(parts), row, logit_tokens=row - prompt, all_tokens=sum(parts) * row)
     return _policy(config, inputs, rows, parts)
 
 
@@ -130,7 +130,7 @@ def _policy(
     work = supervised_work(inputs, train, parameters, rows, parts)
     longest = inputs.amounts.dialogue_tokens
     for count in counts.nll_batch_sizes(config, inputs.has_rehearsal).values():
-        drawn = Rows(count, longest, responses=longest)
+        drawn = Rows(count, longest, logit_tokens=longest)
         rehearsing = supervised_memory(inputs, train, parameters, drawn)["training"]
         training = max(work.phases["training"], rehearsing, key=lambda phase: phase.total)
         work = replace(

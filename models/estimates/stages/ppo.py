@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
 
-from trimtab.models import counts, limits
+from trimtab.models import chunk_sizes, counts
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.estimates.memory import FLOAT_BYTES, PRODUCT_BYTES, Memory
 from trimtab.models.estimates.shapes import ModelShape
@@ -23,30 +23,30 @@ from trimtab.models.estimates.work import (
 
 
 def ppo_max(config: PPOConfig, inputs: StageInputs) -> Work:
-    """All rounds: answers sampled and scored, then updates of critic and, later, policy.
+    """All steps: answers sampled and scored, then updates of critic and, later, policy.
 
     Without a scorer the first rank has the judge beside all else, which rates each answer, as if
     it were another than those before.
     """
     prompt, row = inputs.prompt_and_row(config.max_new_tokens)
     planned = counts.ppo_counts(config, inputs.amounts.policy_prompts)
-    answers = Rows(planned.rounds * planned.rollout, row)
-    learned = config.num_epochs * planned.rollout * (planned.rounds + planned.policy_rounds)
+    answers = Rows(planned.steps * planned.rollout, row)
+    learned = config.num_epochs * planned.rollout * (planned.steps + planned.policy_steps)
     nll_tokens = sum(rows.tokens for rows in _nll_rows(config, inputs))
     judging = Work(examples=answers.count)
-    if config.scoring.judge is not None and not inputs.scorers:
+    if config.scoring.judge is not None and not inputs.scorer_bytes:
         field = "ppo.scoring.judge.local_model"
         judging = judge_work(config.scoring.judge, inputs, "score", answers, field)
     # Reference, critic and scorers; of narrow products, and of what vLLM samples, the policy too.
-    passes = 2 + len(inputs.scorers)
+    passes = 2 + len(inputs.scorer_bytes)
     passes += config.precision != "float32" or config.vllm is not None
     return Work(
         examples=answers.count,
         num_ranks=config.ranks,
-        optimiser_steps=planned.rounds * planned.updates,
+        optimiser_steps=planned.steps * planned.updates,
         sampled_tokens=answers.count * config.max_new_tokens + judging.sampled_tokens,
         forward_tokens=answers.count * prompt + passes * answers.tokens + judging.forward_tokens,
-        trained_tokens=learned * row + planned.policy_updates(planned.rounds) * nll_tokens,
+        trained_tokens=learned * row + planned.policy_updates(planned.steps) * nll_tokens,
         parameters=sum(
             trained_parameters(inputs.shape, config, parameters)
             for parameters in (inputs.shape.policy_parameters, _critic_parameters(config, inputs))
@@ -103,7 +103,7 @@ def _phases(config: PPOConfig, inputs: StageInputs, planned: counts.PPOCounts) -
     learned = [Rows(batch, row, response), *_nll_rows(config, inputs)]
     policy = [training_memory(inputs, num_policy, config, own(rows)) for rows in learned]
     critic = training_memory(inputs, num_critic, config, own(Rows(batch, row)))
-    others = inputs.policy + sum(inputs.scorers)
+    others = inputs.policy_bytes + sum(inputs.scorer_bytes)
     stages = _loading_and_saving(config, policy[0], critic, others)
     at_least = counts.least_sampling_batches(config.ranks)
     sampling = sampling_memory(
@@ -133,7 +133,7 @@ def _phases(config: PPOConfig, inputs: StageInputs, planned: counts.PPOCounts) -
 
 def _resident(config: PPOConfig, inputs: StageInputs, policy: Memory, critic: Memory) -> Memory:
     """What is there in every phase but loading and saving."""
-    frozen = inputs.policy + sum(inputs.scorers) + policy.frozen + critic.frozen
+    frozen = inputs.policy_bytes + sum(inputs.scorer_bytes) + policy.frozen + critic.frozen
     if config.zero is None or config.zero.stage < 3:
         frozen -= policy.frozen if inputs.starts_as_reference else 0
         frozen -= critic.frozen if config.critic_init == "scorer" else 0
@@ -201,11 +201,13 @@ def _partitioned(
     if zero.stage < 3:
         return parts
     gradients = Memory(gradients=held["policy update"].weights)  # of policy and critic
-    room = gradients.partitioned(3, ranks).gradients + FLOAT_BYTES * limits.ZERO_BUCKET
+    room = gradients.partitioned(3, ranks).gradients + FLOAT_BYTES * chunk_sizes.ZERO_BUCKET
     gathered = {
-        "sampling": inputs.policy,
+        "sampling": inputs.policy_bytes,
         "scoring": max(
-            inputs.policy, *inputs.scorers, FLOAT_BYTES * _critic_parameters(config, inputs)
+            inputs.policy_bytes,
+            *inputs.scorer_bytes,
+            FLOAT_BYTES * _critic_parameters(config, inputs),
         ),
     }
     return {

@@ -25,12 +25,12 @@ def comparisons(config: ComparisonsConfig, inputs: StageInputs) -> Work:
 def rehearsal(config: RehearsalConfig, inputs: StageInputs) -> Work:
     """Answers of the SFT policy, scored; the sentence encoder is not counted."""
     prompts = counts.num_taken(inputs.amounts.policy_prompts, config.max_prompts)
-    return _scored(inputs, prompts, 1, config.max_new_tokens, sum(inputs.scorers))
+    return _scored(inputs, prompts, 1, config.max_new_tokens, sum(inputs.scorer_bytes))
 
 
 def sample_responses(config: SampleResponsesConfig, inputs: StageInputs) -> Work:
     """Several answers a prompt; to be scored, each prompt passes once."""
-    prompts, scorer = num_answered(config, inputs), inputs.scorers[0]
+    prompts, scorer = num_answered(config, inputs), inputs.scorer_bytes[0]
     return _scored(inputs, prompts, config.num_responses, config.max_new_tokens, scorer)
 
 
@@ -40,17 +40,17 @@ def num_answered(config: SampleResponsesConfig, inputs: StageInputs) -> int:
 
 
 def evaluate(config: EvaluateConfig, inputs: StageInputs) -> Work:
-    """Answers to the evaluation prompts, scores by scorer and judges, likelihoods of the best.
+    """Answers to the evaluation prompts, their scores, and likelihoods of the best.
 
-    One after another, scorer, judges and reference are loaded beside the policy. A judge of harm
-    is taken to see all answers.
+    One after another, scorer, held-out reward models and reference are loaded beside the policy. A
+    judge of harm is taken to see all answers.
     """
     prompts = inputs.amounts.eval_prompts
     work = _sampled(inputs, prompts, config.num_candidates, config.max_new_tokens)
     packed = _packed(inputs, prompts, config.num_candidates, config.max_new_tokens)
     _, row = inputs.prompt_and_row(config.max_new_tokens)
-    best, both = Rows(prompts, row, responses=config.max_new_tokens + 1), 2 * inputs.policy
-    passed = (1 + inputs.num_judges) * packed.tokens + 2 * best.tokens
+    best, both = Rows(prompts, row, logit_tokens=config.max_new_tokens + 1), 2 * inputs.policy_bytes
+    passed = (1 + inputs.num_heldout_models) * packed.tokens + 2 * best.tokens
     work = replace(
         work,
         forward_tokens=work.forward_tokens + passed,
@@ -65,7 +65,7 @@ def evaluate(config: EvaluateConfig, inputs: StageInputs) -> Work:
     field = "evaluate.harmless.judge.local_model"
     asked = judge_work(config.harmless.judge, inputs, "score", best, field)
     judging = {
-        name: replace(phase, frozen=phase.frozen + inputs.policy)
+        name: replace(phase, frozen=phase.frozen + inputs.policy_bytes)
         for name, phase in asked.phases.items()
     }
     return replace(
@@ -123,7 +123,7 @@ def _sampled(inputs: StageInputs, prompts: int, num_responses: int, max_new_toke
     """Several answers of a policy to each prompt."""
     samples = prompts * num_responses
     prompt, _ = inputs.prompt_and_row(max_new_tokens)
-    phase = sampling_memory(inputs, inputs.policy, samples, prompt, max_new_tokens)
+    phase = sampling_memory(inputs, inputs.policy_bytes, samples, prompt, max_new_tokens)
     return Work(
         examples=prompts,
         sampled_tokens=samples * max_new_tokens,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trimtab.models import counts, limits
+from trimtab.models import chunk_sizes, counts
 from trimtab.models.config.reward import (
     AdvantageModelConfig,
     MetaRMConfig,
@@ -26,9 +26,9 @@ from trimtab.models.estimates.work import (
 
 def trunk_cache(config: TrunkCacheConfig, inputs: StageInputs) -> Work:
     """One pass of the lower layers over all pairs; the head's parameters are loaded too."""
-    pairs = Rows(inputs.amounts.pairs, inputs.pair_row)
+    pairs = Rows(inputs.amounts.pairs, inputs.pair_tokens)
     kept = FLOAT_BYTES * pairs.tokens * inputs.shape.hidden_size
-    scoring = scoring_memory(inputs, inputs.policy, pairs)
+    scoring = scoring_memory(inputs, inputs.policy_bytes, pairs)
     return Work(
         examples=pairs.count,
         forward_tokens=pairs.tokens,
@@ -60,7 +60,7 @@ def reward_model(config: RewardModelConfig, inputs: StageInputs) -> Work:
     )
     if config.score_every is not None:
         again = work.optimiser_steps // config.score_every * held_out
-        work = replace(work, forward_tokens=work.forward_tokens + again * inputs.pair_row)
+        work = replace(work, forward_tokens=work.forward_tokens + again * inputs.pair_tokens)
     if train.lora is None or not head:
         return work
     return replace(work, phases=_with_frozen(work, ("loading", "training"), FLOAT_BYTES * head))
@@ -79,13 +79,13 @@ def _examples(config: RewardModelConfig, inputs: StageInputs) -> Rows:
         found = Rows(
             rankings,
             length,
-            repeated=(ranked - 1) * found.length,
+            repeated_keys=(ranked - 1) * found.length,
             all_tokens=min(rankings * length, found.tokens),
         )
     # All but one of a row's responses may be preferred to another; none is longer than its share.
     preferred = found.length * (ranked - 1) // ranked if config.imitation_coef > 0 else 0
     passes = 1 if config.contrastive is None else 2
-    return replace(found, responses=preferred, passes=passes)
+    return replace(found, logit_tokens=preferred, passes=passes)
 
 
 def advantage_model(config: AdvantageModelConfig, inputs: StageInputs) -> Work:
@@ -95,8 +95,10 @@ def advantage_model(config: AdvantageModelConfig, inputs: StageInputs) -> Work:
     work = _scorer(inputs, train, num_heads=2, rows=pairs, num_scored=amounts.held_out_pairs)
     if not inputs.num_behaviours:
         return work
-    own = Rows(counts.rows_of_rank(pairs.count, train.ranks), pairs.length, responses=pairs.length)
-    frozen = inputs.policy + FLOAT_BYTES * inputs.shape.scorer_parameters(2)
+    own = Rows(
+        counts.rows_of_rank(pairs.count, train.ranks), pairs.length, logit_tokens=pairs.length
+    )
+    frozen = inputs.policy_bytes + FLOAT_BYTES * inputs.shape.scorer_parameters(2)
     return replace(
         work,
         forward_tokens=work.forward_tokens + (1 + inputs.num_behaviours) * pairs.tokens,
@@ -117,7 +119,7 @@ def meta_rm(config: MetaRMConfig, inputs: StageInputs) -> Work:
     meta = Rows(
         counts.num_taken(prompts, config.meta_batch),
         prompt + config.num_responses * response,
-        repeated=(config.num_responses - 1) * (prompt + response),
+        repeated_keys=(config.num_responses - 1) * (prompt + response),
     )
     base = _scorer(
         inputs,
@@ -126,7 +128,7 @@ def meta_rm(config: MetaRMConfig, inputs: StageInputs) -> Work:
         rows=_pairs(inputs, amounts.train_pairs),
         num_scored=amounts.held_out_pairs,
     )
-    policy_and_scorer = inputs.policy + sum(inputs.scorers)
+    policy_and_scorer = inputs.policy_bytes + sum(inputs.scorer_bytes)
     return replace(
         base,
         sampled_tokens=answers * config.max_new_tokens,
@@ -147,10 +149,10 @@ def _ascent(inputs: StageInputs, train: TrainConfig, base: Work, meta: Rows) -> 
     descent, learning = base.phases["training"], FLOAT_BYTES * base.parameters
     count = counts.rows_of_rank(meta.count, train.ranks)
     tokens = counts.most_micro_batch_tokens(count, meta.length, train.micro_batch_tokens)
-    repeated = -(-tokens * meta.repeated // meta.length)
-    kept = gradient_set(inputs.shape, train, tokens, repeated)
+    repeated_keys = -(-tokens * meta.repeated_keys // meta.length)
+    kept = gradient_set(inputs.shape, train, tokens, repeated_keys)
     # One parameter's, or a bucket's, once there are no activations.
-    bucket = limits.BUCKET * (train.ranks > 1)
+    bucket = chunk_sizes.BUCKET * (train.ranks > 1)
     beside = FLOAT_BYTES * max(inputs.shape.largest_parameter, bucket)
     activations = max(kept, min(beside, learning))
     return {
@@ -161,7 +163,7 @@ def _ascent(inputs: StageInputs, train: TrainConfig, base: Work, meta: Rows) -> 
 
 def _pairs(inputs: StageInputs, count: int) -> Rows:
     """Pairs as examples; at most all of one is its prompt and second response."""
-    return Rows(count, inputs.pair_row, repeated=inputs.pair_row)
+    return Rows(count, inputs.pair_tokens, repeated_keys=inputs.pair_tokens)
 
 
 def _scorer(
@@ -176,7 +178,7 @@ def _scorer(
     """Training a scorer, with `further` parameters, then scoring `num_scored` pairs."""
     parameters = inputs.shape.scorer_parameters(num_heads)
     work = supervised_work(inputs, train, parameters + further, rows)
-    scored = Rows(num_scored, inputs.pair_row)
+    scored = Rows(num_scored, inputs.pair_tokens)
     scoring = scoring_memory(inputs, FLOAT_BYTES * parameters, scored)
     return replace(work, forward_tokens=scored.tokens, phases={**work.phases, "scoring": scoring})
 

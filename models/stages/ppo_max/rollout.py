@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from trimtab.models import limits
+from trimtab.models import chunk_sizes
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.functional.masked import masked_mean, masked_whiten
 from trimtab.models.functional.ppo import (
@@ -228,7 +228,7 @@ def in_parts(
     """
     width = max(len(row.responses[0]) for row in rows)
     joined: list[Tensor] = []
-    for part in local_micro_batches(rows, limits.PASS_TOKENS):
+    for part in local_micro_batches(rows, chunk_sizes.PASS_TOKENS):
         answers = function(pack([rows[index] for index in part]))
         if not joined:
             joined = [torch.zeros(len(rows), width, dtype=answer.dtype) for answer in answers]

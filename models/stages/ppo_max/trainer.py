@@ -157,12 +157,12 @@ class PPORun:
         rollouts = _RolloutLog(self.workdir)
         distributed.any_rank(False)  # until the first has put the files in place that all read
         history = read_metrics(progress.path) if progress.path.exists() else []
-        total = self.counts.rounds
+        total = self.counts.steps
         batches = endless_batches(len(self.prompts), self.counts.rollout, self.config.seed)
         reason = None
         for batch in itertools.islice(batches, self.step, total):
             experience = self._collect(batch)
-            updates_policy = self.step >= self.counts.critic_rounds
+            updates_policy = self.step >= self.counts.critic_steps
             metrics = {**experience.monitors(), **self.learner.update(experience, updates_policy)}
             self.step += 1
             progress.log(self.step, metrics)

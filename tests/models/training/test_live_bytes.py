@@ -12,7 +12,7 @@ import pytest
 from tests.models.conftest import run_stage
 from tests.models.jobs import job
 from trimtab.infra.processes.launch import launch
-from trimtab.models import limits
+from trimtab.models import chunk_sizes
 from trimtab.models.config.training import ModelConfig, ZeroConfig
 from trimtab.models.estimates.amounts import Amounts
 from trimtab.models.estimates.shapes import shape_of
@@ -91,7 +91,7 @@ def test_what_lives_in_each_phase_is_what_was_planned(
     zero: int | None,
 ) -> None:
     for name, value in LIMITS.items():
-        monkeypatch.setattr(limits, name, value)
+        monkeypatch.setattr(chunk_sizes, name, value)
     config = _config(smoke_config, stage, material.model, zero)
     work = work_of(stage, config, material.stage_inputs)
     content = job(tmp_path, config, tmp_path, 2, stage, material.inputs)
