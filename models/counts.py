@@ -155,10 +155,10 @@ def num_helpful(config: ConstitutionalSFTConfig, revisions: int, demonstrations:
 
 
 def answers_per_question(judge: JudgeConfig) -> int:
-    """Answers of a judge to one question, further tries left out: thoughts, then the verdict."""
+    """Answers of a judge to one question, without retries: its reasoning, then the verdict."""
     return judge.num_samples * (2 if judge.chain_of_thought else 1)
 
 
-def verdict_tokens(judge: JudgeConfig, longest_label: int) -> int:
-    """Most tokens of a verdict: a label where its probabilities are read, else a short answer."""
-    return longest_label if judge.top_logprobs else judge.max_answer_tokens
+def verdict_tokens(judge: JudgeConfig, longest_option: int) -> int:
+    """Most tokens of a verdict: of an option if its probabilities are read, else of an answer."""
+    return longest_option if judge.top_logprobs else judge.max_answer_tokens

@@ -17,7 +17,7 @@ from trimtab.models.estimates.memory import Memory
 from trimtab.models.estimates.shapes import shape_of
 from trimtab.models.estimates.work import Rows, StageInputs, Work, sampling_memory, scoring_memory
 from trimtab.models.judge.constitutions import MAX_CHARACTERS
-from trimtab.models.judge.prompts import LABELS, Kind
+from trimtab.models.judge.prompts import OPTIONS, Kind
 from trimtab.models.judge.rubrics import load_questions, load_rubric
 
 # Fewer than English has in any common vocabulary, so that tokens are an upper bound.
@@ -83,7 +83,7 @@ def _with_verdicts(
 
     Longer ones are sampled, and pass once more where probabilities are read.
     """
-    verdict = counts.verdict_tokens(judge, max(map(len, LABELS[kind])))
+    verdict = counts.verdict_tokens(judge, max(map(len, OPTIONS[kind])))
     rows = Rows(requests, min(asked + verdict, theirs.shape.context), logit_tokens=verdict)
     at_once = replace(rows, count=counts.num_taken(requests, chunk_sizes.REQUESTS_AT_ONCE))
     passing = scoring_memory(theirs, theirs.policy_bytes, at_once)
