@@ -181,7 +181,7 @@ def strength_slice(strength_mean: Tensor, keep_from: float, keep_to: float) -> T
 
     strength_mean: (N,), logits. keep_from, keep_to: in [0, 1], shares of all pairs; slices that
     meet have no pair in common (ties: lower index first).
-    Returns (N,), 1 for pairs of rank round(keep_from N) up to round(keep_to N) - 1, 0 for others.
+    Returns (N,), 1 for the pairs round(keep_from N) to round(keep_to N) - 1 by strength, else 0.
     Raises ShapeError for other shapes, ValueError unless keep_from < keep_to.
     """
     require_shape("strength_slice", 1, strength_mean=strength_mean)

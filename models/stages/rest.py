@@ -1,4 +1,4 @@
-"""Stage `rest`: the Improve steps of ReST, on what its Grow step (stage `answers`) has sampled.
+"""Stage `rest`: the Improve steps of ReST, on the samples of its Grow step (`sample_responses`).
 
 [REST] Gulcehre et al., Reinforced Self-Training (ReST) for Language Modeling, 2023,
 arXiv 2308.08998, algorithm 1, with the log-likelihood as its loss, which did best in the paper.

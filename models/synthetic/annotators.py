@@ -83,7 +83,7 @@ def annotate(
         first_wins, perceived = _perceive(0.0, annotator.sharpness, rng.random())
     else:
         gap = raw_score(prompt, first) - raw_score(prompt, second)
-        first_wins, perceived = _vote(gap, annotator.sharpness, 0.0, rng)
+        first_wins, perceived = _label(gap, annotator.sharpness, 0.0, rng)
         is_flipped = rng.random() < annotator.flip_share
         kind, first_wins = ("flipped" if is_flipped else "clear"), first_wins != is_flipped
     chosen, rejected = (first, second) if first_wins else (second, first)
@@ -106,14 +106,14 @@ def _fits(prompt: str, first: str, second: str, clear_gap: float, ambiguous: boo
 def annotator_prefers_first(
     gap: float, sharpness: float, flip_share: float, rng: random.Random
 ) -> bool:
-    """One vote: P(first) = sigmoid(sharpness * gap), turned round with probability flip_share."""
-    return _vote(gap, sharpness, flip_share, rng)[0]
+    """One label: P(first) = sigmoid(sharpness * gap), turned round with probability flip_share."""
+    return _label(gap, sharpness, flip_share, rng)[0]
 
 
-def _vote(
+def _label(
     gap: float, sharpness: float, flip_share: float, rng: random.Random
 ) -> tuple[bool, float]:
-    """The vote of `annotator_prefers_first`, and how large a gap was perceived."""
+    """The label of `annotator_prefers_first`, and how large a gap was perceived."""
     prefers, perceived = _perceive(gap, sharpness, rng.random())
     return prefers != (rng.random() < flip_share), perceived
 

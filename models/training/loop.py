@@ -35,17 +35,17 @@ from trimtab.models.training.nll_term import NLLTerm, with_nll
 from trimtab.models.training.optimiser import scheduled_rate
 from trimtab.models.training.progress import Progress, tail_means
 
-# A further term of the loss, and the dialogues that a step draws for it.
+# The NLL term of the loss, and the dialogues that a step draws for it.
 Drawn = tuple[NLLTerm, Sequence[Candidates]]
 
 
 @dataclass(frozen=True)
 class StepExtras:
-    """What a step of `fit` does besides.
+    """Additions to a step of `fit`.
 
-    ascend(step): a context in which the gradient is taken, with the parameters elsewhere; after it
-    they are where they were before, bit for bit. It gives metrics.
-    after_step(number): looks at the model. nll_term: a further term of the loss.
+    ascend(step): a context that moves the parameters while the gradient is computed, and then
+    restores them bit for bit; it yields metrics.
+    after_step(number): called after the update, for measurements. nll_term: added to the loss.
     """
 
     ascend: Callable[[int], AbstractContextManager[Metrics]] | None = None
@@ -106,7 +106,7 @@ def fit(
 
 
 def _draws(nll_term: NLLTerm | None, num_steps: int, seed: int) -> list[Drawn | None]:
-    """What each step learns again: all drawn beforehand, so that a resumed run draws the same."""
+    """The NLL term's dialogues of every step, drawn in advance so that resuming repeats them."""
     if nll_term is None:
         return [None] * num_steps
     generator = torch.Generator("cpu").manual_seed(seed + 1)
@@ -135,7 +135,7 @@ def _batches(
 
 
 def _seed_dropout(seed: int, step: int) -> None:
-    """What a step drops depends on nothing before it, so that a resumed run drops the same."""
+    """Dropout of a step depends on seed, step and rank only, so that resuming repeats it."""
     torch.manual_seed(random.Random(f"dropout/{seed}/{step}/{distributed.rank()}").getrandbits(63))
 
 
@@ -144,15 +144,15 @@ def _gradient(
     data: TrainingRows,
     batch: list[int],
     config: TrainConfig,
-    again: Drawn | None,
+    drawn_rows: Drawn | None,
 ) -> Metrics:
-    """Gradients of one batch and what is learned `again`; mean metrics over all ranks."""
+    """Gradients of one batch and of the NLL term; mean metrics over all ranks."""
     limit = config.micro_batch_tokens
     metrics = accumulate(
-        learner, data, batch, lambda indices: indices, limit, is_last=again is None
+        learner, data, batch, lambda indices: indices, limit, is_last=drawn_rows is None
     )
-    if again is not None:
-        nll_term, drawn = again
+    if drawn_rows is not None:
+        nll_term, drawn = drawn_rows
         metrics |= nll_term.accumulate(learner, drawn, limit, is_last=True)
     distributed.all_reduce_sum(list(metrics.values()))
     return metrics

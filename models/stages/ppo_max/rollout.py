@@ -40,7 +40,7 @@ class Experience:
     old_logprobs, ref_logprobs, values, advantages, returns, entropies: (N, L), nats or score
     units. response_mask: (N, L) bool, True = sampled by the policy. scores: (N,) raw from the
     scorer or judge, or combined from several; normalised_scores: (N,) after scaling or
-    normalisation and clipping. reported: what switches that are on say of themselves.
+    normalisation and clipping. reported: metrics of the switches that are on.
     """
 
     rows: list[Candidates]
@@ -74,10 +74,10 @@ class Experience:
 
 @dataclass(frozen=True)
 class RolloutModels:
-    """What takes part in a rollout.
+    """The models that a rollout runs.
 
-    shared_layers: so many lower layers of all models are the same modules and frozen.
-    vllm: samples in the policy's place, where given.
+    shared_layers: number of frozen lower layers that all models share as modules.
+    vllm: the sampler to use in place of the built-in one, if any.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -140,9 +140,9 @@ def _sample_rows(
     generator: torch.Generator,
     vllm: VllmSampler | None,
 ) -> tuple[list[Candidates], Samples | None, Metrics]:
-    """Each prompt with one response of the policy.
+    """Each prompt with one sampled response, and metrics of sampling.
 
-    And what our own loop noted when it sampled them, or what vLLM reports.
+    In between: tokens' log-probabilities noted by the built-in sampler, None for vLLM's.
     """
     encoded = encode_prompts(
         policy, tokenizer, [row["prompt"] for row in prompts], config.max_new_tokens
@@ -168,10 +168,10 @@ def _own_logprobs(
     rows: Sequence[Candidates],
     noted: Samples | None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies (N, L) of sampled tokens, as the policy's next update has it.
+    """Log-probabilities and entropies (N, L) of sampled tokens, as the update computes them.
 
-    They were noted in float32. Narrow products end elsewhere, and a ratio over what was noted would
-    not begin at 1: they pass the policy once more, and so does what vLLM sampled.
+    The sampler noted them in float32. With bfloat16 products the update's values differ, and the
+    ratio to the noted ones would not start at 1: they are computed again, as for vLLM's samples.
     """
     if noted is None or has_narrow_products():
         logprobs, entropies, _ = in_parts(
@@ -183,7 +183,7 @@ def _own_logprobs(
 
 
 def _treat(config: PPOConfig, scores: Tensor, moments: RunningMoments) -> Tensor:
-    """Scores (N,) over their history's spread, centred and clipped, as asked; adds to `moments`."""
+    """Scores (N,) after `score_treatment` and `score_clip`; updates `moments`."""
     moments.update(scores)
     mean = moments.mean if config.score_treatment == "normalised" else 0.0
     std = 1.0 if config.score_treatment == "raw" else moments.std
@@ -193,7 +193,7 @@ def _treat(config: PPOConfig, scores: Tensor, moments: RunningMoments) -> Tensor
 def _advantages(
     config: PPOConfig, rewards: Tensor, values: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor, Metrics]:
-    """Advantages (N, L), whitened and clipped as asked; returns (N, L); what the clip reports."""
+    """Advantages (N, L), whitened and clipped as configured; returns (N, L); the clip's metrics."""
     advantages, returns = gae(rewards, values, mask, config.gamma, config.gae_lambda)
     if config.normalise_advantages:
         advantages = masked_whiten(advantages, mask)

@@ -63,7 +63,7 @@ def run(config: PPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
 
     An ensemble of scorers is `scorer_0`, `scorer_1` and so on; the critic can start as the first.
     Without any, the configuration's judge rates the responses [RLAIF section 2.2.2].
-    Beside a `safety_scorer`, a reward model, they speak for helpfulness.
+    With a `safety_scorer`, a reward model, these scorers stand for helpfulness.
 
     Output: model/ (the policy), critic/, metrics.jsonl, rollouts.jsonl.
     """
@@ -84,7 +84,7 @@ class PPORun:
         self.config, self.workdir, self.vllm = config, workdir, vllm
         start = inputs["policy"] / "model"
         self.tokenizer = load_tokenizer(start)
-        # Where ranks hold parts, each model is in parts before the next is loaded.
+        # With sharding, each model is sharded before the next is loaded.
         self.reference = model_handle(
             load_policy(inputs["reference"] / "model").eval(), config.zero
         )
@@ -118,7 +118,7 @@ class PPORun:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether ranks hold parts of parameters."""
+        """Whether parameters are sharded over ranks."""
         return self.config.zero is not None and self.config.zero.stage == 3
 
     def _load_critic(self, inputs: dict[str, Path]) -> PreTrainedModel:
@@ -127,9 +127,9 @@ class PPORun:
         return new_scorer(inputs["policy"] / "model", 1, self.config.seed).eval()
 
     def _share_lower_layers(self, critic: PreTrainedModel) -> int:
-        """Layers frozen in all models run once a response; returns how many these are.
+        """Let all models share the lower layers that are frozen in each; returns their number.
 
-        Not for ranks that hold parts of them, of each model's its own.
+        Shared layers run once a response. Sharded models cannot share layers.
         """
         depth = num_frozen_layers(self.policy, self.config.trainable_layers)
         others = (each.model for each in (self.reference, *self.scorers.held))
@@ -138,7 +138,7 @@ class PPORun:
         return depth
 
     def _nll_terms(self, inputs: dict[str, Path]) -> list[NLLTerm]:
-        """The dialogues of the terms that are added to the policy's loss."""
+        """The rehearsal and PPO-ptx terms that are added to the policy's loss."""
         config, nll_terms = self.config, []
         limit = int(self.policy.config.max_position_embeddings)
         drawn = counts.nll_batch_sizes(config, "rehearsal" in inputs)
@@ -189,7 +189,7 @@ class PPORun:
         return collect(self.config, prompts, models, self.moments, self.generator)
 
     def _finish(self, progress: Progress, reason: str | None) -> None:
-        """Roll back if asked to, then write policy, critic, metrics and summary."""
+        """Write policy, critic, metrics and summary; on `rollback`, from the oldest one kept."""
         self.learner.finish()
         distributed.leave()
         stopped_at = self.step
