@@ -18,7 +18,7 @@ from trimtab.flows.config import RunConfig
 from trimtab.flows.plan_layout import size
 from trimtab.flows.run import PlannedRun, PlannedStage, Run, stages_in
 from trimtab.models.config.training import TrainerConfig
-from trimtab.models.estimates.amounts import Amounts, of_preferences, of_world
+from trimtab.models.estimates.amounts import Amounts, amounts_of_preferences, amounts_of_world
 from trimtab.models.estimates.machine import Machine
 from trimtab.models.estimates.shapes import ModelShape, shape_of
 from trimtab.models.estimates.stages import work_of
@@ -47,7 +47,7 @@ class PlanRow:
         """The roles as one text."""
         return ", ".join(self.roles)
 
-    def in_parts(self, zero_stage: int, num_ranks: int) -> Work | None:
+    def sharded(self, zero_stage: int, num_ranks: int) -> Work | None:
         """Its work by so many ranks under ZeRO; none where it cannot be done so."""
         config = self.stage.config
         changes = {"num_ranks": num_ranks, "zero": {"stage": zero_stage}, "optimiser": "adamw"}
@@ -128,8 +128,8 @@ def make_plan(config: RunConfig, flow: str, machine: Machine, num_seeds: int = 1
 def _amounts(config: RunConfig) -> Amounts:
     limit = config.sft.model.max_length
     if config.is_synthetic:
-        return of_world(config.world, config.comparisons, limit)
-    return of_preferences(config.preferences, limit)
+        return amounts_of_world(config.world, config.comparisons, limit)
+    return amounts_of_preferences(config.preferences, limit)
 
 
 def _stage_inputs(stage: PlannedStage, shape: ModelShape, amounts: Amounts) -> StageInputs:

@@ -190,7 +190,7 @@ def _remedy(plan: Plan, row: PlanRow) -> str:
         smaller = f"gradient_checkpointing=true or {smaller}"
     if trainer.zero is not None:
         return f"It is in parts already: more ranks, a higher stage of ZeRO, {smaller}"
-    works = {stage: row.in_parts(stage, gpus) for stage in (1, 2, 3)}
+    works = {stage: row.sharded(stage, gpus) for stage in (1, 2, 3)}
     parts = {stage: work.peak for stage, work in works.items() if work is not None}
     room = plan.machine.memory - plan.machine.overhead(gpus)
     prefix = "" if trainer is row.stage.config else "train."

@@ -65,7 +65,9 @@ class Amounts:
         )
 
 
-def of_world(world: WorldConfig, comparisons: ComparisonsConfig, max_length: int) -> Amounts:
+def amounts_of_world(
+    world: WorldConfig, comparisons: ComparisonsConfig, max_length: int
+) -> Amounts:
     """What the synthetic world draws; max_length: tokens at which SFT cuts a dialogue."""
     sizes = family_sizes(world)
     sets = prompt_sets(sizes, *([None] * sum(family) for family in sizes))
@@ -109,7 +111,7 @@ def _longest_rows() -> tuple[int, int]:
     return prompt, prompt + answer + MOST_ADDED + 1
 
 
-def of_preferences(config: PreferencesConfig, max_length: int) -> Amounts:
+def amounts_of_preferences(config: PreferencesConfig, max_length: int) -> Amounts:
     """What people's preferences come to; max_length: tokens at which SFT cuts a dialogue.
 
     Raises PlanError for a source that is here and cannot be read.

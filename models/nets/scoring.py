@@ -33,7 +33,7 @@ def reward_heads(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Te
 def read_rewards(
     model: PreTrainedModel, hidden: Tensor, batch: PackedBatch
 ) -> tuple[Tensor, Tensor | None]:
-    """What `reward_heads` says, from the last hidden states (N, H)."""
+    """As `reward_heads`, from the last hidden states (N, H)."""
     rewards = model.score(hidden[batch.response_end])
     if model.config.num_labels == 1:
         return rewards[:, 0], None
@@ -65,9 +65,9 @@ def read_logprobs(
     temperature: float = 1.0,
     chosen: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `response_logprobs` says, from the last hidden states (N, H).
+    """As `response_logprobs`, from the last hidden states (N, H).
 
-    Of all R responses, or of those that `chosen` (R,) names.
+    For all R responses, or for those that `chosen` (R,) names.
     """
     source, target, response_mask = batch.response_tokens(chosen)
     size = max(1, chunk_sizes.LOGITS_AT_ONCE // model.config.vocab_size)
@@ -88,7 +88,7 @@ def read_logprobs(
 
 @torch.no_grad()
 def next_logprobs(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
-    """Log-probabilities (R, V) of what comes behind each of R responses. Nats, float32."""
+    """Log-probabilities (R, V), nats, float32, of the next token after each of R responses."""
     hidden = hidden_states(model, batch)
     logits: Tensor = model.get_output_embeddings()(hidden[batch.response_end])
     return logits.float().log_softmax(-1)

@@ -44,7 +44,7 @@ def run(config: HIRConfig, inputs: dict[str, Path], workdir: Path) -> None:
     model = load_policy(inputs["policy"] / "model")
     sampled = [row for rows in read_answers(inputs) for row in rows]
     instructions = instruction_ids(tokenizer, config.instructions)
-    rows = behind_each(
+    rows = with_instructions(
         tokenizer,
         [row["prompt"] for row in sampled for _ in row["responses"]],
         [response for row in sampled for response in row["responses"]],
@@ -83,14 +83,14 @@ def instruction_ids(
     return encoded
 
 
-def behind_each(
+def with_instructions(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
     responses: Sequence[str],
     instructions: Sequence[list[int]],
     max_length: int,
 ) -> list[Candidates]:
-    """Each response behind every instruction: a row of one prompt and K instructed responses."""
+    """Each response after each of K instructions: a row is a prompt with K such responses."""
     room = max_length - max(map(len, instructions))
     rows = encode(tokenizer, prompts, [[response] for response in responses], room)
     return [

@@ -81,7 +81,7 @@ def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
 def _relabelled(
     config: RelabelConfig, pairs: list[dict[str, Any]], mean: Tensor, given: list[str | None]
 ) -> Relabel:
-    """The vote's treatment of labels and ratings, the review's verdicts, and the slice."""
+    """Relabelling by strength and ratings, then by the review, then weight 0 outside the slice."""
     own = {"rating_margins", "keep_from", "keep_to", "review"}
     relabelled = relabel(mean, **config.model_dump(exclude=own))
     labels = torch.tensor([pair.get("label", 1.0) for pair in pairs], dtype=torch.float64)

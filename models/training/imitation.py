@@ -28,7 +28,7 @@ def imitate(
     parts: Sequence[Sequence[int]] | None = None,
     nll_term: NLLTerm | None = None,
 ) -> dict[str, float]:
-    """Train `model` on one-response rows, response tokens only; the last two as in `fit`."""
+    """Fine-tune `model` on rows of one response each; the loss is on response tokens only."""
     return fit(
         model,
         TrainingRows(rows, torch.tensor([float(len(row.responses[0])) for row in rows]), parts),

@@ -31,7 +31,7 @@ class ModelHandle(Protocol):
     model: PreTrainedModel
 
     def gathered(self) -> AbstractContextManager[PreTrainedModel]:
-        """Inside, the model with all of its parameters on every rank, to run without gradient."""
+        """A context with all parameters on every rank, for passes without gradient."""
 
 
 class Learner(ModelHandle, Protocol[T]):
@@ -124,7 +124,7 @@ def new_learner(
 
 
 def model_handle(model: PreTrainedModel, zero: ZeroConfig | None) -> ModelHandle:
-    """A model that is not trained, of which ranks hold parts under stage 3 of ZeRO."""
+    """A model that is not trained; sharded over ranks under stage 3 of ZeRO."""
     if zero is None or zero.stage < 3:
         return ReplicatedModel(model)
     from trimtab.models.training.zero import ShardedModel

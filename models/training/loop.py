@@ -68,9 +68,10 @@ def fit(
 ) -> dict[str, float]:
     """Train `model` in place and return the means of the last tenth of the steps' metrics.
 
-    Beside them stand `num_updates`, the number of steps, and `num_trained_tokens`, of all rows
-    that they pass. `loss_function(batch, indices)` gets a packed batch and its rows' indices (b,)
-    and returns (loss, metrics), means by the rows' weights. Of ranks the first returns.
+    Also returns `num_updates`, the number of steps, and `num_trained_tokens`, the tokens of all
+    rows that they pass. `loss_function(batch, indices)` gets a packed batch and the indices (b,)
+    of its rows, and returns (loss, metrics), means weighted by `data.weights`. Only the first rank
+    returns.
     """
     rows, parts = data.rows, data.parts or [range(len(data.rows))]
     num_steps = counts.optimiser_steps(config, map(len, parts))

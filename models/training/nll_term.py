@@ -3,7 +3,7 @@
 [AM] Stabilizing RLHF through Advantage Model and Selective Rehearsal, arXiv 2309.10202.
 
 Deviations:
-1. The paper rehearses beside PPO; here so does whatever else moves a policy away from SFT.
+1. The paper rehearses in PPO only; here every method that moves a policy away from SFT can.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NLLTerm:
     name: str = "rehearsal_loss"
 
     def draw(self, generator: torch.Generator) -> list[Candidates]:
-        """A step's dialogues, drawn with replacement; of all ranks the same."""
+        """A step's dialogues, drawn with replacement; the same on all ranks."""
         places = torch.randint(
             len(self.rows), (self.batch_size,), generator=generator, device="cpu"
         )
@@ -50,7 +50,7 @@ class NLLTerm:
     def accumulate(
         self, learner: Learner[Any], drawn: Sequence[Candidates], max_tokens: int, is_last: bool
     ) -> Metrics:
-        """Add the term's gradient; the learner's loss is one of `with_nll`.
+        """Add the term's gradient; the learner's loss function comes from `with_nll`.
 
         Result and `is_last` as in `learner.accumulate`.
         """
@@ -85,9 +85,9 @@ def rehearsal_of(
     tokenizer: PreTrainedTokenizerBase,
     behind: Sequence[int] = (),
 ) -> NLLTerm | None:
-    """What a policy rehearses: the input `rehearsal`; None where its coefficient is 0.
+    """The rehearsal term, on the input `rehearsal`; None if its coefficient is 0.
 
-    behind: tokens of an instruction that stands behind every prompt.
+    behind: tokens of an instruction that is appended to every prompt.
     """
     drawn = counts.nll_batch_sizes(config, has_rehearsal=True)
     if not drawn:

@@ -78,7 +78,7 @@ def respond(
     generator: torch.Generator,
     progress: Progress | None = None,
 ) -> list[str]:
-    """One sampled response (text, end token removed) a prompt, in order."""
+    """One sampled response for each prompt, as text without the end token, in order."""
     encoded = encode_prompts(policy, tokenizer, prompts, sampling.max_new_tokens)
     answers = respond_often(policy, tokenizer, encoded, 1, sampling, generator, progress)
     return [response for (response,) in answers]
@@ -93,7 +93,7 @@ def respond_often(
     generator: torch.Generator,
     progress: Progress | None = None,
 ) -> list[list[str]]:
-    """So many sampled responses (texts) a prompt (token ids, `encode_prompts`), in order."""
+    """`num_responses` sampled texts for each prompt (token ids of `encode_prompts`), in order."""
     repeated = [ids for ids in prompts for _ in range(num_responses)]
     sampled = sample(policy, tokenizer, repeated, sampling, generator, progress=progress)
     texts: list[str] = tokenizer.batch_decode(sampled.responses, skip_special_tokens=True)

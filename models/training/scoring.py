@@ -39,7 +39,7 @@ def _of_responses(
     rows: Sequence[Candidates],
     function: Callable[[PreTrainedModel, PackedBatch], Tensor],
 ) -> Tensor:
-    """A number of each response (N, k), in evaluation mode."""
+    """`function` of every response (N, k), computed in evaluation mode."""
     was_training = model.training
     model.eval()
     found = torch.zeros(len(rows), len(rows[0].responses))
@@ -74,14 +74,14 @@ def score_answers(
 def trunk_activations(
     model: PreTrainedModel, rows: Sequence[Candidates], depth: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """Behind the first `depth` layers, row by row: its index and states (T, H)."""
+    """The output of the first `depth` layers: for each row its index and hidden states (T, H)."""
     for part in micro_batches(rows, chunk_sizes.PASS_TOKENS):
         states = trunk_output(model, pack([rows[index] for index in part]), depth)
         yield from zip(part, states.split([rows[index].num_tokens for index in part]), strict=True)
 
 
 def with_trunk(model: PreTrainedModel, rows: Sequence[Candidates], depth: int) -> list[Candidates]:
-    """The rows with their states behind the first `depth` layers; as they are for depth 0."""
+    """The rows with the output of the first `depth` layers attached; unchanged for depth 0."""
     result = list(rows)
     if depth > 0:
         owner = layers_of(model)[depth - 1]

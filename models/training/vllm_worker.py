@@ -25,7 +25,7 @@ from typing import Any
 
 def main() -> None:
     """Answer requests until there are no more."""
-    # What vLLM prints must not get between the answers.
+    # vLLM prints to stdout: move that to stderr, so that only answers go to the parent.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -52,7 +52,7 @@ class Worker:
     engine: Any = None
 
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What a request asks for; raises whatever vLLM does."""
+        """Do what a request asks for and return the answer; raises what vLLM raises."""
         if "load" in request:
             from vllm import LLM
 
@@ -81,7 +81,7 @@ class Worker:
 
 
 def _own_logprobs(response: Any) -> list[float]:
-    """Of its tokens: vLLM notes more than these, by token."""
+    """Log-probabilities of the response's own tokens; vLLM returns others with them."""
     pairs = zip(response.token_ids, response.logprobs, strict=True)
     return [noted[token].logprob for token, noted in pairs]
 

@@ -106,11 +106,11 @@ def collect(
         rows = with_trunk(sampled, rows, models.shared_layers)
         old_logprobs, entropies = _own_logprobs(config, sampled, rows, noted)
     with models.reference.gathered() as referring:
-        ref_logprobs, _, response_mask = in_parts(
+        ref_logprobs, _, response_mask = map_micro_batches(
             rows, lambda batch: response_logprobs(referring, batch, config.temperature)
         )
     with models.critic.gathered() as valuing:
-        values, _ = in_parts(rows, lambda batch: response_values(valuing, batch))
+        values, _ = map_micro_batches(rows, lambda batch: response_values(valuing, batch))
     responses = [tokenizer.decode(row.responses[0], skip_special_tokens=True) for row in rows]
     scores, reported = models.scorers.score(config.scoring, prompts, rows, responses)
     normalised = _treat(config, scores, moments)
@@ -174,7 +174,7 @@ def _own_logprobs(
     ratio to the noted ones would not start at 1: they are computed again, as for vLLM's samples.
     """
     if noted is None or has_narrow_products():
-        logprobs, entropies, _ = in_parts(
+        logprobs, entropies, _ = map_micro_batches(
             rows, lambda batch: response_logprobs(policy, batch, config.temperature)
         )
         return logprobs, entropies
@@ -218,7 +218,7 @@ def _texts(
     ]
 
 
-def in_parts(
+def map_micro_batches(
     rows: Sequence[Candidates],
     function: Callable[[PackedBatch], tuple[Tensor, ...]],
 ) -> tuple[Tensor, ...]:
