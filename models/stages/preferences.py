@@ -239,7 +239,7 @@ def read_demonstrations(
 def write_demonstrations(
     shown: Sequence[Demonstration], splits: dict[str, list[PreferencePair]], output: Path
 ) -> tuple[int, int]:
-    """Write what SFT learns: the given demonstrations without held-out prompts, else chosen answers.
+    """Write what SFT learns: given demonstrations, without held-out prompts, or chosen answers.
 
     Returns how many demonstrations are learned and held out; raises ValueError if none is left.
     """
