@@ -208,8 +208,8 @@ def test_two_ranks_ask_what_one_asks(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"scoring": ScorersConfig()}, "needs an input scorer or, without, a scoring.judge"),
-        ({"critic_init": "scorer"}, "critic_init must be policy where scoring.judge rates"),
+        ({"scoring": ScorersConfig()}, "needs the input scorer or, without one, scoring.judge"),
+        ({"critic_init": "scorer"}, "critic_init must be policy if scoring.judge rates"),
     ],
 )
 def test_what_is_missing_is_named(
