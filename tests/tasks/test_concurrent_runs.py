@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import time
 from collections import Counter
 from pathlib import Path
 
+from tests.forked import FORKED
 from tests.tasks.toy_stage import count, make_context
 from trimtab.tasks.execution import StageContext
 
@@ -32,10 +32,8 @@ def _run(number: int, root: Path, folder: Path) -> None:
 def test_twenty_runs_of_overlapping_stages_compute_each_once(
     context: StageContext, trainers: Path, tmp_path: Path
 ) -> None:
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["tests.tasks.toy_stage"])
     runs = [
-        processes.Process(target=_run, args=(number, trainers, tmp_path)) for number in range(RUNS)
+        FORKED.Process(target=_run, args=(number, trainers, tmp_path)) for number in range(RUNS)
     ]
     for run in runs:
         run.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.forked import FORKED
 from tests.ports import free_ports
 from tests.tasks.toy_stage import count, make_context
 from trimtab.infra.processes.fork_client import child_env
@@ -42,9 +42,7 @@ class Server:
     @contextmanager
     def up(self) -> Iterator[None]:
         """Start it; at the end it is killed, with -9."""
-        processes = multiprocessing.get_context("forkserver")  # which loads MLflow once
-        processes.set_forkserver_preload(["mlflow.server"])
-        process = processes.Process(target=_serve, args=(self.folder, self.port))
+        process = FORKED.Process(target=_serve, args=(self.folder, self.port))
         process.start()
         try:
             deadline = time.monotonic() + SECONDS

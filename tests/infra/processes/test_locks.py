@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 import time
 from pathlib import Path
@@ -10,9 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.forked import FORKED
 from trimtab.infra.processes.locks import file_lock, pause, some_of
-
-_PROCESSES = multiprocessing.get_context("forkserver")
 
 
 def test_the_patient_wait_until_nobody_else_does(
@@ -93,9 +91,9 @@ def test_holders_of_one_and_of_many_never_exceed_the_slots(tmp_path: Path) -> No
 def test_who_waits_for_a_key_does_not_keep_its_holder_from_a_slot(
     tmp_path: Path, is_patient: bool
 ) -> None:
-    has_key, is_waited_for = _PROCESSES.Event(), _PROCESSES.Event()
+    has_key, is_waited_for = FORKED.Event(), FORKED.Event()
     processes = [
-        _PROCESSES.Process(target=each, args=(tmp_path, is_patient, has_key, is_waited_for))
+        FORKED.Process(target=each, args=(tmp_path, is_patient, has_key, is_waited_for))
         for each in (_first, _second)
     ]
     for process in processes:

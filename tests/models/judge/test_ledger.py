@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import FORKED
 from tests.models.judge.conftest import endpoint_config, request
 from tests.models.judge.endpoint import Body, Reply, completion, serving
 from trimtab.models.config.judge import EndpointConfig
@@ -112,16 +113,12 @@ class _Till:
 def test_killed_again_and_again_it_never_spends_more(tmp_path: Path, seed: int) -> None:
     """kill -9 at random requests, answers lost on the way, last lines cut off: what the endpoint
     has billed is within the limit, whatever those who were killed knew of it."""
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload([__name__])
     ledger = tmp_path / "judge.ledger"
     till, lives, kills = _Till(seed), 0, 0
     with serving(till) as server:
         config = endpoint_config(server, max_concurrency=4, first_wait_seconds=0.001)
         while True:
-            process = processes.Process(
-                target=_ask_until_killed, args=(config, tmp_path, 20 * lives)
-            )
+            process = FORKED.Process(target=_ask_until_killed, args=(config, tmp_path, 20 * lives))
             till.victim = process
             process.start()
             process.join()

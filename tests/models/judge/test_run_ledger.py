@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import FORKED
 from tests.models.judge.conftest import endpoint_config, request
 from tests.models.judge.endpoint import Body, Reply, completion, serving
 from trimtab.models.config.judge import EndpointConfig, JudgeConfig
@@ -232,14 +233,12 @@ def test_stages_at_once_killed_at_random_never_spend_more_than_the_run_may(
     """Three processes at a time, kill -9 at random requests: what the endpoint has billed is within
     the run's limit at any time, and the last ones end with the limit's error."""
     RunLedger.create(tmp_path / "run", max_tokens=LIMIT)
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload([__name__])
     till, lives, kills, ends = _Till(seed), 0, 0, []
     with serving(till) as server:
         config = endpoint_config(server, max_concurrency=3, first_wait_seconds=0.001)
         while SPENT_UP not in ends:
             till.victims = [
-                processes.Process(
+                FORKED.Process(
                     target=_ask_until_killed, args=(config, tmp_path, 100 * (3 * lives + number))
                 )
                 for number in range(3)

@@ -103,9 +103,8 @@ def test_a_step_has_the_gradient_of_the_loss_plus_the_coefficient_times_the_nll(
 
     learner = ReplicatedLearner(model, with_nll(model, own_loss), train, 0.0, None)
     weights = torch.tensor([float(len(row.responses[0])) for row in rows])
-    found = loop._gradient(
-        learner, TrainingRows(rows, weights), [0, 3, 5, 7], train, (nll_term, drawn)
-    )
+    data = TrainingRows(rows, weights)
+    found = loop._gradient(learner, data, [0, 3, 5, 7], train, (nll_term, drawn))
     learned = {name: value for name, value in model.named_parameters() if value.requires_grad}
     ours = {name: value.grad for name, value in learned.items()}
 
