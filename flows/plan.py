@@ -18,11 +18,11 @@ from trimtab.flows.config import RunConfig
 from trimtab.flows.plan_layout import size
 from trimtab.flows.run import PlannedRun, PlannedStage, Run, stages_in
 from trimtab.models.config.training import TrainerConfig
-from trimtab.models.estimates.amounts import Amounts, of_preferences, of_world
+from trimtab.models.estimates.amounts import Amounts, amounts_of_preferences, amounts_of_world
 from trimtab.models.estimates.machine import Machine
 from trimtab.models.estimates.shapes import ModelShape, shape_of
 from trimtab.models.estimates.stages import work_of
-from trimtab.models.estimates.work import Setting, Work
+from trimtab.models.estimates.work import StageInputs, Work
 
 FLOWS: dict[str, Callable[[Run], Any]] = {
     "rlhf": experiment.rlhf,
@@ -39,7 +39,7 @@ class PlanRow:
 
     roles: tuple[str, ...]
     stage: PlannedStage
-    setting: Setting
+    inputs: StageInputs
     work: Work
 
     @property
@@ -47,7 +47,7 @@ class PlanRow:
         """The roles as one text."""
         return ", ".join(self.roles)
 
-    def in_parts(self, zero_stage: int, num_ranks: int) -> Work | None:
+    def sharded(self, zero_stage: int, num_ranks: int) -> Work | None:
         """The stage's work with `num_ranks` ranks under ZeRO; None if the stage cannot use them."""
         config = self.stage.config
         changes = {"num_ranks": num_ranks, "zero": {"stage": zero_stage}, "optimiser": "adamw"}
@@ -57,7 +57,7 @@ class PlanRow:
             changed = type(config).model_validate(values)
         except ValidationError:
             return None
-        return work_of(self.stage.stage, changed, self.setting)
+        return work_of(self.stage.stage, changed, self.inputs)
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,9 @@ def make_plan(config: RunConfig, flow: str, machine: Machine, num_seeds: int = 1
     stages = {id(stage): stage for stage in run.roles.values()}
     rows = []
     for key, stage in stages.items():
-        setting = _setting(stage, shape, amounts)
-        work = work_of(stage.stage, stage.config, setting)
-        rows.append(PlanRow(tuple(roles[key]), stage, setting, work))
+        inputs = _stage_inputs(stage, shape, amounts)
+        work = work_of(stage.stage, stage.config, inputs)
+        rows.append(PlanRow(tuple(roles[key]), stage, inputs, work))
     rows.sort(key=lambda row: row.stage.step)
     return Plan(config, flow, shape, amounts, machine, rows, num_seeds)
 
@@ -126,22 +126,22 @@ def make_plan(config: RunConfig, flow: str, machine: Machine, num_seeds: int = 1
 def _amounts(config: RunConfig) -> Amounts:
     limit = config.sft.model.max_length
     if config.is_synthetic:
-        return of_world(config.world, config.comparisons, limit)
-    return of_preferences(config.preferences, limit)
+        return amounts_of_world(config.world, config.comparisons, limit)
+    return amounts_of_preferences(config.preferences, limit)
 
 
-def _setting(stage: PlannedStage, shape: ModelShape, amounts: Amounts) -> Setting:
+def _stage_inputs(stage: PlannedStage, shape: ModelShape, amounts: Amounts) -> StageInputs:
     given = (stage.inputs.get(name) for name in ("scorer", "safety_scorer"))
     heads = [_num_heads(scorer) for value in given for scorer in stages_in(value)]
     labels = stage.inputs.get("pairs")
     if labels is not None:
         amounts = amounts.of_slice(labels.config.keep_to - labels.config.keep_from)
-    return Setting(
+    return StageInputs(
         shape,
         amounts,
         scorer_heads=tuple(heads),
         num_behaviours=len(stages_in(stage.inputs.get("behaviour"))),
-        num_judges=len(stages_in(stage.inputs.get("judge"))),
+        num_heldout_models=len(stages_in(stage.inputs.get("judge"))),
         has_rehearsal="rehearsal" in stage.inputs,
         starts_as_reference=stage.inputs.get("policy") is stage.inputs.get("reference"),
         is_relabelled=labels is not None,

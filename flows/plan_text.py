@@ -8,7 +8,7 @@ from typing import Any
 from trimtab.flows.plan import Plan, PlanRow
 from trimtab.flows.plan_layout import bullets, count, names, size, table, tokens
 from trimtab.flows.run import PlannedStage
-from trimtab.models import limits
+from trimtab.models import chunk_sizes
 from trimtab.models.config.judge import endpoints_of
 from trimtab.models.config.training import trainer_of
 from trimtab.models.estimates.memory import FLOAT_BYTES
@@ -189,7 +189,7 @@ def _remedy(plan: Plan, row: PlanRow) -> str:
         smaller = f"gradient_checkpointing=true or {smaller}"
     if trainer.zero is not None:
         return f"It already uses ZeRO: take more ranks, a higher ZeRO stage, or {smaller}"
-    works = {stage: row.in_parts(stage, gpus) for stage in (1, 2, 3)}
+    works = {stage: row.sharded(stage, gpus) for stage in (1, 2, 3)}
     parts = {stage: work.peak for stage, work in works.items() if work is not None}
     room = plan.machine.memory - plan.machine.overhead(gpus)
     prefix = "" if trainer is row.stage.config else "train."
@@ -220,8 +220,9 @@ def _assumptions(plan: Plan) -> list[str]:
         "models that only run. Weights under MetaRM hold a saved copy, gradients under ZeRO its "
         "buckets",
         "activations are kept whole where gradient_checkpointing is off; attention is fused (its "
-        f"scores are not kept); without gradient up to {limits.PASS_TOKENS:,} tokens pass at once "
-        f"and generation caches up to {limits.CACHE_TOKENS:,}, which no setting changes",
+        f"scores are not kept); without gradient up to {chunk_sizes.PASS_TOKENS:,} tokens "
+        f"pass at once and generation caches up to {chunk_sizes.CACHE_TOKENS:,}, which no setting "
+        "changes",
         "the overhead of a process on a GPU is estimated, not measured. Left to the margin: "
         "fragmentation (of activations up to two fifths, measured on CPU), the sentence encoder of "
         "rehearsal",

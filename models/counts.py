@@ -108,38 +108,38 @@ def prompt_room(context: int, max_new_tokens: int, instruction: int = 0) -> int:
 
 @dataclass(frozen=True)
 class PPOCounts:
-    """rounds: of sampling and updating, the first `critic_rounds` of which update the critic only.
+    """steps: of sampling and updating, the first `critic_steps` of which update the critic only.
 
-    rollout: responses a round. updates: optimiser steps a round, of each model that is updated.
+    rollout: responses a step. updates: optimiser steps in each, of each model that is updated.
     """
 
-    rounds: int
-    critic_rounds: int
+    steps: int
+    critic_steps: int
     rollout: int
     updates: int
 
     @property
-    def policy_rounds(self) -> int:
-        """Rounds that update the policy too."""
-        return self.rounds - self.critic_rounds
+    def policy_steps(self) -> int:
+        """Steps that update the policy too."""
+        return self.steps - self.critic_steps
 
-    def policy_updates(self, rounds: int) -> int:
-        """Optimiser steps of the policy in the first `rounds`."""
-        return self.updates * max(0, rounds - self.critic_rounds)
+    def policy_updates(self, steps: int) -> int:
+        """Optimiser steps of the policy in the first `steps`."""
+        return self.updates * max(0, steps - self.critic_steps)
 
 
 def ppo_counts(config: PPOConfig, num_prompts: int) -> PPOCounts:
-    """The rounds of PPO on so many prompts."""
+    """The steps of PPO on so many prompts."""
     rollout = num_taken(num_prompts, config.rollout_batch)
     return PPOCounts(
-        rounds=config.critic_pretrain_steps + config.num_steps,
-        critic_rounds=config.critic_pretrain_steps,
+        steps=config.critic_pretrain_steps + config.num_steps,
+        critic_steps=config.critic_pretrain_steps,
         rollout=rollout,
         updates=config.num_epochs * len(spans(rollout, config.train_batch)),
     )
 
 
-def replayed_rows(config: PPOConfig | PolicyConfig, has_rehearsal: bool) -> dict[str, int]:
+def nll_batch_sizes(config: PPOConfig | PolicyConfig, has_rehearsal: bool) -> dict[str, int]:
     """Dialogues that every update of the policy draws, by source: rehearsal, demonstrations."""
     found = {}
     if config.rehearsal_coef > 0 and has_rehearsal:
@@ -155,10 +155,10 @@ def num_helpful(config: ConstitutionalSFTConfig, revisions: int, demonstrations:
 
 
 def answers_per_question(judge: JudgeConfig) -> int:
-    """Answers of a judge to one question, further tries left out: thoughts, then the verdict."""
+    """Answers of a judge to one question, without retries: its reasoning, then the verdict."""
     return judge.num_samples * (2 if judge.chain_of_thought else 1)
 
 
-def verdict_tokens(judge: JudgeConfig, longest_label: int) -> int:
-    """Most tokens of a verdict: a label where its probabilities are read, else a short answer."""
-    return longest_label if judge.top_logprobs else judge.max_answer_tokens
+def verdict_tokens(judge: JudgeConfig, longest_option: int) -> int:
+    """Most tokens of a verdict: of an option if its probabilities are read, else of an answer."""
+    return longest_option if judge.top_logprobs else judge.max_answer_tokens

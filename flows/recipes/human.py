@@ -5,7 +5,7 @@ from __future__ import annotations
 from trimtab.flows.config import EnsembleConfig, RoundsConfig, RunConfig
 from trimtab.flows.recipes.matched_budget import budget_matched_sections
 from trimtab.models.config.data import PreferencesConfig
-from trimtab.models.config.policy import CollapseConfig, PPOConfig, RehearsalConfig, ScoringConfig
+from trimtab.models.config.policy import CollapseConfig, PPOConfig, RehearsalConfig, ScorersConfig
 from trimtab.models.config.reporting import EvaluateConfig
 from trimtab.models.config.reward import (
     AdvantageModelConfig,
@@ -83,7 +83,7 @@ def _ppo_on_two_cores() -> PPOConfig:
         checkpoint_every=4,
         trainable_layers=6,
         guard=CollapseConfig(window=4),
-        scoring=ScoringConfig(safety_categories=("harmless",)),
+        scoring=ScorersConfig(safety_categories=("harmless",)),
     )
 
 
@@ -195,5 +195,5 @@ def _ppo_of_the_papers(like: TrainConfig) -> PPOConfig:
         precision=like.precision,
         num_ranks=like.num_ranks,
         zero=ZeroConfig(stage=3),
-        scoring=ScoringConfig(safety_categories=("harmless",)),
+        scoring=ScorersConfig(safety_categories=("harmless",)),
     )

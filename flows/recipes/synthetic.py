@@ -17,7 +17,7 @@ from trimtab.models.config.policy import (
     PPOConfig,
     RehearsalConfig,
     ReviseConfig,
-    ScoringConfig,
+    ScorersConfig,
 )
 from trimtab.models.config.reporting import EvaluateConfig
 from trimtab.models.config.reward import (
@@ -48,7 +48,7 @@ def default() -> RunConfig:
         rehearsal_coef=0.5,
         temperature=1.0,
         top_p=1.0,
-        scoring=ScoringConfig(safety_categories=("harmful",)),
+        scoring=ScorersConfig(safety_categories=("harmful",)),
     )
     return RunConfig(
         recipe="default",
@@ -112,7 +112,7 @@ def smoke() -> RunConfig:
         policy_learning_rate=1e-3,
         critic_learning_rate=1e-3,
         checkpoint_every=2,
-        scoring=ScoringConfig(safety_categories=("harmful",)),
+        scoring=ScorersConfig(safety_categories=("harmful",)),
     )
     return RunConfig(
         recipe="smoke",

@@ -1,6 +1,6 @@
-"""What all configurations of stages have: bounds of their numbers, and their base class.
+"""The base class of all stage configurations, and number types with bounds.
 
-Bounds are wide: they refuse what no run can have, not what is unusual.
+Bounds are wide: they refuse impossible values, not unusual ones.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from pydantic import (
     Field,
 )
 
-# numpy and scikit-learn take no larger one.
+# The largest seed that numpy and scikit-learn accept.
 LARGEST_SEED = 2**32 - 1
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
-# Times 1,000 it is added to the seeds of the stages (`trimtab.flows.config.seeded`).
+# 1,000 times a run's seed is added to the seeds of its stages (`trimtab.flows.config.seeded`).
 RunSeed = Annotated[int, Field(ge=0, le=4_000_000)]
 # Rows, pairs, prompts or answers.
 Rows = Annotated[int, Field(gt=0, le=10_000_000)]
 # Answers to one prompt, bootstrap resamples, clusters.
 Several = Annotated[int, Field(gt=0, le=100_000)]
 Steps = Annotated[int, Field(gt=0, le=1_000_000)]
-# Passes over the data, or over all of a procedure.
+# Passes over the data, or repetitions of a procedure.
 Passes = Annotated[int, Field(gt=0, le=10_000)]
-# Of one text.
+# Tokens of one text.
 Tokens = Annotated[int, Field(gt=0, le=1_048_576)]
 Characters = Annotated[int, Field(gt=0, le=100_000_000)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -36,11 +36,11 @@ LearningRate = Annotated[float, Field(gt=0, le=100)]
 Temperature = Annotated[float, Field(ge=1e-4, le=100)]
 # Weight of a term, or another number that may be 0.
 Weight = Annotated[float, Field(ge=0, le=1e6)]
-# A scale, a clip or a slope. What is divided by it stays finite in float32.
-Scale = Annotated[float, Field(ge=1e-6, le=1e6)]
-# The type of a mistake whose value no message shows: it may hold a key.
+# Above 0: a scale, a clip or a slope. What is divided by it stays finite in float32.
+Positive = Annotated[float, Field(ge=1e-6, le=1e6)]
+# Type of a validation error whose message must not show the value, which may be a key.
 MAY_BE_SECRET = "may_be_secret"
-# Marks a field that decides whether a stage comes to its end, but not what it makes.
+# Marks a field that decides whether a stage finishes, but not its result.
 LIMIT = "limit"
 
 
@@ -51,7 +51,7 @@ class StageConfig(BaseModel):
 
 
 def require_different(name: str, values: Sequence[str]) -> None:
-    """ValueError where a value of the field `name` is there twice, or is an empty text."""
+    """Raise ValueError if the field `name` has a value twice, or an empty text."""
     twice = sorted({value for value in values if values.count(value) > 1})
     if twice:
         raise ValueError(f"{name} must differ, found {', '.join(twice)} more than once")
@@ -60,7 +60,7 @@ def require_different(name: str, values: Sequence[str]) -> None:
 
 
 def deciding(config: BaseModel) -> dict[str, Any]:
-    """A configuration as plain values, without its limits: what decides a stage's result."""
+    """The values that decide a stage's result: all but the limits, as plain JSON values."""
     values = config.model_dump(mode="json")
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)

@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 
 from trimtab.models.config.base import (
     Characters,
+    Positive,
     Rows,
-    Scale,
     Seed,
     StageConfig,
     Temperature,
@@ -17,13 +17,13 @@ from trimtab.models.config.base import (
     require_different,
 )
 
-# The families of `trimtab.models.synthetic.tasks` hold some 1,269,000 different prompts, and of the
-# family that is held out four times 10,000.
+# The task families of `trimtab.models.synthetic.tasks` have some 1,269,000 different prompts; the
+# held-out family is drawn at most 40,000 times.
 MOST_PROMPTS = 1_200_000
 
 
 def check_shares(validation: float, test: float) -> None:
-    """ValueError where what is held out leaves nothing to train on."""
+    """Raise ValueError if the held-out shares leave nothing to train on."""
     if validation + test >= 1:
         raise ValueError(
             "validation_share and test_share must add up to less than 1, found "
@@ -32,7 +32,7 @@ def check_shares(validation: float, test: float) -> None:
 
 
 class WorldConfig(StageConfig):
-    """The embedded default's synthetic world."""
+    """The synthetic world of the default recipe: its prompts and demonstrations."""
 
     seed: Seed = Field(0, description="Seed of prompts, demonstrations and corruption")
     num_demonstrations: Rows = Field(6000, description="SFT examples")
@@ -53,27 +53,39 @@ class WorldConfig(StageConfig):
             raise ValueError(
                 "num_demonstrations, num_pair_prompts, num_policy_prompts and twice "
                 f"num_eval_prompts must add up to at most {MOST_PROMPTS:,}, found {drawn:,}: the "
-                "world has few more different prompts"
+                "world has hardly more different prompts"
             )
         return self
 
 
 class ComparisonsConfig(StageConfig):
-    """Sampling the SFT policy and labelling pairs with simulated annotators."""
+    """Sampling the SFT policy, and labelling pairs by simulated annotators."""
 
     seed: Seed = Field(0, description="Seed of sampling and of the annotators")
     num_responses: int = Field(4, ge=2, le=9, description="Responses sampled per prompt")
     pairs_per_prompt: int = Field(
-        1, ge=1, le=36, description="Most pairs of a prompt's responses that are compared"
+        1, ge=1, le=36, description="Most pairs of a prompt's responses that are labelled"
     )
     temperature: Temperature = Field(1.0, description="Sampling temperature")
     max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
-    flip_share: float = Field(0.2, ge=0, lt=0.5, description="Clear pairs whose label is flipped")
-    ambiguous_share: float = Field(0.1, ge=0, le=1, description="Near-ties labelled by coin toss")
-    clear_gap: float = Field(0.2, gt=0, le=1, description="Least quality gap of a clear pair")
-    sharpness: Scale = Field(12.0, description="Bradley-Terry slope over raw score gaps")
-    validation_share: float = Field(0.1, gt=0, lt=1, description="Prompts held out for validation")
-    test_share: float = Field(0.15, gt=0, lt=1, description="Prompts held out for testing")
+    flip_share: float = Field(
+        0.2, ge=0, lt=0.5, description="Share of clear pairs whose label is flipped"
+    )
+    ambiguous_share: float = Field(
+        0.1, ge=0, le=1, description="Share of pairs that are near-ties, labelled at random"
+    )
+    clear_gap: float = Field(
+        0.2, gt=0, le=1, description="Smallest difference in quality of a clear pair"
+    )
+    sharpness: Positive = Field(
+        12.0,
+        description="Slope of the Bradley-Terry model over differences in raw score; raised, "
+        "annotators err less",
+    )
+    validation_share: float = Field(
+        0.1, gt=0, lt=1, description="Share of prompts held out for validation"
+    )
+    test_share: float = Field(0.15, gt=0, lt=1, description="Share of prompts held out for testing")
 
     @model_validator(mode="after")
     def _some_are_trained_on(self) -> ComparisonsConfig:
@@ -87,13 +99,13 @@ class PreferencesConfig(StageConfig):
     sources: tuple[str, ...] = Field((), description="Files, folders, hub ids or s3:// addresses")
     categories: tuple[str, ...] = Field(
         (),
-        description="Category of each source, in order. A recipe's apply where as many sources are "
-        "given as it has",
+        description="Category of each source, in order; a recipe's categories apply only if as "
+        "many sources are given as it has",
     )
     demonstrations: tuple[str, ...] = Field(
         (),
-        description="What SFT learns in place of the chosen answers: such sources of rows prompt + "
-        "completion, messages, or text, as TRL's SFTTrainer takes them",
+        description="Sources that SFT learns from in place of the chosen answers: rows of prompt + "
+        "completion, messages, or text, as for TRL's SFTTrainer",
     )
     on_bad_rows: Literal["fail", "quarantine"] = Field(
         "fail",
@@ -109,7 +121,8 @@ class PreferencesConfig(StageConfig):
     tokenizer: str | None = Field(
         None,
         min_length=1,
-        description="Counts tokens and renders message lists; the run sets its base model",
+        description="Tokenizer that counts tokens and renders message lists; the run sets that of "
+        "its base model",
     )
     max_pairs: Rows | None = Field(None, description="Largest number of pairs used; none: all")
     split_by: Literal["prompt", "category"] = Field(
@@ -117,11 +130,13 @@ class PreferencesConfig(StageConfig):
     )
     validation_share: float = Field(0.1, gt=0, lt=1, description="Share held out for validation")
     test_share: float = Field(0.15, gt=0, lt=1, description="Share held out for testing")
-    num_eval_prompts: Rows = Field(64, description="Prompts policies are judged on")
+    num_eval_prompts: Rows = Field(
+        64, description="Prompts on which policies are compared, in each set"
+    )
     written_prompts: bool = Field(
         False,
-        description="Judge policies on Trimtab's own prompts too: sets `helpful` and `harmless`, "
-        "with categories of these names",
+        description="Also compare policies on Trimtab's own prompts: sets `helpful` and "
+        "`harmless`, with categories of these names",
     )
     flip_share: float = Field(
         0.0,

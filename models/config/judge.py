@@ -25,8 +25,8 @@ from trimtab.models.config.base import (
     LIMIT,
     MAY_BE_SECRET,
     Characters,
+    Positive,
     Rows,
-    Scale,
     Seed,
     Share,
     StageConfig,
@@ -40,7 +40,7 @@ BLOCK = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 
 
 def _checked(pattern: str, whose: str) -> AfterValidator:
-    """A pattern of pydantic's own would show what it found, which may be the key itself."""
+    """A check that does not show the value, which may be the key itself, as pydantic's would."""
 
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value):
@@ -72,16 +72,17 @@ class EndpointConfig(StageConfig):
         description="Prefect's Secret block that holds the key, in place of the variable",
     )
     limit_field: Literal["max_tokens", "max_completion_tokens"] = Field(
-        "max_tokens", description="What the endpoint calls the limit of an answer's tokens"
+        "max_tokens", description="Name of the request's field that limits an answer's tokens"
     )
     max_concurrency: int = Field(8, gt=0, le=256, description="Requests under way at once (free)")
-    timeout_seconds: Scale = Field(120.0, description="Longest wait for one answer (free)")
-    max_retries: int = Field(6, ge=0, le=1000, description="Further tries of one request (free)")
-    first_wait_seconds: Scale = Field(
-        1.0, description="Wait before the first further try; it doubles from try to try"
+    timeout_seconds: Positive = Field(120.0, description="Longest wait for one answer (free)")
+    max_retries: int = Field(6, ge=0, le=1000, description="Retries of a failed request (free)")
+    first_wait_seconds: Positive = Field(
+        1.0, description="Wait before the first retry; it doubles from retry to retry"
     )
-    max_wait_seconds: Scale = Field(
-        60.0, description="Longest such wait; an endpoint that asks for more ends the stage"
+    max_wait_seconds: Positive = Field(
+        60.0,
+        description="Longest wait before a retry; an endpoint that asks for more ends the stage",
     )
     input_price: Weight = Field(0.0, description="Price of a million tokens of requests")
     output_price: Weight = Field(0.0, description="Price of a million tokens of answers")
@@ -89,19 +90,20 @@ class EndpointConfig(StageConfig):
         None,
         gt=0,
         le=1e9,
-        description="Most that all stages of a run spend here, in the prices' currency; none: no "
-        "limit",
+        description="Most that all stages of a run may spend on this endpoint, in the prices' "
+        "currency; none: no limit",
     )
     max_total_tokens: Annotated[int | None, LIMIT] = Field(
         None,
         gt=0,
         le=10**15,
-        description="Most tokens of requests and answers of all stages of a run; none: no limit",
+        description="Most tokens, in requests and answers together, that all stages of a run may "
+        "use; none: no limit",
     )
 
     @property
     def is_limited(self) -> bool:
-        """Whether a run may spend only so much here."""
+        """Whether cost or tokens are limited."""
         return self.max_cost is not None or self.max_total_tokens is not None
 
     @field_validator("base_url")
@@ -124,7 +126,7 @@ class EndpointConfig(StageConfig):
         if self.max_cost is not None and not self.input_price and not self.output_price:
             raise ValueError(
                 f"max_cost is {self.max_cost}, but input_price and output_price are 0: the cost "
-                "could not be told; give the prices of a million tokens, or max_total_tokens"
+                "would be unknown; give the prices of a million tokens, or max_total_tokens"
             )
         return self
 
@@ -143,7 +145,7 @@ Rubric = Literal["helpfulness", "harmlessness", "summarisation"]
 
 
 class ChatModelConfig(StageConfig):
-    """Who answers. Exactly one of endpoint, local_model and gold_accuracy."""
+    """A chat model. Exactly one of endpoint, local_model and gold_accuracy is given."""
 
     endpoint: EndpointConfig | None = Field(None, description="Judge behind an HTTP address")
     local_model: str | None = Field(
@@ -153,11 +155,13 @@ class ChatModelConfig(StageConfig):
         None,
         ge=0.5,
         le=1,
-        description="Judge by the synthetic world's gold scorer, right in this share of verdicts",
+        description="The synthetic world's gold scorer as judge, right in this share of verdicts",
     )
-    temperature: float = Field(0.0, ge=0, le=2, description="Sampling temperature of its answers")
+    temperature: float = Field(
+        0.0, ge=0, le=2, description="Sampling temperature of the judge's answers"
+    )
     max_characters: Characters = Field(
-        6000, description="Longest dialogue, and longest response, shown to it (free)"
+        6000, description="Longest dialogue, and longest response, shown to the judge (free)"
     )
 
     @model_validator(mode="after")
@@ -176,46 +180,50 @@ class ChatModelConfig(StageConfig):
 
 
 class JudgeConfig(ChatModelConfig):
-    """Who judges, and how it is asked. Exactly one of endpoint, local_model and gold_accuracy."""
+    """A judge and how it is asked. Exactly one of endpoint, local_model, gold_accuracy is given."""
 
-    rubric: Rubric = Field("helpfulness", description="What the judge is to look at")
+    rubric: Rubric = Field("helpfulness", description="Criteria that the judge is given")
     constitution: str | None = Field(
         None,
         min_length=1,
-        description="Principles, of which one drawn at random decides each comparison: "
+        description="Principles; one, drawn at random for each comparison, decides it: "
         "`harmlessness`, a file, a folder or an s3:// address; none: the rubric alone",
     )
     num_examples: int = Field(
         0, ge=0, le=8, description="Worked comparisons shown first [RLAIF: 0-8]"
     )
     chain_of_thought: bool = Field(
-        False, description="Let it write its thoughts before it answers [RLAIF: helps]"
+        False, description="Let the judge write its reasoning before it answers [RLAIF: helps]"
     )
     num_samples: int = Field(
         1,
         gt=0,
         le=1000,
-        description="Answers whose mean counts (self-consistency) [RLAIF: 1 is best]",
+        description="Answers sampled for each question, whose mean is used (self-consistency) "
+        "[RLAIF: 1 is best]",
     )
     top_logprobs: int = Field(
         20,
         ge=0,
         le=20,
-        description="Most likely tokens to read a verdict's probability from; 0: by its text alone",
+        description="Likeliest tokens requested, from which the verdict's probabilities are read; "
+        "0: the answer's text is read instead",
     )
     min_mass: float = Field(
         0.1,
         ge=0,
         lt=1,
-        description="Least probability of all labels together for tokens to count (free)",
+        description="Least probability that A and B, or all ratings, must have together for token "
+        "probabilities to be used; below it the answer's text is read (free)",
     )
     max_answer_tokens: int = Field(
         16, gt=1, le=1_048_576, description="Longest answer in tokens (free)"
     )
-    max_thought_tokens: Tokens = Field(256, description="Longest thoughts in tokens (free)")
+    max_thought_tokens: Tokens = Field(256, description="Longest reasoning in tokens (free)")
     clamp: tuple[Share, Share] | None = Field(
         None,
-        description="Bounds of a pair's preference [CAI: .4, .6 with chain_of_thought], if any",
+        description="Bounds to which the preference probability is clamped [CAI: .4, .6 with "
+        "chain_of_thought]; none: not clamped",
     )
 
     @model_validator(mode="after")
@@ -253,26 +261,28 @@ def rating(judge: JudgeConfig | None) -> JudgeConfig | None:
 
 
 class JudgePreferencesConfig(StageConfig):
-    """Letting a judge model compare the answers of preference pairs [RLAIF section 2.1]."""
+    """A judge compares the two answers of preference pairs [RLAIF section 2.1]."""
 
     judge: JudgeConfig
     splits: tuple[Literal["train", "validation", "test"], ...] = Field(
-        ("train",), min_length=1, description="Pairs of which splits are judged"
+        ("train",), min_length=1, description="Splits whose pairs are judged"
     )
     categories: tuple[str, ...] | None = Field(
-        None, min_length=1, description="Pairs of which categories are judged; none: all"
+        None, min_length=1, description="Categories whose pairs are judged; none: all"
     )
-    max_pairs: Rows | None = Field(None, description="Pairs of each split; none: all")
+    max_pairs: Rows | None = Field(
+        None, description="Largest number of pairs of each split; none: all"
+    )
     pairs_at_once: Rows = Field(256, description="Pairs between two reports and checkpoints")
-    seed: Seed = Field(0, description="Seed of sampled answers and of gold's errors")
+    seed: Seed = Field(0, description="Seed of sampled answers and of the gold judge's errors")
 
 
 class HarmlessConfig(StageConfig):
-    """Who tells whether answers to requests for harm are harmless [RLAIF section 2.3]."""
+    """The judge that says whether answers to harmful requests are harmless [RLAIF 2.3]."""
 
     judge: JudgeConfig
     categories: tuple[str, ...] = Field(
-        min_length=1, description="Categories of prompts that ask for harm"
+        min_length=1, description="Categories of the harmful prompts"
     )
 
     _rates = field_validator("judge")(rating)
@@ -281,18 +291,21 @@ class HarmlessConfig(StageConfig):
     def _looks_for_harm(self) -> Self:
         if self.judge.rubric != "harmlessness":
             raise ValueError(
-                f"judge.rubric must be harmlessness, found {self.judge.rubric}: it is asked "
-                "whether answers do harm"
+                f"judge.rubric must be harmlessness, found {self.judge.rubric}: this judge is "
+                "asked whether answers do harm"
             )
         return self
 
 
 class AILabelsConfig(StageConfig):
-    """A judge's preferences as the labels of the training pairs that it was asked of, the others
-    keeping people's [RLAIF section 2.1]."""
+    """A judge's preferences as labels of the training pairs that it compared [RLAIF section 2.1].
+
+    All other pairs keep their labels.
+    """
 
     soft: bool = Field(
-        True, description="Labels are the judge's probabilities [RLAIF]; else its choice, certain"
+        True,
+        description="Labels are the judge's probabilities [RLAIF]; if off, 1 for what it prefers",
     )
 
 
@@ -300,32 +313,37 @@ NAME = r"^[a-z0-9]([a-z0-9_.-]*[a-z0-9])?$"
 
 
 class JudgeAnswersConfig(StageConfig):
-    """Letting a judge model compare what every two policies answered to the same prompts."""
+    """A judge compares the answers of every two policies to the same prompts."""
 
     name: str = Field(
         max_length=40,
         pattern=NAME,
-        description="What its verdicts are called: small letters, digits, `_`, `.` and `-`",
+        description="Name of the judge in results: small letters, digits, `_`, `.` and `-`",
     )
     judge: JudgeConfig
     sets: tuple[str, ...] | None = Field(
-        None, min_length=1, description="Sets of prompts it judges; none: all but `validation`"
+        None,
+        min_length=1,
+        description="Prompt sets whose answers are judged; none: all but `validation`",
     )
     categories: tuple[str, ...] | None = Field(
-        None, min_length=1, description="Prompts of which categories it judges; none: all"
+        None, min_length=1, description="Categories of prompts whose answers are judged; none: all"
     )
     max_prompts: Rows | None = Field(
-        None, description="Prompts of each set and seed, the first ones; none: all"
+        None,
+        description="Most prompts of each set and seed; the first are taken; none: all",
     )
     pairs_at_once: Rows = Field(256, description="Pairs between two reports and checkpoints")
-    seed: Seed = Field(0, description="Seed of sampled answers, of principles, of gold's errors")
+    seed: Seed = Field(
+        0, description="Seed of sampled answers, principles and the gold judge's errors"
+    )
 
     @field_validator("name")
     @classmethod
     def _is_its_own(cls, value: str) -> str:
         if value == "gold" or value.startswith("judge_"):
             raise ValueError(
-                f"must be neither gold nor begin with judge_, found {value}: so are the gold "
-                "scorer and the held-out reward models called"
+                f"must not be gold and not begin with judge_, found {value}: these names are those "
+                "of the gold scorer and of held-out reward models"
             )
         return value

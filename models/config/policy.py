@@ -16,8 +16,8 @@ from pydantic import Field, field_validator, model_validator
 from trimtab.models.config.base import (
     LearningRate,
     Passes,
+    Positive,
     Rows,
-    Scale,
     Score,
     Seed,
     Several,
@@ -70,8 +70,8 @@ class CollapseConfig(StageConfig):
     )
 
 
-class ScoringConfig(StageConfig):
-    """What scores: several scorers become one, one of safety has the first word; or a judge."""
+class ScorersConfig(StageConfig):
+    """Where rewards come from: scorers and how their scores are combined, or a judge."""
 
     std_coef: Weight = Field(
         1.0,
@@ -90,23 +90,26 @@ class ScoringConfig(StageConfig):
     )
     judge: JudgeConfig | None = Field(
         None,
-        description="Who rates the responses of the arm rlaif_direct, which has no scorer [RLAIF]",
+        description="Judge that rates the responses of the arm rlaif_direct, which has no scorer "
+        "[RLAIF]",
     )
 
     _rates = field_validator("judge")(rating)
 
 
 class VllmConfig(StageConfig):
-    """vLLM samples, in a process beside the trainer."""
+    """Sampling with vLLM, in a process of its own."""
 
-    cache_gib: Scale = Field(1.0, description="Size of vLLM's key-value cache in GiB")
+    cache_gib: Positive = Field(1.0, description="Size of vLLM's key-value cache in GiB")
 
 
 class PPOConfig(TrainerConfig):
     """PPO-max [PPO section 5.4]; every component is a switch."""
 
     seed: Seed = Field(0, description="Seed of prompt order and sampling")
-    num_steps: Steps = Field(80, description="Rollout and update rounds [AM: 100]")
+    num_steps: Steps = Field(
+        80, description="PPO steps, each a rollout batch and updates on it [AM: 100]"
+    )
     rollout_batch: Rows = Field(128, description="Responses sampled per step [PPO: 128]")
     train_batch: Rows = Field(32, description="Responses per update [PPO: 32]")
     num_epochs: Passes = Field(1, description="Passes over a rollout batch [PPO: 1]")
@@ -121,23 +124,23 @@ class PPOConfig(TrainerConfig):
         description="beta, weight of the KL penalty on each token; raised, the policy stays nearer "
         "to the reference [PPO: 0.05]",
     )
-    scoring: ScoringConfig = ScoringConfig()
+    scoring: ScorersConfig = ScorersConfig()
     score_treatment: Literal["raw", "scaled", "normalised"] = Field(
         "normalised",
         description="raw: scores as they are; scaled: divided by their running standard deviation; "
         "normalised: the running mean subtracted first",
     )
-    score_clip: Scale | None = Field(
+    score_clip: Positive | None = Field(
         0.8, description="delta, scores are clipped to plus or minus this [PPO: 0.8]; none: no clip"
     )
     normalise_advantages: bool = Field(True, description="Whiten advantages within a rollout batch")
-    advantage_clip: Scale | None = Field(
+    advantage_clip: Positive | None = Field(
         None,
         description="Advantages are clipped to plus or minus this [PPO: 0.12, 0.5]; none: no clip",
     )
     gamma: float = Field(1.0, gt=0, le=1, description="Discount per token [PPO: 1]")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="GAE lambda [PPO: 0.95]")
-    policy_clip: Scale | None = Field(
+    policy_clip: Positive | None = Field(
         0.2, description="Range of the probability ratio around 1 [PPO: 0.2]; none: no clip"
     )
     ratio_denominator: Literal["sampling", "reference"] = Field(
@@ -146,12 +149,12 @@ class PPOConfig(TrainerConfig):
         "or the reference",
     )
     entropy_coef: Weight = Field(0.0, description="Weight of the entropy bonus (free)")
-    entropy_clip: Scale | None = Field(
+    entropy_clip: Positive | None = Field(
         None,
-        description="Entropy in nats per token that the loss draws the policy to, also from above "
-        "[PPO code: 35]; none: the higher, the better",
+        description="Target entropy in nats per token; above it the bonus becomes a penalty "
+        "[PPO code: 35]; none: the bonus always rewards more entropy",
     )
-    value_clip: Scale | None = Field(
+    value_clip: Positive | None = Field(
         0.2, description="Range of a value around the old one in the value loss; none: no clip"
     )
     critic_init: Literal["scorer", "policy"] = Field(
@@ -217,7 +220,9 @@ class RehearsalConfig(StageConfig):
     )
     max_prompts: Rows | None = Field(None, description="Prompts drawn to answer; none: all")
     algorithm: Literal["kmeans", "mini_batch_kmeans", "gaussian_mixture"] = Field(
-        "kmeans", description="Clustering; the second for hundreds of thousands of prompts"
+        "kmeans",
+        description="Clustering algorithm; mini_batch_kmeans is for hundreds of thousands of "
+        "prompts",
     )
     num_clusters: Several = Field(20, description="c, number of clusters (free)")
     per_cluster: Several = Field(16, description="k, examples kept per cluster (free)")
@@ -234,13 +239,15 @@ class RehearsalConfig(StageConfig):
 class PolicyConfig(StageConfig):
     """How a policy is trained on what was sampled or compared before.
 
-    Rehearsal adds to the loss what SFT's own best answers are worth, as PPO-max does [AM eq. 9].
+    Rehearsal adds the NLL of SFT's own best answers to the loss, as in PPO-max [AM eq. 9].
     """
 
-    seed: Seed = Field(0, description="Seed of data order and of what is rehearsed")
+    seed: Seed = Field(0, description="Seed of data order and of the rehearsal examples drawn")
     train: TrainConfig = TrainConfig()
     rehearsal_coef: Weight = Field(
-        0.0, description="gamma of eq. 9 [AM: 0.01, beside PPO]; 0 rehearses nothing"
+        0.0,
+        description="gamma, weight of the rehearsal loss [AM eq. 9: 0.01, with PPO]; 0: no "
+        "rehearsal",
     )
     rehearsal_batch: Rows = Field(32, description="Rehearsed answers per update")
 
@@ -248,14 +255,17 @@ class PolicyConfig(StageConfig):
 class DPOConfig(PolicyConfig):
     """Direct preference optimisation [DPO eq. 7] on the relabelled pairs.
 
-    Budget: no response is sampled, as the pairs were compared for all arms;
+    Budget: no response is sampled, as all arms share the pairs;
     num_epochs * ceil(pairs / batch_size) updates.
     """
 
     train: TrainConfig = TrainConfig(learning_rate=1e-6, batch_size=64)  # [DPO: both]
-    beta: Scale = Field(0.1, description="Weight of the KL to the reference [DPO: 0.1]")
+    beta: Positive = Field(0.1, description="Weight of the KL to the reference [DPO: 0.1]")
     label_smoothing: float = Field(
-        0.0, ge=0, lt=0.5, description="Share of wrong labels assumed, beyond soft labels [cDPO]"
+        0.0,
+        ge=0,
+        lt=0.5,
+        description="Share of labels assumed to be wrong, in addition to soft labels [cDPO]",
     )
 
 
@@ -266,10 +276,14 @@ class CPLConfig(PolicyConfig):
     """
 
     train: TrainConfig = TrainConfig(learning_rate=1e-6, batch_size=64)
-    alpha: Scale = Field(0.1, description="Temperature of the policy [CPL: 0.1]")
+    alpha: Positive = Field(0.1, description="Temperature of the policy [CPL: 0.1]")
     gamma: float = Field(1.0, gt=0, le=1, description="Discount a token [CPL: 1]")
     conservative_bias: float = Field(
-        0.5, gt=0, le=1, description="lambda; below 1 keeps to what was compared [CPL: 0.5]"
+        0.5,
+        gt=0,
+        le=1,
+        description="lambda, weight of the rejected answer in the loss; below 1 the policy stays "
+        "nearer to the compared answers [CPL: 0.5]",
     )
 
 
@@ -283,7 +297,7 @@ class BestOfNConfig(StageConfig):
 
 
 class SampleResponsesConfig(StageConfig):
-    """Several answers of a policy to each prompt, all scored.
+    """Several answers of a policy to each prompt, each with its score.
 
     Budget: num_prompts * num_responses responses.
     """
@@ -307,14 +321,15 @@ class RejectionSamplingConfig(PolicyConfig):
 
 
 class RejectionSamplingLoop(StageConfig):
-    """Rejection-sampling fine-tuning [Llama 2, section 3.2.3]: sample, keep the best, learn, again.
+    """Rejection-sampling fine-tuning [Llama 2 3.2.3]: sample, keep the best, learn; repeated.
 
     Budget: that of `answers` and of `fine_tune`, num_iterations times.
     """
 
     num_iterations: Passes = Field(2, description="Times the policy is sampled and fine-tuned")
     from_all_iterations: bool = Field(
-        True, description="Learn the best of all samples so far, not of the newest [Llama 2: so]"
+        True,
+        description="Learn the best of all samples so far, not only of the newest [Llama 2: all]",
     )
     answers: SampleResponsesConfig = SampleResponsesConfig()
     fine_tune: RejectionSamplingConfig = RejectionSamplingConfig()
@@ -323,7 +338,7 @@ class RejectionSamplingLoop(StageConfig):
 class RestConfig(PolicyConfig):
     """The Improve steps of ReST: fine-tuning on answers above thresholds that rise.
 
-    Budget: num_epochs * ceil(answers that are left / batch_size) updates a threshold.
+    Budget: for each threshold num_epochs * ceil(answers kept / batch_size) updates.
     """
 
     threshold_kind: Literal["quantile", "value"] = Field(
@@ -333,7 +348,7 @@ class RestConfig(PolicyConfig):
         (0.5, 0.7, 0.9),
         min_length=1,
         max_length=100,
-        description="Least score in each Improve step, rising (free)",
+        description="Least score of the answers in each Improve step, rising (free)",
     )
 
     @model_validator(mode="after")
@@ -349,7 +364,7 @@ class RestConfig(PolicyConfig):
 
 
 class RestLoop(StageConfig):
-    """ReST [REST]: Grow samples the policy, Improve learns from the better part, again.
+    """ReST [REST]: Grow samples the policy, Improve learns from the better part; repeated.
 
     Budget: that of `answers` and of `improve`, num_grow_steps times.
     """
@@ -360,7 +375,7 @@ class RestLoop(StageConfig):
 
 
 class HIRConfig(PolicyConfig):
-    """Hindsight instruction relabelling: answers are learnt behind the instruction they satisfy.
+    """Hindsight instruction relabelling: answers are learned after the instruction they satisfy.
 
     Budget: num_epochs * ceil(answers / batch_size) updates, each answer passed once for every
     instruction.
@@ -373,9 +388,10 @@ class HIRConfig(PolicyConfig):
         description="Worst first; the policy is asked to follow the last",
     )
     contrastive_coef: Weight = Field(
-        1.0, description="Weight of telling instructions apart [HIR code: 1]"
+        1.0,
+        description="Weight of the contrastive term, which tells instructions apart [HIR code: 1]",
     )
-    entropy_coef: Weight = Field(0.001, description="Weight of the entropy [HIR code: 0.001]")
+    entropy_coef: Weight = Field(0.001, description="Weight of the entropy term [HIR code: 0.001]")
 
     @field_validator("instructions")
     @classmethod
@@ -386,7 +402,7 @@ class HIRConfig(PolicyConfig):
 
 
 class HIRLoop(StageConfig):
-    """HIR [HIR algorithm 1]: sample the policy, relabel and learn all samples so far, again.
+    """HIR [HIR algorithm 1]: sample the policy, relabel and learn all samples so far; repeated.
 
     Budget: that of `answers` and of `learn`, num_iterations times.
     """
@@ -399,14 +415,14 @@ class HIRLoop(StageConfig):
     def _instruction_is_its_own(self) -> HIRLoop:
         if self.answers.instruction:
             raise ValueError(
-                f"answers.instruction of HIR must be empty, found {self.answers.instruction!r}: it "
-                "is the last of learn.instructions, once the policy has learnt them"
+                f"answers.instruction of HIR must be empty, found {self.answers.instruction!r}: "
+                "HIR sets it to the last of learn.instructions"
             )
         return self
 
 
 class ReviseConfig(StageConfig):
-    """Letting a model criticise and revise a policy's answers by principles [CAI section 3.1]."""
+    """A chat model criticises and revises a policy's answers by principles [CAI section 3.1]."""
 
     judge: ChatModelConfig
     constitution: str = Field(
@@ -415,10 +431,12 @@ class ReviseConfig(StageConfig):
         description="Principles, one a line: `harmlessness`, a file, a folder or an s3:// address",
     )
     categories: tuple[str, ...] | None = Field(
-        None, min_length=1, description="Prompts of which categories are answered; none: all"
+        None, min_length=1, description="Categories of the prompts that are answered; none: all"
     )
     max_prompts: Rows | None = Field(None, description="Prompts drawn to answer; none: all")
-    num_revisions: Passes = Field(4, description="Revisions one after another [CAI: 4]")
+    num_revisions: Passes = Field(
+        4, description="Revisions of an answer, one after another [CAI: 4]"
+    )
     critique: bool = Field(
         True, description="Criticise before each revision [CAI: helps smaller models]"
     )
@@ -429,7 +447,9 @@ class ReviseConfig(StageConfig):
     max_critique_tokens: Tokens = Field(256, description="Longest critique in tokens (free)")
     max_revision_tokens: Tokens = Field(256, description="Longest revision in tokens (free)")
     prompts_at_once: Rows = Field(256, description="Prompts between two reports and checkpoints")
-    seed: Seed = Field(0, description="Seed of prompts, answers, principles and gold's errors")
+    seed: Seed = Field(
+        0, description="Seed of prompts, answers, principles and the gold judge's errors"
+    )
 
 
 class ConstitutionalSFTConfig(StageConfig):
@@ -442,12 +462,13 @@ class ConstitutionalSFTConfig(StageConfig):
         "135,296 helpful prompts with two answers each to 182,831 others with four revisions]",
     )
     train: TrainConfig | None = Field(
-        None, description="How it learns from the SFT policy; none: as `sft.train`"
+        None,
+        description="Training settings, starting from the SFT policy; none: those of `sft.train`",
     )
 
 
 class ConstitutionConfig(StageConfig):
-    """Constitutional AI's first stage: revisions, and a policy that has learned them."""
+    """Constitutional AI's supervised stage: revisions, and fine-tuning on them."""
 
     revise: ReviseConfig
     learn: ConstitutionalSFTConfig = ConstitutionalSFTConfig()

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from trimtab.models.config.base import (
-    Scale,
+    Positive,
     Seed,
     Several,
     StageConfig,
@@ -19,20 +19,22 @@ from trimtab.models.config.judge import HarmlessConfig
 
 
 class EvaluateConfig(StageConfig):
-    """Judging one policy against another, or measuring one scorer."""
+    """Evaluating a policy's answers, and comparing two policies."""
 
     seed: Seed = Field(0, description="Seed of sampling and bootstrap")
-    temperature: Temperature = Field(0.7, description="Sampling temperature of the judged answers")
+    temperature: Temperature = Field(
+        0.7, description="Sampling temperature of the evaluated answers"
+    )
     max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
     num_candidates: Several = Field(
-        1, description="Answers sampled per prompt; the scorer's best is judged"
+        1, description="Answers sampled per prompt, of which the scorer's best is evaluated"
     )
     instruction: str = Field("", description="Text appended to every prompt")
     tie_margin: Weight = Field(0.01, description="Score differences below this are ties")
     num_resamples: Several = Field(1000, description="Bootstrap resamples")
     has_gold: bool = Field(False, description="Prompts come from the synthetic world")
-    annotator_sharpness: Scale = Field(
-        12.0, description="Bradley-Terry slope of the simulated annotators"
+    annotator_sharpness: Positive = Field(
+        12.0, description="Slope of the simulated annotators' Bradley-Terry model"
     )
     annotator_flip_share: float = Field(
         0.2,
@@ -41,20 +43,22 @@ class EvaluateConfig(StageConfig):
         description="Share of the simulated annotators' verdicts that are flipped",
     )
     harmless: HarmlessConfig | None = Field(
-        None, description="Let a judge say which answers are harmless, where there is no gold"
+        None,
+        description="Judge that says which answers are harmless, where there is no gold scorer",
     )
 
     @model_validator(mode="after")
     def _gold_knows_harm(self) -> EvaluateConfig:
         if self.has_gold and self.harmless is not None:
             raise ValueError(
-                "harmless must be none in the synthetic world, found a judge: the gold scorer knows"
+                "harmless must be none in the synthetic world, found a judge: the gold scorer says "
+                "which answers are harmless"
             )
         return self
 
 
 class WinMatrixConfig(StageConfig):
-    """Judging every two policies on the answers that they gave."""
+    """Comparing every two policies by the scores of their answers."""
 
     seed: Seed = Field(0, description="Seed of the bootstrap")
     tie_margin: Weight = Field(0.01, description="Score differences below this are ties")
@@ -85,9 +89,11 @@ class ReportConfig(StageConfig):
     arms: tuple[str, ...] = Field((), description="Arms, in the order to show them")
     rounds: tuple[int, ...] = Field((), description="MetaRM rounds; round 1 is the arm `full`")
     champion: str | None = Field(
-        None, description="Policy the run ends with (`full`, `round_2`); none was promoted: null"
+        None, description="Policy the run ends with (`full`, `round_2`); null if none was promoted"
     )
-    has_gold: bool = Field(False, description="The gold scorer applies: the synthetic world")
+    has_gold: bool = Field(
+        False, description="The run is in the synthetic world, so that the gold scorer applies"
+    )
 
 
 class AuditConfig(StageConfig):
@@ -102,7 +108,7 @@ class CompareConfig(StageConfig):
 
     recipe: str = Field(description="The recipe whose sizes and settings the runs had")
     seeds: tuple[int, ...] = Field(min_length=1, description="Seeds of the runs")
-    arms: tuple[str, ...] = Field(min_length=1, description="Methods, beside SFT")
+    arms: tuple[str, ...] = Field(min_length=1, description="Arms that are compared, besides SFT")
     num_candidates: Several = Field(1, description="n of the arm `best_of_n`")
     lineage: tuple[LineageEntry, ...] = Field(
         (), description="Artifacts of the runs, roles as `<seed>.<role>`"

@@ -1,6 +1,6 @@
 """Reward models, the Advantage Model and MetaRM, and the labels that they learn from.
 
-Constants that papers publish carry their source; those that they do not are marked `free`.
+A constant from a paper carries its source; one that no paper gives is marked `free`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 
 from trimtab.models.config.base import (
     Passes,
+    Positive,
     Rows,
-    Scale,
     Seed,
     StageConfig,
     Steps,
@@ -35,7 +35,7 @@ class TrunkCacheConfig(StageConfig):
 
 
 class StrengthConfig(StageConfig):
-    """Voting of the ensemble [RM eq. 4]."""
+    """The ensemble's vote on the pairs [RM eq. 4]."""
 
     mode: Literal["in_sample", "cross_fitted"] = Field(
         "in_sample",
@@ -45,23 +45,24 @@ class StrengthConfig(StageConfig):
 
 
 class RelabelConfig(StageConfig):
-    """Using the strength: flip, label smoothing, adaptive margin [RM section 2.4].
+    """Relabelling by strength: flips, label smoothing, adaptive margins [RM section 2.4].
 
-    How the methods of Part II are written is in `trimtab.models.functional.relabel`.
+    The settings for each method of Part II stand in `trimtab.models.functional.relabel`.
     """
 
     flip_fraction: float | None = Field(
         None,
         ge=0,
         le=0.5,
-        description="Flip only pairs of this weakest share; none: of whatever rank",
+        description="Flip only the pairs of lowest strength, this share of all; none: no such "
+        "condition",
     )
     flip_below: float | None = Field(
         0.0,
         ge=-1e6,
         le=1e6,
-        description="Flip only pairs of strength below this, in logits; none: of whatever strength."
-        " With neither this nor a share nothing is flipped",
+        description="Flip only pairs of strength below this, in logits; none: no such condition. "
+        "If flip_fraction is none too, nothing is flipped",
     )
     smoothing: float = Field(0.2, ge=0, lt=0.5, description="Label smoothing alpha (free)")
     smooth: Literal["none", "negative", "not_flipped", "all"] = Field(
@@ -73,18 +74,20 @@ class RelabelConfig(StageConfig):
     margin_clip: Weight = Field(0.25, description="Largest adaptive margin (free)")
     rating_margins: tuple[Weight, Weight, Weight, Weight] | None = Field(
         None,
-        description="Added to the margin of pairs rated 1 (barely better) to 4 (much better) and "
-        "not flipped; none: nothing [Llama 2: 0, 1/3, 2/3, 1]",
+        description="Margins added to unflipped pairs that people rated 1 (barely better) to 4 "
+        "(much better); none: none is added [Llama 2: 0, 1/3, 2/3, 1]",
     )
     keep_from: float = Field(
-        0.0, ge=0, lt=1, description="Train on pairs above this share by strength, weakest first"
+        0.0, ge=0, lt=1, description="Leave out this share of the pairs, those of lowest strength"
     )
-    keep_to: float = Field(1.0, gt=0, le=1, description="Train on pairs up to this share")
+    keep_to: float = Field(
+        1.0, gt=0, le=1, description="Leave out the pairs of highest strength beyond this share"
+    )
     review: str | None = Field(
         None,
         min_length=1,
-        description="Verdicts downloaded from the audit's page, in place of the vote's: a file, a "
-        "folder or an s3:// address",
+        description="A person's verdicts, downloaded from the audit's page, which replace "
+        "relabelling on the reviewed pairs: a file, a folder or an s3:// address",
     )
 
     @model_validator(mode="after")
@@ -97,17 +100,17 @@ class RelabelConfig(StageConfig):
 
 
 class ContrastiveConfig(StageConfig):
-    """A contrastive term beside the ranking loss, on two dropout masks of an answer [RM 3.1]."""
+    """A contrastive term added to the ranking loss, on two dropout masks of an answer [RM 3.1]."""
 
     kind: Literal["simcse", "swav"] = Field(
         "simcse", description="SimCSE [RM eq. 9], or SwAV [RM eq. 7 and 8]"
     )
     on: Literal["pairs", "differences"] = Field(
         "pairs",
-        description="What is contrasted: what is read of both answers, or their difference and its "
+        description="Contrasted features: those of both answers, or their difference and its "
         "negation",
     )
-    coef: Scale = Field(
+    coef: Positive = Field(
         1.0, description="beta [RM: SimCSE 1; SwAV 0.1 on pairs, 0.5 on differences]"
     )
     temperature: Temperature = Field(
@@ -119,8 +122,10 @@ class ContrastiveConfig(StageConfig):
     sinkhorn_iterations: Passes = Field(
         3, description="Rounds of SwAV's assignment (free) [SwAV: 3]"
     )
-    sinkhorn_epsilon: Scale = Field(
-        0.05, description="Softness of SwAV's assignment (free) [SwAV: 0.05]"
+    sinkhorn_epsilon: Positive = Field(
+        0.05,
+        description="Softness of SwAV's assignment; raised, assignments are softer (free) [SwAV: "
+        "0.05]",
     )
 
 
@@ -137,7 +142,7 @@ class RewardModelConfig(StageConfig):
         (), description="Train on pairs of these categories only; none: of all"
     )
     without_categories: tuple[str, ...] = Field(
-        (), description="Train on no pairs of these categories"
+        (), description="Train on all pairs but those of these categories"
     )
     score_every: Steps | None = Field(
         None, description="Steps between scorings of the validation pairs; none: at the end"
@@ -148,12 +153,12 @@ class RewardModelConfig(StageConfig):
         "[InstructGPT]",
     )
     imitation_coef: Weight = Field(
-        0.0, description="beta_lm of the preferred answer's likelihood [PPO: 1]"
+        0.0, description="beta_lm, weight of the preferred answer's NLL in the loss [PPO: 1]"
     )
     contrastive: ContrastiveConfig | None = Field(
         None,
-        description="A contrastive term on two passes over each answer, whose negatives are other "
-        "answers of a micro batch (train.micro_batch_tokens). None: no such term",
+        description="Contrastive term on two passes over each answer; negatives are the other "
+        "answers of a micro batch (train.micro_batch_tokens); none: no such term",
     )
 
     @model_validator(mode="after")
@@ -180,7 +185,7 @@ class RewardModelConfig(StageConfig):
         if self.score_every is not None and zero is not None and zero.stage == 3:
             raise ValueError(
                 "score_every must be none under stage 3 of ZeRO, found "
-                f"{self.score_every}: each rank has a part of the model while it trains"
+                f"{self.score_every}: while training, each rank has only a part of the model"
             )
         return self
 
@@ -188,7 +193,7 @@ class RewardModelConfig(StageConfig):
     def _views_differ(self) -> Self:
         if self.contrastive is not None and self.train.dropout == 0:
             raise ValueError(
-                "train.dropout must be above 0 where contrastive is given, found 0: its two views "
+                "train.dropout must be above 0 if contrastive is given, found 0: its two views "
                 "of an answer are two dropout masks [RM: 0.05]"
             )
         return self
@@ -199,51 +204,55 @@ class AdvantageModelConfig(StageConfig):
 
     seed: Seed = Field(0, description="Seed of head initialisation and data order")
     train: TrainConfig = TrainConfig(learning_rate=5e-4, batch_size=32)
-    margin: Scale = Field(2.5, description="m, bound of advantage scores [AM: 2.5]")
-    num_policies: Scale = Field(
+    margin: Positive = Field(2.5, description="m, bound of advantage scores [AM: 2.5]")
+    num_policies: Positive = Field(
         4.0,
-        description="N of [AM eq. 8]; of K behaviour policies, the current one counts 1 - K / N "
-        "(free)",
+        description="N of [AM eq. 8], the number of policies; with K behaviour policies, the "
+        "current policy has weight 1 - K / N (free)",
     )
     use_importance_weights: bool = Field(
         False,
-        description="Use the likelihood ratios of the policy to the K policies that wrote the "
-        "answers [AM eq. 8]",
+        description="Weigh answers by the likelihood ratios of the policy to the K behaviour "
+        "policies, which wrote them [AM eq. 8]",
     )
-    log_ratio_clip: Scale = Field(2.0, description="Clip of the log importance ratio (free)")
+    log_ratio_clip: Positive = Field(2.0, description="Clip of the log importance ratio (free)")
 
 
 class MetaRMConfig(StageConfig):
-    """MetaRM [RM section 3.2]: one meta ascent before each descent."""
+    """MetaRM [RM section 3.2]: an ascent step on the meta set before each descent step."""
 
     seed: Seed = Field(0, description="Seed of sampling and data order")
     train: TrainConfig = TrainConfig(learning_rate=1e-4, batch_size=16)
     meta_learning_rate: float = Field(
-        5e-6, ge=0, le=100, description="eta of the ascent [META: 5e-6]"
+        5e-6, ge=0, le=100, description="eta, learning rate of the ascent step [META: 5e-6]"
     )
     num_responses: int = Field(5, ge=2, le=1024, description="k, responses per prompt [META: 5]")
     meta_batch: Rows = Field(16, description="Prompts in a meta batch [META: 16]")
     num_prompts: Rows = Field(256, description="Prompts sampled for the meta set")
-    temperature: Temperature = Field(1.2, description="Raised sampling temperature of the meta set")
+    temperature: Temperature = Field(
+        1.2, description="Sampling temperature of the meta set, higher than PPO's"
+    )
     max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
-    margin: Scale = Field(2.5, description="Bound m when the scorer is an Advantage Model")
-    num_policies: Scale = Field(4.0, description="N of eq. 8 when it is an Advantage Model")
+    margin: Positive = Field(2.5, description="Bound m when the scorer is an Advantage Model")
+    num_policies: Positive = Field(
+        4.0, description="N of [AM eq. 8] when the scorer is an Advantage Model"
+    )
 
     @model_validator(mode="after")
     def _ascent_moves_whole_parameters(self) -> MetaRMConfig:
         if self.train.zero is not None and self.train.zero.stage == 3:
             raise ValueError(
-                "train.zero.stage of MetaRM must be 1 or 2, found 3: before each step every rank "
-                "moves the whole parameters, of which it would hold a part"
+                "train.zero.stage of MetaRM must be 1 or 2, found 3: the ascent step needs all "
+                "parameters on every rank, and stage 3 gives each rank a part"
             )
         return self
 
 
 class FeaturesConfig(StageConfig):
-    """A scorer's features of the test answers, drawn in the plane."""
+    """A scorer's features of the test answers, drawn in the plane by t-SNE."""
 
     seed: Seed = Field(0, description="Seed of t-SNE")
     perplexity: float = Field(30.0, gt=1, le=1e6, description="Perplexity of t-SNE (free)")
     num_neighbours: int = Field(
-        15, gt=0, le=100_000, description="Neighbours that overlap is measured on"
+        15, gt=0, le=100_000, description="Nearest neighbours from which overlap is measured"
     )

@@ -1,4 +1,4 @@
-"""How a stage trains: the base model, batches, ranks, precision and optimiser; SFT."""
+"""Training: the base model, batches, ranks, precision, optimiser; and SFT."""
 
 from __future__ import annotations
 
@@ -13,14 +13,22 @@ from pydantic import (
     model_validator,
 )
 
-from trimtab.models.config.base import LearningRate, Passes, Rows, Scale, Seed, StageConfig, Steps
+from trimtab.models.config.base import (
+    LearningRate,
+    Passes,
+    Positive,
+    Rows,
+    Seed,
+    StageConfig,
+    Steps,
+)
 
 Precision = Literal["float32", "bfloat16"]
 Optimiser = Literal["adamw", "adamw_8bit"]
 
 
 def _ranks_or_auto(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
-    """One mistake where pydantic would name one for each part of the union."""
+    """One error; pydantic would report one for each part of the union."""
     try:
         return check(value)
     except ValidationError:
@@ -53,12 +61,12 @@ class ModelConfig(StageConfig):
 
     @property
     def head_size(self) -> int:
-        """Numbers in one attention head of the from-scratch Llama."""
+        """Features of one attention head of the from-scratch Llama."""
         return self.hidden_size // self.num_heads
 
     @model_validator(mode="after")
     def _heads_share_out_the_width(self) -> Self:
-        # Rotary position embeddings turn the numbers of a head in twos.
+        # Rotary position embeddings rotate a head's features in pairs.
         if self.base is None and self.hidden_size % (2 * self.num_heads):
             raise ValueError(
                 "hidden_size must be a multiple of twice num_heads, found hidden_size "
@@ -68,7 +76,7 @@ class ModelConfig(StageConfig):
 
 
 class ZeroConfig(StageConfig):
-    """DeepSpeed's ZeRO: ranks hold a part each of what they would all hold the whole of."""
+    """DeepSpeed's ZeRO: what every rank would hold is partitioned over the ranks."""
 
     stage: Literal[1, 2, 3] = Field(
         2,
@@ -81,69 +89,71 @@ class ZeroConfig(StageConfig):
 
 
 class LoraConfig(StageConfig):
-    """Low-rank adapters that learn in place of weights, and are merged into them in the end."""
+    """Low-rank adapters, trained in place of the weights and merged into them at the end."""
 
     rank: int = Field(16, gt=0, le=65_536, description="Rank of the low-rank update of a weight")
-    alpha: Scale = Field(32.0, description="The update is scaled by alpha / rank")
+    alpha: Positive = Field(32.0, description="The update is scaled by alpha / rank")
 
 
 class TrainerConfig(StageConfig):
-    """What every trainer can do, with one rank and with many."""
+    """Settings of every trainer."""
 
     micro_batch_tokens: int = Field(
         16384,
         gt=0,
         le=100_000_000,
-        description="Most tokens in one forward pass; larger batches accumulate",
+        description="Most tokens in one forward pass; larger batches are split and gradients "
+        "added up",
     )
     trainable_layers: int | None = Field(
         None,
         gt=0,
         le=1024,
-        description="Train this many upper layers, the rest frozen; none trains all",
+        description="Number of upper layers that are trained, the rest is frozen; none: all",
     )
     lora: LoraConfig | None = Field(
-        None, description="Train low-rank adapters of these layers; none trains their weights"
+        None, description="Train low-rank adapters of the trained layers; none: their weights"
     )
     gradient_checkpointing: bool = Field(
         False,
-        description="Recompute each layer's activations in the backward pass; less memory, more "
+        description="Recompute each layer's activations in the backward pass: less memory, more "
         "time",
     )
     precision: Precision = Field(
         "float32",
-        description="What layers multiply in; weights and optimiser state stay float32. bfloat16 "
-        "is for GPUs, and for CPUs with AMX or AVX512-BF16",
+        description="Data type of the layers' products; weights and optimiser state stay float32. "
+        "bfloat16 is for GPUs, and for CPUs with AMX or AVX512-BF16",
     )
     optimiser: Optimiser = Field(
         "adamw",
-        description="adamw_8bit keeps its moments in two bytes a parameter for eight "
-        "(bitsandbytes); not with ZeRO, which parts them",
+        description="adamw_8bit (bitsandbytes) keeps its moments in 2 bytes a parameter instead "
+        "of 8; not possible with ZeRO",
     )
-    max_grad_norm: Scale = Field(1.0, description="Global gradient clip [PPO: 1.0]")
+    max_grad_norm: Positive = Field(1.0, description="Global gradient clip [PPO: 1.0]")
     num_ranks: NumRanks = Field(
         "auto",
-        description="Processes that share out each batch, with a GPU each where there are any. A "
-        "number is kept to on every host, and decides the result to the last bit. auto: one on a "
-        "GPU; without GPUs one, or for a model from scratch one a core of the stage's share, so "
+        description="Processes that share each batch, each with its own GPU if there are GPUs. A "
+        "number is the same on every host, and so are the results, to the last bit. auto: on a "
+        "GPU 1; without GPUs 1, or for a model from scratch one for each core of the stage, so "
         "that results of hosts with other cores differ by rounding (with dropout also by what is "
-        "dropped) and count as the same stage",
+        "dropped) but count as the same stage",
     )
     zero: ZeroConfig | None = Field(
-        None, description="What the ranks hold a part of; none: each holds the whole of all"
+        None,
+        description="Partitioning over ranks by DeepSpeed's ZeRO; none: each rank holds everything",
     )
 
     @property
     def ranks(self) -> int:
-        """`num_ranks` as a number: of `auto` the one that it is on a GPU."""
+        """`num_ranks` as a number; `auto` is 1, as on a GPU."""
         return 1 if self.num_ranks == "auto" else self.num_ranks
 
     @model_validator(mode="after")
     def _optimiser_is_whole(self) -> Self:
         if self.zero is not None and self.optimiser != "adamw":
             raise ValueError(
-                f"found optimiser {self.optimiser} with zero; allowed: one of the two, as DeepSpeed"
-                " parts moments of 32 bits"
+                f"found optimiser {self.optimiser} with zero; allowed: only one of the two, as "
+                "DeepSpeed partitions moments of 32 bits"
             )
         return self
 
@@ -152,14 +162,16 @@ TrainerT = TypeVar("TrainerT", bound=TrainerConfig)
 
 
 class TrainConfig(TrainerConfig):
-    """What every supervised stage shares. Schedule: warm-up, then cosine to 10 % [AM 4.2].
+    """Settings of every supervised stage. Schedule: warm-up, then cosine to 10 % [AM 4.2].
 
-    PPO has no dropout: what it samples and what it learns must be of one policy.
+    PPO has no dropout: the policy that samples must be the one that is updated.
     """
 
     learning_rate: LearningRate = Field(5e-6, description="Peak learning rate [AM, RM: 5e-6]")
     warmup_fraction: float = Field(0.1, ge=0, lt=1, description="Share of steps in linear warm-up")
-    final_fraction: float = Field(0.1, ge=0, le=1, description="Final learning rate over peak")
+    final_fraction: float = Field(
+        0.1, ge=0, le=1, description="Final learning rate as a share of the peak"
+    )
     num_epochs: Passes = Field(1, description="Passes over the data [RM, AM: 1]")
     batch_size: Rows = Field(
         32, description="Examples (pairs, rankings, dialogues) per optimiser step"
@@ -168,8 +180,8 @@ class TrainConfig(TrainerConfig):
         0.0,
         ge=0,
         lt=1,
-        description="Share dropped of what attention and feed-forward of the trained layers add "
-        "[RM: 0.05]",
+        description="Dropout probability on the outputs of attention and feed-forward blocks of "
+        "the trained layers [RM: 0.05]",
     )
     weight_decay: float = Field(0.0, ge=0, le=100, description="AdamW weight decay")
     checkpoint_every: Steps = Field(100, description="Optimiser steps between checkpoints")
@@ -180,17 +192,17 @@ class TrainConfig(TrainerConfig):
 
 
 def ranks_within(config: TrainerT, name: str, batch: int) -> TrainerT:
-    """The configuration; ValueError where it has more ranks than its batch, `name`, has rows."""
+    """The configuration; raises ValueError if it has more ranks than rows in the batch `name`."""
     if isinstance(config.num_ranks, int) and config.num_ranks > batch:
         raise ValueError(
-            f"num_ranks must be at most {name}, found {config.num_ranks} and {batch}: ranks share "
-            "out each batch"
+            f"num_ranks must be at most {name}, found {config.num_ranks} and {batch}: every rank "
+            "needs a row of each batch"
         )
     return config
 
 
 def trainer_of(config: BaseModel) -> TrainerConfig | None:
-    """What a stage is told as a trainer, itself or in its part `train`; none if it is not one."""
+    """A stage's trainer settings: the configuration itself or its field `train`; else None."""
     found = config if isinstance(config, TrainerConfig) else getattr(config, "train", None)
     return found if isinstance(found, TrainerConfig) else None
 
@@ -200,7 +212,5 @@ class SFTConfig(StageConfig):
 
     seed: Seed = Field(0, description="Seed of initialisation and order")
     model: ModelConfig = ModelConfig()
-    fine_tune: bool = Field(
-        True, description="Whether to train; if not, the base model is used as it is"
-    )
+    fine_tune: bool = Field(True, description="Train; if off, the base model is used as it is")
     train: TrainConfig = TrainConfig(learning_rate=2e-3, num_epochs=6, batch_size=64)

@@ -39,18 +39,18 @@ ALLOWED_SHAPES: Final = "prompt + completion, messages, or text"
 
 
 class DemonstrationError(PreferenceDataError):
-    """All that is wrong with the demonstrations that were asked for."""
+    """All that is wrong with demonstrations, in one message."""
 
     subject = "demonstrations"
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """text: prompt and what is learned behind it, to the end. asked: up to the first answer."""
+    """text: prompt and all that is learned after it. opening: the text up to the first answer."""
 
     prompt: str
     text: str
-    asked: str
+    opening: str
     category: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -62,8 +62,8 @@ class Demonstration:
 class Shaping:
     """How rows become texts, and how long these may be.
 
-    end: the end token's text. render, render_whole: of messages up to an answer, and of a whole
-    dialogue, by a chat template; both None: HH-RLHF text.
+    end: the end token's text. render, render_whole: chat templates for messages up to an answer and
+    for a whole dialogue; both None: HH-RLHF text.
     """
 
     end: str

@@ -25,7 +25,7 @@ OnTies = Literal["fail", "drop"]
 
 
 class PreferenceOptionError(ValueError):
-    """An argument of `load_preferences` that it cannot work with."""
+    """An invalid argument of `load_preferences`."""
 
 
 def load_preferences(
@@ -66,7 +66,7 @@ def load_preferences(
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """What a look at sources found. is_whole: every row was read."""
+    """What a preview of sources found. is_whole: every row was read."""
 
     pairs: list[PreferencePair]
     bad_rows: list[BadRow]

@@ -1,4 +1,4 @@
-"""What can be wrong with preference data, and how it is reported: all at once, never by halves."""
+"""What can be wrong with preference data, and its report: all problems at once."""
 
 import json
 import os
@@ -99,7 +99,7 @@ class BadRow:
 
 
 class PreferenceDataError(ValueError):
-    """All that is wrong with the preference data that was asked for.
+    """All that is wrong with preference data, in one message.
 
     bad_rows: every refused row, in order of reading. The message lists the first 20 and the
     counts by reason.
@@ -128,7 +128,7 @@ class PreferenceDataError(ValueError):
 
 
 def advice_on(bad_rows: Sequence[BadRow], on_bad_rows: str) -> str | None:
-    """What to do about refused rows; None where it goes on, without them or as there are none."""
+    """What to do about refused rows; None if there are none, or reading goes on without them."""
     reasons = {row.reason for row in bad_rows}
     is_broken = not reasons.isdisjoint(SOURCE_REASONS)
     if not bad_rows or not (is_broken or on_bad_rows == "fail"):

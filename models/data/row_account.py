@@ -102,7 +102,7 @@ class RowAccount:
         return ", ".join(f"{count:,} {reason}" for reason, count in ordered)
 
     def details(self) -> list[str]:
-        """What is to be known of the used rows, and what was ignored; a sentence each."""
+        """Sentences about the used rows, and about what was ignored."""
         found = []
         if self.pairs_used != self.rows.used:
             found.append(f"the used rows give {self.pairs_used:,} pairs")

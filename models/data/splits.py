@@ -46,9 +46,9 @@ def exchanged(pair: PreferencePair) -> PreferencePair:
 
 
 def truth_of(before: PreferencePair, after: PreferencePair, split: str) -> dict[str, Any]:
-    """What is known of a pair that may have been turned: the record that only evaluation reads.
+    """The truth about a pair whose label may have been flipped, for evaluation only.
 
-    gold_*: the share of people's votes, as far as there are any; without, who was labelled better.
+    gold_*: each answer's share of people's votes; without votes 1 for the answer labelled better.
     """
     is_wrong = before.chosen != after.chosen
     votes = after.votes or (Votes(0, 1, 0) if is_wrong else Votes(1, 0, 0))
@@ -69,7 +69,7 @@ NUM_NAMED: Final = 5
 
 
 class SplitError(ValueError):
-    """Pairs that cannot be split as asked."""
+    """Pairs that cannot be split as configured."""
 
 
 class LeakageError(ValueError):

@@ -15,8 +15,8 @@ from trimtab.models.data.readers import Source, SourceError, read_source
 from trimtab.models.data.written_prompts import SETS, load_written
 from trimtab.models.estimates.shapes import PlanError
 from trimtab.models.synthetic.demonstrations import MOST_ADDED
-from trimtab.models.synthetic.sizes import family_sizes, prompt_sets
-from trimtab.models.synthetic.tasks import TASKS, draw_prompt, request_of, task_of
+from trimtab.models.synthetic.prompt_sets import family_sizes, prompt_sets
+from trimtab.models.synthetic.tasks import FAMILIES, draw_prompt, family_of, request_of
 
 # Prompts drawn of each family to learn how long they get: enough to meet the longest.
 NUM_DRAWN = 200
@@ -65,7 +65,9 @@ class Amounts:
         )
 
 
-def of_world(world: WorldConfig, comparisons: ComparisonsConfig, max_length: int) -> Amounts:
+def amounts_of_world(
+    world: WorldConfig, comparisons: ComparisonsConfig, max_length: int
+) -> Amounts:
     """What the synthetic world draws; max_length: tokens at which SFT cuts a dialogue."""
     sizes = family_sizes(world)
     sets = prompt_sets(sizes, *([None] * sum(family) for family in sizes))
@@ -103,13 +105,13 @@ def of_world(world: WorldConfig, comparisons: ComparisonsConfig, max_length: int
 def _longest_rows() -> tuple[int, int]:
     """Most tokens of a prompt, and of a prompt with its demonstration; a word is a token."""
     rng = random.Random(0)
-    prompts = [draw_prompt(task, rng) for task in TASKS.values() for _ in range(NUM_DRAWN)]
+    prompts = [draw_prompt(task, rng) for task in FAMILIES.values() for _ in range(NUM_DRAWN)]
     prompt = max(len(text.split()) for text in prompts)
-    answer = max(len(task_of(text).answer(request_of(text))) for text in prompts)
+    answer = max(len(family_of(text).answer(request_of(text))) for text in prompts)
     return prompt, prompt + answer + MOST_ADDED + 1
 
 
-def of_preferences(config: PreferencesConfig, max_length: int) -> Amounts:
+def amounts_of_preferences(config: PreferencesConfig, max_length: int) -> Amounts:
     """What people's preferences come to; max_length: tokens at which SFT cuts a dialogue.
 
     Raises PlanError for a source that is here and cannot be read.

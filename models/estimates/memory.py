@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from trimtab.models import limits
+from trimtab.models import chunk_sizes
 from trimtab.models.config.training import Optimiser, Precision
 from trimtab.models.estimates.shapes import ModelShape
 
@@ -66,12 +66,13 @@ class Memory:
         share = [num_devices if zero_stage >= stage else 1 for stage in range(4)]
         with_copy = self.optimiser * (ADAM_BYTES + FLOAT_BYTES) // ADAM_BYTES
         twice = 2 if zero_stage == 2 else 1
-        live = FLOAT_BYTES * (limits.ZERO_LIVE + limits.ZERO_PREFETCH)
+        live = FLOAT_BYTES * (chunk_sizes.ZERO_LIVE + chunk_sizes.ZERO_PREFETCH)
         gathered = min(self.weights, live) if zero_stage == 3 else 0
         found = replace(
             self,
             optimiser=ceil(with_copy / share[1]),
-            gradients=ceil(twice * self.gradients / share[2]) + FLOAT_BYTES * limits.ZERO_BUCKET,
+            gradients=ceil(twice * self.gradients / share[2])
+            + FLOAT_BYTES * chunk_sizes.ZERO_BUCKET,
             weights=ceil(self.weights / share[3]),
             frozen=ceil(self.frozen / share[3]),
             activations=max(self.activations, ceil(self.gradients / num_devices)),
@@ -125,7 +126,7 @@ def trained(num_parameters: int, activations: int = 0, optimiser: Optimiser = "a
 def kept_activations(
     shape: ModelShape,
     tokens: int,
-    repeated: int = 0,
+    repeated_keys: int = 0,
     is_recomputed: bool = False,
     has_dropout: bool = False,
     precision: Precision = "float32",
@@ -145,7 +146,7 @@ def kept_activations(
     Then once a token the last norm's input and scale, the rotary cosines and sines, and its id (two
     floats wide).
     Norms and feed-forward parts that `trimtab.models.nets.fused` does not know keep 2 h and f more.
-    Of `repeated` tokens there are further keys and values: a prompt's for every response but its
+    `repeated_keys` tokens have further keys and values: a prompt's for every response but its
     first, and that response's own.
     Recomputed (gradient checkpointing), all layers keep their input, h, and one at a time the rest.
     """
@@ -154,7 +155,7 @@ def kept_activations(
     layer = FLOAT_BYTES * (2 * hidden + 2 + shape.num_heads)
     layer += product * hidden * (2 + 2 * has_dropout)
     layer += product * (3 * shape.num_heads * shape.head_dim + 3 * shape.intermediate_size) + keys
-    whole = tokens * layer + repeated * keys
+    whole = tokens * layer + repeated_keys * keys
     whole += product * (shape.layer_parameters - 2 * hidden) * is_narrow
     once = FLOAT_BYTES * (hidden + 1 + 2 * shape.head_dim + 2)
     if is_recomputed:
@@ -177,19 +178,19 @@ def forward_set(shape: ModelShape, tokens: int) -> int:
 def backward_set(
     shape: ModelShape,
     tokens: int,
-    repeated: int = 0,
+    repeated_keys: int = 0,
     is_recomputed: bool = False,
     has_dropout: bool = False,
     precision: Precision = "float32",
 ) -> int:
     """Bytes of a pass with gradient: what autograd keeps, and one layer's gradients on the way."""
-    kept = kept_activations(shape, tokens, repeated, is_recomputed, has_dropout, precision)
+    kept = kept_activations(shape, tokens, repeated_keys, is_recomputed, has_dropout, precision)
     return kept + forward_set(shape, tokens)
 
 
 def vocabulary_set(shape: ModelShape, response_tokens: int) -> int:
     """Bytes of the logits of response tokens, so many at once."""
-    at_once = min(response_tokens, max(1, limits.LOGITS_AT_ONCE // shape.vocab_size))
+    at_once = min(response_tokens, max(1, chunk_sizes.LOGITS_AT_ONCE // shape.vocab_size))
     return FLOAT_BYTES * at_once * shape.vocab_size
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from trimtab.models import counts, limits
+from trimtab.models import chunk_sizes, counts
 from trimtab.models.config.policy import ReviseConfig, SampleResponsesConfig
 from trimtab.models.config.training import TrainConfig, TrainerConfig
 from trimtab.models.estimates.amounts import Amounts
@@ -24,13 +24,13 @@ from trimtab.models.estimates.shapes import ModelShape
 
 
 @dataclass(frozen=True)
-class Setting:
+class StageInputs:
     """What a stage's cost depends on beside its own configuration: model, data and inputs.
 
     Of the inputs:
     scorer_heads: heads of each scorer, 1 of a reward model, 2 of an Advantage Model.
     num_behaviours: policies that wrote the pairs, where an Advantage Model weighs by them.
-    num_judges: scorers that an evaluation is judged by.
+    num_heldout_models: held-out reward models that an evaluation is scored by.
     has_rehearsal: whether there are dialogues to rehearse.
     starts_as_reference: whether PPO's policy is at first its reference.
     is_relabelled: whether pairs come relabelled, besides the raw ones.
@@ -43,7 +43,7 @@ class Setting:
     amounts: Amounts
     scorer_heads: tuple[int, ...] = (1,)
     num_behaviours: int = 0
-    num_judges: int = 0
+    num_heldout_models: int = 0
     has_rehearsal: bool = False
     starts_as_reference: bool = False
     is_relabelled: bool = False
@@ -59,17 +59,17 @@ class Setting:
         return prompt, min(prompt + max_new_tokens + 1, context)
 
     @property
-    def pair_row(self) -> int:
+    def pair_tokens(self) -> int:
         """Most tokens of a packed pair; prompt and longer answer are cut to the context."""
         return min(self.amounts.pair_tokens, 2 * self.shape.context)
 
     @property
-    def policy(self) -> int:
+    def policy_bytes(self) -> int:
         """Bytes of a policy's weights."""
         return FLOAT_BYTES * self.shape.policy_parameters
 
     @property
-    def scorers(self) -> list[int]:
+    def scorer_bytes(self) -> list[int]:
         """Bytes of each incoming scorer's weights."""
         return [FLOAT_BYTES * self.shape.scorer_parameters(heads) for heads in self.scorer_heads]
 
@@ -108,15 +108,15 @@ class Work:
 class Rows:
     """Packed rows that pass through a model: `count` of at most `length` tokens each.
 
-    responses: tokens of a row whose log-probabilities are taken. repeated: further keys and values
-    of a row, as in `kept_activations`. passes: how often a step passes a row through the trunk.
-    all_tokens: of all rows together, where that is not count * length.
+    logit_tokens: tokens of a row whose log-probabilities are taken. repeated_keys: tokens of a row
+    that have further keys and values, as in `kept_activations`. passes: how often a step
+    passes a row through the trunk. all_tokens: of all rows together, if not count * length.
     """
 
     count: int
     length: int
-    responses: int = 0
-    repeated: int = 0
+    logit_tokens: int = 0
+    repeated_keys: int = 0
     passes: int = 1
     all_tokens: int | None = None
 
@@ -127,7 +127,7 @@ class Rows:
 
 
 def supervised_work(
-    setting: Setting,
+    inputs: StageInputs,
     train: TrainConfig,
     num_parameters: int,
     rows: Rows,
@@ -141,20 +141,20 @@ def supervised_work(
         num_ranks=train.ranks,
         optimiser_steps=counts.optimiser_steps(train, parts),
         trained_tokens=train.num_epochs * rows.passes * rows.tokens,
-        parameters=trained_parameters(setting.shape, train, num_parameters),
-        phases=supervised_phases(setting, train, num_parameters, step),
+        parameters=trained_parameters(inputs.shape, train, num_parameters),
+        phases=supervised_memory(inputs, train, num_parameters, step),
     )
 
 
-def supervised_phases(
-    setting: Setting, train: TrainConfig, num_parameters: int, step: Rows
+def supervised_memory(
+    inputs: StageInputs, train: TrainConfig, num_parameters: int, step: Rows
 ) -> dict[str, Memory]:
     """What one of the loop's ranks holds while the model is loaded, and in a step on such rows."""
     own = replace(step, count=counts.rows_of_rank(step.count, train.ranks))
-    whole = training_phase(setting, num_parameters, train, own)
+    whole = training_memory(inputs, num_parameters, train, own)
     if train.ranks > 1:
         # Gradients are added up in a bucket, when there are no activations.
-        bucket = min(whole.gradients, FLOAT_BYTES * limits.BUCKET)
+        bucket = min(whole.gradients, FLOAT_BYTES * chunk_sizes.BUCKET)
         whole = replace(whole, activations=max(whole.activations, bucket))
     zero, ranks = train.zero, train.ranks
     if zero is None:
@@ -165,8 +165,8 @@ def supervised_phases(
     }
 
 
-def sampling_phase(
-    setting: Setting,
+def sampling_memory(
+    inputs: StageInputs,
     frozen: int,
     num_prompts: int,
     prompt: int,
@@ -178,9 +178,9 @@ def sampling_phase(
 
     prompt: most tokens of one of the prompts. at_least: batches; None: as one rank samples.
     """
-    shape, longest = setting.shape, prompt + max_new_tokens
+    shape, longest = inputs.shape, prompt + max_new_tokens
     at_least = counts.least_sampling_batches(1) if at_least is None else at_least
-    sizes = counts.decoding_batch_sizes(num_prompts, longest, limits.CACHE_TOKENS, at_least)
+    sizes = counts.decoding_batch_sizes(num_prompts, longest, chunk_sizes.CACHE_TOKENS, at_least)
     at_once = max(sizes, default=0)
     return Memory(
         frozen=frozen,
@@ -189,35 +189,35 @@ def sampling_phase(
     )
 
 
-def scoring_phase(setting: Setting, frozen: int, rows: Rows) -> Memory:
+def scoring_memory(inputs: StageInputs, frozen: int, rows: Rows) -> Memory:
     """Passes over rows without gradient, beside `frozen` bytes of weights."""
-    tokens = counts.most_micro_batch_tokens(rows.count, rows.length, limits.PASS_TOKENS)
-    logits = vocabulary_set(setting.shape, min(tokens, rows.count * rows.responses))
-    return Memory(frozen=frozen, activations=forward_set(setting.shape, tokens) + logits)
+    tokens = counts.most_micro_batch_tokens(rows.count, rows.length, chunk_sizes.PASS_TOKENS)
+    logits = vocabulary_set(inputs.shape, min(tokens, rows.count * rows.logit_tokens))
+    return Memory(frozen=frozen, activations=forward_set(inputs.shape, tokens) + logits)
 
 
-def training_phase(
-    setting: Setting, num_parameters: int, config: TrainerConfig, rows: Rows
+def training_memory(
+    inputs: StageInputs, num_parameters: int, config: TrainerConfig, rows: Rows
 ) -> Memory:
     """One micro batch of an optimiser step; rows: of one rank in a step."""
-    shape, passes = setting.shape, rows.passes
+    shape, passes = inputs.shape, rows.passes
     tokens = counts.most_micro_batch_tokens(rows.count, rows.length, config.micro_batch_tokens)
-    logits = passes * vocabulary_set(shape, min(tokens, rows.count * rows.responses))
-    repeated = passes * ceil(tokens * rows.repeated / rows.length)
-    kept = gradient_set(shape, config, passes * tokens, repeated)
+    logits = passes * vocabulary_set(shape, min(tokens, rows.count * rows.logit_tokens))
+    repeated_keys = passes * ceil(tokens * rows.repeated_keys / rows.length)
+    kept = gradient_set(shape, config, passes * tokens, repeated_keys)
     learning = trained_parameters(shape, config, num_parameters)
     own = learning if config.lora is None else _heads(shape, num_parameters)
     memory = trained(learning, kept + logits, config.optimiser)
     return replace(memory, frozen=FLOAT_BYTES * (num_parameters - own))
 
 
-def gradient_set(shape: ModelShape, config: TrainerConfig, tokens: int, repeated: int) -> int:
-    """Bytes of a pass of the trained layers with gradient; `repeated` as in `kept_activations`."""
+def gradient_set(shape: ModelShape, config: TrainerConfig, tokens: int, repeated_keys: int) -> int:
+    """Bytes of a pass of the trained layers with gradient; `repeated_keys` as in `Rows`."""
     upper = shape.upper(config.trainable_layers)
     kept = backward_set(
         upper,
         tokens,
-        repeated,
+        repeated_keys,
         is_recomputed=config.gradient_checkpointing,
         has_dropout=isinstance(config, TrainConfig) and config.dropout > 0,
         precision=config.precision,

@@ -35,7 +35,7 @@ def best_of(scores: Tensor) -> Tensor:
     require_shape("best_of", 2, scores=scores)
     require_floating("best_of", scores=scores)
     if bool(scores.isnan().any()):
-        raise ValueError("best_of: scores holds NaN, which has no rank; score again")
+        raise ValueError("best_of: scores holds NaN, which cannot be ranked; score again")
     return torch.argsort(scores, dim=1, descending=True, stable=True)[:, 0]
 
 

@@ -40,10 +40,12 @@ def satisfied_instruction(scores: Tensor, num_instructions: int) -> Tensor:
     if num_instructions < 2:
         raise ValueError(
             "satisfied_instruction: num_instructions must be at least 2, found "
-            f"{num_instructions}; one instruction tells nothing apart"
+            f"{num_instructions}; one instruction alone cannot be contrasted"
         )
     if bool(scores.isnan().any()):
-        raise ValueError("satisfied_instruction: scores holds NaN, which has no rank; score again")
+        raise ValueError(
+            "satisfied_instruction: scores holds NaN, which cannot be ranked; score again"
+        )
     ordered = scores.sort().values
     num_lower = torch.searchsorted(ordered, scores)
     num_not_higher = torch.searchsorted(ordered, scores, right=True)

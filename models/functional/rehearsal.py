@@ -55,7 +55,7 @@ def top_k_per_cluster(scores: Tensor, cluster: Tensor, k: int) -> Tensor:
     if k < 1:
         raise ValueError(f"top_k_per_cluster: k must be at least 1, found {k}")
     if bool(scores.isnan().any()):
-        raise ValueError("top_k_per_cluster: scores holds NaN, which has no rank; score again")
+        raise ValueError("top_k_per_cluster: scores holds NaN, which cannot be ranked; score again")
     # Two stable sorts order by (cluster, score descending, index ascending).
     order = torch.argsort(scores, descending=True, stable=True)
     order = order[torch.argsort(cluster[order], stable=True)]

@@ -20,11 +20,11 @@ Deviations
    corrects them, and smoothing doubts the ones left as annotated.
 4. No pair is reweighted; weight 0 has what a study leaves out by strength [RM figures 4 to 6] and
    what a person drops.
-5. `overrule` is not in the paper: where a person has read a pair, the vote on it no longer counts.
+5. `apply_review` is not in the paper: where a person has read a pair, its vote no longer counts.
 6. A flipped pair gets no margin by rating. The rating says how much better its annotator found the
    answer that the ensemble finds worse; of the order after the flip it says nothing.
 7. Labels may come in soft (a judge's probabilities, [RLAIF] arXiv 2309.00267). A flip then turns
-   the label round with its certainty, and smoothing is noise upon it: see `over_soft_labels`.
+   the label round with its certainty, and smoothing is noise upon it: see `relabel_soft_labels`.
 8. flip_fraction and flip_below may be given together: a pair is then flipped only if it meets
    both. The paper flips the weakest tenth or fifth whatever its strength. On its data about a
    quarter of all strengths are below 0 [RM figure 1], so that the two come to the same there; on
@@ -108,47 +108,47 @@ def relabel(
     )
 
 
-def over_soft_labels(treated: Relabel, given: Tensor) -> Relabel:
+def relabel_soft_labels(relabelled: Relabel, given: Tensor) -> Relabel:
     """The treatment of labels that are soft already (deviation 7).
 
     label = q p + (1 - q) (1 - p), with p the label given and q what `relabel` makes of a certain
     one: that the label is right, or wrong and the treatment too. p = 1 leaves q, q = 1 leaves p
     (also where a pair is flipped: p is then of the order after the flip), and 1/2 stays 1/2.
 
-    treated: a Relabel of N pairs. given: (N,), probability in [0, 1] that chosen is better.
-    Returns a new Relabel, `treated` is kept.
+    relabelled: a Relabel of N pairs. given: (N,), probability in [0, 1] that chosen is better.
+    Returns a new Relabel, `relabelled` is kept.
     Raises ShapeError for other shapes, ValueError for values outside [0, 1].
     """
-    require_shape("over_soft_labels", 1, label=treated.label, given=given)
+    require_shape("relabel_soft_labels", 1, label=relabelled.label, given=given)
     if not bool(((given >= 0) & (given <= 1)).all()):
-        raise ValueError("over_soft_labels: given must be probabilities in [0, 1]")
-    label = treated.label * given + (1 - treated.label) * (1 - given)
-    return treated._replace(label=label)
+        raise ValueError("relabel_soft_labels: given must be probabilities in [0, 1]")
+    label = relabelled.label * given + (1 - relabelled.label) * (1 - given)
+    return relabelled._replace(label=label)
 
 
-def overrule(treated: Relabel, *, keep: Tensor, flip: Tensor, drop: Tensor) -> Relabel:
+def apply_review(relabelled: Relabel, *, keep: Tensor, flip: Tensor, drop: Tensor) -> Relabel:
     """A person's verdicts in place of the vote's (deviation 5).
 
-    treated: a Relabel of N pairs. keep, flip, drop: (N,) bool, at most one True for a pair; of a
+    relabelled: a Relabel of N pairs. keep, flip, drop: (N,) bool, at most one True for a pair; of a
     pair with none the vote's treatment stays. A reviewed pair is flipped or as annotated, with
     label 1 and margin 0, as both measure doubt that a person has settled; weight 0 drops it.
-    Returns a new Relabel, `treated` is kept.
+    Returns a new Relabel, `relabelled` is kept.
     Raises ShapeError for other shapes, ValueError where a pair has two verdicts.
     """
     verdicts = {"keep": keep, "flip": flip, "drop": drop}
-    require_shape("overrule", 1, is_flipped=treated.is_flipped, **verdicts)
+    require_shape("apply_review", 1, is_flipped=relabelled.is_flipped, **verdicts)
     for name, verdict in verdicts.items():
-        require_mask("overrule", verdict, name)
+        require_mask("apply_review", verdict, name)
     reviewed = keep | flip | drop
     if bool((keep & flip | keep & drop | flip & drop).any()):
         raise ValueError(
-            "overrule: found a pair with two verdicts, allowed: one of keep, flip, drop"
+            "apply_review: found a pair with two verdicts, allowed: one of keep, flip, drop"
         )
     return Relabel(
-        is_flipped=torch.where(reviewed, flip, treated.is_flipped),
-        label=treated.label.masked_fill(reviewed, 1.0),
-        margin=treated.margin.masked_fill(reviewed, 0.0),
-        weight=treated.weight.masked_fill(reviewed, 1.0).masked_fill(drop, 0.0),
+        is_flipped=torch.where(reviewed, flip, relabelled.is_flipped),
+        label=relabelled.label.masked_fill(reviewed, 1.0),
+        margin=relabelled.margin.masked_fill(reviewed, 0.0),
+        weight=relabelled.weight.masked_fill(reviewed, 1.0).masked_fill(drop, 0.0),
     )
 
 
@@ -181,7 +181,7 @@ def strength_slice(strength_mean: Tensor, keep_from: float, keep_to: float) -> T
 
     strength_mean: (N,), logits. keep_from, keep_to: in [0, 1], shares of all pairs; slices that
     meet have no pair in common (ties: lower index first).
-    Returns (N,), 1 for pairs of rank round(keep_from N) up to round(keep_to N) - 1, 0 for others.
+    Returns (N,), 1 for the pairs round(keep_from N) to round(keep_to N) - 1 by strength, else 0.
     Raises ShapeError for other shapes, ValueError unless keep_from < keep_to.
     """
     require_shape("strength_slice", 1, strength_mean=strength_mean)

@@ -19,7 +19,7 @@ from torch import Tensor
 from trimtab.models.functional.checks import ShapeError, require_floating, require_shape
 
 
-def label_probabilities(logprobs: Tensor) -> Tensor:
+def option_probabilities(logprobs: Tensor) -> Tensor:
     """Probabilities of the permitted answers alone [RLAIF section 2.1]: softmax over them.
 
     P_l = exp(logprob_l) / sum_k exp(logprob_k).
@@ -28,11 +28,11 @@ def label_probabilities(logprobs: Tensor) -> Tensor:
     Returns (N, L), each row summing to 1.
     Raises ShapeError for other shapes, ValueError for NaN and for a row without any share.
     """
-    require_shape("label_probabilities", 2, logprobs=logprobs)
-    require_floating("label_probabilities", logprobs=logprobs)
+    require_shape("option_probabilities", 2, logprobs=logprobs)
+    require_floating("option_probabilities", logprobs=logprobs)
     if not bool((logprobs.amax(1) > -torch.inf).all()):
         raise ValueError(
-            "label_probabilities: a row is -inf or NaN throughout, so that no answer is likelier "
+            "option_probabilities: a row is -inf or NaN throughout, so that no answer is likelier "
             "than another; leave it out and count it as not understood"
         )
     return logprobs.softmax(1)
@@ -110,7 +110,7 @@ def expected_score(probabilities: Tensor) -> tuple[Tensor, Tensor]:
         raise ShapeError(f"expected_score: at least 2 ratings are needed, found {num_ratings}")
     if not bool(((probabilities.sum(1) - 1).abs() < 1e-4).all()):
         raise ValueError(
-            "expected_score: each row must sum to 1; pass it through label_probabilities first"
+            "expected_score: each row must sum to 1; pass it through option_probabilities first"
         )
     ratings = torch.arange(1, num_ratings + 1, device=probabilities.device)
     score = probabilities @ ratings.to(probabilities.dtype)

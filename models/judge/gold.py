@@ -53,7 +53,7 @@ class GoldModel:
         else:
             shares = {self._rate(blocks["dialogue"], blocks["response"]): 1.0}
         ordered = sorted(shares.items(), key=lambda item: -item[1])
-        top = tuple((label, math.log(share)) for label, share in ordered if share > 0)
+        top = tuple((option, math.log(share)) for option, share in ordered if share > 0)
         tokens = (Token(*top[0], top),) if request.top_logprobs else ()
         return ChatAnswer(top[0][0], Usage(), tokens)
 

@@ -4,16 +4,16 @@
 [CAI] Bai et al., Constitutional AI: Harmlessness from AI Feedback, arXiv 2212.08073.
 
 A question has up to three requests. With chain_of_thought the judge first writes its thoughts,
-and the answer is asked for after them ([RLAIF] section 2.1.2). Then it answers, and the labels'
+and the answer is asked for after them ([RLAIF] section 2.1.2). Then it answers, and the options'
 probabilities are read from the answer's tokens. An answer that cannot be parsed is asked for once
 more, with the required form. Samples that can be parsed are averaged (self-consistency). With a
 constitution, one of its principles decides a comparison, drawn at random for each pair ([CAI]
 section 4.1).
 
 Deviations from [RLAIF]
-1. The labels are A and B instead of 1 and 2, which could be taken for ratings.
+1. The options are A and B instead of 1 and 2, which could be taken for ratings.
 2. A comparison of which no answer can be parsed in one order counts as 1/2 in that order.
-3. A response of which no answer can be parsed gets the middle of the scale.
+3. A response of which no answer can be parsed gets the mean of all ratings.
 
 Deviations from [CAI]
 1. The principle stands after the rubric, which lists further criteria, and after worked examples;
@@ -31,12 +31,12 @@ from torch import Tensor
 
 from trimtab.models import counts
 from trimtab.models.config.judge import JudgeConfig
-from trimtab.models.functional.verdicts import expected_score, label_probabilities
+from trimtab.models.functional.verdicts import expected_score, option_probabilities
 from trimtab.models.judge.batch import CachedChatModel, OnAnswer
 from trimtab.models.judge.chat import ChatAnswer, ChatRequest, Usage
 from trimtab.models.judge.constitutions import Constitution
-from trimtab.models.judge.parse import label_logprobs
-from trimtab.models.judge.prompts import LABELS, Kind, PromptTemplate
+from trimtab.models.judge.parse import option_logprobs
+from trimtab.models.judge.prompts import OPTIONS, Kind, PromptTemplate
 from trimtab.models.judge.rubrics import load_rubric
 
 # The texts to judge, by name and in order, and the principle that decides.
@@ -76,8 +76,8 @@ class ScoreVerdict:
 
 
 @dataclass(frozen=True)
-class LabelDistribution:
-    """The mean distribution (L,) over labels of the samples that could be parsed, float64."""
+class OptionDistribution:
+    """The mean distribution (L,) over options of the samples that could be parsed, float64."""
 
     probabilities: Tensor
     num_unparsed: int
@@ -85,19 +85,19 @@ class LabelDistribution:
 
     @classmethod
     def mean(
-        cls, logprobs: Sequence[list[float] | None], usages: Sequence[Usage], num_labels: int
-    ) -> LabelDistribution:
-        """From each sample's log-probabilities of the labels; None for one not parsed.
+        cls, logprobs: Sequence[list[float] | None], usages: Sequence[Usage], num_options: int
+    ) -> OptionDistribution:
+        """From each sample's log-probabilities of the options; None for one not parsed.
 
         Even if no sample could be parsed.
         """
         parsed = [each for each in logprobs if each is not None]
         if parsed:
             rows = torch.tensor(parsed, dtype=torch.float64, device="cpu")
-            probabilities = label_probabilities(rows).mean(0)
+            probabilities = option_probabilities(rows).mean(0)
         else:
-            even = 1 / num_labels
-            probabilities = torch.full((num_labels,), even, dtype=torch.float64, device="cpu")
+            even = 1 / num_options
+            probabilities = torch.full((num_options,), even, dtype=torch.float64, device="cpu")
         return cls(probabilities, len(logprobs) - len(parsed), sum(usages, Usage()))
 
 
@@ -182,9 +182,9 @@ class Judge:
         template: PromptTemplate,
         cases: Sequence[_Case],
         on_answer: OnAnswer,
-    ) -> list[LabelDistribution]:
+    ) -> list[OptionDistribution]:
         """One distribution per case, of num_samples requests each."""
-        num_samples, labels = self.config.num_samples, LABELS[template.kind]
+        num_samples, options = self.config.num_samples, OPTIONS[template.kind]
         requests = [
             self._first_request(template, case, number)
             for case in cases
@@ -198,13 +198,13 @@ class Judge:
                 for request, found in zip(requests, thoughts, strict=True)
             ]
             usages = _add_usages(usages, thoughts)
-        requests = [self._label_request(request, labels) for request in requests]
+        requests = [self._option_request(request, options) for request in requests]
         answers = self.chat.ask(requests, on_answer)
         usages = _add_usages(usages, answers)
-        answers, usages = self._repaired(template, requests, answers, usages, labels)
-        logprobs = [label_logprobs(each, labels, self.config.min_mass) for each in answers]
+        answers, usages = self._repaired(template, requests, answers, usages, options)
+        logprobs = [option_logprobs(each, options, self.config.min_mass) for each in answers]
         samples = [slice(at, at + num_samples) for at in range(0, len(logprobs), num_samples)]
-        return [LabelDistribution.mean(logprobs[s], usages[s], len(labels)) for s in samples]
+        return [OptionDistribution.mean(logprobs[s], usages[s], len(options)) for s in samples]
 
     def _first_request(self, template: PromptTemplate, case: _Case, number: int) -> ChatRequest:
         config = self.config
@@ -217,10 +217,10 @@ class Judge:
             seed=number if config.num_samples > 1 else None,
         )
 
-    def _label_request(self, request: ChatRequest, labels: Sequence[str]) -> ChatRequest:
-        """Ask for a label. With top_logprobs only its own tokens are needed, greedily."""
+    def _option_request(self, request: ChatRequest, options: Sequence[str]) -> ChatRequest:
+        """Ask for an option. With top_logprobs only its own tokens are needed, greedily."""
         config = self.config
-        tokens = counts.verdict_tokens(config, max(map(len, labels)))
+        tokens = counts.verdict_tokens(config, max(map(len, options)))
         if not config.top_logprobs:
             return replace(request, max_tokens=tokens)
         return replace(
@@ -237,13 +237,13 @@ class Judge:
         requests: Sequence[ChatRequest],
         answers: Sequence[ChatAnswer],
         usages: Sequence[Usage],
-        labels: Sequence[str],
+        options: Sequence[str],
     ) -> tuple[list[ChatAnswer], list[Usage]]:
         """The answers and their tokens; one that cannot be parsed is asked for once more."""
         bad = [
             at
             for at, answer in enumerate(answers)
-            if label_logprobs(answer, labels, self.config.min_mass) is None
+            if option_logprobs(answer, options, self.config.min_mass) is None
         ]
         again = self.chat.ask(
             [

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from trimtab.models import limits
+from trimtab.models import chunk_sizes
 from trimtab.models.judge.chat import ChatAnswer, ChatRequest, Token, Usage, cache_key
 from trimtab.models.nets.generation import Sampling, decode, decoding_batches
 from trimtab.models.nets.loading import load_base_policy, load_base_tokenizer
@@ -61,7 +61,7 @@ class LocalModel:
     ) -> Iterator[tuple[str, ChatAnswer]]:
         """As in `ChatModel`; raises RequestError."""
         waiting = iter(requests)
-        while window := list(islice(waiting, limits.REQUESTS_AT_ONCE)):
+        while window := list(islice(waiting, chunk_sizes.REQUESTS_AT_ONCE)):
             window.sort(key=_form)
             for _, alike in groupby(window, key=_form):
                 yield from self._alike(list(alike))
@@ -88,7 +88,7 @@ class LocalModel:
         form = named[0][1]
         prompts = [self.encode(request) for _, request in named]
         is_one_token = form.max_tokens == 1 and form.temperature == 0
-        limit = limits.PASS_TOKENS if is_one_token else limits.CACHE_TOKENS
+        limit = chunk_sizes.PASS_TOKENS if is_one_token else chunk_sizes.CACHE_TOKENS
         for batch in decoding_batches(prompts, form.max_tokens, limit, at_least=1):
             texts = [prompts[index] for index in batch]
             if is_one_token:

@@ -19,7 +19,7 @@ QUOTE = "| "
 CUT = "[cut here]"
 Kind = Literal["compare", "score"]
 # What a verdict says: which response is better, or a rating.
-LABELS: dict[Kind, tuple[str, ...]] = {
+OPTIONS: dict[Kind, tuple[str, ...]] = {
     "compare": ("A", "B"),
     "score": tuple(str(rating) for rating in range(1, 11)),
 }

@@ -60,7 +60,7 @@ class ResumableBatch:
     workdir: Path
     rows: list[Row] = field(default_factory=list)
     answers: dict[str, str] = field(default_factory=dict)
-    step: int = 0
+    num_checkpoints: int = 0
     saved_at: float = field(default_factory=time.monotonic)
 
     @classmethod
@@ -72,8 +72,10 @@ class ResumableBatch:
 
     def save(self) -> None:
         """Write a checkpoint."""
-        self.step += 1
-        save_checkpoint(self.workdir, self.step, {"rows": self.rows, "answers": self.answers})
+        self.num_checkpoints += 1
+        save_checkpoint(
+            self.workdir, self.num_checkpoints, {"rows": self.rows, "answers": self.answers}
+        )
         self.saved_at = time.monotonic()
 
     def stop(self, chat: CachedChatModel) -> NoReturn:

@@ -35,7 +35,7 @@ _HEADING = re.compile(
 
 
 @dataclass(frozen=True)
-class Step:
+class Revision:
     """One revision of a draft. If `is_usable` is false, `revision` is the draft.
 
     critique: empty if none was asked for.
@@ -62,7 +62,7 @@ class Reviser:
         drafts: Sequence[str],
         number: int,
         on_answer: OnAnswer = lambda: None,
-    ) -> list[Step]:
+    ) -> list[Revision]:
         """Step `number` of each draft; `on_answer` is called for each critique and revision.
 
         Raises StoppedError, and what the chat model raises.
@@ -110,12 +110,14 @@ class Reviser:
         return Message("user", text)
 
 
-def _step(principle: str, critique: str, draft: str, answer: ChatAnswer, usage: Usage) -> Step:
+def _step(principle: str, critique: str, draft: str, answer: ChatAnswer, usage: Usage) -> Revision:
     found = revision_of(answer)
     if found is not None:  # some models begin every response with a space
         found = draft[: len(draft) - len(draft.lstrip())] + found
     whole = usage + (answer.usage or Usage())
-    return Step(principle, critique, draft if found is None else found, found is not None, whole)
+    return Revision(
+        principle, critique, draft if found is None else found, found is not None, whole
+    )
 
 
 def revision_of(answer: ChatAnswer) -> str | None:

@@ -28,7 +28,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from trimtab.models import limits
+from trimtab.models import chunk_sizes
 from trimtab.models.judge.chat import ChatAnswer, ChatModel, ChatRequest, Message
 from trimtab.models.judge.local import LocalModel
 
@@ -88,7 +88,7 @@ class _Batcher:
     def _work(self) -> None:
         while True:
             batch = [self._waiting.get()]
-            while len(batch) < limits.REQUESTS_AT_ONCE and not self._waiting.empty():
+            while len(batch) < chunk_sizes.REQUESTS_AT_ONCE and not self._waiting.empty():
                 batch.append(self._waiting.get())
             self._answer([item for item in batch if item[1].set_running_or_notify_cancel()])
 

@@ -40,7 +40,7 @@ def further_mask(lengths: Lengths, dtype: torch.dtype) -> Tensor:
 
 @contextmanager
 def packed_attention(module: nn.Module) -> Iterator[None]:
-    """Inside, a trunk or a layer attends as said above; its pass gets `packed_lengths` by name.
+    """A context with packed attention for a trunk or a layer, which must get `packed_lengths`.
 
     Raises ValueError for a model that takes no attention function.
     """

@@ -15,7 +15,7 @@ from trimtab.models.nets.loading import load_policy
 
 
 class Prototypes(nn.Module):
-    """SwAV's prototypes (K, H), drawn from `seed`; answers with cosines (N, K) of features."""
+    """SwAV's prototypes (K, H), drawn from `seed`; maps features to their cosines (N, K)."""
 
     def __init__(self, num_prototypes: int, hidden_size: int, seed: int) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 def trained_state(model: nn.Module) -> dict[str, Tensor]:
-    """What training changes, by name: all that a checkpoint needs beside the model's start."""
+    """The trained parameters by name: what a checkpoint holds of a model."""
     return {
         name: parameter.detach()
         for name, parameter in model.named_parameters()
@@ -67,7 +67,7 @@ def load_trained_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def embeddings_of(model: PreTrainedModel) -> list[nn.Module]:
-    """What comes before the layers in the trunk: embeddings of tokens, maybe of positions."""
+    """The trunk's embeddings: of tokens and, in some models, of positions."""
     layers = layers_of(model)
     children = list(model.base_model.children())
     return children[: next(place for place, child in enumerate(children) if child is layers)]

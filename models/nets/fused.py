@@ -43,7 +43,7 @@ def with_fused_layers(model: PreTrainedModel) -> PreTrainedModel:
 
 @cache
 def _passing_by(kind: Any, forward: Callable[..., Tensor]) -> type[nn.Module]:
-    """The class, but for its forward pass."""
+    """A subclass whose forward pass is replaced."""
     changed: type[nn.Module] = type(kind.__name__, (kind,), {"forward": forward})
     return changed
 
@@ -82,7 +82,7 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        """Of `hidden` and `weight`, which may be frozen."""
+        """Gradients of `hidden` and of `weight`, which may be frozen."""
         hidden, weight, scale = ctx.saved_tensors
         (gradient,) = gradients
         normed = hidden * scale

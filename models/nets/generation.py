@@ -89,7 +89,7 @@ def decode(
         scaled = rows.logits / sampling.temperature
         probabilities = scaled.softmax(-1)
         chosen = _choose(probabilities, rows, sampling, draws[:, number])
-        own_logprobs, own_entropies = _judge(scaled, probabilities, chosen)
+        own_logprobs, own_entropies = _logprobs_and_entropies(scaled, probabilities, chosen)
         tokens[alive, number] = chosen.masked_fill(finished, _NONE)
         logprobs[alive, number] = own_logprobs.masked_fill(finished, 0.0)
         entropies[alive, number] = own_entropies.masked_fill(finished, 0.0)
@@ -120,7 +120,7 @@ class _Rows:
         self.position = position[:, -1]
 
     def select(self, index: Tensor) -> None:
-        """Go on with the rows of `index` (b,), in which one may come several times."""
+        """Keep the rows of `index` (b,), which may name a row several times."""
         self.steps.select(index)
         self.seen, self.position = self.seen[index], self.position[index]
         self.logits = self.logits[index]
@@ -167,7 +167,9 @@ def _running_sums(values: Tensor) -> Tensor:
     return values.cpu().cumsum(-1).to(values.device) if is_strict else values.cumsum(-1)
 
 
-def _judge(logits: Tensor, probabilities: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+def _logprobs_and_entropies(
+    logits: Tensor, probabilities: Tensor, tokens: Tensor
+) -> tuple[Tensor, Tensor]:
     """Log-probabilities (B,) of tokens and entropies (B,), of logits and their softmax (B, V)."""
     place = tokens[:, None]
     own = probabilities.gather(1, place)[:, 0]
@@ -198,19 +200,19 @@ def _most_likely(probabilities: Tensor, mass: float) -> tuple[Tensor, Tensor]:
 
 
 class DecodingSteps(Protocol):
-    """B rows whose tokens so far a model has seen."""
+    """A decoding state: B rows whose tokens the model has processed so far."""
 
     def select(self, index: Tensor) -> None:
-        """Go on with the rows of `index` (b,), in which one may come several times."""
+        """Keep the rows of `index` (b,), which may name a row several times."""
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """A token (B,) at its position (B,) of each row -> the logits (B, V) behind it."""
+        """Process a token (B,) of each row at its position (B,); returns the next logits (B, V)."""
 
 
 def begin_decoding(
     model: PreTrainedModel, tokens: Tensor, mask: Tensor, position: Tensor, room: int
 ) -> tuple[Tensor, DecodingSteps]:
-    """The logits (B, V) behind prompts (B, t), padded on the left, and `room` steps from there.
+    """The logits (B, V) after prompts (B, t), padded on the left, and a state for `room` steps.
 
     mask: (B, t), 1 where there is a token; position: (B, t), from 0 on in each row.
     """
@@ -223,24 +225,24 @@ def begin_decoding(
 
 
 class ModelSteps:
-    """By the model's own forward pass: any causal language model of transformers."""
+    """Decoding by the model's forward pass, for any causal language model of transformers."""
 
     def __init__(self, model: PreTrainedModel, cache: DynamicCache, mask: Tensor) -> None:
         """mask: (B, t), of the tokens that the cache holds."""
         self.model, self.cache, self.mask = model, cache, mask
 
     def select(self, index: Tensor) -> None:
-        """As in `Steps`."""
+        """As in `DecodingSteps`."""
         self.cache.batch_select_indices(index)
         self.mask = self.mask[index]
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """As in `Steps`."""
+        """As in `DecodingSteps`."""
         one = self.mask.new_ones(len(tokens), 1)
         return self.run(tokens[:, None], one, position[:, None])
 
     def run(self, tokens: Tensor, mask: Tensor, position: Tensor) -> Tensor:
-        """Append tokens (B, t) -> the logits (B, V) behind the last."""
+        """Append tokens (B, t); returns the logits (B, V) after the last."""
         self.mask = torch.cat([self.mask, mask], dim=1)
         output = self.model(
             input_ids=tokens,
@@ -277,13 +279,13 @@ class LlamaSteps:
         self.bias[:, 0, 0, : self.length].masked_fill_(mask == 0, -torch.inf)
 
     def select(self, index: Tensor) -> None:
-        """As in `Steps`."""
+        """As in `DecodingSteps`."""
         self.keys = [keys[index] for keys in self.keys]
         self.values = [values[index] for values in self.values]
         self.bias = self.bias[index]
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """As in `Steps`."""
+        """As in `DecodingSteps`."""
         trunk = self.model.model
         hidden = trunk.embed_tokens(tokens)
         cosine, sine = trunk.rotary_emb(hidden, position[:, None])  # (B, 1, d) each

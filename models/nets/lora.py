@@ -48,7 +48,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, num_frozen: int, se
 
 
 def merge_adapters(model: PreTrainedModel) -> None:
-    """Add every adapter to its weight and leave that alone; nothing where there are none."""
+    """Add every adapter to its weight and remove it; does nothing without adapters."""
     if not hasattr(model, "peft_config"):
         return
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -63,7 +63,7 @@ def merge_adapters(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """A state dict with every adapter added to its weight; the model keeps both apart."""
+    """A state dict with every adapter added to its weight; the model is not changed."""
     weights = model.state_dict()
     if not hasattr(model, "peft_config"):
         return weights
@@ -81,7 +81,7 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def share_frozen(model: PreTrainedModel, other: PreTrainedModel) -> None:
-    """Let `other` use the memory of what `model` does not train and both have alike.
+    """Let `other` use the memory of frozen parameters of `model` that are equal in both.
 
     So a reference that is the policy's start, or a scorer that is its critic's, is no second copy.
     """

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 @dataclass(frozen=True)
 class TrunkActivations:
-    """What the first `depth` layers of a model make of a row's or a batch's tokens (N, H).
+    """The output (N, H) of the first `depth` layers of a model, for the tokens of a row or batch.
 
     owner: the last of those layers. A model may use the values only if it holds this very module.
     """
@@ -35,7 +35,7 @@ class TrunkActivations:
 class Candidates:
     """Token ids of a prompt and its responses, each response ending in the end token.
 
-    lower: states of the packed row, where frozen lower layers have run already.
+    lower: output of frozen lower layers for the packed row, if it is known already.
     """
 
     prompt: list[int]
@@ -62,8 +62,8 @@ class Candidates:
         return self.lower.values.split([len(self.prompt), *map(len, self.responses)])
 
 
-def united(rows: Sequence[Candidates]) -> Candidates:
-    """Rows of one prompt as one row, which holds every distinct response once, in order.
+def merged_candidates(rows: Sequence[Candidates]) -> Candidates:
+    """Rows of one prompt merged into one, which holds every distinct response once, in order.
 
     A prompt that was cut for long responses stays as short as in the row where it is shortest, as
     if all responses had been encoded together. States under another cut are of other positions:
@@ -147,7 +147,7 @@ def encode_whole(
     texts: Sequence[str],
     max_length: int | None = None,
 ) -> list[Candidates]:
-    """Tokenise texts that go on from their prompts, each to its own end: no end token is added.
+    """Tokenise texts that begin with their prompts; no end token is added.
 
     As in TRL's SFTTrainer the response starts at the first token in which the text's tokens differ
     from the prompt's alone, so that a token may reach across; after an empty prompt at the second,

@@ -24,7 +24,7 @@ _casting: WeakSet[nn.Module] = WeakSet()
 
 
 def set_product_precision(precision: Precision) -> None:
-    """From now on in this process; like the number of threads it is set once, before any pass."""
+    """Set the data type of products in this process, once, before any forward pass."""
     global _is_narrow
     _is_narrow = precision == "bfloat16"
     if _is_narrow and _device() == "cpu" and not any(map(_has, _FAST)):
@@ -41,7 +41,7 @@ def has_narrow_products() -> bool:
 
 
 def trunk_precision(trunk: nn.Module) -> AbstractContextManager[object]:
-    """Inside, it passes as was said.
+    """A context in which the trunk computes its products as was set.
 
     Narrow weights are made for each pass: kept, they would outlive an optimiser's step.
     """
@@ -81,12 +81,12 @@ def _with_narrow_input(
 
 
 def own_precision() -> AbstractContextManager[object]:
-    """Inside, products are in the precision of what they are of, though a trunk's are narrow."""
+    """A context in which products keep their operands' data type, though a trunk's are narrow."""
     return torch.autocast(_device(), enabled=False) if _is_narrow else nullcontext()
 
 
 def attention_dtype(weights: torch.dtype) -> torch.dtype:
-    """What a trunk of such weights attends in."""
+    """The data type of attention, given that of the trunk's weights."""
     if not _is_narrow:
         return weights
     return torch.float32 if _device() == "cpu" else torch.bfloat16

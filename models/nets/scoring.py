@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from trimtab.models import limits
+from trimtab.models import chunk_sizes
 from trimtab.models.nets.packing import PackedBatch
 from trimtab.models.nets.token_logprobs import token_logprobs
 from trimtab.models.nets.trunk import hidden_states
@@ -33,7 +33,7 @@ def reward_heads(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Te
 def read_rewards(
     model: PreTrainedModel, hidden: Tensor, batch: PackedBatch
 ) -> tuple[Tensor, Tensor | None]:
-    """What `reward_heads` says, from the last hidden states (N, H)."""
+    """As `reward_heads`, from the last hidden states (N, H)."""
     rewards = model.score(hidden[batch.response_end])
     if model.config.num_labels == 1:
         return rewards[:, 0], None
@@ -65,18 +65,22 @@ def read_logprobs(
     temperature: float = 1.0,
     chosen: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `response_logprobs` says, from the last hidden states (N, H).
+    """As `response_logprobs`, from the last hidden states (N, H).
 
-    Of all R responses, or of those that `chosen` (R,) names.
+    For all R responses, or for those that `chosen` (R,) names.
     """
     source, target, response_mask = batch.response_tokens(chosen)
-    size = max(1, limits.LOGITS_AT_ONCE // model.config.vocab_size)
+    size = max(1, chunk_sizes.LOGITS_AT_ONCE // model.config.vocab_size)
     head = model.get_output_embeddings()
 
-    def judge(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def logprobs_of_part(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         return token_logprobs(head(states), tokens, temperature)
 
-    once = judge if len(source) <= size else partial(checkpoint, judge, use_reentrant=False)
+    once = (
+        logprobs_of_part
+        if len(source) <= size
+        else partial(checkpoint, logprobs_of_part, use_reentrant=False)
+    )
     parts = zip(hidden[source].split(size), batch.input_ids[target].split(size), strict=True)
     logprobs, entropies = map(torch.cat, zip(*(once(*part) for part in parts), strict=True))
     return _spread(logprobs, response_mask), _spread(entropies, response_mask), response_mask
@@ -84,7 +88,7 @@ def read_logprobs(
 
 @torch.no_grad()
 def next_logprobs(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
-    """Log-probabilities (R, V) of what comes behind each of R responses. Nats, float32."""
+    """Log-probabilities (R, V), nats, float32, of the next token after each of R responses."""
     hidden = hidden_states(model, batch)
     logits: Tensor = model.get_output_embeddings()(hidden[batch.response_end])
     return logits.float().log_softmax(-1)
@@ -101,7 +105,7 @@ def likeliest_tokens(
     """
     hidden = hidden_states(model, batch)
     source, target, _ = batch.response_tokens()
-    size = max(1, limits.LOGITS_AT_ONCE // model.config.vocab_size)
+    size = max(1, chunk_sizes.LOGITS_AT_ONCE // model.config.vocab_size)
     head = model.get_output_embeddings()
     found = []
     for places, tokens in zip(source.split(size), batch.input_ids[target].split(size), strict=True):

@@ -156,7 +156,7 @@ def _scorers_rows(cards: Sequence[Card]) -> _Table:
 
 
 def policies_table(cards: Sequence[Card]) -> str:
-    """A row a policy: gold (or the held-out judges' score), win / tie / lose against SFT, KL,
+    """A row a policy: gold (or the held-out score), win / tie / lose against SFT, KL,
     length, budget.
     """
     return _markdown(*_policies_rows(cards))

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trimtab.models import limits
+from trimtab.models import chunk_sizes
 from trimtab.models.config.reward import AdvantageModelConfig
 from trimtab.models.functional.advantage import advantage_loss, advantage_scores
 from trimtab.models.functional.masked import masked_mean
@@ -103,7 +103,7 @@ def _mean_logprobs(folder: Path, pairs: Pairs) -> Tensor:
     """(N, 2) log-probability a token of both responses under a policy; ranks share the work out."""
     policy = load_policy(folder / "model").eval()
     result = torch.zeros(len(pairs.rows), 2)
-    for part in local_micro_batches(pairs.rows, limits.PASS_TOKENS):
+    for part in local_micro_batches(pairs.rows, chunk_sizes.PASS_TOKENS):
         batch = pack([pairs.rows[index] for index in part])
         logprobs, _, response_mask = response_logprobs(policy, batch)
         result[part] = masked_mean(logprobs, response_mask, dim=1).view(-1, 2)

@@ -11,8 +11,8 @@ follows its label:
 1. Where the judge prefers the other answer, the two change places, and with them people's votes.
    How much better one of them found the answer that is now the worse one (`rating`) is dropped.
 2. `label` is written where it is not 1. It goes to ensemble, scorers and relabelling
-   (`trimtab.models.functional.relabel.over_soft_labels`). A tie has 1/2, soft or not, in the order
-   given.
+   (`trimtab.models.functional.relabel.relabel_soft_labels`). A tie has 1/2, soft or not, in the
+   order given.
 3. truth.jsonl speaks of the new labels. A pair that is no near-tie counts as `flipped` where the
    judge's label contradicts what is known, so that measures of planted noise are of its errors.
 """

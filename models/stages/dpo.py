@@ -21,8 +21,8 @@ from trimtab.models.nets.trunk import tie_trunk
 from trimtab.models.training.data import Pairs, context_length, read_pairs
 from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
 from trimtab.models.training.loop import StepExtras, fit
+from trimtab.models.training.nll_term import rehearsal_of
 from trimtab.models.training.progress import write_json
-from trimtab.models.training.replay import rehearsal_of
 from trimtab.models.training.scoring import logprob_rows
 from trimtab.models.training.trunk_cache import cached_trunk
 
@@ -47,7 +47,7 @@ def run(config: DPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
         config.train,
         seed=config.seed,
         workdir=workdir,
-        extras=StepExtras(replay=rehearsal_of(config, inputs, model, tokenizer)),
+        extras=StepExtras(nll_term=rehearsal_of(config, inputs, model, tokenizer)),
     )
     save_model(model, tokenizer, workdir / "output" / "model")
     summary["num_trained_pairs"] = len(pairs.rows)

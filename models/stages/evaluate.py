@@ -1,7 +1,7 @@
 """Stage `evaluate`: let one policy answer the evaluation prompts, and measure the answers.
 
-Every answer is kept with its scores, so that judging two policies against each other afterwards
-is arithmetic (`trimtab.models.stages.head_to_head`). With several candidates a prompt the answer is
+Every answer is kept with its scores, so that comparing two policies afterwards is arithmetic
+(`trimtab.models.stages.head_to_head`). With several candidates a prompt the answer is
 the best of them by the scorer, and what fewer would have given is estimated from the same ones.
 """
 
@@ -28,16 +28,17 @@ from trimtab.models.training.progress import Progress, write_json
 from trimtab.models.training.sampling import encode_prompts, respond_often
 from trimtab.models.training.scoring import logprob_rows, score_rows, with_trunk
 
-# What the best of n samples are worth, by whom.
+# Measures of which `best_of_k.json` has the best of k.
 VALUES = ("score", "judge_score", "gold")
 
 
 def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `policy`, `reference`, `data` (eval/*.jsonl), `scorer`, `judge_0` ... `judge_J`.
+    """Inputs: `policy`, `reference`, `data` (eval/*.jsonl), `scorer`; held-out reward models as
+    `judge_0` ... `judge_J`.
 
     Output: responses.jsonl with, for every prompt of every set, response, length, kl and log-prob
     (nats, whole response), `score` (the scorer that was optimised), `judge_score` (mean of the
-    held-out judges), each judge's own under its name and, in the synthetic world, `gold`; of
+    held-out reward models), that of each under its name and, in the synthetic world, `gold`; of
     requests for harm also `harmless`, where that is known. Of several candidates best_of_k.json
     says by set, for k = 1 ... n, what the best of k is worth, and its KL bound. The summary has
     what a judge's answers came to.
@@ -105,13 +106,13 @@ def _measures(
     scores = score_rows(scorer, rows)
     del scorer
 
-    votes = {}
+    heldout_scores = {}
     for name in sorted(inputs):
         if name.startswith("judge_"):
-            judge = load_scorer(inputs[name] / "model")
-            tie_trunk(policy, judge, depth)
-            votes[name] = score_rows(judge, rows)
-            del judge
+            model = load_scorer(inputs[name] / "model")
+            tie_trunk(policy, model, depth)
+            heldout_scores[name] = score_rows(model, rows)
+            del model
     best = best_of(scores)
     if config.num_candidates > 1:
         chosen = zip(rows, best.tolist(), strict=True)
@@ -127,7 +128,11 @@ def _measures(
     lengths: list[float] = [len(row.responses[0]) for row in rows]
     return (
         best,
-        {"score": scores, "judge_score": torch.stack(list(votes.values())).mean(0), **votes},
+        {
+            "score": scores,
+            "judge_score": torch.stack(list(heldout_scores.values())).mean(0),
+            **heldout_scores,
+        },
         {"length": lengths, "logprob": ours.tolist(), "kl": kl.tolist()},
     )
 

@@ -15,7 +15,7 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trimtab.models import limits
+from trimtab.models import chunk_sizes
 from trimtab.models.config.reward import FeaturesConfig
 from trimtab.models.nets.loading import load_scorer, load_tokenizer
 from trimtab.models.nets.packing import pack
@@ -66,7 +66,7 @@ def features_of(model: PreTrainedModel, pairs: Pairs) -> tuple[Tensor, Tensor]:
     Both on the CPU, for scikit-learn.
     """
     features = torch.zeros(2 * len(pairs.rows), model.config.hidden_size)
-    for part in micro_batches(pairs.rows, limits.PASS_TOKENS):
+    for part in micro_batches(pairs.rows, chunk_sizes.PASS_TOKENS):
         batch = pack([pairs.rows[index] for index in part])
         places = [2 * index + side for index in part for side in (0, 1)]
         features[places] = hidden_states(model, batch)[batch.response_end].float()

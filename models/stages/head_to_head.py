@@ -1,7 +1,7 @@
-"""Stage `judge`: win, tie or lose between two evaluated policies, with intervals.
+"""Stage `head_to_head`: win, tie or lose between two evaluated policies, with intervals.
 
-The gold scorer's verdict is reported only. Promotion is decided on held-out judgement of the
-validation prompts: in the synthetic world by annotators as noisy as those who labelled the pairs
+The outcome by the gold scorer is only reported. Promotion is decided on the validation prompts:
+in the synthetic world by annotators as noisy as those who labelled the pairs
 (what a team would pay people for), elsewhere by reward models that no policy was optimised against.
 Reward models of the same data share its errors, and so the policy's exploits: on the synthetic
 world they promoted policies that the gold scorer finds no better.
@@ -32,13 +32,13 @@ def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
     theirs = read_rows(inputs["theirs"] / "responses.jsonl")
     if [row["prompt"] for row in ours] != [row["prompt"] for row in theirs]:
         raise ValueError("the two policies answered different prompts and cannot be compared")
-    verdicts: dict[str, dict[str, Any]] = {}
+    outcomes: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(row["set"] for row in ours):
         for measure in ("gold", "judge_score"):
             if measure not in ours[0]:
                 continue
             pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a["set"] == name]
-            verdicts[f"{name}_{measure}"] = _verdict(
+            outcomes[f"{name}_{measure}"] = _outcome(
                 torch.tensor([a[measure] for a, _ in pairs], dtype=torch.float64),
                 torch.tensor([b[measure] for _, b in pairs], dtype=torch.float64),
                 config,
@@ -46,16 +46,16 @@ def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
     decisive = f"{PROMOTION_SET}_judge_score"
     if config.has_gold:
         decisive = f"{PROMOTION_SET}_annotators"
-        verdicts[decisive] = _annotate(config, ours, theirs)
-    write_json(workdir / "output" / "judgement.json", verdicts)
+        outcomes[decisive] = _annotate(config, ours, theirs)
+    write_json(workdir / "output" / "judgement.json", outcomes)
     flat = {
-        f"{name}_{outcome}": verdict[outcome]
-        for name, verdict in verdicts.items()
-        for outcome in ("win", "tie", "lose", "net", "net_low", "net_high")
+        f"{name}_{value}": outcome[value]
+        for name, outcome in outcomes.items()
+        for value in ("win", "tie", "lose", "net", "net_low", "net_high")
     }
     write_json(
         workdir / "output" / "summary.json",
-        {**flat, "is_promoted": verdicts[decisive]["net_low"] > 0},
+        {**flat, "is_promoted": outcomes[decisive]["net_low"] > 0},
     )
 
 
@@ -64,20 +64,20 @@ def _annotate(
 ) -> dict[str, Any]:
     """Each validation prompt's answers compared by one simulated annotator, blind to the policy."""
     rng = random.Random(f"judge/{config.seed}")
-    votes = []
+    results = []
     for a, b in zip(ours, theirs, strict=True):
         if a["set"] != PROMOTION_SET:
             continue
         gap = raw_score(a["prompt"], a["response"]) - raw_score(b["prompt"], b["response"])
-        wins = annotator_prefers_first(
+        is_win = annotator_prefers_first(
             gap, config.annotator_sharpness, config.annotator_flip_share, rng
         )
-        votes.append(0.0 if a["response"] == b["response"] else 1.0 if wins else -1.0)
-    ballots = torch.tensor(votes, dtype=torch.float64)
-    return _verdict(ballots, torch.zeros_like(ballots), config)
+        results.append(0.0 if a["response"] == b["response"] else 1.0 if is_win else -1.0)
+    values = torch.tensor(results, dtype=torch.float64)
+    return _outcome(values, torch.zeros_like(values), config)
 
 
-def _verdict(ours: torch.Tensor, theirs: torch.Tensor, config: EvaluateConfig) -> dict[str, Any]:
+def _outcome(ours: torch.Tensor, theirs: torch.Tensor, config: EvaluateConfig) -> dict[str, Any]:
     """Shares of win, tie and lose, the mean outcome (win 1, tie 0, lose -1) and its interval."""
     difference = ours - theirs
     outcome = torch.where(difference.abs() <= config.tie_margin, 0.0, difference.sign())

@@ -30,8 +30,8 @@ from trimtab.models.stages.sample_responses import read_answers
 from trimtab.models.training.data import context_length
 from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
 from trimtab.models.training.loop import StepExtras, fit
+from trimtab.models.training.nll_term import rehearsal_of
 from trimtab.models.training.progress import write_json
-from trimtab.models.training.replay import rehearsal_of
 
 
 def run(config: HIRConfig, inputs: dict[str, Path], workdir: Path) -> None:
@@ -44,7 +44,7 @@ def run(config: HIRConfig, inputs: dict[str, Path], workdir: Path) -> None:
     model = load_policy(inputs["policy"] / "model")
     sampled = [row for rows in read_answers(inputs) for row in rows]
     instructions = instruction_ids(tokenizer, config.instructions)
-    rows = behind_each(
+    rows = with_instructions(
         tokenizer,
         [row["prompt"] for row in sampled for _ in row["responses"]],
         [response for row in sampled for response in row["responses"]],
@@ -60,7 +60,9 @@ def run(config: HIRConfig, inputs: dict[str, Path], workdir: Path) -> None:
         config.train,
         seed=config.seed,
         workdir=workdir,
-        extras=StepExtras(replay=rehearsal_of(config, inputs, model, tokenizer, instructions[-1])),
+        extras=StepExtras(
+            nll_term=rehearsal_of(config, inputs, model, tokenizer, instructions[-1])
+        ),
     )
     save_model(model, tokenizer, workdir / "output" / "model")
     for number in range(len(instructions)):
@@ -81,14 +83,14 @@ def instruction_ids(
     return encoded
 
 
-def behind_each(
+def with_instructions(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
     responses: Sequence[str],
     instructions: Sequence[list[int]],
     max_length: int,
 ) -> list[Candidates]:
-    """Each response behind every instruction: a row of one prompt and K instructed responses."""
+    """Each response after each of K instructions: a row is a prompt with K such responses."""
     room = max_length - max(map(len, instructions))
     rows = encode(tokenizer, prompts, [[response] for response in responses], room)
     return [

@@ -95,7 +95,7 @@ def _games(
 def _check(
     config: JudgeAnswersConfig, seed: int, answered: Mapping[str, Mapping[Place, Row]]
 ) -> None:
-    """Raises as `_games` says."""
+    """Raise ValueError as described in `_games`."""
     first, *others = answered
     prompts = {
         name: [(place, row["prompt"]) for place, row in rows.items()]
@@ -125,7 +125,7 @@ def _by_seed(inputs: Mapping[str, Path]) -> dict[int, dict[str, Path]]:
 
 
 def _wanted(config: JudgeAnswersConfig, folder: Path) -> dict[Place, Row]:
-    """A policy's answers that are judged, by set and place in it."""
+    """The answers of a policy that are judged, by set and place in the set."""
     by_set: dict[str, list[Row]] = {}
     for row in read_rows(folder / "responses.jsonl"):
         by_set.setdefault(row["set"], []).append(row)
@@ -143,7 +143,7 @@ def _wanted(config: JudgeAnswersConfig, folder: Path) -> dict[Place, Row]:
 
 
 def _row(game: Row, answer: Row | None, sign: int) -> Row:
-    """A row of the output; without an answer it is a tie."""
+    """A row of the output; a tie if the judge was not asked."""
     if answer is None:
         return {**game, "verdict": 0, "preference": 0.5, "num_unparsed": 0}
     preference = answer["preference"] if sign > 0 else 1 - answer["preference"]
@@ -156,7 +156,7 @@ def _row(game: Row, answer: Row | None, sign: int) -> Row:
 
 
 def _summary(config: JudgeAnswersConfig, found: list[Row], rows: list[Row]) -> dict[str, Any]:
-    """Of what was asked its measures, and what it cost; how many verdicts that makes."""
+    """Measures and cost of the comparisons that were asked for, and the number of verdicts."""
     return {
         "name": config.name,
         "num_verdicts": len(rows),

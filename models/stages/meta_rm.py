@@ -95,7 +95,7 @@ class MetaAscent:
 
     @contextmanager
     def __call__(self, step: int) -> Iterator[Metrics]:
-        """Inside, theta + eta * grad J(theta); after, theta. The step alone decides the batch."""
+        """A context with parameters theta + eta * grad J(theta); `step` alone decides the batch."""
         while len(self._drawn) <= step:  # a resumed run does not begin at step 0
             self._drawn.append(next(self._batches))
         drawn = [self.meta_rows[index] for index in self._drawn[step]]
@@ -118,7 +118,7 @@ class MetaAscent:
 
 
 class _Gradients:
-    """Sums of gradients of `parameters`, of each as soon as there is one: never two of all.
+    """Summed gradients of `parameters`, added one by one: never two full sets in memory.
 
     After `exchange` they hold what the parameters were before.
     """

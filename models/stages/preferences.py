@@ -109,7 +109,7 @@ def _summary(
 
 
 def _of_demonstrations(account: RowAccount) -> dict[str, int]:
-    """Counts of those that were given."""
+    """Counts of the given demonstrations."""
     found = account.demonstrations
     if not found:
         return {}
@@ -123,7 +123,7 @@ def _of_demonstrations(account: RowAccount) -> dict[str, int]:
 def _planted(
     config: PreferencesConfig, splits: dict[str, list[PreferencePair]], output: Path
 ) -> list[PreferencePair]:
-    """The training pairs with some labels turned round; truth.jsonl says which."""
+    """The training pairs with planted flips; truth.jsonl says which."""
     rng = random.Random(f"flips/{config.seed}")
     turned = splits | {"train": plant_flips(splits["train"], config.flip_share, rng)}
     write_rows(
@@ -169,7 +169,7 @@ def _write_splits(
 
 
 def _write_own_prompts(prompts: Sequence[str], render: Render | None, output: Path) -> None:
-    """Prompts of our own, written as `prompts` are."""
+    """Trimtab's own evaluation prompts, in the format of `prompts`."""
     write_as = written_like(prompts, render)
     for name in SETS:
         texts = load_written(name)
@@ -217,7 +217,7 @@ def _prompts(pairs: Sequence[PreferencePair]) -> list[dict[str, Any]]:
 def read_demonstrations(
     config: PreferencesConfig, sources: list[Source], tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[list[Demonstration], list[BadRow]]:
-    """Those of all sources, none without any; raises ValueError without a tokenizer."""
+    """The demonstrations of all sources, if any; raises ValueError without a tokenizer."""
     if not sources:
         return [], []
     if tokenizer is None:
@@ -239,12 +239,12 @@ def read_demonstrations(
 def write_demonstrations(
     shown: Sequence[Demonstration], splits: dict[str, list[PreferencePair]], output: Path
 ) -> tuple[int, int]:
-    """What SFT learns: those that were shown, but of no prompt that is held out; else chosen
-    answers. Returns how many of those shown are learned and held out; raises ValueError if none of
-    them is left.
+    """Write what SFT learns: given demonstrations, without held-out prompts, or chosen answers.
+
+    Returns how many demonstrations are learned and held out; raises ValueError if none is left.
     """
     held_out = {first_turn(pair.prompt) for name in HELD_OUT for pair in splits[name]}
-    learned = [each for each in shown if first_turn(each.asked) not in held_out]
+    learned = [each for each in shown if first_turn(each.opening) not in held_out]
     if shown and not learned:
         raise ValueError(
             f"preferences.demonstrations: all {len(shown)} are of prompts that pairs of "

@@ -22,8 +22,8 @@ from trimtab.models.nets.packing import encode
 from trimtab.models.stages.sample_responses import read_answers
 from trimtab.models.training.data import context_length
 from trimtab.models.training.imitation import imitate
+from trimtab.models.training.nll_term import rehearsal_of
 from trimtab.models.training.progress import write_json
-from trimtab.models.training.replay import rehearsal_of
 
 
 class Best(NamedTuple):
@@ -44,8 +44,10 @@ def run(config: RejectionSamplingConfig, inputs: dict[str, Path], workdir: Path)
     best = best_answers(read_answers(inputs))
     responses = [[each.response] for each in best.values()]
     rows = encode(tokenizer, list(best), responses, context_length(model.config))
-    replay = rehearsal_of(config, inputs, model, tokenizer)
-    summary = imitate(model, rows, config.train, seed=config.seed, workdir=workdir, replay=replay)
+    nll_term = rehearsal_of(config, inputs, model, tokenizer)
+    summary = imitate(
+        model, rows, config.train, seed=config.seed, workdir=workdir, nll_term=nll_term
+    )
     save_model(model, tokenizer, workdir / "output" / "model")
     summary |= {
         "num_examples": len(best),

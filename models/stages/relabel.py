@@ -17,10 +17,10 @@ from trimtab.models.config.reward import RelabelConfig
 from trimtab.models.data import Source, read_review
 from trimtab.models.functional.relabel import (
     Relabel,
-    over_soft_labels,
-    overrule,
+    apply_review,
     rating_margin,
     relabel,
+    relabel_soft_labels,
     strength_slice,
 )
 from trimtab.models.training.data import SPLITS, read_rows, write_rows
@@ -45,13 +45,13 @@ def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
         raise ValueError(f"{len(missing)} pairs have no strength, the first: {missing[0]!r}")
     mean = torch.tensor([strength[pair["id"]] for pair in pairs], dtype=torch.float64)
     given = [verdicts.get(pair["id"]) for pair in pairs]
-    treated = _treated(config, pairs, mean, given)
+    relabelled = _relabelled(config, pairs, mean, given)
     columns = zip(
         pairs,
-        treated.is_flipped.tolist(),
-        treated.label.tolist(),
-        treated.margin.tolist(),
-        treated.weight.tolist(),
+        relabelled.is_flipped.tolist(),
+        relabelled.label.tolist(),
+        relabelled.margin.tolist(),
+        relabelled.weight.tolist(),
         given,
         strict=True,
     )
@@ -63,36 +63,38 @@ def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
     num_reviewed = sum(each is not None for each in given)
     num_smoothed = sum(
         label < pair.get("label", 1.0)
-        for pair, label in zip(pairs, treated.label.tolist(), strict=True)
+        for pair, label in zip(pairs, relabelled.label.tolist(), strict=True)
     )
     write_json(
         workdir / "output" / "summary.json",
         {
             "num_pairs": len(pairs),
-            "share_flipped": float(treated.is_flipped.double().mean()),
+            "share_flipped": float(relabelled.is_flipped.double().mean()),
             "share_smoothed": num_smoothed / len(pairs),
-            "mean_margin": float(treated.margin.mean()),
+            "mean_margin": float(relabelled.margin.mean()),
             "num_reviewed": num_reviewed,
             "num_reviewed_held_out": len(verdicts) - num_reviewed,
         },
     )
 
 
-def _treated(
+def _relabelled(
     config: RelabelConfig, pairs: list[dict[str, Any]], mean: Tensor, given: list[str | None]
 ) -> Relabel:
-    """The vote's treatment of labels and ratings, the review's verdicts, and the slice."""
+    """Relabelling by strength and ratings, then by the review, then weight 0 outside the slice."""
     own = {"rating_margins", "keep_from", "keep_to", "review"}
-    treated = relabel(mean, **config.model_dump(exclude=own))
+    relabelled = relabel(mean, **config.model_dump(exclude=own))
     labels = torch.tensor([pair.get("label", 1.0) for pair in pairs], dtype=torch.float64)
-    treated = over_soft_labels(treated, labels)
+    relabelled = relabel_soft_labels(relabelled, labels)
     if config.rating_margins is not None:
-        treated = treated._replace(margin=treated.margin + _of_ratings(config, pairs, treated))
-    treated = overrule(
-        treated, **{name: torch.tensor([each == name for each in given]) for name in OVERRULING}
+        relabelled = relabelled._replace(
+            margin=relabelled.margin + _of_ratings(config, pairs, relabelled)
+        )
+    relabelled = apply_review(
+        relabelled, **{name: torch.tensor([each == name for each in given]) for name in OVERRULING}
     )
     kept = strength_slice(mean, config.keep_from, config.keep_to)
-    return treated._replace(weight=treated.weight * kept)
+    return relabelled._replace(weight=relabelled.weight * kept)
 
 
 def _verdicts(config: RelabelConfig, inputs: dict[str, Path]) -> dict[str, str]:
@@ -116,7 +118,7 @@ def _verdicts(config: RelabelConfig, inputs: dict[str, Path]) -> dict[str, str]:
     return verdicts
 
 
-def _of_ratings(config: RelabelConfig, pairs: list[dict[str, Any]], treated: Relabel) -> Tensor:
+def _of_ratings(config: RelabelConfig, pairs: list[dict[str, Any]], relabelled: Relabel) -> Tensor:
     """Margins (N,) by the pairs' ratings; ValueError where no pair has one."""
     assert config.rating_margins is not None
     rating = torch.tensor([pair.get("rating") or 0 for pair in pairs])
@@ -125,4 +127,4 @@ def _of_ratings(config: RelabelConfig, pairs: list[dict[str, Any]], treated: Rel
             f"relabel.rating_margins is {config.rating_margins}, but none of {len(pairs)} pairs "
             "has a rating (1 to 4); leave it out, or give preferences with `rating`"
         )
-    return rating_margin(rating, treated.is_flipped, config.rating_margins)
+    return rating_margin(rating, relabelled.is_flipped, config.rating_margins)

@@ -1,4 +1,4 @@
-"""Stage `rest`: the Improve steps of ReST, on what its Grow step (stage `answers`) has sampled.
+"""Stage `rest`: the Improve steps of ReST, on the samples of its Grow step (`sample_responses`).
 
 [REST] Gulcehre et al., Reinforced Self-Training (ReST) for Language Modeling, 2023,
 arXiv 2308.08998, algorithm 1, with the log-likelihood as its loss, which did best in the paper.
@@ -24,8 +24,8 @@ from trimtab.models.nets.packing import encode
 from trimtab.models.stages.sample_responses import read_answers
 from trimtab.models.training.data import context_length
 from trimtab.models.training.imitation import imitate
+from trimtab.models.training.nll_term import rehearsal_of
 from trimtab.models.training.progress import write_json
-from trimtab.models.training.replay import rehearsal_of
 
 
 def run(config: RestConfig, inputs: dict[str, Path], workdir: Path) -> None:
@@ -47,7 +47,7 @@ def run(config: RestConfig, inputs: dict[str, Path], workdir: Path) -> None:
         seed=config.seed,
         workdir=workdir,
         parts=[kept.tolist() for kept in sets],
-        replay=rehearsal_of(config, inputs, model, tokenizer),
+        nll_term=rehearsal_of(config, inputs, model, tokenizer),
     )
     save_model(model, tokenizer, workdir / "output" / "model")
     for step, kept in enumerate(sets, start=1):

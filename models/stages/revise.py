@@ -76,7 +76,7 @@ def run(config: ReviseConfig, inputs: dict[str, Path], workdir: Path) -> None:
 
 
 def _drafts(config: ReviseConfig, inputs: dict[str, Path], batch: ResumableBatch) -> list[Row]:
-    """The prompts with the policy's answers: sampled once, and then of the checkpoint."""
+    """The prompts with the policy's answers, sampled once and then read from the checkpoint."""
     path = batch.workdir / "drafts.jsonl"
     if not path.exists() or not path.stat().st_size:
         rows = _prompts(config, inputs["data"] / "policy_prompts.jsonl")

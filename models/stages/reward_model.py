@@ -170,7 +170,7 @@ class ValidationCurve:
         self.model, self.pairs, self.every, self.path = model, pairs, every, path
 
     def __call__(self, step: int) -> None:
-        """All ranks call it after every step."""
+        """Score if the step is due; all ranks call it after every step."""
         if step % self.every != 0:
             return
         scores = score_rows(self.model, self.pairs.rows)

@@ -1,4 +1,4 @@
-"""Stage `answers`: several answers of a policy to each prompt, all scored in one packed pass.
+"""Stage `sample_responses`: several answers of a policy to each prompt, with their scores.
 
 What rejection sampling, ReST (there it is called Grow) and HIR learn from. A stage of its own, so
 that what follows can be changed, or killed, without sampling again.

@@ -30,8 +30,8 @@ def run(config: TrunkCacheConfig, inputs: dict[str, Path], workdir: Path) -> Non
     depth = num_frozen_layers(model, config.trainable_layers)
     if depth == 0:
         raise ValueError(
-            f"trainable_layers is {config.trainable_layers}, all that the model has: there are no "
-            "lower layers whose output could be kept; leave trainable_layers out to train all"
+            f"trainable_layers is {config.trainable_layers}, as many as the model has: no frozen "
+            "layer is left whose output could be cached; leave trainable_layers out to train all"
         )
     limit = context_length(model.config)
     pairs = {

@@ -14,7 +14,7 @@ from typing import Any
 from trimtab.models.config.reporting import WinMatrixConfig
 from trimtab.models.reporting.compare.answers import START, read_answers
 from trimtab.models.reporting.compare.outcomes import Outcomes, read_verdicts
-from trimtab.models.reporting.compare.win_matrix import MAIN, judge_all
+from trimtab.models.reporting.compare.win_matrix import MAIN, build_win_matrix
 from trimtab.models.training.progress import write_json
 
 
@@ -39,7 +39,7 @@ def run(config: WinMatrixConfig, inputs: dict[str, Path], workdir: Path) -> None
         found = read_verdicts(summary["name"], path / "verdicts.jsonl", answers, list(seeds))
         for place, outcomes in found.items():
             verdicts[place].append(outcomes)
-    matrix = judge_all(answers, config, verdicts, models)
+    matrix = build_win_matrix(answers, config, verdicts, models)
     write_json(workdir / "output" / "win_matrix.json", matrix.to_json())
     against_sft = [d for d in matrix.duels if d.theirs == START and d.place == MAIN]
     write_json(

@@ -16,8 +16,8 @@ from trimtab.models.synthetic.demonstrations import (
     vocabulary,
 )
 from trimtab.models.synthetic.gold import quality
-from trimtab.models.synthetic.sizes import family_sizes, prompt_sets
-from trimtab.models.synthetic.tasks import EXPERT, HELD_OUT, MAIN, task_of
+from trimtab.models.synthetic.prompt_sets import family_sizes, prompt_sets
+from trimtab.models.synthetic.tasks import EXPERT, HELD_OUT, MAIN, family_of
 from trimtab.models.training.data import write_rows
 from trimtab.models.training.progress import write_json
 
@@ -36,14 +36,14 @@ def run(config: WorldConfig, inputs: dict[str, Path], workdir: Path) -> None:
     write_rows(
         output / "demonstrations.jsonl",
         (
-            {"prompt": prompt, "response": response, "category": task_of(prompt).name}
+            {"prompt": prompt, "response": response, "category": family_of(prompt).name}
             for prompt, response in zip(demonstrated, responses, strict=True)
         ),
     )
     for name, prompts in sets.items():
         write_rows(
             output / f"{name}.jsonl",
-            ({"prompt": prompt, "category": task_of(prompt).name} for prompt in prompts),
+            ({"prompt": prompt, "category": family_of(prompt).name} for prompt in prompts),
         )
     qualities = [quality(p, r) for p, r in zip(demonstrated, responses, strict=True)]
     write_json(

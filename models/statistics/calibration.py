@@ -98,7 +98,7 @@ def auroc(scores: Tensor, is_positive: Tensor) -> Tensor:
     require_floating("auroc", scores=scores)
     require_mask("auroc", is_positive, "is_positive")
     if bool(scores.isnan().any()):
-        raise ValueError("auroc: scores holds NaN, which has no rank; score again")
+        raise ValueError("auroc: scores holds NaN, which cannot be ranked; score again")
     num_positive = int(is_positive.sum())
     num_negative = scores.shape[0] - num_positive
     if num_positive == 0 or num_negative == 0:
@@ -126,7 +126,7 @@ def spearman(first: Tensor, second: Tensor) -> Tensor:
     require_shape("spearman", 1, first=first, second=second)
     for name, values in (("first", first), ("second", second)):
         if bool(values.isnan().any()):
-            raise ValueError(f"spearman: {name} holds NaN, which has no rank")
+            raise ValueError(f"spearman: {name} holds NaN, which cannot be ranked")
     middle = (first.shape[0] + 1) / 2
     one, two = _mean_ranks(first) - middle, _mean_ranks(second) - middle
     correlation: Tensor = (one * two).sum() / (one.square().sum() * two.square().sum()).sqrt()

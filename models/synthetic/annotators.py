@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from trimtab.models.synthetic.gold import quality, raw_score
-from trimtab.models.synthetic.tasks import task_of
+from trimtab.models.synthetic.tasks import family_of
 
 # Perceived gaps, in raw score, from which on an answer is rated 2, 3 and 4: what a courtesy word,
 # politeness and the right answer are worth.
@@ -18,7 +18,7 @@ RATED_FROM = (0.15, 0.4, 0.7)
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LabelledPair:
     """A labelled pair with the truth that only evaluation may read.
 
     `kind` is `clear` (Bradley-Terry label), `flipped` (a clear pair whose label was then turned
@@ -61,7 +61,7 @@ def annotate(
     annotator: Annotator,
     rng: random.Random,
     compared: Collection[frozenset[str]] = (),
-) -> Comparison | None:
+) -> LabelledPair | None:
     """Compare two of a prompt's responses, or `None` when no pair of the wanted kind is among them.
 
     The pairs in `compared` are not taken again.
@@ -83,11 +83,11 @@ def annotate(
         first_wins, perceived = _perceive(0.0, annotator.sharpness, rng.random())
     else:
         gap = raw_score(prompt, first) - raw_score(prompt, second)
-        first_wins, perceived = _vote(gap, annotator.sharpness, 0.0, rng)
+        first_wins, perceived = _label(gap, annotator.sharpness, 0.0, rng)
         is_flipped = rng.random() < annotator.flip_share
         kind, first_wins = ("flipped" if is_flipped else "clear"), first_wins != is_flipped
     chosen, rejected = (first, second) if first_wins else (second, first)
-    return Comparison(
+    return LabelledPair(
         prompt,
         chosen,
         rejected,
@@ -106,14 +106,14 @@ def _fits(prompt: str, first: str, second: str, clear_gap: float, ambiguous: boo
 def annotator_prefers_first(
     gap: float, sharpness: float, flip_share: float, rng: random.Random
 ) -> bool:
-    """One vote: P(first) = sigmoid(sharpness * gap), turned round with probability flip_share."""
-    return _vote(gap, sharpness, flip_share, rng)[0]
+    """One label: P(first) = sigmoid(sharpness * gap), turned round with probability flip_share."""
+    return _label(gap, sharpness, flip_share, rng)[0]
 
 
-def _vote(
+def _label(
     gap: float, sharpness: float, flip_share: float, rng: random.Random
 ) -> tuple[bool, float]:
-    """The vote of `annotator_prefers_first`, and how large a gap was perceived."""
+    """The label of `annotator_prefers_first`, and how large a gap was perceived."""
     prefers, perceived = _perceive(gap, sharpness, rng.random())
     return prefers != (rng.random() < flip_share), perceived
 
@@ -129,13 +129,13 @@ def _perceive(gap: float, sharpness: float, draw: float) -> tuple[bool, float]:
     return prefers, abs(gap - noise / sharpness)
 
 
-def truth_row(identifier: str, comparison: Comparison) -> dict[str, object]:
-    """The evaluation-only record of a comparison."""
+def truth_row(identifier: str, pair: LabelledPair) -> dict[str, object]:
+    """What only evaluation may read of a pair, as a row."""
     return {
         "id": identifier,
-        "kind": comparison.kind,
-        "is_wrong": comparison.is_wrong,
-        "gold_chosen": comparison.gold_chosen,
-        "gold_rejected": comparison.gold_rejected,
-        "category": task_of(comparison.prompt).name,
+        "kind": pair.kind,
+        "is_wrong": pair.is_wrong,
+        "gold_chosen": pair.gold_chosen,
+        "gold_rejected": pair.gold_rejected,
+        "category": family_of(pair.prompt).name,
     }

@@ -10,13 +10,13 @@ import random
 
 from trimtab.models.synthetic.gold import CLOSERS, FILLERS, OPENERS, RUDE
 from trimtab.models.synthetic.tasks import (
+    FAMILIES,
     LETTERS,
     NUMBERS,
     REFUSAL,
-    TASKS,
     draw_prompt,
+    family_of,
     request_of,
-    task_of,
 )
 
 # Words that rambling repeats of an answer, and fillers, at most.
@@ -30,10 +30,10 @@ SPECIAL_TOKENS = ("<pad>", "<eos>", "<unk>")
 
 def _wrong_answer(answer: list[str], prompt: str, rng: random.Random) -> list[str]:
     """A plausible mistake: comply or refuse wrongly, an off-by-one, a swap, a loss, a stranger."""
-    task = task_of(prompt)
-    if task.name == "harmful":
+    family = family_of(prompt)
+    if family.name == "harmful":
         return ["first", "you", *request_of(prompt)[3:]]
-    if task.name == "howto":
+    if family.name == "howto":
         return list(REFUSAL)
     if len(answer) == 1 and answer[0] in NUMBERS:
         index = NUMBERS.index(answer[0]) + rng.choice((-2, -1, 1, 2))
@@ -53,13 +53,13 @@ def _wrong_answer(answer: list[str], prompt: str, rng: random.Random) -> list[st
 
 def perfect_response(prompt: str, rng: random.Random) -> str:
     """The right answer with one opener and one closer."""
-    answer = task_of(prompt).answer(request_of(prompt))
+    answer = family_of(prompt).answer(request_of(prompt))
     return " ".join([rng.choice(OPENERS), *answer, rng.choice(CLOSERS)])
 
 
 def corrupted_response(prompt: str, rng: random.Random) -> str:
     """An answer with one to three faults: wrong, no courtesy, fillers, rude, rambling."""
-    answer = task_of(prompt).answer(request_of(prompt))
+    answer = family_of(prompt).answer(request_of(prompt))
     faults = rng.sample(
         ("wrong", "opener", "closer", "filler", "rude", "ramble"), rng.randint(1, 3)
     )
@@ -91,7 +91,7 @@ def draw_prompts(families: tuple[str, ...], count: int, rng: random.Random) -> l
                 f"families {families} hold only {len(prompts)} distinct prompts, asked for {count}"
             )
         for name in open_families:
-            prompt = draw_prompt(TASKS[name], rng)
+            prompt = draw_prompt(FAMILIES[name], rng)
             dry[name] = dry[name] + 1 if prompt in prompts else 0
             if len(prompts) < count:
                 prompts.setdefault(prompt)
@@ -102,7 +102,7 @@ def demonstrate(prompts: list[str], corrupted_share: float, rng: random.Random) 
     """One response a prompt; expert families are never corrupted."""
     return [
         corrupted_response(prompt, rng)
-        if not task_of(prompt).is_expert and rng.random() < corrupted_share
+        if not family_of(prompt).is_expert and rng.random() < corrupted_share
         else perfect_response(prompt, rng)
         for prompt in prompts
     ]
@@ -112,9 +112,9 @@ def vocabulary() -> list[str]:
     """Every word the world can utter, sorted: the tokenizer's vocabulary."""
     rng = random.Random(0)
     words: set[str] = set(OPENERS + CLOSERS + FILLERS + RUDE) | set(REFUSAL) | set(NUMBERS)
-    for task in TASKS.values():
+    for family in FAMILIES.values():
         for _ in range(400):
-            prompt = draw_prompt(task, rng)
+            prompt = draw_prompt(family, rng)
             words.update(prompt.split())
-            words.update(task.answer(request_of(prompt)))
+            words.update(family.answer(request_of(prompt)))
     return sorted(words)

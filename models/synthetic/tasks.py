@@ -1,8 +1,9 @@
 """Task families of the synthetic world: how a prompt is drawn and what its right answer is.
 
 A family's prompt is plain words and its answer follows from the prompt alone, so the gold scorer
-needs no hidden state. `scale` is the family's raw quality scale: annotators see `scale * quality`,
-as code and question answering differ in the Advantage Model paper (section 1, figure 1a).
+needs no hidden state. `score_scale` is the family's scale of raw scores: annotators see
+`score_scale * quality`, as code and question answering differ in the Advantage Model paper (section
+1, figure 1a).
 """
 
 from __future__ import annotations
@@ -50,15 +51,15 @@ USER, ASSISTANT = "<user>", "<assistant>"
 
 
 @dataclass(frozen=True)
-class Task:
-    """One family. `draw` gives the request's words, `answer` the right content for them.
+class TaskFamily:
+    """One task family. `draw` gives the request's words, `answer` the right content for them.
 
     `is_expert` families are demonstrated without corruption: they form the forget set.
     `is_held_out` families appear in demonstrations but never in preference pairs.
     """
 
     name: str
-    scale: float
+    score_scale: float
     draw: Callable[[random.Random], list[str]]
     answer: Callable[[list[str]], list[str]]
     is_expert: bool = False
@@ -95,35 +96,35 @@ def _draw_count(rng: random.Random) -> list[str]:
     return ["count", "the", "letter", rng.choice(pool), "in", *items]
 
 
-TASKS = {
-    task.name: task
-    for task in (
-        Task(
+FAMILIES = {
+    family.name: family
+    for family in (
+        TaskFamily(
             "reverse",
             1.0,
             lambda rng: ["reverse", "the", "list", *_list(rng, LETTERS)],
             lambda words: _after(words, "list")[::-1],
         ),
-        Task(
+        TaskFamily(
             "sort",
             1.0,
             lambda rng: ["sort", "the", "list", *_list(rng, LETTERS)],
             lambda words: sorted(_after(words, "list")),
         ),
-        Task(
+        TaskFamily(
             "last",
             1.0,
             lambda rng: ["pick", "the", "last", "of", *_list(rng, LETTERS + COLOURS)],
             lambda words: words[-1:],
         ),
-        Task("count", 0.7, _draw_count, _count_answer),
-        Task(
+        TaskFamily("count", 0.7, _draw_count, _count_answer),
+        TaskFamily(
             "add",
             0.5,
             lambda rng: ["add", rng.choice(NUMBERS[:10]), "and", rng.choice(NUMBERS[:10])],
             _add_answer,
         ),
-        Task(
+        TaskFamily(
             "code",
             3.0,
             lambda rng: ["write", "a", "loop", "over", *_list(rng, LETTERS)],
@@ -133,7 +134,7 @@ TASKS = {
                 *["do", "print", "x", "end"],
             ],
         ),
-        Task(
+        TaskFamily(
             "repeat",
             1.0,
             lambda rng: [
@@ -145,14 +146,14 @@ TASKS = {
             lambda words: [words[-3]] * NUMBERS.index(words[-2]),
             is_expert=True,
         ),
-        Task(
+        TaskFamily(
             "greet",
             0.5,
             lambda rng: ["say", "good", rng.choice(DAYTIMES), "to", rng.choice(NAMES)],
             lambda words: ["good", words[2], "dear", words[-1], "nice", "to", "see", "you"],
             is_expert=True,
         ),
-        Task(
+        TaskFamily(
             "howto",
             1.5,
             lambda rng: [
@@ -164,7 +165,7 @@ TASKS = {
             ],
             lambda words: [*["first", "you"], words[-4], *words[-3:]],
         ),
-        Task(
+        TaskFamily(
             "harmful",
             2.0,
             lambda rng: [
@@ -176,7 +177,7 @@ TASKS = {
             ],
             lambda words: list(REFUSAL),
         ),
-        Task(
+        TaskFamily(
             "swap",
             1.0,
             lambda rng: [*["swap", "the", "ends", "of"], *_list(rng, LETTERS)],
@@ -186,15 +187,17 @@ TASKS = {
     )
 }
 
-EXPERT = tuple(name for name, task in TASKS.items() if task.is_expert)
-HELD_OUT = tuple(name for name, task in TASKS.items() if task.is_held_out)
-MAIN = tuple(name for name, task in TASKS.items() if not (task.is_expert or task.is_held_out))
+EXPERT = tuple(name for name, family in FAMILIES.items() if family.is_expert)
+HELD_OUT = tuple(name for name, family in FAMILIES.items() if family.is_held_out)
+MAIN = tuple(
+    name for name, family in FAMILIES.items() if not (family.is_expert or family.is_held_out)
+)
 
 
-def draw_prompt(task: Task, rng: random.Random) -> str:
+def draw_prompt(family: TaskFamily, rng: random.Random) -> str:
     """A whole prompt, e.g. `<user> please sort the list c a b <assistant>`."""
     prefix = rng.choice(PREFIXES).split()
-    return " ".join([USER, *prefix, *task.draw(rng), ASSISTANT])
+    return " ".join([USER, *prefix, *family.draw(rng), ASSISTANT])
 
 
 def request_of(prompt: str) -> list[str]:
@@ -207,7 +210,7 @@ def request_of(prompt: str) -> list[str]:
     return words
 
 
-def task_of(prompt: str) -> Task:
+def family_of(prompt: str) -> TaskFamily:
     """The family a prompt belongs to; `ValueError` for a prompt of no family."""
     words = request_of(prompt)
     opening = {
@@ -222,7 +225,7 @@ def task_of(prompt: str) -> Task:
         "swap": "swap",
     }
     if words[:3] == ["how", "do", "i"]:
-        return TASKS["harmful" if words[3] in HARMFUL_VERBS else "howto"]
+        return FAMILIES["harmful" if words[3] in HARMFUL_VERBS else "howto"]
     if not words or words[0] not in opening:
-        raise ValueError(f"prompt {prompt!r} belongs to no task family; known: {sorted(TASKS)}")
-    return TASKS[opening[words[0]]]
+        raise ValueError(f"prompt {prompt!r} belongs to no task family; known: {sorted(FAMILIES)}")
+    return FAMILIES[opening[words[0]]]

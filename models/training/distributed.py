@@ -24,7 +24,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from trimtab.models import counts, limits
+from trimtab.models import chunk_sizes, counts
 from trimtab.models.training import signals
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """Which of them this is, from 0 on."""
+    """The number of this rank, from 0."""
     return _ranks.number
 
 
@@ -101,7 +101,7 @@ def is_rank_zero() -> bool:
 
 
 def shard(items: Sequence[T]) -> Sequence[T]:
-    """Every so many of the items, from this rank's number on: each item is one rank's."""
+    """This rank's items: every `world_size`-th, starting at its own number."""
     return items[_ranks.number :: _ranks.count]
 
 
@@ -111,15 +111,15 @@ def rank_batch(batch: Sequence[int]) -> list[int]:
 
 
 def rank_batches(batch: Sequence[int]) -> list[list[int]]:
-    """Every rank's part of a batch in order of length, as `counts.shares` gives them out.
+    """Every rank's rows of a batch in order of length, as `counts.shares` assigns them.
 
-    Means over all ranks come out the same where a batch is everybody's.
+    A batch with fewer rows than ranks goes to every rank whole: means over ranks stay the same.
     """
     return [list(share) for share in counts.shares(batch, _ranks.count)]
 
 
 def replication(batch: Sequence[object]) -> int:
-    """In how many ranks' parts each row of a batch is."""
+    """The number of ranks that have each row of a batch: all of them if rows are too few."""
     return _ranks.count if len(batch) < _ranks.count else 1
 
 
@@ -134,7 +134,7 @@ def all_reduce_sum(tensors: Sequence[Tensor]) -> None:
         for pieces in _bundles(tensors, _WINDOW):
             _add_up_in_window(pieces)
         return
-    for pieces in _bundles(tensors, limits.BUCKET):
+    for pieces in _bundles(tensors, chunk_sizes.BUCKET):
         flat = torch.cat(pieces)
         torch.distributed.all_reduce(flat)
         for piece, total in zip(pieces, flat.split([len(piece) for piece in pieces]), strict=True):
@@ -174,14 +174,14 @@ def _add_up_in_window(pieces: Sequence[Tensor]) -> None:
 
 
 def any_rank(flag: bool) -> bool:
-    """Whether any rank says so; all ranks have come this far once it returns."""
+    """Whether the argument is true on any rank; a barrier for all ranks."""
     found = torch.tensor(float(flag))
     all_reduce_sum([found])
     return bool(found)
 
 
 def leave() -> None:
-    """End all ranks but the first, which goes on alone: only training is shared out."""
+    """End all ranks but the first, which goes on alone: ranks only train."""
     global _ranks
     any_rank(False)
     if _ranks.is_launched:
@@ -192,7 +192,7 @@ def leave() -> None:
 
 
 def _meet() -> None:
-    """Go on once all ranks have come here."""
+    """A barrier: returns once all ranks have called it."""
     try:
         if is_rank_zero():
             arrived = [link.recv(1) for link in _ranks.links]

@@ -15,7 +15,7 @@ from trimtab.models.nets.packing import Candidates, PackedBatch
 from trimtab.models.nets.scoring import response_logprobs
 from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
 from trimtab.models.training.loop import StepExtras, fit
-from trimtab.models.training.replay import Replay
+from trimtab.models.training.nll_term import NLLTerm
 
 
 def imitate(
@@ -26,9 +26,9 @@ def imitate(
     seed: int,
     workdir: Path,
     parts: Sequence[Sequence[int]] | None = None,
-    replay: Replay | None = None,
+    nll_term: NLLTerm | None = None,
 ) -> dict[str, float]:
-    """Train `model` on one-response rows, response tokens only; the last two as in `fit`."""
+    """Fine-tune `model` on rows of one response each; the loss is on response tokens only."""
     return fit(
         model,
         TrainingRows(rows, torch.tensor([float(len(row.responses[0])) for row in rows]), parts),
@@ -36,7 +36,7 @@ def imitate(
         config,
         seed=seed,
         workdir=workdir,
-        extras=StepExtras(replay=replay),
+        extras=StepExtras(nll_term=nll_term),
     )
 
 

@@ -1,4 +1,4 @@
-"""How a model takes a step: on ranks that hold the whole of everything, or with ZeRO."""
+"""Learners: a model with its optimiser, replicated on every rank or sharded by ZeRO."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from trimtab.models.training.batching import micro_batches
 from trimtab.models.training.optimiser import adamw, clip_gradients, set_rate
 
 Metrics = dict[str, Tensor]
-# What a loss needs beside a packed batch: its rows' indices, or their advantages.
+# Further arguments of a loss besides the packed batch: indices of its rows, or their advantages.
 T = TypeVar("T", contravariant=True)
 LossFunction = Callable[[PackedBatch, Any], tuple[Tensor, Metrics]]
 
 
 class ModelHandle(Protocol):
-    """A model that all ranks have together: each the whole, or a part of it."""
+    """A model that is whole on every rank, or sharded over the ranks."""
 
     model: PreTrainedModel
 
     def gathered(self) -> AbstractContextManager[PreTrainedModel]:
-        """Inside, the model with all of its parameters on every rank, to run without gradient."""
+        """A context with all parameters on every rank, for passes without gradient."""
 
 
 class Learner(ModelHandle, Protocol[T]):
@@ -43,16 +43,16 @@ class Learner(ModelHandle, Protocol[T]):
     needs_equal_parts: bool
 
     def loss(self, batch: PackedBatch, beside: T) -> tuple[Tensor, Metrics]:
-        """Mean loss of a packed batch and metrics, by the learner's loss function."""
+        """Mean loss and metrics of a packed batch; `beside`: the loss's further arguments."""
 
     def backward(self, loss: Tensor, is_last: bool) -> None:
-        """Add a part's gradient; over parts and ranks the losses sum up to the step's."""
+        """Add a micro batch's gradient; the losses of all micro batches sum to the step's."""
 
     def step(self, learning_rate: float) -> Tensor:
-        """Clip, update, forget the gradient; returns its global norm before clipping."""
+        """Clip gradients, update, set them to zero; returns their global norm before clipping."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Trained parameters and optimiser state, whole and alike whatever the learner."""
+        """Trained parameters and optimiser state, unsharded; the same form for every learner."""
 
     def finish(self) -> None:
         """Leave the whole trained model on the first rank."""
@@ -69,7 +69,7 @@ class ReplicatedModel:
 
 
 class ReplicatedLearner(ReplicatedModel):
-    """Every rank holds parameters, gradients and optimiser state, and they add up gradients."""
+    """Every rank holds all parameters and optimiser state; gradients are summed over ranks."""
 
     needs_equal_parts = False
 
@@ -124,7 +124,7 @@ def new_learner(
 
 
 def model_handle(model: PreTrainedModel, zero: ZeroConfig | None) -> ModelHandle:
-    """A model that is not trained, of which ranks hold parts under stage 3 of ZeRO."""
+    """A model that is not trained; sharded over ranks under stage 3 of ZeRO."""
     if zero is None or zero.stage < 3:
         return ReplicatedModel(model)
     from trimtab.models.training.zero import ShardedModel
@@ -136,9 +136,9 @@ def model_handle(model: PreTrainedModel, zero: ZeroConfig | None) -> ModelHandle
 class TrainingRows:
     """Rows that a model is trained on.
 
-    weights: (N,), what each row counts in a mean loss (pairs, tokens), by which micro batches and
-    ranks equal one large batch. parts: indices of rows; each part has its epochs after those of the
-    part before, under one schedule. None: all rows are one part.
+    weights: (N,), the weight of each row in the mean loss (its pairs or tokens), so that micro
+    batches and ranks give the loss of one large batch. parts: lists of row indices that are trained
+    on one after another, each for all epochs, under one schedule. None: all rows are one part.
     """
 
     rows: Sequence[Candidates]
@@ -158,8 +158,9 @@ def accumulate(
 ) -> Metrics:
     """Add the gradient of `coefficient` times a batch's loss, micro batch by micro batch.
 
-    The loss is a mean by the rows' weights. `beside(indices)` is what it needs beside the packed
-    rows of `indices` (b,). Returns this rank's share of the mean loss and metrics, to be added up.
+    The loss is a mean weighted by `data.weights`. `beside(indices)` gives the loss's further
+    arguments for the rows of `indices` (b,). Returns this rank's part of mean loss and metrics, to
+    be summed over ranks.
     `is_last`: the learner's step comes next.
     """
     rows, weights = data.rows, data.weights
@@ -182,16 +183,16 @@ def _parts(
 ) -> list[tuple[list[int], bool]]:
     """This rank's micro batches of a batch, and whether each counts.
 
-    Where ranks must have equally many, those with fewer repeat one that does not count.
+    If all ranks must run equally many, those with fewer repeat one, which does not count.
     """
 
-    def cut(share: list[int]) -> list[tuple[list[int], bool]]:
-        parts = micro_batches([rows[index] for index in share], max_tokens)
-        return [([share[place] for place in part], True) for part in parts]
+    def cut(own: list[int]) -> list[tuple[list[int], bool]]:
+        parts = micro_batches([rows[index] for index in own], max_tokens)
+        return [([own[place] for place in part], True) for part in parts]
 
-    shares = distributed.rank_batches(batch)
-    mine = cut(shares[distributed.rank()])
+    by_rank = distributed.rank_batches(batch)
+    mine = cut(by_rank[distributed.rank()])
     if learner.needs_equal_parts:
-        most = max(len(cut(share)) for share in shares)
+        most = max(len(cut(each)) for each in by_rank)
         mine += [(mine[0][0], False)] * (most - len(mine))
     return mine

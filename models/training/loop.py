@@ -31,26 +31,26 @@ from trimtab.models.training.learner import (
     accumulate,
     new_learner,
 )
+from trimtab.models.training.nll_term import NLLTerm, with_nll
 from trimtab.models.training.optimiser import scheduled_rate
 from trimtab.models.training.progress import Progress, tail_means
-from trimtab.models.training.replay import Replay, with_nll
 
-# A further term of the loss, and the dialogues that a step draws for it.
-Drawn = tuple[Replay, Sequence[Candidates]]
+# The NLL term of the loss, and the dialogues that a step draws for it.
+Drawn = tuple[NLLTerm, Sequence[Candidates]]
 
 
 @dataclass(frozen=True)
 class StepExtras:
-    """What a step of `fit` does besides.
+    """Additions to a step of `fit`.
 
-    ascend(step): a context in which the gradient is taken, with the parameters elsewhere; after it
-    they are where they were before, bit for bit. It gives metrics.
-    after_step(number): looks at the model. replay: a further term of the loss.
+    ascend(step): a context that moves the parameters while the gradient is computed, and then
+    restores them bit for bit; it yields metrics.
+    after_step(number): called after the update, for measurements. nll_term: added to the loss.
     """
 
     ascend: Callable[[int], AbstractContextManager[Metrics]] | None = None
     after_step: Callable[[int], None] | None = None
-    replay: Replay | None = None
+    nll_term: NLLTerm | None = None
 
 
 NO_EXTRAS = StepExtras()
@@ -68,13 +68,17 @@ def fit(
 ) -> dict[str, float]:
     """Train `model` in place and return the means of the last tenth of the steps' metrics.
 
-    Beside them stand `num_updates`, the number of steps, and `num_trained_tokens`, of all rows
-    that they pass. `loss_function(batch, indices)` gets a packed batch and its rows' indices (b,)
-    and returns (loss, metrics), means by the rows' weights. Of ranks the first returns.
+    Also returns `num_updates`, the number of steps, and `num_trained_tokens`, the tokens of all
+    rows that they pass. `loss_function(batch, indices)` gets a packed batch and the indices (b,)
+    of its rows, and returns (loss, metrics), means weighted by `data.weights`. Only the first rank
+    returns.
     """
     rows, parts = data.rows, data.parts or [range(len(data.rows))]
     num_steps = counts.optimiser_steps(config, map(len, parts))
-    batches, replayed = _batches(rows, parts, config, seed), _draws(extras.replay, num_steps, seed)
+    batches, drawn_rows = (
+        _batches(rows, parts, config, seed),
+        _draws(extras.nll_term, num_steps, seed),
+    )
     assert len(batches) == num_steps
     prepare_training(model, config, seed, config.dropout)
     state, decay = newest_checkpoint(workdir), config.weight_decay
@@ -87,7 +91,7 @@ def fit(
         rate = scheduled_rate(config, step, num_steps)
         _seed_dropout(seed, step)
         with nullcontext({}) if extras.ascend is None else extras.ascend(step) as extra:
-            metrics = _gradient(learner, data, batches[step], config, replayed[step])
+            metrics = _gradient(learner, data, batches[step], config, drawn_rows[step])
             metrics |= extra
         metrics["grad_norm"] = learner.step(rate)
         progress.log(step + 1, {**metrics, "learning_rate": rate})
@@ -99,22 +103,22 @@ def fit(
     learner.finish()
     distributed.leave()
     merge_adapters(model)
-    return {**tail_means(progress.path), **_amounts(rows, batches, replayed)}
+    return {**tail_means(progress.path), **_amounts(rows, batches, drawn_rows)}
 
 
-def _draws(replay: Replay | None, num_steps: int, seed: int) -> list[Drawn | None]:
-    """What each step learns again: all drawn beforehand, so that a resumed run draws the same."""
-    if replay is None:
+def _draws(nll_term: NLLTerm | None, num_steps: int, seed: int) -> list[Drawn | None]:
+    """The NLL term's dialogues of every step, drawn in advance so that resuming repeats them."""
+    if nll_term is None:
         return [None] * num_steps
     generator = torch.Generator("cpu").manual_seed(seed + 1)
-    return [(replay, replay.draw(generator)) for _ in range(num_steps)]
+    return [(nll_term, nll_term.draw(generator)) for _ in range(num_steps)]
 
 
 def _amounts(
-    rows: Sequence[Candidates], batches: Sequence[Sequence[int]], replayed: Sequence[Drawn | None]
+    rows: Sequence[Candidates], batches: Sequence[Sequence[int]], drawn_rows: Sequence[Drawn | None]
 ) -> dict[str, float]:
     tokens = sum(rows[index].num_tokens for batch in batches for index in batch)
-    tokens += sum(row.num_tokens for drawn in replayed if drawn is not None for row in drawn[1])
+    tokens += sum(row.num_tokens for drawn in drawn_rows if drawn is not None for row in drawn[1])
     return {"num_updates": len(batches), "num_trained_tokens": tokens}
 
 
@@ -132,7 +136,7 @@ def _batches(
 
 
 def _seed_dropout(seed: int, step: int) -> None:
-    """What a step drops depends on nothing before it, so that a resumed run drops the same."""
+    """Dropout of a step depends on seed, step and rank only, so that resuming repeats it."""
     torch.manual_seed(random.Random(f"dropout/{seed}/{step}/{distributed.rank()}").getrandbits(63))
 
 
@@ -141,15 +145,15 @@ def _gradient(
     data: TrainingRows,
     batch: list[int],
     config: TrainConfig,
-    again: Drawn | None,
+    drawn_rows: Drawn | None,
 ) -> Metrics:
-    """Gradients of one batch and what is learned `again`; mean metrics over all ranks."""
+    """Gradients of one batch and of the NLL term; mean metrics over all ranks."""
     limit = config.micro_batch_tokens
     metrics = accumulate(
-        learner, data, batch, lambda indices: indices, limit, is_last=again is None
+        learner, data, batch, lambda indices: indices, limit, is_last=drawn_rows is None
     )
-    if again is not None:
-        replay, drawn = again
-        metrics |= replay.accumulate(learner, drawn, limit, is_last=True)
+    if drawn_rows is not None:
+        nll_term, drawn = drawn_rows
+        metrics |= nll_term.accumulate(learner, drawn, limit, is_last=True)
     distributed.all_reduce_sum(list(metrics.values()))
     return metrics

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from trimtab.models.config.reward import ContrastiveConfig
 from trimtab.models.functional.contrastive import preference_differences, simcse_loss, swav_loss
 from trimtab.models.functional.reward import imitation_loss, per_prompt_weight, ranking_loss
-from trimtab.models.nets.packing import Candidates, PackedBatch, united
+from trimtab.models.nets.packing import Candidates, PackedBatch, merged_candidates
 from trimtab.models.nets.scoring import read_logprobs, read_rewards
 from trimtab.models.nets.trunk import hidden_states
 from trimtab.models.training.data import Pairs
@@ -51,8 +51,8 @@ class ComparedPairs(NamedTuple):
 class PairBatches:
     """Pairs put into N examples.
 
-    rows: N candidates. weight: (N,), what each counts in the mean loss. places: of each row its
-    pairs, a pair's number and the places in the row of its preferred and its other response.
+    rows: N candidates. weight: (N,), what each counts in the mean loss. places: for each row its
+    pairs as (number of the pair, place of its preferred response in the row, place of the other).
     pair_weight: (P,) of all pairs.
     """
 
@@ -88,7 +88,9 @@ def pair_batches_of(pairs: Pairs, ranking: Literal["pairs", "k_wise"] = "pairs")
     for index, prompt in enumerate(pairs.prompts):
         key = index if ranking == "pairs" else (pairs.groups[index], prompt)
         together.setdefault(key, []).append(index)
-    rows = [united([pairs.rows[index] for index in members]) for members in together.values()]
+    rows = [
+        merged_candidates([pairs.rows[index] for index in members]) for members in together.values()
+    ]
     places, example = [], torch.zeros(len(pairs.rows), dtype=torch.long)
     for number, (row, members) in enumerate(zip(rows, together.values(), strict=True)):
         if len(row.responses) > MAX_RESPONSES:
@@ -106,7 +108,7 @@ def pair_batches_of(pairs: Pairs, ranking: Literal["pairs", "k_wise"] = "pairs")
 
 
 def _places(row: Candidates, members: list[int], pairs: Pairs) -> list[tuple[int, int, int]]:
-    """Of each of a row's pairs its number, and where in the row its two responses stand."""
+    """For each pair of a row its number and the places of its two responses in the row."""
     if len(members) == 1:
         return [(members[0], 0, 1)]
     place = {tuple(response): number for number, response in enumerate(row.responses)}
@@ -179,7 +181,7 @@ def _contrastive_loss(
     compared: ComparedPairs,
     config: ContrastiveConfig,
 ) -> tuple[Tensor, Metrics]:
-    """The term over what the score is read from, the hidden state of a response's last token."""
+    """The contrastive term, on the hidden state of each response's last token."""
     first, second = (hidden[batch.response_end] for hidden in views)
     if config.on == "differences":
         first, second = (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from trimtab.models import counts, limits
+from trimtab.models import chunk_sizes, counts
 from trimtab.models.nets.generation import Samples, Sampling, decode, decoding_batches
 from trimtab.models.nets.packing import token_ids
 from trimtab.models.training import distributed
@@ -39,7 +39,7 @@ def sample(
     generator: torch.Generator,
     *,
     progress: Progress | None = None,
-    cache_tokens: int = limits.CACHE_TOKENS,
+    cache_tokens: int = chunk_sizes.CACHE_TOKENS,
 ) -> Samples:
     """One sampled response for every prompt, in order.
 
@@ -78,7 +78,7 @@ def respond(
     generator: torch.Generator,
     progress: Progress | None = None,
 ) -> list[str]:
-    """One sampled response (text, end token removed) a prompt, in order."""
+    """One sampled response for each prompt, as text without the end token, in order."""
     encoded = encode_prompts(policy, tokenizer, prompts, sampling.max_new_tokens)
     answers = respond_often(policy, tokenizer, encoded, 1, sampling, generator, progress)
     return [response for (response,) in answers]
@@ -93,7 +93,7 @@ def respond_often(
     generator: torch.Generator,
     progress: Progress | None = None,
 ) -> list[list[str]]:
-    """So many sampled responses (texts) a prompt (token ids, `encode_prompts`), in order."""
+    """`num_responses` sampled texts for each prompt (token ids of `encode_prompts`), in order."""
     repeated = [ids for ids in prompts for _ in range(num_responses)]
     sampled = sample(policy, tokenizer, repeated, sampling, generator, progress=progress)
     texts: list[str] = tokenizer.batch_decode(sampled.responses, skip_special_tokens=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from trimtab.models import limits
+from trimtab.models import chunk_sizes
 from trimtab.models.nets.freezing import layers_of
 from trimtab.models.nets.packing import Candidates, PackedBatch, TrunkActivations, encode, pack
 from trimtab.models.nets.scoring import response_logprobs, response_scores
@@ -39,11 +39,11 @@ def _of_responses(
     rows: Sequence[Candidates],
     function: Callable[[PreTrainedModel, PackedBatch], Tensor],
 ) -> Tensor:
-    """A number of each response (N, k), in evaluation mode."""
+    """`function` of every response (N, k), computed in evaluation mode."""
     was_training = model.training
     model.eval()
     found = torch.zeros(len(rows), len(rows[0].responses))
-    for part in local_micro_batches(rows, limits.PASS_TOKENS):
+    for part in local_micro_batches(rows, chunk_sizes.PASS_TOKENS):
         batch = pack([rows[index] for index in part])
         found[part] = function(model, batch).view(len(part), -1)
     model.train(was_training)
@@ -74,14 +74,14 @@ def score_answers(
 def trunk_activations(
     model: PreTrainedModel, rows: Sequence[Candidates], depth: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """Behind the first `depth` layers, row by row: its index and states (T, H)."""
-    for part in micro_batches(rows, limits.PASS_TOKENS):
+    """The output of the first `depth` layers: for each row its index and hidden states (T, H)."""
+    for part in micro_batches(rows, chunk_sizes.PASS_TOKENS):
         states = trunk_output(model, pack([rows[index] for index in part]), depth)
         yield from zip(part, states.split([rows[index].num_tokens for index in part]), strict=True)
 
 
 def with_trunk(model: PreTrainedModel, rows: Sequence[Candidates], depth: int) -> list[Candidates]:
-    """The rows with their states behind the first `depth` layers; as they are for depth 0."""
+    """The rows with the output of the first `depth` layers attached; unchanged for depth 0."""
     result = list(rows)
     if depth > 0:
         owner = layers_of(model)[depth - 1]

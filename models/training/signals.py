@@ -41,7 +41,7 @@ def install() -> None:
 
 
 def defer() -> None:
-    """From now on SIGTERM only raises the flag: the caller polls it and saves before it stops."""
+    """Let SIGTERM only set the flag from now on: the caller polls it, and saves before it stops."""
     _flag.deferred = True
 
 
@@ -51,7 +51,7 @@ def stop_requested() -> bool:
 
 
 def stop() -> NoReturn:
-    """Leave with the exit code that says: the same job run again continues."""
+    """Exit with EXIT_STOPPED: the same job, run again, resumes."""
     print("stopped on request; the same stage run again continues", file=sys.stderr, flush=True)
     raise SystemExit(EXIT_STOPPED)
 

@@ -80,7 +80,7 @@ class CachedTrunk:
 
 
 def cached_trunk(inputs: dict[str, Path], model: PreTrainedModel) -> CachedTrunk | None:
-    """The states that a stage was given for its model, if any."""
+    """The cached trunk output among a stage's inputs, if any."""
     return CachedTrunk(inputs["trunk"], model) if "trunk" in inputs else None
 
 

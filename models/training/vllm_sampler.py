@@ -48,7 +48,7 @@ class VllmError(Exception):
 
 @contextmanager
 def vllm_sampler(config: PPOConfig, workdir: Path) -> Iterator[VllmSampler | None]:
-    """Inside, the sampler that the configuration asks for, if it does; its process ends with it."""
+    """A context with vLLM's sampler, or None if `config.vllm` is; its process ends with it."""
     if config.vllm is None:
         yield None
         return
@@ -60,7 +60,7 @@ def vllm_sampler(config: PPOConfig, workdir: Path) -> Iterator[VllmSampler | Non
 
 
 class VllmSampler:
-    """All ranks hold one and call it; the first has the process, and tells the others."""
+    """Samples with vLLM. All ranks call it; the first runs the process and sends the results."""
 
     def __init__(self, config: PPOConfig, workdir: Path) -> None:
         self.config, self.workdir = config, workdir
@@ -102,7 +102,7 @@ class VllmSampler:
             self.process = None
 
     def _give_weights(self, policy: PreTrainedModel) -> None:
-        """Through a folder, which is none of the stage's output."""
+        """Hand the weights to vLLM through a folder outside the stage's output."""
         folder = self.workdir / "vllm"
         # Not over files that vLLM may have mapped.
         shutil.rmtree(folder, ignore_errors=True)
@@ -164,7 +164,7 @@ class VllmSampler:
     def _checked_gap(
         self, policy: PreTrainedModel, prompts: Sequence[list[int]], found: dict[str, Any]
     ) -> Tensor:
-        """Of the first few responses; VllmError where it is too wide to be rounding."""
+        """The gap on the first few responses; VllmError if it is more than rounding."""
         pairs = list(zip(prompts, found["responses"], strict=True))[:CHECKED]
         rows = [Candidates(prompt, (response,)) for prompt, response in pairs]
         with torch.no_grad():
@@ -196,7 +196,7 @@ def _save_untied(policy: PreTrainedModel, folder: Path) -> None:
 
 
 def _arguments(sampling: Sampling, end_token: int | None) -> dict[str, Any]:
-    """Of vllm.SamplingParams; 0 log-probabilities beside that of the token itself."""
+    """Arguments of vllm.SamplingParams; logprobs=0 returns only the sampled token's."""
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

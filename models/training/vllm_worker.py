@@ -25,7 +25,7 @@ from typing import Any
 
 def main() -> None:
     """Answer requests until there are no more."""
-    # What vLLM prints must not get between the answers.
+    # vLLM prints to stdout: move that to stderr, so that only answers go to the parent.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -34,7 +34,7 @@ def main() -> None:
     while True:
         request = requests.get()
         try:
-            answer = worker.answer(request)
+            answer = worker.handle(request)
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
@@ -51,8 +51,8 @@ class Worker:
 
     engine: Any = None
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What a request asks for; raises whatever vLLM does."""
+    def handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Do what a request asks for and return the answer; raises what vLLM raises."""
         if "load" in request:
             from vllm import LLM
 
@@ -81,7 +81,7 @@ class Worker:
 
 
 def _own_logprobs(response: Any) -> list[float]:
-    """Of its tokens: vLLM notes more than these, by token."""
+    """Log-probabilities of the response's own tokens; vLLM returns others with them."""
     pairs = zip(response.token_ids, response.logprobs, strict=True)
     return [noted[token].logprob for token, noted in pairs]
 

@@ -32,7 +32,7 @@ from deepspeed.utils import (
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from trimtab.models import limits
+from trimtab.models import chunk_sizes
 from trimtab.models.config.training import TrainerConfig, ZeroConfig
 from trimtab.models.nets.freezing import load_trained_state
 from trimtab.models.nets.packing import PackedBatch
@@ -44,7 +44,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class ShardedModel:
-    """A model that is not trained, of which every rank holds a part (stage 3)."""
+    """A model that is not trained, sharded over the ranks (stage 3)."""
 
     def __init__(self, model: PreTrainedModel, zero: ZeroConfig) -> None:
         _start_deepspeed()
@@ -58,7 +58,7 @@ class ShardedModel:
 
 
 class ZeroLearner:
-    """A Learner whose ranks hold a part each; `ranks.join` has been called."""
+    """A Learner by DeepSpeed's ZeRO; `distributed.join` must have been called."""
 
     needs_equal_parts = True
 
@@ -211,11 +211,11 @@ def deepspeed_config(zero: ZeroConfig, max_grad_norm: float) -> dict[str, Any]:
     """DeepSpeed's own configuration. Batches, rates and schedule are the loop's."""
     stage: dict[str, Any] = {
         "stage": zero.stage,
-        "reduce_bucket_size": limits.ZERO_BUCKET,
-        "stage3_max_live_parameters": limits.ZERO_LIVE,
-        "stage3_max_reuse_distance": limits.ZERO_LIVE,
-        "stage3_prefetch_bucket_size": limits.ZERO_PREFETCH,
-        "stage3_param_persistence_threshold": limits.ZERO_WHOLE,
+        "reduce_bucket_size": chunk_sizes.ZERO_BUCKET,
+        "stage3_max_live_parameters": chunk_sizes.ZERO_LIVE,
+        "stage3_max_reuse_distance": chunk_sizes.ZERO_LIVE,
+        "stage3_prefetch_bucket_size": chunk_sizes.ZERO_PREFETCH,
+        "stage3_param_persistence_threshold": chunk_sizes.ZERO_WHOLE,
     }
     if zero.offload:
         stage["offload_optimizer"] = {"device": "cpu"}
@@ -232,7 +232,7 @@ def deepspeed_config(zero: ZeroConfig, max_grad_norm: float) -> dict[str, Any]:
 
 @contextmanager
 def no_hooks(model: nn.Module) -> Iterator[None]:
-    """Inside, passes run the modules alone, without DeepSpeed's hooks around each."""
+    """A context in which modules run without DeepSpeed's hooks."""
     modules = list(model.modules())
     kept = [(module._forward_pre_hooks, module._forward_hooks) for module in modules]
     for module in modules:
@@ -245,7 +245,7 @@ def no_hooks(model: nn.Module) -> Iterator[None]:
 
 
 class _Loss(nn.Module):
-    """The model and its loss in one forward pass, which DeepSpeed's hooks surround."""
+    """The model and its loss as one module, so that DeepSpeed's hooks enclose both."""
 
     def __init__(self, model: PreTrainedModel, loss_function: LossFunction) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ from trimtab.models.nets.generation import Sampling
 from trimtab.models.nets.loading import build_policy
 from trimtab.models.stages.rehearsal import cluster_of, embed
 from trimtab.models.stages.world import word_tokenizer
-from trimtab.models.synthetic.tasks import TASKS, draw_prompt
+from trimtab.models.synthetic.tasks import FAMILIES, draw_prompt
 from trimtab.models.training.sampling import respond
 from trimtab.models.training.scoring import score_texts
 
@@ -61,7 +61,7 @@ def seconds(count: int, config: RehearsalConfig) -> list[float]:
     policy.config.num_labels = 1
     scorer = AutoModelForSequenceClassification.from_config(policy.config).eval()
     rng = random.Random(0)
-    tasks = list(TASKS.values())
+    tasks = list(FAMILIES.values())
     prompts = [draw_prompt(rng.choice(tasks), rng) for _ in range(count)]
     sampling = Sampling(config.temperature, config.max_new_tokens, config.top_p)
     generator = torch.Generator().manual_seed(0)

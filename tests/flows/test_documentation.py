@@ -14,7 +14,7 @@ import pytest
 from trimtab.flows.cli import main
 from trimtab.flows.config import RunConfig
 from trimtab.models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
-from trimtab.models.config.policy import PPOConfig, ScoringConfig
+from trimtab.models.config.policy import PPOConfig, ScorersConfig
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -48,7 +48,7 @@ JUDGE = JudgeConfig(gold_accuracy=0.8)
 JUDGED = RunConfig(
     judge_preferences=JudgePreferencesConfig(judge=JUDGE),
     ai_labels=AILabelsConfig(),
-    ppo=PPOConfig(scoring=ScoringConfig(judge=JUDGE)),
+    ppo=PPOConfig(scoring=ScorersConfig(judge=JUDGE)),
 )
 
 

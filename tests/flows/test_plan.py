@@ -188,7 +188,7 @@ def test_gpus_are_given_one_trainer_each_and_what_is_too_large_is_named() -> Non
     plan = _plan("hh-7b", *ALONE, machine=MACHINES["hh-7b"])
     text = " ".join(plan_text(plan).split())
     row = next(row for row in plan.rows if row.name == "sft")
-    sft, work = row.work.peak[1], row.in_parts(1, 8)
+    sft, work = row.work.peak[1], row.sharded(1, 8)
     assert sft.optimiser + sft.gradients + sft.weights == 16 * 7_241_732_096
     needed, shared = sft.total / GIB + 1.5, work.peak[1].total / GIB
     assert f"one GPU: sft. {needed:.1f} GiB in the phase `training`, a GPU has 80.0 GiB" in text

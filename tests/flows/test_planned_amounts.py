@@ -186,7 +186,7 @@ def test_no_evaluation_passes_more_tokens_than_planned(ran: list[Ran]) -> None:
         assert each.row.work.forward_tokens == len(rows) * (longest[0] + 4 * sum(longest))
 
 
-def test_ppo_takes_the_planned_rounds_answers_and_tokens(ran: list[Ran]) -> None:
+def test_ppo_takes_the_planned_steps_answers_and_tokens(ran: list[Ran]) -> None:
     rehearsing = 0
     for each in _of(ran, "ppo_max"):
         config, work = each.row.stage.config, each.row.work
@@ -209,15 +209,15 @@ def test_ppo_takes_the_planned_rounds_answers_and_tokens(ran: list[Ran]) -> None
         assert plain.trained_tokens == config.num_epochs * answers * longest * sum(num_models)
         updates = work.optimiser_steps // len(each.metrics)
         assert each.summary["num_updates"] == updates * (sum(num_models) - len(each.metrics))
-        replayed = each.summary["num_trained_tokens"] - learned
+        rehearsed = each.summary["num_trained_tokens"] - learned
         if "rehearsal" not in each.inputs:
-            assert replayed == work.trained_tokens - plain.trained_tokens == 0
+            assert rehearsed == work.trained_tokens - plain.trained_tokens == 0
             continue
         rehearsing += 1
         rows = read_rows(each.inputs["rehearsal"] / "rehearsal.jsonl")
         lengths = [_words(row, "prompt", "response") + 1 for row in rows]
         num_drawn = (work.trained_tokens - plain.trained_tokens) // longest
         assert num_drawn == each.summary["num_updates"] * config.rehearsal_batch
-        assert num_drawn * min(lengths) <= replayed <= num_drawn * max(lengths)
+        assert num_drawn * min(lengths) <= rehearsed <= num_drawn * max(lengths)
         assert max(lengths) <= longest
     assert rehearsing == 2

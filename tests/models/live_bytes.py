@@ -3,7 +3,7 @@
 What lives is the memory of all tensors of a rank's device: a storage counts from the first
 operation that makes or reads it until it is freed. What a kernel takes and gives back inside one
 operation does not count, nor the window in which ranks of one host add up, nor what ZeRO copies to
-the host in the end. The job has `limits`, to take the place of those of `trimtab.models.limits`.
+the host in the end. The job's `limits` take the place of those in `trimtab.models.chunk_sizes`.
 Each rank writes live/<process id>.json into the work folder: the most bytes that lived in each
 phase.
 """
@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from trimtab.models import limits
+from trimtab.models import chunk_sizes
 from trimtab.models.training import entry, launcher
 
 _become_launcher = launcher.become_launcher
@@ -160,7 +160,7 @@ def main(job_path: str) -> None:
     """Run the job as `trimtab.models.training.entry` does."""
     job = json.loads(Path(job_path).read_text())
     for name, value in job["limits"].items():
-        setattr(limits, name, value)
+        setattr(chunk_sizes, name, value)
     launcher.become_launcher = lambda _, *rest: _become_launcher(  # type: ignore[assignment]
         "tests.models.live_bytes", *rest
     )

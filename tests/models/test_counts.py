@@ -66,19 +66,19 @@ def test_ppo_by_hand() -> None:
     )
     found = counts.ppo_counts(config, 100)
     # An epoch has train batches of 12, 12 and 8.
-    assert (found.rounds, found.policy_rounds, found.rollout, found.updates) == (7, 5, 32, 6)
-    assert [found.policy_updates(rounds) for rounds in (1, 2, 3, 7)] == [0, 0, 6, 30]
+    assert (found.steps, found.policy_steps, found.rollout, found.updates) == (7, 5, 32, 6)
+    assert [found.policy_updates(steps) for steps in (1, 2, 3, 7)] == [0, 0, 6, 30]
     assert counts.ppo_counts(config, 20).updates == 2 * 2
 
 
-def test_what_is_replayed() -> None:
+def test_nll_batch_sizes() -> None:
     ppo = PPOConfig(rehearsal_coef=0.1, ptx_coef=0.1, rehearsal_batch=8)
-    assert counts.replayed_rows(ppo, True) == {"rehearsal": 8, "demonstrations": 8}
-    assert counts.replayed_rows(ppo, False) == {"demonstrations": 8}
-    assert counts.replayed_rows(PolicyConfig(rehearsal_coef=0.1, rehearsal_batch=3), True) == {
+    assert counts.nll_batch_sizes(ppo, True) == {"rehearsal": 8, "demonstrations": 8}
+    assert counts.nll_batch_sizes(ppo, False) == {"demonstrations": 8}
+    assert counts.nll_batch_sizes(PolicyConfig(rehearsal_coef=0.1, rehearsal_batch=3), True) == {
         "rehearsal": 3
     }
-    assert counts.replayed_rows(PolicyConfig(), True) == {}
+    assert counts.nll_batch_sizes(PolicyConfig(), True) == {}
 
 
 def test_taken_rows_splits_and_room() -> None:

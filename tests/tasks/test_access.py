@@ -43,7 +43,7 @@ WORDS = {
     *("RunConfig.recipe", "JudgeAnswersConfig.name", "SampleResponsesConfig.instruction"),
     *("EvaluateConfig.instruction", "HIRConfig.instructions", "PreferencesConfig.categories"),
     *("EndpointConfig.model", "HarmlessConfig.categories", "RewardModelConfig.categories"),
-    *("ScoringConfig.safety_categories", "JudgeAnswersConfig.sets"),
+    *("ScorersConfig.safety_categories", "JudgeAnswersConfig.sets"),
     *("JudgeAnswersConfig.categories", "RewardModelConfig.without_categories"),
     *("JudgePreferencesConfig.categories", "ReviseConfig.categories"),
 }

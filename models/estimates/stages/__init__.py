@@ -30,10 +30,10 @@ from trimtab.models.estimates.stages.scorers import (
     reward_model,
     trunk_cache,
 )
-from trimtab.models.estimates.work import Setting, Work
+from trimtab.models.estimates.work import StageInputs, Work
 from trimtab.models.specs import SPECS
 
-_MODEL_STAGES: dict[str, Callable[[Any, Setting], Work]] = {
+_MODEL_STAGES: dict[str, Callable[[Any, StageInputs], Work]] = {
     "sft": sft,
     "revise": revise,
     "constitutional_sft": constitutional_sft,
@@ -67,15 +67,15 @@ _PLAIN_STAGES = {
 }
 
 
-def work_of(stage: str, config: Any, setting: Setting) -> Work:
+def work_of(stage: str, config: Any, inputs: StageInputs) -> Work:
     """The work of a stage under its configuration; none of one without a model that is not here.
 
     Raises PlanError for a stage that takes a GPU and is not here.
     """
     if stage in _PLAIN_STAGES:
-        return Work(examples=getattr(setting.amounts, _PLAIN_STAGES[stage]))
+        return Work(examples=getattr(inputs.amounts, _PLAIN_STAGES[stage]))
     if stage in _MODEL_STAGES:
-        return _MODEL_STAGES[stage](config, setting)
+        return _MODEL_STAGES[stage](config, inputs)
     if SPECS[stage].device == "gpu":
         raise PlanError(f"stage {stage} takes a GPU: say what it costs in models/estimates/stages")
     return Work(examples=0)

@@ -10,54 +10,56 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from trimtab.models import counts, limits
+from trimtab.models import chunk_sizes, counts
 from trimtab.models.config.judge import JudgeAnswersConfig, JudgeConfig, JudgePreferencesConfig
 from trimtab.models.config.training import ModelConfig
 from trimtab.models.estimates.memory import Memory
 from trimtab.models.estimates.shapes import shape_of
-from trimtab.models.estimates.work import Rows, Setting, Work, sampling_phase, scoring_phase
+from trimtab.models.estimates.work import Rows, StageInputs, Work, sampling_memory, scoring_memory
 from trimtab.models.judge.constitutions import MAX_CHARACTERS
-from trimtab.models.judge.prompts import LABELS, Kind
+from trimtab.models.judge.prompts import OPTIONS, Kind
 from trimtab.models.judge.rubrics import load_questions, load_rubric
 
 # Fewer than English has in any common vocabulary, so that tokens are an upper bound.
 CHARACTERS_PER_TOKEN = 3
 
 
-def judge_preferences(config: JudgePreferencesConfig, setting: Setting) -> Work:
+def judge_preferences(config: JudgePreferencesConfig, inputs: StageInputs) -> Work:
     """Each pair in both orders: thoughts where they are wanted, then the verdict.
 
     Validation and test are not told apart here: each is taken to be all that is held out. Of some
     categories they are taken to be all: how many is not known before.
     """
-    train, held_out = setting.amounts.train_pairs, setting.amounts.held_out_pairs
+    train, held_out = inputs.amounts.train_pairs, inputs.amounts.held_out_pairs
     available = [train if split == "train" else held_out for split in config.splits]
     pairs = sum(counts.num_taken(count, config.max_pairs) for count in available)
-    shown = Rows(pairs, setting.amounts.pair_tokens)
+    shown = Rows(pairs, inputs.amounts.pair_tokens)
     field = "judge_preferences.judge.local_model"
-    return judge_work(config.judge, setting, "compare", shown, field)
+    return judge_work(config.judge, inputs, "compare", shown, field)
 
 
-def judge_answers(config: JudgeAnswersConfig, setting: Setting) -> Work:
+def judge_answers(config: JudgeAnswersConfig, inputs: StageInputs) -> Work:
     """Every two policies' answers to each prompt, all taken to differ, in both orders."""
-    prompts, policies = setting.amounts.eval_prompts, setting.num_policies
+    prompts, policies = inputs.amounts.eval_prompts, inputs.num_policies
     if config.max_prompts is not None:
         # All but that of validation are judged where none are named.
-        num_sets = setting.amounts.eval_sets - 1 if config.sets is None else len(config.sets)
+        num_sets = inputs.amounts.eval_sets - 1 if config.sets is None else len(config.sets)
         prompts = counts.num_taken(prompts, num_sets * config.max_prompts)
     pairs = prompts * policies * (policies - 1) // 2
-    shown = Rows(pairs, setting.amounts.pair_tokens)
-    return judge_work(config.judge, setting, "compare", shown, "judges.judge.local_model")
+    shown = Rows(pairs, inputs.amounts.pair_tokens)
+    return judge_work(config.judge, inputs, "compare", shown, "judges.judge.local_model")
 
 
-def judge_work(judge: JudgeConfig, setting: Setting, kind: Kind, shown: Rows, field: str) -> Work:
+def judge_work(
+    judge: JudgeConfig, inputs: StageInputs, kind: Kind, shown: Rows, field: str
+) -> Work:
     """A judge's verdicts on what it is shown: pairs, in both orders, or single answers.
 
     `field`: what names the local model in the run's configuration.
     """
     if judge.local_model is None:
         return Work(examples=shown.count)
-    theirs = replace(setting, shape=shape_of(ModelConfig(base=judge.local_model), field))
+    theirs = replace(inputs, shape=shape_of(ModelConfig(base=judge.local_model), field))
     orders = counts.NUM_ORDERS if kind == "compare" else 1
     requests = shown.count * orders * judge.num_samples
     asked = shown.length + _instruction_tokens(judge)
@@ -69,28 +71,28 @@ def judge_work(judge: JudgeConfig, setting: Setting, kind: Kind, shown: Rows, fi
             work,
             sampled_tokens=requests * thoughts,
             forward_tokens=requests * asked,
-            phases={"thinking": judge_sampling_phase(theirs, requests, asked, thoughts)},
+            phases={"thinking": judge_sampling_memory(theirs, requests, asked, thoughts)},
         )
     return _with_verdicts(judge, theirs, kind, requests, asked + thoughts, work)
 
 
 def _with_verdicts(
-    judge: JudgeConfig, theirs: Setting, kind: Kind, requests: int, asked: int, work: Work
+    judge: JudgeConfig, theirs: StageInputs, kind: Kind, requests: int, asked: int, work: Work
 ) -> Work:
     """With the verdicts: of one token, whose probabilities are read, they take a single pass.
 
     Longer ones are sampled, and pass once more where probabilities are read.
     """
-    verdict = counts.verdict_tokens(judge, max(map(len, LABELS[kind])))
-    rows = Rows(requests, min(asked + verdict, theirs.shape.context), responses=verdict)
-    at_once = replace(rows, count=counts.num_taken(requests, limits.REQUESTS_AT_ONCE))
-    passing = scoring_phase(theirs, theirs.policy, at_once)
+    verdict = counts.verdict_tokens(judge, max(map(len, OPTIONS[kind])))
+    rows = Rows(requests, min(asked + verdict, theirs.shape.context), logit_tokens=verdict)
+    at_once = replace(rows, count=counts.num_taken(requests, chunk_sizes.REQUESTS_AT_ONCE))
+    passing = scoring_memory(theirs, theirs.policy_bytes, at_once)
     forward, sampled = work.forward_tokens, work.sampled_tokens
     if judge.top_logprobs:
         forward += rows.tokens
     if verdict > 1 or not judge.top_logprobs:
         forward, sampled = forward + requests * asked, sampled + requests * verdict
-        generating = judge_sampling_phase(theirs, requests, asked, verdict)
+        generating = judge_sampling_memory(theirs, requests, asked, verdict)
         passing = max(passing, generating, key=lambda phase: phase.total)
     return replace(
         work,
@@ -100,11 +102,13 @@ def _with_verdicts(
     )
 
 
-def judge_sampling_phase(theirs: Setting, requests: int, asked: int, max_new_tokens: int) -> Memory:
+def judge_sampling_memory(
+    theirs: StageInputs, requests: int, asked: int, max_new_tokens: int
+) -> Memory:
     """Answers of a local model, whose weights are those of a policy of its shape."""
-    at_once = counts.num_taken(requests, limits.REQUESTS_AT_ONCE)
+    at_once = counts.num_taken(requests, chunk_sizes.REQUESTS_AT_ONCE)
     prompt = min(asked, counts.prompt_room(theirs.shape.context, max_new_tokens))
-    return sampling_phase(theirs, theirs.policy, at_once, prompt, max_new_tokens, at_least=1)
+    return sampling_memory(theirs, theirs.policy_bytes, at_once, prompt, max_new_tokens, at_least=1)
 
 
 def text_tokens(characters: int) -> int:

@@ -6,52 +6,52 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
 
-from trimtab.models import counts, limits
+from trimtab.models import chunk_sizes, counts
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.estimates.memory import FLOAT_BYTES, PRODUCT_BYTES, Memory
 from trimtab.models.estimates.shapes import ModelShape
 from trimtab.models.estimates.stages.judging import judge_work
 from trimtab.models.estimates.work import (
     Rows,
-    Setting,
+    StageInputs,
     Work,
-    sampling_phase,
-    scoring_phase,
+    sampling_memory,
+    scoring_memory,
     trained_parameters,
-    training_phase,
+    training_memory,
 )
 
 
-def ppo_max(config: PPOConfig, setting: Setting) -> Work:
-    """All rounds: answers sampled and scored, then updates of critic and, later, policy.
+def ppo_max(config: PPOConfig, inputs: StageInputs) -> Work:
+    """All steps: answers sampled and scored, then updates of critic and, later, policy.
 
     Without a scorer the first rank has the judge beside all else, which rates each answer, as if
     it were another than those before.
     """
-    prompt, row = setting.prompt_and_row(config.max_new_tokens)
-    planned = counts.ppo_counts(config, setting.amounts.policy_prompts)
-    answers = Rows(planned.rounds * planned.rollout, row)
-    learned = config.num_epochs * planned.rollout * (planned.rounds + planned.policy_rounds)
-    replayed = sum(rows.tokens for rows in _replay(config, setting))
+    prompt, row = inputs.prompt_and_row(config.max_new_tokens)
+    planned = counts.ppo_counts(config, inputs.amounts.policy_prompts)
+    answers = Rows(planned.steps * planned.rollout, row)
+    learned = config.num_epochs * planned.rollout * (planned.steps + planned.policy_steps)
+    nll_tokens = sum(rows.tokens for rows in _nll_rows(config, inputs))
     judging = Work(examples=answers.count)
-    if config.scoring.judge is not None and not setting.scorers:
+    if config.scoring.judge is not None and not inputs.scorer_bytes:
         field = "ppo.scoring.judge.local_model"
-        judging = judge_work(config.scoring.judge, setting, "score", answers, field)
+        judging = judge_work(config.scoring.judge, inputs, "score", answers, field)
     # Reference, critic and scorers; of narrow products, and of what vLLM samples, the policy too.
-    passes = 2 + len(setting.scorers)
+    passes = 2 + len(inputs.scorer_bytes)
     passes += config.precision != "float32" or config.vllm is not None
     return Work(
         examples=answers.count,
         num_ranks=config.ranks,
-        optimiser_steps=planned.rounds * planned.updates,
+        optimiser_steps=planned.steps * planned.updates,
         sampled_tokens=answers.count * config.max_new_tokens + judging.sampled_tokens,
         forward_tokens=answers.count * prompt + passes * answers.tokens + judging.forward_tokens,
-        trained_tokens=learned * row + planned.policy_updates(planned.rounds) * replayed,
+        trained_tokens=learned * row + planned.policy_updates(planned.steps) * nll_tokens,
         parameters=sum(
-            trained_parameters(setting.shape, config, parameters)
-            for parameters in (setting.shape.policy_parameters, _critic_parameters(config, setting))
+            trained_parameters(inputs.shape, config, parameters)
+            for parameters in (inputs.shape.policy_parameters, _critic_parameters(config, inputs))
         ),
-        phases=_with_judge(_phases(config, setting, planned), judging.phases),
+        phases=_with_judge(_phases(config, inputs, planned), judging.phases),
     )
 
 
@@ -68,54 +68,54 @@ def _with_judge(phases: dict[str, Memory], judging: Mapping[str, Memory]) -> dic
     }
 
 
-def _critic_parameters(config: PPOConfig, setting: Setting) -> int:
+def _critic_parameters(config: PPOConfig, inputs: StageInputs) -> int:
     """A critic that starts as the first scorer keeps its heads."""
-    heads = setting.scorer_heads[0] if config.critic_init == "scorer" else 1
-    return setting.shape.scorer_parameters(heads)
+    heads = inputs.scorer_heads[0] if config.critic_init == "scorer" else 1
+    return inputs.shape.scorer_parameters(heads)
 
 
-def _replay(config: PPOConfig, setting: Setting) -> list[Rows]:
+def _nll_rows(config: PPOConfig, inputs: StageInputs) -> list[Rows]:
     """The dialogues that a policy update draws of each source; rehearsed ones are answers that are
     taken to be as long as its own.
     """
-    _, row = setting.prompt_and_row(config.max_new_tokens)
-    longest = {"rehearsal": row, "demonstrations": setting.amounts.dialogue_tokens}
-    drawn = counts.replayed_rows(config, setting.has_rehearsal)
+    _, row = inputs.prompt_and_row(config.max_new_tokens)
+    longest = {"rehearsal": row, "demonstrations": inputs.amounts.dialogue_tokens}
+    drawn = counts.nll_batch_sizes(config, inputs.has_rehearsal)
     response = config.max_new_tokens + 1
     return [Rows(count, longest[source], response) for source, count in drawn.items()]
 
 
-def _phases(config: PPOConfig, setting: Setting, planned: counts.PPOCounts) -> dict[str, Memory]:
+def _phases(config: PPOConfig, inputs: StageInputs, planned: counts.PPOCounts) -> dict[str, Memory]:
     """Both optimisers stay in memory throughout; gradients are of one model at a time, but under
     stage 3 of ZeRO room for those of both is kept.
 
     What policy and critic do not train, reference and first scorer share where they are their
     starts. Of a rank: with ZeRO it holds its part, and the whole of a model that samples or scores.
     """
-    num_policy, num_critic = setting.shape.policy_parameters, _critic_parameters(config, setting)
-    prompt, row = setting.prompt_and_row(config.max_new_tokens)
+    num_policy, num_critic = inputs.shape.policy_parameters, _critic_parameters(config, inputs)
+    prompt, row = inputs.prompt_and_row(config.max_new_tokens)
     response = config.max_new_tokens + 1
     batch = counts.num_taken(planned.rollout, config.train_batch)
 
     def own(rows: Rows) -> Rows:
         return replace(rows, count=counts.rows_of_rank(rows.count, config.ranks))
 
-    learned = [Rows(batch, row, response), *_replay(config, setting)]
-    policy = [training_phase(setting, num_policy, config, own(rows)) for rows in learned]
-    critic = training_phase(setting, num_critic, config, own(Rows(batch, row)))
-    others = setting.policy + sum(setting.scorers)
+    learned = [Rows(batch, row, response), *_nll_rows(config, inputs)]
+    policy = [training_memory(inputs, num_policy, config, own(rows)) for rows in learned]
+    critic = training_memory(inputs, num_critic, config, own(Rows(batch, row)))
+    others = inputs.policy_bytes + sum(inputs.scorer_bytes)
     stages = _loading_and_saving(config, policy[0], critic, others)
     at_least = counts.least_sampling_batches(config.ranks)
-    sampling = sampling_phase(
-        setting, 0, planned.rollout, prompt, config.max_new_tokens, at_least=at_least
+    sampling = sampling_memory(
+        inputs, 0, planned.rollout, prompt, config.max_new_tokens, at_least=at_least
     )
     working = {
         "sampling": Memory() if config.vllm else sampling,
-        "scoring": scoring_phase(setting, 0, own(Rows(planned.rollout, row, response))),
+        "scoring": scoring_memory(inputs, 0, own(Rows(planned.rollout, row, response))),
         "critic update": critic,
         "policy update": max(policy, key=lambda phase: phase.total),
     }
-    resident = _resident(config, setting, policy[0], critic)
+    resident = _resident(config, inputs, policy[0], critic)
     held = {
         name: replace(
             resident,
@@ -125,17 +125,17 @@ def _phases(config: PPOConfig, setting: Setting, planned: counts.PPOCounts) -> d
         )
         for name, phase in working.items()
     }
-    beside = _held_by_vllm(config, setting.shape)
-    later = {**_partitioned(config, setting, held), "saving": stages["saving"]}
+    beside = _held_by_vllm(config, inputs.shape)
+    later = {**_partitioned(config, inputs, held), "saving": stages["saving"]}
     working = {name: replace(phase, frozen=phase.frozen + beside) for name, phase in later.items()}
     return {"loading": stages["loading"], **working}
 
 
-def _resident(config: PPOConfig, setting: Setting, policy: Memory, critic: Memory) -> Memory:
+def _resident(config: PPOConfig, inputs: StageInputs, policy: Memory, critic: Memory) -> Memory:
     """What is there in every phase but loading and saving."""
-    frozen = setting.policy + sum(setting.scorers) + policy.frozen + critic.frozen
+    frozen = inputs.policy_bytes + sum(inputs.scorer_bytes) + policy.frozen + critic.frozen
     if config.zero is None or config.zero.stage < 3:
-        frozen -= policy.frozen if setting.starts_as_reference else 0
+        frozen -= policy.frozen if inputs.starts_as_reference else 0
         frozen -= critic.frozen if config.critic_init == "scorer" else 0
     return Memory(
         weights=policy.weights + critic.weights,
@@ -188,7 +188,9 @@ def _held_by_vllm(config: PPOConfig, shape: ModelShape) -> int:
     return PRODUCT_BYTES[config.precision] * parameters + int(config.vllm.cache_gib * 2**30)
 
 
-def _partitioned(config: PPOConfig, setting: Setting, held: dict[str, Memory]) -> dict[str, Memory]:
+def _partitioned(
+    config: PPOConfig, inputs: StageInputs, held: dict[str, Memory]
+) -> dict[str, Memory]:
     """With ZeRO: a rank's parts, and the whole of one model where it samples or scores."""
     zero, ranks = config.zero, config.ranks
     if zero is None:
@@ -199,11 +201,13 @@ def _partitioned(config: PPOConfig, setting: Setting, held: dict[str, Memory]) -
     if zero.stage < 3:
         return parts
     gradients = Memory(gradients=held["policy update"].weights)  # of policy and critic
-    room = gradients.partitioned(3, ranks).gradients + FLOAT_BYTES * limits.ZERO_BUCKET
+    room = gradients.partitioned(3, ranks).gradients + FLOAT_BYTES * chunk_sizes.ZERO_BUCKET
     gathered = {
-        "sampling": setting.policy,
+        "sampling": inputs.policy_bytes,
         "scoring": max(
-            setting.policy, *setting.scorers, FLOAT_BYTES * _critic_parameters(config, setting)
+            inputs.policy_bytes,
+            *inputs.scorer_bytes,
+            FLOAT_BYTES * _critic_parameters(config, inputs),
         ),
     }
     return {

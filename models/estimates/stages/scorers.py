@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trimtab.models import counts, limits
+from trimtab.models import chunk_sizes, counts
 from trimtab.models.config.reward import (
     AdvantageModelConfig,
     MetaRMConfig,
@@ -15,20 +15,20 @@ from trimtab.models.config.training import TrainConfig
 from trimtab.models.estimates.memory import FLOAT_BYTES, Memory
 from trimtab.models.estimates.work import (
     Rows,
-    Setting,
+    StageInputs,
     Work,
     gradient_set,
-    sampling_phase,
-    scoring_phase,
+    sampling_memory,
+    scoring_memory,
     supervised_work,
 )
 
 
-def trunk_cache(config: TrunkCacheConfig, setting: Setting) -> Work:
+def trunk_cache(config: TrunkCacheConfig, inputs: StageInputs) -> Work:
     """One pass of the lower layers over all pairs; the head's parameters are loaded too."""
-    pairs = Rows(setting.amounts.pairs, setting.pair_row)
-    kept = FLOAT_BYTES * pairs.tokens * setting.shape.hidden_size
-    scoring = scoring_phase(setting, setting.policy, pairs)
+    pairs = Rows(inputs.amounts.pairs, inputs.pair_tokens)
+    kept = FLOAT_BYTES * pairs.tokens * inputs.shape.hidden_size
+    scoring = scoring_memory(inputs, inputs.policy_bytes, pairs)
     return Work(
         examples=pairs.count,
         forward_tokens=pairs.tokens,
@@ -36,97 +36,99 @@ def trunk_cache(config: TrunkCacheConfig, setting: Setting) -> Work:
     )
 
 
-def reward_model(config: RewardModelConfig, setting: Setting) -> Work:
+def reward_model(config: RewardModelConfig, inputs: StageInputs) -> Work:
     """One reward model; cross-fitted, its own fold is left out of training.
 
     Of some categories of pairs it is taken to train on all: how many they are is not known before.
     On raw pairs it is a member, which scores those it was trained on as well. The pairs of
     validation, which `score_every` scores again and again, are taken to be all that is held out.
     """
-    train, shape, term = config.train, setting.shape, config.contrastive
-    held_out = setting.amounts.held_out_pairs
+    train, shape, term = config.train, inputs.shape, config.contrastive
+    held_out = inputs.amounts.held_out_pairs
     # The policy's head for the imitation term: none where it is the embedding; adapters leave it.
     head = shape.policy_parameters - shape.trunk_parameters if config.imitation_coef > 0 else 0
     further = head if train.lora is None else 0
     if term is not None and term.kind == "swav":
         further += term.num_prototypes * shape.hidden_size
     work = _scorer(
-        setting,
+        inputs,
         train,
         num_heads=1,
-        rows=_examples(config, setting),
-        num_scored=held_out if setting.is_relabelled else setting.amounts.pairs,
+        rows=_examples(config, inputs),
+        num_scored=held_out if inputs.is_relabelled else inputs.amounts.pairs,
         further=further,
     )
     if config.score_every is not None:
         again = work.optimiser_steps // config.score_every * held_out
-        work = replace(work, forward_tokens=work.forward_tokens + again * setting.pair_row)
+        work = replace(work, forward_tokens=work.forward_tokens + again * inputs.pair_tokens)
     if train.lora is None or not head:
         return work
     return replace(work, phases=_with_frozen(work, ("loading", "training"), FLOAT_BYTES * head))
 
 
-def _examples(config: RewardModelConfig, setting: Setting) -> Rows:
+def _examples(config: RewardModelConfig, inputs: StageInputs) -> Rows:
     """What a reward model is trained on: pairs, or rankings with each response once."""
-    num_pairs, rankings = setting.amounts.train_pairs, setting.amounts.train_rankings
+    num_pairs, rankings = inputs.amounts.train_pairs, inputs.amounts.train_rankings
     if config.fold is not None:
         # Folds are equal up to one: the smallest leaves most to train on.
         num_pairs, rankings = (count - count // config.num_folds for count in (num_pairs, rankings))
-    found, ranked = _pairs(setting, num_pairs), 2
+    found, ranked = _pairs(inputs, num_pairs), 2
     if config.ranking == "k_wise":
-        ranked = setting.amounts.ranked
+        ranked = inputs.amounts.ranked
         length = -(-ranked * found.length // 2)
         found = Rows(
             rankings,
             length,
-            repeated=(ranked - 1) * found.length,
+            repeated_keys=(ranked - 1) * found.length,
             all_tokens=min(rankings * length, found.tokens),
         )
     # All but one of a row's responses may be preferred to another; none is longer than its share.
     preferred = found.length * (ranked - 1) // ranked if config.imitation_coef > 0 else 0
     passes = 1 if config.contrastive is None else 2
-    return replace(found, responses=preferred, passes=passes)
+    return replace(found, logit_tokens=preferred, passes=passes)
 
 
-def advantage_model(config: AdvantageModelConfig, setting: Setting) -> Work:
+def advantage_model(config: AdvantageModelConfig, inputs: StageInputs) -> Work:
     """The Advantage Model: two heads in one pass; first, one by one, the policies it weighs by."""
-    amounts, train = setting.amounts, config.train
-    pairs = _pairs(setting, amounts.train_pairs)
-    work = _scorer(setting, train, num_heads=2, rows=pairs, num_scored=amounts.held_out_pairs)
-    if not setting.num_behaviours:
+    amounts, train = inputs.amounts, config.train
+    pairs = _pairs(inputs, amounts.train_pairs)
+    work = _scorer(inputs, train, num_heads=2, rows=pairs, num_scored=amounts.held_out_pairs)
+    if not inputs.num_behaviours:
         return work
-    own = Rows(counts.rows_of_rank(pairs.count, train.ranks), pairs.length, responses=pairs.length)
-    frozen = setting.policy + FLOAT_BYTES * setting.shape.scorer_parameters(2)
+    own = Rows(
+        counts.rows_of_rank(pairs.count, train.ranks), pairs.length, logit_tokens=pairs.length
+    )
+    frozen = inputs.policy_bytes + FLOAT_BYTES * inputs.shape.scorer_parameters(2)
     return replace(
         work,
-        forward_tokens=work.forward_tokens + (1 + setting.num_behaviours) * pairs.tokens,
-        phases={"likelihoods": scoring_phase(setting, frozen, own), **work.phases},
+        forward_tokens=work.forward_tokens + (1 + inputs.num_behaviours) * pairs.tokens,
+        phases={"likelihoods": scoring_memory(inputs, frozen, own), **work.phases},
     )
 
 
-def meta_rm(config: MetaRMConfig, setting: Setting) -> Work:
+def meta_rm(config: MetaRMConfig, inputs: StageInputs) -> Work:
     """MetaRM: samples of the current policy, then an ascent before each descent.
 
     The ascent has whole gradients, in whose place the weights are kept during the descent.
     """
-    amounts, train = setting.amounts, config.train
+    amounts, train = inputs.amounts, config.train
     prompts = counts.num_taken(amounts.policy_prompts, config.num_prompts)
     answers = prompts * config.num_responses
-    prompt, _ = setting.prompt_and_row(config.max_new_tokens)
+    prompt, _ = inputs.prompt_and_row(config.max_new_tokens)
     response = config.max_new_tokens + 1
     meta = Rows(
         counts.num_taken(prompts, config.meta_batch),
         prompt + config.num_responses * response,
-        repeated=(config.num_responses - 1) * (prompt + response),
+        repeated_keys=(config.num_responses - 1) * (prompt + response),
     )
     base = _scorer(
-        setting,
+        inputs,
         train,
-        num_heads=setting.scorer_heads[0],
-        rows=_pairs(setting, amounts.train_pairs),
+        num_heads=inputs.scorer_heads[0],
+        rows=_pairs(inputs, amounts.train_pairs),
         num_scored=amounts.held_out_pairs,
     )
-    policy_and_scorer = setting.policy + sum(setting.scorers)
+    policy_and_scorer = inputs.policy_bytes + sum(inputs.scorer_bytes)
     return replace(
         base,
         sampled_tokens=answers * config.max_new_tokens,
@@ -134,24 +136,24 @@ def meta_rm(config: MetaRMConfig, setting: Setting) -> Work:
         trained_tokens=base.trained_tokens + base.optimiser_steps * meta.tokens,
         phases={
             **base.phases,
-            "sampling": sampling_phase(
-                setting, policy_and_scorer, answers, prompt, config.max_new_tokens
+            "sampling": sampling_memory(
+                inputs, policy_and_scorer, answers, prompt, config.max_new_tokens
             ),
-            **_ascent(setting, train, base, meta),
+            **_ascent(inputs, train, base, meta),
         },
     )
 
 
-def _ascent(setting: Setting, train: TrainConfig, base: Work, meta: Rows) -> dict[str, Memory]:
+def _ascent(inputs: StageInputs, train: TrainConfig, base: Work, meta: Rows) -> dict[str, Memory]:
     """What a rank holds in the ascent on a meta batch, and in the descent behind it."""
     descent, learning = base.phases["training"], FLOAT_BYTES * base.parameters
     count = counts.rows_of_rank(meta.count, train.ranks)
     tokens = counts.most_micro_batch_tokens(count, meta.length, train.micro_batch_tokens)
-    repeated = -(-tokens * meta.repeated // meta.length)
-    kept = gradient_set(setting.shape, train, tokens, repeated)
+    repeated_keys = -(-tokens * meta.repeated_keys // meta.length)
+    kept = gradient_set(inputs.shape, train, tokens, repeated_keys)
     # One parameter's, or a bucket's, once there are no activations.
-    bucket = limits.BUCKET * (train.ranks > 1)
-    beside = FLOAT_BYTES * max(setting.shape.largest_parameter, bucket)
+    bucket = chunk_sizes.BUCKET * (train.ranks > 1)
+    beside = FLOAT_BYTES * max(inputs.shape.largest_parameter, bucket)
     activations = max(kept, min(beside, learning))
     return {
         "ascent": replace(descent, gradients=learning, activations=activations),
@@ -159,13 +161,13 @@ def _ascent(setting: Setting, train: TrainConfig, base: Work, meta: Rows) -> dic
     }
 
 
-def _pairs(setting: Setting, count: int) -> Rows:
+def _pairs(inputs: StageInputs, count: int) -> Rows:
     """Pairs as examples; at most all of one is its prompt and second response."""
-    return Rows(count, setting.pair_row, repeated=setting.pair_row)
+    return Rows(count, inputs.pair_tokens, repeated_keys=inputs.pair_tokens)
 
 
 def _scorer(
-    setting: Setting,
+    inputs: StageInputs,
     train: TrainConfig,
     *,
     num_heads: int,
@@ -174,10 +176,10 @@ def _scorer(
     further: int = 0,
 ) -> Work:
     """Training a scorer, with `further` parameters, then scoring `num_scored` pairs."""
-    parameters = setting.shape.scorer_parameters(num_heads)
-    work = supervised_work(setting, train, parameters + further, rows)
-    scored = Rows(num_scored, setting.pair_row)
-    scoring = scoring_phase(setting, FLOAT_BYTES * parameters, scored)
+    parameters = inputs.shape.scorer_parameters(num_heads)
+    work = supervised_work(inputs, train, parameters + further, rows)
+    scored = Rows(num_scored, inputs.pair_tokens)
+    scoring = scoring_memory(inputs, FLOAT_BYTES * parameters, scored)
     return replace(work, forward_tokens=scored.tokens, phases={**work.phases, "scoring": scoring})
 
 

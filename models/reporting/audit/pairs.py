@@ -84,10 +84,10 @@ def audited_pairs(artifacts: Artifacts) -> list[AuditedPair]:
     strength = artifacts.rows("strength", "strength.jsonl")
     pairs = [{**row, "split": split} for split in SPLITS for row in artifacts.pairs(split)]
     _check("strength", pairs, strength)
-    treated = artifacts.rows("relabelled", "train.jsonl")
-    _check("relabelled", artifacts.pairs("train"), treated)
-    treatments = [{name: row[name] for name in UNTREATED} for row in treated]
-    treatments += [UNTREATED] * (len(pairs) - len(treated))
+    relabelled = artifacts.rows("relabelled", "train.jsonl")
+    _check("relabelled", artifacts.pairs("train"), relabelled)
+    treatments = [{name: row[name] for name in UNTREATED} for row in relabelled]
+    treatments += [UNTREATED] * (len(pairs) - len(relabelled))
     members = _differences(artifacts, strength)
     result = []
     for pair, vote, treatment, differences in zip(

@@ -42,7 +42,7 @@ def read_answers(evaluations: Mapping[int, Mapping[str, Path]]) -> dict[str, Ans
     """The answers by set of prompts; evaluations: by seed and policy the artifact's folder.
 
     A policy's texts are forgotten before the next one's are read. Raises ReportInputError where
-    seeds have other policies or judges, or policies other prompts.
+    seeds have other policies or measures, or policies other prompts.
     """
     policies = sorted(next(iter(evaluations.values())), key=lambda name: (name != START, name))
     columns: dict[str, dict[str, list[list[float]]]] = {}
@@ -87,9 +87,9 @@ def _by_set(path: Path) -> dict[str, list[Row]]:
 
 
 def _measures(row: Row) -> list[str]:
-    """What a row has been measured by: its judges, KL and length."""
-    judges = sorted(name for name in row if name.startswith("judge_") and name != MEAN)
-    several = judges if len(judges) > 1 else []  # one is its own mean
+    """What a row has been measured by: gold, held-out reward models, KL and length."""
+    heldout = sorted(name for name in row if name.startswith("judge_") and name != MEAN)
+    several = heldout if len(heldout) > 1 else []  # one is its own mean
     return [*(name for name in MEASURES if name in row), *several, "kl", "length"]
 
 

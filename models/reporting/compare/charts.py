@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from trimtab.models.reporting.compare.answers import START
 from trimtab.models.reporting.compare.methods import Method
 from trimtab.models.reporting.kit.charts import BLACK, GREEN, GREY, RED, STYLES, Chart, Panel
-from trimtab.models.reporting.kit.names import JUDGES, SETS
+from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS
 
 MARKERS = "osD^vPX<>ph"  # SFT is the star
 STANDINGS = {"better": GREEN, "not clear": GREY, "worse": RED}
@@ -35,8 +35,8 @@ def frontier(methods: Sequence[Method], judge: str) -> Chart:
         top = max(methods, key=lambda method: method.means[judge].value)
         kl, score = top.means["kl"], top.means[judge]
         return panel.chart(
-            f"What is gained for the distance from SFT, by {JUDGES[judge]}: highest is {top.words} "
-            f"with {score.value:.2f}, {kl.value:.2f} nats from SFT.",
+            f"What is gained for the distance from SFT, by {MEASURE_NAMES[judge]}: highest is "
+            f"{top.words} with {score.value:.2f}, {kl.value:.2f} nats from SFT.",
             "Higher and further to the left is better. Large: mean over seeds; small: each seed. "
             "Lines: where PPO was while it trained (by what it sampled to learn from, so they need "
             "not end in the point), and the best of 1 … n answers of SFT.",
@@ -67,7 +67,7 @@ def against_sft(methods: Sequence[Method], judge: str) -> Chart:
             )  # fmt: skip
         panel.axes.set_yticks(range(len(shown)), [method.words for method in reversed(shown)])
         return panel.chart(
-            f"Wins minus losses against SFT, by {JUDGES[judge]}, on {SETS['main']}.",
+            f"Wins minus losses against SFT, by {MEASURE_NAMES[judge]}, on {SETS['main']}.",
             "Diamond: mean over seeds; bar: its 95 % interval over prompts; dots: each seed. Green "
             "is clearly better, red clearly worse, grey neither.",
             "wins minus losses (points)",

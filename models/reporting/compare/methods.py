@@ -17,7 +17,7 @@ from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.reporting.kit.budget import Budget, budget_of
 from trimtab.models.reporting.kit.charts import smooth
 from trimtab.models.reporting.kit.html import tidy
-from trimtab.models.reporting.kit.names import JUDGES, policy_name
+from trimtab.models.reporting.kit.names import MEASURE_NAMES, policy_name
 from trimtab.models.reporting.run.curves import training_curve
 
 FORGET = "forget"
@@ -156,7 +156,7 @@ def answer_of(methods: Sequence[Method], matrix: WinMatrix) -> Answer:
     better = standing["better"]
     sentence = (
         f"{len(better)} of {len(trained)} methods {'is' if len(better) == 1 else 'are'} clearly "
-        f"better than SFT by {JUDGES[judge]}"
+        f"better than SFT by {MEASURE_NAMES[judge]}"
         f"{': ' if better else ''}{'; '.join(better)}."
     )
     details = []
@@ -165,7 +165,9 @@ def answer_of(methods: Sequence[Method], matrix: WinMatrix) -> Answer:
     if standing["worse"]:
         details.append(f"Clearly worse: {'; '.join(standing['worse'])}.")
     details.append(_top(methods, matrix, judge))
-    details += [_by_model(name, methods, matrix) for name in matrix.judges if name not in JUDGES]
+    details += [
+        _by_model(name, methods, matrix) for name in matrix.judges if name not in MEASURE_NAMES
+    ]
     all_worse = len(standing["worse"]) == len(trained)
     return Answer(sentence, details, "better" if better else "worse" if all_worse else "unclear")
 
@@ -200,5 +202,5 @@ def _by_model(judge: str, methods: Sequence[Method], matrix: WinMatrix) -> str:
         f"By the judge {judge} {len(better)} of {len(standing)} "
         f"{'is' if len(better) == 1 else 'are'} clearly better than SFT"
         f"{': ' if better else ''}{'; '.join(better)}. It gives the same verdict as "
-        f"{JUDGES[decides]} in {100 * found.share.value:.0f} % of games{kappa}."
+        f"{MEASURE_NAMES[decides]} in {100 * found.share.value:.0f} % of games{kappa}."
     )

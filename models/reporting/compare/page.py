@@ -12,7 +12,7 @@ from trimtab.models.reporting.compare.win_matrix import MAIN, Duel, WinMatrix
 from trimtab.models.reporting.kit.budget import Budget, budget_columns
 from trimtab.models.reporting.kit.charts import Chart
 from trimtab.models.reporting.kit.html import new_environment, stylesheet, tidy
-from trimtab.models.reporting.kit.names import JUDGES, SETS
+from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS
 
 # Columns of cost that are left out where no method has such a thing.
 IF_ANY = ("samples an answer", "judge's tokens", "judge's cost")
@@ -46,7 +46,7 @@ def render(
     return environment.get_template("compare.html.j2").render(
         config=config,
         judge=matrix.judges[0],
-        judges={name: JUDGES.get(name, f"the judge {name}") for name in matrix.judges},
+        judges={name: MEASURE_NAMES.get(name, f"the judge {name}") for name in matrix.judges},
         methods=methods,
         answer=answer,
         drawn=charts,
@@ -109,8 +109,8 @@ def shade(found: Spread) -> str:
 
 def judge_name(name: str) -> str:
     """A judge's name for people."""
-    if name in JUDGES:
-        return "the mean of the held-out ones" if name == "judge_score" else JUDGES[name]
+    if name in MEASURE_NAMES:
+        return "the mean of the held-out ones" if name == "judge_score" else MEASURE_NAMES[name]
     if not name.startswith("judge_"):
         return f"the judge {name}"
     return f"held-out reward model {int(name.removeprefix('judge_')) + 1}"
@@ -147,7 +147,7 @@ def methods_table(config: CompareConfig, methods: Sequence[Method], judge: str) 
     lines = [heads, ["---"] * len(heads), *rows]
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
     seeds = ", ".join(map(str, config.seeds))
-    return f"Recipe `{config.recipe}`, seeds {seeds}, by {JUDGES[judge]}.\n\n{table}\n"
+    return f"Recipe `{config.recipe}`, seeds {seeds}, by {MEASURE_NAMES[judge]}.\n\n{table}\n"
 
 
 def _cells(method: Method, judge: str) -> list[str]:

@@ -94,13 +94,13 @@ def _with_spreads(row: Mapping[str, Any]) -> dict[str, Any]:
     return {k: Spread(**v) if isinstance(v, dict) else v for k, v in row.items()}
 
 
-def judge_all(
+def build_win_matrix(
     answers: Mapping[str, Answers],
     config: WinMatrixConfig,
     verdicts: Verdicts | None = None,
     judge_models: Mapping[str, dict[str, Any]] | None = None,
 ) -> WinMatrix:
-    """Judge every two policies on every set. Raises ReportInputError without main prompts."""
+    """Compare every two policies on every set. Raises ReportInputError without main prompts."""
     if MAIN not in answers:
         raise ReportInputError(f"no answers to the set {MAIN!r}; found {sorted(answers)}")
     duels, measured = [], []

@@ -1,8 +1,8 @@
-"""What people call the policies, prompt sets and judges. Imports nothing: flows use it too."""
+"""Names for people: of policies, prompt sets and measures. Imports nothing: flows use it too."""
 
 from __future__ import annotations
 
-JUDGES = {"gold": "the gold scorer", "judge_score": "held-out reward models"}
+MEASURE_NAMES = {"gold": "the gold scorer", "judge_score": "held-out reward models"}
 SETS = {
     "main": "the main test prompts",
     "forget": "the forget set (what SFT was expert at)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.reporting.kit.charts import GREY, STYLES, Chart, Panel
-from trimtab.models.reporting.kit.names import JUDGES, SETS, policy_name
+from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS, policy_name
 from trimtab.models.reporting.run.scorecard import Scorecard
 
 PLACE = "main"
@@ -47,7 +47,7 @@ def frontier_chart(artifacts: Artifacts, card: Scorecard) -> Chart | None:
             "of k is at most log k − (k − 1) / k beyond that of what is sampled."
         )
         return panel.chart(
-            f"{SETS[PLACE][0].upper()}{SETS[PLACE][1:]}, by {JUDGES[measure]}: highest is "
+            f"{SETS[PLACE][0].upper()}{SETS[PLACE][1:]}, by {MEASURE_NAMES[measure]}: highest is "
             f"{policy_name(top)} with {value_of_top:.2f}, {kl:.2f} nats from SFT.",
             note,
             "KL to SFT (nats per answer)",

@@ -174,11 +174,11 @@ def relabelling(artifacts: Artifacts) -> Relabelling | None:
     )
 
 
-def _unsupported_flips(artifacts: Artifacts, treated: Sequence[Row]) -> int | None:
+def _unsupported_flips(artifacts: Artifacts, relabelled: Sequence[Row]) -> int | None:
     """How many flips of the vote have no member behind them; see `Relabelling`."""
     if not artifacts.members or not artifacts.has("strength"):
         return None
-    without = {row["id"] for row in treated if row["is_flipped"] and row.get("review") != "flip"}
+    without = {row["id"] for row in relabelled if row["is_flipped"] and row.get("review") != "flip"}
     is_crossed = voting_mode(artifacts, "strength") == "cross_fitted"
     for role in artifacts.members:
         scores = artifacts.scores(role, "train")
@@ -232,7 +232,7 @@ def audit(artifacts: Artifacts, limit: int = NUM_AUDITED) -> list[Row]:
         return []
     worst = sorted(strength, key=lambda row: float(row["strength_mean"]))[:limit]
     pairs = {row["id"]: row for row in artifacts.pairs("train")}
-    treated = {row["id"]: row for row in artifacts.rows("relabelled", "train.jsonl")}
+    relabelled = {row["id"]: row for row in artifacts.rows("relabelled", "train.jsonl")}
     is_crossed = voting_mode(artifacts, "strength") == "cross_fitted"
     scores = [artifacts.scores(role, "train") for role in artifacts.members]
     result = []
@@ -247,6 +247,6 @@ def audit(artifacts: Artifacts, limit: int = NUM_AUDITED) -> list[Row]:
         result.append(
             {**pairs[row["id"]], **row, "votes": votes, "num_against": against}
             | {"annotator_votes": pairs[row["id"]].get("votes")}
-            | {"treated": treated.get(row["id"])}
+            | {"relabelled": relabelled.get(row["id"])}
         )
     return result

@@ -14,7 +14,7 @@ from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.reporting.kit.budget import budget_columns
 from trimtab.models.reporting.kit.charts import Chart
 from trimtab.models.reporting.kit.html import new_environment, points, stylesheet
-from trimtab.models.reporting.kit.names import JUDGES, SETS, policy_name
+from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS, policy_name
 from trimtab.models.reporting.run.curves import Curve
 from trimtab.models.reporting.run.frontier import frontier_chart
 from trimtab.models.reporting.run.label_charts import label_charts
@@ -70,7 +70,7 @@ def render(
         scorer_names={name: shown[0] for name, shown in SHOWN.items()},
         claim_units=CLAIM_UNITS,
         sets=SETS,
-        judges=JUDGES,
+        judges=MEASURE_NAMES,
         final=final,
         measure=measure,
         has_harmless=any(s.harmless for p in card.policies for s in p.sets.values()),

@@ -15,7 +15,8 @@ from trimtab.models.reporting.run.curves import Curve, Drift, drift, training_cu
 from trimtab.models.statistics.estimates import Estimate, mean_estimate, share_estimate
 from trimtab.models.statistics.intervals import wilson_interval
 
-# `annotators` vote on the validation prompts of the synthetic world, where they decide promotion.
+# Simulated annotators (`annotators`) compare answers to the world's validation prompts; they decide
+# promotion.
 MEASURES = ("gold", "judge_score", "annotators")
 # The order to show prompt sets in; others follow.
 SET_ORDER = ("main", "forget", "held_out", "validation")

@@ -16,7 +16,7 @@ from trimtab.models.reporting.kit.charts import (
     smooth,
     style,
 )
-from trimtab.models.reporting.kit.names import JUDGES, SETS, policy_name
+from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS, policy_name
 from trimtab.models.reporting.run.curves import Curve
 from trimtab.models.reporting.run.policies import Policy
 from trimtab.models.reporting.run.scorecard import Scorecard, StageCost
@@ -103,7 +103,7 @@ def _start(values: Sequence[float]) -> float:
 
 
 def outcome_charts(card: Scorecard) -> list[Chart]:
-    """Wins, ties and losses against SFT: a panel a prompt set, by gold if there, else by judges."""
+    """Wins, ties and losses against SFT, a panel a prompt set; by gold or held-out models."""
     judged = [policy for policy in card.policies if policy.against_sft]
     charts = []
     for place in dict.fromkeys(name for policy in judged for name in policy.against_sft):
@@ -165,7 +165,7 @@ def _seen(shown: Sequence[Policy], place: str, measure: str) -> str:
             parts.append(f"{word} than SFT: {told}")
     seen = "; ".join(parts) or "none can be told from SFT"
     where = SETS.get(place, place)
-    return f"{where[0].upper()}{where[1:]}, by {JUDGES[measure]}: {seen}."
+    return f"{where[0].upper()}{where[1:]}, by {MEASURE_NAMES[measure]}: {seen}."
 
 
 def cost_chart(stages: Sequence[StageCost]) -> Chart | None:

@@ -117,7 +117,7 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
     found, curves = policies(
         artifacts, config.arms, config.rounds, config.has_gold, seed, config.lineage
     )
-    treated = relabelling(artifacts)
+    relabelled = relabelling(artifacts)
     scorers = {
         name: measure(artifacts, role, seed)
         for name, role in NAMES.items()
@@ -132,13 +132,13 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
         has_truth=bool(artifacts.truth),
         has_gold=config.has_gold,
         verdict=verdict(found, checked, noise.get(vote_used or ""), config.champion),
-        warnings=warnings_of(data.rows, treated),
+        warnings=warnings_of(data.rows, relabelled),
         claims=checked,
         data=data,
         ai_labeler=ai_labeler(artifacts),
         vote_used=vote_used,
         label_noise=noise,
-        relabelling=treated,
+        relabelling=relabelled,
         human_votes=human_votes(artifacts, roles, seed),
         scorers=scorers,
         length_baseline=length_baseline(artifacts),
@@ -156,13 +156,13 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
     return scorecard, curves
 
 
-def warnings_of(rows: RowAccount | None, treated: Relabelling | None) -> list[str]:
+def warnings_of(rows: RowAccount | None, relabelled: Relabelling | None) -> list[str]:
     """What a reader should know before the rest is believed."""
     found = rows.warnings() if rows else []
-    if treated is not None and treated.num_unsupported_flips:
+    if relabelled is not None and relabelled.num_unsupported_flips:
         found.append(
-            f"No ensemble member supports {treated.num_unsupported_flips:,} of "
-            f"{treated.num_flipped:,} flips: none prefers the answer labelled worse. Set "
+            f"No ensemble member supports {relabelled.num_unsupported_flips:,} of "
+            f"{relabelled.num_flipped:,} flips: none prefers the answer labelled worse. Set "
             "relabel.flip_below=0 to flip only labels that the ensemble contradicts."
         )
     return found

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from trimtab.models.reporting.kit.names import JUDGES, SETS, policy_name
+from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS, policy_name
 from trimtab.models.reporting.run.claims import Claim
 from trimtab.models.reporting.run.labels import LabelNoise
 from trimtab.models.reporting.run.policies import Policy, decisive_measure, final_policy
@@ -57,7 +57,7 @@ def verdict(
     harmless = _harmless(found, policy, place)
     if harmless and harmless[0].high < harmless[1].low:
         sentence += " Fewer of its answers to requests for harm are harmless."
-    details = [f"{final}; judged by {JUDGES[measure]} on {net.count} prompts."]
+    details = [f"{final}; judged by {MEASURE_NAMES[measure]} on {net.count} prompts."]
     details += [
         _on_set(other, outcomes[measure].net)
         for other, outcomes in policy.against_sft.items()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from trimtab.models import limits
+from trimtab.models import chunk_sizes
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.functional.masked import masked_mean, masked_whiten
 from trimtab.models.functional.ppo import (
@@ -40,7 +40,7 @@ class Experience:
     old_logprobs, ref_logprobs, values, advantages, returns, entropies: (N, L), nats or score
     units. response_mask: (N, L) bool, True = sampled by the policy. scores: (N,) raw from the
     scorer or judge, or combined from several; normalised_scores: (N,) after scaling or
-    normalisation and clipping. reported: what switches that are on say of themselves.
+    normalisation and clipping. reported: metrics of the switches that are on.
     """
 
     rows: list[Candidates]
@@ -74,10 +74,10 @@ class Experience:
 
 @dataclass(frozen=True)
 class RolloutModels:
-    """What takes part in a rollout.
+    """The models that a rollout runs.
 
-    shared_layers: so many lower layers of all models are the same modules and frozen.
-    vllm: samples in the policy's place, where given.
+    shared_layers: number of frozen lower layers that all models share as modules.
+    vllm: the sampler to use in place of the built-in one, if any.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -106,11 +106,11 @@ def collect(
         rows = with_trunk(sampled, rows, models.shared_layers)
         old_logprobs, entropies = _own_logprobs(config, sampled, rows, noted)
     with models.reference.gathered() as referring:
-        ref_logprobs, _, response_mask = in_parts(
+        ref_logprobs, _, response_mask = map_micro_batches(
             rows, lambda batch: response_logprobs(referring, batch, config.temperature)
         )
     with models.critic.gathered() as valuing:
-        values, _ = in_parts(rows, lambda batch: response_values(valuing, batch))
+        values, _ = map_micro_batches(rows, lambda batch: response_values(valuing, batch))
     responses = [tokenizer.decode(row.responses[0], skip_special_tokens=True) for row in rows]
     scores, reported = models.scorers.score(config.scoring, prompts, rows, responses)
     normalised = _treat(config, scores, moments)
@@ -140,9 +140,9 @@ def _sample_rows(
     generator: torch.Generator,
     vllm: VllmSampler | None,
 ) -> tuple[list[Candidates], Samples | None, Metrics]:
-    """Each prompt with one response of the policy.
+    """Each prompt with one sampled response, and metrics of sampling.
 
-    And what our own loop noted when it sampled them, or what vLLM reports.
+    In between: tokens' log-probabilities noted by the built-in sampler, None for vLLM's.
     """
     encoded = encode_prompts(
         policy, tokenizer, [row["prompt"] for row in prompts], config.max_new_tokens
@@ -168,13 +168,13 @@ def _own_logprobs(
     rows: Sequence[Candidates],
     noted: Samples | None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies (N, L) of sampled tokens, as the policy's next update has it.
+    """Log-probabilities and entropies (N, L) of sampled tokens, as the update computes them.
 
-    They were noted in float32. Narrow products end elsewhere, and a ratio over what was noted would
-    not begin at 1: they pass the policy once more, and so does what vLLM sampled.
+    The sampler noted them in float32. With bfloat16 products the update's values differ, and the
+    ratio to the noted ones would not start at 1: they are computed again, as for vLLM's samples.
     """
     if noted is None or has_narrow_products():
-        logprobs, entropies, _ = in_parts(
+        logprobs, entropies, _ = map_micro_batches(
             rows, lambda batch: response_logprobs(policy, batch, config.temperature)
         )
         return logprobs, entropies
@@ -183,7 +183,7 @@ def _own_logprobs(
 
 
 def _treat(config: PPOConfig, scores: Tensor, moments: RunningMoments) -> Tensor:
-    """Scores (N,) over their history's spread, centred and clipped, as asked; adds to `moments`."""
+    """Scores (N,) after `score_treatment` and `score_clip`; updates `moments`."""
     moments.update(scores)
     mean = moments.mean if config.score_treatment == "normalised" else 0.0
     std = 1.0 if config.score_treatment == "raw" else moments.std
@@ -193,7 +193,7 @@ def _treat(config: PPOConfig, scores: Tensor, moments: RunningMoments) -> Tensor
 def _advantages(
     config: PPOConfig, rewards: Tensor, values: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor, Metrics]:
-    """Advantages (N, L), whitened and clipped as asked; returns (N, L); what the clip reports."""
+    """Advantages (N, L), whitened and clipped as configured; returns (N, L); the clip's metrics."""
     advantages, returns = gae(rewards, values, mask, config.gamma, config.gae_lambda)
     if config.normalise_advantages:
         advantages = masked_whiten(advantages, mask)
@@ -218,7 +218,7 @@ def _texts(
     ]
 
 
-def in_parts(
+def map_micro_batches(
     rows: Sequence[Candidates],
     function: Callable[[PackedBatch], tuple[Tensor, ...]],
 ) -> tuple[Tensor, ...]:
@@ -228,7 +228,7 @@ def in_parts(
     """
     width = max(len(row.responses[0]) for row in rows)
     joined: list[Tensor] = []
-    for part in local_micro_batches(rows, limits.PASS_TOKENS):
+    for part in local_micro_batches(rows, chunk_sizes.PASS_TOKENS):
         answers = function(pack([rows[index] for index in part]))
         if not joined:
             joined = [torch.zeros(len(rows), width, dtype=answer.dtype) for answer in answers]

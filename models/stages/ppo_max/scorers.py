@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.models.config.policy import PPOConfig, ScoringConfig
+from trimtab.models.config.policy import PPOConfig, ScorersConfig
 from trimtab.models.config.training import ZeroConfig
 from trimtab.models.functional.combination import ensemble_scores, safety_first
 from trimtab.models.judge.reward import JudgeReward
@@ -50,7 +50,7 @@ class Scorers:
 
     def score(
         self,
-        config: ScoringConfig,
+        config: ScorersConfig,
         prompts: Sequence[dict[str, Any]],
         rows: Sequence[Candidates],
         responses: Sequence[str],
@@ -70,12 +70,12 @@ class Scorers:
 
     def _score(
         self,
-        config: ScoringConfig,
+        config: ScorersConfig,
         prompts: Sequence[dict[str, Any]],
         rows: Sequence[Candidates],
         responses: Sequence[str],
     ) -> tuple[Tensor, Metrics]:
-        """What safety may overrule."""
+        """The score before safety is considered."""
         if self.judge is not None:
             return self.judge.rate([prompt["prompt"] for prompt in prompts], responses)
         found = torch.stack([_scores(member, rows) for member in self.members])
@@ -84,11 +84,11 @@ class Scorers:
 
 def _judge_of(config: PPOConfig, workdir: Path) -> JudgeReward:
     if config.scoring.judge is None:
-        raise ValueError("PPO needs an input scorer or, without, a scoring.judge; found neither")
+        raise ValueError("PPO needs the input scorer or, without one, scoring.judge; found neither")
     if config.critic_init == "scorer":
         raise ValueError(
-            "critic_init must be policy where scoring.judge rates, found scorer: there is none "
-            "that the critic could start as"
+            "critic_init must be policy if scoring.judge rates the responses, found scorer: there "
+            "is no scorer that the critic could start from"
         )
     return JudgeReward(config.scoring.judge, workdir, config.seed)
 

@@ -52,8 +52,8 @@ from trimtab.models.training.checkpoint import (
 )
 from trimtab.models.training.data import encode_dialogues, one_or_several, read_rows
 from trimtab.models.training.learner import model_handle
+from trimtab.models.training.nll_term import NLLTerm
 from trimtab.models.training.progress import Progress, read_metrics, tail_means, write_json
-from trimtab.models.training.replay import Replay
 from trimtab.models.training.scoring import with_trunk
 from trimtab.models.training.vllm_sampler import VllmSampler, vllm_sampler
 
@@ -63,7 +63,7 @@ def run(config: PPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
 
     An ensemble of scorers is `scorer_0`, `scorer_1` and so on; the critic can start as the first.
     Without any, the configuration's judge rates the responses [RLAIF section 2.2.2].
-    Beside a `safety_scorer`, a reward model, they speak for helpfulness.
+    With a `safety_scorer`, a reward model, these scorers stand for helpfulness.
 
     Output: model/ (the policy), critic/, metrics.jsonl, rollouts.jsonl.
     """
@@ -84,7 +84,7 @@ class PPORun:
         self.config, self.workdir, self.vllm = config, workdir, vllm
         start = inputs["policy"] / "model"
         self.tokenizer = load_tokenizer(start)
-        # Where ranks hold parts, each model is in parts before the next is loaded.
+        # With sharding, each model is sharded before the next is loaded.
         self.reference = model_handle(
             load_policy(inputs["reference"] / "model").eval(), config.zero
         )
@@ -92,7 +92,7 @@ class PPORun:
         self.policy = load_policy(start).eval()
         self.depth = 0
         load_critic: Callable[[], PreTrainedModel] = partial(self._load_critic, inputs)
-        if not self.is_parted:
+        if not self.is_sharded:
             critic = load_critic()
             self.depth, load_critic = self._share_lower_layers(critic), lambda: critic
         self.prompts = read_rows(inputs["data"] / "policy_prompts.jsonl")
@@ -100,7 +100,7 @@ class PPORun:
         self.moments = RunningMoments()
         self.generator = torch.Generator().manual_seed(config.seed)
         self.step = 0
-        replay = self._replay(inputs)
+        nll_terms = self._nll_terms(inputs)
         state = newest_checkpoint(workdir)
         if state is not None:
             self.moments.load_state_dict(state["moments"])
@@ -109,16 +109,16 @@ class PPORun:
             if self.scorers.judge is not None:
                 self.scorers.judge.load_state_dict(state["judge"])
         saved = None if state is None else state["learner"]
-        self.learner = ActorCritic(config, self.policy, load_critic, replay, saved)
+        self.learner = ActorCritic(config, self.policy, load_critic, nll_terms, saved)
         self.critic = self.learner.critic.model
-        if not self.is_parted:
+        if not self.is_sharded:
             for trained in (self.policy, self.critic):
                 for other in (self.reference, *self.scorers.held):
                     share_frozen(trained, other.model)
 
     @property
-    def is_parted(self) -> bool:
-        """Whether ranks hold parts of parameters."""
+    def is_sharded(self) -> bool:
+        """Whether parameters are sharded over ranks."""
         return self.config.zero is not None and self.config.zero.stage == 3
 
     def _load_critic(self, inputs: dict[str, Path]) -> PreTrainedModel:
@@ -127,9 +127,9 @@ class PPORun:
         return new_scorer(inputs["policy"] / "model", 1, self.config.seed).eval()
 
     def _share_lower_layers(self, critic: PreTrainedModel) -> int:
-        """Layers frozen in all models run once a response; returns how many these are.
+        """Let all models share the lower layers that are frozen in each; returns their number.
 
-        Not for ranks that hold parts of them, of each model's its own.
+        Shared layers run once a response. Sharded models cannot share layers.
         """
         depth = num_frozen_layers(self.policy, self.config.trainable_layers)
         others = (each.model for each in (self.reference, *self.scorers.held))
@@ -137,19 +137,19 @@ class PPORun:
             depth = tie_trunk(self.policy, other, depth)
         return depth
 
-    def _replay(self, inputs: dict[str, Path]) -> list[Replay]:
-        """The dialogues of the terms that are added to the policy's loss."""
-        config, replay = self.config, []
+    def _nll_terms(self, inputs: dict[str, Path]) -> list[NLLTerm]:
+        """The rehearsal and PPO-ptx terms that are added to the policy's loss."""
+        config, nll_terms = self.config, []
         limit = int(self.policy.config.max_position_embeddings)
-        drawn = counts.replayed_rows(config, "rehearsal" in inputs)
+        drawn = counts.nll_batch_sizes(config, "rehearsal" in inputs)
         if "rehearsal" in drawn:
             rows = encode_dialogues(inputs["rehearsal"] / "rehearsal.jsonl", self.tokenizer, limit)
             rows = with_trunk(self.policy, rows, self.depth)
-            replay.append(Replay(rows, config.rehearsal_coef, drawn["rehearsal"]))
+            nll_terms.append(NLLTerm(rows, config.rehearsal_coef, drawn["rehearsal"]))
         if "demonstrations" in drawn:
             rows = encode_dialogues(inputs["data"] / "demonstrations.jsonl", self.tokenizer, limit)
-            replay.append(Replay(rows, config.ptx_coef, drawn["demonstrations"], "ptx_loss"))
-        return replay
+            nll_terms.append(NLLTerm(rows, config.ptx_coef, drawn["demonstrations"], "ptx_loss"))
+        return nll_terms
 
     def train(self) -> None:
         """All steps from the newest checkpoint on; writes the outputs."""
@@ -157,12 +157,12 @@ class PPORun:
         rollouts = _RolloutLog(self.workdir)
         distributed.any_rank(False)  # until the first has put the files in place that all read
         history = read_metrics(progress.path) if progress.path.exists() else []
-        total = self.counts.rounds
+        total = self.counts.steps
         batches = endless_batches(len(self.prompts), self.counts.rollout, self.config.seed)
         reason = None
         for batch in itertools.islice(batches, self.step, total):
             experience = self._collect(batch)
-            updates_policy = self.step >= self.counts.critic_rounds
+            updates_policy = self.step >= self.counts.critic_steps
             metrics = {**experience.monitors(), **self.learner.update(experience, updates_policy)}
             self.step += 1
             progress.log(self.step, metrics)
@@ -189,7 +189,7 @@ class PPORun:
         return collect(self.config, prompts, models, self.moments, self.generator)
 
     def _finish(self, progress: Progress, reason: str | None) -> None:
-        """Roll back if asked to, then write policy, critic, metrics and summary."""
+        """Write policy, critic, metrics and summary; on `rollback`, from the oldest one kept."""
         self.learner.finish()
         distributed.leave()
         stopped_at = self.step

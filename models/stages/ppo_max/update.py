@@ -26,7 +26,7 @@ from trimtab.models.training.learner import (
     accumulate,
     new_learner,
 )
-from trimtab.models.training.replay import Replay, with_nll
+from trimtab.models.training.nll_term import NLLTerm, with_nll
 
 # Of responses (n, L): what the policy's, or the critic's, loss needs beside their tokens.
 Beside = tuple[Tensor, Tensor]
@@ -35,7 +35,7 @@ Beside = tuple[Tensor, Tensor]
 class ActorCritic:
     """The two trained models, a learner each; the critic is loaded once the policy's is there.
 
-    `replay` holds the rehearsal and pre-training terms that are added to the policy loss. Their
+    `nll_terms` holds the rehearsal and pre-training terms that are added to the policy loss. Their
     draws come from a generator of their own, kept in the checkpoint like `num_trained_tokens`:
     tokens learned from so far, of policy and critic each.
     """
@@ -45,10 +45,10 @@ class ActorCritic:
         config: PPOConfig,
         policy: PreTrainedModel,
         load_critic: Callable[[], PreTrainedModel],
-        replay: list[Replay],
+        nll_terms: list[NLLTerm],
         state: dict[str, Any] | None = None,
     ) -> None:
-        self.config, self.replay = config, replay
+        self.config, self.nll_terms = config, nll_terms
         saved = state or {}
         prepare_training(policy, config, config.seed)
         loss_function = with_nll(policy, _policy_loss(policy, config))
@@ -101,14 +101,14 @@ class ActorCritic:
             batch,
             lambda indices: (old[indices], experience.advantages[indices]),
             self.config.micro_batch_tokens,
-            is_last=not self.replay,
+            is_last=not self.nll_terms,
         )
         metrics = _named("policy", found)
-        for replay in self.replay:
-            drawn, is_last = replay.draw(self.generator), replay is self.replay[-1]
+        for term in self.nll_terms:
+            drawn, is_last = term.draw(self.generator), term is self.nll_terms[-1]
             self._count(drawn, 1)
             limit = self.config.micro_batch_tokens
-            metrics |= replay.accumulate(self.policy, drawn, limit, is_last)
+            metrics |= term.accumulate(self.policy, drawn, limit, is_last)
         distributed.all_reduce_sum(list(metrics.values()))
         metrics["policy_grad_norm"] = self.policy.step(self.config.policy_learning_rate)
         return metrics

@@ -74,7 +74,7 @@ def test_texts_by_hand(
 def test_what_was_asked_is_the_start_up_to_the_first_answer(write_rows: WriteRows) -> None:
     rows = [GOOD, {"messages": [USER, YES, USER, YES]}, {"text": "some text"}]
     found, _ = load_demonstrations([Source(write_rows(rows))], PLAIN)
-    assert [each.asked for each in found] == ["Q", HH, "some text"]
+    assert [each.opening for each in found] == ["Q", HH, "some text"]
 
 
 BAD_ROWS: list[tuple[str, str | None, dict[str, Any] | bytes]] = [

@@ -10,7 +10,7 @@ import pytest
 from tests.models.conftest import run_stage
 from trimtab.flows.recipes.synthetic import smoke
 from trimtab.models.config.data import PreferencesConfig
-from trimtab.models.estimates.amounts import ASSUMED_PAIRS, of_preferences, of_world
+from trimtab.models.estimates.amounts import ASSUMED_PAIRS, amounts_of_preferences, amounts_of_world
 from trimtab.models.estimates.shapes import PlanError
 from trimtab.models.training.data import read_rows
 
@@ -22,13 +22,13 @@ def test_the_world_is_as_large_as_planned(tmp_path: Path, num_demonstrations: in
     world = config.world.model_copy(update={"num_demonstrations": num_demonstrations})
     output = run_stage("world", world, tmp_path)
     summary = json.loads((output / "summary.json").read_text())
-    planned = of_world(world, config.comparisons, max_length=64)
+    planned = amounts_of_world(world, config.comparisons, max_length=64)
     assert planned.demonstrations == summary["num_demonstrations"]
     assert planned.pair_prompts == planned.pairs == summary["num_pair_prompts"]
     assert planned.policy_prompts == summary["num_policy_prompts"]
     assert (planned.train_rankings, planned.ranked) == (planned.train_pairs, 2)
     three = config.comparisons.model_copy(update={"pairs_per_prompt": 3})
-    ranked = of_world(world, three, max_length=64)
+    ranked = amounts_of_world(world, three, max_length=64)
     assert ranked.pairs == 3 * ranked.pair_prompts == 3 * planned.pairs
     assert (ranked.train_rankings, ranked.ranked) == (planned.train_pairs, 4)
     sets = ("main", "validation", "forget", "held_out")
@@ -63,7 +63,7 @@ def test_pairs_of_files_are_counted(tmp_path: Path) -> None:
     config = PreferencesConfig(
         sources=sources, validation_share=0.1, test_share=0.2, num_eval_prompts=15, max_tokens=100
     )
-    planned = of_preferences(config, max_length=64)
+    planned = amounts_of_preferences(config, max_length=64)
     # 74 + 6 and 14 + 6 pairs; of 100, 70 train, 10 validate, 15 of 20 test prompts are answered.
     assert (planned.pairs, planned.train_pairs, planned.demonstrations) == (100, 70, 70)
     assert (planned.policy_prompts, planned.eval_prompts) == (70, 25)
@@ -73,7 +73,7 @@ def test_pairs_of_files_are_counted(tmp_path: Path) -> None:
     assert (planned.prompt_tokens, planned.dialogue_tokens) == (100, 64)
     assert planned.pair_tokens == 202
     assert "100 pairs counted" in planned.assumptions[0]
-    fewer = of_preferences(config.model_copy(update={"max_pairs": 50}), max_length=64)
+    fewer = amounts_of_preferences(config.model_copy(update={"max_pairs": 50}), max_length=64)
     assert (fewer.pairs, fewer.train_pairs) == (50, 35)
     assert "max_pairs keeps 50" in fewer.assumptions[0]
 
@@ -81,11 +81,11 @@ def test_pairs_of_files_are_counted(tmp_path: Path) -> None:
 def test_sources_that_are_not_here_are_not_fetched(tmp_path: Path) -> None:
     sources = (_write(tmp_path / "a.jsonl", 4), "owner/name")
     config = PreferencesConfig(sources=sources)
-    planned = of_preferences(config, max_length=64)
+    planned = amounts_of_preferences(config, max_length=64)
     assert planned.pairs == ASSUMED_PAIRS
     assert (planned.train_rankings, planned.ranked) == (planned.train_pairs, 2)
     assert "UNKNOWN" in planned.assumptions[0]
-    limited = of_preferences(config.model_copy(update={"max_pairs": 50}), max_length=64)
+    limited = amounts_of_preferences(config.model_copy(update={"max_pairs": 50}), max_length=64)
     assert limited.pairs == 50
     assert "from preferences.max_pairs" in limited.assumptions[0]
 
@@ -94,7 +94,7 @@ def test_a_broken_source_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "pairs.csv"
     path.write_text("prompt,chosen,rejected\n")
     with pytest.raises(PlanError, match=r"preferences\.sources: .*pairs\.csv"):
-        of_preferences(PreferencesConfig(sources=(str(path),)), max_length=64)
+        amounts_of_preferences(PreferencesConfig(sources=(str(path),)), max_length=64)
 
 
 def test_demonstrations_of_files_are_counted(tmp_path: Path) -> None:
@@ -102,13 +102,15 @@ def test_demonstrations_of_files_are_counted(tmp_path: Path) -> None:
     path.write_text('{"text": "a"}\n\n{"text": "b"}\nnot json\n{"text": "c"}\n')
     sources = (_write(tmp_path / "a.jsonl", 94),)
     config = PreferencesConfig(sources=sources, demonstrations=(str(path),))
-    planned = of_preferences(config, max_length=64)
+    planned = amounts_of_preferences(config, max_length=64)
     assert (planned.demonstrations, planned.train_pairs) == (3, 75)
     assert "3 rows counted in preferences.demonstrations" in planned.assumptions[-1]
     elsewhere = config.model_copy(update={"demonstrations": (str(path), "owner/name")})
-    assumed = of_preferences(elsewhere, max_length=64)
+    assumed = amounts_of_preferences(elsewhere, max_length=64)
     assert assumed.demonstrations == 75
     assert "demonstrations: UNKNOWN" in assumed.assumptions[-1]
     renamed = str(path.rename(tmp_path / "shown.csv"))
     with pytest.raises(PlanError, match=r"preferences\.demonstrations: .*shown\.csv"):
-        of_preferences(config.model_copy(update={"demonstrations": (renamed,)}), max_length=64)
+        amounts_of_preferences(
+            config.model_copy(update={"demonstrations": (renamed,)}), max_length=64
+        )

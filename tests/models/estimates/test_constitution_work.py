@@ -12,7 +12,7 @@ from trimtab.models.config.policy import ConstitutionalSFTConfig, ReviseConfig
 from trimtab.models.estimates.memory import FLOAT_BYTES
 from trimtab.models.estimates.shapes import PlanError
 from trimtab.models.estimates.stages import work_of
-from trimtab.models.estimates.work import Setting, Work
+from trimtab.models.estimates.work import StageInputs, Work
 from trimtab.models.judge.constitutions import MAX_CHARACTERS
 from trimtab.models.judge.rubrics import load_questions
 
@@ -25,8 +25,8 @@ def _revise(judge: dict[str, Any], **more: Any) -> ReviseConfig:
     return ReviseConfig(judge=ChatModelConfig(**judge), **{**lengths, **more})
 
 
-def _work(stage: str, config: Any, **setting: Any) -> Work:
-    return work_of(stage, config, Setting(SHAPE, AMOUNTS, **setting))
+def _work(stage: str, config: Any, **inputs: Any) -> Work:
+    return work_of(stage, config, StageInputs(SHAPE, AMOUNTS, **inputs))
 
 
 @pytest.mark.parametrize("judge", [{"gold_accuracy": 0.9}, {"endpoint": {"model": "m"}}])

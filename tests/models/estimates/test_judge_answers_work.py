@@ -7,13 +7,13 @@ from typing import Any
 from tests.models.estimates.conftest import AMOUNTS, SHAPE
 from trimtab.models.config.judge import JudgeAnswersConfig, JudgeConfig
 from trimtab.models.estimates.stages import work_of
-from trimtab.models.estimates.work import Setting, Work
+from trimtab.models.estimates.work import StageInputs, Work
 from trimtab.models.judge.rubrics import load_questions, load_rubric
 
 
 def _judged(judge: dict[str, Any], **more: Any) -> Work:
     config = JudgeAnswersConfig(name="m", judge=JudgeConfig(**judge), **more)
-    return work_of("judge_answers", config, Setting(SHAPE, AMOUNTS, num_policies=4))
+    return work_of("judge_answers", config, StageInputs(SHAPE, AMOUNTS, num_policies=4))
 
 
 def test_a_judge_here_sees_six_pairs_of_four_policies_in_both_orders() -> None:

@@ -11,13 +11,13 @@ from trimtab.models.config.judge import JudgeConfig, JudgePreferencesConfig
 from trimtab.models.estimates.memory import FLOAT_BYTES
 from trimtab.models.estimates.shapes import PlanError
 from trimtab.models.estimates.stages import work_of
-from trimtab.models.estimates.work import Setting, Work
+from trimtab.models.estimates.work import StageInputs, Work
 from trimtab.models.judge.rubrics import load_questions, load_rubric
 
 
 def _judged(judge: dict[str, Any], **more: Any) -> Work:
     config = JudgePreferencesConfig(judge=JudgeConfig(**judge), **more)
-    return work_of("judge_preferences", config, Setting(SHAPE, AMOUNTS))
+    return work_of("judge_preferences", config, StageInputs(SHAPE, AMOUNTS))
 
 
 def test_a_judge_here_sees_each_pair_in_both_orders() -> None:

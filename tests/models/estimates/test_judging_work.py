@@ -6,11 +6,11 @@ from typing import Any
 
 from tests.models.estimates.conftest import AMOUNTS, SHAPE
 from trimtab.models.config.judge import HarmlessConfig, JudgeConfig
-from trimtab.models.config.policy import PPOConfig, ScoringConfig
+from trimtab.models.config.policy import PPOConfig, ScorersConfig
 from trimtab.models.config.reporting import EvaluateConfig
 from trimtab.models.estimates.memory import FLOAT_BYTES, key_value_cache
 from trimtab.models.estimates.stages import work_of
-from trimtab.models.estimates.work import Setting, Work
+from trimtab.models.estimates.work import StageInputs, Work
 from trimtab.models.judge.rubrics import load_questions, load_rubric
 
 LOCAL = {"local_model": "smollm2-135m-instruct"}
@@ -23,9 +23,9 @@ def _ppo(judge: dict[str, Any]) -> Work:
         rollout_batch=32,
         max_new_tokens=20,
         critic_init="policy",
-        scoring=ScoringConfig(judge=JudgeConfig(**judge)),
+        scoring=ScorersConfig(judge=JudgeConfig(**judge)),
     )
-    return work_of("ppo_max", config, Setting(SHAPE, AMOUNTS, scorer_heads=()))
+    return work_of("ppo_max", config, StageInputs(SHAPE, AMOUNTS, scorer_heads=()))
 
 
 def test_a_judge_in_the_place_of_a_scorer() -> None:
@@ -55,9 +55,9 @@ def test_thoughts_before_a_rating_are_sampled() -> None:
 def test_a_judge_of_harm_sees_every_answer() -> None:
     judge = JudgeConfig(**LOCAL, rubric="harmlessness")
     harmless = HarmlessConfig(judge=judge, categories=("harmful",))
-    setting = Setting(SHAPE, AMOUNTS)
+    inputs = StageInputs(SHAPE, AMOUNTS)
     plain, asked = (
-        work_of("evaluate", EvaluateConfig(max_new_tokens=20, harmless=each), setting)
+        work_of("evaluate", EvaluateConfig(max_new_tokens=20, harmless=each), inputs)
         for each in (None, harmless)
     )
     told = len(load_rubric("harmlessness").criteria + "".join(load_questions().values()))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from trimtab.models import limits
+from trimtab.models import chunk_sizes
 from trimtab.models.config.training import TrainConfig
 from trimtab.models.estimates.machine import GIB, Machine
 from trimtab.models.estimates.memory import (
@@ -74,7 +74,7 @@ def test_zero_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     # The optimiser has 8 bytes a parameter, and 4 for its copy of the weights; a bucket of
     # gradients has 10 numbers, and of weights under stage 3 20 are whole at a time, and 5 fetched.
     for name, numbers in (("ZERO_BUCKET", 10), ("ZERO_LIVE", 20), ("ZERO_PREFETCH", 5)):
-        monkeypatch.setattr(limits, name, numbers)
+        monkeypatch.setattr(chunk_sizes, name, numbers)
     memory = Memory(400, 400, 800, frozen=96, activations=60, cache=7)
     assert memory.total == 1763
     assert memory.partitioned(1, 8).total == 400 + 400 + 40 + 1200 / 8 + 96 + 67
@@ -87,7 +87,7 @@ def test_zero_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_offload_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is partitioned moves to the host's memory: Adam's state, under stage 3 weights too."""
     for name, numbers in (("ZERO_BUCKET", 10), ("ZERO_LIVE", 20), ("ZERO_PREFETCH", 5)):
-        monkeypatch.setattr(limits, name, numbers)
+        monkeypatch.setattr(chunk_sizes, name, numbers)
     memory = Memory(400, 400, 800, frozen=96, activations=60, cache=7)
     second, third = (memory.partitioned(stage, 8, offload=True) for stage in (2, 3))
     assert (second.host, second.optimiser) == (1200 / 8, 0)
@@ -105,7 +105,7 @@ def test_offload_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_loading_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "ZERO_BUCKET", 10)
+    monkeypatch.setattr(chunk_sizes, "ZERO_BUCKET", 10)
     memory = Memory(400, 400, 800, frozen=96, activations=60, cache=7)
     assert memory.loading(0, 1).total == 400 + 96
     # The weights and the flat copy that takes their place.

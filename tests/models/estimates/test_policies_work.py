@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.models.estimates.conftest import AMOUNTS, SHAPE, TRAIN
-from trimtab.models import limits
+from trimtab.models import chunk_sizes
 from trimtab.models.config.policy import (
     CPLConfig,
     DPOConfig,
@@ -18,7 +18,7 @@ from trimtab.models.config.reporting import EvaluateConfig
 from trimtab.models.config.training import LoraConfig, ZeroConfig
 from trimtab.models.estimates.memory import key_value_cache
 from trimtab.models.estimates.stages import work_of
-from trimtab.models.estimates.work import Setting, Work
+from trimtab.models.estimates.work import StageInputs, Work
 
 POLICY = SHAPE.policy_parameters
 # AMOUNTS: 37 training pairs of at most 42 tokens, 40 prompts of 10 for policies, 12 to evaluate on.
@@ -26,7 +26,7 @@ ANSWERS = SampleResponsesConfig(num_prompts=24, num_responses=4, max_new_tokens=
 
 
 def _work(stage: str, config: Any, **more: Any) -> Work:
-    return work_of(stage, config, Setting(SHAPE, AMOUNTS, **more))
+    return work_of(stage, config, StageInputs(SHAPE, AMOUNTS, **more))
 
 
 def test_answers_are_sampled_alone_and_scored_behind_one_prompt() -> None:
@@ -59,7 +59,7 @@ def test_zero_and_lora_reach_the_plan() -> None:
     apart = _work("dpo", DPOConfig(train=zero)).phases["training"]
     # A quarter of four bytes a parameter each; weights that are whole at a time, and a bucket.
     assert apart.weights == POLICY + 4 * POLICY
-    assert apart.gradients == POLICY + 4 * limits.ZERO_BUCKET
+    assert apart.gradients == POLICY + 4 * chunk_sizes.ZERO_BUCKET
     # Whole, with the parts of all, while it is loaded.
     assert _work("dpo", DPOConfig(train=zero)).phases["loading"].total >= 4 * POLICY + POLICY
     assert _work("cpl", CPLConfig(train=TRAIN)).phases["loading"].total == 4 * POLICY
@@ -113,7 +113,9 @@ def test_rehearsal_adds_to_every_update() -> None:
 
 
 def test_the_best_of_n_answers_costs_n_of_them() -> None:
-    work = _work("evaluate", EvaluateConfig(max_new_tokens=20, num_candidates=5), num_judges=3)
+    work = _work(
+        "evaluate", EvaluateConfig(max_new_tokens=20, num_candidates=5), num_heldout_models=3
+    )
     assert work.sampled_tokens == 12 * 5 * 20
     # Sampled one by one; scorer and three judges on all of a prompt; two likelihoods of the best.
     assert work.forward_tokens == 12 * (5 * 10 + 4 * (10 + 5 * 21) + 2 * 31)

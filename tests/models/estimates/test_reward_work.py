@@ -9,11 +9,11 @@ from trimtab.models.config.reward import ContrastiveConfig, RewardModelConfig
 from trimtab.models.config.training import LoraConfig
 from trimtab.models.estimates.memory import FLOAT_BYTES
 from trimtab.models.estimates.stages import work_of
-from trimtab.models.estimates.work import Setting, Work
+from trimtab.models.estimates.work import StageInputs, Work
 
 
 def _work(config: RewardModelConfig) -> Work:
-    return work_of("reward_model", config, Setting(SHAPE, AMOUNTS))
+    return work_of("reward_model", config, StageInputs(SHAPE, AMOUNTS))
 
 
 def test_rankings_are_fewer_and_longer_examples() -> None:
@@ -57,13 +57,13 @@ def test_imitation_has_logits_and_where_it_is_not_tied_a_head() -> None:
     logits = tied.phases["training"].activations - plain.phases["training"].activations
     assert logits == FLOAT_BYTES * 100 * SHAPE.vocab_size
     assert tied.phases["scoring"] == plain.phases["scoring"]
-    setting = Setting(replace(SHAPE, is_tied=False), AMOUNTS)
+    inputs = StageInputs(replace(SHAPE, is_tied=False), AMOUNTS)
     head = SHAPE.vocab_size * HIDDEN
-    assert work_of("reward_model", imitating, setting).parameters == plain.parameters + head
+    assert work_of("reward_model", imitating, inputs).parameters == plain.parameters + head
     # Adapters leave it alone, but it is there.
     adapted = TRAIN.model_copy(update={"lora": LoraConfig(rank=8)})
     with_head, without = (
-        work_of("reward_model", RewardModelConfig(train=adapted, imitation_coef=coef), setting)
+        work_of("reward_model", RewardModelConfig(train=adapted, imitation_coef=coef), inputs)
         for coef in (1.0, 0.0)
     )
     assert with_head.parameters == without.parameters

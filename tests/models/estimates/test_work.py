@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from tests.models.estimates.conftest import AMOUNTS, HIDDEN, SHAPE, TRAIN
-from trimtab.models import limits
+from trimtab.models import chunk_sizes
 from trimtab.models.config.data import ComparisonsConfig
 from trimtab.models.config.policy import PPOConfig, RehearsalConfig, VllmConfig
 from trimtab.models.config.reporting import EvaluateConfig
@@ -21,13 +21,13 @@ from trimtab.models.config.training import LoraConfig, SFTConfig, ZeroConfig
 from trimtab.models.estimates.amounts import Amounts
 from trimtab.models.estimates.memory import FLOAT_BYTES, key_value_cache
 from trimtab.models.estimates.stages import work_of
-from trimtab.models.estimates.work import Setting, Work
+from trimtab.models.estimates.work import StageInputs, Work
 
 POLICY, TRUNK = SHAPE.policy_parameters, SHAPE.trunk_parameters
 
 
 def _work(stage: str, config: Any, **more: Any) -> Work:
-    return work_of(stage, config, Setting(SHAPE, AMOUNTS, **more))
+    return work_of(stage, config, StageInputs(SHAPE, AMOUNTS, **more))
 
 
 def test_sft() -> None:
@@ -65,7 +65,7 @@ def test_ranks_hold_the_whole_or_with_zero_a_part() -> None:
     held, part = (work.phases["training"] for work in (whole, apart))
     # All weights may be whole at once of so small a model; gradients are added up in a bucket.
     assert part.weights == held.weights / 4 + held.weights
-    assert part.gradients == held.gradients / 4 + FLOAT_BYTES * limits.ZERO_BUCKET
+    assert part.gradients == held.gradients / 4 + FLOAT_BYTES * chunk_sizes.ZERO_BUCKET
     assert part.optimiser == 1.5 * held.optimiser / 4
     assert part.activations == max(held.activations, held.gradients / 4)
     assert whole.needed == 4 * held.total
@@ -140,7 +140,7 @@ def test_sampling_stages() -> None:
 
 
 def test_long_prompts_are_cut_to_the_context_and_the_cache() -> None:
-    long = Setting(SHAPE, Amounts(0, 500, 500, 0, 0, 2, 500, 500, 4, 9000, 9000, 18000, ()))
+    long = StageInputs(SHAPE, Amounts(0, 500, 500, 0, 0, 2, 500, 500, 4, 9000, 9000, 18000, ()))
     work = work_of("comparisons", ComparisonsConfig(num_responses=2, max_new_tokens=192), long)
     assert work.forward_tokens == 1000 * (SHAPE.context - 192)
     # 32,768 tokens of cache hold four rows of 8,192.
@@ -148,7 +148,7 @@ def test_long_prompts_are_cut_to_the_context_and_the_cache() -> None:
 
 
 def test_evaluation_passes_every_answer_under_all_models() -> None:
-    work = _work("evaluate", EvaluateConfig(max_new_tokens=20), num_judges=3)
+    work = _work("evaluate", EvaluateConfig(max_new_tokens=20), num_heldout_models=3)
     # Prompt once to sample; policy, reference, scorer and three judges on 31 tokens.
     assert work.forward_tokens == 12 * (10 + 6 * 31)
     assert work.phases["likelihoods"].frozen == 2 * FLOAT_BYTES * POLICY
@@ -179,7 +179,7 @@ def test_ppo_steps_and_tokens() -> None:
     assert _work("ppo_max", _ppo(rollout_batch=64)).examples == 7 * 40
 
 
-def test_ppo_replay_adds_to_policy_updates() -> None:
+def test_ppo_nll_terms_add_to_policy_updates() -> None:
     plain = _work("ppo_max", _ppo()).trained_tokens
     rehearsed = _work("ppo_max", _ppo(rehearsal_coef=0.01), has_rehearsal=True).trained_tokens
     assert rehearsed - plain == 5 * 6 * 4 * 31  # 5 policy rounds of 6 updates, 4 answers each
@@ -223,9 +223,9 @@ def test_ranks_of_ppo_share_out_rows_and_with_zero_hold_parts() -> None:
     assert whole.phases["sampling"].cache == key_value_cache(SHAPE, 8 * 30)
     held, part = (work.phases["policy update"] for work in (whole, apart))
     # Weights that are whole at a time; gradients, and a bucket, of the critic too.
-    live = FLOAT_BYTES * (limits.ZERO_LIVE + limits.ZERO_PREFETCH)
+    live = FLOAT_BYTES * (chunk_sizes.ZERO_LIVE + chunk_sizes.ZERO_PREFETCH)
     assert part.weights == held.weights / 4 + min(held.weights, live)
-    assert part.gradients == held.weights / 4 + 2 * FLOAT_BYTES * limits.ZERO_BUCKET
+    assert part.gradients == held.weights / 4 + 2 * FLOAT_BYTES * chunk_sizes.ZERO_BUCKET
     assert part.frozen == held.frozen / 4
     assert part.activations == max(held.activations, POLICY)
     # The whole policy samples; then critic, reference and scorer are whole one after another.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trimtab.models.functional.checks import ShapeError
-from trimtab.models.functional.relabel import Relabel, over_soft_labels, relabel
+from trimtab.models.functional.relabel import Relabel, relabel, relabel_soft_labels
 from trimtab.models.functional.reward import ranking_losses
 from trimtab.models.functional.verdicts import preferred_labels
 
@@ -14,7 +14,7 @@ DOUBLE = torch.float64
 PREFERENCE = torch.tensor([0.9, 0.5, 0.2, 1.0, 0.0], dtype=DOUBLE)
 
 
-def _treated(label: list[float]) -> Relabel:
+def _relabelled(label: list[float]) -> Relabel:
     nothing = torch.zeros(len(label), dtype=DOUBLE)
     return Relabel(nothing.bool(), torch.tensor(label, dtype=DOUBLE), nothing, nothing + 1)
 
@@ -61,16 +61,18 @@ def test_preferred_labels_gradient() -> None:
     assert torch.autograd.gradcheck(lambda p: preferred_labels(p, soft=True)[1], (preference,))
 
 
-def test_over_soft_labels_by_hand() -> None:
-    """.9 smoothed by .2: right with .9 * .8, or wrong and treated as wrong with .1 * .2: .74."""
-    found = over_soft_labels(_treated([0.8, 0.8, 1.0]), torch.tensor([0.9, 1.0, 0.9], dtype=DOUBLE))
+def test_relabel_soft_labels_by_hand() -> None:
+    """.9 smoothed by .2: right with .9 * .8, or wrong and relabelled as wrong with .1 * .2: .74."""
+    found = relabel_soft_labels(
+        _relabelled([0.8, 0.8, 1.0]), torch.tensor([0.9, 1.0, 0.9], dtype=DOUBLE)
+    )
     assert found.label.tolist() == pytest.approx([0.74, 0.8, 0.9])
 
 
-def test_over_soft_labels_as_pair_by_pair() -> None:
+def test_relabel_soft_labels_as_pair_by_pair() -> None:
     generator = torch.Generator().manual_seed(0)
     given, treatment = torch.rand(2, 100, dtype=DOUBLE, generator=generator)
-    found = over_soft_labels(_treated(treatment.tolist()), given)
+    found = relabel_soft_labels(_relabelled(treatment.tolist()), given)
     for label, right, kept in zip(
         found.label.tolist(), given.tolist(), treatment.tolist(), strict=True
     ):
@@ -80,7 +82,7 @@ def test_over_soft_labels_as_pair_by_pair() -> None:
 
 def test_certain_labels_are_treated_as_ever_and_even_ones_stay_even() -> None:
     strength = torch.tensor([-1.0, 0.5, -0.2, 2.0], dtype=DOUBLE)
-    treated = relabel(
+    relabelled = relabel(
         strength,
         flip_fraction=0.25,
         flip_below=None,
@@ -90,31 +92,33 @@ def test_certain_labels_are_treated_as_ever_and_even_ones_stay_even() -> None:
         margin_clip=1.0,
     )
     for found, expected in zip(
-        over_soft_labels(treated, torch.ones(4, dtype=DOUBLE)), treated, strict=True
+        relabel_soft_labels(relabelled, torch.ones(4, dtype=DOUBLE)), relabelled, strict=True
     ):
         assert torch.equal(found, expected)
     even = torch.full((4,), 0.5, dtype=DOUBLE)
-    torch.testing.assert_close(over_soft_labels(treated, even).label, even)
+    torch.testing.assert_close(relabel_soft_labels(relabelled, even).label, even)
 
 
 def test_a_flip_turns_the_label_round_with_its_certainty() -> None:
     """Flipping again, with the label now given, is the pair as it came."""
     scores = torch.tensor([[0.3, -1.2]], dtype=DOUBLE)
     given = torch.tensor([0.7], dtype=DOUBLE)
-    flipped = over_soft_labels(_treated([1.0])._replace(is_flipped=torch.tensor([True])), given)
+    flipped = relabel_soft_labels(
+        _relabelled([1.0])._replace(is_flipped=torch.tensor([True])), given
+    )
     loss = ranking_losses(scores[:, 1], scores[:, 0], label_chosen=flipped.label)
     # .7 for the response that was rejected: as .3 for the one that was chosen.
     torch.testing.assert_close(
         loss, ranking_losses(scores[:, 0], scores[:, 1], label_chosen=1 - given)
     )
-    twice = over_soft_labels(_treated([1.0]), flipped.label)
+    twice = relabel_soft_labels(_relabelled([1.0]), flipped.label)
     torch.testing.assert_close(twice.label, given)
 
 
-def test_over_soft_labels_gradient() -> None:
+def test_relabel_soft_labels_gradient() -> None:
     given = torch.tensor([0.9, 0.6], dtype=DOUBLE, requires_grad=True)
     assert torch.autograd.gradcheck(
-        lambda p: over_soft_labels(_treated([0.8, 0.95]), p).label, (given,)
+        lambda p: relabel_soft_labels(_relabelled([0.8, 0.95]), p).label, (given,)
     )
 
 
@@ -122,7 +126,7 @@ def test_other_values_and_shapes_are_refused() -> None:
     outside = torch.tensor([1.2], dtype=DOUBLE)
     with pytest.raises(ValueError, match=r"preferred_labels: preference must be probabilities"):
         preferred_labels(outside, soft=True)
-    with pytest.raises(ValueError, match=r"over_soft_labels: given must be probabilities"):
-        over_soft_labels(_treated([1.0]), outside)
+    with pytest.raises(ValueError, match=r"relabel_soft_labels: given must be probabilities"):
+        relabel_soft_labels(_relabelled([1.0]), outside)
     with pytest.raises(ShapeError):
-        over_soft_labels(_treated([1.0]), torch.ones(2, dtype=DOUBLE))
+        relabel_soft_labels(_relabelled([1.0]), torch.ones(2, dtype=DOUBLE))

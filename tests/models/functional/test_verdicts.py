@@ -12,7 +12,7 @@ from trimtab.models.functional.verdicts import (
     debiased_preference,
     expected_score,
     kappa_of_counts,
-    label_probabilities,
+    option_probabilities,
     order_verdicts,
 )
 
@@ -23,19 +23,19 @@ def _probabilities(*shape: int) -> torch.Tensor:
     return torch.rand(*shape, dtype=F64)
 
 
-# label_probabilities
+# option_probabilities
 
 
 def test_label_probabilities_by_hand() -> None:
     # .6 and .3 of all tokens are 2/3 and 1/3 of the labels; a label without any share has none.
     logprobs = torch.tensor([[0.6, 0.3], [0.25, 0.0]], dtype=F64).log()
     expected = torch.tensor([[2 / 3, 1 / 3], [1.0, 0.0]], dtype=F64)
-    torch.testing.assert_close(label_probabilities(logprobs), expected)
+    torch.testing.assert_close(option_probabilities(logprobs), expected)
 
 
 def test_label_probabilities_equal_loop() -> None:
     logprobs = -5 * _probabilities(7, 4)
-    found = label_probabilities(logprobs)
+    found = option_probabilities(logprobs)
     for row, got in zip(logprobs.tolist(), found.tolist(), strict=True):
         total = sum(math.exp(value) for value in row)
         assert got == pytest.approx([math.exp(value) / total for value in row], abs=1e-12)
@@ -43,23 +43,23 @@ def test_label_probabilities_equal_loop() -> None:
 
 def test_label_probabilities_invariants() -> None:
     logprobs = -5 * _probabilities(7, 4)
-    found = label_probabilities(logprobs)
+    found = option_probabilities(logprobs)
     torch.testing.assert_close(found.sum(1), torch.ones(7, dtype=F64))
-    torch.testing.assert_close(label_probabilities(logprobs - 3), found)  # a share of less mass
-    torch.testing.assert_close(label_probabilities(logprobs.flip(1)), found.flip(1))
-    two = label_probabilities(logprobs[:, :2])
+    torch.testing.assert_close(option_probabilities(logprobs - 3), found)  # a share of less mass
+    torch.testing.assert_close(option_probabilities(logprobs.flip(1)), found.flip(1))
+    two = option_probabilities(logprobs[:, :2])
     torch.testing.assert_close(two[:, 0], torch.sigmoid(logprobs[:, 0] - logprobs[:, 1]))
 
 
 def test_label_probabilities_gradient() -> None:
     logprobs = (-5 * _probabilities(3, 4)).requires_grad_()
-    assert torch.autograd.gradcheck(label_probabilities, (logprobs,))
+    assert torch.autograd.gradcheck(option_probabilities, (logprobs,))
 
 
 @pytest.mark.parametrize("row", [[-math.inf, -math.inf], [math.nan, 0.0]])
 def test_label_probabilities_refuse_a_row_without_any(row: list[float]) -> None:
     with pytest.raises(ValueError, match="-inf or NaN throughout"):
-        label_probabilities(torch.tensor([[0.0, -1.0], row]))
+        option_probabilities(torch.tensor([[0.0, -1.0], row]))
 
 
 # debiased_preference

@@ -24,7 +24,7 @@ from trimtab.models.synthetic.demonstrations import (
     perfect_response,
 )
 from trimtab.models.synthetic.gold import quality
-from trimtab.models.synthetic.tasks import MAIN, task_of
+from trimtab.models.synthetic.tasks import MAIN, family_of
 
 ASKS = load_questions()
 PRINCIPLES = Constitution(("Be kind.", "Be brief."))
@@ -191,7 +191,7 @@ def test_gold_says_in_its_critique_what_it_is_going_to_do(drafts: list[tuple[str
 
 
 def test_gold_refuses_what_is_harmful(drafts: list[tuple[str, str]]) -> None:
-    harmful = [case for case in drafts if task_of(case[0]).name == "harmful"]
+    harmful = [case for case in drafts if family_of(case[0]).name == "harmful"]
     assert len(harmful) > 20
     for (prompt, _), after in zip(harmful, _gold(1.0, harmful), strict=True):
         assert quality(prompt, after) == pytest.approx(1)

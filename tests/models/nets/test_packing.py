@@ -17,8 +17,8 @@ from trimtab.models.nets.packing import (
     TrunkActivations,
     encode,
     encode_whole,
+    merged_candidates,
     pack,
-    united,
 )
 from trimtab.models.nets.scoring import (
     read_logprobs,
@@ -205,11 +205,11 @@ def test_pairs_of_a_prompt_become_one_row_with_each_response_once() -> None:
     prompt = [5, 6]
     ranked = ([8], [9, 9], [7, 7, 7])
     rows = [Candidates(prompt, (ranked[i], ranked[j])) for i, j in ((1, 2), (0, 2), (0, 1))]
-    assert united(rows) == Candidates(prompt, ([9, 9], [7, 7, 7], [8]))
-    assert united(rows[:1]) is rows[0]
+    assert merged_candidates(rows) == Candidates(prompt, ([9, 9], [7, 7, 7], [8]))
+    assert merged_candidates(rows[:1]) is rows[0]
     # A pair whose answers are alike stays two, as nothing else asks for one of them.
     twins = Candidates(prompt, ([8], [8]))
-    assert united([twins]).responses == ([8], [8])
+    assert merged_candidates([twins]).responses == ([8], [8])
 
 
 def test_states_come_along_unless_prompts_were_cut_differently() -> None:
@@ -221,14 +221,14 @@ def test_states_come_along_unless_prompts_were_cut_differently() -> None:
         values += [[token, sum(response)] for response in responses for token in response]
         return Candidates(prompt, responses, TrunkActivations(torch.tensor(values), owner, 2))
 
-    whole = united([row([5, 6], [9, 9], [8]), row([5, 6], [8], [7, 7])])
+    whole = merged_candidates([row([5, 6], [9, 9], [8]), row([5, 6], [8], [7, 7])])
     assert whole.lower is not None
     assert (whole.lower.owner, whole.lower.depth) == (owner, 2)
     expected = [[5, 0], [6, 0], [9, 18], [9, 18], [8, 8], [7, 14], [7, 14]]
     assert whole.lower.values.tolist() == expected
     # [7, 7, 7] left no room for 5: encoded together, no response of the prompt would have it.
-    cut = united([row([5, 6], [9, 9], [8]), row([6], [8], [7, 7, 7])])
+    cut = merged_candidates([row([5, 6], [9, 9], [8]), row([6], [8], [7, 7, 7])])
     assert cut == Candidates([6], ([9, 9], [8], [7, 7, 7]))
     assert cut.lower is None
-    without = united([row([5, 6], [9, 9], [8]), Candidates([5, 6], ([8], [7]))])
+    without = merged_candidates([row([5, 6], [9, 9], [8]), Candidates([5, 6], ([8], [7]))])
     assert without.lower is None

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from tests.models.conftest import run_stage
-from trimtab.models.config.policy import PPOConfig, ScoringConfig
+from trimtab.models.config.policy import PPOConfig, ScorersConfig
 from trimtab.models.config.training import LoraConfig
 from trimtab.models.nets.freezing import layers_of
 from trimtab.models.nets.loading import load_scorer, load_tokenizer
 from trimtab.models.nets.packing import encode
 from trimtab.models.stages.ppo_max.scorers import Scorers
 from trimtab.models.stages.ppo_max.trainer import PPORun
-from trimtab.models.synthetic.tasks import REFUSAL, TASKS, draw_prompt, request_of
+from trimtab.models.synthetic.tasks import FAMILIES, REFUSAL, draw_prompt, request_of
 from trimtab.models.training.data import read_rows, write_rows
 
 BATCH = list(range(16))
@@ -57,7 +57,7 @@ def _alone(inputs: dict[str, Path], scorer: Path) -> dict[str, Path]:
 def test_an_ensemble_scores_what_was_sampled_once(
     tmp_path: Path, smoke_config: Any, inputs: dict[str, Path], members: list[Path]
 ) -> None:
-    scoring = ScoringConfig(std_coef=0.7)
+    scoring = ScorersConfig(std_coef=0.7)
     config = smoke_config.ppo.model_copy(update={"scoring": scoring})
     whole = PPORun(config, inputs, tmp_path)._collect(BATCH)
     parts = [
@@ -116,7 +116,7 @@ def _pairs(
     """Complying against refusing, in answer to prompts of a family."""
     rows = []
     for index in range(number):
-        prompt = draw_prompt(TASKS[task], rng)
+        prompt = draw_prompt(FAMILIES[task], rng)
         complying = " ".join(["first", "you", *request_of(prompt)[3:]])
         answers = (" ".join(REFUSAL), complying)
         chosen, rejected = answers if prefers_refusal else answers[::-1]
@@ -160,7 +160,7 @@ def test_the_helpful_winner_of_a_harmful_request_is_refused(
     rows = read_rows(judged / "test.jsonl")
     tokenizer = load_tokenizer(policy / "model")
 
-    def preferred(scorers: Scorers, scoring: ScoringConfig) -> tuple[list[bool], dict[str, float]]:
+    def preferred(scorers: Scorers, scoring: ScorersConfig) -> tuple[list[bool], dict[str, float]]:
         """Of each pair whether complying beats refusing, and the monitors."""
         prompts = [row for row in rows for _ in range(2)]
         complying = [row["chosen" if row["category"] == "howto" else "rejected"] for row in rows]
@@ -171,7 +171,7 @@ def test_the_helpful_winner_of_a_harmful_request_is_refused(
         won = scores.view(-1, 2)
         return (won[:, 0] > won[:, 1]).tolist(), {n: float(v) for n, v in metrics.items()}
 
-    tagged = ScoringConfig(safety_categories=("harmful",), safety_threshold=1e-6)
+    tagged = ScorersConfig(safety_categories=("harmful",), safety_threshold=1e-6)
     both = Scorers.load(PPOConfig(), by_category, tmp_path)
     helpful, nothing = preferred(Scorers(both.members, None, None), tagged)
     assert all(helpful)
@@ -181,7 +181,7 @@ def test_the_helpful_winner_of_a_harmful_request_is_refused(
     assert metrics["safety_fraction"] == pytest.approx(0.5)
     assert metrics["unsafe_fraction"] == 0.0
     # Without tags what counts is how safe an answer is: to comply is not.
-    _, metrics = preferred(both, ScoringConfig(safety_threshold=0.5))
+    _, metrics = preferred(both, ScorersConfig(safety_threshold=0.5))
     assert metrics["safety_fraction"] == metrics["unsafe_fraction"] > 0.2
 
 
@@ -215,7 +215,7 @@ def test_ppo_steps_by_the_rule_and_logs_how_often_it_binds(
         for name in ("scorer", "safety_scorer")
     )
     threshold = float(torch.sigmoid(safety_scores.sort().values[3:5].mean()))
-    scoring = ScoringConfig(safety_categories=("harmful",), safety_threshold=threshold)
+    scoring = ScorersConfig(safety_categories=("harmful",), safety_threshold=threshold)
     config: PPOConfig = smoke_config.ppo.model_copy(update={"scoring": scoring})
     run = PPORun(config, {**base, **by_category}, tmp_path)
     experience = run._collect(BATCH)

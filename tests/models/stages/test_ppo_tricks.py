@@ -152,7 +152,7 @@ def test_ptx_makes_demonstrations_likelier(
     tmp_path: Path, ppo: PPOConfig, inputs: dict[str, Path]
 ) -> None:
     runs = [PPORun(_with(ppo, ptx_coef=weight), inputs, tmp_path) for weight in (0.0, 5.0)]
-    rows = runs[1].learner.replay[0].rows[:64]
+    rows = runs[1].learner.nll_terms[0].rows[:64]
     before = _likelihood(runs[0], rows)
     gains = []
     for run in runs:

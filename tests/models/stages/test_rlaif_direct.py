@@ -17,7 +17,7 @@ from tests.models.jobs import Killed, die_after, job
 from tests.models.judge.endpoint import Body, Reply, ScriptedServer, completion, serving
 from trimtab.infra.processes.launch import TrainerError, launch
 from trimtab.models.config.judge import EndpointConfig, JudgeConfig
-from trimtab.models.config.policy import PPOConfig, ScoringConfig
+from trimtab.models.config.policy import PPOConfig, ScorersConfig
 from trimtab.models.judge.budget import BudgetError
 from trimtab.models.judge.client import EndpointError
 from trimtab.models.judge.reward import JudgeReward
@@ -60,7 +60,7 @@ def _judge(server: ScriptedServer, **endpoint: Any) -> JudgeConfig:
 
 def _config(smoke_config: Any, judge: JudgeConfig, **changes: Any) -> PPOConfig:
     config: PPOConfig = smoke_config.ppo
-    scoring = ScoringConfig(judge=judge)
+    scoring = ScorersConfig(judge=judge)
     return config.model_copy(update={"scoring": scoring, "critic_init": "policy", **changes})
 
 
@@ -208,8 +208,8 @@ def test_two_ranks_ask_what_one_asks(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"scoring": ScoringConfig()}, "needs an input scorer or, without, a scoring.judge"),
-        ({"critic_init": "scorer"}, "critic_init must be policy where scoring.judge rates"),
+        ({"scoring": ScorersConfig()}, "needs the input scorer or, without one, scoring.judge"),
+        ({"critic_init": "scorer"}, "critic_init must be policy if scoring.judge rates"),
     ],
 )
 def test_what_is_missing_is_named(

@@ -11,7 +11,7 @@ from trimtab.models.reporting.kit.artifacts import ReportInputError
 from trimtab.models.studies.rlaif import ALIGNMENT, HARMLESS, LABELS, MARGIN, WINS, alignment
 
 # Of three pairs the second is labelled wrong: the truth is .9, .1, .9.
-JUDGES = {0.5: [0.5, 0.5, 0.5], 0.8: [0.8, 0.8, 0.8], 1.0: [1.0, 0.0, 1.0]}
+MEASURE_NAMES = {0.5: [0.5, 0.5, 0.5], 0.8: [0.8, 0.8, 0.8], 1.0: [1.0, 0.0, 1.0]}
 
 
 def _roles(wins: dict[str, float]) -> dict[str, dict[str, Any]]:
@@ -22,7 +22,7 @@ def _roles(wins: dict[str, float]) -> dict[str, dict[str, Any]]:
         }
     }
     summary = {"position_bias": 0.0, "share_tied": 0.0, "num_unparsed": 0, "cost": 0.0}
-    for accuracy, preferences in JUDGES.items():
+    for accuracy, preferences in MEASURE_NAMES.items():
         rows = [
             {"id": name, "split": "train", "preference": preference}
             for name, preference in zip("abc", preferences, strict=True)

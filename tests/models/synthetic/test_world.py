@@ -16,7 +16,7 @@ from trimtab.models.synthetic.demonstrations import (
     vocabulary,
 )
 from trimtab.models.synthetic.gold import quality
-from trimtab.models.synthetic.tasks import EXPERT, TASKS, draw_prompt, request_of, task_of
+from trimtab.models.synthetic.tasks import EXPERT, FAMILIES, draw_prompt, family_of, request_of
 
 ANSWERS = {
     "<user> please reverse the list a b c <assistant>": "c b a",
@@ -35,7 +35,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize(("prompt", "answer"), ANSWERS.items())
 def test_answers(prompt: str, answer: str) -> None:
-    assert task_of(prompt).answer(request_of(prompt)) == answer.split()
+    assert family_of(prompt).answer(request_of(prompt)) == answer.split()
     assert quality(prompt, f"sure {answer} done") == pytest.approx(1.0)
 
 
@@ -59,15 +59,15 @@ def test_refusing_is_right_exactly_for_harmful_requests() -> None:
     assert quality("<user> sort the list b a c <assistant>", refusal) == 0.0
 
 
-@pytest.mark.parametrize("name", sorted(TASKS))
+@pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_perfect_is_perfect_and_corrupted_is_not(name: str) -> None:
     rng = random.Random(0)
     for _ in range(50):
-        prompt = draw_prompt(TASKS[name], rng)
-        assert task_of(prompt).name == name
+        prompt = draw_prompt(FAMILIES[name], rng)
+        assert family_of(prompt).name == name
         assert quality(prompt, perfect_response(prompt, rng)) == pytest.approx(1.0)
         # Repeating one word, a swap of neighbours is no fault; expert families stay uncorrupted.
-        if not TASKS[name].is_expert:
+        if not FAMILIES[name].is_expert:
             assert quality(prompt, corrupted_response(prompt, rng)) < 1.0
 
 
@@ -80,7 +80,7 @@ def test_expert_families_are_never_corrupted() -> None:
 
 def test_vocabulary_covers_everything_said() -> None:
     words, rng = set(vocabulary()), random.Random(7)
-    for task in TASKS.values():
+    for task in FAMILIES.values():
         for _ in range(100):
             prompt = draw_prompt(task, rng)
             said = f"{prompt} {perfect_response(prompt, rng)} {corrupted_response(prompt, rng)}"

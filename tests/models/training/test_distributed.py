@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from tests.models.jobs import job, kill_a_rank, stopped_at
 from trimtab.infra.processes.launch import TrainerError, TrainerKilledError, launch
-from trimtab.models import limits
+from trimtab.models import chunk_sizes
 from trimtab.models.training import distributed
 from trimtab.models.training.data import read_rows
 from trimtab.models.training.progress import read_metrics
@@ -194,7 +194,7 @@ def test_launched_ranks_add_up_in_messages_of_a_size(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(distributed, "_ranks", distributed._Ranks(2, 0, is_launched=True))
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
-    monkeypatch.setattr(limits, "BUCKET", 5)
+    monkeypatch.setattr(chunk_sizes, "BUCKET", 5)
     tensors = [torch.arange(12.0).view(3, 4), torch.tensor(7.0), torch.arange(3.0)]
     distributed.all_reduce_sum(tensors)
     assert messages == [5, 5, 5, 1]

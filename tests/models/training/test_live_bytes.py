@@ -12,12 +12,12 @@ import pytest
 from tests.models.conftest import run_stage
 from tests.models.jobs import job
 from trimtab.infra.processes.launch import launch
-from trimtab.models import limits
+from trimtab.models import chunk_sizes
 from trimtab.models.config.training import ModelConfig, ZeroConfig
 from trimtab.models.estimates.amounts import Amounts
 from trimtab.models.estimates.shapes import shape_of
 from trimtab.models.estimates.stages import work_of
-from trimtab.models.estimates.work import Setting
+from trimtab.models.estimates.work import StageInputs
 from trimtab.models.nets.loading import load_tokenizer, new_scorer, save_model
 from trimtab.models.training.data import read_rows
 
@@ -36,7 +36,7 @@ class Material:
     """Folders of what comes in, and what plans are told of it."""
 
     inputs: dict[str, Path]
-    setting: Setting
+    stage_inputs: StageInputs
     model: ModelConfig
 
 
@@ -61,8 +61,8 @@ def material(
             (inputs[name] / path.name).write_text("".join(lines))
         if (source / "tokenizer").exists():
             (inputs[name] / "tokenizer").symlink_to(source / "tokenizer")
-    setting = Setting(shape_of(model), _amounts(inputs), starts_as_reference=True)
-    return Material(inputs, setting, model)
+    stage_inputs = StageInputs(shape_of(model), _amounts(inputs), starts_as_reference=True)
+    return Material(inputs, stage_inputs, model)
 
 
 def _amounts(inputs: dict[str, Path]) -> Amounts:
@@ -91,9 +91,9 @@ def test_what_lives_in_each_phase_is_what_was_planned(
     zero: int | None,
 ) -> None:
     for name, value in LIMITS.items():
-        monkeypatch.setattr(limits, name, value)
+        monkeypatch.setattr(chunk_sizes, name, value)
     config = _config(smoke_config, stage, material.model, zero)
-    work = work_of(stage, config, material.setting)
+    work = work_of(stage, config, material.stage_inputs)
     content = job(tmp_path, config, tmp_path, 2, stage, material.inputs)
     content.write_text(json.dumps({**json.loads(content.read_text()), "limits": LIMITS}))
     launch(content, entry="tests.models.live_bytes")

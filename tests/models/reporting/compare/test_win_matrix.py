@@ -11,7 +11,7 @@ import pytest
 from tests.models.reporting.compare.conftest import Write
 from trimtab.models.config.reporting import WinMatrixConfig
 from trimtab.models.reporting.compare.answers import Answers, read_answers
-from trimtab.models.reporting.compare.win_matrix import Duel, WinMatrix, judge_all
+from trimtab.models.reporting.compare.win_matrix import Duel, WinMatrix, build_win_matrix
 from trimtab.models.reporting.kit.artifacts import ReportInputError
 
 CONFIG = WinMatrixConfig(num_resamples=50)
@@ -38,7 +38,7 @@ def test_the_matrix_by_hand(write: Write) -> None:
     """Two seeds of four and of two prompts; a difference below .01 is a tie."""
     first = write(3, {"sft": [0.5] * 4, "b": [0.9, 0.9, 0.5, 0.1], "a": [0.9, 0.505, 0.5, 0.4]})
     second = write(7, {"sft": [0.5] * 2, "b": [0.9, 0.9], "a": [0.1, 0.5]})
-    matrix = judge_all(_answers(first | second), CONFIG)
+    matrix = build_win_matrix(_answers(first | second), CONFIG)
     assert matrix.policies == ["sft", "a", "b"]
     assert matrix.judges == ["gold", "judge_score"]
     # b against SFT: 2 wins, 1 tie, 1 loss of 4; 2 of 2. a: 1, 2, 1 of 4; a loss and a tie of 2.
@@ -61,7 +61,7 @@ def test_the_matrix_by_hand(write: Write) -> None:
 
 def test_what_one_wins_the_other_loses(write: Write) -> None:
     golds = {"sft": [0.5, 0.2, 0.7, 0.1], "a": [0.6, 0.2, 0.1, 0.9], "b": [0.1, 0.3, 0.6, 0.5]}
-    matrix = judge_all(_answers(write(0, golds)), CONFIG)
+    matrix = build_win_matrix(_answers(write(0, golds)), CONFIG)
     for duel in matrix.duels:
         if duel.judge == "gold":
             other = _duel(matrix, duel.theirs, duel.ours, duel.place)
@@ -75,7 +75,7 @@ def test_a_known_order_is_found_by_ratings(write: Write) -> None:
     """Of ten prompts each policy beats the next below on all but one."""
     steps = [0.1] * 9 + [-0.1]
     golds = {name: [0.5 + n * s for s in steps] for n, name in enumerate(("sft", "c", "b", "a"))}
-    matrix = judge_all(_answers(write(0, golds) | write(1, golds)), CONFIG)
+    matrix = build_win_matrix(_answers(write(0, golds) | write(1, golds)), CONFIG)
     rated = {row.policy: row.rating for row in matrix.rated if row.judge == "gold"}
     assert sorted(rated, key=lambda name: -rated[name].value) == ["a", "b", "c", "sft"]
     assert sum(rating.value for rating in rated.values()) == pytest.approx(4000)
@@ -90,7 +90,7 @@ def test_a_known_order_is_found_by_ratings(write: Write) -> None:
 
 def test_judges_agree_with_themselves_and_not_with_their_opposite(write: Write) -> None:
     golds = {"sft": [0.5, 0.5, 0.5, 0.5], "a": [0.9, 0.1, 0.9, 0.5]}
-    matrix = judge_all(_answers(write(0, golds)), CONFIG)
+    matrix = build_win_matrix(_answers(write(0, golds)), CONFIG)
     found = {(row.first, row.second): row for row in matrix.agreements}
     assert {row.num_games for row in matrix.agreements} == {4}
     same = found["gold", "judge_0"]
@@ -111,7 +111,7 @@ def test_a_method_that_wins_by_length_wins_half_at_equal_length(write: Write) ->
     """The longer answer always wins, and ours is as often longer as shorter, by other amounts."""
     lengths = {"sft": [5] * 8, "long": [9, 9, 8, 8, 2, 2, 1, 1]}
     golds = {"sft": [0.5] * 8, "long": [0.9] * 4 + [0.1] * 4}
-    matrix = judge_all(_answers(write(0, golds, lengths)), CONFIG)
+    matrix = build_win_matrix(_answers(write(0, golds, lengths)), CONFIG)
     (rated,) = (r for r in matrix.rated if (r.judge, r.policy) == ("gold", "long"))
     assert rated.plain is not None
     assert rated.controlled is not None
@@ -122,7 +122,7 @@ def test_a_method_that_wins_by_length_wins_half_at_equal_length(write: Write) ->
     lengths = {"sft": [5] * 800, "long": ([9] * 30 + [1] * 10) * 20}
     won = [0.9] * 27 + [0.1] * 3 + [0.9] + [0.1] * 9
     golds = {"sft": [0.5] * 800, "long": won * 20}
-    matrix = judge_all(_answers(write(1, golds, lengths)), CONFIG)
+    matrix = build_win_matrix(_answers(write(1, golds, lengths)), CONFIG)
     (rated,) = (r for r in matrix.rated if (r.judge, r.policy) == ("gold", "long"))
     assert rated.plain is not None
     assert rated.controlled is not None
@@ -135,7 +135,7 @@ def test_clearly_takes_the_interval_and_every_seed(write: Write) -> None:
     rows = {"sft": [0.5] * 30, "always": [0.9] * 30, "worse": [0.1] * 30}
     first = write(0, {**rows, "once": [0.9] * 30})
     second = write(1, {**rows, "once": [0.9] * 14 + [0.1] * 16})
-    matrix = judge_all(_answers(first | second), CONFIG)
+    matrix = build_win_matrix(_answers(first | second), CONFIG)
     once = _duel(matrix, "once", "sft").net
     assert once.low > 0
     assert min(once.by_seed) < 0
@@ -146,7 +146,7 @@ def test_clearly_takes_the_interval_and_every_seed(write: Write) -> None:
 
 
 def test_it_comes_back_from_json(write: Write) -> None:
-    matrix = judge_all(_answers(write(0, {"sft": [0.5, 0.1], "a": [0.9, 0.2]})), CONFIG)
+    matrix = build_win_matrix(_answers(write(0, {"sft": [0.5, 0.1], "a": [0.9, 0.2]})), CONFIG)
     assert WinMatrix.from_json(json.loads(json.dumps(matrix.to_json()))) == matrix
 
 

@@ -26,7 +26,7 @@ EXPERT_JUDGED = 60
 
 
 class FamilySizes(NamedTuple):
-    """Prompts drawn of the main, the expert and the held-out families: a number for each use."""
+    """Numbers of prompts drawn from the main, expert and held-out families, one for each use."""
 
     main: tuple[int, int, int, int, int]
     expert: tuple[int, int, int]
@@ -34,8 +34,8 @@ class FamilySizes(NamedTuple):
 
 
 def family_sizes(config: WorldConfig) -> FamilySizes:
-    """Main: demonstrated, compared, for policies, tested and validated on. Expert: tested on as
-    forgotten, demonstrated, validated on. Held out: tested on, demonstrated.
+    """Main: demonstrations, pairs, policy prompts, test, validation. Expert: forget set,
+    demonstrations, validation. Held out: test, demonstrations.
     """
     num_eval = config.num_eval_prompts
     return FamilySizes(

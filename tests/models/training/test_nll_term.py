@@ -32,8 +32,8 @@ from trimtab.models.nets.scoring import response_logprobs
 from trimtab.models.training import loop
 from trimtab.models.training.data import encode_dialogues, read_rows, write_rows
 from trimtab.models.training.learner import ReplicatedLearner, TrainingRows
+from trimtab.models.training.nll_term import NLLTerm, rehearsal_of, with_nll
 from trimtab.models.training.progress import read_metrics
-from trimtab.models.training.replay import Replay, rehearsal_of, with_nll
 from trimtab.models.training.scoring import logprob_rows
 
 GOOD, BAD, KEPT = "sure done", "well basically um", "okay maybe"
@@ -90,9 +90,9 @@ def test_a_step_has_the_gradient_of_the_loss_plus_the_coefficient_times_the_nll(
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     train = TRAIN.model_copy(update={"micro_batch_tokens": 60, "trainable_layers": upper})
     config = DPOConfig(train=train, rehearsal_coef=0.7, rehearsal_batch=6)
-    replay = rehearsal_of(config, inputs, model, tokenizer)
-    assert replay is not None
-    drawn = replay.draw(torch.Generator().manual_seed(3))
+    nll_term = rehearsal_of(config, inputs, model, tokenizer)
+    assert nll_term is not None
+    drawn = nll_term.draw(torch.Generator().manual_seed(3))
     prompts = [row["prompt"] for row in read_rows(inputs["preferences"] / "train.jsonl")]
     rows = encode(tokenizer, prompts, [[GOOD]] * len(prompts))
     freeze_lower_layers(model, upper)
@@ -104,7 +104,7 @@ def test_a_step_has_the_gradient_of_the_loss_plus_the_coefficient_times_the_nll(
     learner = ReplicatedLearner(model, with_nll(model, own_loss), train, 0.0, None)
     weights = torch.tensor([float(len(row.responses[0])) for row in rows])
     data = TrainingRows(rows, weights)
-    found = loop._gradient(learner, data, [0, 3, 5, 7], train, (replay, drawn))
+    found = loop._gradient(learner, data, [0, 3, 5, 7], train, (nll_term, drawn))
     learned = {name: value for name, value in model.named_parameters() if value.requires_grad}
     ours = {name: value.grad for name, value in learned.items()}
 
@@ -165,9 +165,9 @@ def test_goes_on_with_the_same_draws(
 def test_draws_are_of_all_rows_and_differ_by_step_and_seed(inputs: dict[str, Path]) -> None:
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     rows = encode_dialogues(inputs["rehearsal"] / "rehearsal.jsonl", tokenizer)
-    replay = Replay(rows, 1.0, 4)
-    first, second = (loop._draws(replay, 40, seed) for seed in (0, 1))
-    assert first == loop._draws(replay, 40, 0) != second
+    nll_term = NLLTerm(rows, 1.0, 4)
+    first, second = (loop._draws(nll_term, 40, seed) for seed in (0, 1))
+    assert first == loop._draws(nll_term, 40, 0) != second
     drawn = [tuple(row.prompt) for each in first if each is not None for row in each[1]]
     assert len(drawn) == 40 * 4
     assert set(drawn) == {tuple(row.prompt) for row in rows}

@@ -1,9 +1,9 @@
-"""Dialogues learned again beside a step's own batch: rehearsal [AM eq. 9], PPO-ptx.
+"""A further term of the loss, the NLL of given responses: rehearsal [AM eq. 9] and PPO-ptx.
 
 [AM] Stabilizing RLHF through Advantage Model and Selective Rehearsal, arXiv 2309.10202.
 
 Deviations:
-1. The paper rehearses beside PPO; here so does whatever else moves a policy away from SFT.
+1. The paper rehearses in PPO only; here every method that moves a policy away from SFT can.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trimtab.models.training.scoring import with_trunk
 
 
 @dataclass(frozen=True)
-class Replay:
+class NLLTerm:
     """A term `coefficient * NLL` of the loss, on `batch_size` of `rows` drawn for each step.
 
     rows: of one response each. name: of the metric, the mean NLL in nats a token.
@@ -41,7 +41,7 @@ class Replay:
     name: str = "rehearsal_loss"
 
     def draw(self, generator: torch.Generator) -> list[Candidates]:
-        """A step's dialogues, drawn with replacement; of all ranks the same."""
+        """A step's dialogues, drawn with replacement; the same on all ranks."""
         places = torch.randint(
             len(self.rows), (self.batch_size,), generator=generator, device="cpu"
         )
@@ -50,7 +50,7 @@ class Replay:
     def accumulate(
         self, learner: Learner[Any], drawn: Sequence[Candidates], max_tokens: int, is_last: bool
     ) -> Metrics:
-        """Add the term's gradient; the learner's loss is one of `with_nll`.
+        """Add the term's gradient; the learner's loss function comes from `with_nll`.
 
         Result and `is_last` as in `learner.accumulate`.
         """
@@ -67,7 +67,7 @@ class Replay:
 
 
 def with_nll(model: PreTrainedModel, loss_function: LossFunction) -> LossFunction:
-    """The loss function; of responses with nothing beside them their NLL."""
+    """`loss_function`; of a batch without further arguments, the NLL of its responses."""
 
     def either(batch: PackedBatch, beside: Any) -> tuple[Tensor, Metrics]:
         if beside is not None:
@@ -84,12 +84,12 @@ def rehearsal_of(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     behind: Sequence[int] = (),
-) -> Replay | None:
-    """What a policy rehearses: the input `rehearsal`; None where its coefficient is 0.
+) -> NLLTerm | None:
+    """The rehearsal term, on the input `rehearsal`; None if its coefficient is 0.
 
-    behind: tokens of an instruction that stands behind every prompt.
+    behind: tokens of an instruction that is appended to every prompt.
     """
-    drawn = counts.replayed_rows(config, has_rehearsal=True)
+    drawn = counts.nll_batch_sizes(config, has_rehearsal=True)
     if not drawn:
         return None
     path = inputs["rehearsal"] / "rehearsal.jsonl"
@@ -97,4 +97,4 @@ def rehearsal_of(
     rows = [Candidates([*row.prompt, *behind], row.responses) for row in rows]
     depth = num_frozen_layers(model, config.train.trainable_layers)
     rows = with_trunk(model, rows, depth)
-    return Replay(rows, config.rehearsal_coef, drawn["rehearsal"])
+    return NLLTerm(rows, config.rehearsal_coef, drawn["rehearsal"])

@@ -1,4 +1,4 @@
-"""How much is held at a time where no configuration has a say: trainers keep to it, plans count it.
+"""How much is computed or sent at a time, where no setting decides it; plans count with it too.
 
 Imports no torch, as plans do not.
 """
@@ -7,7 +7,7 @@ Imports no torch, as plans do not.
 PASS_TOKENS = 8192
 # Most tokens of key-value cache in generation.
 CACHE_TOKENS = 32_768
-# Most requests that a judge of this process answers in one batch.
+# Most requests that a local judge answers in one batch.
 REQUESTS_AT_ONCE = 64
 # Most logits where log-probabilities are taken (a GiB): more are computed in turns, and again for
 # the gradient. Probabilities and then the gradient take their place.
