@@ -20,6 +20,7 @@ from trimtab.flows.checks import check
 from trimtab.flows.compare_config import METHODS, SEEDS, comparison_name, configs_of_seeds
 from trimtab.flows.config import RunConfig, load_config
 from trimtab.flows.errors import CommandError, ConfigError
+from trimtab.flows.exhibits import find_exhibits
 from trimtab.flows.exit_handling import exit_on_signals
 from trimtab.flows.names import check_free, name_run
 from trimtab.flows.overrides import RoundChanges, apply_changes, parse_overrides, validate_changes
@@ -118,11 +119,11 @@ def run_study(
     paper: str, exhibit: str, scale: str, seeds: list[int], overrides: Sequence[str]
 ) -> None:
     """A paper's table or figure over several seeds; prints the status of each exhibit."""
+    find_exhibits(paper, exhibit, seeds)
     changes = parse_overrides(overrides)
     _refuse(check(apply_changes(recipe_named(scale), changes)).mistakes)
     with prefect_server() as wait_until_ready:
         study = load_flow("study")
-        import_module("trimtab.flows.study").find_exhibits(paper, exhibit, seeds)
         wait_until_ready()
         for slug, status in study(paper, exhibit, scale, seeds, changes).items():
             print(f"{slug}: {status}")

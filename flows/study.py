@@ -10,8 +10,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trimtab.flows.config import ConfigError, RunConfig
-from trimtab.flows.errors import unknown_name
+from trimtab.flows.config import RunConfig
+from trimtab.flows.exhibits import find_exhibits
 from trimtab.flows.flow import flow
 from trimtab.flows.lifecycle import tracked_flow
 from trimtab.flows.names import RunName, name_run_over_seeds
@@ -24,7 +24,7 @@ from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.config.base import RunSeed
 from trimtab.models.config.reporting import StudyConfig
 from trimtab.models.specs import STUDY
-from trimtab.models.studies.registry import TITLES, Exhibit, ExhibitName, Paper, exhibits_of
+from trimtab.models.studies.registry import Exhibit, ExhibitName, Paper
 from trimtab.tasks.access import require_access
 from trimtab.tasks.report_export import export_report, lineage_of
 
@@ -75,19 +75,6 @@ def study(
                 ARMS[each.slug](run)
         read = partial(_read, config=config, tracked=tracked, how=how)
         return read_all(runs, read)
-
-
-def find_exhibits(paper: str, exhibit: str, seeds: Sequence[int]) -> list[Exhibit]:
-    """The exhibits asked for; ConfigError for one that no paper has, and for repeated seeds."""
-    if paper not in TITLES:
-        raise ConfigError(unknown_name("paper", paper, TITLES))
-    wanted = exhibits_of(paper, exhibit)
-    if not wanted:
-        known = ["all", *(each.name for each in exhibits_of(paper, "all"))]
-        raise ConfigError(unknown_name(f"exhibit of {paper}", exhibit, known))
-    if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"seeds must differ, found {', '.join(map(str, seeds))}")
-    return wanted
 
 
 def read_all(

@@ -7,10 +7,11 @@ from typing import NoReturn
 import pytest
 
 from trimtab.flows.config import ConfigError
+from trimtab.flows.exhibits import find_exhibits
 from trimtab.flows.recipes import recipe_named
 from trimtab.flows.run import Run, SharedRun
 from trimtab.flows.studies.registry import ARMS
-from trimtab.flows.study import find_exhibits, read_all
+from trimtab.flows.study import read_all
 from trimtab.models.specs import StageSpec
 from trimtab.models.studies.registry import Exhibit, exhibits_of
 
