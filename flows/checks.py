@@ -61,12 +61,12 @@ class Findings:
     notes: list[str] = field(default_factory=list)
 
 
-def check(config: RunConfig, *, most_rows: int | None = MAX_ROWS) -> Findings:
-    """Check a run's configuration and files: `most_rows` of each source, or all rows if None."""
+def check(config: RunConfig, *, max_rows: int | None = MAX_ROWS) -> Findings:
+    """Check a run's configuration and files: `max_rows` of each source, or all rows if None."""
     found = Findings()
     if not config.is_synthetic:
-        _check_preferences(config, most_rows, found)
-        _check_demonstrations(config, most_rows, found)
+        _check_preferences(config, max_rows, found)
+        _check_demonstrations(config, max_rows, found)
     _check_review(config, found)
     for path, section in sections_of(config):
         name = getattr(section, "constitution", None)
@@ -100,7 +100,7 @@ def _local(name: str, sources: Sequence[str], found: Findings) -> Iterator[tuple
         found.notes.append(f"{name}: not checked, because they are not local files: {elsewhere}")
 
 
-def _check_preferences(config: RunConfig, most_rows: int | None, found: Findings) -> None:
+def _check_preferences(config: RunConfig, max_rows: int | None, found: Findings) -> None:
     given, name = config.preferences, "preferences.sources"
     sources = [
         Source(
@@ -111,7 +111,7 @@ def _check_preferences(config: RunConfig, most_rows: int | None, found: Findings
     if not sources:
         return
     try:
-        look = look_through(sources, on_ties=given.on_ties, most_rows=most_rows)
+        look = look_through(sources, on_ties=given.on_ties, max_rows=max_rows)
     except PreferenceOptionError as error:
         found.mistakes.append(f"{name}: {error}")
         return
@@ -160,12 +160,12 @@ def _of_pairs(config: RunConfig, look: Look) -> Iterator[str]:
             yield f"preferences.sources: {error}"
 
 
-def _check_demonstrations(config: RunConfig, most_rows: int | None, found: Findings) -> None:
+def _check_demonstrations(config: RunConfig, max_rows: int | None, found: Findings) -> None:
     given, name = config.preferences, "preferences.demonstrations"
     sources = [source for _, source in _local(name, given.demonstrations, found)]
     if sources:
         try:
-            load_demonstrations(sources, Shaping("<end>"), given.on_bad_rows, most_rows)
+            load_demonstrations(sources, Shaping("<end>"), given.on_bad_rows, max_rows)
         except PreferenceDataError as error:
             found.mistakes += _listed(name, error.bad_rows)
 

@@ -225,7 +225,7 @@ def print_plan(request: RunRequest, machine: Machine) -> None:
     """Print the plan, or raise ConfigError; nothing is run, downloaded or stored."""
     found = check(request.config)
     if not found.mistakes:
-        found = check(request.config, most_rows=None)
+        found = check(request.config, max_rows=None)
     _refuse(found.mistakes)
     # Prefect, loaded with the flows, warns if our home folder does not exist. A plan needs none.
     warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")

@@ -96,7 +96,7 @@ def load_demonstrations(
     sources: Sequence[Source],
     shaping: Shaping,
     on_bad_rows: str = "fail",
-    most_rows: int | None = None,
+    max_rows: int | None = None,
 ) -> tuple[list[Demonstration], list[BadRow]]:
     """Read demonstrations from all sources, or the first rows of each; bad rows as in
     `load_preferences`.
@@ -108,7 +108,7 @@ def load_demonstrations(
     for source in sources:
         num_rows = 0
         try:
-            for raw in islice(read_source(source, []), most_rows):
+            for raw in islice(read_source(source, []), max_rows):
                 if raw.is_blank:
                     continue
                 num_rows += 1

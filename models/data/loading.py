@@ -75,7 +75,7 @@ class Look:
 
 
 def look_through(
-    sources: Sequence[Source], *, on_ties: OnTies = "fail", most_rows: int | None = None
+    sources: Sequence[Source], *, on_ties: OnTies = "fail", max_rows: int | None = None
 ) -> Look:
     """Read the first rows of each source, or all, and refuse none of them.
 
@@ -83,7 +83,7 @@ def look_through(
     are is not looked at. Raises PreferenceOptionError for sources of one name.
     """
     _check_options(sources, "fail", on_ties, None, None, None)
-    loader = _Loader(None, on_ties == "drop", None, None, None, most_rows)
+    loader = _Loader(None, on_ties == "drop", None, None, None, max_rows)
     for source in sources:
         loader.read(source)
     loader.report.describe_pairs(loader.pairs)
@@ -130,10 +130,10 @@ class _Loader:
         max_characters: int | None,
         count_tokens: Callable[[str], int] | None,
         max_tokens: int | None,
-        most_rows: int | None = None,
+        max_rows: int | None = None,
     ) -> None:
         self.render, self.drop_ties = render, drop_ties
-        self.most_rows, self.is_whole = most_rows, True
+        self.max_rows, self.is_whole = max_rows, True
         self.max_characters = max_characters
         self.count_tokens, self.max_tokens = count_tokens, max_tokens
         self.pairs: list[PreferencePair] = []
@@ -146,13 +146,13 @@ class _Loader:
         counts = self.report.by_source.setdefault(source.key, SourceCounts())
         try:
             rows = read_source(source, self.report.ignored_files)
-            for raw in islice(rows, self.most_rows):
+            for raw in islice(rows, self.max_rows):
                 if raw.is_blank:
                     counts.blank_lines += 1
                 else:
                     counts.rows_read += 1
                     self._take(raw, source, counts)
-            self.is_whole &= self.most_rows is None or next(rows, None) is None
+            self.is_whole &= self.max_rows is None or next(rows, None) is None
             if counts.rows_read == 0 and self.is_whole:
                 problem = Problem("empty_source", None, "0 rows", "at least one row")
                 self.bad_rows.append(BadRow(source.label, 0, "", (problem,)))

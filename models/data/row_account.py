@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-MOST_NAMES, MOST_CHARACTERS = 12, 60
+MOST_NAMES, MAX_CHARACTERS = 12, 60
 
 
 @dataclass(frozen=True)
@@ -153,4 +153,4 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _cut(name: str) -> str:
-    return name if len(name) <= MOST_CHARACTERS else f"{name[:MOST_CHARACTERS]}…"
+    return name if len(name) <= MAX_CHARACTERS else f"{name[:MAX_CHARACTERS]}…"

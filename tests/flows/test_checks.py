@@ -133,7 +133,7 @@ def test_of_a_large_file_the_first_rows_are_read(folder: Path) -> None:
     )
     (note,) = check(config).notes
     assert f"1 of the first {MAX_ROWS:,} rows are bad" in note
-    (note,) = check(config, most_rows=None).notes
+    (note,) = check(config, max_rows=None).notes
     assert f"2 of {MAX_ROWS + 2:,} rows are bad" in note
 
 

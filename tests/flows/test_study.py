@@ -98,7 +98,10 @@ def test_every_exhibit_can_be_submitted(submitted: list[str], slug: str) -> None
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("part-3", "figure-1", [2]), "unknown paper 'part-3'"),
+        (
+            ("part-3", "figure-1", [2]),
+            "unknown paper 'part-3' (did you mean 'part-2'?); known: part-1, part-2, ",
+        ),
         (("part-1", "table-2", [2]), "unknown exhibit of part-1 'table-2'; known: all, figure-4, "),
         (("part-2", "figure-3", [2, 3, 2]), "seeds must differ, found 2, 3, 2"),
     ],

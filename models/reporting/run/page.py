@@ -27,7 +27,7 @@ from trimtab.models.reporting.run.scorecard import Scorecard
 from trimtab.models.reporting.run.scorer_charts import SHOWN, scorer_charts
 from trimtab.models.reporting.run.vote_charts import vote_charts
 
-MOST_CHARACTERS = 1500
+MAX_CHARACTERS = 1500
 
 
 def charts_of(
@@ -113,8 +113,8 @@ CLAIM_UNITS = {
 
 def clip(text: str) -> str:
     """A text that fits the page; says how much was left out."""
-    if len(text) <= MOST_CHARACTERS:
+    if len(text) <= MAX_CHARACTERS:
         return text
-    half = MOST_CHARACTERS // 2
+    half = MAX_CHARACTERS // 2
     left_out = len(text) - 2 * half
     return f"{text[:half]}\n[… {left_out:,} characters left out …]\n{text[-half:]}"

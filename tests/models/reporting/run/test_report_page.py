@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from trimtab.models.config.reporting import ReportConfig
 from trimtab.models.reporting.kit.charts import smooth
 from trimtab.models.reporting.kit.html import percent, points, tidy
-from trimtab.models.reporting.run.page import MOST_CHARACTERS, clip
+from trimtab.models.reporting.run.page import MAX_CHARACTERS, clip
 from trimtab.models.stages import report
 from trimtab.models.statistics.estimates import Estimate
 
@@ -240,7 +240,7 @@ def test_words_and_numbers() -> None:
     assert points(Estimate(-0.125, -0.25, 0.0, 8)) == "−12.5 points [−25.0,\u00a0+0.0]"
     assert percent(None) == "–"
     assert tidy("PPO-max, -3 to 2024-01") == "PPO-max, −3 to 2024-01"
-    long = "a" * MOST_CHARACTERS + "b" * 100
+    long = "a" * MAX_CHARACTERS + "b" * 100
     assert "[… 100 characters left out …]" in clip(long)
     assert clip("short") == "short"
     assert smooth([0.0, 3.0, 6.0], 3) == [1.5, 3.0, 4.5]
