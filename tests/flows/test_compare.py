@@ -130,7 +130,12 @@ def test_every_arm_there_is_can_be_compared(submitted: Submitted) -> None:
         (["dpo"], [1], {"arms": ["cpl"]}, "arms: unknown field 'arms'"),
         (["dpo"], [1], {"judges": [{"nam": "m"}]}, "unknown field 'nam'; did you mean 'name'?"),
         (["dpo"], [1], {"judges": [GOOD, GOOD]}, "different names, found good, good"),
-        (["dpo"], [1], {"judges": [{**GOOD, "name": "gold"}]}, "must be neither gold nor begin"),
+        (
+            ["dpo"],
+            [1],
+            {"judges": [{**GOOD, "name": "gold"}]},
+            "must not be gold and not begin with judge_, found gold",
+        ),
         (["dpo"], [1], {"judges": [{"name": "m", "judge": {}}]}, "judges.0.judge: Field required"),
         (
             *(["dpo"], [1]),

@@ -55,8 +55,8 @@ class Ran:
 
     def work(self, **amounts: Any) -> Work:
         """What the plan would say, had it known these amounts."""
-        stage, setting = self.row.stage, self.row.setting
-        known = replace(setting, amounts=replace(setting.amounts, **amounts))
+        stage, inputs = self.row.stage, self.row.inputs
+        known = replace(inputs, amounts=replace(inputs.amounts, **amounts))
         return work_of(stage.stage, stage.config, known)
 
 
@@ -143,7 +143,7 @@ def _ascent_tokens(each: Ran, steps: int) -> int:
     """Of MetaRM's ascents, which its count of tokens leaves out: a meta batch a step."""
     if each.row.stage.stage != "meta_rm":
         return 0
-    config, prompt = each.row.stage.config, each.row.setting.amounts.prompt_tokens
+    config, prompt = each.row.stage.config, each.row.inputs.amounts.prompt_tokens
     row = prompt + config.num_responses * (config.max_new_tokens + 1)
     return steps * config.meta_batch * row
 
@@ -182,7 +182,7 @@ def test_no_evaluation_passes_more_tokens_than_planned(ran: list[Ran]) -> None:
         whole = prompts + sum(row["length"] for row in rows)
         # Prompts to sample; answers under the scorer, a judge, the policy and the reference.
         assert prompts + 4 * whole <= each.row.work.forward_tokens
-        longest = [each.row.setting.amounts.prompt_tokens, each.row.stage.config.max_new_tokens + 1]
+        longest = [each.row.inputs.amounts.prompt_tokens, each.row.stage.config.max_new_tokens + 1]
         assert each.row.work.forward_tokens == len(rows) * (longest[0] + 4 * sum(longest))
 
 
@@ -204,8 +204,8 @@ def test_ppo_takes_the_planned_steps_answers_and_tokens(ran: list[Ran]) -> None:
         learned = config.num_epochs * sum(
             own * count for own, count in zip(tokens, num_models, strict=True)
         )
-        plain = work_of("ppo_max", config, replace(each.row.setting, has_rehearsal=False))
-        _, longest = each.row.setting.prompt_and_row(config.max_new_tokens)
+        plain = work_of("ppo_max", config, replace(each.row.inputs, has_rehearsal=False))
+        _, longest = each.row.inputs.prompt_and_row(config.max_new_tokens)
         assert plain.trained_tokens == config.num_epochs * answers * longest * sum(num_models)
         updates = work.optimiser_steps // len(each.metrics)
         assert each.summary["num_updates"] == updates * (sum(num_models) - len(each.metrics))

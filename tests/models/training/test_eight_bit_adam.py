@@ -90,7 +90,9 @@ def test_ppo_goes_on_where_it_was_killed(
 
 
 def test_not_with_zero() -> None:
-    with pytest.raises(ValidationError, match="found optimiser adamw_8bit with zero; allowed: one"):
+    with pytest.raises(
+        ValidationError, match="found optimiser adamw_8bit with zero; allowed: only one of the two"
+    ):
         TrainConfig(optimiser="adamw_8bit", zero=ZeroConfig())
 
 
