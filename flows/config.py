@@ -101,8 +101,8 @@ class RoundsConfig(Section):
     )
     promote: Literal["by_judgement", "always"] = Field(
         "by_judgement",
-        description="Whether a round is promoted if held-out judges prefer it, or always; `always` "
-        "runs every round, as in the paper's table 2",
+        description="Whether a round is promoted if it wins on the validation prompts, or always; "
+        "`always` runs every round, as in the paper's table 2",
     )
     meta_rm: MetaRMConfig = MetaRMConfig()
 

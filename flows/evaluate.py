@@ -26,8 +26,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Wins, ties and losses of one registered policy against another, with intervals.
 
-    Both answer the evaluation prompts of the run that made `policy`. That run's held-out judges
-    score the answers. Returns the key numbers; the flow run's page shows the table.
+    Both answer the evaluation prompts of the run that made `policy`. That run's held-out
+    reward models score the answers. Returns the key numbers; the flow run's page shows the table.
 
     Args:
         recipe: The recipe or registered model whose policies to compare

@@ -76,6 +76,6 @@ def champion_of(recipe: str) -> Registered:
         )
     raise NoChampionError(
         f"{name} has no champion to continue from: first run `trimtab run {max(known, key=len)}` "
-        "(deployment rlhf) on its data; its policy becomes champion if the held-out judges "
-        "prefer it"
+        "(deployment rlhf) on its data; its policy becomes champion if it wins on the "
+        "validation prompts"
     )

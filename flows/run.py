@@ -123,7 +123,7 @@ class Run:
 
     @property
     def judges(self) -> list[Future]:
-        """The held-out judges: not member 0, which vanilla PPO is optimised against."""
+        """The held-out reward models: not member 0, which vanilla PPO is optimised against."""
         return [self[f"member_{index}"] for index in range(1, self._num_judges + 1)]
 
     @property
