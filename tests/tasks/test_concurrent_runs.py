@@ -9,6 +9,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.forked import FORKED
 from tests.tasks.toy_stage import count, make_context
 from trimtab.tasks.execution import StageContext
@@ -29,6 +31,7 @@ def _run(number: int, root: Path, folder: Path) -> None:
     (folder / f"run-{number}.json").write_text(json.dumps(found))
 
 
+@pytest.mark.slow
 def test_twenty_runs_of_overlapping_stages_compute_each_once(
     context: StageContext, trainers: Path, tmp_path: Path
 ) -> None:

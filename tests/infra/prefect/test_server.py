@@ -35,6 +35,7 @@ def _answers(url: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_servers_on_loopback_make_one_database_and_end_with_killed_commands(
     tmp_path: Path,
 ) -> None:

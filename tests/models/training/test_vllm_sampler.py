@@ -89,6 +89,7 @@ def test_the_first_ratio_is_one(tmp_path: Path, config: PPOConfig, inputs: Any) 
     assert all(end not in row.responses[0][:-1] for row in experience.rows)
 
 
+@pytest.mark.slow
 def test_ppo_goes_on_where_it_was_killed(
     tmp_path: Path, config: PPOConfig, inputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +105,7 @@ def test_ppo_goes_on_where_it_was_killed(
     assert not (tmp_path / "whole" / "vllm").exists()
 
 
+@pytest.mark.slow
 def test_two_ranks_have_the_responses_of_one(
     tmp_path: Path, config: PPOConfig, inputs: dict[str, Path]
 ) -> None:
