@@ -19,7 +19,7 @@ from trimtab.models.config.base import (
 
 # The task families of `trimtab.models.synthetic.tasks` have some 1,269,000 different prompts; the
 # held-out family is drawn at most 40,000 times.
-MOST_PROMPTS = 1_200_000
+MAX_PROMPTS = 1_200_000
 
 
 def check_shares(validation: float, test: float) -> None:
@@ -49,10 +49,10 @@ class WorldConfig(StageConfig):
     def _prompts_can_differ(self) -> WorldConfig:
         drawn = self.num_demonstrations + self.num_pair_prompts + self.num_policy_prompts
         drawn += 2 * self.num_eval_prompts
-        if drawn > MOST_PROMPTS:
+        if drawn > MAX_PROMPTS:
             raise ValueError(
                 "num_demonstrations, num_pair_prompts, num_policy_prompts and twice "
-                f"num_eval_prompts must add up to at most {MOST_PROMPTS:,}, found {drawn:,}: the "
+                f"num_eval_prompts must add up to at most {MAX_PROMPTS:,}, found {drawn:,}: the "
                 "world has hardly more different prompts"
             )
         return self

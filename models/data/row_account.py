@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-MOST_NAMES, MAX_CHARACTERS = 12, 60
+MAX_NAMES, MAX_CHARACTERS = 12, 60
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,8 @@ class RowAccount:
 
 def _listed(names: Sequence[str]) -> str:
     """Some names, and how many more there are."""
-    more = len(names) - MOST_NAMES
-    return ", ".join([*names[:MOST_NAMES], *([f"and {more:,} more"] if more > 0 else [])])
+    more = len(names) - MAX_NAMES
+    return ", ".join([*names[:MAX_NAMES], *([f"and {more:,} more"] if more > 0 else [])])
 
 
 def _cut(name: str) -> str:

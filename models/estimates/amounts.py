@@ -14,7 +14,7 @@ from trimtab.models.data.formats import parse_row
 from trimtab.models.data.readers import Source, SourceError, read_source
 from trimtab.models.data.written_prompts import SETS, load_written
 from trimtab.models.estimates.shapes import PlanError
-from trimtab.models.synthetic.demonstrations import MOST_ADDED
+from trimtab.models.synthetic.demonstrations import MAX_ADDED
 from trimtab.models.synthetic.prompt_sets import family_sizes, prompt_sets
 from trimtab.models.synthetic.tasks import FAMILIES, draw_prompt, family_of, request_of
 
@@ -108,7 +108,7 @@ def _longest_rows() -> tuple[int, int]:
     prompts = [draw_prompt(task, rng) for task in FAMILIES.values() for _ in range(NUM_DRAWN)]
     prompt = max(len(text.split()) for text in prompts)
     answer = max(len(family_of(text).answer(request_of(text))) for text in prompts)
-    return prompt, prompt + answer + MOST_ADDED + 1
+    return prompt, prompt + answer + MAX_ADDED + 1
 
 
 def amounts_of_preferences(config: PreferencesConfig, max_length: int) -> Amounts:

@@ -38,7 +38,7 @@ from trimtab.models.studies.results import Plot, SeedResult, bar_plot
 
 MODELS = {"reward model": "scorer_raw", "Advantage Model": "advantage_raw"}
 ECE_GIVEN, ECE_RIGHT = "calibration error, given labels", "calibration error, right labels"
-MOST_POINTS_LOST = 0.005
+MAX_POINTS_LOST = 0.005
 ARMS = {
     "raw_scores_rm": "reward model",
     "reward_model": "reward model, scores normalised",
@@ -69,7 +69,7 @@ def table_1(artifacts: Artifacts) -> SeedResult:
         table,
         checks={
             "it is at most half a point less accurate": ours[best]
-            >= theirs[best] - MOST_POINTS_LOST,
+            >= theirs[best] - MAX_POINTS_LOST,
             "it is better calibrated on the given labels": ours[ECE_GIVEN] < theirs[ECE_GIVEN],
         },
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Status = Literal["held", "in part", "not held"]
-MOST_FIGURES = 4
+MAX_FIGURES = 4
 
 
 @dataclass(frozen=True)
@@ -110,13 +110,13 @@ def titled(words: str) -> str:
 
 def key_figures(table: Mapping[str, Mapping[str, Cell]]) -> str:
     """What a table says in a line: of one row its columns, of several the first two of each."""
-    wide = MOST_FIGURES if len(table) == 1 else 2
+    wide = MAX_FIGURES if len(table) == 1 else 2
     parts = [
         f"{row}: " + ", ".join(f"{name} {cell}" for name, cell in list(columns.items())[:wide])
         for row, columns in table.items()
     ]
-    more = [f"{len(parts) - MOST_FIGURES} more"] if len(parts) > MOST_FIGURES else []
-    return "; ".join(parts[:MOST_FIGURES] + more)
+    more = [f"{len(parts) - MAX_FIGURES} more"] if len(parts) > MAX_FIGURES else []
+    return "; ".join(parts[:MAX_FIGURES] + more)
 
 
 def status_of(checks: Mapping[str, Sequence[bool]]) -> Status:

@@ -20,10 +20,10 @@ from trimtab.models.synthetic.tasks import (
 )
 
 # Words that rambling repeats of an answer, and fillers, at most.
-MOST_RAMBLED = 3
-MOST_FILLERS = 2
+MAX_RAMBLED = 3
+MAX_FILLERS = 2
 # Words that a demonstration has beyond its answer, at most: an opener, a closer and a rude one too.
-MOST_ADDED = 3 + MOST_RAMBLED + MOST_FILLERS
+MAX_ADDED = 3 + MAX_RAMBLED + MAX_FILLERS
 # Of padding, of the end, and in place of a word that the world does not have.
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<unk>")
 
@@ -66,14 +66,14 @@ def corrupted_response(prompt: str, rng: random.Random) -> str:
     if "wrong" in faults:
         answer = _wrong_answer(answer, prompt, rng)
     if "ramble" in faults:
-        answer = answer + answer[-min(len(answer), MOST_RAMBLED) :]
+        answer = answer + answer[-min(len(answer), MAX_RAMBLED) :]
     words = list(answer)
     if "opener" not in faults:
         words.insert(0, rng.choice(OPENERS))
     if "closer" not in faults:
         words.append(rng.choice(CLOSERS))
     if "filler" in faults:
-        for _ in range(rng.randint(1, MOST_FILLERS)):
+        for _ in range(rng.randint(1, MAX_FILLERS)):
             words.insert(rng.randrange(len(words)), rng.choice(FILLERS))
     if "rude" in faults:
         words.insert(rng.randrange(len(words) + 1), rng.choice(RUDE))

@@ -42,8 +42,8 @@ class Learner(ModelHandle, Protocol[T]):
 
     needs_equal_parts: bool
 
-    def loss(self, batch: PackedBatch, beside: T) -> tuple[Tensor, Metrics]:
-        """Mean loss and metrics of a packed batch; `beside`: the loss's further arguments."""
+    def loss(self, batch: PackedBatch, arguments: T) -> tuple[Tensor, Metrics]:
+        """Mean loss and metrics of a packed batch; `arguments`: the loss's further arguments."""
 
     def backward(self, loss: Tensor, is_last: bool) -> None:
         """Add a micro batch's gradient; the losses of all micro batches sum to the step's."""
@@ -150,7 +150,7 @@ def accumulate(
     learner: Learner[T],
     data: TrainingRows,
     batch: Sequence[int],
-    beside: Callable[[Tensor], T],
+    arguments: Callable[[Tensor], T],
     max_tokens: int,
     *,
     coefficient: float = 1.0,
@@ -158,10 +158,9 @@ def accumulate(
 ) -> Metrics:
     """Add the gradient of `coefficient` times a batch's loss, micro batch by micro batch.
 
-    The loss is a mean weighted by `data.weights`. `beside(indices)` gives the loss's further
+    The loss is a mean weighted by `data.weights`. `arguments(indices)` gives the loss's further
     arguments for the rows of `indices` (b,). Returns this rank's part of mean loss and metrics, to
-    be summed over ranks.
-    `is_last`: the learner's step comes next.
+    be summed over ranks. `is_last`: the learner's step comes next.
     """
     rows, weights = data.rows, data.weights
     batch = sorted(batch, key=lambda index: rows[index].num_tokens)
@@ -170,7 +169,7 @@ def accumulate(
     sums: Metrics = defaultdict(lambda: torch.zeros(()))
     for number, (part, counts) in enumerate(parts, start=1):
         indices = torch.tensor(part, device="cpu")  # a loss may look into them without waiting
-        loss, metrics = learner.loss(pack([rows[index] for index in part]), beside(indices))
+        loss, metrics = learner.loss(pack([rows[index] for index in part]), arguments(indices))
         share = weights[indices].sum() / total if counts else torch.zeros(())
         learner.backward(coefficient * loss * share, is_last and number == len(parts))
         for name, value in {"loss": loss.detach(), **metrics}.items():

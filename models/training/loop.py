@@ -75,10 +75,8 @@ def fit(
     """
     rows, parts = data.rows, data.parts or [range(len(data.rows))]
     num_steps = counts.optimiser_steps(config, map(len, parts))
-    batches, drawn_rows = (
-        _batches(rows, parts, config, seed),
-        _draws(extras.nll_term, num_steps, seed),
-    )
+    batches = _batches(rows, parts, config, seed)
+    drawn_rows = _draws(extras.nll_term, num_steps, seed)
     assert len(batches) == num_steps
     prepare_training(model, config, seed, config.dropout)
     state, decay = newest_checkpoint(workdir), config.weight_decay

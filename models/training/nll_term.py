@@ -69,9 +69,9 @@ class NLLTerm:
 def with_nll(model: PreTrainedModel, loss_function: LossFunction) -> LossFunction:
     """`loss_function`; of a batch without further arguments, the NLL of its responses."""
 
-    def either(batch: PackedBatch, beside: Any) -> tuple[Tensor, Metrics]:
-        if beside is not None:
-            return loss_function(batch, beside)
+    def either(batch: PackedBatch, arguments: Any) -> tuple[Tensor, Metrics]:
+        if arguments is not None:
+            return loss_function(batch, arguments)
         logprobs, _, mask = response_logprobs(model, batch)
         return nll_loss(logprobs, mask)
 

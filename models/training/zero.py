@@ -88,8 +88,8 @@ class ZeroLearner:
         if state is not None and state["optimiser"]["state"]:
             self._load_optimiser(state["optimiser"])
 
-    def loss(self, batch: PackedBatch, beside: Any) -> tuple[Tensor, Metrics]:
-        found: tuple[Tensor, Metrics] = self.engine(batch, beside)
+    def loss(self, batch: PackedBatch, arguments: Any) -> tuple[Tensor, Metrics]:
+        found: tuple[Tensor, Metrics] = self.engine(batch, arguments)
         return found
 
     def backward(self, loss: Tensor, is_last: bool) -> None:
@@ -251,8 +251,8 @@ class _Loss(nn.Module):
         super().__init__()
         self.model, self.loss_function = model, loss_function
 
-    def forward(self, batch: PackedBatch, beside: Any) -> tuple[Tensor, Metrics]:
-        return self.loss_function(batch, beside)
+    def forward(self, batch: PackedBatch, arguments: Any) -> tuple[Tensor, Metrics]:
+        return self.loss_function(batch, arguments)
 
 
 def _replace_parameters(model: nn.Module, values: dict[str, Tensor]) -> None:

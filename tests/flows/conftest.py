@@ -1,4 +1,4 @@
-"""A finished run, and a server of Prefect's, for tests of whole commands."""
+"""A finished run, a Prefect server and a running stack, for tests of whole commands."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from filelock import FileLock
 
 from tests.flows.command import trimtab
+from tests.flows.running_stack import Running, running_stack
 from trimtab.infra.prefect.server import local_prefect_server
 
 FINISHED = ("run", "smoke", "ppo.num_steps=12")
@@ -48,3 +49,10 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         with local_prefect_server() as wait_until_ready:
             wait_until_ready()
             yield
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    """A stack of the module's own, with the flows deployed."""
+    with running_stack() as running:
+        yield running

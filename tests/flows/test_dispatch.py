@@ -5,21 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.flows.running_stack import Running, running_stack
+from tests.flows.running_stack import Running
 from trimtab.flows.deploy import SETTLED, STARTED
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Running]:
-    with running_stack() as running:
-        yield running
 
 
 def test_killed_runs_go_on_without_anybody(running: Running) -> None:

@@ -17,7 +17,7 @@ import requests
 from tests.flows import strangers
 from tests.flows.listener import Listener, listening
 from tests.flows.malformed import malformed
-from tests.flows.running_stack import Running, processes_of, running_stack
+from tests.flows.running_stack import Running, processes_of
 from trimtab.flows.deploy import ENGINE
 from trimtab.infra.stack import secrets
 from trimtab.infra.stack.bucket import BUCKET
@@ -26,12 +26,6 @@ from trimtab.infra.stack.seaweedfs import NUM_INNER_PORTS
 
 pytestmark = pytest.mark.slow
 PREFECT_FILE = Path(__file__).parents[2] / "prefect.yaml"
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Running]:
-    with running_stack() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from tests.flows.dask_cluster import dask_cluster
-from tests.flows.running_stack import Running, running_stack
+from tests.flows.running_stack import Running
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Running]:
-    with running_stack() as running:
-        yield running
 
 
 def test_five_members_take_two_slots(running: Running) -> None:

@@ -34,7 +34,7 @@ from trimtab.models.statistics.estimates import (
 )
 
 LEAST_AUROC = 0.90
-MOST_ACCURACY_LOST = 0.005
+MAX_ACCURACY_LOST = 0.005
 Status = Literal["holds", "fails", "unclear"]
 
 
@@ -124,7 +124,7 @@ def _scorer_claims(artifacts: Artifacts, seed: int) -> list[Claim]:
         kept = accuracy_difference(artifacts, advantage, ours, labels)
         parts = (
             status_of(better, 0.0, "below"),
-            status_of(kept, -MOST_ACCURACY_LOST, "above", or_equal=True),
+            status_of(kept, -MAX_ACCURACY_LOST, "above", or_equal=True),
         )
         measured = {"ece_change": better, "accuracy_change": kept}
         if has_clean:

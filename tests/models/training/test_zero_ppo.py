@@ -81,15 +81,27 @@ def test_two_ranks_in_parts_and_one_with_the_whole_go_on_for_one_another(
     alone: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Stage 3 before the policy has learned at all and after, twice; then stage 2; then no ZeRO."""
+    """Stage 3 before the policy has learned at all, stage 2 until it has, then no ZeRO."""
     parts: list[tuple[int, dict[str, Any]]] = [
         (1, {"zero": ZeroConfig(stage=3, offload=True), "gradient_checkpointing": True}),
-        (4, {"zero": ZeroConfig(stage=3)}),
-        (5, {"zero": ZeroConfig(stage=2)}),
+        (3, {"zero": ZeroConfig(stage=2)}),
     ]
     for last_step, changes in parts:
         with stopped_at(last_step, monkeypatch):
             _launch(tmp_path, config, inputs, 2, **changes)
     assert len(read_metrics(tmp_path / "metrics.jsonl")) < 6
     _launch(tmp_path, config, inputs, 1)
+    _assert_same(tmp_path / "output", alone)
+
+
+def test_two_ranks_of_stage_3_go_on_where_they_stopped(
+    tmp_path: Path,
+    config: Any,
+    inputs: dict[str, Path],
+    alone: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with stopped_at(4, monkeypatch):
+        _launch(tmp_path, config, inputs, 2, zero=ZeroConfig(stage=3))
+    _launch(tmp_path, config, inputs, 2, zero=ZeroConfig(stage=3))
     _assert_same(tmp_path / "output", alone)
