@@ -9,6 +9,9 @@ INSTALLED := $(VENV)/.installed
 IS_X86 := $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -))
 BIOME := $(if $(IS_X86),$(BIN)/biome,echo "left out, as PyPI has none for this machine: biome")
 
+# Tests start Python some 1,500 times: each would compile the project's modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check static docs tests bench format clean
 .DEFAULT_GOAL := demo
 

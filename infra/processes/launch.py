@@ -23,7 +23,6 @@ from trimtab.infra.processes.tail import LineTail, final_exception, last_lines
 ENTRY = "trimtab.models.training.entry"
 PRELOAD = "trimtab.models.training.preload"
 EXIT_STOPPED = 75  # EX_TEMPFAIL: the trainer was asked to stop, and left a checkpoint
-EXIT_RANK_KILLED = 256 - signal.SIGKILL  # DeepSpeed's launcher, where one of its ranks was killed
 LOG_NAME = "trainer.log"
 METRICS_NAME = "metrics.jsonl"
 
@@ -180,7 +179,7 @@ def _check(job: Job, log: Path, log_start: int) -> None:
         raise TrainerKilledError(job.error + report)
     if job.code == EXIT_STOPPED or _drain.requested:
         raise TrainerStoppedError(f"the trainer was asked to stop; {_outcome(job)}" + report)
-    if job.signal == signal.SIGKILL or job.code == EXIT_RANK_KILLED:
+    if job.signal == signal.SIGKILL:
         raise TrainerKilledError(
             f"the trainer failed: {_outcome(job)}. Trimtab did not send it: most likely the "
             "kernel's out-of-memory killer did. Lower the batch size or the sequence length, run "

@@ -1,9 +1,9 @@
 """Data parallelism: ranks with the same parameters share each batch and sum their gradients.
 
-Ranks that `start` are processes of one host. They sum in memory that all of them map: for a small
-model on a CPU the loopback network would cost as much as is gained. Ranks that a launcher has
-started `join`, and sum with torch.distributed: over gloo, on GPUs over NCCL. A trainer by itself is
-rank 0 of one rank, and nothing here does anything.
+Ranks are processes of one host, forked by the trainer. After `start` they sum in memory that all of
+them map: for a small model on a CPU the loopback network would cost as much as is gained. After
+`start_group` and `join_group` they sum with torch.distributed: over gloo, on GPUs over NCCL. A
+trainer by itself is rank 0 of one rank, and nothing here does anything.
 
 `use_gpu` gives a rank its GPU: from then on new tensors and models are made there unless they name
 another device.
@@ -11,11 +11,14 @@ another device.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
+import signal
 import socket
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
@@ -29,15 +32,18 @@ from trimtab.models.training import signals
 
 T = TypeVar("T")
 
+HOST = "127.0.0.1"
+
 _WINDOW = 1 << 20  # floats that are added up at a time
 _REAP_SECONDS = 5.0
+_BLAME_SECONDS = 1.0
 
 
 @dataclass
 class _Ranks:
     """windows: (2, ranks, _WINDOW), used in turns. links: to the first rank, or from it to all.
 
-    is_launched: whether they add up with torch.distributed instead.
+    is_group: whether they add up with torch.distributed instead. listener: where they will meet.
     """
 
     count: int = 1
@@ -45,7 +51,8 @@ class _Ranks:
     windows: Tensor | None = None
     links: Sequence[socket.socket] = ()
     turn: int = 0
-    is_launched: bool = False
+    is_group: bool = False
+    listener: socket.socket | None = None
 
 
 _ranks = _Ranks()
@@ -75,14 +82,47 @@ def start(count: int) -> None:
     _ranks = _Ranks(count, 0, windows, links)
 
 
-def join() -> None:
-    """Become the rank that the launcher's environment names; it dies with the launcher."""
+def start_group(count: int) -> None:
+    """Fork `count` ranks, which are to `join_group`; this process waits, and ends as they do.
+
+    A rank that fails ends the others. All die with this process. To be called before torch has
+    started any thread or has used a GPU.
+    """
     global _ranks
-    signals.die_with_parent()
-    device = torch.get_default_device()
-    torch.distributed.init_process_group(torch.distributed.get_default_backend_for_device(device))
-    count, number = torch.distributed.get_world_size(), torch.distributed.get_rank()
-    _ranks = _Ranks(count, number, is_launched=True)
+    listener = socket.create_server((HOST, 0))
+    children = []
+    for number in range(count):
+        child = os.fork()
+        if child == 0:
+            signals.die_with_parent()
+            # Read by DeepSpeed and by libraries that log on the first rank only.
+            names = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": count}
+            os.environ.update({name: str(value) for name, value in names.items()})
+            _ranks = _Ranks(count, number, listener=listener)
+            return
+        children.append(child)
+    listener.close()
+    signals.defer()  # a SIGTERM is for the ranks, which save first
+    _end_as(children)
+
+
+def join_group() -> None:
+    """Let the ranks that `start_group` forked find each other, on the device of new tensors."""
+    global _ranks
+    count, number, listener = _ranks.count, _ranks.number, _ranks.listener
+    assert listener is not None
+    host, port = listener.getsockname()
+    # Of the listening socket: torch would choose a port that another may take, on all interfaces.
+    descriptor = listener.detach() if number == 0 else None
+    store = torch.distributed.TCPStore(
+        host, port, count, is_master=number == 0, master_listen_fd=descriptor
+    )
+    listener.close()
+    if sys.platform.startswith("linux"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    backend = torch.distributed.get_default_backend_for_device(torch.get_default_device())
+    torch.distributed.init_process_group(backend, store=store, rank=number, world_size=count)
+    _ranks = _Ranks(count, number, is_group=True)
 
 
 def world_size() -> int:
@@ -130,7 +170,7 @@ def all_reduce_sum(tensors: Sequence[Tensor]) -> None:
     """
     if _ranks.count == 1 or not tensors:
         return
-    if not _ranks.is_launched:
+    if not _ranks.is_group:
         for pieces in _bundles(tensors, _WINDOW):
             _add_up_in_window(pieces)
         return
@@ -184,7 +224,7 @@ def leave() -> None:
     """End all ranks but the first, which goes on alone: ranks only train."""
     global _ranks
     any_rank(False)
-    if _ranks.is_launched:
+    if _ranks.is_group:
         torch.distributed.destroy_process_group()
     if not is_rank_zero():
         raise SystemExit(0)
@@ -218,6 +258,30 @@ def _end_as_the_lost_one() -> NoReturn:
                 break
             time.sleep(0.01)
     raise SystemExit(1)
+
+
+def _end_as(children: Iterable[int]) -> NoReturn:
+    """Wait for ranks and end as they do; soon after one has failed, the others are killed.
+
+    Not at once: those who miss a rank that was killed may be the first to raise.
+    """
+    left, failed = set(children), 0
+    codes: list[int] = []
+    deadline = math.inf
+    while left and failed >= 0 and time.monotonic() < deadline:
+        child, status = os.waitpid(-1, os.WNOHANG if failed else 0)
+        if not child:
+            time.sleep(0.01)
+            continue
+        left.discard(child)
+        codes.append(os.waitstatus_to_exitcode(status))
+        if codes[-1] not in (0, signals.EXIT_STOPPED):
+            failed, deadline = codes[-1], time.monotonic() + _BLAME_SECONDS
+    for rank in left:
+        os.kill(rank, signal.SIGKILL)
+    if failed < 0:
+        os.kill(os.getpid(), -failed)
+    raise SystemExit(failed or max(codes))
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

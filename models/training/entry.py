@@ -6,12 +6,13 @@ The job file: {"stage": "ppo_max", "config": {...}, "inputs": {"policy": "/path"
 "workdir": "/path", "num_threads": 1, "num_ranks": 1, "gpus": ["0"]}. The stage is the module
 `trimtab.models.stages.<stage>`, which has `run(config, inputs, workdir)`; `trimtab.models.specs`
 has the class of its configuration and the names of its inputs. Without `gpus` it runs on the CPU.
-Ranks with a GPU each, or with ZeRO, are started by DeepSpeed's launcher.
+The process forks its ranks.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from trimtab.models.specs import SPECS
-from trimtab.models.training import checkpoint, distributed, launcher, signals
+from trimtab.models.training import checkpoint, distributed, signals
 
 # An environment variable; 1: the same bits each time on a GPU of one kind, as on a CPU.
 DETERMINISTIC = "TRIMTAB_DETERMINISTIC"
@@ -38,7 +39,7 @@ def main(job_path: str) -> None:
     """
     signals.install()
     job = _read_job(Path(job_path))
-    _become_ranks(job, job_path)
+    _become_ranks(job)
     _make_deterministic(job["num_threads"])
     spec = SPECS[job["stage"]]
     stage = importlib.import_module(f"trimtab.models.stages.{spec.name}")
@@ -62,21 +63,31 @@ def _read_job(path: Path) -> dict[str, Any]:
     return {"num_threads": 1, "num_ranks": 1, "gpus": [], **job}
 
 
-def _become_ranks(job: dict[str, Any], job_path: str) -> None:
+def _become_ranks(job: dict[str, Any]) -> None:
     """Go on as one of the job's ranks, on its device."""
     count, gpus = job["num_ranks"], job["gpus"]
     trainer = job["config"].get("train") or job["config"]
     uses_zero = trainer.get("zero") is not None
-    is_launched = uses_zero or (bool(gpus) and count > 1)
-    if is_launched and not launcher.is_rank():
-        launcher.become_launcher("trimtab.models.training.entry", job_path, count, gpus)
-    if not is_launched:
-        distributed.limit_visible_gpus(gpus)
+    is_group = uses_zero or (bool(gpus) and count > 1)
+    distributed.limit_visible_gpus(gpus)
+    if uses_zero:
+        _find_deepspeed(bool(gpus))
+    if is_group:
+        distributed.start_group(count)
+    else:
         distributed.start(count)
     if gpus:
         distributed.use_gpu()
-    if is_launched:
-        distributed.join()
+    if is_group:
+        distributed.join_group()
+
+
+def _find_deepspeed(has_gpus: bool) -> None:
+    if importlib.util.find_spec("deepspeed") is None:
+        raise ValueError("ZeRO needs DeepSpeed: pip install 'trimtab[deepspeed]'")
+    os.environ["DS_ACCELERATOR"] = "cuda" if has_gpus else "cpu"  # or it guesses
+    if not has_gpus:  # where it would look for GPUs, which no process may before it forks
+        importlib.import_module("deepspeed")  # once for all ranks
 
 
 def _choose_precision(config: Any) -> None:
@@ -108,8 +119,8 @@ def _is_asked_for(variable: str) -> bool:
     return value == "1"
 
 
-def _run_as_rank(job_path: str) -> NoReturn:
-    """Run the job in a rank that DeepSpeed's launcher started, and skip the interpreter's teardown.
+def _run_and_exit(job_path: str) -> NoReturn:
+    """Run the job as a process's own, and skip the interpreter's teardown.
 
     There a thread of torch.distributed that was still running once ended a rank with SIGABRT.
     """
@@ -124,6 +135,4 @@ def _run_as_rank(job_path: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    if launcher.is_rank():
-        _run_as_rank(sys.argv[1])
-    main(sys.argv[1])
+    _run_and_exit(sys.argv[1])

@@ -58,7 +58,7 @@ class ShardedModel:
 
 
 class ZeroLearner:
-    """A Learner by DeepSpeed's ZeRO; `distributed.join` must have been called."""
+    """A Learner by DeepSpeed's ZeRO; `distributed.join_group` must have been called."""
 
     needs_equal_parts = True
 

@@ -7,13 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from trimtab.flows.deploy import ENGINE, _prefect
 from trimtab.infra.stack.supervisor import Service, Supervisor
-from trimtab.models.training import launcher
 
 ROOT = Path(__file__).parents[2]
 NAMES = (
@@ -71,16 +69,6 @@ def test_what_a_server_of_the_stack_starts_has_one(tmp_path: Path) -> None:
     service = Service("x", ["sh", "-c", "echo safe $PYTHONSAFEPATH"], is_ready=lambda: True)
     assert Supervisor([service], tmp_path / "logs")._start(service).wait() == 0
     assert (tmp_path / "logs" / "x.log").read_text() == "safe 1\n"
-
-
-def test_ranks_of_a_launcher_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[Any] = []
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    monkeypatch.setattr(os, "execve", lambda *given: started.extend(given))
-    launcher.become_launcher("trimtab.models.training.entry", "job.json", 2, [])
-    _, command, environment = started
-    assert command[1:4] == ["-P", "-m", "deepspeed.launcher.launch"]
-    assert environment["PYTHONSAFEPATH"] == "1"
 
 
 def test_a_flow_s_module_starts_nothing_by_itself(tmp_path: Path) -> None:

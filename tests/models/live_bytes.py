@@ -13,7 +13,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -26,9 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from trimtab.models import chunk_sizes
-from trimtab.models.training import entry, launcher
+from trimtab.models.training import entry
 
-_become_launcher = launcher.become_launcher
 _LOADERS = ("load_policy", "load_scorer", "new_scorer", "build_policy")
 
 
@@ -161,9 +159,6 @@ def main(job_path: str) -> None:
     job = json.loads(Path(job_path).read_text())
     for name, value in job["limits"].items():
         setattr(chunk_sizes, name, value)
-    launcher.become_launcher = lambda _, *rest: _become_launcher(  # type: ignore[assignment]
-        "tests.models.live_bytes", *rest
-    )
     tracker = LiveBytes()
 
     def begin() -> None:
@@ -176,10 +171,7 @@ def main(job_path: str) -> None:
     try:
         entry.main(job_path)
     finally:
-        folder = Path(job["workdir"]) / "live"
-        folder.mkdir(exist_ok=True)
-        (folder / f"{os.getpid()}.json").write_text(json.dumps(tracker.peaks))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+        if tracker.peaks:  # else this is the ranks' parent
+            folder = Path(job["workdir"]) / "live"
+            folder.mkdir(exist_ok=True)
+            (folder / f"{os.getpid()}.json").write_text(json.dumps(tracker.peaks))

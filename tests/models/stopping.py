@@ -9,20 +9,18 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from trimtab.models.training import distributed, entry, launcher, signals
+from trimtab.models.training import distributed, entry, signals
 
 STEP = "STOP_AT_STEP"
 ORCHESTRATOR = "STOP_ORCHESTRATOR"  # a file with its process id, which the signal takes away
 STAGE = "STOP_STAGE"  # every stage without it
 SIGNAL = "STOP_SIGNAL"  # SIGTERM without it
 
-_become_launcher = launcher.become_launcher
 _stop_requested = signals.stop_requested
 
 
@@ -31,7 +29,6 @@ def main(job_path: str) -> None:
     stage = json.loads(Path(job_path).read_text())["stage"]
     if os.environ.get(STAGE, stage) == stage:
         signals.stop_requested = _see_to_the_end(Path(job_path).parent / "metrics.jsonl")
-    launcher.become_launcher = lambda _, *job: _become_launcher(__name__, *job)
     entry.main(job_path)
 
 
@@ -56,7 +53,3 @@ def _send_once(number: signal.Signals) -> None:
         orchestrator = int(path.read_text())
         path.unlink()
         os.kill(orchestrator, number)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

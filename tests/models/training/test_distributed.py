@@ -184,7 +184,7 @@ def test_three_ranks_add_up_more_than_a_window_holds() -> None:
     assert done.stdout == "1\n"
 
 
-def test_launched_ranks_add_up_in_messages_of_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_a_group_add_up_in_messages_of_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rank has all gradients twice, as one message of them would need."""
     messages = []
 
@@ -192,7 +192,7 @@ def test_launched_ranks_add_up_in_messages_of_a_size(monkeypatch: pytest.MonkeyP
         messages.append(message.numel())
         message *= 2
 
-    monkeypatch.setattr(distributed, "_ranks", distributed._Ranks(2, 0, is_launched=True))
+    monkeypatch.setattr(distributed, "_ranks", distributed._Ranks(2, 0, is_group=True))
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
     monkeypatch.setattr(chunk_sizes, "BUCKET", 5)
     tensors = [torch.arange(12.0).view(3, 4), torch.tensor(7.0), torch.arange(3.0)]
@@ -205,7 +205,7 @@ def test_launched_ranks_add_up_in_messages_of_a_size(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("ending", "code"), [("pass", 0), ("raise SystemExit(75)", 75), ("raise ValueError('x')", 1)]
 )
-def test_a_launched_rank_ends_as_its_job_did_whatever_the_teardown_would_do(
+def test_a_trainer_s_process_ends_as_its_job_did_whatever_the_teardown_would_do(
     ending: str, code: int
 ) -> None:
     program = (
@@ -215,7 +215,7 @@ def test_a_launched_rank_ends_as_its_job_did_whatever_the_teardown_would_do(
         f"    {'' if code == 1 else 'atexit.register(os.abort)'}\n"
         f"    {ending}\n"
         "entry.main = main\n"
-        "entry._run_as_rank('job.json')\n"
+        "entry._run_and_exit('job.json')\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == code, done.stderr
