@@ -207,8 +207,8 @@ class AdvantageModelConfig(StageConfig):
     margin: Positive = Field(2.5, description="m, bound of advantage scores [AM: 2.5]")
     num_policies: Positive = Field(
         4.0,
-        description="N of [AM eq. 8], the number of policies; with K behaviour policies, the "
-        "current policy has weight 1 - K / N (free)",
+        description="N of [AM eq. 8], the number of policies, above that of behaviour policies, K; "
+        "advantages have the scale 1 - K / N (free)",
     )
     use_importance_weights: bool = Field(
         False,
@@ -234,9 +234,6 @@ class MetaRMConfig(StageConfig):
     )
     max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
     margin: Positive = Field(2.5, description="Bound m when the scorer is an Advantage Model")
-    num_policies: Positive = Field(
-        4.0, description="N of [AM eq. 8] when the scorer is an Advantage Model"
-    )
 
     @model_validator(mode="after")
     def _ascent_moves_whole_parameters(self) -> MetaRMConfig:

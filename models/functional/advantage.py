@@ -8,8 +8,9 @@ Deviations
    metric. Normalising the log-ratio by length, if wanted, is the caller's.
 2. The log-ratios are data: no gradient flows into the policies.
 3. m(x) is a constant, as in the paper's experiments [AM footnote 3].
-4. With soft labels or a ranking margin only the ranking part changes: both bounds hold for a good
-   and for a bad response whichever is which to what degree.
+4. [AM eq. 6] knows certain labels. With a soft label p the loss is its expectation over which
+   response is the better one: p times that of the pair, 1 - p times that of the pair turned round,
+   bounds included. A ranking margin changes the ranking part only.
 5. [AM eq. 7] is an identity that defines e; as a loss it is a squared error on the mean reward of
    samples from the current policy.
 """
@@ -40,7 +41,7 @@ def advantage_scores(
 
     rewards: (B,), r(x, y), logits. expected: (B,), e(x), logits.
     log_ratios: (B, K), log pi(y|x) - log pi'_k(y|x), nats, None = no other policies (K = 0).
-    num_policies: N >= K, positive; it weighs the current policy against the others.
+    num_policies: N > K; it weighs the current policy against the others.
     log_ratio_clip: positive, nats; exp of it must be finite in the dtype.
     Returns the advantage scores (B,), logits, and the metric `log_ratio_clip_fraction` (share of
     log-ratios outside the clip, in [0, 1]; 0 if K = 0).
@@ -54,20 +55,25 @@ def advantage_scores(
             f"found {tuple(log_ratios.shape)}"
         )
     num_others = 0 if log_ratios is None else log_ratios.shape[1]
-    if not (num_policies > 0 and num_policies >= num_others):
+    if not num_policies > num_others:  # at N = K, e has weight 0, and at ratio 1 a = 0
         raise ValueError(
-            f"advantage_scores: num_policies must be positive and at least the number of "
-            f"log-ratio columns ({num_others}), found {num_policies}"
+            f"advantage_scores: num_policies must be above the number of log-ratio columns "
+            f"({num_others}), found {num_policies}"
         )
     if log_ratios is None or num_others == 0:
         return rewards - expected, {"log_ratio_clip_fraction": rewards.new_zeros(())}
     _check_clip(log_ratio_clip, rewards.dtype)
     log_ratios = log_ratios.detach()
     ratios = log_ratios.clamp(-log_ratio_clip, log_ratio_clip).exp()
-    share_current = (num_policies - num_others) / num_policies
-    advantages = rewards - share_current * expected - ratios.sum(1) / num_policies * rewards
+    scale = advantage_scale(num_policies, num_others)
+    advantages = rewards - scale * expected - ratios.sum(1) / num_policies * rewards
     is_clipped = log_ratios.abs() > log_ratio_clip
     return advantages, {"log_ratio_clip_fraction": is_clipped.to(rewards.dtype).mean()}
+
+
+def advantage_scale(num_policies: float, num_others: int) -> float:
+    """(N - K) / N, the scale of advantages: at ratios of 1 they are that times r - e [AM eq. 8]."""
+    return (num_policies - num_others) / num_policies
 
 
 def advantage_loss(
@@ -85,7 +91,7 @@ def advantage_loss(
 
     chosen_adv, rejected_adv: (B,), advantage scores, logits. margin: m, logits, the paper's 2.5.
     label_chosen: (B,), probability that chosen is better, None = 1; ranking_margin: (B,), logits,
-    None = 0; both reach the ranking part only. weight: (B,), not negative, None = 1, reaches both.
+    None = 0, reaches the ranking part only. weight: (B,), not negative, None = 1.
     Returns the loss (scalar, nats) and detached metrics: `ranking_loss` and `bounding_loss`
     (nats, they sum to the loss), and `accuracy`, `score_chosen`, `score_rejected`, `score_gap`
     of the advantage scores, as in `reward.ranking_loss`.
@@ -105,10 +111,17 @@ def advantage_loss(
     ranking, metrics = ranking_loss(
         chosen_adv, rejected_adv, label_chosen=label_chosen, margin=ranking_margin, weight=weight
     )
-    bounds = -(F.logsigmoid(margin - chosen_adv) + F.logsigmoid(margin + rejected_adv))
+    bounds = _bounds(chosen_adv, rejected_adv, margin)
+    if label_chosen is not None:
+        turned = _bounds(rejected_adv, chosen_adv, margin)
+        bounds = label_chosen * bounds + (1 - label_chosen) * turned
     bounding = weighted_mean(bounds, weight)
     parts = {"ranking_loss": ranking.detach(), "bounding_loss": bounding.detach()}
     return ranking + bounding, parts | metrics
+
+
+def _bounds(better: Tensor, worse: Tensor, margin: float) -> Tensor:
+    return -(F.logsigmoid(margin - better) + F.logsigmoid(margin + worse))
 
 
 def expected_reward_loss(

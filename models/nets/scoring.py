@@ -14,15 +14,21 @@ from trimtab.models.nets.packing import PackedBatch
 from trimtab.models.nets.token_logprobs import token_logprobs
 from trimtab.models.nets.trunk import hidden_states
 
+# In a model's config.json: (N - K) / N, by which an Advantage Model multiplies r - e.
+ADVANTAGE_SCALE = "advantage_scale"
+
 
 def response_scores(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     """Scores (R,) of all R responses of a packed batch, in packing order.
 
     A reward model answers r(x, y), read at the response's last real token; an Advantage Model
-    (two heads) answers r(x, y) - e(x), with e read at the prompt's last token [AM eq. 8, K = 0].
+    (two heads) answers r(x, y) - e(x), with e read at the prompt's last token, on the scale that it
+    was trained on [AM eq. 8].
     """
     rewards, expected = reward_heads(model, batch)
-    return rewards if expected is None else rewards - expected
+    if expected is None:
+        return rewards
+    return getattr(model.config, ADVANTAGE_SCALE, 1.0) * (rewards - expected)
 
 
 def reward_heads(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Tensor | None]:

@@ -3,8 +3,9 @@
 Deviations from the paper:
 1. The importance ratio pi_phi(y|x) / pi'(y|x) is the length-normalised one: per-sequence ratios
    overflow for all but the shortest answers (methods: log space, clipped, binding share logged).
-2. Used as a reward, the model answers r(x, y) - e(x): the sum over alternate policies describes
-   how the comparisons were sampled and has no meaning for the current policy's own answers.
+2. Used as a reward, the model answers (N - K) / N (r(x, y) - e(x)), the advantage at ratios of 1:
+   the ratios describe how the comparisons were sampled, and nothing is known of them for other
+   answers. The scale stands in the model's configuration.
 
 [AM eq. 8] sums over all K policies, whichever of them wrote a response.
 """
@@ -18,11 +19,15 @@ from torch import Tensor
 
 from trimtab.models import chunk_sizes
 from trimtab.models.config.reward import AdvantageModelConfig
-from trimtab.models.functional.advantage import advantage_loss, advantage_scores
+from trimtab.models.functional.advantage import (
+    advantage_loss,
+    advantage_scale,
+    advantage_scores,
+)
 from trimtab.models.functional.masked import masked_mean
 from trimtab.models.nets.loading import load_policy, load_tokenizer, new_scorer, save_model
 from trimtab.models.nets.packing import PackedBatch, pack
-from trimtab.models.nets.scoring import response_logprobs, reward_heads
+from trimtab.models.nets.scoring import ADVANTAGE_SCALE, response_logprobs, reward_heads
 from trimtab.models.stages.reward_model import score_splits
 from trimtab.models.training import distributed
 from trimtab.models.training.batching import local_micro_batches
@@ -47,6 +52,8 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
     log_ratios = None
     if config.use_importance_weights:
         log_ratios = _log_ratios(config, inputs, pairs)
+        scale = advantage_scale(config.num_policies, log_ratios.shape[-1])
+        setattr(model.config, ADVANTAGE_SCALE, scale)
 
     def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
         rewards, expected = reward_heads(model, batch)
@@ -86,13 +93,13 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
 def _log_ratios(config: AdvantageModelConfig, inputs: dict[str, Path], pairs: Pairs) -> Tensor:
     """(N, 2, K) length-normalised log pi_phi / pi'_k of preferred and other responses.
 
-    Raises ValueError where no policy is given, or more than `num_policies`.
+    Raises ValueError where no policy is given, or `num_policies` or more.
     """
     behaviour = one_or_several(inputs, "behaviour")
-    if not 1 <= len(behaviour) <= config.num_policies:
+    if not 1 <= len(behaviour) < config.num_policies:
         raise ValueError(
-            "use_importance_weights needs the policies that wrote the comparisons, from 1 to "
-            f"num_policies = {config.num_policies:g} of them, found {len(behaviour)}"
+            "use_importance_weights needs the policies that wrote the comparisons, at least 1 and "
+            f"fewer than num_policies = {config.num_policies:g}, found {len(behaviour)}"
         )
     current = _mean_logprobs(inputs["policy"], pairs)
     return torch.stack([current - _mean_logprobs(folder, pairs) for folder in behaviour], dim=-1)

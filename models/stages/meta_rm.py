@@ -165,7 +165,7 @@ class _Gradients:
 
 
 def _pair_loss(model: PreTrainedModel, pairs: Pairs, margin: float) -> LossFunction:
-    """Ranking loss, for an Advantage Model with bounds (`margin`) but without importance ratios."""
+    """Ranking loss, for an Advantage Model with bounds (`margin`); importance ratios are all 1."""
     if not is_advantage_model(model):
         return reward_loss(model, pair_batches_of(pairs))
 

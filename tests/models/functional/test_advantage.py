@@ -8,6 +8,7 @@ from torch import Tensor
 
 from trimtab.models.functional.advantage import (
     advantage_loss,
+    advantage_scale,
     advantage_scores,
     expected_reward_loss,
 )
@@ -68,10 +69,11 @@ def test_scores_equal_loop() -> None:
 
 def test_scores_invariants() -> None:
     rewards, expected = torch.randn(2, 4, dtype=F64)
-    # Every policy the current one (ratio 1, K = N): a = r - r = 0.
+    # Every policy the current one (ratio 1): a = (N - K) / N (r - e), which is 0 for K = N.
     log_ratios = torch.zeros(4, 3, dtype=F64)
-    advantages, _ = advantage_scores(rewards, expected, log_ratios, 3.0, 1.0)
-    torch.testing.assert_close(advantages, torch.zeros(4, dtype=F64), rtol=0, atol=1e-12)
+    advantages, _ = advantage_scores(rewards, expected, log_ratios, 4.0, 1.0)
+    torch.testing.assert_close(advantages, (rewards - expected) / 4, rtol=0, atol=1e-12)
+    assert advantage_scale(4.0, 3) == 0.25
     # The order of the policies does not matter; ratios that would overflow stay finite.
     log_ratios = 1e4 * torch.randn(4, 3, dtype=F64)
     one, _ = advantage_scores(rewards, expected, log_ratios, 5.0, 3.0)
@@ -100,8 +102,9 @@ def test_scores_refuse_bad_arguments() -> None:
         advantage_scores(x, x, torch.zeros(2, 2), 4.0, 1.0)
     with pytest.raises(ShapeError, match=r"expected \(2,\)"):
         advantage_scores(x, torch.zeros(2), None, 4.0, 1.0)
-    with pytest.raises(ValueError, match=r"columns \(2\), found 1.0"):
-        advantage_scores(x, x, torch.zeros(3, 2), 1.0, 1.0)
+    for too_few in (1.0, 2.0):
+        with pytest.raises(ValueError, match=rf"columns \(2\), found {too_few}"):
+            advantage_scores(x, x, torch.zeros(3, 2), too_few, 1.0)
     with pytest.raises(ValueError, match=r"found 0\.0"):
         advantage_scores(x, x, None, 0.0, 1.0)
     for clip in (0.0, 100.0):  # e^100 overflows float32
@@ -137,12 +140,15 @@ def test_loss_by_hand() -> None:
 
 def test_soft_label_margin_and_weight_by_hand() -> None:
     # Pair 1 (weight 3): gap log 3 + 1, ranking margin 1, label 0.9, m = log 3 + 1 on a_c = log 3
-    # + 1 (sigmoid 1/2) and a_r = 0 (sigmoid(log 3 + 1) = 3e/(1 + 3e)).
+    # + 1 (sigmoid 1/2) and a_r = 0 (sigmoid(log 3 + 1) = 3e/(1 + 3e)); turned round, m on 0 and on
+    # -(log 3 + 1): sigmoid(log 3 + 1) and sigmoid(2 log 3 + 2) = 9e^2/(1 + 9e^2).
     # Pair 2 (weight 1): both 0, label 1: log 2, and twice -log sigmoid(m).
     log3 = math.log(3)
     m = log3 + 1
     outer = math.log((1 + 3 * math.e) / (3 * math.e))
-    first = -(0.9 * math.log(3 / 4) + 0.1 * math.log(1 / 4)) + LOG2 + outer
+    ranking = -(0.9 * math.log(3 / 4) + 0.1 * math.log(1 / 4))
+    turned = outer + math.log1p(1 / (9 * math.e**2))
+    first = ranking + 0.9 * (LOG2 + outer) + 0.1 * turned
     second = LOG2 + 2 * outer
     loss, _ = advantage_loss(
         torch.tensor([m, 0.0], dtype=F64),
@@ -153,6 +159,15 @@ def test_soft_label_margin_and_weight_by_hand() -> None:
         weight=torch.tensor([3.0, 1.0], dtype=F64),
     )
     assert loss.item() == pytest.approx((3 * first + second) / 4, abs=1e-12)
+
+
+def test_a_tie_prefers_neither_response() -> None:
+    """Were its bounds those of a certain label, a tie would be cheapest at a gap below 0."""
+    gaps = torch.linspace(-2, 2, 401, dtype=F64)
+    tie = torch.tensor([0.5], dtype=F64)
+    losses = [advantage_loss(g[None] / 2, -g[None] / 2, label_chosen=tie)[0] for g in gaps]
+    assert gaps[torch.stack(losses).argmin()].abs() < 1e-9
+    assert losses[100].item() == pytest.approx(losses[300].item(), abs=1e-12)
 
 
 def test_loss_equals_loop_with_the_papers_margin() -> None:
@@ -169,11 +184,13 @@ def test_loss_invariants() -> None:
     # Swapping the pair and negating both scores: a_c - a_r, m - a_c and m + a_r map onto
     # themselves.
     torch.testing.assert_close(advantage_loss(-rejected, -chosen)[0], loss, rtol=0, atol=1e-12)
-    # A soft label leaves the bounds as they were.
-    soft = advantage_loss(chosen, rejected, label_chosen=torch.full((8,), 0.7, dtype=F64))[1]
-    hard = advantage_loss(chosen, rejected)[1]
-    assert soft["bounding_loss"].equal(hard["bounding_loss"])
-    assert not soft["ranking_loss"].equal(hard["ranking_loss"])
+    # A soft label is the share of times that the pair is given in its order, label 0 that in none.
+    label = torch.rand(8, dtype=F64)
+    soft, parts = advantage_loss(chosen, rejected, label_chosen=label)
+    order = advantage_loss(chosen, rejected, weight=label)[0] * label.mean()
+    turned = advantage_loss(rejected, chosen, weight=1 - label)[0] * (1 - label).mean()
+    torch.testing.assert_close(soft, order + turned, rtol=0, atol=1e-12)
+    torch.testing.assert_close(sum(parts[f"{part}_loss"] for part in ("ranking", "bounding")), soft)
     # Weight 0 equals dropping the pair, in both parts.
     weight = (torch.arange(8) % 2).double()
     kept, _ = advantage_loss(chosen[1::2], rejected[1::2])

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests.models.conftest import run_stage
-from trimtab.models.nets.loading import load_policy, load_tokenizer
+from trimtab.models.functional.advantage import advantage_scores
+from trimtab.models.nets.loading import load_policy, load_scorer, load_tokenizer, save_model
 from trimtab.models.nets.packing import Candidates, pack
-from trimtab.models.nets.scoring import response_logprobs
+from trimtab.models.nets.scoring import response_logprobs, response_scores, reward_heads
 from trimtab.models.stages.advantage_model import _log_ratios
 from trimtab.models.training.data import read_pairs
 from trimtab.models.training.progress import read_metrics
@@ -52,22 +51,23 @@ def test_log_ratios_are_those_of_each_policy_by_itself(
             assert float(found[index, place, 1]) == pytest.approx(expected, abs=1e-4)
 
 
-def test_where_all_comparisons_are_its_own_nothing_is_left_to_learn(
+def test_it_scores_on_the_scale_that_it_was_trained_on(
     tmp_path: Path, config: Any, policy: Path, comparisons: Path
 ) -> None:
-    """K = N and every ratio 1: a = r - r. The loss stays log 2 + 2 log(1 + e^-m), m = 2.5."""
-    config = config.model_copy(update={"num_policies": 2.0})
-    inputs = {"policy": policy, "preferences": comparisons}
-    several = {**inputs, "behaviour_0": policy, "behaviour_1": policy}
-    output = run_stage("advantage_model", config, tmp_path, **several)
-    constant = math.log(2) + 2 * math.log1p(math.exp(-2.5))
-    for row in read_metrics(tmp_path / "metrics.jsonl"):
-        assert row["loss"] == pytest.approx(constant, abs=1e-6)
-        assert row["log_ratio_clip_fraction"] == 0.0
-    ours, start = (load_file(f / "model/model.safetensors") for f in (output, policy))
-    for name, value in start.items():
-        if name in ours:
-            torch.testing.assert_close(ours[name], value, atol=1e-5, rtol=1e-5)
+    """All comparisons are the policy's own: every ratio is 1, so that a = (N - K) / N (r - e)."""
+    inputs = {"policy": policy, "preferences": comparisons, "behaviour": policy}
+    output = run_stage("advantage_model", config, tmp_path, **inputs)
+    pairs = read_pairs(comparisons / "train.jsonl", load_tokenizer(policy / "model"))
+    scorer = load_scorer(output / "model").eval()
+    batch = pack(pairs.rows[:8])
+    with torch.no_grad():
+        rewards, expected = reward_heads(scorer, batch)
+        assert expected is not None
+        trained, _ = advantage_scores(rewards, expected, torch.zeros(16, 1), 4.0, 2.0)
+        torch.testing.assert_close(response_scores(scorer, batch), trained)
+    # MetaRM keeps the scale of the scorer that it starts from.
+    save_model(scorer, load_tokenizer(policy / "model"), tmp_path / "again")
+    assert load_scorer(tmp_path / "again").config.advantage_scale == 0.75
 
 
 def test_how_often_the_clip_binds_is_logged(
@@ -90,8 +90,8 @@ def test_too_few_or_too_many_policies_are_refused(
     config: Any, policy: Path, comparisons: Path
 ) -> None:
     pairs = read_pairs(comparisons / "train.jsonl", load_tokenizer(policy / "model"))
-    with pytest.raises(ValueError, match="from 1 to num_policies = 4 of them, found 0"):
+    with pytest.raises(ValueError, match="fewer than num_policies = 4, found 0"):
         _log_ratios(config, {"policy": policy}, pairs)
-    many = {f"behaviour_{index}": policy for index in range(5)}
-    with pytest.raises(ValueError, match="found 5"):
+    many = {f"behaviour_{index}": policy for index in range(4)}
+    with pytest.raises(ValueError, match="found 4"):
         _log_ratios(config, {"policy": policy, **many}, pairs)
