@@ -201,7 +201,7 @@ ADVANTAGE_MODEL = StageSpec(
     reward.AdvantageModelConfig,
     "gpu",
     required=("policy", "preferences"),
-    optional=("pairs", "trunk"),
+    optional=("pairs", "trunk", "data"),
     several=("behaviour",),
     doc="An Advantage Model on raw pairs, or on relabelled `pairs`; `behaviour` wrote the answers.",
 )

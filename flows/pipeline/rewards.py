@@ -32,6 +32,7 @@ def train_scorers(run: Run) -> None:
         pairs=run["relabelled"],
         trunk=trunk_for(run, config.advantage_model.train),
         behaviour=behaviour,
+        data=run["data"] if config.advantage_model.expected_reward is not None else None,
         resources=Resources(Slot(1, 2)),
     )
     if "ppo_max_safety" in config.arms:

@@ -199,6 +199,21 @@ class RewardModelConfig(StageConfig):
         return self
 
 
+class ExpectedRewardConfig(StageConfig):
+    """Training e(x) as the mean reward of a policy's samples [AM eq. 7]."""
+
+    coef: Positive = Field(
+        1.0, description="Weight of the squared error of e(x) on the samples' mean reward (free)"
+    )
+    num_prompts: Rows = Field(1024, description="Prompts that the policy answers")
+    num_responses: int = Field(
+        8, ge=1, le=1024, description="Samples per prompt, whose mean reward e(x) learns (free)"
+    )
+    batch_size: Rows = Field(16, description="Prompts drawn for each step (free)")
+    temperature: Temperature = Field(1.0, description="Sampling temperature")
+    max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
+
+
 class AdvantageModelConfig(StageConfig):
     """The Advantage Model [AM section 3.1]."""
 
@@ -216,6 +231,11 @@ class AdvantageModelConfig(StageConfig):
         "policies, which wrote them [AM eq. 8]",
     )
     log_ratio_clip: Positive = Field(2.0, description="Clip of the log importance ratio (free)")
+    expected_reward: ExpectedRewardConfig | None = Field(
+        None,
+        description="Samples of the policy whose mean reward e(x) learns; none: e(x) learns from "
+        "the bounds alone",
+    )
 
 
 class MetaRMConfig(StageConfig):

@@ -12,10 +12,12 @@ Deviations from the paper:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from trimtab.models import chunk_sizes
 from trimtab.models.config.reward import AdvantageModelConfig
@@ -23,26 +25,31 @@ from trimtab.models.functional.advantage import (
     advantage_loss,
     advantage_scale,
     advantage_scores,
+    expected_reward_loss,
 )
 from trimtab.models.functional.masked import masked_mean
+from trimtab.models.nets.freezing import num_frozen_layers
 from trimtab.models.nets.loading import load_policy, load_tokenizer, new_scorer, save_model
-from trimtab.models.nets.packing import PackedBatch, pack
+from trimtab.models.nets.packing import Candidates, PackedBatch, pack
 from trimtab.models.nets.scoring import ADVANTAGE_SCALE, response_logprobs, reward_heads
 from trimtab.models.stages.reward_model import score_splits
 from trimtab.models.training import distributed
 from trimtab.models.training.batching import local_micro_batches
 from trimtab.models.training.data import Pairs, context_length, one_or_several, read_pairs
 from trimtab.models.training.learner import Metrics, TrainingRows
-from trimtab.models.training.loop import fit
+from trimtab.models.training.loop import StepExtras, fit
+from trimtab.models.training.nll_term import DrawnTerm
 from trimtab.models.training.progress import write_json
+from trimtab.models.training.sampling import sample_answers
+from trimtab.models.training.scoring import with_trunk
 from trimtab.models.training.trunk_cache import cached_trunk
 
 
 def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `policy` (trunk, pi_phi), `preferences`; `pairs`, `behaviour` (pi'), `trunk`.
+    """Inputs: `policy` (trunk, pi_phi), `preferences`; `pairs`, `behaviour` (pi'), `trunk`, `data`.
 
-    The last three are optional; K > 1 policies are `behaviour_0`, `behaviour_1` and so on. Output:
-    model/ (two heads), scores.jsonl.
+    The last four are optional; K > 1 policies are `behaviour_0`, `behaviour_1` and so on. `data`
+    has the prompts of `expected_reward`. Output: model/ (two heads), scores.jsonl.
     """
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     model = new_scorer(inputs["policy"] / "model", 2, config.seed)
@@ -54,6 +61,8 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
         log_ratios = _log_ratios(config, inputs, pairs)
         scale = advantage_scale(config.num_policies, log_ratios.shape[-1])
         setattr(model.config, ADVANTAGE_SCALE, scale)
+
+    term = _expected_reward_term(config, model, inputs, workdir)
 
     def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
         rewards, expected = reward_heads(model, batch)
@@ -83,11 +92,52 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
         config.train,
         seed=config.seed,
         workdir=workdir,
+        extras=StepExtras(term=term),
     )
     save_model(model, tokenizer, workdir / "output" / "model")
     summary |= score_splits(model, tokenizer, inputs, workdir / "output")
     summary["num_trained_pairs"] = len(pairs.rows)
     write_json(workdir / "output" / "summary.json", summary)
+
+
+@dataclass(frozen=True)
+class ExpectedRewardTerm(DrawnTerm):
+    """The squared error of e(x) on the mean reward of a row's responses [AM eq. 7]."""
+
+    name: str = "expected_reward_loss"
+
+    @staticmethod
+    def loss(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Metrics]:
+        """[AM eq. 7], of packed rows with equally many responses."""
+        rewards, expected = reward_heads(model, batch)
+        assert expected is not None
+        num_prompts = len(batch.prompt_end.unique())
+        return expected_reward_loss(
+            expected.view(num_prompts, -1)[:, 0], rewards.view(num_prompts, -1).mean(1)
+        )
+
+    @staticmethod
+    def weight(row: Candidates) -> int:
+        """All prompts count the same."""
+        return 1
+
+
+def _expected_reward_term(
+    config: AdvantageModelConfig,
+    model: PreTrainedModel,
+    inputs: dict[str, Path],
+    workdir: Path,
+) -> ExpectedRewardTerm | None:
+    """On samples of the policy; None where none is asked for, ValueError without prompts."""
+    own = config.expected_reward
+    if own is None:
+        return None
+    if "data" not in inputs:
+        raise ValueError("expected_reward needs the input `data`, whose prompts the policy answers")
+    limit = context_length(model.config)
+    rows = sample_answers(own, inputs, config.seed, workdir, limit)
+    depth = num_frozen_layers(model, config.train.trainable_layers)
+    return ExpectedRewardTerm(with_trunk(model, rows, depth), own.coef, own.batch_size)
 
 
 def _log_ratios(config: AdvantageModelConfig, inputs: dict[str, Path], pairs: Pairs) -> Tensor:

@@ -47,7 +47,7 @@ def run(config: DPOConfig, inputs: dict[str, Path], workdir: Path) -> None:
         config.train,
         seed=config.seed,
         workdir=workdir,
-        extras=StepExtras(nll_term=rehearsal_of(config, inputs, model, tokenizer)),
+        extras=StepExtras(term=rehearsal_of(config, inputs, model, tokenizer)),
     )
     save_model(model, tokenizer, workdir / "output" / "model")
     summary["num_trained_pairs"] = len(pairs.rows)

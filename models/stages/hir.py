@@ -60,9 +60,7 @@ def run(config: HIRConfig, inputs: dict[str, Path], workdir: Path) -> None:
         config.train,
         seed=config.seed,
         workdir=workdir,
-        extras=StepExtras(
-            nll_term=rehearsal_of(config, inputs, model, tokenizer, instructions[-1])
-        ),
+        extras=StepExtras(term=rehearsal_of(config, inputs, model, tokenizer, instructions[-1])),
     )
     save_model(model, tokenizer, workdir / "output" / "model")
     for number in range(len(instructions)):

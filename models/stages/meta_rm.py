@@ -18,24 +18,22 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trimtab.models import counts
 from trimtab.models.config.reward import MetaRMConfig
 from trimtab.models.functional.advantage import advantage_loss
 from trimtab.models.functional.meta_rm import difference_objective
 from trimtab.models.nets.freezing import num_frozen_layers, trained_parameters
-from trimtab.models.nets.generation import Sampling
-from trimtab.models.nets.loading import load_policy, load_scorer, load_tokenizer, save_model
-from trimtab.models.nets.packing import Candidates, PackedBatch, encode, pack
+from trimtab.models.nets.loading import load_scorer, load_tokenizer, save_model
+from trimtab.models.nets.packing import Candidates, PackedBatch, pack
 from trimtab.models.nets.scoring import is_advantage_model, response_scores
 from trimtab.models.stages.reward_model import score_splits
 from trimtab.models.training import distributed
 from trimtab.models.training.batching import endless_batches, local_micro_batches
-from trimtab.models.training.data import Pairs, context_length, read_pairs, read_rows, write_rows
+from trimtab.models.training.data import Pairs, context_length, read_pairs, write_rows
 from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
 from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.pair_batches import pair_batches_of, reward_loss
-from trimtab.models.training.progress import Progress, write_json
-from trimtab.models.training.sampling import encode_prompts, respond_often
+from trimtab.models.training.progress import write_json
+from trimtab.models.training.sampling import sample_answers
 from trimtab.models.training.scoring import score_rows, with_trunk
 from trimtab.models.training.trunk_cache import cached_trunk
 
@@ -53,7 +51,7 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     states = cached_trunk(inputs, model)
     pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
     depth = num_frozen_layers(model, config.train.trainable_layers)
-    sampled = _sample_meta_set(config, inputs, workdir, limit)
+    sampled = sample_answers(config, inputs, config.seed, workdir, limit)
     meta_rows = with_trunk(model, sampled, depth)
     before = spreads(model, meta_rows)
     summary = fit(
@@ -181,26 +179,6 @@ def _pair_loss(model: PreTrainedModel, pairs: Pairs, margin: float) -> LossFunct
         )
 
     return loss_function
-
-
-def _sample_meta_set(
-    config: MetaRMConfig, inputs: dict[str, Path], workdir: Path, limit: int
-) -> list[Candidates]:
-    """k responses of the current policy for each of the first prompts, one packed row a prompt."""
-    tokenizer = load_tokenizer(inputs["policy"] / "model")
-    rows = read_rows(inputs["data"] / "policy_prompts.jsonl")
-    prompts = [row["prompt"] for row in rows[: counts.num_taken(len(rows), config.num_prompts)]]
-    policy = load_policy(inputs["policy"] / "model")
-    answers = respond_often(
-        policy,
-        tokenizer,
-        encode_prompts(policy, tokenizer, prompts, config.max_new_tokens),
-        config.num_responses,
-        Sampling(config.temperature, config.max_new_tokens),
-        torch.Generator().manual_seed(config.seed),
-        Progress(workdir),
-    )
-    return encode(tokenizer, prompts, answers, limit)
 
 
 def spreads(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:

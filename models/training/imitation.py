@@ -36,7 +36,7 @@ def imitate(
         config,
         seed=seed,
         workdir=workdir,
-        extras=StepExtras(nll_term=nll_term),
+        extras=StepExtras(term=nll_term),
     )
 
 

@@ -31,12 +31,12 @@ from trimtab.models.training.learner import (
     accumulate,
     new_learner,
 )
-from trimtab.models.training.nll_term import NLLTerm, with_nll
+from trimtab.models.training.nll_term import DrawnTerm, with_term
 from trimtab.models.training.optimiser import scheduled_rate
 from trimtab.models.training.progress import Progress, tail_means
 
-# The NLL term of the loss, and the dialogues that a step draws for it.
-Drawn = tuple[NLLTerm, Sequence[Candidates]]
+# A further term of the loss, and the rows that a step draws for it.
+Drawn = tuple[DrawnTerm, Sequence[Candidates]]
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class StepExtras:
 
     ascend(step): a context that moves the parameters while the gradient is computed, and then
     restores them bit for bit; it yields metrics.
-    after_step(number): called after the update, for measurements. nll_term: added to the loss.
+    after_step(number): called after the update, for measurements. term: added to the loss.
     """
 
     ascend: Callable[[int], AbstractContextManager[Metrics]] | None = None
     after_step: Callable[[int], None] | None = None
-    nll_term: NLLTerm | None = None
+    term: DrawnTerm | None = None
 
 
 NO_EXTRAS = StepExtras()
@@ -76,12 +76,13 @@ def fit(
     rows, parts = data.rows, data.parts or [range(len(data.rows))]
     num_steps = counts.optimiser_steps(config, map(len, parts))
     batches = _batches(rows, parts, config, seed)
-    drawn_rows = _draws(extras.nll_term, num_steps, seed)
+    drawn_rows = _draws(extras.term, num_steps, seed)
     assert len(batches) == num_steps
     prepare_training(model, config, seed, config.dropout)
     state, decay = newest_checkpoint(workdir), config.weight_decay
-    either = with_nll(model, loss_function)
-    learner = new_learner(model, either, config, weight_decay=decay, state=state)
+    if extras.term is not None:
+        loss_function = with_term(model, loss_function, type(extras.term))
+    learner = new_learner(model, loss_function, config, weight_decay=decay, state=state)
     start = 0 if state is None else state["step"]
     progress = Progress(workdir)
     model.train()
@@ -104,12 +105,12 @@ def fit(
     return {**tail_means(progress.path), **_amounts(rows, batches, drawn_rows)}
 
 
-def _draws(nll_term: NLLTerm | None, num_steps: int, seed: int) -> list[Drawn | None]:
-    """The NLL term's dialogues of every step, drawn in advance so that resuming repeats them."""
-    if nll_term is None:
+def _draws(term: DrawnTerm | None, num_steps: int, seed: int) -> list[Drawn | None]:
+    """The term's rows of every step, drawn in advance so that resuming repeats them."""
+    if term is None:
         return [None] * num_steps
     generator = torch.Generator("cpu").manual_seed(seed + 1)
-    return [(nll_term, nll_term.draw(generator)) for _ in range(num_steps)]
+    return [(term, term.draw(generator)) for _ in range(num_steps)]
 
 
 def _amounts(
@@ -145,13 +146,13 @@ def _gradient(
     config: TrainConfig,
     drawn_rows: Drawn | None,
 ) -> Metrics:
-    """Gradients of one batch and of the NLL term; mean metrics over all ranks."""
+    """Gradients of one batch and of the further term; mean metrics over all ranks."""
     limit = config.micro_batch_tokens
     metrics = accumulate(
         learner, data, batch, lambda indices: indices, limit, is_last=drawn_rows is None
     )
     if drawn_rows is not None:
-        nll_term, drawn = drawn_rows
-        metrics |= nll_term.accumulate(learner, drawn, limit, is_last=True)
+        term, drawn = drawn_rows
+        metrics |= term.accumulate(learner, drawn, limit, is_last=True)
     distributed.all_reduce_sum(list(metrics.values()))
     return metrics

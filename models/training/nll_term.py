@@ -1,4 +1,6 @@
-"""A further term of the loss, the NLL of given responses: rehearsal [AM eq. 9] and PPO-ptx.
+"""Further terms of a loss, on rows drawn for each step: the NLL of given responses, and others.
+
+The NLL term is rehearsal [AM eq. 9] and PPO-ptx.
 
 [AM] Stabilizing RLHF through Advantage Model and Selective Rehearsal, arXiv 2309.10202.
 
@@ -8,6 +10,7 @@ Deviations:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,19 +32,29 @@ from trimtab.models.training.scoring import with_trunk
 
 
 @dataclass(frozen=True)
-class NLLTerm:
-    """A term `coefficient * NLL` of the loss, on `batch_size` of `rows` drawn for each step.
+class DrawnTerm(ABC):
+    """A term `coefficient * loss` of the loss, on `batch_size` of `rows` drawn for each step.
 
-    rows: of one response each. name: of the metric, the mean NLL in nats a token.
+    name: of the metric, the mean loss over what was drawn.
     """
 
     rows: list[Candidates]
     coefficient: float
     batch_size: int
-    name: str = "rehearsal_loss"
+    name: str
+
+    @staticmethod
+    @abstractmethod
+    def loss(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Metrics]:
+        """Mean loss and metrics of a packed batch."""
+
+    @staticmethod
+    @abstractmethod
+    def weight(row: Candidates) -> int:
+        """What the row counts in the mean."""
 
     def draw(self, generator: torch.Generator) -> list[Candidates]:
-        """A step's dialogues, drawn with replacement; the same on all ranks."""
+        """A step's rows, drawn with replacement; the same on all ranks."""
         places = torch.randint(
             len(self.rows), (self.batch_size,), generator=generator, device="cpu"
         )
@@ -50,13 +63,13 @@ class NLLTerm:
     def accumulate(
         self, learner: Learner[Any], drawn: Sequence[Candidates], max_tokens: int, is_last: bool
     ) -> Metrics:
-        """Add the term's gradient; the learner's loss function comes from `with_nll`.
+        """Add the term's gradient; the learner's loss function comes from `with_term`.
 
         Result and `is_last` as in `learner.accumulate`.
         """
         found = accumulate(
             learner,
-            TrainingRows(drawn, torch.tensor([len(row.responses[0]) for row in drawn])),
+            TrainingRows(drawn, torch.tensor([self.weight(row) for row in drawn])),
             range(len(drawn)),
             lambda _: None,
             max_tokens,
@@ -66,14 +79,31 @@ class NLLTerm:
         return {self.name: found["loss"]}
 
 
-def with_nll(model: PreTrainedModel, loss_function: LossFunction) -> LossFunction:
-    """`loss_function`; of a batch without further arguments, the NLL of its responses."""
+@dataclass(frozen=True)
+class NLLTerm(DrawnTerm):
+    """The NLL of the response of each row, in nats a token."""
 
-    def either(batch: PackedBatch, arguments: Any) -> tuple[Tensor, Metrics]:
-        if arguments is not None:
-            return loss_function(batch, arguments)
+    name: str = "rehearsal_loss"
+
+    @staticmethod
+    def loss(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Metrics]:
+        """Mean NLL in nats a token, of all responses."""
         logprobs, _, mask = response_logprobs(model, batch)
         return nll_loss(logprobs, mask)
+
+    @staticmethod
+    def weight(row: Candidates) -> int:
+        """Tokens of its response."""
+        return len(row.responses[0])
+
+
+def with_term(
+    model: PreTrainedModel, loss_function: LossFunction, term: type[DrawnTerm]
+) -> LossFunction:
+    """`loss_function`; of a batch without further arguments, the loss of the term."""
+
+    def either(batch: PackedBatch, arguments: Any) -> tuple[Tensor, Metrics]:
+        return term.loss(model, batch) if arguments is None else loss_function(batch, arguments)
 
     return either
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trimtab.models import chunk_sizes, counts
+from trimtab.models.config.reward import ExpectedRewardConfig, MetaRMConfig
 from trimtab.models.nets.generation import Samples, Sampling, decode, decoding_batches
-from trimtab.models.nets.packing import token_ids
+from trimtab.models.nets.loading import load_policy, load_tokenizer
+from trimtab.models.nets.packing import Candidates, encode, token_ids
 from trimtab.models.training import distributed
+from trimtab.models.training.data import read_rows
 from trimtab.models.training.progress import Progress
 
 
@@ -98,3 +102,30 @@ def respond_often(
     sampled = sample(policy, tokenizer, repeated, sampling, generator, progress=progress)
     texts: list[str] = tokenizer.batch_decode(sampled.responses, skip_special_tokens=True)
     return [texts[index : index + num_responses] for index in range(0, len(texts), num_responses)]
+
+
+def sample_answers(
+    config: ExpectedRewardConfig | MetaRMConfig,
+    inputs: dict[str, Path],
+    seed: int,
+    workdir: Path,
+    limit: int,
+) -> list[Candidates]:
+    """The policy's answers to the first of its prompts, one row a prompt.
+
+    Inputs: `policy`, `data`. limit: most tokens of a prompt and an answer.
+    """
+    tokenizer = load_tokenizer(inputs["policy"] / "model")
+    rows = read_rows(inputs["data"] / "policy_prompts.jsonl")
+    prompts = [row["prompt"] for row in rows[: counts.num_taken(len(rows), config.num_prompts)]]
+    policy = load_policy(inputs["policy"] / "model")
+    answers = respond_often(
+        policy,
+        tokenizer,
+        encode_prompts(policy, tokenizer, prompts, config.max_new_tokens),
+        config.num_responses,
+        Sampling(config.temperature, config.max_new_tokens),
+        torch.Generator().manual_seed(seed),
+        Progress(workdir),
+    )
+    return encode(tokenizer, prompts, answers, limit)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from trimtab.models import chunk_sizes, counts
 from trimtab.models.config.reward import (
     AdvantageModelConfig,
+    ExpectedRewardConfig,
     MetaRMConfig,
     RewardModelConfig,
     TrunkCacheConfig,
@@ -20,6 +21,7 @@ from trimtab.models.estimates.work import (
     gradient_set,
     sampling_memory,
     scoring_memory,
+    supervised_memory,
     supervised_work,
 )
 
@@ -93,6 +95,8 @@ def advantage_model(config: AdvantageModelConfig, inputs: StageInputs) -> Work:
     amounts, train = inputs.amounts, config.train
     pairs = _pairs(inputs, amounts.train_pairs)
     work = _scorer(inputs, train, num_heads=2, rows=pairs, num_scored=amounts.held_out_pairs)
+    if config.expected_reward is not None:
+        work = _with_samples(config.expected_reward, train, inputs, work)
     if not inputs.num_behaviours:
         return work
     own = Rows(
@@ -106,6 +110,38 @@ def advantage_model(config: AdvantageModelConfig, inputs: StageInputs) -> Work:
     )
 
 
+def _with_samples(
+    config: ExpectedRewardConfig, train: TrainConfig, inputs: StageInputs, work: Work
+) -> Work:
+    """Answers of the policy before the training, and some prompts' answers more in every step."""
+    prompts = counts.num_taken(inputs.amounts.policy_prompts, config.num_prompts)
+    answers = prompts * config.num_responses
+    prompt, _ = inputs.prompt_and_row(config.max_new_tokens)
+    drawn = _answered(config, prompt, config.batch_size)
+    parameters = inputs.shape.scorer_parameters(2)
+    step = supervised_memory(inputs, train, parameters, drawn)["training"]
+    frozen = inputs.policy_bytes + FLOAT_BYTES * parameters
+    training = max(work.phases["training"], step, key=lambda phase: phase.total)
+    return replace(
+        work,
+        sampled_tokens=answers * config.max_new_tokens,
+        forward_tokens=work.forward_tokens + answers * prompt,
+        trained_tokens=work.trained_tokens + work.optimiser_steps * drawn.tokens,
+        phases={
+            **work.phases,
+            "sampling": sampling_memory(inputs, frozen, answers, prompt, config.max_new_tokens),
+            "training": training,
+        },
+    )
+
+
+def _answered(config: ExpectedRewardConfig | MetaRMConfig, prompt: int, count: int) -> Rows:
+    """Rows of a prompt with its answers."""
+    response = config.max_new_tokens + 1
+    repeated = (config.num_responses - 1) * (prompt + response)
+    return Rows(count, prompt + config.num_responses * response, repeated_keys=repeated)
+
+
 def meta_rm(config: MetaRMConfig, inputs: StageInputs) -> Work:
     """MetaRM: samples of the current policy, then an ascent before each descent.
 
@@ -115,12 +151,7 @@ def meta_rm(config: MetaRMConfig, inputs: StageInputs) -> Work:
     prompts = counts.num_taken(amounts.policy_prompts, config.num_prompts)
     answers = prompts * config.num_responses
     prompt, _ = inputs.prompt_and_row(config.max_new_tokens)
-    response = config.max_new_tokens + 1
-    meta = Rows(
-        counts.num_taken(prompts, config.meta_batch),
-        prompt + config.num_responses * response,
-        repeated_keys=(config.num_responses - 1) * (prompt + response),
-    )
+    meta = _answered(config, prompt, counts.num_taken(prompts, config.meta_batch))
     base = _scorer(
         inputs,
         train,

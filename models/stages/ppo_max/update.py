@@ -26,7 +26,7 @@ from trimtab.models.training.learner import (
     accumulate,
     new_learner,
 )
-from trimtab.models.training.nll_term import NLLTerm, with_nll
+from trimtab.models.training.nll_term import NLLTerm, with_term
 
 # Of responses (n, L): what the policy's, or the critic's, loss needs beside their tokens.
 Beside = tuple[Tensor, Tensor]
@@ -51,7 +51,7 @@ class ActorCritic:
         self.config, self.nll_terms = config, nll_terms
         saved = state or {}
         prepare_training(policy, config, config.seed)
-        loss_function = with_nll(policy, _policy_loss(policy, config))
+        loss_function = with_term(policy, _policy_loss(policy, config), NLLTerm)
         self.policy = new_learner(policy, loss_function, config, state=saved.get("policy"))
         critic = load_critic()
         prepare_training(critic, config, config.seed)

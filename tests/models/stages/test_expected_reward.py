@@ -1,0 +1,96 @@
+"""e(x) of the Advantage Model, trained as the mean reward of the policy's samples [AM eq. 7]."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.models.conftest import run_stage
+from trimtab.models.config.reward import ExpectedRewardConfig
+from trimtab.models.nets.loading import load_scorer, load_tokenizer, new_scorer
+from trimtab.models.nets.packing import Candidates, encode, pack
+from trimtab.models.nets.scoring import reward_heads
+from trimtab.models.stages.advantage_model import ExpectedRewardTerm
+from trimtab.models.training.learner import ReplicatedLearner
+from trimtab.models.training.nll_term import with_term
+from trimtab.models.training.progress import read_metrics
+from trimtab.models.training.sampling import sample_answers
+
+SAMPLES = ExpectedRewardConfig(coef=1.0, num_prompts=24, num_responses=4, batch_size=8)
+
+
+def _heads(model: Any, rows: list[Candidates]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean reward of each prompt's responses, and e(x)."""
+    rewards, expected = reward_heads(model, pack(rows))
+    assert expected is not None
+    return rewards.view(len(rows), -1).mean(1), expected.view(len(rows), -1)[:, 0]
+
+
+def test_the_gradient_is_twice_the_error_times_the_prompt_s_state(
+    policy: Path, smoke_config: Any
+) -> None:
+    """By hand, for the head of e: dL/dw = 2/B sum_i (e_i - mean r_i) h_i; none for that of r."""
+    model = new_scorer(policy / "model", 2, 0).eval()
+    tokenizer = load_tokenizer(policy / "model")
+    texts = [["safe .", "walk , walk .", "no ."], ["code", "a b", "b"], ["no", "no .", "safe ."]]
+    rows = encode(tokenizer, ["sort : b a", "greet : bob", "repeat : walk"], texts)
+    states: list[torch.Tensor] = []
+    hook = model.score.register_forward_hook(lambda _, given, __: states.append(given[0]))
+    mean, expected = _heads(model, rows)
+    hook.remove()
+    prompts = states[1][::3]  # the second call is e's, once a response
+    by_hand = 2 / 3 * ((expected - mean)[:, None] * prompts).sum(0).detach()
+
+    train = smoke_config.advantage_model.train.model_copy(update={"micro_batch_tokens": 20})
+    learner = ReplicatedLearner(
+        model, with_term(model, lambda *_: pytest.fail(), ExpectedRewardTerm), train, 0.0, None
+    )
+    term = ExpectedRewardTerm(rows, 0.5, 3)
+    found = term.accumulate(learner, rows, 20, is_last=True)
+    torch.testing.assert_close(
+        found["expected_reward_loss"], (expected - mean).square().mean().detach()
+    )
+    gradient = model.score.weight.grad
+    torch.testing.assert_close(gradient[1], 0.5 * by_hand, rtol=1e-4, atol=1e-6)
+    assert not gradient[0].any()
+
+
+@pytest.mark.parametrize("layers", [None, 1])
+def test_e_learns_what_the_policy_s_answers_are_worth(
+    tmp_path: Path,
+    smoke_config: Any,
+    world: Path,
+    policy: Path,
+    comparisons: Path,
+    layers: int | None,
+) -> None:
+    train = smoke_config.advantage_model.train.model_copy(
+        update={"num_epochs": 6, "trainable_layers": layers}
+    )
+    plain = smoke_config.advantage_model.model_copy(update={"train": train})
+    inputs = {"policy": policy, "preferences": comparisons}
+    without = run_stage("advantage_model", plain, tmp_path / "without", **inputs)
+    config = plain.model_copy(update={"expected_reward": SAMPLES})
+    given = {**inputs, "data": world}
+    with_samples = run_stage("advantage_model", config, tmp_path / "with", **given)
+    other = SAMPLES.model_copy(update={"num_prompts": 64, "num_responses": 16})
+    rows = sample_answers(other, given, 7, tmp_path, 64)
+    errors = {}
+    for name, output in {"without": without, "with": with_samples}.items():
+        with torch.no_grad():
+            mean, expected = _heads(load_scorer(output / "model").eval(), rows)
+        errors[name] = float((expected - mean).square().mean())
+    assert errors["with"] < 0.5 * errors["without"]
+    losses = [row["expected_reward_loss"] for row in read_metrics(tmp_path / "with/metrics.jsonl")]
+    assert losses[-1] < losses[0]
+
+
+def test_prompts_are_asked_for(
+    tmp_path: Path, smoke_config: Any, policy: Path, comparisons: Path
+) -> None:
+    config = smoke_config.advantage_model.model_copy(update={"expected_reward": SAMPLES})
+    with pytest.raises(ValueError, match="expected_reward needs the input `data`"):
+        run_stage("advantage_model", config, tmp_path, policy=policy, preferences=comparisons)
