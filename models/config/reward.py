@@ -246,6 +246,17 @@ class MetaRMConfig(StageConfig):
     meta_learning_rate: float = Field(
         5e-6, ge=0, le=100, description="eta, learning rate of the ascent step [META: 5e-6]"
     )
+    ascent_length: Positive | None = Field(
+        None,
+        description="Length of the ascent step in steps of the optimiser, each train.learning_rate "
+        "times the root of the number of trained parameters; none: meta_learning_rate times the "
+        "gradient",
+    )
+    keep_ascent: bool = Field(
+        False,
+        description="Save theta', after one more ascent on the whole meta set, in place of theta: "
+        "the published update spreads the scores of theta', not of theta",
+    )
     num_responses: int = Field(5, ge=2, le=1024, description="k, responses per prompt [META: 5]")
     meta_batch: Rows = Field(16, description="Prompts in a meta batch [META: 16]")
     num_prompts: Rows = Field(256, description="Prompts sampled for the meta set")

@@ -4,6 +4,9 @@ Each step: theta' = theta + eta * grad J(theta) on responses of the current poli
 gradient g at theta' on original pairs, and the optimiser's step with g on theta (first order).
 theta' is undone bit for bit: theta is kept where grad J was, so that an ascent takes as much memory
 as the parameters twice, and with g three times.
+
+Where the descent has converged, grad L is 0 at theta', so that theta' is the plain optimum, and
+theta = theta' - eta grad J tells answers apart less than that. `keep_ascent` saves theta'.
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ from trimtab.models.training.sampling import sample_answers
 from trimtab.models.training.scoring import score_rows, with_trunk
 from trimtab.models.training.trunk_cache import cached_trunk
 
+EPSILON = 1e-12  # of a gradient's norm: answers that are all alike have none
+
 
 def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `scorer` (start), `policy` (current), `data`, `preferences`; `pairs`, `trunk`.
@@ -54,6 +59,7 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     sampled = sample_answers(config, inputs, config.seed, workdir, limit)
     meta_rows = with_trunk(model, sampled, depth)
     before = spreads(model, meta_rows)
+    ascent = MetaAscent(config, model, meta_rows)
     summary = fit(
         model,
         TrainingRows(pairs.rows, pairs.weight),
@@ -61,8 +67,10 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
         config.train,
         seed=config.seed,
         workdir=workdir,
-        extras=StepExtras(ascend=MetaAscent(config, model, meta_rows)),
+        extras=StepExtras(ascend=ascent),
     )
+    if config.keep_ascent:
+        ascent.move(meta_rows)
     after = spreads(model, meta_rows)
     save_model(model, tokenizer, workdir / "output" / "model")
     summary |= score_splits(model, tokenizer, inputs, workdir / "output")
@@ -87,7 +95,7 @@ class MetaAscent:
         meta_rows: Sequence[Candidates],
     ) -> None:
         self.model, self.meta_rows = model, meta_rows
-        self.rate, self.max_tokens = config.meta_learning_rate, config.train.micro_batch_tokens
+        self.config, self.max_tokens = config, config.train.micro_batch_tokens
         self._batches = endless_batches(len(meta_rows), config.meta_batch, config.seed)
         self._drawn: list[list[int]] = []
 
@@ -96,7 +104,15 @@ class MetaAscent:
         """A context with parameters theta + eta * grad J(theta); `step` alone decides the batch."""
         while len(self._drawn) <= step:  # a resumed run does not begin at step 0
             self._drawn.append(next(self._batches))
-        drawn = [self.meta_rows[index] for index in self._drawn[step]]
+        ascent, metrics = self.move([self.meta_rows[index] for index in self._drawn[step]])
+        yield metrics
+        ascent.undo()
+
+    def move(self, drawn: Sequence[Candidates]) -> tuple[_Gradients, Metrics]:
+        """Move the parameters up the gradient of J over the rows; returns what can undo it.
+
+        The metric `ascent_length` is in steps of the optimiser.
+        """
         total = len(drawn) * distributed.replication(drawn)
         ascent = _Gradients(trained_parameters(self.model))
         sums: Metrics = defaultdict(lambda: torch.zeros(()))
@@ -110,9 +126,15 @@ class MetaAscent:
         distributed.all_reduce_sum(
             [value for value in (*ascent.sums, *sums.values()) if value is not None]
         )
-        ascent.exchange(self.rate)
-        yield dict(sums)
-        ascent.undo()
+        moved = [value for value in ascent.sums if value is not None]
+        norm = torch.stack([value.norm() for value in moved]).norm()
+        # What AdamW moves the parameters by, at its first step exactly.
+        step_length = self.config.train.learning_rate * sum(map(torch.numel, moved)) ** 0.5
+        rate = self.config.meta_learning_rate
+        if self.config.ascent_length is not None:
+            rate = self.config.ascent_length * step_length / max(float(norm), EPSILON)
+        ascent.exchange(rate)
+        return ascent, {**sums, "ascent_length": rate * norm / step_length}
 
 
 class _Gradients:

@@ -46,7 +46,11 @@ def test_the_gradient_is_twice_the_error_times_the_prompt_s_state(
 
     train = smoke_config.advantage_model.train.model_copy(update={"micro_batch_tokens": 20})
     learner = ReplicatedLearner(
-        model, with_term(model, lambda *_: pytest.fail(), ExpectedRewardTerm), train, 0.0, None
+        model,
+        with_term(model, lambda *_: pytest.fail("pairs"), ExpectedRewardTerm),
+        train,
+        0.0,
+        None,
     )
     term = ExpectedRewardTerm(rows, 0.5, 3)
     found = term.accumulate(learner, rows, 20, is_last=True)

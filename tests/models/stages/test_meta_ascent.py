@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tests.models.conftest import run_stage
 from trimtab.models.functional.meta_rm import difference_objective
 from trimtab.models.nets.loading import load_scorer
 from trimtab.models.nets.packing import Candidates, pack
@@ -52,6 +56,52 @@ def test_micro_batches_add_up_to_one(smoke_config: Any, advantage_model: Path) -
             torch.testing.assert_close(found[name], parameter + parameter.grad)
     for each in metrics:
         torch.testing.assert_close(each["meta_objective"], objective.detach())
+        length = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+        one = train.learning_rate * sum(p.numel() for p in model.parameters()) ** 0.5
+        torch.testing.assert_close(each["ascent_length"], length / one)
+
+
+def test_a_length_is_kept_whatever_the_gradient(smoke_config: Any, advantage_model: Path) -> None:
+    """In steps of the optimiser: AdamW's first one has the length alpha times the root of n."""
+    rows = [Candidates([7, 8, 9], ([10, 11], [12], [13, 14, 15])) for _ in range(4)]
+    train = smoke_config.rounds.meta_rm.train.model_copy(update={"learning_rate": 2e-3})
+    changes = {"train": train, "meta_batch": 4, "ascent_length": 0.25}
+    config = smoke_config.rounds.meta_rm.model_copy(update=changes)
+    for scale in (1.0, 30.0):
+        model = load_scorer(advantage_model / "model")
+        with torch.no_grad():
+            model.score.weight *= scale
+        before = _copied(model)
+        with MetaAscent(config, model, rows)(0) as metrics:
+            moved = [value - before[name] for name, value in _copied(model).items()]
+        length = float(torch.stack([value.norm() for value in moved]).norm())
+        numbers = sum(value.numel() for value in moved)
+        assert length == pytest.approx(0.25 * 2e-3 * numbers**0.5, rel=1e-3)
+        assert float(metrics["ascent_length"]) == pytest.approx(0.25)
+
+
+def test_theta_prime_is_an_ascent_on_the_whole_meta_set_from_theta(
+    tmp_path: Path,
+    smoke_config: Any,
+    world: Path,
+    policy: Path,
+    comparisons: Path,
+    advantage_model: Path,
+) -> None:
+    config = smoke_config.rounds.meta_rm.model_copy(update={"ascent_length": 2.0})
+    inputs = {"policy": policy, "scorer": advantage_model, "data": world}
+    spreads, weights = {}, {}
+    for keeps in (False, True):
+        one = config.model_copy(update={"keep_ascent": keeps})
+        folder = tmp_path / str(keeps)
+        output = run_stage("meta_rm", one, folder, preferences=comparisons, **inputs)
+        weights[keeps] = load_file(output / "model/model.safetensors")
+        spreads[keeps] = json.loads((output / "summary.json").read_text())["score_spread_after"]
+    difference = [weights[True][name] - value for name, value in weights[False].items()]
+    length = float(torch.stack([value.norm() for value in difference]).norm())
+    numbers = sum(value.numel() for value in difference)
+    assert length == pytest.approx(2 * config.train.learning_rate * numbers**0.5, rel=1e-3)
+    assert spreads[True] > spreads[False]
 
 
 def _copied(model: PreTrainedModel) -> dict[str, Tensor]:
