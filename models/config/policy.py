@@ -133,7 +133,14 @@ class PPOConfig(TrainerConfig):
     score_clip: Positive | None = Field(
         0.8, description="delta, scores are clipped to plus or minus this [PPO: 0.8]; none: no clip"
     )
-    normalise_advantages: bool = Field(True, description="Whiten advantages within a rollout batch")
+    normalise_advantages: bool = Field(
+        True, description="Whiten advantages (give them mean 0 and variance 1)"
+    )
+    normalise_over: Literal["rollout", "minibatch"] = Field(
+        "rollout",
+        description="The responses that advantages are whitened over: a rollout batch, or one "
+        "update's train batch, as in the paper [PPO 5.3.1]",
+    )
     advantage_clip: Positive | None = Field(
         None,
         description="Advantages are clipped to plus or minus this [PPO: 0.12, 0.5]; none: no clip",

@@ -19,7 +19,9 @@ Deviations
    response has one score, at its end: that sum is the score, as in the paper's published code.
 7. Importance sampling against the reference [PPO section 5.3.2] is told in words: here the ratio's
    denominator is the reference; the responses are still the current policy's own.
-8. Advantage clip and entropy bonus are not part of PPO-max; they are here for its ablation. The
+8. By default advantages are whitened over a rollout batch. [PPO section 5.3.1] whitens them within
+   a minibatch, which can be asked for; [PPO section 5.4] does not list either in PPO-max.
+9. Advantage clip and entropy bonus are not part of PPO-max; they are here for its ablation. The
    entropy bonus is given no formula. [CODE] adds |H - c|, of the batch's mean entropy H; here the
    distance is each token's own, so that parts of a batch and ranks add up to it. The two are the
    same where all tokens are on one side of c: its c of 35 nats is beyond any vocabulary's.

@@ -193,14 +193,26 @@ def _treat(config: PPOConfig, scores: Tensor, moments: RunningMoments) -> Tensor
 def _advantages(
     config: PPOConfig, rewards: Tensor, values: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor, Metrics]:
-    """Advantages (N, L), whitened and clipped as configured; returns (N, L); the clip's metrics."""
+    """Advantages (N, L), which minibatches are yet to treat if they do; returns (N, L); metrics."""
     advantages, returns = gae(rewards, values, mask, config.gamma, config.gae_lambda)
+    if whitens_minibatches(config):
+        return advantages, returns, {}
+    advantages, clipped = treat_advantages(config, advantages, mask)
+    return advantages, returns, clipped
+
+
+def whitens_minibatches(config: PPOConfig) -> bool:
+    """Whether advantages are whitened, and then clipped, over the responses of one update."""
+    return config.normalise_advantages and config.normalise_over == "minibatch"
+
+
+def treat_advantages(config: PPOConfig, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Metrics]:
+    """Advantages (N, L), whitened and clipped as configured, and the clip's metrics."""
     if config.normalise_advantages:
         advantages = masked_whiten(advantages, mask)
     if config.advantage_clip is None:
-        return advantages, returns, {}
-    advantages, clipped = clip_advantages(advantages, mask, config.advantage_clip)
-    return advantages, returns, clipped
+        return advantages, {}
+    return clip_advantages(advantages, mask, config.advantage_clip)
 
 
 def _texts(

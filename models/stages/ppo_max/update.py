@@ -17,7 +17,7 @@ from trimtab.models.nets.freezing import load_trained_state
 from trimtab.models.nets.packing import Candidates, PackedBatch
 from trimtab.models.nets.scoring import response_logprobs, response_values
 from trimtab.models.nets.training import prepare_training
-from trimtab.models.stages.ppo_max.rollout import Experience
+from trimtab.models.stages.ppo_max.rollout import Experience, treat_advantages, whitens_minibatches
 from trimtab.models.training import distributed
 from trimtab.models.training.learner import (
     LossFunction,
@@ -95,11 +95,18 @@ class ActorCritic:
     def _policy_step(self, experience: Experience, batch: list[int]) -> Metrics:
         over_reference = self.config.ratio_denominator == "reference"
         old = experience.ref_logprobs if over_reference else experience.old_logprobs
+        advantages = experience.advantages
+        clipped: Metrics = {}
+        if whitens_minibatches(self.config):
+            advantages = advantages.clone()
+            advantages[batch], clipped = treat_advantages(
+                self.config, advantages[batch], experience.response_mask[batch]
+            )
         found = accumulate(
             self.policy,
             TrainingRows(experience.rows, experience.response_mask.sum(1)),
             batch,
-            lambda indices: (old[indices], experience.advantages[indices]),
+            lambda indices: (old[indices], advantages[indices]),
             self.config.micro_batch_tokens,
             is_last=not self.nll_terms,
         )
@@ -111,7 +118,7 @@ class ActorCritic:
             metrics |= term.accumulate(self.policy, drawn, limit, is_last)
         distributed.all_reduce_sum(list(metrics.values()))
         metrics["policy_grad_norm"] = self.policy.step(self.config.policy_learning_rate)
-        return metrics
+        return metrics | clipped
 
     def _count(self, rows: list[Candidates], num_models: int) -> None:
         self.num_trained_tokens += num_models * sum(row.num_tokens for row in rows)

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from tests.models.conftest import run_stage
 from trimtab.models.config.policy import PPOConfig
+from trimtab.models.functional.ppo import policy_loss
 from trimtab.models.nets.loading import load_policy
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.scoring import response_logprobs
+from trimtab.models.stages.ppo_max import update
 from trimtab.models.stages.ppo_max.rollout import Experience
 from trimtab.models.stages.ppo_max.trainer import PPORun
 from trimtab.models.training.progress import read_metrics
@@ -75,6 +77,33 @@ def test_advantages_are_clipped_after_they_are_whitened(
     assert float(clipped.monitors()["advantage_clip_fraction"]) == pytest.approx(float(share))
     assert "advantage_clip_fraction" not in plain.monitors()
     assert torch.equal(clipped.returns, plain.returns)
+
+
+def test_advantages_are_whitened_and_clipped_over_the_responses_of_an_update(
+    tmp_path: Path, ppo: PPOConfig, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = _with(ppo, normalise_over="minibatch", advantage_clip=1.5, train_batch=6)
+    config = config.model_copy(update={"micro_batch_tokens": 40})  # an update has several parts
+    run = PPORun(config, inputs, tmp_path)
+    experience = run._collect(BATCH)
+    mask = experience.response_mask
+    assert abs(float(experience.advantages[mask].std(correction=0)) - 1) > 0.05  # not whitened yet
+    learned: list[torch.Tensor] = []
+
+    def noted(logprobs: Any, old: Any, advantages: Any, mask: Any, clip: Any) -> Any:
+        learned.extend(advantages[mask])
+        return policy_loss(logprobs, old, advantages, mask, clip)
+
+    monkeypatch.setattr(update, "policy_loss", noted)
+    metrics = run.learner._policy_step(experience, list(range(6)))
+    raw = experience.advantages[:6][mask[:6]].double()
+    whitened = (raw - raw.mean()) / raw.std(correction=0)
+    expected = whitened.clamp(-1.5, 1.5).sort().values
+    found = torch.stack(learned).double().sort().values
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    share = float((whitened.abs() > 1.5).float().mean())
+    assert float(metrics["advantage_clip_fraction"]) == pytest.approx(share)
+    assert "advantage_clip_fraction" not in experience.monitors()
 
 
 def test_the_ratio_may_be_over_the_reference(
