@@ -32,9 +32,17 @@ def test_a_review_counts_and_only_what_follows_runs_again(home: Path, tmp_path: 
         expected[pair["id"]] = {**pair, **settled, "weight": weight, "review": verdict}
     review = tmp_path / "review.jsonl"
     review.write_text("".join(lines))
-    before = digests(home)
+    before, whole = digests(home), home / f"reports/{NAME}/scorecard.json"
+    report = whole.read_bytes()
     assert from_store(trimtab(home, *RUN, f"relabel.review={review}", "--name", "mine")) == (6, 8)
     manifests = list(home.glob("store/artifacts/*/*/manifest.json"))
     new = {path.parts[-3] for path in manifests if path.parts[-2] not in before}
     assert new - {"report"} == {"raw", "relabel", "audit"}
     assert _audited(home / "reports/mine") == expected
+    assert whole.read_bytes() == report
+    card = json.loads((home / "reports/mine/scorecard.json").read_text())
+    roles = {stage["role"] for stage in card["stages"]} - {"member_0", "member_1"}
+    assert roles == {"data", "sft", "preferences", "strength", "relabelled", "audit"}
+    for name in (NAME, "mine"):
+        assert 'href="audit.html"' in (home / "reports" / name / "report.html").read_text()
+        assert "pairs look wrong" in (home / "reports" / name / "audit.html").read_text()

@@ -1,4 +1,7 @@
-"""The one-server stack with flows deployed on it: what is refused, and a run by one API call."""
+"""The one-server stack with flows deployed on it: what is refused, and what runs on it.
+
+A run by one API call, runs held back by GPU slots, and one spread out over a Dask cluster.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ import pytest
 import requests
 
 from tests.flows import strangers
+from tests.flows.dask_cluster import dask_cluster
 from tests.flows.listener import Listener, listening
 from tests.flows.malformed import malformed
 from tests.flows.running_stack import Running, processes_of
@@ -286,6 +290,44 @@ def _promotion_is_an_event(running: Running, run: dict[str, Any]) -> None:
     assert event["resource"]["prefect.resource.name"] == "trimtab-policy-smoke"
     assert event["payload"]["version"] == "1"
     assert f"prefect.flow-run.{run['id']}" in str(event["related"])
+
+
+def _members(number: int) -> list[str]:
+    return ['ensemble.votes=["in_sample"]', f"ensemble.size={number}"]
+
+
+def test_five_members_take_two_slots(running: Running) -> None:
+    run = ("run", "smoke", "seed=2", *_members(5), "--flow", "label-audit", "--name", "five")
+    assert running.trimtab_started(*run, TRIMTAB_MAX_PARALLEL="4").wait() == 0
+    timeline = running.timeline("five")
+    spans = [span for name, span in timeline.items() if "member" in name]
+    assert len(spans) == 5
+    at_once = [sum(s.start <= each.start < s.end for s in spans) for each in spans]
+    assert max(at_once) == 2
+    running.python(
+        "import pytest\n"
+        "from trimtab.tasks.gpu_slots import SlotsError, gpu_slots\n"
+        "with gpu_slots(2): pass\n"
+        "with pytest.raises(SlotsError, match='take 3 GPU slots, and there are fewer'):\n"
+        "    with gpu_slots(3): pass"
+    )
+
+
+def test_a_dask_cluster_that_loses_a_node_completes(running: Running) -> None:
+    with dask_cluster(running, 2) as (environment, nodes):
+        run = running.trimtab_started(
+            *("run", "smoke", "seed=3", *_members(4), "--flow", "label-audit"),
+            **environment,
+        )
+        deadline = time.monotonic() + 240
+        while not (busy := [node for node in nodes if "reward_model" in node.stages]):
+            assert time.monotonic() < deadline and run.poll() is None
+            time.sleep(0.05)
+        busy[0].kill()
+        (other,) = (node for node in nodes if node is not busy[0])
+        assert run.wait(timeout=240) == 0
+        assert {"reward_model", "strength", "relabel", "report"} <= other.stages
+    assert None not in running.manifests().values()
 
 
 def test_secrets_are_in_no_file_and_no_command_line(running: Running) -> None:

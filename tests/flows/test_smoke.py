@@ -120,21 +120,6 @@ def test_a_run_that_cannot_start_says_why_and_nothing_else(home: Path, tmp_path:
     assert len(output.splitlines()) == 1, output
 
 
-def test_a_label_audit_finds_its_stages_and_leaves_the_whole_report_alone(home: Path) -> None:
-    whole = home / f"reports/{NAME}/scorecard.json"
-    before = whole.read_bytes()
-    found, total = from_store(_run(home, "--flow", "label-audit"))
-    assert found == total
-    assert whole.read_bytes() == before
-    scorecard = json.loads((home / f"reports/{NAME}-label-audit/scorecard.json").read_text())
-    roles = {stage["role"] for stage in scorecard["stages"]}
-    members = {"member_0", "member_1"}
-    assert roles - members == {"data", "sft", "preferences", "strength", "relabelled", "audit"}
-    for folder in (NAME, f"{NAME}-label-audit"):
-        assert 'href="audit.html"' in (home / "reports" / folder / "report.html").read_text()
-        assert "pairs look wrong" in (home / "reports" / folder / "audit.html").read_text()
-
-
 def test_the_policies_alone_are_found_too_without_the_rounds(home: Path) -> None:
     found, total = from_store(_run(home, "--flow", "policy"))
     assert found == total
