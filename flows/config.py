@@ -105,6 +105,18 @@ class RoundsConfig(Section):
         "`always` runs every round, as in the paper's table 2",
     )
     meta_rm: MetaRMConfig = MetaRMConfig()
+    meta_rm_from: int = Field(
+        2,
+        ge=1,
+        le=2,
+        description="First round whose scorer is a MetaRM; 1, as in the paper: the arm `full` is "
+        "optimised against the Advantage Model after MetaRM on SFT's answers",
+    )
+    meta_rm_start: Literal["previous", "advantage_model"] = Field(
+        "previous",
+        description="The scorer that MetaRM starts from: that of the round before, which has then "
+        "seen the pairs once a round, or the Advantage Model in every round",
+    )
 
 
 class RunConfig(Section):

@@ -27,7 +27,7 @@ from typing import Any
 
 from trimtab.flows.config import Arm, RunConfig, vanilla
 from trimtab.flows.pipeline.data import trunk_for
-from trimtab.flows.run import Future, Run
+from trimtab.flows.run import Future, Run, roles_of_round
 from trimtab.models.config.policy import PolicyConfig, PPOConfig, SampleResponsesConfig
 from trimtab.models.specs import (
     CPL,
@@ -161,6 +161,7 @@ def scorer_of(run: Run, arm: Arm) -> Future | list[Future]:
     if arm == "ppo_max_ensemble":
         return run.optimised_members
     roles: dict[Arm, str] = {
+        "full": roles_of_round(1, run.config.rounds).scorer,
         "vanilla": "member_0",
         "ppo_max_rm": "reward_model",
         "ppo_max_safety": "helpfulness_model",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trimtab.flows.pipeline.data import trunk_for
 from trimtab.flows.run import Future, Run
-from trimtab.models.specs import ADVANTAGE_MODEL, REWARD_MODEL
+from trimtab.models.specs import ADVANTAGE_MODEL, META_RM, REWARD_MODEL
 from trimtab.tasks.resources import Resources, Slot
 
 
@@ -35,8 +35,27 @@ def train_scorers(run: Run) -> None:
         data=run["data"] if config.advantage_model.expected_reward is not None else None,
         resources=Resources(Slot(1, 2)),
     )
+    if "full" in config.arms and config.rounds.meta_rm_from == 1:
+        train_meta_rm(run, 1, "advantage_model", "sft")
     if "ppo_max_safety" in config.arms:
         _train_safety_scorers(run, trunk)
+
+
+def train_meta_rm(run: Run, number: int, start: str, policy: str) -> None:
+    """A round's MetaRM: from the scorer `start`, on answers of `policy`, each given by its role."""
+    config = run.config.rounds.meta_rm
+    run[f"meta_rm_{number}"] = run.submit(
+        META_RM,
+        run.seeded(config, number),
+        scorer=run[start],
+        policy=run[policy],
+        data=run["data"],
+        preferences=run["preferences"],
+        pairs=run["relabelled"],
+        trunk=trunk_for(run, run.config.advantage_model.train, config.train),
+        label=f"MetaRM round {number}",
+        resources=run.all_cores,
+    )
 
 
 def _train_safety_scorers(run: Run, trunk: Future | None) -> None:

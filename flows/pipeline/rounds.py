@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from trimtab.flows.pipeline.data import trunk_for
 from trimtab.flows.pipeline.labels import compare_votes
 from trimtab.flows.pipeline.policies import measure
+from trimtab.flows.pipeline.rewards import train_meta_rm
 from trimtab.flows.run import RoundRoles, Run, roles_of_round
-from trimtab.models.specs import HEAD_TO_HEAD, META_RM, PPO_MAX
+from trimtab.models.specs import HEAD_TO_HEAD, PPO_MAX
 from trimtab.tasks.resources import ALL_CORES, ALONE, ONE_CORE
 
 
@@ -52,7 +52,8 @@ def _start_round(run: Run, number: int) -> str:
 
     Returns the role of the judgement that decides.
     """
-    before, role = roles_of_round(number - 1), roles_of_round(number)
+    rounds = run.config.rounds
+    before, role = roles_of_round(number - 1, rounds), roles_of_round(number, rounds)
     _train_round(run, number, before, role)
     for judgement, opponent in (
         (f"judge_round_{number}", before.evaluation),
@@ -70,18 +71,8 @@ def _start_round(run: Run, number: int) -> str:
 
 def _train_round(run: Run, number: int, before: RoundRoles, role: RoundRoles) -> None:
     config = run.config
-    run[role.scorer] = run.submit(
-        META_RM,
-        run.seeded(config.rounds.meta_rm, number),
-        scorer=run[before.scorer],
-        policy=run[before.policy],
-        data=run["data"],
-        preferences=run["preferences"],
-        pairs=run["relabelled"],
-        trunk=trunk_for(run, config.advantage_model.train, config.rounds.meta_rm.train),
-        label=f"MetaRM round {number}",
-        resources=run.all_cores,
-    )
+    is_first = config.rounds.meta_rm_start == "advantage_model"
+    train_meta_rm(run, number, "advantage_model" if is_first else before.scorer, before.policy)
     run[role.policy] = run.submit(
         PPO_MAX,
         run.seeded(config.ppo, number),

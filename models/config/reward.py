@@ -206,6 +206,9 @@ class ExpectedRewardConfig(StageConfig):
         1.0, description="Weight of the squared error of e(x) on the samples' mean reward (free)"
     )
     num_prompts: Rows = Field(1024, description="Prompts that the policy answers")
+    num_held_out: Rows = Field(
+        256, description="Further prompts, on which e(x) is compared with the mean reward"
+    )
     num_responses: int = Field(
         8, ge=1, le=1024, description="Samples per prompt, whose mean reward e(x) learns (free)"
     )
@@ -260,6 +263,9 @@ class MetaRMConfig(StageConfig):
     num_responses: int = Field(5, ge=2, le=1024, description="k, responses per prompt [META: 5]")
     meta_batch: Rows = Field(16, description="Prompts in a meta batch [META: 16]")
     num_prompts: Rows = Field(256, description="Prompts sampled for the meta set")
+    redraw_prompts: bool = Field(
+        False, description="Draw the meta set's prompts anew in every round; else the first ones"
+    )
     temperature: Temperature = Field(
         1.2, description="Sampling temperature of the meta set, higher than PPO's"
     )

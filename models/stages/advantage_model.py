@@ -12,8 +12,10 @@ Deviations from the paper:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +37,14 @@ from trimtab.models.nets.scoring import ADVANTAGE_SCALE, response_logprobs, rewa
 from trimtab.models.stages.reward_model import score_splits
 from trimtab.models.training import distributed
 from trimtab.models.training.batching import local_micro_batches
-from trimtab.models.training.data import Pairs, context_length, one_or_several, read_pairs
+from trimtab.models.training.data import (
+    Pairs,
+    context_length,
+    one_or_several,
+    read_pairs,
+    read_rows,
+    write_rows,
+)
 from trimtab.models.training.learner import Metrics, TrainingRows
 from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.nll_term import DrawnTerm
@@ -49,7 +58,8 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
     """Inputs: `policy` (trunk, pi_phi), `preferences`; `pairs`, `behaviour` (pi'), `trunk`, `data`.
 
     The last four are optional; K > 1 policies are `behaviour_0`, `behaviour_1` and so on. `data`
-    has the prompts of `expected_reward`. Output: model/ (two heads), scores.jsonl.
+    has the prompts of `expected_reward`. Output: model/ (two heads), scores.jsonl; with
+    `expected_reward` also expected_rewards.jsonl, of prompts that were held out.
     """
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     model = new_scorer(inputs["policy"] / "model", 2, config.seed)
@@ -96,6 +106,8 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
     )
     save_model(model, tokenizer, workdir / "output" / "model")
     summary |= score_splits(model, tokenizer, inputs, workdir / "output")
+    if config.expected_reward is not None:
+        summary |= _compare_held_out(config, model, inputs, workdir)
     summary["num_trained_pairs"] = len(pairs.rows)
     write_json(workdir / "output" / "summary.json", summary)
 
@@ -134,10 +146,58 @@ def _expected_reward_term(
         return None
     if "data" not in inputs:
         raise ValueError("expected_reward needs the input `data`, whose prompts the policy answers")
+    prompts = [row["prompt"] for row in _prompts(inputs)[: own.num_prompts]]
     limit = context_length(model.config)
-    rows = sample_answers(own, inputs, config.seed, workdir, limit)
+    rows = sample_answers(own, inputs["policy"], prompts, config.seed, workdir, limit)
     depth = num_frozen_layers(model, config.train.trainable_layers)
     return ExpectedRewardTerm(with_trunk(model, rows, depth), own.coef, own.batch_size)
+
+
+def _prompts(inputs: dict[str, Path]) -> list[dict[str, Any]]:
+    return read_rows(inputs["data"] / "policy_prompts.jsonl")
+
+
+def _compare_held_out(
+    config: AdvantageModelConfig, model: PreTrainedModel, inputs: dict[str, Path], workdir: Path
+) -> dict[str, float]:
+    """e(x) beside the mean reward of new samples, of each held-out prompt; how well they agree.
+
+    Summary: their correlation, and the mean over all prompts of r - e, which is 0 under eq. 7.
+    """
+    own = config.expected_reward
+    assert own is not None
+    held_out = _prompts(inputs)[own.num_prompts :][: own.num_held_out]
+    if len(held_out) < 2:
+        return {}
+    prompts, limit = [row["prompt"] for row in held_out], context_length(model.config)
+    seed = config.seed + 1  # other samples than those of training
+    rows = sample_answers(own, inputs["policy"], prompts, seed, workdir, limit)
+    mean, expected = mean_and_expected(model, rows)
+    write_rows(
+        workdir / "output" / "expected_rewards.jsonl",
+        (
+            {"category": row.get("category"), "expected_reward": e, "mean_reward": r}
+            for row, e, r in zip(held_out, expected.tolist(), mean.tolist(), strict=True)
+        ),
+    )
+    correlation = torch.corrcoef(torch.stack([expected, mean]))[0, 1].nan_to_num()
+    return {
+        "expected_reward_correlation": float(correlation),
+        "held_out_advantage": float((mean - expected).mean()),
+    }
+
+
+@torch.no_grad()
+def mean_and_expected(model: PreTrainedModel, rows: Sequence[Candidates]) -> tuple[Tensor, Tensor]:
+    """Mean reward of each row's responses, and e(x) of its prompt: (N,) each."""
+    model.eval()
+    found = torch.zeros(2, len(rows))
+    for part in local_micro_batches(rows, chunk_sizes.PASS_TOKENS):
+        rewards, expected = reward_heads(model, pack([rows[index] for index in part]))
+        assert expected is not None
+        found[0, part] = rewards.view(len(part), -1).mean(1)
+        found[1, part] = expected.view(len(part), -1)[:, 0]
+    return found[0], found[1]
 
 
 def _log_ratios(config: AdvantageModelConfig, inputs: dict[str, Path], pairs: Pairs) -> Tensor:

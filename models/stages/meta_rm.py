@@ -11,6 +11,7 @@ theta = theta' - eta grad J tells answers apart less than that. `keep_ascent` sa
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from trimtab.models import counts
 from trimtab.models.config.reward import MetaRMConfig
 from trimtab.models.functional.advantage import advantage_loss
 from trimtab.models.functional.meta_rm import difference_objective
@@ -31,7 +33,7 @@ from trimtab.models.nets.scoring import is_advantage_model, response_scores
 from trimtab.models.stages.reward_model import score_splits
 from trimtab.models.training import distributed
 from trimtab.models.training.batching import endless_batches, local_micro_batches
-from trimtab.models.training.data import Pairs, context_length, read_pairs, write_rows
+from trimtab.models.training.data import Pairs, context_length, read_pairs, read_rows, write_rows
 from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
 from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.pair_batches import pair_batches_of, reward_loss
@@ -56,7 +58,8 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     states = cached_trunk(inputs, model)
     pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
     depth = num_frozen_layers(model, config.train.trainable_layers)
-    sampled = sample_answers(config, inputs, config.seed, workdir, limit)
+    prompts = _meta_prompts(config, inputs["data"] / "policy_prompts.jsonl")
+    sampled = sample_answers(config, inputs["policy"], prompts, config.seed, workdir, limit)
     meta_rows = with_trunk(model, sampled, depth)
     before = spreads(model, meta_rows)
     ascent = MetaAscent(config, model, meta_rows)
@@ -201,6 +204,14 @@ def _pair_loss(model: PreTrainedModel, pairs: Pairs, margin: float) -> LossFunct
         )
 
     return loss_function
+
+
+def _meta_prompts(config: MetaRMConfig, path: Path) -> list[str]:
+    """The first prompts, or some that the seed draws, which is another in every round."""
+    prompts = [row["prompt"] for row in read_rows(path)]
+    if config.redraw_prompts:
+        random.Random(f"meta prompts/{config.seed}").shuffle(prompts)
+    return prompts[: counts.num_taken(len(prompts), config.num_prompts)]
 
 
 def spreads(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:

@@ -14,7 +14,6 @@ from trimtab.models.nets.generation import Samples, Sampling, decode, decoding_b
 from trimtab.models.nets.loading import load_policy, load_tokenizer
 from trimtab.models.nets.packing import Candidates, encode, token_ids
 from trimtab.models.training import distributed
-from trimtab.models.training.data import read_rows
 from trimtab.models.training.progress import Progress
 
 
@@ -106,19 +105,18 @@ def respond_often(
 
 def sample_answers(
     config: ExpectedRewardConfig | MetaRMConfig,
-    inputs: dict[str, Path],
+    policy_folder: Path,
+    prompts: Sequence[str],
     seed: int,
     workdir: Path,
     limit: int,
 ) -> list[Candidates]:
-    """The policy's answers to the first of its prompts, one row a prompt.
+    """Several answers of a policy to each prompt, one row a prompt.
 
-    Inputs: `policy`, `data`. limit: most tokens of a prompt and an answer.
+    limit: most tokens of a prompt and an answer.
     """
-    tokenizer = load_tokenizer(inputs["policy"] / "model")
-    rows = read_rows(inputs["data"] / "policy_prompts.jsonl")
-    prompts = [row["prompt"] for row in rows[: counts.num_taken(len(rows), config.num_prompts)]]
-    policy = load_policy(inputs["policy"] / "model")
+    tokenizer = load_tokenizer(policy_folder / "model")
+    policy = load_policy(policy_folder / "model")
     answers = respond_often(
         policy,
         tokenizer,

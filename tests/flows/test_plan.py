@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from trimtab.flows.overrides import apply_changes, parse_overrides
 from trimtab.flows.plan import Plan, make_plan
@@ -70,6 +71,26 @@ def test_smoke_has_every_stage_once_after_what_it_needs() -> None:
     assert steps["reward_model"] == steps["advantage_model"]
     assert steps["audit"] == steps["advantage_model"]
     assert len(steps) == 23
+
+
+def test_meta_rm_may_be_in_every_round_and_start_anew_in_each() -> None:
+    def made_of(plan: Plan, role: str) -> dict[str, Any]:
+        (row,) = (row for row in plan.rows if role in row.roles)
+        return {name: each.stage for name, each in row.stage.inputs.items() if name == "scorer"}
+
+    settings = ["rounds.meta_rm_from=1", "rounds.meta_rm_start=advantage_model"]
+    plain, paper = _plan("smoke"), _plan("smoke", *settings)
+    assert "meta_rm_1" not in _steps(plain)
+    steps = _steps(paper)
+    assert steps["advantage_model"] < steps["meta_rm_1"] < steps["policy_full"]
+    assert made_of(plain, "policy_full") == {"scorer": "advantage_model"}
+    assert made_of(paper, "policy_full") == {"scorer": "meta_rm"}
+    assert made_of(paper, "meta_rm_1") == {"scorer": "advantage_model"}
+    assert made_of(_plan("smoke", settings[0]), "meta_rm_2") == {"scorer": "meta_rm"}
+    assert made_of(paper, "meta_rm_2") == {"scorer": "advantage_model"}
+    assert "meta_rm_1" not in _steps(
+        _plan("smoke", *settings, 'arms=["ppo_max_am"]', flow="policy")
+    )
 
 
 def test_a_judge_of_the_pairs_is_there_where_it_is_asked_for() -> None:

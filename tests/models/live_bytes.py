@@ -117,7 +117,7 @@ def _mark(tracker: LiveBytes) -> None:
             if hasattr(owner, name):
                 _patched(owner, name, after=lambda *_: tracker.note_all())
     starts: tuple[tuple[Any, str, str], ...] = (
-        (meta_rm, "_sample_meta_set", "sampling"),
+        (meta_rm, "sample_answers", "sampling"),
         (meta_rm, "spreads", "scoring"),
         (meta_rm, "fit", "loading"),
         (meta_rm.MetaAscent, "__call__", "ascent"),

@@ -101,8 +101,9 @@ def _keys(root: Path, stages: Mapping[str, str]) -> dict[str, str]:
     imports += "from trimtab.models.config.base import deciding\n"
     made = ", ".join(f"{name!r}: deciding({made})" for name, made in stages.items())
     code = f"import json\n{imports}print(json.dumps({{{made}}}))"
+    # -B: bytecode counts as current if the file has the same length, written in the same second.
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+        [sys.executable, "-B", "-c", code], cwd=root, capture_output=True, text=True, check=True
     )
     return {
         name: stage_key(name, config, {}, code_version(f"trimtab.models.stages.{name}", root=root))

@@ -113,9 +113,11 @@ def advantage_model(config: AdvantageModelConfig, inputs: StageInputs) -> Work:
 def _with_samples(
     config: ExpectedRewardConfig, train: TrainConfig, inputs: StageInputs, work: Work
 ) -> Work:
-    """Answers of the policy before the training, and some prompts' answers more in every step."""
-    prompts = counts.num_taken(inputs.amounts.policy_prompts, config.num_prompts)
-    answers = prompts * config.num_responses
+    """Answers before and after the training, and some prompts with theirs more in every step."""
+    available = inputs.amounts.policy_prompts
+    prompts = counts.num_taken(available, config.num_prompts)
+    held_out = counts.num_taken(available - prompts, config.num_held_out)
+    answers = (prompts + held_out) * config.num_responses
     prompt, _ = inputs.prompt_and_row(config.max_new_tokens)
     drawn = _answered(config, prompt, config.batch_size)
     parameters = inputs.shape.scorer_parameters(2)
@@ -125,7 +127,9 @@ def _with_samples(
     return replace(
         work,
         sampled_tokens=answers * config.max_new_tokens,
-        forward_tokens=work.forward_tokens + answers * prompt,
+        forward_tokens=work.forward_tokens
+        + answers * prompt
+        + held_out * _answered(config, prompt, 1).length,
         trained_tokens=work.trained_tokens + work.optimiser_steps * drawn.tokens,
         phases={
             **work.phases,

@@ -107,8 +107,9 @@ def roles_of(arms: tuple[str, ...], rounds: tuple[int, ...]) -> list[Roles]:
     """SFT, the arms in their order, then rounds 2 and later."""
     found = [Roles("sft", None, "sft", "eval_sft", "", "", "")]
     for arm in arms:
-        number = 1 if arm == "full" else None
-        found.append(Roles(arm, number, f"policy_{arm}", f"eval_{arm}", f"judge_{arm}", "", ""))
+        number, meta_rm = (1, "meta_rm_1") if arm == "full" else (None, "")
+        of_arm = (f"policy_{arm}", f"eval_{arm}", f"judge_{arm}")
+        found.append(Roles(arm, number, *of_arm, "", meta_rm))
     for index in sorted(number for number in rounds if number > 1):
         name = f"round_{index}"
         judge = f"judge_{name}"
@@ -143,7 +144,8 @@ def _policy(
     artifacts: Artifacts, roles: Roles, curve: Curve | None, budget: Budget | None, seed: int
 ) -> Policy:
     training = artifacts.document(roles.policy, "summary.json") if curve else {}
-    meta = artifacts.document(roles.meta_rm, "summary.json") if roles.meta_rm else {}
+    has_meta = artifacts.has(roles.meta_rm)  # round 1 may be without
+    meta = artifacts.document(roles.meta_rm, "summary.json") if has_meta else {}
     rival = roles.against_previous or (roles.against_sft if roles.round else "")
     contest = artifacts.document(rival, "summary.json") if rival else {}
     sets = answer_sets(artifacts.rows(roles.evaluation, "responses.jsonl"), seed)

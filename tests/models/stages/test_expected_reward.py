@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from trimtab.models.config.reward import ExpectedRewardConfig
 from trimtab.models.nets.loading import load_scorer, load_tokenizer, new_scorer
 from trimtab.models.nets.packing import Candidates, encode, pack
 from trimtab.models.nets.scoring import reward_heads
-from trimtab.models.stages.advantage_model import ExpectedRewardTerm
+from trimtab.models.stages.advantage_model import ExpectedRewardTerm, mean_and_expected
+from trimtab.models.training.data import read_rows
 from trimtab.models.training.learner import ReplicatedLearner
 from trimtab.models.training.nll_term import with_term
 from trimtab.models.training.progress import read_metrics
@@ -80,16 +82,24 @@ def test_e_learns_what_the_policy_s_answers_are_worth(
     config = plain.model_copy(update={"expected_reward": SAMPLES})
     given = {**inputs, "data": world}
     with_samples = run_stage("advantage_model", config, tmp_path / "with", **given)
-    other = SAMPLES.model_copy(update={"num_prompts": 64, "num_responses": 16})
-    rows = sample_answers(other, given, 7, tmp_path, 64)
+    more = SAMPLES.model_copy(update={"num_responses": 16})
+    prompts = [row["prompt"] for row in read_rows(world / "policy_prompts.jsonl")]
+    rows = sample_answers(more, policy, prompts, 7, tmp_path, 64)
     errors = {}
     for name, output in {"without": without, "with": with_samples}.items():
-        with torch.no_grad():
-            mean, expected = _heads(load_scorer(output / "model").eval(), rows)
+        mean, expected = mean_and_expected(load_scorer(output / "model"), rows)
         errors[name] = float((expected - mean).square().mean())
     assert errors["with"] < 0.5 * errors["without"]
     losses = [row["expected_reward_loss"] for row in read_metrics(tmp_path / "with/metrics.jsonl")]
     assert losses[-1] < losses[0]
+    # What it says of prompts that were held out.
+    found = read_rows(with_samples / "expected_rewards.jsonl")
+    assert len(found) == len(prompts) - SAMPLES.num_prompts
+    both = torch.tensor([[row["expected_reward"], row["mean_reward"]] for row in found]).T
+    summary = json.loads((with_samples / "summary.json").read_text())
+    correlation = float(torch.corrcoef(both)[0, 1])
+    assert summary["expected_reward_correlation"] == pytest.approx(correlation, abs=1e-4)
+    assert summary["held_out_advantage"] == pytest.approx(float((both[1] - both[0]).mean()))
 
 
 def test_prompts_are_asked_for(
