@@ -75,6 +75,7 @@ def _ppo_on_two_cores() -> PPOConfig:
         critic_pretrain_steps=2,
         rollout_batch=16,
         train_batch=8,
+        rehearsal_unit="response",
         rehearsal_batch=8,
         policy_learning_rate=1e-5,
         critic_learning_rate=1e-4,
@@ -184,6 +185,7 @@ def _all_of_hh() -> PreferencesConfig:
 def _ppo_of_the_papers(like: TrainConfig) -> PPOConfig:
     return PPOConfig(
         num_steps=100,  # [AM: 100]
+        rehearsal_unit="response",
         rollout_batch=128,
         train_batch=32,
         policy_learning_rate=5e-7,

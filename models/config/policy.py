@@ -30,6 +30,8 @@ from trimtab.models.config.base import (
 from trimtab.models.config.judge import ChatModelConfig, JudgeConfig, rating
 from trimtab.models.config.training import TrainConfig, TrainerConfig, ranks_within
 
+RehearsalUnit = Literal["token", "response"]
+
 
 class CollapseConfig(StageConfig):
     """The collapse guard: thresholds on PPO's monitors, as means over the last `window` steps."""
@@ -177,7 +179,13 @@ class PPOConfig(TrainerConfig):
     )
     ptx_coef: Weight = Field(0.0, description="Weight of the pre-training loss (PPO-ptx)")
     rehearsal_coef: Weight = Field(
-        0.01, description="gamma, weight of the rehearsal loss [AM eq. 9: 0.01]"
+        0.01, description="gamma, weight of the rehearsal loss [AM eq. 9: 0.01 a response]"
+    )
+    rehearsal_unit: RehearsalUnit = Field(
+        "token",
+        description="What the rehearsal loss is a mean over: tokens, so that its weight does not "
+        "depend on their number; or responses, of sums over their tokens, as in the paper, whose "
+        "0.01 is in this unit",
     )
     rehearsal_batch: Rows = Field(32, description="Rehearsal or pre-training examples per update")
     temperature: Temperature = Field(0.8, description="Sampling temperature [PPO: 0.8]")
@@ -253,8 +261,14 @@ class PolicyConfig(StageConfig):
     train: TrainConfig = TrainConfig()
     rehearsal_coef: Weight = Field(
         0.0,
-        description="gamma, weight of the rehearsal loss [AM eq. 9: 0.01, with PPO]; 0: no "
-        "rehearsal",
+        description="gamma, weight of the rehearsal loss [AM eq. 9: 0.01 a response, with PPO]; "
+        "0: no rehearsal",
+    )
+    rehearsal_unit: RehearsalUnit = Field(
+        "token",
+        description="What the rehearsal loss is a mean over: tokens, so that its weight does not "
+        "depend on their number; or responses, of sums over their tokens, as in the paper, whose "
+        "0.01 is in this unit",
     )
     rehearsal_batch: Rows = Field(32, description="Rehearsed answers per update")
 

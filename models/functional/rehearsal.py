@@ -5,7 +5,8 @@
 Deviations
 1. [AM eq. 9] prints neither the logarithm nor the minus sign of the NLL it names; both are here.
 2. [AM eq. 9] sums over tokens and averages over responses; here the mean is over tokens, so the
-   coefficient does not depend on response length.
+   coefficient does not depend on response length. A caller that is given the paper's coefficient
+   multiplies it by the mean length.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trimtab.models import counts
-from trimtab.models.config.policy import PolicyConfig
+from trimtab.models.config.policy import PolicyConfig, RehearsalUnit
 from trimtab.models.functional.rehearsal import nll_loss
 from trimtab.models.nets.freezing import num_frozen_layers
 from trimtab.models.nets.packing import Candidates, PackedBatch
@@ -53,6 +53,10 @@ class DrawnTerm(ABC):
     def weight(row: Candidates) -> int:
         """What the row counts in the mean."""
 
+    def coefficient_for(self, _drawn: Sequence[Candidates]) -> float:
+        """The coefficient of the mean loss of a step's rows."""
+        return self.coefficient
+
     def draw(self, generator: torch.Generator) -> list[Candidates]:
         """A step's rows, drawn with replacement; the same on all ranks."""
         places = torch.randint(
@@ -73,7 +77,7 @@ class DrawnTerm(ABC):
             range(len(drawn)),
             lambda _: None,
             max_tokens,
-            coefficient=self.coefficient,
+            coefficient=self.coefficient_for(drawn),
             is_last=is_last,
         )
         return {self.name: found["loss"]}
@@ -81,9 +85,20 @@ class DrawnTerm(ABC):
 
 @dataclass(frozen=True)
 class NLLTerm(DrawnTerm):
-    """The NLL of the response of each row, in nats a token."""
+    """The NLL of the response of each row; the metric is in nats a token.
+
+    unit: of the coefficient. `response`: it weighs the mean over responses of their NLL, a sum over
+    tokens [AM eq. 9], which is the NLL a token times the mean length.
+    """
 
     name: str = "rehearsal_loss"
+    unit: RehearsalUnit = "token"
+
+    def coefficient_for(self, drawn: Sequence[Candidates]) -> float:
+        """Times the mean length of what was drawn, if the unit is a response."""
+        if self.unit == "token":
+            return self.coefficient
+        return self.coefficient * sum(map(self.weight, drawn)) / len(drawn)
 
     @staticmethod
     def loss(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Metrics]:
@@ -127,4 +142,4 @@ def rehearsal_of(
     rows = [Candidates([*row.prompt, *behind], row.responses) for row in rows]
     depth = num_frozen_layers(model, config.train.trainable_layers)
     rows = with_trunk(model, rows, depth)
-    return NLLTerm(rows, config.rehearsal_coef, drawn["rehearsal"])
+    return NLLTerm(rows, config.rehearsal_coef, drawn["rehearsal"], unit=config.rehearsal_unit)

@@ -145,7 +145,8 @@ class PPORun:
         if "rehearsal" in drawn:
             rows = encode_dialogues(inputs["rehearsal"] / "rehearsal.jsonl", self.tokenizer, limit)
             rows = with_trunk(self.policy, rows, self.depth)
-            nll_terms.append(NLLTerm(rows, config.rehearsal_coef, drawn["rehearsal"]))
+            coefficient, unit = config.rehearsal_coef, config.rehearsal_unit
+            nll_terms.append(NLLTerm(rows, coefficient, drawn["rehearsal"], unit=unit))
         if "demonstrations" in drawn:
             rows = encode_dialogues(inputs["data"] / "demonstrations.jsonl", self.tokenizer, limit)
             nll_terms.append(NLLTerm(rows, config.ptx_coef, drawn["demonstrations"], "ptx_loss"))

@@ -116,6 +116,21 @@ def test_a_step_has_the_gradient_of_the_loss_plus_the_coefficient_times_the_nll(
         torch.testing.assert_close(ours[name], value.grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
+def test_a_coefficient_a_response_weighs_the_sum_over_tokens(inputs: dict[str, Path]) -> None:
+    """[AM eq. 9]: gamma times the mean over responses of -sum_t log pi."""
+    model = load_policy(inputs["policy"] / "model").eval()
+    rows = [Candidates([7, 8, 9], (list(range(10, 10 + length)),)) for length in (2, 5, 11)]
+    learner = ReplicatedLearner(model, with_term(model, lambda *_: None, NLLTerm), TRAIN, 0.0, None)
+    NLLTerm(rows, 0.01, 3, unit="response").accumulate(learner, rows, 10, is_last=True)
+    ours = {name: value.grad.clone() for name, value in model.named_parameters()}
+
+    model.zero_grad()
+    total = _nll(model, rows) * (2 + 5 + 11)  # the sum over all tokens
+    (0.01 * total / 3).backward()
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(ours[name], value.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
 def _kept(output: Path, inputs: dict[str, Path], behind: str) -> float:
     """Mean log-probability of what is rehearsed."""
     rows = read_rows(inputs["rehearsal"] / "rehearsal.jsonl")
