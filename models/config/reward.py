@@ -129,24 +129,11 @@ class ContrastiveConfig(StageConfig):
     )
 
 
-class RewardModelConfig(StageConfig):
-    """One Bradley-Terry reward model: an ensemble member or the final one."""
+class PairLossConfig(StageConfig):
+    """How a scorer is trained on pairs, and the terms of its loss beside the ranking."""
 
     seed: Seed = Field(0, description="Seed of head initialisation and data order")
     train: TrainConfig = TrainConfig(learning_rate=5e-4, batch_size=32)
-    fold: int | None = Field(
-        None, ge=0, le=999, description="Fold held out from training (cross-fitting)"
-    )
-    num_folds: int = Field(2, ge=2, le=1000, description="Folds of the cross-fitted vote")
-    categories: tuple[str, ...] = Field(
-        (), description="Train on pairs of these categories only; none: of all"
-    )
-    without_categories: tuple[str, ...] = Field(
-        (), description="Train on all pairs but those of these categories"
-    )
-    score_every: Steps | None = Field(
-        None, description="Steps between scorings of the validation pairs; none: at the end"
-    )
     ranking: Literal["pairs", "k_wise"] = Field(
         "pairs",
         description="k_wise: all pairs of a prompt are one example, and together count as one "
@@ -159,6 +146,33 @@ class RewardModelConfig(StageConfig):
         None,
         description="Contrastive term on two passes over each answer; negatives are the other "
         "answers of a micro batch (train.micro_batch_tokens); none: no such term",
+    )
+
+    @model_validator(mode="after")
+    def _views_differ(self) -> Self:
+        if self.contrastive is not None and self.train.dropout == 0:
+            raise ValueError(
+                "train.dropout must be above 0 if contrastive is given, found 0: its two views "
+                "of an answer are two dropout masks [RM: 0.05]"
+            )
+        return self
+
+
+class RewardModelConfig(PairLossConfig):
+    """One Bradley-Terry reward model: an ensemble member or the final one."""
+
+    fold: int | None = Field(
+        None, ge=0, le=999, description="Fold held out from training (cross-fitting)"
+    )
+    num_folds: int = Field(2, ge=2, le=1000, description="Folds of the cross-fitted vote")
+    categories: tuple[str, ...] = Field(
+        (), description="Train on pairs of these categories only; none: of all"
+    )
+    without_categories: tuple[str, ...] = Field(
+        (), description="Train on all pairs but those of these categories"
+    )
+    score_every: Steps | None = Field(
+        None, description="Steps between scorings of the validation pairs; none: at the end"
     )
 
     @model_validator(mode="after")
@@ -189,15 +203,6 @@ class RewardModelConfig(StageConfig):
             )
         return self
 
-    @model_validator(mode="after")
-    def _views_differ(self) -> Self:
-        if self.contrastive is not None and self.train.dropout == 0:
-            raise ValueError(
-                "train.dropout must be above 0 if contrastive is given, found 0: its two views "
-                "of an answer are two dropout masks [RM: 0.05]"
-            )
-        return self
-
 
 class ExpectedRewardConfig(StageConfig):
     """Training e(x) as the mean reward of a policy's samples [AM eq. 7]."""
@@ -209,6 +214,9 @@ class ExpectedRewardConfig(StageConfig):
     num_held_out: Rows = Field(
         256, description="Further prompts, on which e(x) is compared with the mean reward"
     )
+    held_out_responses: int = Field(
+        32, ge=1, le=1024, description="Samples of each of these prompts for the mean reward (free)"
+    )
     num_responses: int = Field(
         8, ge=1, le=1024, description="Samples per prompt, whose mean reward e(x) learns (free)"
     )
@@ -217,11 +225,9 @@ class ExpectedRewardConfig(StageConfig):
     max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
 
 
-class AdvantageModelConfig(StageConfig):
+class AdvantageModelConfig(PairLossConfig):
     """The Advantage Model [AM section 3.1]."""
 
-    seed: Seed = Field(0, description="Seed of head initialisation and data order")
-    train: TrainConfig = TrainConfig(learning_rate=5e-4, batch_size=32)
     margin: Positive = Field(2.5, description="m, bound of advantage scores [AM: 2.5]")
     num_policies: Positive = Field(
         4.0,

@@ -25,7 +25,11 @@ def response_scores(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     (two heads) answers r(x, y) - e(x), with e read at the prompt's last token, on the scale that it
     was trained on [AM eq. 8].
     """
-    rewards, expected = reward_heads(model, batch)
+    return combined_heads(model, *reward_heads(model, batch))
+
+
+def combined_heads(model: PreTrainedModel, rewards: Tensor, expected: Tensor | None) -> Tensor:
+    """The scores (R,) that `response_scores` answers, of what `reward_heads` does."""
     if expected is None:
         return rewards
     return getattr(model.config, ADVANTAGE_SCALE, 1.0) * (rewards - expected)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from trimtab.models.nets.freezing import num_frozen_layers
 from trimtab.models.nets.loading import load_policy, load_tokenizer, new_scorer, save_model
 from trimtab.models.nets.packing import Candidates, PackedBatch, pack
 from trimtab.models.nets.scoring import ADVANTAGE_SCALE, response_logprobs, reward_heads
-from trimtab.models.stages.reward_model import score_splits
+from trimtab.models.stages.reward_model import heads_of_terms, score_splits
 from trimtab.models.training import distributed
 from trimtab.models.training.batching import local_micro_batches
 from trimtab.models.training.data import (
@@ -48,6 +49,7 @@ from trimtab.models.training.data import (
 from trimtab.models.training.learner import Metrics, TrainingRows
 from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.nll_term import DrawnTerm
+from trimtab.models.training.pair_batches import ComparedPairs, pair_batches_of, reward_loss
 from trimtab.models.training.progress import write_json
 from trimtab.models.training.sampling import sample_answers
 from trimtab.models.training.scoring import with_trunk
@@ -74,42 +76,62 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
 
     term = _expected_reward_term(config, model, inputs, workdir)
 
-    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
-        rewards, expected = reward_heads(model, batch)
-        assert expected is not None
-        advantages, weight_metrics = advantage_scores(
-            rewards,
-            expected,
-            None if log_ratios is None else log_ratios[indices].flatten(0, 1),
-            config.num_policies,
-            config.log_ratio_clip,
+    rankings = pair_batches_of(pairs, config.ranking)
+    with heads_of_terms(model, config, inputs["policy"] / "model"):
+        summary = fit(
+            model,
+            TrainingRows(rankings.rows, rankings.weight),
+            reward_loss(
+                model,
+                rankings,
+                config.imitation_coef,
+                config.contrastive,
+                compare=partial(advantage_of_pairs, config, log_ratios),
+            ),
+            config.train,
+            seed=config.seed,
+            workdir=workdir,
+            extras=StepExtras(term=term),
         )
-        advantages = advantages.view(-1, 2)
-        loss, metrics = advantage_loss(
-            advantages[:, 0],
-            advantages[:, 1],
-            margin=config.margin,
-            label_chosen=pairs.label[indices],
-            ranking_margin=pairs.margin[indices],
-            weight=pairs.weight[indices],
-        )
-        return loss, {**metrics, **weight_metrics}
-
-    summary = fit(
-        model,
-        TrainingRows(pairs.rows, pairs.weight),
-        loss_function,
-        config.train,
-        seed=config.seed,
-        workdir=workdir,
-        extras=StepExtras(term=term),
-    )
     save_model(model, tokenizer, workdir / "output" / "model")
     summary |= score_splits(model, tokenizer, inputs, workdir / "output")
     if config.expected_reward is not None:
         summary |= _compare_held_out(config, model, inputs, workdir)
     summary["num_trained_pairs"] = len(pairs.rows)
     write_json(workdir / "output" / "summary.json", summary)
+
+
+def advantage_of_pairs(
+    config: AdvantageModelConfig,
+    log_ratios: Tensor | None,
+    rewards: Tensor,
+    expected: Tensor | None,
+    compared: ComparedPairs,
+) -> tuple[Tensor, Metrics]:
+    """The Advantage Model's loss of compared pairs [AM eq. 6].
+
+    rewards, expected: (R,) of all responses of a batch. log_ratios: (N, 2, K) of all pairs, of the
+    preferred response and the other; None: no importance weights.
+    """
+    assert expected is not None
+    responses = torch.stack([compared.better, compared.worse], dim=1).flatten()
+    advantages, weight_metrics = advantage_scores(
+        rewards[responses],
+        expected[responses],
+        None if log_ratios is None else log_ratios[compared.number].flatten(0, 1),
+        config.num_policies,
+        config.log_ratio_clip,
+    )
+    chosen, rejected = advantages.view(-1, 2).unbind(1)
+    loss, metrics = advantage_loss(
+        chosen,
+        rejected,
+        margin=config.margin,
+        label_chosen=compared.label,
+        ranking_margin=compared.margin,
+        weight=compared.weight,
+    )
+    return loss, {**metrics, **weight_metrics}
 
 
 @dataclass(frozen=True)
@@ -171,7 +193,8 @@ def _compare_held_out(
         return {}
     prompts, limit = [row["prompt"] for row in held_out], context_length(model.config)
     seed = config.seed + 1  # other samples than those of training
-    rows = sample_answers(own, inputs["policy"], prompts, seed, workdir, limit)
+    more = own.model_copy(update={"num_responses": own.held_out_responses})
+    rows = sample_answers(more, inputs["policy"], prompts, seed, workdir, limit)
     mean, expected = mean_and_expected(model, rows)
     write_rows(
         workdir / "output" / "expected_rewards.jsonl",

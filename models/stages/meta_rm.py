@@ -28,15 +28,15 @@ from trimtab.models.functional.advantage import advantage_loss
 from trimtab.models.functional.meta_rm import difference_objective
 from trimtab.models.nets.freezing import num_frozen_layers, trained_parameters
 from trimtab.models.nets.loading import load_scorer, load_tokenizer, save_model
-from trimtab.models.nets.packing import Candidates, PackedBatch, pack
-from trimtab.models.nets.scoring import is_advantage_model, response_scores
+from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.scoring import combined_heads, is_advantage_model, response_scores
 from trimtab.models.stages.reward_model import score_splits
 from trimtab.models.training import distributed
 from trimtab.models.training.batching import endless_batches, local_micro_batches
 from trimtab.models.training.data import Pairs, context_length, read_pairs, read_rows, write_rows
 from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
 from trimtab.models.training.loop import StepExtras, fit
-from trimtab.models.training.pair_batches import pair_batches_of, reward_loss
+from trimtab.models.training.pair_batches import ComparedPairs, pair_batches_of, reward_loss
 from trimtab.models.training.progress import write_json
 from trimtab.models.training.sampling import sample_answers
 from trimtab.models.training.scoring import score_rows, with_trunk
@@ -192,18 +192,20 @@ def _pair_loss(model: PreTrainedModel, pairs: Pairs, margin: float) -> LossFunct
     if not is_advantage_model(model):
         return reward_loss(model, pair_batches_of(pairs))
 
-    def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
-        scores = response_scores(model, batch).view(-1, 2)
+    def compare(
+        rewards: Tensor, expected: Tensor | None, compared: ComparedPairs
+    ) -> tuple[Tensor, Metrics]:
+        scores = combined_heads(model, rewards, expected)
         return advantage_loss(
-            scores[:, 0],
-            scores[:, 1],
+            scores[compared.better],
+            scores[compared.worse],
             margin=margin,
-            label_chosen=pairs.label[indices],
-            ranking_margin=pairs.margin[indices],
-            weight=pairs.weight[indices],
+            label_chosen=compared.label,
+            ranking_margin=compared.margin,
+            weight=compared.weight,
         )
 
-    return loss_function
+    return reward_loss(model, pair_batches_of(pairs), compare=compare)
 
 
 def _meta_prompts(config: MetaRMConfig, path: Path) -> list[str]:

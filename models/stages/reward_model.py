@@ -16,7 +16,7 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from trimtab.models.config.reward import RewardModelConfig
+from trimtab.models.config.reward import PairLossConfig, RewardModelConfig
 from trimtab.models.data.prompts import first_turn
 from trimtab.models.functional.strength import fold_of
 from trimtab.models.nets.auxiliary_heads import auxiliary_heads
@@ -62,7 +62,7 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
         held_out = inputs["preferences"] / "validation.jsonl"
         validation = read_pairs(held_out, tokenizer, limit, states)
         curve = ValidationCurve(model, validation, config.score_every, workdir / held_out.name)
-    with _heads_of_terms(model, config, inputs["policy"] / "model"):
+    with heads_of_terms(model, config, inputs["policy"] / "model"):
         summary = fit(
             model,
             TrainingRows(rankings.rows, rankings.weight),
@@ -98,8 +98,8 @@ def _other_categories(config: RewardModelConfig, pairs: Pairs) -> set[int]:
     return left_out
 
 
-def _heads_of_terms(
-    model: PreTrainedModel, config: RewardModelConfig, policy: Path
+def heads_of_terms(
+    model: PreTrainedModel, config: PairLossConfig, policy: Path
 ) -> AbstractContextManager[None]:
     """The heads that the loss's further terms train beside the model."""
     term = config.contrastive

@@ -1,4 +1,4 @@
-"""Pairs as the examples of a reward model, and its loss over them.
+"""Pairs as the examples of a scorer, and its loss over them.
 
 An example is one pair, or (k-wise, [InstructGPT] arXiv 2203.02155) all pairs of a prompt: every
 distinct response goes through the trunk once, and the prompt counts once.
@@ -14,6 +14,7 @@ Implementation details that matter:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -36,10 +37,11 @@ MAX_RESPONSES = 9
 class ComparedPairs(NamedTuple):
     """The P pairs of a packed batch, (P,) each.
 
-    better, worse: which of the batch's responses they compare. label, margin, weight: as in
-    `ranking_loss`.
+    number: of all pairs. better, worse: which of the batch's responses they compare. label, margin,
+    weight: as in `ranking_loss`.
     """
 
+    number: Tensor
     better: Tensor
     worse: Tensor
     label: Tensor
@@ -71,6 +73,7 @@ class PairBatches:
             start += len(self.rows[index].responses)
         number, better, worse = torch.tensor(found).unbind(1)
         return ComparedPairs(
+            number,
             better,
             worse,
             self.pairs.label[number],
@@ -119,15 +122,35 @@ def _places(row: Candidates, members: list[int], pairs: Pairs) -> list[tuple[int
     return found
 
 
+# The loss of compared pairs with its metrics, from r(x, y) (R,) of all responses of a batch and, of
+# an Advantage Model, e(x) (R,).
+Compare = Callable[[Tensor, Tensor | None, ComparedPairs], tuple[Tensor, Metrics]]
+
+
+def ranking_of_rewards(
+    rewards: Tensor, _: Tensor | None, compared: ComparedPairs
+) -> tuple[Tensor, Metrics]:
+    """A reward model's ranking loss; rewards: (R,)."""
+    loss, metrics = ranking_loss(
+        rewards[compared.better],
+        rewards[compared.worse],
+        label_chosen=compared.label,
+        margin=compared.margin,
+        weight=compared.weight,
+    )
+    return loss, {"ranking_loss": loss.detach(), **metrics}
+
+
 def reward_loss(
     model: PreTrainedModel,
     rankings: PairBatches,
     imitation_coef: float = 0.0,
     contrastive: ContrastiveConfig | None = None,
+    compare: Compare = ranking_of_rewards,
 ) -> LossFunction:
-    """The ranking loss of `rankings` for `fit`, with the terms that are asked for.
+    """The loss of `rankings` for `fit`, with the terms that are asked for.
 
-    Ranking loss + imitation_coef * NLL(preferred response) [PPO section 3.1], with the model's
+    `compare` + imitation_coef * NLL(preferred response) [PPO section 3.1], with the model's
     language-model head, + contrastive.coef * contrastive loss [RM section 3.1].
     """
 
@@ -136,7 +159,10 @@ def reward_loss(
         num_views = 1 if contrastive is None else 2
         views = [hidden_states(model, batch) for _ in range(num_views)]
         losses, metrics = zip(
-            *(_view_loss(model, hidden, batch, compared, imitation_coef) for hidden in views),
+            *(
+                _view_loss(model, hidden, batch, compared, imitation_coef, compare)
+                for hidden in views
+            ),
             strict=True,
         )
         loss = torch.stack(losses).mean()
@@ -155,17 +181,10 @@ def _view_loss(
     batch: PackedBatch,
     compared: ComparedPairs,
     imitation_coef: float,
+    compare: Compare,
 ) -> tuple[Tensor, Metrics]:
-    """Ranking loss and imitation term of one pass over a batch."""
-    scores, _ = read_rewards(model, hidden, batch)
-    loss, metrics = ranking_loss(
-        scores[compared.better],
-        scores[compared.worse],
-        label_chosen=compared.label,
-        margin=compared.margin,
-        weight=compared.weight,
-    )
-    metrics = {"ranking_loss": loss.detach(), **metrics}
+    """Loss of the pairs and imitation term of one pass over a batch."""
+    loss, metrics = compare(*read_rewards(model, hidden, batch), compared)
     if imitation_coef == 0:
         return loss, metrics
     preferred, of_pair = compared.better.unique(return_inverse=True)

@@ -9,6 +9,7 @@ from trimtab.models.config.reward import (
     AdvantageModelConfig,
     ExpectedRewardConfig,
     MetaRMConfig,
+    PairLossConfig,
     RewardModelConfig,
     TrunkCacheConfig,
 )
@@ -45,8 +46,20 @@ def reward_model(config: RewardModelConfig, inputs: StageInputs) -> Work:
     On raw pairs it is a member, which scores those it was trained on as well. The pairs of
     validation, which `score_every` scores again and again, are taken to be all that is held out.
     """
-    train, shape, term = config.train, inputs.shape, config.contrastive
     held_out = inputs.amounts.held_out_pairs
+    num_scored = held_out if inputs.is_relabelled else inputs.amounts.pairs
+    work = _on_pairs(config, inputs, num_heads=1, num_scored=num_scored)
+    if config.score_every is not None:
+        again = work.optimiser_steps // config.score_every * held_out
+        work = replace(work, forward_tokens=work.forward_tokens + again * inputs.pair_tokens)
+    return work
+
+
+def _on_pairs(
+    config: PairLossConfig, inputs: StageInputs, *, num_heads: int, num_scored: int
+) -> Work:
+    """Training a scorer on pairs with the terms of its loss, then scoring `num_scored` pairs."""
+    train, shape, term = config.train, inputs.shape, config.contrastive
     # The policy's head for the imitation term: none where it is the embedding; adapters leave it.
     head = shape.policy_parameters - shape.trunk_parameters if config.imitation_coef > 0 else 0
     further = head if train.lora is None else 0
@@ -55,23 +68,20 @@ def reward_model(config: RewardModelConfig, inputs: StageInputs) -> Work:
     work = _scorer(
         inputs,
         train,
-        num_heads=1,
+        num_heads=num_heads,
         rows=_examples(config, inputs),
-        num_scored=held_out if inputs.is_relabelled else inputs.amounts.pairs,
+        num_scored=num_scored,
         further=further,
     )
-    if config.score_every is not None:
-        again = work.optimiser_steps // config.score_every * held_out
-        work = replace(work, forward_tokens=work.forward_tokens + again * inputs.pair_tokens)
     if train.lora is None or not head:
         return work
     return replace(work, phases=_with_frozen(work, ("loading", "training"), FLOAT_BYTES * head))
 
 
-def _examples(config: RewardModelConfig, inputs: StageInputs) -> Rows:
-    """What a reward model is trained on: pairs, or rankings with each response once."""
+def _examples(config: PairLossConfig, inputs: StageInputs) -> Rows:
+    """What a scorer is trained on: pairs, or rankings with each response once."""
     num_pairs, rankings = inputs.amounts.train_pairs, inputs.amounts.train_rankings
-    if config.fold is not None:
+    if isinstance(config, RewardModelConfig) and config.fold is not None:
         # Folds are equal up to one: the smallest leaves most to train on.
         num_pairs, rankings = (count - count // config.num_folds for count in (num_pairs, rankings))
     found, ranked = _pairs(inputs, num_pairs), 2
@@ -94,7 +104,7 @@ def advantage_model(config: AdvantageModelConfig, inputs: StageInputs) -> Work:
     """The Advantage Model: two heads in one pass; first, one by one, the policies it weighs by."""
     amounts, train = inputs.amounts, config.train
     pairs = _pairs(inputs, amounts.train_pairs)
-    work = _scorer(inputs, train, num_heads=2, rows=pairs, num_scored=amounts.held_out_pairs)
+    work = _on_pairs(config, inputs, num_heads=2, num_scored=amounts.held_out_pairs)
     if config.expected_reward is not None:
         work = _with_samples(config.expected_reward, train, inputs, work)
     if not inputs.num_behaviours:
@@ -117,7 +127,9 @@ def _with_samples(
     available = inputs.amounts.policy_prompts
     prompts = counts.num_taken(available, config.num_prompts)
     held_out = counts.num_taken(available - prompts, config.num_held_out)
-    answers = (prompts + held_out) * config.num_responses
+    later = config.model_copy(update={"num_responses": config.held_out_responses})
+    num_later = held_out * later.num_responses
+    answers = prompts * config.num_responses
     prompt, _ = inputs.prompt_and_row(config.max_new_tokens)
     drawn = _answered(config, prompt, config.batch_size)
     parameters = inputs.shape.scorer_parameters(2)
@@ -126,14 +138,16 @@ def _with_samples(
     training = max(work.phases["training"], step, key=lambda phase: phase.total)
     return replace(
         work,
-        sampled_tokens=answers * config.max_new_tokens,
+        sampled_tokens=(answers + num_later) * config.max_new_tokens,
         forward_tokens=work.forward_tokens
-        + answers * prompt
-        + held_out * _answered(config, prompt, 1).length,
+        + (answers + num_later) * prompt
+        + _answered(later, prompt, held_out).tokens,
         trained_tokens=work.trained_tokens + work.optimiser_steps * drawn.tokens,
         phases={
             **work.phases,
-            "sampling": sampling_memory(inputs, frozen, answers, prompt, config.max_new_tokens),
+            "sampling": sampling_memory(
+                inputs, frozen, max(answers, num_later), prompt, config.max_new_tokens
+            ),
             "training": training,
         },
     )

@@ -41,13 +41,19 @@ def test_policies_that_weigh_pass_all_training_pairs() -> None:
 
 def test_expected_rewards_take_samples_first_and_rows_of_several_answers_in_every_step() -> None:
     samples = ExpectedRewardConfig(
-        num_prompts=12, num_held_out=5, num_responses=3, batch_size=4, max_new_tokens=20
+        num_prompts=12,
+        num_responses=3,
+        num_held_out=5,
+        held_out_responses=7,
+        batch_size=4,
+        max_new_tokens=20,
     )
     plain = _work("advantage_model", AdvantageModelConfig(train=TRAIN))
     work = _work("advantage_model", AdvantageModelConfig(train=TRAIN, expected_reward=samples))
-    assert (work.sampled_tokens, plain.sampled_tokens) == (17 * 3 * 20, 0)
+    answers = 12 * 3 + 5 * 7
+    assert (work.sampled_tokens, plain.sampled_tokens) == (answers * 20, 0)
     # A prompt of 10 tokens and three answers of 20 and an end token each.
-    assert work.forward_tokens - plain.forward_tokens == 17 * 3 * 10 + 5 * (10 + 3 * 21)
+    assert work.forward_tokens - plain.forward_tokens == answers * 10 + 5 * (10 + 7 * 21)
     assert work.trained_tokens - plain.trained_tokens == work.optimiser_steps * 4 * (10 + 3 * 21)
     assert work.phases["sampling"].frozen == 4 * (POLICY + TRUNK + 2 * HIDDEN)
     assert work.phases["training"].total >= plain.phases["training"].total
