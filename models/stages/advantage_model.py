@@ -12,6 +12,7 @@ Deviations from the paper:
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +36,7 @@ from trimtab.models.nets.freezing import num_frozen_layers
 from trimtab.models.nets.loading import load_policy, load_tokenizer, new_scorer, save_model
 from trimtab.models.nets.packing import Candidates, PackedBatch, pack
 from trimtab.models.nets.scoring import ADVANTAGE_SCALE, response_logprobs, reward_heads
+from trimtab.models.nets.trunk import hidden_states
 from trimtab.models.stages.reward_model import heads_of_terms, score_splits
 from trimtab.models.training import distributed
 from trimtab.models.training.batching import local_micro_batches
@@ -54,6 +56,8 @@ from trimtab.models.training.progress import write_json
 from trimtab.models.training.sampling import sample_answers
 from trimtab.models.training.scoring import with_trunk
 from trimtab.models.training.trunk_cache import cached_trunk
+
+RIDGE = 1e-4
 
 
 def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) -> None:
@@ -93,6 +97,8 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
             workdir=workdir,
             extras=StepExtras(term=term),
         )
+    if term is not None:
+        refit_expected_reward(model, term.rows)
     save_model(model, tokenizer, workdir / "output" / "model")
     summary |= score_splits(model, tokenizer, inputs, workdir / "output")
     if config.expected_reward is not None:
@@ -168,15 +174,38 @@ def _expected_reward_term(
         return None
     if "data" not in inputs:
         raise ValueError("expected_reward needs the input `data`, whose prompts the policy answers")
-    prompts = [row["prompt"] for row in _prompts(inputs)[: own.num_prompts]]
+    prompts = [row["prompt"] for row in _prompts(inputs, config.seed)[: own.num_prompts]]
     limit = context_length(model.config)
     rows = sample_answers(own, inputs["policy"], prompts, config.seed, workdir, limit)
     depth = num_frozen_layers(model, config.train.trainable_layers)
     return ExpectedRewardTerm(with_trunk(model, rows, depth), own.coef, own.batch_size)
 
 
-def _prompts(inputs: dict[str, Path]) -> list[dict[str, Any]]:
-    return read_rows(inputs["data"] / "policy_prompts.jsonl")
+@torch.no_grad()
+def refit_expected_reward(model: PreTrainedModel, rows: Sequence[Candidates]) -> None:
+    """Give e(x) the head that is best under eq. 7 for the trunk and the r that were trained.
+
+    While r is learned its mean moves on, and e(x), which learns it in small steps, is behind. The
+    head is linear: the least squares on all rows have a closed form, in float64, with a ridge of
+    RIDGE times the states' mean square.
+    """
+    mean, _ = mean_and_expected(model, rows)
+    states = torch.zeros(len(rows), model.score.in_features)
+    for part in local_micro_batches(rows, chunk_sizes.PASS_TOKENS):
+        batch = pack([rows[index] for index in part])
+        ends = batch.prompt_end.view(len(part), -1)[:, 0]
+        states[part] = hidden_states(model, batch)[ends]
+    x, y = states.double(), mean.double()
+    square = x.T @ x / len(x)
+    ridge = RIDGE * square.diagonal().mean() * torch.eye(len(square), dtype=x.dtype)
+    model.score.weight[1] = torch.linalg.solve(square + ridge, x.T @ y / len(x))
+
+
+def _prompts(inputs: dict[str, Path], seed: int) -> list[dict[str, Any]]:
+    """The policy's prompts in an order of the seed's: they may be sorted by what they ask for."""
+    rows = read_rows(inputs["data"] / "policy_prompts.jsonl")
+    random.Random(f"expected reward/{seed}").shuffle(rows)
+    return rows
 
 
 def _compare_held_out(
@@ -188,7 +217,7 @@ def _compare_held_out(
     """
     own = config.expected_reward
     assert own is not None
-    held_out = _prompts(inputs)[own.num_prompts :][: own.num_held_out]
+    held_out = _prompts(inputs, config.seed)[own.num_prompts :][: own.num_held_out]
     if len(held_out) < 2:
         return {}
     prompts, limit = [row["prompt"] for row in held_out], context_length(model.config)

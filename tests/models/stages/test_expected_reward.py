@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,12 @@ from trimtab.models.config.reward import ExpectedRewardConfig
 from trimtab.models.nets.loading import load_scorer, load_tokenizer, new_scorer
 from trimtab.models.nets.packing import Candidates, encode, pack
 from trimtab.models.nets.scoring import reward_heads
-from trimtab.models.stages.advantage_model import ExpectedRewardTerm, mean_and_expected
+from trimtab.models.nets.trunk import hidden_states
+from trimtab.models.stages.advantage_model import (
+    ExpectedRewardTerm,
+    mean_and_expected,
+    refit_expected_reward,
+)
 from trimtab.models.training.data import read_rows
 from trimtab.models.training.learner import ReplicatedLearner
 from trimtab.models.training.nll_term import with_term
@@ -100,6 +106,31 @@ def test_e_learns_what_the_policy_s_answers_are_worth(
     correlation = float(torch.corrcoef(both)[0, 1])
     assert summary["expected_reward_correlation"] == pytest.approx(correlation, abs=1e-4)
     assert summary["held_out_advantage"] == pytest.approx(float((both[1] - both[0]).mean()))
+
+
+def test_the_last_head_is_the_least_squares_of_all_samples(policy: Path) -> None:
+    """Then the error is orthogonal to every coordinate of the prompts' states."""
+    model = new_scorer(policy / "model", 2, 0).eval()
+    rng = random.Random(0)
+
+    def tokens(length: int) -> list[int]:
+        return [rng.randrange(5, 50) for _ in range(length)]
+
+    rows = [Candidates(tokens(4), (tokens(3), tokens(2))) for _ in range(200)]
+    reward_head = model.score.weight[0].clone()
+    before, _ = mean_and_expected(model, rows)
+    refit_expected_reward(model, rows)
+    mean, expected = mean_and_expected(model, rows)
+    assert torch.equal(mean, before) and torch.equal(model.score.weight[0], reward_head)
+    batch = pack(rows)
+    with torch.no_grad():
+        states = hidden_states(model, batch)[batch.prompt_end[::2]]
+    error = (mean - expected).double()
+    spread = (mean - mean.mean()).double().norm()
+    assert (states.double().T @ error).abs().max() < 0.02 * states.double().norm() * spread
+    assert error.norm() < spread
+    step = 0.01 * torch.randn(states.shape[1], generator=torch.Generator().manual_seed(0))
+    assert (error + states @ step).norm() > error.norm()
 
 
 def test_prompts_are_asked_for(
