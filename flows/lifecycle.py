@@ -110,7 +110,7 @@ def finish_run(
     results = {role: run.result(role) for role in run.roles}
     config = run.config
     rounds = range(2, (run.last_round or 1) + 1)
-    promoted = roles_of_round(champion, config.rounds).policy if champion else None
+    promoted = roles_of_round(champion, config.rounds.meta_rm_from).policy if champion else None
     summary = run.submit(
         REPORT,
         ReportConfig(
@@ -131,7 +131,7 @@ def finish_run(
     numbers = export_report(tracked, summary, results, name.name, name.about)
     rounds_to_keep = sorted(number for number in {champion, run.last_round} if number is not None)
     policies = {
-        number: run.result(roles_of_round(number, config.rounds).policy)
+        number: run.result(roles_of_round(number, config.rounds.meta_rm_from).policy)
         for number in rounds_to_keep
     }
     tracked.tracking.flush()  # the registry keeps policies in the MLflow run

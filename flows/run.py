@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from trimtab.flows.config import NUM_JUDGES, RoundsConfig, RunConfig, seeded
+from trimtab.flows.config import NUM_JUDGES, RunConfig, seeded
 from trimtab.flows.runner import resources_of
 from trimtab.models.config.judge import endpoints_of
 from trimtab.models.data.records import ArtifactRef
@@ -36,10 +36,10 @@ class RoundRoles:
     scorer: str
 
 
-def roles_of_round(number: int, rounds: RoundsConfig) -> RoundRoles:
+def roles_of_round(number: int, meta_rm_from: int) -> RoundRoles:
     """Round 1 is PPO-max with rehearsal, the arm `full`, on the Advantage Model or on MetaRM."""
     if number == 1:
-        scorer = "meta_rm_1" if rounds.meta_rm_from == 1 else "advantage_model"
+        scorer = "meta_rm_1" if meta_rm_from == 1 else "advantage_model"
         return RoundRoles("policy_full", "eval_full", scorer)
     return RoundRoles(f"policy_round_{number}", f"eval_round_{number}", f"meta_rm_{number}")
 

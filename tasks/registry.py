@@ -45,6 +45,13 @@ class Registered:
     artifacts: dict[str, StageResult]
 
 
+def _as_now(config: dict[str, Any]) -> dict[str, Any]:
+    """A stored configuration without settings that are gone (0.2.0: one that nothing read)."""
+    meta_rm = {**config["rounds"]["meta_rm"]}
+    meta_rm.pop("num_policies", None)
+    return {**config, "rounds": {**config["rounds"], "meta_rm": meta_rm}}
+
+
 def model_name(recipe: str) -> str:
     """The registered model of a recipe's policies; a registered model's own name stays."""
     return recipe if recipe.startswith(PREFIX) else f"{PREFIX}{recipe}"
@@ -214,6 +221,6 @@ def registered(recipe: str, which: str) -> Registered | None:
     return Registered(
         version,
         int(version.tags[ROUND]),
-        dict(manifest.config["config"]),
+        _as_now(manifest.config["config"]),
         {name: result_of(made[name]) for name in in_order},
     )

@@ -87,6 +87,11 @@ def cache_trunk(run: Run) -> None:
         )
 
 
+def prompts_for(run: Run) -> Future | None:
+    """The data whose prompts an Advantage Model's expected reward is learned on, if it is."""
+    return run["data"] if run.config.advantage_model.expected_reward is not None else None
+
+
 def trunk_for(run: Run, *trained: TrainConfig) -> Future | None:
     """The cached trunk; None if one of the trainers `trained` trains all layers."""
     if any(train.trainable_layers is None for train in trained):

@@ -161,7 +161,7 @@ def scorer_of(run: Run, arm: Arm) -> Future | list[Future]:
     if arm == "ppo_max_ensemble":
         return run.optimised_members
     roles: dict[Arm, str] = {
-        "full": roles_of_round(1, run.config.rounds).scorer,
+        "full": roles_of_round(1, run.config.rounds.meta_rm_from).scorer,
         "vanilla": "member_0",
         "ppo_max_rm": "reward_model",
         "ppo_max_safety": "helpfulness_model",

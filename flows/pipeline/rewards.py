@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trimtab.flows.pipeline.data import trunk_for
+from trimtab.flows.pipeline.data import prompts_for, trunk_for
 from trimtab.flows.run import Future, Run
 from trimtab.models.specs import ADVANTAGE_MODEL, META_RM, REWARD_MODEL
 from trimtab.tasks.resources import Resources, Slot
@@ -32,7 +32,7 @@ def train_scorers(run: Run) -> None:
         pairs=run["relabelled"],
         trunk=trunk_for(run, config.advantage_model.train),
         behaviour=behaviour,
-        data=run["data"] if config.advantage_model.expected_reward is not None else None,
+        data=prompts_for(run),
         resources=Resources(Slot(1, 2)),
     )
     if "full" in config.arms and config.rounds.meta_rm_from == 1:

@@ -52,8 +52,8 @@ def _start_round(run: Run, number: int) -> str:
 
     Returns the role of the judgement that decides.
     """
-    rounds = run.config.rounds
-    before, role = roles_of_round(number - 1, rounds), roles_of_round(number, rounds)
+    first = run.config.rounds.meta_rm_from
+    before, role = roles_of_round(number - 1, first), roles_of_round(number, first)
     _train_round(run, number, before, role)
     for judgement, opponent in (
         (f"judge_round_{number}", before.evaluation),

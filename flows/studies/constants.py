@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trimtab.flows.pipeline.data import trunk_for
+from trimtab.flows.pipeline.data import prompts_for, trunk_for
 from trimtab.flows.run import Run
 from trimtab.flows.studies.advantage_model import add_rehearsal, scorers
 from trimtab.flows.studies.part_two import DROPOUT
@@ -70,6 +70,7 @@ def num_policies(run: Run) -> None:
             pairs=run["pairs_raw"],
             trunk=trunk_for(run, config.train),
             behaviour=run["sft"],
+            data=prompts_for(run),
             label=f"Advantage Model, N = {value:g}",
         )
 

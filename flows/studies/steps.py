@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from trimtab.flows.pipeline.data import cache_trunk, prepare, trunk_for
+from trimtab.flows.pipeline.data import cache_trunk, prepare, prompts_for, trunk_for
 from trimtab.flows.pipeline.labels import ask_judge, audit_labels
 from trimtab.flows.pipeline.policies import measure
 from trimtab.flows.run import Run
@@ -75,6 +75,7 @@ def add_advantage_model(run: Run) -> None:
         preferences=run["preferences"],
         pairs=run["pairs_raw"],
         trunk=trunk_for(run, run.config.advantage_model.train),
+        data=prompts_for(run),
         label="Advantage Model, labels as given",
     )
 

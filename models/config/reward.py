@@ -257,9 +257,9 @@ class MetaRMConfig(StageConfig):
     )
     ascent_length: Positive | None = Field(
         None,
-        description="Length of the ascent step in steps of the optimiser, each train.learning_rate "
-        "times the root of the number of trained parameters; none: meta_learning_rate times the "
-        "gradient",
+        description="Length of the ascent step, in units of train.learning_rate times the root of "
+        "the number of trained parameters, about what AdamW moves in a step at that rate; none: "
+        "meta_learning_rate times the gradient",
     )
     keep_ascent: bool = Field(
         False,
@@ -277,6 +277,15 @@ class MetaRMConfig(StageConfig):
     )
     max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
     margin: Positive = Field(2.5, description="Bound m when the scorer is an Advantage Model")
+
+    @model_validator(mode="after")
+    def _theta_prime_can_be_saved(self) -> Self:
+        if self.keep_ascent and self.train.lora is not None:
+            raise ValueError(
+                "keep_ascent must be false with train.lora, found true: adapters are merged into "
+                "the weights before the last ascent"
+            )
+        return self
 
     @model_validator(mode="after")
     def _ascent_moves_whole_parameters(self) -> MetaRMConfig:

@@ -35,10 +35,15 @@ from trimtab.models.functional.masked import masked_mean
 from trimtab.models.nets.freezing import num_frozen_layers
 from trimtab.models.nets.loading import load_policy, load_tokenizer, new_scorer, save_model
 from trimtab.models.nets.packing import Candidates, PackedBatch, pack
-from trimtab.models.nets.scoring import ADVANTAGE_SCALE, response_logprobs, reward_heads
+from trimtab.models.nets.scoring import (
+    ADVANTAGE_SCALE,
+    read_rewards,
+    response_logprobs,
+    reward_heads,
+)
 from trimtab.models.nets.trunk import hidden_states
 from trimtab.models.stages.reward_model import heads_of_terms, score_splits
-from trimtab.models.training import distributed
+from trimtab.models.training import distributed, signals
 from trimtab.models.training.batching import local_micro_batches
 from trimtab.models.training.data import (
     Pairs,
@@ -57,7 +62,7 @@ from trimtab.models.training.sampling import sample_answers
 from trimtab.models.training.scoring import with_trunk
 from trimtab.models.training.trunk_cache import cached_trunk
 
-RIDGE = 1e-4
+_LEARNED = "learned_expected_reward"  # in a model's config.json
 
 
 def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) -> None:
@@ -98,7 +103,8 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
             extras=StepExtras(term=term),
         )
     if term is not None:
-        refit_expected_reward(model, term.rows)
+        refit_expected_reward(model.eval(), term.rows)
+        setattr(model.config, _LEARNED, True)
     save_model(model, tokenizer, workdir / "output" / "model")
     summary |= score_splits(model, tokenizer, inputs, workdir / "output")
     if config.expected_reward is not None:
@@ -183,22 +189,39 @@ def _expected_reward_term(
 
 @torch.no_grad()
 def refit_expected_reward(model: PreTrainedModel, rows: Sequence[Candidates]) -> None:
-    """Give e(x) the head that is best under eq. 7 for the trunk and the r that were trained.
+    """Move e's head to what eq. 7 asks of it for the trunk and the r that were trained.
 
     While r is learned its mean moves on, and e(x), which learns it in small steps, is behind. The
-    head is linear: the least squares on all rows have a closed form, in float64, with a ridge of
-    RIDGE times the states' mean square.
+    head is linear: a ridge regression of its error on all rows, towards the head that was trained.
+    How strong the ridge is, up to leaving the head alone, is what generalised cross-validation
+    finds best: samples are noisy, and there may be fewer prompts than states have numbers.
     """
-    mean, _ = mean_and_expected(model, rows)
     states = torch.zeros(len(rows), model.score.in_features)
+    error = torch.zeros(len(rows), dtype=torch.float64)
     for part in local_micro_batches(rows, chunk_sizes.PASS_TOKENS):
         batch = pack([rows[index] for index in part])
-        ends = batch.prompt_end.view(len(part), -1)[:, 0]
-        states[part] = hidden_states(model, batch)[ends]
-    x, y = states.double(), mean.double()
-    square = x.T @ x / len(x)
-    ridge = RIDGE * square.diagonal().mean() * torch.eye(len(square), dtype=x.dtype)
-    model.score.weight[1] = torch.linalg.solve(square + ridge, x.T @ y / len(x))
+        hidden = hidden_states(model, batch)
+        states[part] = hidden[batch.prompt_end.view(len(part), -1)[:, 0]]
+        rewards, expected = read_rewards(model, hidden, batch)
+        assert expected is not None
+        error[part] = (rewards - expected).view(len(part), -1).mean(1).double()
+    left, values, right = torch.linalg.svd(states.double(), full_matrices=False)
+    along = left.T @ error
+    squares, count = values.square(), len(rows)
+
+    def cross_validated(ridge: Tensor) -> Tensor:
+        kept = squares / (squares + ridge)
+        residual = error.square().sum() - ((1 - (1 - kept).square()) * along.square()).sum()
+        return count * residual / (count - kept.sum()).square()
+
+    ridges = [squares.max() * 10.0**power for power in range(-6, 7)]
+    ridge = min(ridges, key=cross_validated)
+    model.score.weight[1] += (right.T @ (values / (squares + ridge) * along)).float()
+
+
+def learned_expected_reward(model: PreTrainedModel) -> bool:
+    """Whether e(x) of a scorer has learned the mean reward of a policy's samples [AM eq. 7]."""
+    return bool(getattr(model.config, _LEARNED, False))
 
 
 def _prompts(inputs: dict[str, Path], seed: int) -> list[dict[str, Any]]:
@@ -217,6 +240,7 @@ def _compare_held_out(
     """
     own = config.expected_reward
     assert own is not None
+    signals.undefer()  # this has no checkpoints
     held_out = _prompts(inputs, config.seed)[own.num_prompts :][: own.num_held_out]
     if len(held_out) < 2:
         return {}

@@ -30,6 +30,7 @@ from trimtab.models.nets.freezing import num_frozen_layers, trained_parameters
 from trimtab.models.nets.loading import load_scorer, load_tokenizer, save_model
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.scoring import combined_heads, is_advantage_model, response_scores
+from trimtab.models.stages.advantage_model import learned_expected_reward, refit_expected_reward
 from trimtab.models.stages.reward_model import score_splits
 from trimtab.models.training import distributed
 from trimtab.models.training.batching import endless_batches, local_micro_batches
@@ -72,8 +73,11 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
         workdir=workdir,
         extras=StepExtras(ascend=ascent),
     )
+    model.eval()
     if config.keep_ascent:
         ascent.move(meta_rows)
+    if learned_expected_reward(model):
+        refit_expected_reward(model, meta_rows)
     after = spreads(model, meta_rows)
     save_model(model, tokenizer, workdir / "output" / "model")
     summary |= score_splits(model, tokenizer, inputs, workdir / "output")
@@ -114,7 +118,7 @@ class MetaAscent:
     def move(self, drawn: Sequence[Candidates]) -> tuple[_Gradients, Metrics]:
         """Move the parameters up the gradient of J over the rows; returns what can undo it.
 
-        The metric `ascent_length` is in steps of the optimiser.
+        The metric `ascent_length` is in the unit of the configuration's.
         """
         total = len(drawn) * distributed.replication(drawn)
         ascent = _Gradients(trained_parameters(self.model))
@@ -131,7 +135,6 @@ class MetaAscent:
         )
         moved = [value for value in ascent.sums if value is not None]
         norm = torch.stack([value.norm() for value in moved]).norm()
-        # What AdamW moves the parameters by, at its first step exactly.
         step_length = self.config.train.learning_rate * sum(map(torch.numel, moved)) ** 0.5
         rate = self.config.meta_learning_rate
         if self.config.ascent_length is not None:

@@ -102,7 +102,8 @@ def start_group(count: int) -> None:
             return
         children.append(child)
     listener.close()
-    signals.defer()  # a SIGTERM is for the ranks, which save first
+    # A SIGTERM is for the ranks, which save first. One to the group they have had already.
+    signal.signal(signal.SIGTERM, lambda *_: _kill(children, signal.SIGTERM))
     _end_as(children)
 
 
@@ -261,27 +262,35 @@ def _end_as_the_lost_one() -> NoReturn:
 
 
 def _end_as(children: Iterable[int]) -> NoReturn:
-    """Wait for ranks and end as they do; soon after one has failed, the others are killed.
+    """Wait for ranks and end as they do; soon after one has failed or stopped, others are killed.
 
-    Not at once: those who miss a rank that was killed may be the first to raise.
+    Not at once: those who miss a rank that was killed may be the first to raise. Nobody stops
+    before the first rank has saved.
     """
-    left, failed = set(children), 0
-    codes: list[int] = []
-    deadline = math.inf
-    while left and failed >= 0 and time.monotonic() < deadline:
-        child, status = os.waitpid(-1, os.WNOHANG if failed else 0)
+    left, code, deadline = set(children), 0, math.inf
+    while left and code >= 0 and time.monotonic() < deadline:
+        child, status = os.waitpid(-1, os.WNOHANG if code else 0)
         if not child:
             time.sleep(0.01)
             continue
         left.discard(child)
-        codes.append(os.waitstatus_to_exitcode(status))
-        if codes[-1] not in (0, signals.EXIT_STOPPED):
-            failed, deadline = codes[-1], time.monotonic() + _BLAME_SECONDS
+        ended = os.waitstatus_to_exitcode(status)
+        if ended and code in (0, signals.EXIT_STOPPED):
+            code = ended
+            seconds = _REAP_SECONDS if ended == signals.EXIT_STOPPED else _BLAME_SECONDS
+            deadline = time.monotonic() + seconds
+    _kill(left, signal.SIGKILL)
     for rank in left:
-        os.kill(rank, signal.SIGKILL)
-    if failed < 0:
-        os.kill(os.getpid(), -failed)
-    raise SystemExit(failed or max(codes))
+        os.waitpid(rank, 0)  # only then is its GPU's memory free
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    raise SystemExit(code)
+
+
+def _kill(ranks: Iterable[int], number: int) -> None:
+    for rank in ranks:
+        with suppress(ProcessLookupError):
+            os.kill(rank, number)
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -45,6 +45,13 @@ def defer() -> None:
     _flag.deferred = True
 
 
+def undefer() -> None:
+    """Let SIGTERM end the stage at once again, also one that came meanwhile."""
+    _flag.deferred = False
+    if _flag.raised:
+        stop()
+
+
 def stop_requested() -> bool:
     """Whether a SIGTERM has come since `install`: write a checkpoint, then call `stop`."""
     return _flag.raised

@@ -135,12 +135,20 @@ def _with_samples(
     parameters = inputs.shape.scorer_parameters(2)
     step = supervised_memory(inputs, train, parameters, drawn)["training"]
     frozen = inputs.policy_bytes + FLOAT_BYTES * parameters
-    training = max(work.phases["training"], step, key=lambda phase: phase.total)
+    samples = _answered(config, prompt, prompts)
+    training, scoring = work.phases["training"], work.phases["scoring"]
+    # Samples keep the output of the layers that are not trained.
+    passes, kept = 1, 0
+    if train.trainable_layers is not None:
+        passes, kept = 2, FLOAT_BYTES * samples.tokens * inputs.shape.hidden_size
+    training = replace(training, activations=max(training.activations, step.activations) + kept)
+    compared = scoring_memory(inputs, FLOAT_BYTES * parameters, _answered(later, prompt, held_out))
     return replace(
         work,
         sampled_tokens=(answers + num_later) * config.max_new_tokens,
         forward_tokens=work.forward_tokens
         + (answers + num_later) * prompt
+        + passes * samples.tokens
         + _answered(later, prompt, held_out).tokens,
         trained_tokens=work.trained_tokens + work.optimiser_steps * drawn.tokens,
         phases={
@@ -149,6 +157,7 @@ def _with_samples(
                 inputs, frozen, max(answers, num_later), prompt, config.max_new_tokens
             ),
             "training": training,
+            "scoring": max(scoring, compared, key=lambda phase: phase.total),
         },
     )
 

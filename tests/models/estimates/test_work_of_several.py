@@ -53,7 +53,8 @@ def test_expected_rewards_take_samples_first_and_rows_of_several_answers_in_ever
     answers = 12 * 3 + 5 * 7
     assert (work.sampled_tokens, plain.sampled_tokens) == (answers * 20, 0)
     # A prompt of 10 tokens and three answers of 20 and an end token each.
-    assert work.forward_tokens - plain.forward_tokens == answers * 10 + 5 * (10 + 7 * 21)
+    again = 12 * (10 + 3 * 21) + 5 * (10 + 7 * 21)  # once trained, those and new ones
+    assert work.forward_tokens - plain.forward_tokens == answers * 10 + again
     assert work.trained_tokens - plain.trained_tokens == work.optimiser_steps * 4 * (10 + 3 * 21)
     assert work.phases["sampling"].frozen == 4 * (POLICY + TRUNK + 2 * HIDDEN)
     assert work.phases["training"].total >= plain.phases["training"].total
