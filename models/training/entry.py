@@ -71,7 +71,7 @@ def _become_ranks(job: dict[str, Any]) -> None:
     is_group = uses_zero or (bool(gpus) and count > 1)
     distributed.limit_visible_gpus(gpus)
     if uses_zero:
-        _find_deepspeed(bool(gpus))
+        _prepare_deepspeed(bool(gpus))
     if is_group:
         distributed.start_group(count)
     else:
@@ -82,7 +82,7 @@ def _become_ranks(job: dict[str, Any]) -> None:
         distributed.join_group()
 
 
-def _find_deepspeed(has_gpus: bool) -> None:
+def _prepare_deepspeed(has_gpus: bool) -> None:
     if importlib.util.find_spec("deepspeed") is None:
         raise ValueError("ZeRO needs DeepSpeed: pip install 'trimtab[deepspeed]'")
     os.environ["DS_ACCELERATOR"] = "cuda" if has_gpus else "cpu"  # or it guesses

@@ -147,3 +147,10 @@ def test_weights_that_the_store_lacks_are_never_champion_again(
     assert "version 1 of trimtab-policy-oldest holds the weights of a later version" in caplog.text
     with pytest.raises(RegistryError, match="the store has its own no more"):
         roll_back("oldest", "1")
+
+
+def test_a_stored_configuration_is_read_without_settings_that_are_gone() -> None:
+    stored = {"seed": 3, "rounds": {"max_rounds": 2, "meta_rm": {"num_policies": 4.0, "seed": 1}}}
+    now = {"seed": 3, "rounds": {"max_rounds": 2, "meta_rm": {"seed": 1}}}
+    assert registry_module._as_now(stored) == now == registry_module._as_now(now)
+    assert "num_policies" in stored["rounds"]["meta_rm"]

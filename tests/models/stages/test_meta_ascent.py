@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from tests.models.conftest import run_stage
+from trimtab.models.config.reward import MetaRMConfig
+from trimtab.models.config.training import LoraConfig
 from trimtab.models.functional.meta_rm import difference_objective
-from trimtab.models.nets.loading import load_scorer
+from trimtab.models.nets.loading import load_scorer, load_tokenizer, save_model
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.scoring import response_scores
 from trimtab.models.stages.meta_rm import MetaAscent
@@ -62,7 +65,7 @@ def test_micro_batches_add_up_to_one(smoke_config: Any, advantage_model: Path) -
 
 
 def test_a_length_is_kept_whatever_the_gradient(smoke_config: Any, advantage_model: Path) -> None:
-    """In steps of the optimiser: AdamW's first one has the length alpha times the root of n."""
+    """In units of alpha times the root of n: a head that is 30 times as large changes nothing."""
     rows = [Candidates([7, 8, 9], ([10, 11], [12], [13, 14, 15])) for _ in range(4)]
     train = smoke_config.rounds.meta_rm.train.model_copy(update={"learning_rate": 2e-3})
     changes = {"train": train, "meta_batch": 4, "ascent_length": 0.25}
@@ -102,6 +105,35 @@ def test_theta_prime_is_an_ascent_on_the_whole_meta_set_from_theta(
     numbers = sum(value.numel() for value in difference)
     assert length == pytest.approx(2 * config.train.learning_rate * numbers**0.5, rel=1e-3)
     assert spreads[True] > spreads[False]
+
+
+def test_the_expected_reward_is_that_of_the_rewards_that_meta_rm_leaves(
+    tmp_path: Path,
+    smoke_config: Any,
+    world: Path,
+    policy: Path,
+    comparisons: Path,
+    advantage_model: Path,
+) -> None:
+    """Only where the scorer that came in had learned it [AM eq. 7]."""
+    learned = load_scorer(advantage_model / "model")
+    learned.config.learned_expected_reward = True
+    save_model(learned, load_tokenizer(advantage_model / "model"), tmp_path / "learned/model")
+    heads = {}
+    for scorer in (advantage_model, tmp_path / "learned"):
+        inputs = {"policy": policy, "scorer": scorer, "data": world, "preferences": comparisons}
+        folder = tmp_path / f"of-{scorer.name}"
+        output = run_stage("meta_rm", smoke_config.rounds.meta_rm, folder, **inputs)
+        heads[scorer.name] = load_scorer(output / "model").score.weight.detach()
+    plain, refitted = heads[advantage_model.name], heads["learned"]
+    assert torch.equal(plain[0], refitted[0])
+    assert not torch.equal(plain[1], refitted[1])
+
+
+def test_adapters_have_no_theta_prime(smoke_config: Any) -> None:
+    train = smoke_config.rounds.meta_rm.train.model_copy(update={"lora": LoraConfig()})
+    with pytest.raises(ValidationError, match=r"keep_ascent must be false with train\.lora"):
+        MetaRMConfig(train=train, keep_ascent=True)
 
 
 def _copied(model: PreTrainedModel) -> dict[str, Tensor]:
