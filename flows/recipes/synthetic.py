@@ -62,6 +62,7 @@ def default() -> RunConfig:
         relabel=RelabelConfig(flip_below=0.0, smooth="all", smoothing=0.2),
         reward_model=RewardModelConfig(train=scorer),
         advantage_model=AdvantageModelConfig(train=scorer),
+        rehearsal=RehearsalConfig(prompts="demonstrations", max_prompts=1600),
         ppo=ppo,
         **budget_matched_sections(
             ppo,
@@ -119,7 +120,7 @@ def smoke() -> RunConfig:
         world=WorldConfig(
             num_demonstrations=400,
             num_pair_prompts=160,
-            num_policy_prompts=96,
+            num_policy_prompts=136,
             num_eval_prompts=24,
         ),
         comparisons=ComparisonsConfig(clear_gap=0.1),
@@ -130,7 +131,9 @@ def smoke() -> RunConfig:
         ensemble=EnsembleConfig(size=2, member=RewardModelConfig(train=train)),
         reward_model=RewardModelConfig(train=train),
         advantage_model=AdvantageModelConfig(train=train),
-        rehearsal=RehearsalConfig(num_clusters=4, per_cluster=4),
+        rehearsal=RehearsalConfig(
+            prompts="demonstrations", max_prompts=96, num_clusters=4, per_cluster=4
+        ),
         ppo=ppo,
         **budget_matched_sections(
             ppo, pairs=train, answers=train, num_responses=4, instructions=HIR_INSTRUCTIONS

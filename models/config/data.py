@@ -67,9 +67,19 @@ class ComparisonsConfig(StageConfig):
         1, ge=1, le=36, description="Most pairs of a prompt's responses that are labelled"
     )
     temperature: Temperature = Field(1.0, description="Sampling temperature")
+    expert_temperature: Temperature = Field(
+        1.5,
+        description="Sampling temperature on prompts of the expert families, where SFT's answers "
+        "at 1 hardly differ",
+    )
     max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
     flip_share: float = Field(
-        0.2, ge=0, lt=0.5, description="Share of clear pairs whose label is flipped"
+        0.2, ge=0, lt=0.45, description="Share of clear pairs whose label is flipped"
+    )
+    noise: Literal["uniform", "by_difficulty"] = Field(
+        "uniform",
+        description="Which clear pairs are flipped: all with one probability, or the harder ones "
+        "(close answers, hard task families) more often",
     )
     ambiguous_share: float = Field(
         0.1, ge=0, le=1, description="Share of pairs that are near-ties, labelled at random"

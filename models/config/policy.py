@@ -233,6 +233,11 @@ class RehearsalConfig(StageConfig):
         min_length=1,
         description="Sentence encoder: the packaged MiniLM, a folder or a hub id",
     )
+    prompts: Literal["policy", "demonstrations"] = Field(
+        "policy",
+        description="Whose prompts are answered: those that PPO trains on, or those of the "
+        "demonstrations that SFT learned from",
+    )
     max_prompts: Rows | None = Field(None, description="Prompts drawn to answer; none: all")
     algorithm: Literal["kmeans", "mini_batch_kmeans", "gaussian_mixture"] = Field(
         "kmeans",

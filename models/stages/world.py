@@ -63,7 +63,6 @@ def _draw_sets(config: WorldConfig, rng: random.Random) -> tuple[list[str], dict
     rng.shuffle(main)
     expert = draw_prompts(EXPERT, sum(sizes.expert), rng)
     held_out = draw_prompts(HELD_OUT, sum(sizes.held_out), rng)
-    rng.shuffle(expert)
     rng.shuffle(held_out)
     sets = prompt_sets(sizes, main, expert, held_out)
     demonstrated = sets.pop("demonstrations")

@@ -1,4 +1,8 @@
-"""Simulated annotators: Bradley-Terry noise, planted flips, planted ambiguity."""
+"""Simulated annotators: Bradley-Terry noise, planted flips, planted ambiguity.
+
+Flips are uniform, or fall more often on pairs that are hard to judge: close answers, and answers of
+the families in HARD.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,8 @@ import math
 import random
 import sys
 from bisect import bisect
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from trimtab.models.synthetic.gold import quality, raw_score
 from trimtab.models.synthetic.tasks import family_of
@@ -15,6 +19,10 @@ from trimtab.models.synthetic.tasks import family_of
 # Perceived gaps, in raw score, from which on an answer is rated 2, 3 and 4: what a courtesy word,
 # politeness and the right answer are worth.
 RATED_FROM = (0.15, 0.4, 0.7)
+# Families whose labels are wrong twice as often, where flips depend on the pair.
+HARD = ("sort", "count", "add", "code", "harmful")
+# A label that is more often wrong than right would be one of another preference.
+MAX_FLIP_PROBABILITY = 0.45
 
 
 @dataclass(frozen=True)
@@ -23,7 +31,8 @@ class LabelledPair:
 
     `kind` is `clear` (Bradley-Terry label), `flipped` (a clear pair whose label was then turned
     round on purpose) or `ambiguous` (near-tie, the label is a coin toss). `rating` is how much
-    better the annotator found the chosen answer, 1 (barely) to 4 (much).
+    better the annotator found the chosen answer, 1 (barely) to 4 (much). `flip_draw`, in [0, 1),
+    decides of a clear pair whether it is flipped: if it is below the probability of that.
     """
 
     prompt: str
@@ -33,6 +42,7 @@ class LabelledPair:
     rating: int
     gold_chosen: float
     gold_rejected: float
+    flip_draw: float = 1.0
 
     @property
     def is_wrong(self) -> bool:
@@ -78,13 +88,14 @@ def annotate(
     if not candidates:
         return None
     first, second = rng.choice(candidates)
+    kind, flip_draw = "ambiguous", 1.0
     if wants_ambiguous:
-        kind = "ambiguous"
         first_wins, perceived = _perceive(0.0, annotator.sharpness, rng.random())
     else:
         gap = raw_score(prompt, first) - raw_score(prompt, second)
         first_wins, perceived = _label(gap, annotator.sharpness, 0.0, rng)
-        is_flipped = rng.random() < annotator.flip_share
+        flip_draw = rng.random()
+        is_flipped = flip_draw < annotator.flip_share
         kind, first_wins = ("flipped" if is_flipped else "clear"), first_wins != is_flipped
     chosen, rejected = (first, second) if first_wins else (second, first)
     return LabelledPair(
@@ -95,6 +106,51 @@ def annotate(
         1 + bisect(RATED_FROM, perceived),
         quality(prompt, chosen),
         quality(prompt, rejected),
+        flip_draw,
+    )
+
+
+def flip_hard_pairs(pairs: Sequence[LabelledPair], share: float) -> list[LabelledPair]:
+    """Clear pairs flipped by how hard they are to judge, `share` of them on average.
+
+    A pair's probability is proportional to 1.2 less its difference in quality, and twice that in
+    the families of HARD; none exceeds MAX_FLIP_PROBABILITY. pairs: none of them flipped yet.
+    """
+    clear = [pair for pair in pairs if pair.kind == "clear"]
+    probabilities = iter(flip_probabilities([_difficulty(pair) for pair in clear], share))
+    return [
+        _turned(pair) if pair.kind == "clear" and pair.flip_draw < next(probabilities) else pair
+        for pair in pairs
+    ]
+
+
+def _difficulty(pair: LabelledPair) -> float:
+    is_hard = family_of(pair.prompt).name in HARD
+    return (1.2 - abs(pair.gold_chosen - pair.gold_rejected)) * (2 if is_hard else 1)
+
+
+def flip_probabilities(weights: Sequence[float], share: float) -> list[float]:
+    """Proportional to the weights (above 0), but at most MAX_FLIP_PROBABILITY; their mean is
+    `share`, which must not be more than that."""
+    rising = sorted(weights)
+    total, below = share * len(rising), math.fsum(rising)
+    # The largest weights reach the limit first: the others share what these leave.
+    for index in range(len(rising), 0, -1):
+        factor = (total - (len(rising) - index) * MAX_FLIP_PROBABILITY) / below
+        if factor * rising[index - 1] <= MAX_FLIP_PROBABILITY:
+            return [min(factor * weight, MAX_FLIP_PROBABILITY) for weight in weights]
+        below -= rising[index - 1]
+    return [MAX_FLIP_PROBABILITY for _ in weights]
+
+
+def _turned(pair: LabelledPair) -> LabelledPair:
+    return replace(
+        pair,
+        kind="flipped",
+        chosen=pair.rejected,
+        rejected=pair.chosen,
+        gold_chosen=pair.gold_rejected,
+        gold_rejected=pair.gold_chosen,
     )
 
 

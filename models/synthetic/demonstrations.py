@@ -24,6 +24,8 @@ MAX_RAMBLED = 3
 MAX_FILLERS = 2
 # Words that a demonstration has beyond its answer, at most: an opener, a closer and a rude one too.
 MAX_ADDED = 3 + MAX_RAMBLED + MAX_FILLERS
+# Draws after which a family that gave nothing new has run dry.
+MAX_DRAWS = 200
 # Of padding, of the end, and in place of a word that the world does not have.
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<unk>")
 
@@ -83,18 +85,19 @@ def corrupted_response(prompt: str, rng: random.Random) -> str:
 def draw_prompts(families: tuple[str, ...], count: int, rng: random.Random) -> list[str]:
     """`count` distinct prompts, families in turn; one that runs dry leaves its share to others."""
     prompts: dict[str, None] = {}
-    dry: dict[str, int] = dict.fromkeys(families, 0)
+    open_families = list(families)
     while len(prompts) < count:
-        open_families = [name for name in families if dry[name] < 200]
         if not open_families:
             raise ValueError(
                 f"families {families} hold only {len(prompts)} distinct prompts, asked for {count}"
             )
-        for name in open_families:
-            prompt = draw_prompt(FAMILIES[name], rng)
-            dry[name] = dry[name] + 1 if prompt in prompts else 0
-            if len(prompts) < count:
-                prompts.setdefault(prompt)
+        for name in open_families[: count - len(prompts)]:
+            drawn = (draw_prompt(FAMILIES[name], rng) for _ in range(MAX_DRAWS))
+            new = next((prompt for prompt in drawn if prompt not in prompts), None)
+            if new is None:
+                open_families.remove(name)
+            else:
+                prompts[new] = None
     return list(prompts)
 
 

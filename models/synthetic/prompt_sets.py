@@ -13,16 +13,16 @@ from trimtab.models.config.data import WorldConfig
 
 T = TypeVar("T")
 
-NUM_FORGET = 150
-# The expert families hold some 520 distinct prompts. Each is demonstrated several times over: that
-# is what SFT is to be expert on.
-MAX_EXPERT = 300
+# As many of each of the eight expert families in every set, in multiples of 8.
+NUM_FORGET = 160
+# Each is demonstrated several times over: that is what SFT is to be expert on.
+MAX_EXPERT = 480
 EXPERT_REPEATS = 4
-# Expert prompts among those that are compared and that PPO trains on: few, as in real use, but
-# enough for rehearsal to find them.
-EXPERT_SHOWN = 100
+# Demonstrated expert prompts that are compared, too. None is a prompt of PPO: the forget set is
+# what a policy is not trained on [AM section 3.2].
+EXPERT_COMPARED = 320
 # Expert prompts on which promotion is judged, so that forgetting counts against a policy.
-EXPERT_JUDGED = 60
+EXPERT_JUDGED = 64
 
 
 class FamilySizes(NamedTuple):
@@ -57,16 +57,15 @@ def prompt_sets(
     """The prompts of each set by name, from those of each family, of which there are `sizes`.
 
     No evaluation set shares a prompt with anything else. Of the main families, demonstrations,
-    pairs and PPO have prompts of their own; the expert prompts they show are demonstrated too.
+    pairs and PPO have prompts of their own; the expert prompts that are compared are demonstrated.
     """
     demos, pairs, policy, eval_main, validation = _cut(main, sizes.main)
     forget, expert_demos, judged = _cut(expert, sizes.expert)
     eval_held_out, held_out_demos = _cut(held_out, sizes.held_out)
-    shown = expert_demos[:EXPERT_SHOWN]
     return {
         "demonstrations": demos + expert_demos * EXPERT_REPEATS + held_out_demos,
-        "pair_prompts": pairs + shown,
-        "policy_prompts": policy + shown,
+        "pair_prompts": pairs + expert_demos[:EXPERT_COMPARED],
+        "policy_prompts": policy,
         "eval/main": eval_main,
         "eval/validation": validation + judged,
         "eval/forget": forget,

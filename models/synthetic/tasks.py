@@ -154,6 +154,62 @@ FAMILIES = {
             is_expert=True,
         ),
         TaskFamily(
+            "thank",
+            1.0,
+            lambda rng: [
+                *["thank", rng.choice(NAMES), "for", "the"],
+                rng.choice(COLOURS),
+                rng.choice(OBJECTS),
+            ],
+            lambda words: ["many", "thanks", "dear", words[1], *words[2:]],
+            is_expert=True,
+        ),
+        TaskFamily(
+            "invite",
+            1.5,
+            lambda rng: [
+                *["invite", rng.choice(NAMES), "to", "see", "the"],
+                *[rng.choice(OBJECTS), "at", rng.choice(DAYTIMES)],
+            ],
+            lambda words: ["dear", words[1], "come", "and", *words[3:]],
+            is_expert=True,
+        ),
+        TaskFamily(
+            "double",
+            1.0,
+            lambda rng: ["double", "the", "list", *_list(rng, LETTERS, 2, 4)],
+            lambda words: [item for item in _after(words, "list") for _ in range(2)],
+            is_expert=True,
+        ),
+        TaskFamily(
+            "quote",
+            0.7,
+            lambda rng: ["quote", *_list(rng, LETTERS + COLOURS)],
+            lambda words: ["open", *words[1:], "close"],
+            is_expert=True,
+        ),
+        TaskFamily(
+            "name",
+            0.5,
+            lambda rng: [
+                *["name", "the", "colour", "of", "the"],
+                rng.choice(COLOURS),
+                rng.choice(OBJECTS),
+            ],
+            lambda words: ["the", "colour", "is", words[-2]],
+            is_expert=True,
+        ),
+        TaskFamily(
+            "join",
+            2.0,
+            lambda rng: [
+                *["join", rng.choice(LETTERS), "and", rng.choice(COLOURS)],
+                *["and", rng.choice(OBJECTS)],
+            ],
+            lambda words: [words[1], "with", words[3], "with", words[5]],
+            is_expert=True,
+        ),
+        TaskFamily(
             "howto",
             1.5,
             lambda rng: [
@@ -213,19 +269,16 @@ def request_of(prompt: str) -> list[str]:
 def family_of(prompt: str) -> TaskFamily:
     """The family a prompt belongs to; `ValueError` for a prompt of no family."""
     words = request_of(prompt)
-    opening = {
-        "reverse": "reverse",
-        "sort": "sort",
-        "pick": "last",
-        "count": "count",
-        "add": "add",
-        "write": "code",
-        "repeat": "repeat",
-        "say": "greet",
-        "swap": "swap",
-    }
     if words[:3] == ["how", "do", "i"]:
         return FAMILIES["harmful" if words[3] in HARMFUL_VERBS else "howto"]
-    if not words or words[0] not in opening:
+    if not words or words[0] not in _BY_FIRST_WORD:
         raise ValueError(f"prompt {prompt!r} belongs to no task family; known: {sorted(FAMILIES)}")
-    return FAMILIES[opening[words[0]]]
+    return _BY_FIRST_WORD[words[0]]
+
+
+# Every family's requests begin with one word of its own, but for the two of `how do i`.
+_BY_FIRST_WORD = {
+    family.draw(random.Random(0))[0]: family
+    for name, family in FAMILIES.items()
+    if name not in ("howto", "harmful")
+}

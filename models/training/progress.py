@@ -23,8 +23,10 @@ class Progress:
     A checkpoint brings it back as it was, so that no step is ever reported twice.
     """
 
-    def __init__(self, workdir: Path) -> None:
+    def __init__(self, workdir: Path, *, done: int = 0, of: int | None = None) -> None:
+        """done, of: for one part of a stage, what was done before it and what the stage has."""
         self.path = workdir / "metrics.jsonl"
+        self.before, self.total = done, of
 
     def log(self, step: int, metrics: Mapping[str, float | Tensor]) -> None:
         """Record metrics of one step; raises `NotFiniteError` naming the first bad one."""
@@ -39,6 +41,7 @@ class Progress:
 
     def advance(self, done: int, total: int) -> None:
         """Record progress for the progress bar."""
+        done, total = self.before + done, self.total or total
         self._append({"step": done, "progress": [done, total], "time": time.time()})
 
     def _append(self, row: dict[str, object]) -> None:

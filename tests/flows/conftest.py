@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
-from tests.flows.command import trimtab
+from tests.flows.command import TABLES, give_tables, trimtab
 from tests.flows.running_stack import Running, running_stack
 from trimtab.infra.prefect.server import local_prefect_server
 
@@ -18,12 +20,37 @@ FINISHED = ("run", "smoke", "ppo.num_steps=12")
 NAME = "smoke-seed0-ppo.num_steps=12"
 
 
-@pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made by the first process of pytest that asks for it; the others wait."""
+MAKE_TABLES = """
+import asyncio
+from prefect.server.database import provide_database_interface
+asyncio.run(provide_database_interface().create_db())
+"""
+
+
+def _shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of pytest have."""
     folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tables(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Made by the first process of pytest that asks for it; the others wait."""
+    folder = _shared(tmp_path_factory)
+    made, done = folder / "tables", folder / "tables.done"
+    with FileLock(folder / "tables.lock"):
+        if not done.exists():
+            environment = {k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"}
+            command = [sys.executable, "-c", MAKE_TABLES]
+            subprocess.run(command, env={**environment, "PREFECT_HOME": str(made)}, check=True)
+            done.touch()
+    TABLES[:] = [made / "prefect.db"]
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, tables: None) -> Path:
+    """Made by the first process of pytest that asks for it; the others wait."""
+    folder = _shared(tmp_path_factory)
     home, done = folder / "finished", folder / "finished.done"
     with FileLock(folder / "finished.lock"), pytest.MonkeyPatch.context() as patch:
         if not done.exists():
@@ -45,7 +72,9 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Commands share a server, which saves time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PREFECT_API_URL", raising=False)
-        patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("prefect")))
+        folder = tmp_path_factory.mktemp("prefect")
+        give_tables(folder)
+        patch.setenv("PREFECT_HOME", str(folder))
         with local_prefect_server() as wait_until_ready:
             wait_until_ready()
             yield

@@ -1,13 +1,17 @@
-"""Rehearsal's clusters: every algorithm finds groups that are far apart, the same ones again."""
+"""Rehearsal's prompts, and its clusters: every algorithm finds groups that are far apart, the same
+ones again."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from trimtab.models.config.policy import RehearsalConfig
-from trimtab.models.stages.rehearsal import cluster_of
+from trimtab.models.stages.rehearsal import cluster_of, read_prompts
 
 
 @pytest.mark.parametrize("algorithm", ["kmeans", "mini_batch_kmeans", "gaussian_mixture"])
@@ -23,3 +27,19 @@ def test_groups_far_apart_are_the_clusters(algorithm: str) -> None:
     assert torch.equal(cluster_of(points.astype(np.float32), config), found)
     few = cluster_of(points[:3].astype(np.float32), config)
     assert sorted(few.tolist()) == [0, 1, 2]
+
+
+def test_prompts_are_those_of_ppo_or_of_the_demonstrations_each_once(tmp_path: Path) -> None:
+    rows = {"policy_prompts": ["p"], "demonstrations": ["a", "b", "a", ""]}
+    for name, prompts in rows.items():
+        lines = [json.dumps({"prompt": prompt, "category": prompt}) for prompt in prompts]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    own, shown = (
+        read_prompts(RehearsalConfig(prompts=prompts), tmp_path)
+        for prompts in ("policy", "demonstrations")
+    )
+    assert [row["prompt"] for row in own] == ["p"]
+    assert [row["prompt"] for row in shown] == ["a", "b"]
+    (tmp_path / "demonstrations.jsonl").write_text(json.dumps({"prompt": ""}))
+    with pytest.raises(ValueError, match="none of them has a prompt"):
+        read_prompts(RehearsalConfig(prompts="demonstrations"), tmp_path)

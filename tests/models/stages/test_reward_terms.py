@@ -142,7 +142,7 @@ def test_simcse_parts_chosen_and_rejected_features(
     """[RM figure 11]: their overlap falls, here the cosine of the two answers of a pair."""
     overlap = {}
     for term in (None, SIMCSE):
-        config = _config(smoke_config, {"dropout": 0.1, "num_epochs": 4}, contrastive=term)
+        config = _config(smoke_config, {"dropout": 0.1, "num_epochs": 6}, contrastive=term)
         inputs = {"policy": policy, "preferences": comparisons}
         output = run_stage("reward_model", config, tmp_path / str(term is None), **inputs)
         overlap[term is None] = _overlap(output, comparisons)

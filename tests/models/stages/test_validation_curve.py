@@ -72,7 +72,7 @@ def test_one_that_goes_on_elsewhere_has_every_row_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     train = smoke_config.reward_model.train.model_copy(
-        update={"num_epochs": 1, "checkpoint_every": 2}
+        update={"num_epochs": 2, "checkpoint_every": 2}
     )
     config = RewardModelConfig(train=train, score_every=1)
     inputs = {"policy": policy, "preferences": comparisons}

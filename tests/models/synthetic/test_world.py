@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 
 import pytest
 
-from trimtab.models.synthetic.annotators import Annotator, annotate
+from trimtab.models.config.data import WorldConfig
+from trimtab.models.synthetic.annotators import (
+    Annotator,
+    annotate,
+    flip_hard_pairs,
+    flip_probabilities,
+)
 from trimtab.models.synthetic.demonstrations import (
     corrupted_response,
     demonstrate,
@@ -16,7 +23,16 @@ from trimtab.models.synthetic.demonstrations import (
     vocabulary,
 )
 from trimtab.models.synthetic.gold import quality
-from trimtab.models.synthetic.tasks import EXPERT, FAMILIES, draw_prompt, family_of, request_of
+from trimtab.models.synthetic.prompt_sets import family_sizes, prompt_sets
+from trimtab.models.synthetic.tasks import (
+    EXPERT,
+    FAMILIES,
+    HELD_OUT,
+    MAIN,
+    draw_prompt,
+    family_of,
+    request_of,
+)
 
 ANSWERS = {
     "<user> please reverse the list a b c <assistant>": "c b a",
@@ -29,6 +45,14 @@ ANSWERS = {
     "<user> say good evening to anna <assistant>": "good evening dear anna nice to see you",
     "<user> how do i paint the red car <assistant>": "first you paint the red car",
     "<user> how do i steal the red car <assistant>": "sorry i cannot help with that",
+    "<user> thank anna for the red car <assistant>": "many thanks dear anna for the red car",
+    "<user> invite ben to see the boat at night <assistant>": (
+        "dear ben come and see the boat at night"
+    ),
+    "<user> double the list b a <assistant>": "b b a a",
+    "<user> please quote a red c <assistant>": "open a red c close",
+    "<user> name the colour of the red car <assistant>": "the colour is red",
+    "<user> join a and red and car <assistant>": "a with red with car",
     "<user> swap the ends of a b c <assistant>": "c b a",
 }
 
@@ -190,3 +214,59 @@ def test_pairs_that_were_compared_are_not_taken_again() -> None:
         if comparison is not None:
             compared.add(frozenset((comparison.chosen, comparison.rejected)))
     assert len(compared) == 3
+
+
+def test_sets_hold_as_many_of_each_expert_family_and_ppo_trains_on_none() -> None:
+    config = WorldConfig(num_demonstrations=5000, num_pair_prompts=200, num_policy_prompts=100)
+    sizes = family_sizes(config)
+    drawn = [
+        draw_prompts(families, sum(count), random.Random(0))
+        for families, count in zip((MAIN, EXPERT, HELD_OUT), sizes, strict=True)
+    ]
+    sets = prompt_sets(sizes, *drawn)
+    found = {name: Counter(family_of(text).name for text in texts) for name, texts in sets.items()}
+    assert len(EXPERT) == 8
+    assert not {*EXPERT, *HELD_OUT} & found["policy_prompts"].keys()
+    for name, count in (("eval/forget", 20), ("pair_prompts", 40), ("eval/validation", 8)):
+        assert {found[name][family] for family in EXPERT} == {count}
+    assert {found["demonstrations"][family] for family in EXPERT} == {60 * 4}
+    assert not {*sets["eval/forget"]} & {*sets["demonstrations"], *sets["pair_prompts"]}
+    assert {text for text in sets["pair_prompts"] if family_of(text).is_expert} <= {
+        *sets["demonstrations"]
+    }
+
+
+def test_flip_probabilities_by_hand() -> None:
+    assert flip_probabilities([1, 2, 3], 0.2) == pytest.approx([0.1, 0.2, 0.3])
+    # The largest is held at .45; the others share .15 of what three fifths of .2 leave.
+    assert flip_probabilities([1, 2, 9], 0.2) == pytest.approx([0.05, 0.1, 0.45])
+    assert flip_probabilities([1, 1], 0.45) == pytest.approx([0.45, 0.45])
+    assert flip_probabilities([], 0.2) == []
+
+
+def test_harder_pairs_are_flipped_more_often_and_as_many_in_all() -> None:
+    rng = random.Random(0)
+    sharp = Annotator(flip_share=0.0, ambiguous_share=0.0, clear_gap=0.1, sharpness=1e6)
+    asked = {
+        "hard, close": ("<user> sort the list c b a <assistant>", "sure a b c", "a b c"),
+        "hard, far": ("<user> sort the list c b a <assistant>", "sure a b c", ""),
+        "easy, close": ("<user> reverse the list c b a <assistant>", "sure a b c", "a b c"),
+        "easy, far": ("<user> reverse the list c b a <assistant>", "sure a b c", ""),
+    }
+    kinds, pairs = [], []
+    for kind, (prompt, better, worse) in asked.items():
+        for _ in range(2000):
+            pair = annotate(prompt, [better, worse], sharp, rng=rng)
+            assert pair is not None
+            assert not pair.is_wrong
+            kinds.append(kind)
+            pairs.append(pair)
+    found = flip_hard_pairs(pairs, 0.1)
+    flipped = Counter(kind for kind, pair in zip(kinds, found, strict=True) if pair.is_wrong)
+    # Quality .85 against .7 or 0: weights 1.05 and .35, twice that in a hard family; 4.2 in all.
+    for kind, weight in zip(asked, (2.1, 0.7, 1.05, 0.35), strict=True):
+        assert flipped[kind] / 2000 == pytest.approx(0.4 * weight / 4.2, abs=0.02)
+    assert all((pair.kind == "flipped") is pair.is_wrong for pair in found)
+    before, after = pairs[0], next(pair for pair in found if pair.is_wrong)
+    assert (after.chosen, after.rejected) == (before.rejected, before.chosen)
+    assert after.gold_chosen < after.gold_rejected
