@@ -25,6 +25,15 @@ class EvaluateConfig(StageConfig):
     temperature: Temperature = Field(
         0.7, description="Sampling temperature of the evaluated answers"
     )
+    top_p: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Nucleus sampling: total probability of the tokens drawn from; 1: all tokens",
+    )
+    repetition_penalty: Positive = Field(
+        1.0, description="Repetition penalty of the evaluated answers; 1: none"
+    )
     max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
     num_candidates: Several = Field(
         1, description="Answers sampled per prompt, of which the scorer's best is evaluated"

@@ -56,7 +56,9 @@ def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
         tokenizer,
         encode_prompts(policy, tokenizer, prompts, config.max_new_tokens, config.instruction),
         config.num_candidates,
-        Sampling(config.temperature, config.max_new_tokens),
+        Sampling(
+            config.temperature, config.max_new_tokens, config.top_p, config.repetition_penalty
+        ),
         torch.Generator().manual_seed(config.seed),
         Progress(workdir),
     )

@@ -1,6 +1,7 @@
 """Stage `head_to_head`: win, tie or lose between two evaluated policies, with intervals.
 
-The outcome by the gold scorer is only reported. Promotion is decided on the validation prompts:
+Prompts of the forget set are few task families of many prompts each, and a policy loses a family as
+a whole: its intervals are over families. The outcome by the gold scorer is only reported. Promotion is decided on the validation prompts:
 in the synthetic world by annotators as noisy as those who labelled the pairs
 (what a team would pay people for), elsewhere by reward models that no policy was optimised against.
 Reward models of the same data share its errors, and so the policy's exploits: on the synthetic
@@ -10,13 +11,15 @@ world they promoted policies that the gold scorer finds no better.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from trimtab.models.config.reporting import EvaluateConfig
-from trimtab.models.statistics.intervals import net_interval
+from trimtab.models.statistics.estimates import family_ids, means_of
+from trimtab.models.statistics.intervals import effective_count, net_interval
 from trimtab.models.statistics.win_rates import bootstrap_interval, win_tie_lose
 from trimtab.models.synthetic.annotators import annotator_prefers_first
 from trimtab.models.synthetic.gold import raw_score
@@ -24,6 +27,7 @@ from trimtab.models.training.data import read_rows
 from trimtab.models.training.progress import write_json
 
 PROMOTION_SET = "validation"
+FORGET_SET = "forget"
 
 
 def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
@@ -42,6 +46,7 @@ def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
                 torch.tensor([a[measure] for a, _ in pairs], dtype=torch.float64),
                 torch.tensor([b[measure] for _, b in pairs], dtype=torch.float64),
                 config,
+                families=[a.get("category") for a, _ in pairs] if name == FORGET_SET else None,
             )
     decisive = f"{PROMOTION_SET}_judge_score"
     if config.has_gold:
@@ -77,14 +82,25 @@ def _annotate(
     return _outcome(values, torch.zeros_like(values), config)
 
 
-def _outcome(ours: torch.Tensor, theirs: torch.Tensor, config: EvaluateConfig) -> dict[str, Any]:
-    """Shares of win, tie and lose, the mean outcome (win 1, tie 0, lose -1) and its interval."""
+def _outcome(
+    ours: torch.Tensor,
+    theirs: torch.Tensor,
+    config: EvaluateConfig,
+    families: Sequence[str | None] | None = None,
+) -> dict[str, Any]:
+    """Shares of win, tie and lose, the mean outcome (win 1, tie 0, lose -1) and its interval.
+
+    families: of each prompt, where the intervals are over families and not over prompts.
+    """
     difference = ours - theirs
     outcome = torch.where(difference.abs() <= config.tie_margin, 0.0, difference.sign())
     shares = win_tie_lose(ours, theirs, config.tie_margin)
-    low, high = net_interval(shares["win"], shares["lose"], len(outcome))
+    clusters = None if families is None else family_ids(families)
+    count = effective_count(outcome, clusters)
+    low, high = net_interval(shares["win"], shares["lose"], count)
+    units = difference if clusters is None else means_of(difference, clusters)
     low_difference, high_difference = bootstrap_interval(
-        difference, num_resamples=config.num_resamples, seed=config.seed
+        units, num_resamples=config.num_resamples, seed=config.seed
     )
     return {
         **shares,

@@ -58,6 +58,17 @@ def cluster_ids(prompts: Iterable[str]) -> Tensor:
     return torch.tensor(prompt_rules.cluster_ids(prompts), dtype=torch.long)
 
 
+def family_ids(families: Sequence[str | None]) -> Tensor:
+    """(N,) long, equal for rows of one task family."""
+    known = {name: number for number, name in enumerate(dict.fromkeys(families))}
+    return torch.tensor([known[name] for name in families], dtype=torch.long)
+
+
+def means_of(values: Tensor, clusters: Tensor) -> Tensor:
+    """(C,) the mean of values (N,), any unit, in each cluster of ids (N,)."""
+    return torch.stack([values[clusters == which].mean() for which in clusters.unique()])
+
+
 def share_estimate(
     hits: Tensor | Sequence[bool] | Sequence[float], clusters: Tensor | None
 ) -> Estimate | None:

@@ -29,7 +29,9 @@ from trimtab.models.statistics.estimates import (
     Estimate,
     biased_estimate,
     cluster_ids,
+    family_ids,
     mean_estimate,
+    means_of,
     net_estimate,
 )
 
@@ -200,7 +202,8 @@ def _policy_claims(artifacts: Artifacts, by_name: dict[str, Policy], seed: int) 
 
 
 def _rehearsal_claim(artifacts: Artifacts, seed: int) -> list[Claim]:
-    """Mean judged score on the forget set, with minus without rehearsal, prompt by prompt."""
+    """Mean judged score on the forget set, with minus without rehearsal: of each task family, and
+    then over families, as a policy loses a family as a whole."""
     rows = [
         [row for row in artifacts.rows(role, "responses.jsonl") if row["set"] == "forget"]
         for role in ("eval_full", "eval_ppo_max_am")
@@ -211,12 +214,14 @@ def _rehearsal_claim(artifacts: Artifacts, seed: int) -> list[Claim]:
     with_it, without = (
         torch.tensor([float(row[measure]) for row in part], dtype=torch.float64) for part in rows
     )
-    gain = mean_estimate(with_it - without, seed)
+    families = family_ids([row.get("category") for row in rows[0]])
+    gain = mean_estimate(means_of(with_it - without, families), seed)
     name = "gold" if measure == "gold" else "held-out score"
     return [
         Claim(
             "rehearsal_keeps",
-            f"With rehearsal less is lost on the forget set (mean {name}, with minus without)",
+            f"With rehearsal less is lost on the forget set (mean {name} over its task families, "
+            "with minus without)",
             status_of(gain, 0.0, "above"),
             {"forget_gain": gain},
         )

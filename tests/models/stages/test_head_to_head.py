@@ -33,3 +33,35 @@ def test_a_few_wins_are_not_certain(tmp_path: Path, wins: int, is_promoted: bool
     squared = 1.959964**2
     assert found["net_low"] == pytest.approx((wins - squared) / (wins + squared), abs=1e-6)
     assert json.loads((output / "summary.json").read_text())["is_promoted"] is is_promoted
+
+
+def test_what_is_lost_of_the_forget_set_is_counted_by_family(tmp_path: Path) -> None:
+    """One of eight families is lost whole: no more is known than from eight cases."""
+    for name in ("ours", "theirs"):
+        rows = [
+            {
+                "set": place,
+                "prompt": f"{place} {at}",
+                "category": f"family {at % 8}",
+                "response": name,
+                "judge_score": float(name == "theirs" and at % 8 == 0),
+            }
+            for place in ("forget", "validation")
+            for at in range(160)
+        ]
+        write_rows(tmp_path / name / "responses.jsonl", rows)
+    output = run_stage(
+        "head_to_head",
+        EvaluateConfig(has_gold=False),
+        tmp_path / "work",
+        ours=tmp_path / "ours",
+        theirs=tmp_path / "theirs",
+    )
+    found = json.loads((output / "judgement.json").read_text())
+    forget, prompts = found["forget_judge_score"], found["validation_judge_score"]
+    assert forget["lose"] == prompts["lose"] == 0.125
+    assert forget["net"] == prompts["net"] == -0.125
+    assert prompts["net_high"] < 0 < forget["net_high"]
+    # Of eight draws from eight families none may be the lost one: (7/8)^8 = .34.
+    assert prompts["difference_high"] < forget["difference_high"] == 0.0
+    assert forget["difference_low"] == pytest.approx(-0.375)
