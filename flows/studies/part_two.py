@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 
-from trimtab.flows.pipeline.policies import judge_policies, train_policies
-from trimtab.flows.pipeline.rewards import train_scorers
-from trimtab.flows.pipeline.rounds import improve_in_rounds
+from trimtab.flows.pipeline.data import trunk_for
 from trimtab.flows.run import Run
 from trimtab.flows.studies.registry import arms
 from trimtab.flows.studies.steps import (
     AS_GIVEN,
     add_comparison,
+    add_outcome,
     add_policy,
     add_scorer,
     add_strength,
     relabel_config,
     with_changes,
 )
+from trimtab.models.config.base import PolicyPrompts
 from trimtab.models.config.reward import ContrastiveConfig, FeaturesConfig, RelabelConfig
-from trimtab.models.specs import FEATURES
-from trimtab.models.studies.variants import CONTRASTIVE, STRONGEST_TENTH, TREATMENTS
+from trimtab.models.specs import FEATURES, META_RM, PPO_MAX
+from trimtab.models.studies.variants import (
+    ROUND_ARMS,
+    SIMCSE_STRENGTHS,
+    STRONGEST_TENTH,
+    TREATMENTS,
+    WITH_DROPOUT,
+    Variant,
+)
 
 NUM_ROUNDS = 4
+NUM_ADAPTATION_ROUNDS = 2
+# A round's share of the recipe's PPO steps, and of its learning rate.
+SHARE_OF_STEPS = 1 / 3
+SHARE_OF_RATE = 1 / 6
 DROPOUT = 0.05  # [RM]
 
 
@@ -82,28 +93,27 @@ def free_policies(run: Run) -> None:
     """PPO without KL penalty on the five reward models."""
     for name, variant in TREATMENTS.items():
         add_scorer(run, name, relabel_config(run, variant))
-        _free_policy(run, name)
+        _free_policy(run, name, "baseline")
 
 
-def _free_policy(run: Run, name: str) -> None:
+def _free_policy(run: Run, name: str, baseline: str) -> None:
     add_scorer(run, "raw")
     free = with_changes(run.config.ppo, {"kl_coef": 0.0, "rehearsal_coef": 0.0})
     warned = with_changes(free.guard, {"action": "warn"})
     add_policy(run, f"free_{name}", with_changes(free, {"guard": warned}), f"scorer_{name}")
-    if name != "baseline":
-        add_comparison(run, f"versus_free_{name}", f"free_{name}", "free_baseline")
+    if name != baseline:
+        add_comparison(run, f"versus_free_{name}", f"free_{name}", f"free_{baseline}")
 
 
 @arms("part-2", "figure-11")
 def features_of_scorers(run: Run) -> None:
-    """What a plain reward model and one with SimCSE make of the test answers."""
-    add_scorer(run, "baseline")
-    _contrastive_scorer(run, "simcse_pairs")
-    for name in ("scorer_baseline", "scorer_simcse_pairs"):
-        run[f"features_{name}"] = run.submit(
+    """What reward models of one dropout, with and without SimCSE, make of the test answers."""
+    for name, variant in SIMCSE_STRENGTHS.items():
+        _contrastive_scorer(run, name, variant)
+        run[f"features_scorer_{name}"] = run.submit(
             FEATURES,
             FeaturesConfig(),
-            scorer=run[name],
+            scorer=run[f"scorer_{name}"],
             preferences=run["preferences"],
             label=f"features, {name}",
         )
@@ -111,34 +121,94 @@ def features_of_scorers(run: Run) -> None:
 
 @arms("part-2", "figure-12", "figure-13")
 def contrastive_policies(run: Run) -> None:
-    """PPO without KL penalty on contrastive reward models."""
-    add_scorer(run, "baseline")
-    _free_policy(run, "baseline")
-    for name in CONTRASTIVE:
-        _contrastive_scorer(run, name)
-        _free_policy(run, name)
+    """PPO without KL penalty on contrastive reward models, and on one of the same dropout."""
+    for name, variant in WITH_DROPOUT.items():
+        _contrastive_scorer(run, name, variant)
+        _free_policy(run, name, "dropout")
 
 
-def _contrastive_scorer(run: Run, name: str) -> None:
+def _contrastive_scorer(run: Run, name: str, variant: Variant) -> None:
     train = with_changes(run.config.reward_model.train, {"dropout": DROPOUT})
-    contrastive = ContrastiveConfig.model_validate(CONTRASTIVE[name].changes)
+    contrastive = ContrastiveConfig.model_validate(variant.changes) if variant.changes else None
     add_scorer(run, name, train=train, contrastive=contrastive)
 
 
-@arms("part-2", "table-2", "table-3", "figure-15", "figure-16", "figure-17")
+@arms("part-2", "table-2", "table-3", "figure-16", "figure-17")
 def rounds(run: Run) -> None:
-    """Every round there may be, and vanilla PPO beside them."""
-    if "eval_vanilla" in run.roles:
-        return
-    config = run.config
-    every = with_changes(config.rounds, {"max_rounds": NUM_ROUNDS, "promote": "always"})
-    changed = with_changes(config, {"arms": ("vanilla", "full"), "rounds": every})
-    whole = replace(run, config=changed)  # adds to the roles of `run`
-    add_strength(whole)
-    train_scorers(whole)
-    train_policies(whole)
-    judge_policies(whole)
-    improve_in_rounds(whole)
+    """Four rounds from SFT: on the reward model as it is, and as each kind of round trains it."""
+    for name in ROUND_ARMS:
+        _add_rounds(run, name, NUM_ROUNDS)
     for number in range(1, NUM_ROUNDS + 1):
-        name = "full" if number == 1 else f"round_{number}"
-        add_comparison(run, f"vanilla_versus_{name}", name, "vanilla")
+        for rival in ("plain", "eta_0"):
+            ours, theirs = f"meta_{number}", f"{rival}_{number}"
+            add_comparison(run, f"versus_{theirs}", ours, theirs)
+
+
+@arms("part-2", "figure-15")
+def adaptation(run: Run) -> None:
+    """Rounds on unlabelled prompts of the held-out family."""
+    for name in ("plain", "eta_0", "meta"):
+        _add_rounds(run, name, NUM_ADAPTATION_ROUNDS, "held_out", "adapted_")
+    for rival in ("plain", "eta_0"):
+        last = f"{rival}_{NUM_ADAPTATION_ROUNDS}"
+        ours = f"adapted_meta_{NUM_ADAPTATION_ROUNDS}"
+        add_comparison(run, f"versus_adapted_{last}", ours, f"adapted_{last}")
+
+
+def _add_rounds(
+    run: Run, arm: str, count: int, prompts: PolicyPrompts = "policy", prefix: str = ""
+) -> None:
+    """`policy_<prefix><arm>_<n>`: each from the one before, held near SFT, in steps so small that
+    the first leaves something to gain. Every MetaRM starts from the reward model `scorer_raw`."""
+    add_scorer(run, "raw")
+    whole, policy = run.config.ppo, "sft"
+    ppo = with_changes(
+        whole,
+        {
+            "prompts": prompts,
+            "rehearsal_coef": 0.0,
+            "num_steps": max(1, round(whole.num_steps * SHARE_OF_STEPS)),
+            "policy_learning_rate": whole.policy_learning_rate * SHARE_OF_RATE,
+        },
+    )
+    for number in range(1, count + 1):
+        name, scorer = f"{prefix}{arm}_{number}", "scorer_raw"
+        changes = ROUND_ARMS[arm].changes
+        if changes:
+            scorer = f"meta_rm_{name}"
+            _add_meta_rm(run, scorer, policy, number, {"prompts": prompts, **changes})
+        if f"policy_{name}" not in run.roles:
+            run[f"policy_{name}"] = run.submit(
+                PPO_MAX,
+                run.seeded(ppo, number),
+                policy=run[policy],
+                reference=run["sft"],
+                scorer=run[scorer],
+                data=run["data"],
+                label=f"PPO {name}",
+            )
+            add_outcome(run, name, scorer)
+        policy = f"policy_{name}"
+
+
+def _add_meta_rm(
+    run: Run, role: str, policy: str, number: int, changes: Mapping[str, object]
+) -> None:
+    if role in run.roles:
+        return
+    own = run.config.rounds.meta_rm
+    config = with_changes(
+        own, {"redraw_prompts": True, "num_held_out": own.num_prompts // 2, **changes}
+    )
+    run[role] = run.submit(
+        META_RM,
+        run.seeded(config, number),
+        scorer=run["scorer_raw"],
+        policy=run[policy],
+        data=run["data"],
+        preferences=run["preferences"],
+        pairs=run["pairs_raw"],
+        trunk=trunk_for(run, run.config.reward_model.train, config.train),
+        label=role.replace("_", " "),
+        resources=run.all_cores,
+    )

@@ -96,8 +96,6 @@ def add_policy(
     """
     if f"policy_{name}" in run.roles:
         return
-    if "eval_sft" not in run.roles:
-        measure(run, "sft", run["sft"], run["scorer_raw"])
     run[f"policy_{name}"] = run.submit(
         PPO_MAX,
         run.seeded(ppo),
@@ -108,7 +106,14 @@ def add_policy(
         rehearsal=run[rehearsed] if rehearsed else None,
         label=f"PPO {name}",
     )
-    measure(run, name, run[f"policy_{name}"], run[scored_by or "scorer_raw"])
+    add_outcome(run, name, scored_by or "scorer_raw")
+
+
+def add_outcome(run: Run, name: str, scorer: str) -> None:
+    """`eval_<name>` of `policy_<name>`, measured by a scorer, and `judge_<name>` against SFT."""
+    if "eval_sft" not in run.roles:
+        measure(run, "sft", run["sft"], run["scorer_raw"])
+    measure(run, name, run[f"policy_{name}"], run[scorer])
     add_comparison(run, f"judge_{name}", name, "sft")
 
 

@@ -6,7 +6,7 @@ Bounds are wide: they refuse impossible values, not unusual ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -37,6 +37,13 @@ Temperature = Annotated[float, Field(ge=1e-4, le=100)]
 # Weight of a term, or another number that may be 0.
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 # Above 0: a scale, a clip or a slope. What is divided by it stays finite in float32.
+PolicyPrompts = Annotated[
+    Literal["policy", "held_out"],
+    Field(
+        description="Whose prompts are answered: those for training policies, or, to adapt to them "
+        "without labels, those of the synthetic world's held-out family [RM section 3.2.2]"
+    ),
+]
 Positive = Annotated[float, Field(ge=1e-6, le=1e6)]
 # Type of a validation error whose message must not show the value, which may be a key.
 MAY_BE_SECRET = "may_be_secret"

@@ -18,7 +18,7 @@ from trimtab.models.config.base import (
 )
 
 # The task families of `trimtab.models.synthetic.tasks` have some 1,269,000 different prompts; the
-# held-out family is drawn at most 40,000 times.
+# held-out family is drawn at most 40,500 times.
 MAX_PROMPTS = 1_200_000
 
 

@@ -16,6 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from trimtab.models.config.base import (
     LearningRate,
     Passes,
+    PolicyPrompts,
     Positive,
     Rows,
     Score,
@@ -109,6 +110,7 @@ class PPOConfig(TrainerConfig):
     """PPO-max [PPO section 5.4]; every component is a switch."""
 
     seed: Seed = Field(0, description="Seed of prompt order and sampling")
+    prompts: PolicyPrompts = "policy"
     num_steps: Steps = Field(
         80, description="PPO steps, each a rollout batch and updates on it [AM: 100]"
     )

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from trimtab.models.config.base import (
     Passes,
+    PolicyPrompts,
     Positive,
     Rows,
     Seed,
@@ -268,7 +269,15 @@ class MetaRMConfig(StageConfig):
     )
     num_responses: int = Field(5, ge=2, le=1024, description="k, responses per prompt [META: 5]")
     meta_batch: Rows = Field(16, description="Prompts in a meta batch [META: 16]")
+    prompts: PolicyPrompts = "policy"
     num_prompts: Rows = Field(256, description="Prompts sampled for the meta set")
+    num_held_out: int = Field(
+        0,
+        ge=0,
+        le=100_000,
+        description="Prompts outside the meta set on whose answers score differences are measured "
+        "before and after, too",
+    )
     redraw_prompts: bool = Field(
         False, description="Draw the meta set's prompts anew in every round; else the first ones"
     )

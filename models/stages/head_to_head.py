@@ -1,11 +1,11 @@
 """Stage `head_to_head`: win, tie or lose between two evaluated policies, with intervals.
 
 Prompts of the forget set are few task families of many prompts each, and a policy loses a family as
-a whole: its intervals are over families. The outcome by the gold scorer is only reported. Promotion is decided on the validation prompts:
-in the synthetic world by annotators as noisy as those who labelled the pairs
-(what a team would pay people for), elsewhere by reward models that no policy was optimised against.
-Reward models of the same data share its errors, and so the policy's exploits: on the synthetic
-world they promoted policies that the gold scorer finds no better.
+a whole: its intervals are over families. The outcome by the gold scorer is only reported. Promotion
+is decided on the validation prompts: in the synthetic world by annotators as noisy as those who
+labelled the pairs (what a team would pay people for), elsewhere by reward models that no policy was
+optimised against. Reward models of the same data share its errors, and so the policy's exploits: on
+the synthetic world they promoted policies that the gold scorer finds no better.
 """
 
 from __future__ import annotations

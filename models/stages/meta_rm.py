@@ -34,7 +34,7 @@ from trimtab.models.stages.advantage_model import learned_expected_reward, refit
 from trimtab.models.stages.reward_model import score_splits
 from trimtab.models.training import distributed
 from trimtab.models.training.batching import endless_batches, local_micro_batches
-from trimtab.models.training.data import Pairs, context_length, read_pairs, read_rows, write_rows
+from trimtab.models.training.data import Pairs, context_length, read_pairs, read_prompts, write_rows
 from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
 from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.pair_batches import ComparedPairs, pair_batches_of, reward_loss
@@ -50,7 +50,8 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `scorer` (start), `policy` (current), `data`, `preferences`; `pairs`, `trunk`.
 
     The last two are optional. Output: model/ (same kind as the scorer that came in), scores.jsonl,
-    spreads.jsonl (of each meta prompt, before and after).
+    spreads.jsonl (of each prompt of the meta set, and of `num_held_out` others, the mean difference
+    of its answers' scores before and after).
     """
     tokenizer = load_tokenizer(inputs["scorer"] / "model")
     model = load_scorer(inputs["scorer"] / "model")
@@ -59,10 +60,12 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     states = cached_trunk(inputs, model)
     pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
     depth = num_frozen_layers(model, config.train.trainable_layers)
-    prompts = _meta_prompts(config, inputs["data"] / "policy_prompts.jsonl")
-    sampled = sample_answers(config, inputs["policy"], prompts, config.seed, workdir, limit)
-    meta_rows = with_trunk(model, sampled, depth)
-    before = spreads(model, meta_rows)
+    prompts, others = _prompts(config, inputs["data"])
+    asked = [*prompts, *others]
+    sampled = sample_answers(config, inputs["policy"], asked, config.seed, workdir, limit)
+    rows = with_trunk(model, sampled, depth)
+    meta_rows = rows[: len(prompts)]
+    before = spreads(model, rows)
     ascent = MetaAscent(config, model, meta_rows)
     summary = fit(
         model,
@@ -78,16 +81,23 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
         ascent.move(meta_rows)
     if learned_expected_reward(model):
         refit_expected_reward(model, meta_rows)
-    after = spreads(model, meta_rows)
+    after = spreads(model, rows)
     save_model(model, tokenizer, workdir / "output" / "model")
     summary |= score_splits(model, tokenizer, inputs, workdir / "output")
     summary["num_trained_pairs"] = len(pairs.rows)
-    means = {"score_spread_before": float(before.mean()), "score_spread_after": float(after.mean())}
-    summary |= means
-    per_prompt = zip(before.tolist(), after.tolist(), strict=True)
+    count = len(prompts)
+    for name, values in {"before": before, "after": after}.items():
+        summary[f"score_spread_{name}"] = float(values[:count].mean())
+        if others:
+            summary[f"held_out_spread_{name}"] = float(values[count:].mean())
     write_rows(
         workdir / "output" / "spreads.jsonl",
-        ({"before": before, "after": after} for before, after in per_prompt),
+        (
+            {"set": "meta" if index < count else "held_out", "before": before, "after": after}
+            for index, (before, after) in enumerate(
+                zip(before.tolist(), after.tolist(), strict=True)
+            )
+        ),
     )
     write_json(workdir / "output" / "summary.json", summary)
 
@@ -211,12 +221,14 @@ def _pair_loss(model: PreTrainedModel, pairs: Pairs, margin: float) -> LossFunct
     return reward_loss(model, pair_batches_of(pairs), compare=compare)
 
 
-def _meta_prompts(config: MetaRMConfig, path: Path) -> list[str]:
-    """The first prompts, or some that the seed draws, which is another in every round."""
-    prompts = [row["prompt"] for row in read_rows(path)]
+def _prompts(config: MetaRMConfig, folder: Path) -> tuple[list[str], list[str]]:
+    """Those of the meta set, and some outside it: the first prompts, or some that the seed draws,
+    which is another in every round."""
+    prompts = [row["prompt"] for row in read_prompts(folder, config.prompts)]
     if config.redraw_prompts:
         random.Random(f"meta prompts/{config.seed}").shuffle(prompts)
-    return prompts[: counts.num_taken(len(prompts), config.num_prompts)]
+    count = counts.num_taken(len(prompts), config.num_prompts)
+    return prompts[:count], prompts[count:][: config.num_held_out]
 
 
 def spreads(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:

@@ -8,13 +8,14 @@ was, it is the gold scorer of the synthetic world.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count, takewhile
 from statistics import fmean
 
 import torch
 
 from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError, Row
 from trimtab.models.reporting.run.labels import equal_groups, strength_groups, strength_rows
-from trimtab.models.statistics.calibration import auroc, spearman
+from trimtab.models.statistics.calibration import spearman
 from trimtab.models.studies.measures import (
     GIVEN,
     LOSE,
@@ -35,12 +36,20 @@ from trimtab.models.studies.measures import (
 )
 from trimtab.models.studies.registry import exhibit
 from trimtab.models.studies.results import Plot, SeedResult, bar_plot
-from trimtab.models.studies.variants import CONTRASTIVE, STRONGEST_TENTH, TREATMENTS, Variant
+from trimtab.models.studies.variants import (
+    CONTRASTIVE,
+    ROUND_ARMS,
+    SIMCSE_STRENGTHS,
+    STRONGEST_TENTH,
+    TREATMENTS,
+    WITH_DROPOUT,
+    Variant,
+)
 
 NUM_GROUPS = 10
 BINS = [-4 + 0.25 * index for index in range(33)]  # of strength over its spread between pairs
 DENOISED = ("flip", "flip_margin", "soft_margin")
-WITH_BASELINE = {"baseline": TREATMENTS["baseline"]} | CONTRASTIVE
+BETWEEN, WITHIN = "cosine, other pairs, different labels", "cosine, other pairs, same label"
 MONITORS = ("score", "gold", "kl", "perplexity")
 GIVEN_LABELS, BOTH_LABELS = "given labels", "labels both give"
 OVERFITTED = f"overfitted: best less last, {GIVEN_LABELS}"
@@ -456,7 +465,8 @@ def figure_9(artifacts: Artifacts) -> SeedResult:
 )
 def figure_10(artifacts: Artifacts) -> SeedResult:
     """The five policies against SFT and against the baseline's."""
-    return _policies_of(artifacts, TREATMENTS, "all four methods' policies beat the baseline's")
+    words = "all four methods' policies beat the baseline's"
+    return _policies_of(artifacts, TREATMENTS, "baseline", words)
 
 
 @exhibit(
@@ -466,37 +476,65 @@ def figure_10(artifacts: Artifacts) -> SeedResult:
     claim="With SimCSE the features of chosen and rejected answers overlap less",
 )
 def figure_11(artifacts: Artifacts) -> SeedResult:
-    """Features of chosen and rejected test answers, with and without SimCSE.
+    """Features of better and worse test answers, by the weight of SimCSE, at one dropout.
 
-    Overlap is how well neighbours mix: of each answer's 15 nearest in feature space, the share of
-    the other label over what chance gives; 1 is complete overlap.
+    By right labels where they are known. Overlap is how well neighbours mix: of each answer's 15
+    nearest in feature space, the share of the other label over what chance gives; 1 is complete
+    overlap. SimCSE spreads all features: that it parts the labels shows in a cosine that falls
+    further between labels than within one.
     """
     table, plots = {}, []
-    for role, words in (("scorer_baseline", "baseline"), ("scorer_simcse_pairs", "with SimCSE")):
-        rows = artifacts.rows(f"features_{role}", "features.jsonl")
-        is_chosen = torch.tensor([bool(row["is_chosen"]) for row in rows])
-        scores = torch.tensor([row["score"] for row in rows], dtype=torch.float64)
-        table[words] = {
-            "overlap of neighbours": fmean(row["mixed"] for row in rows),
-            "AUROC of the score": float(auroc(scores, is_chosen)),
+    for name, variant in SIMCSE_STRENGTHS.items():
+        measured = artifacts.document(f"features_scorer_{name}", "overlap.json")
+        found = measured.get("right") or measured["given"]
+        table[variant.label] = {
+            "overlap of neighbours": found["mixing"],
+            "cosine, the answers of a pair": found["pair"],
+            BETWEEN: found["between"],
+            WITHIN: found["within"],
+            **accuracies(artifacts, f"scorer_{name}"),
         }
-        plots.append(
-            Plot(
-                f"Features of test answers, {words}",
-                "t-SNE, first axis (no unit)",
-                "t-SNE, second axis (no unit)",
-                {
-                    name: (
-                        [row["x"] for row in rows if row["is_chosen"] is flag],
-                        [row["y"] for row in rows if row["is_chosen"] is flag],
-                    )
-                    for name, flag in (("chosen", True), ("rejected", False))
-                },
-                kind="points",
+        if name in ("dropout", "simcse_1"):
+            plots.append(_plane(artifacts, f"features_scorer_{name}", variant.label))
+    alone = table[SIMCSE_STRENGTHS["dropout"].label]
+    ours = table[SIMCSE_STRENGTHS["simcse_1"].label]
+    return SeedResult(
+        table,
+        checks={
+            "with SimCSE neighbours mix less": ours["overlap of neighbours"]
+            < alone["overlap of neighbours"],
+            "the cosine falls further between labels than within one": alone[BETWEEN]
+            - ours[BETWEEN]
+            > alone[WITHIN] - ours[WITHIN],
+        },
+        plots=[
+            *plots,
+            bar_plot(
+                "Cosines of test answers, by the weight of SimCSE",
+                "reward model",
+                "mean cosine of two answers' features",
+                {name: [row[name] for row in table.values()] for name in (BETWEEN, WITHIN)},
+                ticks=[name.replace(", ", ",\n") for name in table],
+            ),
+        ],
+    )
+
+
+def _plane(artifacts: Artifacts, role: str, words: str) -> Plot:
+    rows = artifacts.rows(role, "features.jsonl")
+    return Plot(
+        f"Features of test answers, {words}",
+        "t-SNE, first axis (no unit)",
+        "t-SNE, second axis (no unit)",
+        {
+            name: (
+                [row["x"] for row in rows if row["is_chosen"] is flag],
+                [row["y"] for row in rows if row["is_chosen"] is flag],
             )
-        )
-    mixed = [row["overlap of neighbours"] for row in table.values()]
-    return SeedResult(table, {"with SimCSE the features overlap less": mixed[1] < mixed[0]}, plots)
+            for name, flag in (("chosen", True), ("rejected", False))
+        },
+        kind="points",
+    )
 
 
 @exhibit(
@@ -507,7 +545,7 @@ def figure_11(artifacts: Artifacts) -> SeedResult:
 )
 def figure_12(artifacts: Artifacts) -> SeedResult:
     """PPO without KL penalty on contrastive reward models."""
-    curves = curves_of(artifacts, WITH_BASELINE, "free_")
+    curves = curves_of(artifacts, WITH_DROPOUT, "free_")
     table = curves_table(curves)
     for name, curve in curves.items():
         table[name]["unevenness of the score"] = unevenness(curve.score)
@@ -516,7 +554,7 @@ def figure_12(artifacts: Artifacts) -> SeedResult:
         table,
         checks={
             "the score grows more evenly than the baseline's": ours
-            < table["baseline"]["unevenness of the score"]
+            < table[WITH_DROPOUT["dropout"].label]["unevenness of the score"]
         },
         plots=curve_plots(curves, MONITORS),
     )
@@ -531,25 +569,28 @@ def figure_12(artifacts: Artifacts) -> SeedResult:
 )
 def figure_13(artifacts: Artifacts) -> SeedResult:
     """The contrastive policies against SFT and against the baseline's."""
-    result = _policies_of(artifacts, WITH_BASELINE, "most contrastive policies beat the baseline's")
+    words = "most contrastive policies beat the baseline's"
+    result = _policies_of(artifacts, WITH_DROPOUT, "dropout", words)
     nets = {
         each.label: result.table[each.label]["net, against the baseline"]
         for each in CONTRASTIVE.values()
     }
     checks = {
-        "most contrastive policies beat the baseline's": sum(n > 0 for n in nets.values()) > 2,
+        words: sum(n > 0 for n in nets.values()) > 2,
         "SimCSE on pairs is the best": max(nets, key=lambda name: nets[name]) == "SimCSE, pairs",
     }
     return SeedResult(result.table, checks, result.plots)
 
 
-def _policies_of(artifacts: Artifacts, variants: Mapping[str, Variant], claim: str) -> SeedResult:
-    """The policies `free_<name>` against SFT and against `free_baseline`."""
+def _policies_of(
+    artifacts: Artifacts, variants: Mapping[str, Variant], baseline: str, claim: str
+) -> SeedResult:
+    """The policies `free_<name>` against SFT and against `free_<baseline>`."""
     sft = {v.label: outcome(artifacts, f"judge_free_{name}") for name, v in variants.items()}
     base = {
         variant.label: outcome(artifacts, f"versus_free_{name}")
         for name, variant in variants.items()
-        if name != "baseline"
+        if name != baseline
     }
     nobody = {WIN: 0.0, TIE: 1.0, LOSE: 0.0, NET: 0.0}
     table = {
@@ -573,21 +614,37 @@ def _policies_of(artifacts: Artifacts, variants: Mapping[str, Variant], claim: s
     "part-2",
     "table-2",
     shows="MetaRM rounds against SFT",
-    claim="Wins rise over the first rounds; the last one declines",
+    claim="Wins rise over the first rounds, by more than without MetaRM; the last one declines",
     printed="wins 44, 65, 69, 64 (harmless), 39, 62, 73, 67 (helpful)",
 )
 def table_2(artifacts: Artifacts) -> SeedResult:
-    """Every round against SFT."""
-    table = {f"round {n}": outcome(artifacts, role) for n, role in _rounds(artifacts).items()}
-    nets = [row[NET] for row in table.values()]
+    """Every round against SFT: with MetaRM, with eta 0, and on the reward model as it is."""
+    rounds = {name: _rounds(artifacts, name) for name in ROUND_ARMS}
+    nets = {name: [outcome(artifacts, role)[NET] for role in rounds[name]] for name in rounds}
+    table = {
+        f"{ROUND_ARMS[name].label}, round {number}": outcome(artifacts, role)
+        for name, roles in rounds.items()
+        for number, role in enumerate(roles, start=1)
+    }
+    ours = nets["meta"]
+    numbers = [float(number) for number in range(1, len(ours) + 1)]
     return SeedResult(
         table,
         checks={
-            "the second round beats SFT by more than the first": nets[1] > nets[0],
-            "the last round is not the best": max(nets) > nets[-1],
-            "every round beats SFT": min(nets) > 0,
+            "the second round beats SFT by more than the first": ours[1] > ours[0],
+            "the last round is not the best": max(ours) > ours[-1],
+            "every round beats SFT": min(ours) > 0,
+            "the best round is better than the best without MetaRM": max(ours) > max(nets["plain"]),
+            "the best round is better than the best with eta 0": max(ours) > max(nets["eta_0"]),
         },
-        plots=[outcome_plot("Rounds against SFT", table, "SFT")],
+        plots=[
+            Plot(
+                "Rounds against SFT",
+                "round",
+                "wins minus losses, main prompts",
+                {ROUND_ARMS[name].label: (numbers, values) for name, values in nets.items()},
+            )
+        ],
     )
 
 
@@ -599,78 +656,93 @@ def table_2(artifacts: Artifacts) -> SeedResult:
     printed="69/28/3 against SFT, 54/31/15 against PPO (harmless)",
 )
 def table_3(artifacts: Artifacts) -> SeedResult:
-    """The best round against SFT and vanilla PPO."""
-    return _best_round(artifacts, "main")
+    """The best round against SFT, and against PPO-max on the reward model of as many steps."""
+    rounds = _rounds(artifacts, "meta")
+    nets = [outcome(artifacts, role)[NET] for role in rounds]
+    best = nets.index(max(nets)) + 1
+    return _against_rivals(artifacts, rounds[best - 1], f"versus_{{}}_{best}", "main")
 
 
 @exhibit(
     "part-2",
     "figure-15",
     shows="The same on a task family that the reward model never saw",
-    claim="Out of distribution the method still beats both, by less",
+    claim="Out of distribution the method still beats both",
     printed="no numbers in the text",
 )
 def figure_15(artifacts: Artifacts) -> SeedResult:
-    """The same on a task family that nobody labelled pairs of."""
-    result = _best_round(artifacts, "held_out")
-    inside = _best_round(artifacts, "main").table["SFT"][NET]
-    less = {"by less than in distribution": result.table["SFT"][NET] < inside}
-    return SeedResult(result.table, result.checks | less, result.plots)
+    """Rounds on unlabelled prompts of a family that no pair is of, MetaRM's answers among them."""
+    rounds = _rounds(artifacts, "adapted_meta")
+    role = f"versus_adapted_{{}}_{len(rounds)}"
+    return _against_rivals(artifacts, rounds[-1], role, "held_out")
 
 
-def _best_round(artifacts: Artifacts, eval_set: str) -> SeedResult:
-    """The round that did best against SFT on the main prompts, on the prompts of a set."""
-    rounds = _rounds(artifacts)
-    best = max(rounds, key=lambda number: outcome(artifacts, rounds[number])[NET])
-    name = "full" if best == 1 else f"round_{best}"
-    table = {
-        "SFT": outcome(artifacts, rounds[best], eval_set),
-        "vanilla PPO": outcome(artifacts, f"vanilla_versus_{name}", eval_set),
+def _against_rivals(artifacts: Artifacts, judged: str, versus: str, eval_set: str) -> SeedResult:
+    """A MetaRM policy against SFT and the policies of as many steps of the other arms.
+
+    versus: the role of its comparison with an arm, whose name is filled in.
+    """
+    table = {"SFT": outcome(artifacts, judged, eval_set)} | {
+        f"PPO-max, {ROUND_ARMS[name].label}": outcome(artifacts, versus.format(name), eval_set)
+        for name in ("plain", "eta_0")
     }
     return SeedResult(
         table,
-        checks={f"the best round beats {rival}": row[NET] > 0 for rival, row in table.items()},
-        plots=[outcome_plot("The best round", table, "the policy named")],
+        checks={f"it beats {rival}": row[NET] > 0 for rival, row in table.items()},
+        plots=[outcome_plot("The MetaRM policy", table, "the policy named")],
     )
 
 
-def _rounds(artifacts: Artifacts) -> dict[int, str]:
-    """Rounds to their judgement against SFT."""
-    found = {1: "judge_full"}
-    number = 2
-    while artifacts.has(f"judge_round_{number}_sft"):
-        found[number] = f"judge_round_{number}_sft"
-        number += 1
-    return found
+def _rounds(artifacts: Artifacts, arm: str) -> list[str]:
+    """The judgements of an arm's rounds against SFT."""
+    roles = takewhile(artifacts.has, (f"judge_{arm}_{number}" for number in count(1)))
+    return list(roles)
 
 
 @exhibit(
     "part-2",
     "figure-16",
     shows="Score differences between answers to one prompt, before and after MetaRM",
-    claim="MetaRM spreads the scores of different answers to a prompt apart",
+    claim="MetaRM spreads the scores of different answers to a prompt apart, more than training on",
 )
 def figure_16(artifacts: Artifacts) -> SeedResult:
-    """Score differences between answers to one prompt, before and after round 2's MetaRM."""
-    rows = artifacts.rows("meta_rm_2", "spreads.jsonl")
-    if not rows:
-        raise ReportInputError("meta_rm_2 left no spreads.jsonl: rounds must be at least 2")
-    before, after = ([row[name] for row in rows] for name in ("before", "after"))
-    widest = max(*before, *after) or 1.0
+    """Score differences between answers to one prompt outside the meta set, in the first round.
+
+    All arms start from one reward model and SFT's answers. eta 0 is as much training without the
+    ascent.
+    """
+    spreads = {
+        name: [
+            row
+            for row in artifacts.rows(f"meta_rm_{name}_1", "spreads.jsonl")
+            if row["set"] == "held_out"
+        ]
+        for name in ("eta_0", "meta", "meta_kept")
+    }
+    if not all(spreads.values()):
+        raise ReportInputError(
+            "no score differences outside the meta set: there must be more prompts than "
+            "rounds.meta_rm.num_prompts"
+        )
+    values = {"before MetaRM": [row["before"] for row in spreads["meta"]]} | {
+        f"after, {ROUND_ARMS[name].label}": [row["after"] for row in rows]
+        for name, rows in spreads.items()
+    }
+    widest = max(map(max, values.values())) or 1.0
+    means = {name: fmean(row) / widest for name, row in values.items()}
+    before, without, ours, _ = means.values()
     return SeedResult(
-        table={
-            "mean difference / the largest": {
-                "before MetaRM": fmean(before) / widest,
-                "after MetaRM": fmean(after) / widest,
-            }
+        table={name: {"mean difference / the largest": mean} for name, mean in means.items()},
+        checks={
+            "after MetaRM answers' scores lie further apart": ours > before,
+            "and further than after as much training with eta 0": ours > without,
         },
-        checks={"after MetaRM answers' scores lie further apart": fmean(after) > fmean(before)},
         plots=[
             Plot(
                 "Score differences between answers to one prompt",
                 "mean difference / the largest of all prompts",
                 "prompts in a bin of a tenth (%)",
-                {"before": _shares(before, widest), "after": _shares(after, widest)},
+                {name: _shares(row, widest) for name, row in values.items()},
             )
         ],
     )
@@ -689,18 +761,23 @@ def _shares(values: list[float], widest: float) -> tuple[list[float], list[float
     claim="In each round the score rises; KL stays below vanilla PPO's",
 )
 def figure_17(artifacts: Artifacts) -> SeedResult:
-    """Training curves of vanilla PPO and of the rounds."""
-    names = {"vanilla PPO": "vanilla", "round 1": "full"}
-    names |= {f"round {n}": f"round_{n}" for n in _rounds(artifacts) if n > 1}
-    curves = {words: curve_of(artifacts, name) for words, name in names.items()}
-    table = curves_table(curves)
-    ours = [curve for words, curve in curves.items() if words != "vanilla PPO"]
+    """Training curves of MetaRM's rounds, and of PPO-max on the reward model in as many steps."""
+    numbers = range(1, len(_rounds(artifacts, "meta")) + 1)
+    ours, plain = (
+        {f"{ROUND_ARMS[arm].label}, round {n}": curve_of(artifacts, f"{arm}_{n}") for n in numbers}
+        for arm in ("meta", "plain")
+    )
+    curves = ours | plain
     return SeedResult(
-        table,
+        curves_table(curves),
         checks={
-            "the score rises in every round": all(last(gained(curve)) > 0 for curve in ours),
-            "in every round KL ends below vanilla PPO's": max(last(curve.kl) for curve in ours)
-            < last(curves["vanilla PPO"].kl),
+            "the score rises in every round": all(
+                last(gained(curve)) > 0 for curve in ours.values()
+            ),
+            "in every round KL ends below that on the reward model as it is": all(
+                last(mine.kl) < last(theirs.kl)
+                for mine, theirs in zip(ours.values(), plain.values(), strict=True)
+            ),
         },
         plots=curve_plots(curves, MONITORS),
     )

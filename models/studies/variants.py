@@ -73,6 +73,15 @@ STRONGEST_TENTH = {
     "tenth_10_soft": Variant("soft labels", {"smooth": "all"}),
     "tenth_10_soft_margin": Variant("soft labels + margin", {"smooth": "all", **_MARGIN}),
 }
+# [RM section 3.2] How each round trains the reward model before PPO: changes of MetaRMConfig;
+# without changes, not at all. The length of the ascent is not in the paper.
+_ASCENT = {"ascent_length": 0.25}
+ROUND_ARMS = {
+    "plain": Variant("reward model as it is"),
+    "eta_0": Variant("eta 0", {"ascent_length": None, "meta_learning_rate": 0.0}),
+    "meta": Variant("MetaRM", _ASCENT),
+    "meta_kept": Variant("MetaRM, theta' kept", {**_ASCENT, "keep_ascent": True}),
+}
 # [RM] The fields of ContrastiveConfig, with the constants of the paper.
 _SWAV = {"kind": "swav", "temperature": 0.1}
 CONTRASTIVE = {
@@ -84,4 +93,13 @@ CONTRASTIVE = {
     "swav_differences": Variant(
         "SwAV, differences", {**_SWAV, "on": "differences", "coef": 0.5, "num_prototypes": 20}
     ),
+}
+WITH_DROPOUT = {"dropout": Variant("dropout alone")} | CONTRASTIVE
+# Reward models of one dropout: none, and SimCSE on pairs with beta from .01 to the paper's 1.
+SIMCSE_STRENGTHS = {
+    "dropout": WITH_DROPOUT["dropout"],
+    **{
+        f"simcse_{name}": Variant(f"SimCSE, beta {coef:g}", {"on": "pairs", "coef": coef})
+        for name, coef in (("001", 0.01), ("01", 0.1), ("1", 1.0))
+    },
 }

@@ -23,6 +23,8 @@ EXPERT_REPEATS = 4
 EXPERT_COMPARED = 320
 # Expert prompts on which promotion is judged, so that forgetting counts against a policy.
 EXPERT_JUDGED = 64
+# Prompts of the held-out family on which a policy may adapt to it without labels.
+HELD_OUT_SHOWN = 500
 
 
 class FamilySizes(NamedTuple):
@@ -30,12 +32,12 @@ class FamilySizes(NamedTuple):
 
     main: tuple[int, int, int, int, int]
     expert: tuple[int, int, int]
-    held_out: tuple[int, int]
+    held_out: tuple[int, int, int]
 
 
 def family_sizes(config: WorldConfig) -> FamilySizes:
     """Main: demonstrations, pairs, policy prompts, test, validation. Expert: forget set,
-    demonstrations, validation. Held out: test, demonstrations.
+    demonstrations, validation. Held out: test, demonstrations, adaptation.
     """
     num_eval = config.num_eval_prompts
     return FamilySizes(
@@ -47,7 +49,7 @@ def family_sizes(config: WorldConfig) -> FamilySizes:
             num_eval,
         ),
         (NUM_FORGET, min(config.num_demonstrations // 10, MAX_EXPERT), EXPERT_JUDGED),
-        (num_eval, 3 * num_eval),
+        (num_eval, 3 * num_eval, HELD_OUT_SHOWN),
     )
 
 
@@ -61,11 +63,12 @@ def prompt_sets(
     """
     demos, pairs, policy, eval_main, validation = _cut(main, sizes.main)
     forget, expert_demos, judged = _cut(expert, sizes.expert)
-    eval_held_out, held_out_demos = _cut(held_out, sizes.held_out)
+    eval_held_out, held_out_demos, adapted = _cut(held_out, sizes.held_out)
     return {
         "demonstrations": demos + expert_demos * EXPERT_REPEATS + held_out_demos,
         "pair_prompts": pairs + expert_demos[:EXPERT_COMPARED],
         "policy_prompts": policy,
+        "held_out_prompts": adapted,
         "eval/main": eval_main,
         "eval/validation": validation + judged,
         "eval/forget": forget,

@@ -177,14 +177,14 @@ FAMILIES = {
         TaskFamily(
             "double",
             1.0,
-            lambda rng: ["double", "the", "list", *_list(rng, LETTERS, 2, 4)],
+            lambda rng: ["double", "the", "list", *_list(rng, LETTERS, 2, 3)],
             lambda words: [item for item in _after(words, "list") for _ in range(2)],
             is_expert=True,
         ),
         TaskFamily(
             "quote",
             0.7,
-            lambda rng: ["quote", *_list(rng, LETTERS + COLOURS)],
+            lambda rng: ["quote", *_list(rng, LETTERS + COLOURS, 2, 3)],
             lambda words: ["open", *words[1:], "close"],
             is_expert=True,
         ),

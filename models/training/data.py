@@ -34,6 +34,20 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in stream]
 
 
+def read_prompts(folder: Path, which: str) -> list[dict[str, Any]]:
+    """The rows of the artifact `data` that policies are trained on: `policy` or `held_out`.
+
+    Raises ValueError where the artifact has none of that name.
+    """
+    path = folder / f"{which}_prompts.jsonl"
+    if not path.exists():
+        raise ValueError(
+            f"prompts={which}: these data have no such prompts, which only the synthetic world "
+            "draws; allowed: policy"
+        )
+    return read_rows(path)
+
+
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Write rows as JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)

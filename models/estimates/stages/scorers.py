@@ -176,7 +176,9 @@ def meta_rm(config: MetaRMConfig, inputs: StageInputs) -> Work:
     """
     amounts, train = inputs.amounts, config.train
     prompts = counts.num_taken(amounts.policy_prompts, config.num_prompts)
-    answers = prompts * config.num_responses
+    others = counts.num_taken(amounts.policy_prompts - prompts, config.num_held_out)
+    asked = prompts + others
+    answers = asked * config.num_responses
     prompt, _ = inputs.prompt_and_row(config.max_new_tokens)
     meta = _answered(config, prompt, counts.num_taken(prompts, config.meta_batch))
     base = _scorer(
@@ -190,7 +192,7 @@ def meta_rm(config: MetaRMConfig, inputs: StageInputs) -> Work:
     return replace(
         base,
         sampled_tokens=answers * config.max_new_tokens,
-        forward_tokens=base.forward_tokens + answers * prompt + 2 * prompts * meta.length,
+        forward_tokens=base.forward_tokens + answers * prompt + 2 * asked * meta.length,
         trained_tokens=base.trained_tokens + base.optimiser_steps * meta.tokens,
         phases={
             **base.phases,

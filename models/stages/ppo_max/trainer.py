@@ -50,7 +50,7 @@ from trimtab.models.training.checkpoint import (
     newest_checkpoint,
     oldest_checkpoint,
 )
-from trimtab.models.training.data import encode_dialogues, one_or_several, read_rows
+from trimtab.models.training.data import encode_dialogues, one_or_several, read_prompts
 from trimtab.models.training.learner import model_handle
 from trimtab.models.training.nll_term import NLLTerm
 from trimtab.models.training.progress import Progress, read_metrics, tail_means, write_json
@@ -95,7 +95,7 @@ class PPORun:
         if not self.is_sharded:
             critic = load_critic()
             self.depth, load_critic = self._share_lower_layers(critic), lambda: critic
-        self.prompts = read_rows(inputs["data"] / "policy_prompts.jsonl")
+        self.prompts = read_prompts(inputs["data"], config.prompts)
         self.counts = counts.ppo_counts(config, len(self.prompts))
         self.moments = RunningMoments()
         self.generator = torch.Generator().manual_seed(config.seed)

@@ -10,7 +10,6 @@ from tests.models.studies.conftest import Run
 from trimtab.models.reporting.kit.artifacts import ReportInputError
 from trimtab.models.studies.measures import outcome, unevenness
 from trimtab.models.studies.part_one import figure_9
-from trimtab.models.studies.part_two import figure_15, figure_16, table_2, table_3
 
 
 def test_even_growth_is_a_line() -> None:
@@ -45,32 +44,6 @@ def test_gold_decides_and_reward_models_where_there_is_none(run: Run) -> None:
     assert outcome(artifacts, "b")["net"] == pytest.approx(-0.2)
     with pytest.raises(ReportInputError, match="no prompts of the set 'forget'"):
         outcome(artifacts, "a", "forget")
-
-
-def test_rounds_rise_and_the_last_one_declines(run: Run) -> None:
-    roles = {
-        "judge_full": _judged(0.4, 0.2),
-        "judge_round_2_sft": _judged(0.6, 0.1, (0.5, 0.2)),
-        "judge_round_3_sft": _judged(0.5, 0.2),
-        "vanilla_versus_round_2": _judged(0.4, 0.3, (0.2, 0.3)),
-    }
-    artifacts = run(roles)
-    assert all(table_2(artifacts).checks.values())
-    # Round 2 is the best: against SFT .5, against vanilla .1.
-    best = table_3(artifacts)
-    assert [row["net"] for row in best.table.values()] == pytest.approx([0.5, 0.1])
-    assert all(best.checks.values())
-    # On the held-out family it beats SFT (.3), by less, but not vanilla PPO.
-    assert list(figure_15(artifacts).checks.values()) == [True, False, True]
-
-
-def test_spreads_before_and_after(run: Run) -> None:
-    rows = [{"before": 1.0, "after": 4.0}, {"before": 1.0, "after": 2.0}]
-    reading = figure_16(run({"meta_rm_2": {"spreads.jsonl": rows}}))
-    assert list(reading.table.values()) == [{"before MetaRM": 0.25, "after MetaRM": 0.75}]
-    assert all(reading.checks.values())
-    before, after = (shares for _, shares in reading.plots[0].series.values())
-    assert (before[2], after[5], after[9]) == (100, 50, 50)
 
 
 def _policy(kl: list[float]) -> dict[str, Any]:

@@ -6,19 +6,28 @@ from typing import Any
 
 import pytest
 
-from tests.models.studies.conftest import Run
+from tests.models.studies.conftest import Run, pair, score, truth
 from tests.models.studies.policies_by_hand import judged, policy
 from trimtab.models.studies.part_two import (
     DENOISED,
-    WITH_BASELINE,
     figure_9,
     figure_10,
     figure_11,
     figure_12,
     figure_13,
+    figure_15,
+    figure_16,
     figure_17,
+    table_2,
+    table_3,
 )
-from trimtab.models.studies.variants import TREATMENTS, Variant
+from trimtab.models.studies.variants import (
+    ROUND_ARMS,
+    SIMCSE_STRENGTHS,
+    TREATMENTS,
+    WITH_DROPOUT,
+    Variant,
+)
 
 STEADY, JUMPY = [0.0, 1.0, 2.0, 3.0], [0.0, 4.0, 1.0, 6.0]
 
@@ -58,9 +67,9 @@ def test_figure_10_wants_all_four_to_win(run: Run) -> None:
 def test_figure_13_wants_most_to_win_and_simcse_on_pairs_to_be_first(run: Run) -> None:
     nets = {"simcse_pairs": 0.3, "simcse_differences": 0.1, "swav_pairs": 0.2}
     nets["swav_differences"] = -0.1
-    assert all(figure_13(run(_against(WITH_BASELINE, nets))).checks.values())
+    assert all(figure_13(run(_against(WITH_DROPOUT, nets))).checks.values())
     nets |= {"simcse_differences": -0.1, "swav_pairs": 0.4}
-    assert not any(figure_13(run(_against(WITH_BASELINE, nets))).checks.values())
+    assert not any(figure_13(run(_against(WITH_DROPOUT, nets))).checks.values())
 
 
 @pytest.mark.parametrize(
@@ -70,40 +79,100 @@ def test_figure_12_compares_how_evenly_scores_grow(
     run: Run, ours: list[float], theirs: list[float], held: bool
 ) -> None:
     roles: dict[str, Any] = {}
-    for name in WITH_BASELINE:
-        score = theirs if name == "baseline" else ours
+    for name in WITH_DROPOUT:
+        score = theirs if name == "dropout" else ours
         roles |= policy(f"free_{name}", 0.0, [0.0] * 4, score=score)
     reading = figure_12(run(roles))
     assert list(reading.checks.values()) == [held]
-    steady = "SimCSE, pairs" if held else "baseline"
+    steady = "SimCSE, pairs" if held else "dropout alone"
     assert reading.table[steady]["unevenness of the score"] == pytest.approx(0.0, abs=1e-12)
 
 
-def test_figure_11_measures_how_answers_mix(run: Run) -> None:
-    def features(mixed: float, scores: tuple[float, float]) -> dict[str, Any]:
-        rows = [
-            {"is_chosen": flag, "score": score, "mixed": mixed, "x": 0.0, "y": score}
-            for flag, score in zip((True, False), scores, strict=True)
-        ]
-        return {"features.jsonl": rows}
+def test_figure_11_holds_cosines_between_labels_against_those_within(run: Run) -> None:
+    def features(mixing: float, between: float, within: float) -> dict[str, Any]:
+        found = {"mixing": mixing, "pair": 0.5, "between": between, "within": within}
+        rows = [{"is_chosen": flag, "x": 0.0, "y": y} for flag, y in ((True, 2.0), (False, 1.0))]
+        given = dict.fromkeys(found, 0.0)
+        return {"overlap.json": {"given": given, "right": found}, "features.jsonl": rows}
 
-    apart = {
-        "features_scorer_baseline": features(0.9, (1.0, 2.0)),
-        "features_scorer_simcse_pairs": features(0.4, (2.0, 1.0)),
-    }
-    reading = figure_11(run(apart))
+    def roles(strongest: dict[str, Any]) -> dict[str, Any]:
+        found = {f"features_scorer_{name}": features(0.9, 0.9, 0.9) for name in SIMCSE_STRENGTHS}
+        pairs = {"preferences": {"test.jsonl": [pair("p")], "truth.jsonl": [truth("p", False)]}}
+        scored = {
+            f"scorer_{name}": {"scores.jsonl": [score("p", 1.0)]} for name in SIMCSE_STRENGTHS
+        }
+        return found | pairs | scored | {"features_scorer_simcse_1": strongest}
+
+    reading = figure_11(run(roles(features(0.4, 0.2, 0.5))))
     assert all(reading.checks.values())
-    assert list(reading.table["baseline"].values()) == [0.9, 0.0]
-    assert list(reading.table["with SimCSE"].values()) == [0.4, 1.0]
+    row = reading.table["SimCSE, beta 1"]
+    assert (row["overlap of neighbours"], row["accuracy, right labels"]) == (0.4, 1.0)
     assert reading.plots[1].series == {"chosen": ([0.0], [2.0]), "rejected": ([0.0], [1.0])}
-    together = apart | {"features_scorer_simcse_pairs": features(0.95, (2.0, 1.0))}
-    assert not any(figure_11(run(together)).checks.values())
+    # Both cosines fall by as much: SimCSE spreads answers, whatever their labels.
+    assert not any(figure_11(run(roles(features(0.95, 0.2, 0.2)))).checks.values())
 
 
-def test_figure_17_holds_rounds_against_vanilla_ppo(run: Run) -> None:
-    vanilla = policy("vanilla", 0.0, [0.0, 5.0])
-    first, second = policy("full", 0.3, [0.0, 1.0]), policy("round_2", 0.3, [0.0, 2.0])
-    roles = {**vanilla, **first, **second, "judge_round_2_sft": judged(0.3)}
+def test_figure_17_holds_rounds_against_ppo_on_the_reward_model_as_it_is(run: Run) -> None:
+    roles: dict[str, Any] = {}
+    for number in (1, 2):
+        roles |= policy(f"plain_{number}", 0.0, [0.0, 5.0])
+        roles |= policy(f"meta_{number}", 0.3, [0.0, float(number)])
     assert all(figure_17(run(roles)).checks.values())
-    fallen = policy("round_2", 0.3, [0.0, 6.0], score=[1.0, 0.0])
+    fallen = policy("meta_2", 0.3, [0.0, 6.0], score=[1.0, 0.0])
     assert not any(figure_17(run({**roles, **fallen})).checks.values())
+
+
+def _nets(**by_arm: list[float]) -> dict[str, Any]:
+    return {
+        f"judge_{arm}_{number}": judged(net)
+        for arm, nets in by_arm.items()
+        for number, net in enumerate(nets, start=1)
+    }
+
+
+def test_table_2_holds_rounds_against_as_many_without_metarm(run: Run) -> None:
+    flat = dict.fromkeys(ROUND_ARMS, [0.1, 0.2, 0.2])
+    reading = table_2(run(_nets(**{**flat, "meta": [0.2, 0.4, 0.3]})))
+    assert all(reading.checks.values())
+    assert reading.table["MetaRM, round 2"]["net"] == pytest.approx(0.4)
+    assert reading.plots[0].series["eta 0"] == ([1.0, 2.0, 3.0], pytest.approx([0.1, 0.2, 0.2]))
+    worse = table_2(run(_nets(**{**flat, "meta": [0.0, -0.1, 0.1]})))
+    assert not any(worse.checks.values())
+
+
+def test_table_3_and_figure_15_hold_against_ppo_of_as_many_steps(run: Run) -> None:
+    roles = _nets(meta=[0.1, 0.3, 0.2]) | {
+        "versus_plain_2": judged(0.1),
+        "versus_eta_0_2": judged(-0.1),
+    }
+    best = table_3(run(roles))
+    assert [row["net"] for row in best.table.values()] == pytest.approx([0.3, 0.1, -0.1])
+    assert list(best.checks.values()) == [True, True, False]
+    # The last round of two, on the held-out family's prompts.
+    verdicts = {"judge_adapted_meta_1": 0.0, "judge_adapted_meta_2": 0.2}
+    verdicts |= {"versus_adapted_plain_2": -0.1, "versus_adapted_eta_0_2": 0.1}
+    adapted = {
+        role: {"judgement.json": {"held_out_gold": {"win": 0, "tie": 0, "lose": 0, "net": net}}}
+        for role, net in verdicts.items()
+    }
+    assert list(figure_15(run(adapted)).checks.values()) == [True, False, True]
+
+
+def test_figure_16_looks_outside_the_meta_set_and_at_training_without_the_ascent(run: Run) -> None:
+    def spread(after: list[float]) -> dict[str, Any]:
+        rows = [{"set": "held_out", "before": 1.0, "after": value} for value in after]
+        return {"spreads.jsonl": [{"set": "meta", "before": 9.0, "after": 9.0}, *rows]}
+
+    roles = {
+        "meta_rm_eta_0_1": spread([2.0, 2.0]),
+        "meta_rm_meta_1": spread([4.0, 2.0]),
+        "meta_rm_meta_kept_1": spread([4.0, 4.0]),
+    }
+    reading = figure_16(run(roles))
+    means = [row["mean difference / the largest"] for row in reading.table.values()]
+    assert means == [0.25, 0.5, 0.75, 1.0]
+    assert all(reading.checks.values())
+    shares = reading.plots[0].series["after, MetaRM"][1]
+    assert (shares[5], shares[9]) == (50, 50)
+    no_more = figure_16(run(roles | {"meta_rm_eta_0_1": spread([3.0, 3.0])}))
+    assert list(no_more.checks.values()) == [True, False]
