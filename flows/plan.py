@@ -135,7 +135,10 @@ def _stage_inputs(stage: PlannedStage, shape: ModelShape, amounts: Amounts) -> S
     heads = [_num_heads(scorer) for value in given for scorer in stages_in(value)]
     labels = stage.inputs.get("pairs")
     if labels is not None:
-        amounts = amounts.of_slice(labels.config.keep_to - labels.config.keep_from)
+        share = labels.config.keep_to - labels.config.keep_from
+        if labels.config.max_pairs is not None:
+            share = min(share, labels.config.max_pairs / amounts.train_pairs)
+        amounts = amounts.of_slice(share)
     return StageInputs(
         shape,
         amounts,

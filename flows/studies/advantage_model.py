@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from trimtab.flows.run import Run
 from trimtab.flows.studies.registry import arms
-from trimtab.flows.studies.steps import add_advantage_model, add_policy, add_scorer, with_changes
+from trimtab.flows.studies.steps import (
+    AS_GIVEN,
+    add_advantage_model,
+    add_policy,
+    add_scorer,
+    at_kl,
+    submit_advantage_model,
+    with_changes,
+)
 from trimtab.models.config.policy import PPOConfig, RehearsalConfig
 from trimtab.models.specs import REHEARSAL
+from trimtab.models.studies.variants import EPOCHS, FEW_PAIRS, KL_COEFS
 
 
 @arms("advantage-model", "table-1", "figure-2", "figure-3", "figure-4")
@@ -34,6 +43,33 @@ def policies(run: Run) -> None:
     add_policy(run, "advantage_model", plain, "advantage_raw")
     add_rehearsal(run, "full", run.config.rehearsal)
     add_policy(run, "full", run.config.ppo, "advantage_raw", rehearsed="rehearsal_full")
+
+
+@arms("advantage-model", "calibration")
+def epochs_on_few_pairs(run: Run) -> None:
+    """Both scorers after several epochs on a thousand pairs."""
+    few = with_changes(AS_GIVEN, {"max_pairs": FEW_PAIRS})
+    for epochs in EPOCHS:
+        name = f"epochs_{epochs}"
+        train = with_changes(run.config.reward_model.train, {"num_epochs": epochs})
+        add_scorer(run, name, few, train=train)
+        config = run.config.advantage_model
+        train = with_changes(config.train, {"num_epochs": epochs})
+        submit_advantage_model(
+            run, f"advantage_{name}", with_changes(config, {"train": train}), f"pairs_{name}"
+        )
+
+
+@arms("advantage-model", "rehearsal")
+def rehearsal_by_kl(run: Run) -> None:
+    """PPO-max on the Advantage Model at several KL coefficients, with rehearsal and without."""
+    scorers(run)
+    add_rehearsal(run, "full", run.config.rehearsal)
+    for coef in KL_COEFS:
+        ppo = with_changes(at_kl(run.config.ppo, coef), {"rehearsal_coef": 0.0})
+        add_policy(run, f"without_{coef:g}", ppo, "advantage_raw")
+        ppo = at_kl(run.config.ppo, coef)
+        add_policy(run, f"with_{coef:g}", ppo, "advantage_raw", rehearsed="rehearsal_full")
 
 
 def add_rehearsal(run: Run, name: str, config: RehearsalConfig) -> None:

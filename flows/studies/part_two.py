@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from trimtab.flows.pipeline.data import trunk_for
 from trimtab.flows.run import Run
@@ -14,6 +15,7 @@ from trimtab.flows.studies.steps import (
     add_policy,
     add_scorer,
     add_strength,
+    at_kl,
     relabel_config,
     with_changes,
 )
@@ -21,6 +23,9 @@ from trimtab.models.config.base import PolicyPrompts
 from trimtab.models.config.reward import ContrastiveConfig, FeaturesConfig, RelabelConfig
 from trimtab.models.specs import FEATURES, META_RM, PPO_MAX
 from trimtab.models.studies.variants import (
+    DENOISED_AT_KL,
+    FEW_PAIRS,
+    KL_COEFS,
     ROUND_ARMS,
     SIMCSE_STRENGTHS,
     STRONGEST_TENTH,
@@ -98,11 +103,25 @@ def free_policies(run: Run) -> None:
 
 def _free_policy(run: Run, name: str, baseline: str) -> None:
     add_scorer(run, "raw")
-    free = with_changes(run.config.ppo, {"kl_coef": 0.0, "rehearsal_coef": 0.0})
-    warned = with_changes(free.guard, {"action": "warn"})
-    add_policy(run, f"free_{name}", with_changes(free, {"guard": warned}), f"scorer_{name}")
+    free = with_changes(at_kl(run.config.ppo, 0.0), {"rehearsal_coef": 0.0})
+    add_policy(run, f"free_{name}", free, f"scorer_{name}")
     if name != baseline:
         add_comparison(run, f"versus_free_{name}", f"free_{name}", f"free_{baseline}")
+
+
+@arms("part-2", "denoised-policies")
+def policies_by_kl(run: Run) -> None:
+    """PPO-max on reward models of few pairs, of which the harder are wrong more often."""
+    comparisons = with_changes(run.config.comparisons, {"noise": "by_difficulty"})
+    noisy = replace(run, config=with_changes(run.config, {"comparisons": comparisons}))
+    add_scorer(noisy, "raw")
+    train = with_changes(run.config.reward_model.train, {"num_epochs": 4})
+    for name, variant in DENOISED_AT_KL.items():
+        labels = relabel_config(noisy, variant, with_changes(AS_GIVEN, {"max_pairs": FEW_PAIRS}))
+        add_scorer(noisy, name, labels, train=train)
+        for coef in KL_COEFS:
+            ppo = with_changes(at_kl(run.config.ppo, coef), {"rehearsal_coef": 0.0})
+            add_policy(noisy, f"{name}_{coef:g}", ppo, f"scorer_{name}")
 
 
 @arms("part-2", "figure-11")

@@ -14,7 +14,7 @@ from trimtab.flows.pipeline.labels import ask_judge, audit_labels
 from trimtab.flows.pipeline.policies import measure
 from trimtab.flows.run import Run
 from trimtab.models.config.policy import PPOConfig
-from trimtab.models.config.reward import RelabelConfig
+from trimtab.models.config.reward import AdvantageModelConfig, RelabelConfig
 from trimtab.models.specs import ADVANTAGE_MODEL, HEAD_TO_HEAD, PPO_MAX, RELABEL, REWARD_MODEL
 from trimtab.models.studies.variants import Variant
 
@@ -68,16 +68,27 @@ def add_advantage_model(run: Run) -> None:
     if "advantage_raw" in run.roles:
         return
     add_scorer(run, "raw")
-    run["advantage_raw"] = run.submit(
+    submit_advantage_model(run, "advantage_raw", run.config.advantage_model, "pairs_raw")
+
+
+def submit_advantage_model(run: Run, role: str, config: AdvantageModelConfig, pairs: str) -> None:
+    """An Advantage Model on the pairs of the role `pairs`."""
+    run[role] = run.submit(
         ADVANTAGE_MODEL,
-        run.seeded(run.config.advantage_model),
+        run.seeded(config),
         policy=run["sft"],
         preferences=run["preferences"],
-        pairs=run["pairs_raw"],
-        trunk=trunk_for(run, run.config.advantage_model.train),
+        pairs=run[pairs],
+        trunk=trunk_for(run, config.train),
         data=prompts_for(run),
-        label="Advantage Model, labels as given",
+        label=f"Advantage Model, {pairs.replace('_', ' ')}",
     )
+
+
+def at_kl(ppo: PPOConfig, coef: float) -> PPOConfig:
+    """With another KL coefficient; far from SFT the guard only warns, so that all steps are run."""
+    guard = with_changes(ppo.guard, {"action": "warn"})
+    return with_changes(ppo, {"kl_coef": coef, "guard": guard})
 
 
 def add_policy(

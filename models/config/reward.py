@@ -84,6 +84,9 @@ class RelabelConfig(StageConfig):
     keep_to: float = Field(
         1.0, gt=0, le=1, description="Leave out the pairs of highest strength beyond this share"
     )
+    max_pairs: Rows | None = Field(
+        None, description="Largest number of pairs trained on, drawn at random; none: all"
+    )
     review: str | None = Field(
         None,
         min_length=1,

@@ -81,8 +81,9 @@ def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
 def _relabelled(
     config: RelabelConfig, pairs: list[dict[str, Any]], mean: Tensor, given: list[str | None]
 ) -> Relabel:
-    """Relabelling by strength and ratings, then by the review, then weight 0 outside the slice."""
-    own = {"rating_margins", "keep_from", "keep_to", "review"}
+    """Relabelling by strength and ratings, then by the review, then weight 0 outside the slice
+    and the number of pairs."""
+    own = {"rating_margins", "keep_from", "keep_to", "max_pairs", "review"}
     relabelled = relabel(mean, **config.model_dump(exclude=own))
     labels = torch.tensor([pair.get("label", 1.0) for pair in pairs], dtype=torch.float64)
     relabelled = relabel_soft_labels(relabelled, labels)
@@ -94,6 +95,11 @@ def _relabelled(
         relabelled, **{name: torch.tensor([each == name for each in given]) for name in OVERRULING}
     )
     kept = strength_slice(mean, config.keep_from, config.keep_to)
+    if config.max_pairs is not None:
+        # The first of one random order, so that fewer pairs are some of more.
+        order = torch.randperm(len(mean), generator=torch.Generator().manual_seed(0))
+        drawn = order[kept[order] > 0][: config.max_pairs]
+        kept = torch.zeros_like(kept).index_fill(0, drawn, 1.0)
     return relabelled._replace(weight=relabelled.weight * kept)
 
 

@@ -16,6 +16,7 @@ import torch
 from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError, Row
 from trimtab.models.reporting.run.labels import equal_groups, strength_groups, strength_rows
 from trimtab.models.statistics.calibration import spearman
+from trimtab.models.studies.frontier import Line, lead_of
 from trimtab.models.studies.measures import (
     GIVEN,
     LOSE,
@@ -24,6 +25,7 @@ from trimtab.models.studies.measures import (
     TIE,
     WIN,
     accuracies,
+    answers,
     curve_of,
     curve_plots,
     curves_of,
@@ -38,6 +40,8 @@ from trimtab.models.studies.registry import exhibit
 from trimtab.models.studies.results import Plot, SeedResult, bar_plot
 from trimtab.models.studies.variants import (
     CONTRASTIVE,
+    DENOISED_AT_KL,
+    KL_COEFS,
     ROUND_ARMS,
     SIMCSE_STRENGTHS,
     STRONGEST_TENTH,
@@ -780,4 +784,51 @@ def figure_17(artifacts: Artifacts) -> SeedResult:
             ),
         },
         plots=curve_plots(curves, MONITORS),
+    )
+
+
+@exhibit(
+    "part-2",
+    "denoised-policies",
+    shows="Policies by KL, on reward models that learned few and hard labels by heart",
+    claim="At equal KL the policy of denoised labels is better than that of the given ones",
+)
+def denoised_policies(artifacts: Artifacts) -> SeedResult:
+    """PPO-max on reward models of four epochs on a thousand pairs, whose harder labels are wrong
+    more often: labels as given, flipped, and flipped and smoothed, at several KL coefficients."""
+    table: dict[str, dict[str, float]] = {}
+    lines: dict[str, Line] = {}
+    for name, variant in DENOISED_AT_KL.items():
+        rows = []
+        for coef in KL_COEFS:
+            kl = answers(artifacts, f"{name}_{coef:g}")["KL, nats"]
+            judged = outcome(artifacts, f"judge_{name}_{coef:g}")
+            row = {"KL, nats": kl, WIN: judged[WIN], LOSE: judged[LOSE], NET: judged[NET]}
+            row |= accuracies(artifacts, f"scorer_{name}")
+            table[f"{variant.label}, KL coefficient {coef:g}"] = row
+            rows.append(row)
+        lines[name] = ([row["KL, nats"] for row in rows], [row[NET] for row in rows])
+    right = {
+        name: _decisive(table)[f"{v.label}, KL coefficient 0"] for name, v in DENOISED_AT_KL.items()
+    }
+    gains = {name: lead_of(lines[name], lines["given"]) for name, _ in DENOISED_AT_KL.items()}
+    return SeedResult(
+        table,
+        checks={
+            "flips make the reward model more accurate": right["flipped"] > right["given"],
+            **{
+                f"{variant.label}: at equal KL the policy is better": (gains[name] or 0.0) > 0
+                for name, variant in DENOISED_AT_KL.items()
+                if name != "given"
+            },
+        },
+        plots=[
+            Plot(
+                "Policies by KL",
+                "KL to SFT (nats)",
+                "wins minus losses against SFT",
+                {DENOISED_AT_KL[name].label: line for name, line in lines.items()},
+                kind="paths",
+            )
+        ],
     )

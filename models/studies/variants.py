@@ -103,3 +103,15 @@ SIMCSE_STRENGTHS = {
         for name, coef in (("001", 0.01), ("01", 0.1), ("1", 1.0))
     },
 }
+# How often a few pairs are passed, until a reward model is overconfident: epochs.
+FEW_PAIRS = 1000
+EPOCHS = (1, 2, 4, 8)
+# KL coefficients at which policies are compared, so that they can be read at equal KL.
+KL_COEFS = (0.0, 0.02, 0.05, 0.1, 0.2)
+REHEARSALS = {"without": Variant("without rehearsal"), "with": Variant("with rehearsal")}
+# Treatments of labels of which harder pairs are wrong more often; by the recipe's alpha.
+DENOISED_AT_KL = {
+    "given": Variant("as given"),
+    "flipped": Variant("flip", {"flip_below": 0.0}),
+    "flipped_smoothed": Variant("flip, all smoothed", {"flip_below": 0.0, "smooth": "all"}),
+}

@@ -166,6 +166,8 @@ def test_a_slice_by_strength_trains_on_fewer_pairs_and_scores_as_many() -> None:
     )
     for role in ("reward_model", "advantage_model", "meta_rm_2"):
         assert tenth[role].examples == round(0.1 * whole[role].examples)
+    few = {r: row.work for row in _plan("smoke", "relabel.max_pairs=8").rows for r in row.roles}
+    assert few["reward_model"].examples == 8
     assert tenth["reward_model"].forward_tokens == whole["reward_model"].forward_tokens
     assert tenth["member_0"] == whole["member_0"]
 

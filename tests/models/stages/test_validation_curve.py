@@ -116,6 +116,25 @@ def test_pairs_outside_the_slice_are_not_trained_on(
     assert summary["num_trained_pairs"] == len(pairs.identifiers)
 
 
+def test_fewer_pairs_are_some_of_more(tmp_path: Path, comparisons: Path) -> None:
+    rows = read_rows(comparisons / "train.jsonl")
+    strength = [{"id": row["id"], "strength_mean": float(n)} for n, row in enumerate(rows)]
+    write_rows(tmp_path / "strength" / "strength.jsonl", strength)
+    found = []
+    for count in (10, 20, len(rows) + 1):
+        output = run_stage(
+            "relabel",
+            RelabelConfig(flip_below=None, keep_from=0.5, max_pairs=count),
+            tmp_path / str(count),
+            preferences=comparisons,
+            strength=tmp_path / "strength",
+        )
+        kept = [row["id"] for row in read_rows(output / "train.jsonl") if row["weight"] > 0]
+        found.append(set(kept))
+    assert [len(kept) for kept in found[:2]] == [10, 20]
+    assert found[0] < found[1] < found[2] == {row["id"] for row in rows[round(len(rows) / 2) :]}
+
+
 def test_a_slice_of_nothing_is_refused() -> None:
     with pytest.raises(ValidationError, match="keep_from must be below keep_to, found 0.5 and 0.2"):
         RelabelConfig(keep_from=0.5, keep_to=0.2)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
+import torch
 
 from tests.models.studies.conftest import Run, pair, score
 from tests.models.studies.policies_by_hand import judged, policy
 from trimtab.models.studies.advantage_model import (
     ARMS,
+    calibration,
     figure_1,
     figure_2,
     figure_4,
     figure_5,
+    likeliest_temperature,
+    rehearsal,
     table_2,
 )
+from trimtab.models.studies.variants import EPOCHS, KL_COEFS
 
 TASKS = {"test.jsonl": [pair("e0", "add"), pair("e1", "sort")]}
 
@@ -104,3 +110,52 @@ def test_table_2_counts_what_is_lost_of_the_forget_set(run: Run) -> None:
     assert reading.table["Advantage Model + rehearsal"]["forget, lose"] == pytest.approx(0.3)
     worse = roles((0.1, -0.4), (0.2, -0.1), (0.1, -0.2), (0.1, -0.3))
     assert not any(table_2(run(worse)).checks.values())
+
+
+def test_the_likeliest_temperature_makes_confidence_the_share_that_is_right() -> None:
+    # Of equal gaps of 4 three in four are right: sigmoid(4 / T) = 3/4 at T = 4 / ln 3.
+    gap = torch.tensor([4.0, 4.0, 4.0, -4.0], dtype=torch.float64)
+    assert likeliest_temperature(gap) == pytest.approx(4 / math.log(3), rel=1e-3)
+
+
+def _confident(gap: float, right: int) -> dict[str, Any]:
+    """Of twenty test pairs so many are right, all of one gap; on validation three in four are."""
+    rows = [score(f"e{n}", gap if n < right else -gap) for n in range(20)]
+    rows += [score(f"v{n}", gap if n < 15 else -gap, "validation") for n in range(20)]
+    return {"scores.jsonl": rows}
+
+
+def test_calibration_is_compared_where_the_reward_model_is_overconfident(run: Run) -> None:
+    preferences = {"test.jsonl": [pair(f"e{n}") for n in range(20)]}
+    # Fifteen of twenty are right: a gap of 1.1 is confident of .75, one of 3 of .95.
+    found = {f"scorer_epochs_{n}": _confident(1.0 if n == 1 else 3.0, 15) for n in EPOCHS}
+    ours = {f"advantage_epochs_{n}": _confident(1.0986, 15) for n in EPOCHS}
+    reading = calibration(run({"preferences": preferences, **found, **ours}))
+    row = reading.table["reward model, 4 epochs"]
+    assert row["confidence less accuracy, given labels"] == pytest.approx(0.2026, abs=1e-4)
+    assert row["calibration error, given labels"] == pytest.approx(0.2026, abs=1e-4)
+    # Scaled it is as right about itself: only that control is not beaten, but for rounding.
+    scaled = reading.table["reward model, 4 epochs, temperature scaled"]
+    assert scaled["calibration error, given labels"] == pytest.approx(0.0, abs=1e-3)
+    assert list(reading.checks.values())[:4] == [True] * 4
+    humble = {f"scorer_epochs_{n}": _confident(1.0, 15) for n in EPOCHS}
+    nothing = calibration(run({"preferences": preferences, **humble, **ours}))
+    assert not any(nothing.checks.values())
+
+
+def test_rehearsal_is_read_at_equal_coefficients_and_at_equal_kl(run: Run) -> None:
+    def roles(lost_with: float) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, lost in (("without", 0.4), ("with", lost_with)):
+            for coef in KL_COEFS:
+                row = {"set": "forget", "kl": 2 - 5 * coef, "length": 5}
+                found[f"eval_{name}_{coef:g}"] = {"responses.jsonl": [row]}
+                found[f"judge_{name}_{coef:g}"] = judged(0.2, forget=0.5 - 2 * lost)
+        return found
+
+    reading = rehearsal(run(roles(0.1)))
+    assert all(reading.checks.values())
+    row = reading.table["with rehearsal, KL coefficient 0.1"]
+    assert row["forget, lose"] == pytest.approx(0.1)
+    assert row["KL on the forget set, nats"] == pytest.approx(1.5)
+    assert list(rehearsal(run(roles(0.5))).checks.values()) == [True, False, False]

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from tests.models.studies.conftest import Run, pair, score, truth
-from tests.models.studies.policies_by_hand import judged, policy
+from tests.models.studies.policies_by_hand import answered, judged, policy
 from trimtab.models.studies.part_two import (
     DENOISED,
+    denoised_policies,
     figure_9,
     figure_10,
     figure_11,
@@ -22,6 +23,7 @@ from trimtab.models.studies.part_two import (
     table_3,
 )
 from trimtab.models.studies.variants import (
+    KL_COEFS,
     ROUND_ARMS,
     SIMCSE_STRENGTHS,
     TREATMENTS,
@@ -176,3 +178,27 @@ def test_figure_16_looks_outside_the_meta_set_and_at_training_without_the_ascent
     assert (shares[5], shares[9]) == (50, 50)
     no_more = figure_16(run(roles | {"meta_rm_eta_0_1": spread([3.0, 3.0])}))
     assert list(no_more.checks.values()) == [True, False]
+
+
+def test_denoised_policies_are_read_at_equal_kl(run: Run) -> None:
+    def roles(nets: dict[str, float], right: dict[str, bool]) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "preferences": {"test.jsonl": [pair("p")], "truth.jsonl": [truth("p", False)]}
+        }
+        for name, net in nets.items():
+            gap = 1.0 if right[name] else -1.0
+            found[f"scorer_{name}"] = {"scores.jsonl": [score("p", gap)]}
+            for coef in KL_COEFS:
+                found[f"eval_{name}_{coef:g}"] = answered(2 - 5 * coef)
+                found[f"judge_{name}_{coef:g}"] = judged(net)
+        return found
+
+    better = {"given": 0.1, "flipped": 0.2, "flipped_smoothed": 0.3}
+    reading = denoised_policies(
+        run(roles(better, {"given": False, "flipped": True, "flipped_smoothed": True}))
+    )
+    assert all(reading.checks.values())
+    assert reading.table["flip, KL coefficient 0.1"]["net"] == pytest.approx(0.2)
+    worse = {"given": 0.1, "flipped": 0.0, "flipped_smoothed": 0.1}
+    none = denoised_policies(run(roles(worse, dict.fromkeys(worse, True))))
+    assert not any(none.checks.values())
