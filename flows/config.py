@@ -372,7 +372,10 @@ def seeded(config: Any, run_seed: int, offset: int = 0) -> Any:
 
 
 def vanilla(ppo: PPOConfig) -> PPOConfig:
-    """PPO with every trick but the ratio clip switched off: the baseline that over-optimises."""
+    """PPO with every trick but the ratio clip switched off: the baseline that over-optimises.
+
+    As its critic is not trained before, learning rates rise over a tenth of the steps [PPO 5.1].
+    """
     return ppo.model_copy(
         update={
             "score_treatment": "raw",
@@ -380,11 +383,13 @@ def vanilla(ppo: PPOConfig) -> PPOConfig:
             "normalise_advantages": False,
             "advantage_clip": None,
             "kl_coef": 0.0,
+            "kl_target": None,
             "ratio_denominator": "sampling",
             "entropy_coef": 0.0,
             "entropy_clip": None,
             "value_clip": None,
             "critic_pretrain_steps": 0,
+            "warmup_fraction": 0.1,
             "ptx_coef": 0.0,
             "rehearsal_coef": 0.0,
             "guard": ppo.guard.model_copy(update={"action": "warn"}),

@@ -128,6 +128,23 @@ class PPOConfig(TrainerConfig):
         description="beta, weight of the KL penalty on each token; raised, the policy stays nearer "
         "to the reference [PPO: 0.05]",
     )
+    kl_target: Positive | None = Field(
+        None,
+        description="KL to the reference, nats an answer, to which the KL coefficient is steered "
+        "from kl_coef on [Ziegler et al. 2019; RM figure 17]; none: it stays kl_coef",
+    )
+    kl_horizon: Rows = Field(
+        10_000,
+        description="Responses over which the KL coefficient can change by a fifth, where "
+        "kl_target is given",
+    )
+    warmup_fraction: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of the policy's steps, and of the critic's, in which their learning "
+        "rates rise linearly [PPO 5.1: 0.1]",
+    )
     scoring: ScorersConfig = ScorersConfig()
     score_treatment: Literal["raw", "scaled", "normalised"] = Field(
         "normalised",
@@ -215,6 +232,14 @@ class PPOConfig(TrainerConfig):
     @model_validator(mode="after")
     def _every_rank_has_a_row(self) -> Self:
         return ranks_within(self, "train_batch", min(self.train_batch, self.rollout_batch))
+
+    @model_validator(mode="after")
+    def _steered_from_above_zero(self) -> Self:
+        if self.kl_target is not None and self.kl_coef == 0:
+            raise ValueError(
+                "kl_coef must be above 0 where kl_target is given, found 0: it is multiplied"
+            )
+        return self
 
     @model_validator(mode="after")
     def _clip_has_a_bonus(self) -> Self:

@@ -359,3 +359,13 @@ class RunningMoments:
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Take over the moments of `state_dict`. Raises KeyError if one is missing."""
         self.count, self.mean, self.var = state["count"], state["mean"], state["var"]
+
+
+def steered_kl_coef(coef: float, kl: float, target: float, share: float) -> float:
+    """The KL coefficient after a step at `kl`, steered to `target` [Ziegler et al. 2019, eq. 2.2].
+
+    coef (1 + clip(kl / target - 1, -.2, .2) share): raised where the policy is further away.
+    kl, target: nats an answer, target above 0. share: responses of the step over the horizon.
+    """
+    error = min(max(kl / target - 1, -0.2), 0.2)
+    return coef * (1 + error * share)

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 
 from trimtab.models import counts
 from trimtab.models.config.policy import PPOConfig
-from trimtab.models.functional.ppo import RunningMoments
+from trimtab.models.functional.ppo import RunningMoments, steered_kl_coef
 from trimtab.models.nets.freezing import num_frozen_layers
 from trimtab.models.nets.loading import (
     load_policy,
@@ -99,13 +99,14 @@ class PPORun:
         self.counts = counts.ppo_counts(config, len(self.prompts))
         self.moments = RunningMoments()
         self.generator = torch.Generator().manual_seed(config.seed)
+        self.kl_coef = config.kl_coef
         self.step = 0
         nll_terms = self._nll_terms(inputs)
         state = newest_checkpoint(workdir)
         if state is not None:
             self.moments.load_state_dict(state["moments"])
             self.generator.set_state(state["generator"])
-            self.step = state["step"]
+            self.step, self.kl_coef = state["step"], state["kl_coef"]
             if self.scorers.judge is not None:
                 self.scorers.judge.load_state_dict(state["judge"])
         saved = None if state is None else state["learner"]
@@ -164,7 +165,11 @@ class PPORun:
         for batch in itertools.islice(batches, self.step, total):
             experience = self._collect(batch)
             updates_policy = self.step >= self.counts.critic_steps
-            metrics = {**experience.monitors(), **self.learner.update(experience, updates_policy)}
+            learned = self.learner.update(experience, updates_policy, *self._warmth())
+            metrics = {**experience.monitors(), **learned}
+            if self.config.kl_target is not None:
+                metrics["kl_coef"] = torch.tensor(self.kl_coef)
+                self._steer(float(metrics["kl"]), len(batch))
             self.step += 1
             progress.log(self.step, metrics)
             progress.advance(self.step, total)
@@ -175,6 +180,21 @@ class PPORun:
                 break
             checkpoint_or_stop(self.workdir, self.step, self.config.checkpoint_every, self._state)
         self._finish(progress, reason)
+
+    def _warmth(self) -> tuple[float, float]:
+        """The share of its learning rate that policy and critic have at this step."""
+        shares = []
+        for first in (self.counts.critic_steps, 0):
+            steps = self.config.warmup_fraction * (self.counts.steps - first)
+            done = self.step - first + 1
+            shares.append(min(1.0, done / steps) if steps > 0 else 1.0)
+        return shares[0], shares[1]
+
+    def _steer(self, kl: float, count: int) -> None:
+        """Change the KL coefficient by the KL of the step's `count` responses."""
+        assert self.config.kl_target is not None
+        share = count / self.config.kl_horizon
+        self.kl_coef = steered_kl_coef(self.kl_coef, kl, self.config.kl_target, share)
 
     def _collect(self, batch: list[int]) -> Experience:
         models = RolloutModels(
@@ -187,7 +207,8 @@ class PPORun:
             self.vllm,
         )
         prompts = [self.prompts[index] for index in batch]
-        return collect(self.config, prompts, models, self.moments, self.generator)
+        config = self.config.model_copy(update={"kl_coef": self.kl_coef})
+        return collect(config, prompts, models, self.moments, self.generator)
 
     def _finish(self, progress: Progress, reason: str | None) -> None:
         """Write policy, critic, metrics and summary; on `rollback`, from the oldest one kept."""
@@ -226,6 +247,7 @@ class PPORun:
         return {
             **({"judge": judge.state_dict()} if judge is not None else {}),
             "learner": self.learner.state_dict(),
+            "kl_coef": self.kl_coef,
             "moments": self.moments.state_dict(),
             "generator": self.generator.get_state(),
         }

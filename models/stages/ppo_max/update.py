@@ -64,22 +64,31 @@ class ActorCritic:
             self.generator.set_state(state["generator"])
             self.num_trained_tokens = state["num_trained_tokens"]
 
-    def update(self, experience: Experience, updates_policy: bool) -> Metrics:
-        """All epochs of train batches over one rollout batch; mean metrics over the updates."""
+    def update(
+        self,
+        experience: Experience,
+        updates_policy: bool,
+        policy_share: float = 1.0,
+        critic_share: float = 1.0,
+    ) -> Metrics:
+        """All epochs of train batches over one rollout batch; mean metrics over the updates.
+
+        policy_share, critic_share: of each one's learning rate.
+        """
         metrics: dict[str, list[Tensor]] = defaultdict(list)
         for _ in range(self.config.num_epochs):
             order = torch.randperm(len(experience.rows), generator=self.generator, device="cpu")
             for span in counts.spans(len(order), self.config.train_batch):
                 batch = order[span.start : span.stop].tolist()
-                row = self._critic_step(experience, batch)
+                row = self._critic_step(experience, batch, critic_share)
                 self._count([experience.rows[index] for index in batch], 1 + updates_policy)
                 if updates_policy:
-                    row |= self._policy_step(experience, batch)
+                    row |= self._policy_step(experience, batch, policy_share)
                 for name, value in row.items():
                     metrics[name].append(value)
         return {name: torch.stack(values).mean() for name, values in metrics.items()}
 
-    def _critic_step(self, experience: Experience, batch: list[int]) -> Metrics:
+    def _critic_step(self, experience: Experience, batch: list[int], share: float) -> Metrics:
         found = accumulate(
             self.critic,
             TrainingRows(experience.rows, experience.response_mask.sum(1)),
@@ -89,10 +98,10 @@ class ActorCritic:
         )
         metrics = _named("value", found)
         distributed.all_reduce_sum(list(metrics.values()))
-        metrics["value_grad_norm"] = self.critic.step(self.config.critic_learning_rate)
+        metrics["value_grad_norm"] = self.critic.step(share * self.config.critic_learning_rate)
         return metrics
 
-    def _policy_step(self, experience: Experience, batch: list[int]) -> Metrics:
+    def _policy_step(self, experience: Experience, batch: list[int], share: float = 1.0) -> Metrics:
         over_reference = self.config.ratio_denominator == "reference"
         old = experience.ref_logprobs if over_reference else experience.old_logprobs
         advantages = experience.advantages
@@ -117,7 +126,7 @@ class ActorCritic:
             limit = self.config.micro_batch_tokens
             metrics |= term.accumulate(self.policy, drawn, limit, is_last)
         distributed.all_reduce_sum(list(metrics.values()))
-        metrics["policy_grad_norm"] = self.policy.step(self.config.policy_learning_rate)
+        metrics["policy_grad_norm"] = self.policy.step(share * self.config.policy_learning_rate)
         return metrics | clipped
 
     def _count(self, rows: list[Candidates], num_models: int) -> None:

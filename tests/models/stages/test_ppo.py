@@ -12,11 +12,13 @@ from safetensors.torch import load_file
 
 from tests.models.conftest import run_stage
 from trimtab.models.config.policy import CollapseConfig
+from trimtab.models.functional.ppo import steered_kl_coef
 from trimtab.models.nets.packing import pack
 from trimtab.models.nets.precision import set_product_precision
 from trimtab.models.nets.scoring import response_logprobs
 from trimtab.models.stages.ppo_max.guard import collapse_reason
 from trimtab.models.stages.ppo_max.trainer import PPORun
+from trimtab.models.training.progress import read_metrics
 
 
 @pytest.fixture
@@ -146,3 +148,43 @@ def test_guard_names_reward_hacking_and_only_that() -> None:
     assert far is not None
     assert "25.0 nats" in far
     assert collapse_reason(start, config) is None
+
+
+def test_the_kl_coefficient_is_steered_and_goes_on_where_it_stood(
+    tmp_path: Path, smoke_config: Any, inputs: dict[str, Path]
+) -> None:
+    """Each step's coefficient by the KL of the one before, a fifth at most in 16 responses."""
+    steering = {"kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 16, "checkpoint_every": 3}
+    config = smoke_config.ppo.model_copy(update=steering)
+    run_stage("ppo_max", config, tmp_path / "run", **inputs)
+    rows = read_metrics(tmp_path / "run/metrics.jsonl")
+    coef = 0.1
+    for row in rows:
+        assert row["kl_coef"] == pytest.approx(coef, rel=1e-6)
+        coef *= 1 + min(max(row["kl"] / 0.01 - 1, -0.2), 0.2)
+    assert coef not in (0.1, pytest.approx(0.1))
+    resumed = PPORun(config, inputs, tmp_path / "run")
+    assert resumed.step == 3
+    assert resumed.kl_coef == pytest.approx(rows[3]["kl_coef"], rel=1e-6)
+    assert steered_kl_coef(0.1, 1.5, 1.0, 0.5) == pytest.approx(0.11)
+    assert steered_kl_coef(0.1, 0.9, 1.0, 0.5) == pytest.approx(0.095)
+
+
+def test_learning_rates_rise_over_a_share_of_each_models_steps(
+    tmp_path: Path, smoke_config: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = {"num_steps": 10, "critic_pretrain_steps": 10, "warmup_fraction": 0.2}
+    run = PPORun(smoke_config.ppo.model_copy(update=steps), inputs, tmp_path)
+    shares = []
+    for step in range(20):
+        run.step = step
+        shares.append(run._warmth())
+    # A fifth of the policy's 10 steps, which begin at the eleventh, and of the critic's 20.
+    assert [share for share, _ in shares[10:]] == [0.5, *[1.0] * 9]
+    assert [share for _, share in shares] == [0.25, 0.5, 0.75, *[1.0] * 17]
+    rates: list[float] = []
+    monkeypatch.setattr(
+        run.learner.critic, "step", lambda rate: rates.append(rate) or torch.ones(())
+    )
+    run.learner.update(run._collect(list(range(8))), False, 1.0, 0.25)
+    assert set(rates) == {0.25 * run.config.critic_learning_rate}
