@@ -8,15 +8,16 @@ from typing import Literal
 from trimtab.flows.config import RunConfig
 from trimtab.flows.errors import ConfigError, unknown_name
 from trimtab.flows.recipes.human import hh_7b, hh_smollm2, ukp_smollm2
-from trimtab.flows.recipes.synthetic import constitutional, default, rlaif, smoke
+from trimtab.flows.recipes.synthetic import constitutional, default, papers, rlaif, smoke
 from trimtab.models.estimates.machine import Machine
 
 RecipeName = Literal[
-    "smoke", "default", "rlaif", "constitutional", "hh-smollm2", "ukp-smollm2", "hh-7b"
+    "smoke", "default", "papers", "rlaif", "constitutional", "hh-smollm2", "ukp-smollm2", "hh-7b"
 ]
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "smoke": smoke,
     "default": default,
+    "papers": papers,
     "rlaif": rlaif,
     "constitutional": constitutional,
     "hh-smollm2": hh_smollm2,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trimtab.flows.config import EnsembleConfig, RoundsConfig, RunConfig
 from trimtab.flows.recipes.matched_budget import budget_matched_sections
 from trimtab.models.config.data import ComparisonsConfig, WorldConfig
@@ -22,6 +24,8 @@ from trimtab.models.config.policy import (
 from trimtab.models.config.reporting import EvaluateConfig
 from trimtab.models.config.reward import (
     AdvantageModelConfig,
+    ContrastiveConfig,
+    ExpectedRewardConfig,
     MetaRMConfig,
     RelabelConfig,
     RewardModelConfig,
@@ -79,6 +83,54 @@ def default() -> RunConfig:
     )
 
 
+def papers() -> RunConfig:
+    """The pipeline of the three papers as they print it, in the synthetic world.
+
+    Labels flipped and with a margin, SimCSE and the imitation term, ten members, the Advantage
+    Model with its expected reward and importance weights, PPO-max without normalised advantages and
+    with the pre-training loss, MetaRM in each of four rounds. Sizes and rates are those of
+    `default`, but for smaller rounds, of which each leaves the next something to gain.
+    """
+    like = default()
+    terms: dict[str, Any] = {
+        "contrastive": ContrastiveConfig(kind="simcse", on="pairs"),
+        "imitation_coef": 1.0,
+        "train": like.reward_model.train.model_copy(update={"dropout": 0.05}),
+    }
+    scorer = RewardModelConfig(**terms)
+    return like.model_copy(
+        update={
+            "recipe": "papers",
+            "ensemble": EnsembleConfig(
+                size=10, votes=like.ensemble.votes, member=like.ensemble.member
+            ),
+            "relabel": RelabelConfig(flip_below=0.0, margin_scale=0.3, margin_clip=1.0),
+            "reward_model": scorer,
+            "advantage_model": AdvantageModelConfig(
+                **terms, expected_reward=ExpectedRewardConfig(), use_importance_weights=True
+            ),
+            "ppo": like.ppo.model_copy(
+                update={
+                    "num_steps": 20,
+                    "policy_learning_rate": 1e-4,
+                    "kl_coef": 0.05,
+                    "normalise_advantages": False,
+                    "ptx_coef": 0.1,
+                }
+            ),
+            "arms": ("ppo_max_rm", "full"),
+            "rounds": RoundsConfig(
+                max_rounds=4,
+                meta_rm_from=1,
+                meta_rm_start="advantage_model",
+                meta_rm=like.rounds.meta_rm.model_copy(
+                    update={"redraw_prompts": True, "ascent_length": 0.25}
+                ),
+            ),
+        }
+    )
+
+
 def constitutional() -> RunConfig:
     """Constitutional AI in the synthetic world: the gold scorer revises, and judges, what is
     harmful, right in nine of ten verdicts; all else is labelled by people, as in `default`."""
@@ -119,7 +171,7 @@ def smoke() -> RunConfig:
         recipe="smoke",
         world=WorldConfig(
             num_demonstrations=400,
-            num_pair_prompts=160,
+            num_pair_prompts=200,
             num_policy_prompts=136,
             num_eval_prompts=24,
         ),

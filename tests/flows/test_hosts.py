@@ -22,7 +22,7 @@ from trimtab.tasks import stage_task
 from trimtab.tasks.resources import Resources, share_of
 from trimtab.tasks.stages import TASKS
 
-SMALL = ("smoke", "default", "rlaif", "constitutional")
+SMALL = ("smoke", "default", "papers", "rlaif", "constitutional")
 
 
 @dataclass
