@@ -112,7 +112,8 @@ COMPARISONS = StageSpec(
     data.ComparisonsConfig,
     "gpu",
     required=("data", "policy"),
-    doc="Preference pairs with planted noise, split by prompt.",
+    several=("policy",),
+    doc="Preference pairs with planted noise, split by prompt; several policies share the prompts.",
 )
 
 # Supervised fine-tuning, also under a constitution

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trimtab.flows.pipeline.data import prompts_for
 from trimtab.flows.run import Run
 from trimtab.flows.studies.registry import arms
 from trimtab.flows.studies.steps import (
@@ -14,7 +15,7 @@ from trimtab.flows.studies.steps import (
     with_changes,
 )
 from trimtab.models.config.policy import PPOConfig, RehearsalConfig
-from trimtab.models.specs import REHEARSAL
+from trimtab.models.specs import ADVANTAGE_MODEL, COMPARISONS, REHEARSAL, REWARD_MODEL
 from trimtab.models.studies.variants import EPOCHS, FEW_PAIRS, KL_COEFS
 
 
@@ -70,6 +71,39 @@ def rehearsal_by_kl(run: Run) -> None:
         add_policy(run, f"without_{coef:g}", ppo, "advantage_raw")
         ppo = at_kl(run.config.ppo, coef)
         add_policy(run, f"with_{coef:g}", ppo, "advantage_raw", rehearsed="rehearsal_full")
+
+
+@arms("advantage-model", "importance-weights")
+def two_behaviour_policies(run: Run) -> None:
+    """Pairs that SFT and a policy of PPO wrote, half each, and three scorers of them."""
+    add_scorer(run, "raw")
+    add_policy(run, "first", _without_rehearsal(run), "scorer_raw")
+    both = [run["sft"], run["policy_first"]]
+    run["preferences"] = run.submit(
+        COMPARISONS,
+        run.seeded(run.config.comparisons, 1),
+        data=run["data"],
+        policy=both,
+        label="comparisons of two policies",
+    )
+    run["scorer_two"] = run.submit(
+        REWARD_MODEL,
+        run.seeded(run.config.reward_model),
+        policy=run["policy_first"],
+        preferences=run["preferences"],
+        label="reward model, two policies",
+    )
+    for name, weighs in (("unweighed", False), ("weighed", True)):
+        config = with_changes(run.config.advantage_model, {"use_importance_weights": weighs})
+        run[f"scorer_{name}"] = run.submit(
+            ADVANTAGE_MODEL,
+            run.seeded(config),
+            policy=run["policy_first"],
+            preferences=run["preferences"],
+            behaviour=both if weighs else None,
+            data=prompts_for(run),
+            label=f"Advantage Model {name}",
+        )
 
 
 def add_rehearsal(run: Run, name: str, config: RehearsalConfig) -> None:

@@ -21,7 +21,7 @@ from trimtab.models.synthetic.annotators import (
 )
 from trimtab.models.synthetic.tasks import family_of
 from trimtab.models.training import distributed
-from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.data import one_or_several, read_rows, write_rows
 from trimtab.models.training.progress import Progress, write_json
 from trimtab.models.training.sampling import encode_prompts, respond_often
 
@@ -29,11 +29,16 @@ Row = dict[str, object]
 
 
 def run(config: ComparisonsConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `data` (pair_prompts.jsonl), `policy`. Output: train, validation, test, truth."""
+    """Inputs: `data` (pair_prompts.jsonl), `policy`; K > 1 policies are `policy_0`, `policy_1` ...
+
+    Each of several policies answers every K-th prompt, and a pair says which (`policy`, from 0).
+    Output: train, validation, test, truth.
+    """
     prompts = [row["prompt"] for row in read_rows(inputs["data"] / "pair_prompts.jsonl")]
-    answers = _sample(config, prompts, inputs["policy"] / "model", workdir)
+    policies = [folder / "model" for folder in one_or_several(inputs, "policy")]
+    answers = _sample(config, prompts, policies, workdir)
     distributed.leave()
-    splits, truth = _compare(config, prompts, answers)
+    splits, truth = _compare(config, prompts, answers, len(policies))
     output = workdir / "output"
     for split, rows in splits.items():
         write_rows(output / f"{split}.jsonl", rows)
@@ -52,39 +57,39 @@ def run(config: ComparisonsConfig, inputs: dict[str, Path], workdir: Path) -> No
 
 
 def _sample(
-    config: ComparisonsConfig, prompts: list[str], folder: Path, workdir: Path
+    config: ComparisonsConfig, prompts: list[str], policies: list[Path], workdir: Path
 ) -> list[list[str]]:
     """Of each prompt its responses: those of the expert families are sampled after the others."""
-    policy, tokenizer = load_policy(folder), load_tokenizer(folder)
-    generator = torch.Generator().manual_seed(config.seed)
     found: dict[int, list[str]] = {}
-    for is_expert, temperature in (
-        (False, config.temperature),
-        (True, config.expert_temperature),
-    ):
-        rows = [
-            row for row, prompt in enumerate(prompts) if family_of(prompt).is_expert is is_expert
-        ]
-        texts = [prompts[row] for row in rows]
-        answers = respond_often(
-            policy,
-            tokenizer,
-            encode_prompts(policy, tokenizer, texts, config.max_new_tokens),
-            config.num_responses,
-            Sampling(temperature, config.max_new_tokens),
-            generator,
-            Progress(
-                workdir,
-                done=config.num_responses * len(found),
-                of=config.num_responses * len(prompts),
-            ),
-        )
-        found |= zip(rows, answers, strict=True)
+    for number, folder in enumerate(policies):
+        policy, tokenizer = load_policy(folder), load_tokenizer(folder)
+        generator = torch.Generator().manual_seed(config.seed + number)
+        own = range(number, len(prompts), len(policies))
+        for is_expert, temperature in (
+            (False, config.temperature),
+            (True, config.expert_temperature),
+        ):
+            rows = [row for row in own if family_of(prompts[row]).is_expert is is_expert]
+            texts = [prompts[row] for row in rows]
+            answers = respond_often(
+                policy,
+                tokenizer,
+                encode_prompts(policy, tokenizer, texts, config.max_new_tokens),
+                config.num_responses,
+                Sampling(temperature, config.max_new_tokens),
+                generator,
+                Progress(
+                    workdir,
+                    done=config.num_responses * len(found),
+                    of=config.num_responses * len(prompts),
+                ),
+            )
+            found |= zip(rows, answers, strict=True)
     return [found[row] for row in range(len(prompts))]
 
 
 def _compare(
-    config: ComparisonsConfig, prompts: list[str], answers: list[list[str]]
+    config: ComparisonsConfig, prompts: list[str], answers: list[list[str]], num_policies: int
 ) -> tuple[dict[str, list[Row]], list[Row]]:
     """Let annotators compare each prompt's answers: pairs by split, and the truth about them all.
 
@@ -100,7 +105,7 @@ def _compare(
         config.clear_gap,
         config.sharpness,
     )
-    found: list[tuple[str, str, str, LabelledPair]] = []  # split, group, id
+    found: list[tuple[int, str, str, LabelledPair]] = []  # prompt, split, id
     for index, (prompt, responses) in enumerate(zip(prompts, answers, strict=True)):
         split, group = _draw_split(config, rng), f"pair-{index:05d}"
         compared: set[frozenset[str]] = set()
@@ -110,13 +115,13 @@ def _compare(
             if pair is None:
                 continue
             compared.add(frozenset((pair.chosen, pair.rejected)))
-            found.append((split, group, group if number == 0 else f"{group}-{number}", pair))
+            found.append((index, split, group if number == 0 else f"{group}-{number}", pair))
     pairs = [pair for *_, pair in found]
     if not is_uniform:
         pairs = flip_hard_pairs(pairs, config.flip_share)
     splits: dict[str, list[Row]] = {"train": [], "validation": [], "test": []}
     truth: list[Row] = []
-    for (split, group, identifier, _), pair in zip(found, pairs, strict=True):
+    for (index, split, identifier, _), pair in zip(found, pairs, strict=True):
         row = truth_row(identifier, pair)
         truth.append({**row, "split": split})
         splits[split].append(
@@ -127,7 +132,8 @@ def _compare(
                 "rejected": pair.rejected,
                 "category": row["category"],
                 "rating": pair.rating,
-                "group": group,
+                "group": f"pair-{index:05d}",
+                **({"policy": index % num_policies} if num_policies > 1 else {}),
             }
         )
     return splits, truth

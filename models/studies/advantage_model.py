@@ -45,6 +45,12 @@ from trimtab.models.studies.variants import EPOCHS, KL_COEFS, REHEARSALS
 MODELS = {"reward model": "scorer_raw", "Advantage Model": "advantage_raw"}
 ECE_GIVEN, ECE_RIGHT = "calibration error, given labels", "calibration error, right labels"
 KL_FORGET, LOST = "KL on the forget set, nats", "forget, lose"
+WEIGHTS = "Advantage Model, importance weights"
+WEIGHED = {
+    "reward model": "scorer_two",
+    "Advantage Model, no weights": "scorer_unweighed",
+    WEIGHTS: "scorer_weighed",
+}
 OVERCONFIDENCE = "confidence less accuracy, given labels"
 LEAST_OVERCONFIDENCE = 0.05
 MAX_POINTS_LOST = 0.005
@@ -492,6 +498,59 @@ def rehearsal(artifacts: Artifacts) -> SeedResult:
                 "share of the forget set that is worse than SFT's",
                 {REHEARSALS[name].label: line for name, line in lines.items()},
                 kind="paths",
+            )
+        ],
+    )
+
+
+@exhibit(
+    "advantage-model",
+    "importance-weights",
+    shows="Calibration on pairs of two policies, with importance weights and without",
+    claim="Importance weights make the Advantage Model better calibrated on pairs that several "
+    "policies wrote",
+)
+def importance_weights(artifacts: Artifacts) -> SeedResult:
+    """Scorers of pairs that SFT and a policy of PPO wrote, half each; the latter is pi_phi."""
+    table: dict[str, dict[str, float]] = {}
+    for label, role in WEIGHED.items():
+        scored = artifacts.labelled_gaps(role)
+        writer = torch.tensor([row["policy"] for row in scored.rows])
+        table[label] = accuracies(artifacts, role) | {
+            f"{ECE_GIVEN}, {whose}": ece(scored.gap[chosen], "width")
+            for whose, chosen in (
+                ("all pairs", writer >= 0),
+                ("SFT's pairs", writer == 0),
+                ("the policy's pairs", writer == 1),
+            )
+        }
+    summary = artifacts.document("scorer_weighed", "summary.json")
+    clipped = float(summary["log_ratio_clip_fraction"])
+    table[WEIGHTS]["log-ratios that are clipped"] = clipped
+    ours, without = table[WEIGHTS], table["Advantage Model, no weights"]
+    best = RIGHT if RIGHT in ours else GIVEN
+    return SeedResult(
+        table,
+        checks={
+            "the two policies differ: some log-ratios are clipped": clipped > 0,
+            "with weights it is better calibrated": ours[f"{ECE_GIVEN}, all pairs"]
+            < without[f"{ECE_GIVEN}, all pairs"],
+            "with weights it is no less accurate": ours[best] >= without[best],
+        },
+        plots=[
+            bar_plot(
+                "Calibration on pairs of two policies",
+                "test pairs",
+                ECE_GIVEN,
+                {
+                    label: [row[name] for name in row if name.startswith(ECE_GIVEN)]
+                    for label, row in table.items()
+                },
+                ticks=[
+                    name.removeprefix(f"{ECE_GIVEN}, ")
+                    for name in without
+                    if name.startswith(ECE_GIVEN)
+                ],
             )
         ],
     )

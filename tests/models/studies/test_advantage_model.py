@@ -17,6 +17,7 @@ from trimtab.models.studies.advantage_model import (
     figure_2,
     figure_4,
     figure_5,
+    importance_weights,
     likeliest_temperature,
     rehearsal,
     table_2,
@@ -159,3 +160,31 @@ def test_rehearsal_is_read_at_equal_coefficients_and_at_equal_kl(run: Run) -> No
     assert row["forget, lose"] == pytest.approx(0.1)
     assert row["KL on the forget set, nats"] == pytest.approx(1.5)
     assert list(rehearsal(run(roles(0.5))).checks.values()) == [True, False, False]
+
+
+def test_importance_weights_are_read_by_who_wrote_the_pair(run: Run) -> None:
+    preferences = {"test.jsonl": [pair(f"e{n}") | {"policy": n % 2} for n in range(8)]}
+
+    def scored(gaps: tuple[float, float]) -> dict[str, Any]:
+        """Three of four pairs of each policy are right, all of one gap."""
+        rows = [score(f"e{n}", gaps[n % 2] * (1 if n > 1 else -1)) for n in range(8)]
+        return {"scores.jsonl": rows, "summary.json": {"log_ratio_clip_fraction": 0.1}}
+
+    calm, sure = math.log(3), 9.0
+    roles = {
+        "preferences": preferences,
+        "scorer_two": scored((sure, sure)),
+        "scorer_unweighed": scored((calm, sure)),
+        "scorer_weighed": scored((calm, calm)),
+    }
+    reading = importance_weights(run(roles))
+    assert all(reading.checks.values())
+    row = reading.table["Advantage Model, no weights"]
+    assert row["calibration error, given labels, SFT's pairs"] == pytest.approx(0.0, abs=1e-6)
+    assert row["calibration error, given labels, the policy's pairs"] == pytest.approx(
+        0.25, abs=1e-3
+    )
+    assert reading.plots[0].ticks == ("all pairs", "SFT's pairs", "the policy's pairs")
+    worse = roles | {"scorer_weighed": scored((-sure, -sure))}
+    worse["scorer_weighed"]["summary.json"] = {"log_ratio_clip_fraction": 0.0}
+    assert not any(importance_weights(run(worse)).checks.values())
