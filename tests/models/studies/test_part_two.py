@@ -133,7 +133,7 @@ def _nets(**by_arm: list[float]) -> dict[str, Any]:
 
 
 def test_table_2_holds_rounds_against_as_many_without_metarm(run: Run) -> None:
-    flat = dict.fromkeys(ROUND_ARMS, [0.1, 0.2, 0.2])
+    flat = {name: [0.1, 0.2, 0.2] for name in ROUND_ARMS}
     reading = table_2(run(_nets(**{**flat, "meta": [0.2, 0.4, 0.3]})))
     assert all(reading.checks.values())
     assert reading.table["MetaRM, round 2"]["net"] == pytest.approx(0.4)
