@@ -22,6 +22,7 @@ from trimtab.flows.studies.registry import ARMS
 from trimtab.infra.processes.launch import TrainerStoppedError
 from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.config.base import RunSeed
+from trimtab.models.config.data import WORLD_VERSION
 from trimtab.models.config.reporting import StudyConfig
 from trimtab.models.specs import STUDY
 from trimtab.models.studies.registry import Exhibit, ExhibitName, Paper
@@ -116,6 +117,7 @@ def _read(
         scale=config.recipe,
         seeds=tuple(runs),
         command=shlex.join(["trimtab", "study", exhibit.paper, exhibit.name, *how]),
+        world_version=WORLD_VERSION if config.is_synthetic else None,
         lineage=lineage_of(results),
     )
     label = f"{exhibit.title} of {exhibit.paper}"

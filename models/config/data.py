@@ -17,6 +17,9 @@ from trimtab.models.config.base import (
     require_different,
 )
 
+# Raised when the synthetic world's families, prompt sets or gold scorer change: figures of
+# different versions are not comparable.
+WORLD_VERSION = 2
 # The task families of `trimtab.models.synthetic.tasks` have some 1,269,000 different prompts; the
 # held-out family is drawn at most 40,500 times.
 MAX_PROMPTS = 1_200_000

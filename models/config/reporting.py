@@ -132,4 +132,7 @@ class StudyConfig(StageConfig):
     scale: str = Field(description="The recipe whose sizes and settings the runs had")
     seeds: tuple[int, ...] = Field(min_length=1, description="Seeds of the runs")
     command: str = Field("", description="The command that runs it again")
+    world_version: int | None = Field(
+        None, description="Version of the synthetic world; none: people's preferences"
+    )
     lineage: tuple[LineageEntry, ...] = Field((), description="Artifacts that the runs made")

@@ -47,6 +47,7 @@ def run(config: StudyConfig, inputs: dict[str, Path], workdir: Path) -> None:
         "scale": config.scale,
         "command": config.command,
         "seconds": seconds,
+        "world_version": config.world_version,
         **asdict(combined),
     }
     write_json(output / "scorecard.json", card)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from trimtab.models.config.data import WORLD_VERSION
 from trimtab.models.studies.registry import EXHIBITS, TITLES, Exhibit
 from trimtab.models.studies.results import Cell, Status
 
@@ -17,6 +18,7 @@ Card = Mapping[str, Any]
 SUMMARY_HEADS = ("", *get_args(Status), "not run yet")
 HEADS = ("exhibit", "claim", "printed", "ours", "verdict", "command")
 NOTHING_PRINTED = ("no numbers", "not published")
+HUMAN_SCALES = ("hh-smollm2", "ukp-smollm2", "hh-7b")
 DEFAULTS = (" --scale default", " --seeds 2 3 4")
 
 
@@ -104,7 +106,14 @@ def _rows(exhibit: Exhibit, cards: Iterable[Card], links: bool) -> list[list[str
     printed = "" if exhibit.printed.startswith(NOTHING_PRINTED) else exhibit.printed
     title = f"[{exhibit.title}](papers/{exhibit.slug}.md)" if links else exhibit.title
     rows = [
-        [title, exhibit.claim, printed, _first(card), _verdict(card), f"`{_short(card)}`"]
+        [
+            title,
+            card.get("claim", exhibit.claim),
+            printed,
+            _first(card),
+            _verdict(card) + _age(card),
+            f"`{_short(card)}`",
+        ]
         for card in cards
     ]
     return rows or [[exhibit.title, exhibit.claim, printed, "not run yet", "", ""]]
@@ -122,6 +131,7 @@ def _page(exhibit: Exhibit, cards: Mapping[str, Card], folder: Path) -> str:
         plots = sorted(path.name for path in (folder / name).glob("*.svg"))
         parts += [
             f"## Recipe `{card['scale']}`: {card['status']}",
+            *([EARLIER_WORLD] if _is_of_earlier_world(card) else []),
             # Cards of earlier versions have no remark.
             *([card["remark"]] if card.get("remark") else []),
             _markdown(("part of the claim", "seeds that show it"), checks),
@@ -156,6 +166,16 @@ def _verdict(card: Card) -> str:
     return f"{card['status']}, {_of([each for seen in card['checks'].values() for each in seen])}"
 
 
+def _is_of_earlier_world(card: Card) -> bool:
+    """Cards before version 2 have no version; real data have a recipe of their own."""
+    found = card.get("world_version", 1)
+    return card["scale"] not in HUMAN_SCALES and found is not None and found < WORLD_VERSION
+
+
+def _age(card: Card) -> str:
+    return " †" if _is_of_earlier_world(card) else ""
+
+
 def _short(card: Card) -> str:
     """The command without what is as by default; … stands for fields it changes."""
     command = str(card["command"])
@@ -175,6 +195,10 @@ def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
+EARLIER_WORLD = (
+    "† Measured in an earlier version of the synthetic world, and with its arms: figures are not "
+    "comparable with those of other exhibits."
+)
 HEADER = """
 # The papers' tables and figures
 
@@ -183,5 +207,7 @@ A row for each, written by `trimtab papers --into docs` from the scorecards that
 every part fails in at least half of the seeds; *in part*: otherwise. The count beside the verdict
 is of parts times seeds. *Ours* is the first figure of the exhibit's own page, mean ± standard
 deviation over seeds; that page has all of them, the parts of the claim, the plots and the time it
-took. `…` stands for changed fields, which that page has in full.
+took. `…` stands for changed fields, which that page has in full. † marks what was measured in an
+earlier version of the synthetic world, which had two expert families; it is yet to be measured
+again.
 """

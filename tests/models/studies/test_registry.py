@@ -13,8 +13,9 @@ from prefect.utilities.callables import parameter_schema
 from trimtab.flows.cli import main
 from trimtab.flows.studies.registry import ARMS
 from trimtab.flows.study import study
+from trimtab.models.config.data import WORLD_VERSION
 from trimtab.models.stages.study import READERS
-from trimtab.models.studies.papers import cards_below, exhibit_pages, papers_page
+from trimtab.models.studies.papers import EARLIER_WORLD, cards_below, exhibit_pages, papers_page
 from trimtab.models.studies.registry import EXHIBITS, TITLES, exhibits_of
 
 # As the papers are asked for: Part I figures 4 and 6 to 9; Part II figures 1 to 13 and 15 to 17,
@@ -70,6 +71,7 @@ CARD: dict[str, Any] = {
     "command": f"{COMMAND} --seeds 2 3",
     "status": "in part",
     "seconds": 1234.5,
+    "world_version": WORLD_VERSION,
     "checks": {"it rises": [True, False]},
     "table": {"row": {"column": {"mean": 0.5, "std": 0.1, "values": [0.4, 0.6]}}},
 }
@@ -99,6 +101,18 @@ def test_a_row_shows_of_the_command_what_is_not_as_by_default() -> None:
         (changed, f"{COMMAND} --scale hh …"),
     ):
         assert f"| `{shown}` |" in papers_page({"any": {**CARD, "command": command}})
+
+
+def test_what_was_measured_in_an_earlier_world_says_so(tmp_path: Path) -> None:
+    old = {name: value for name, value in CARD.items() if name != "world_version"} | {
+        "claim": "Another claim"
+    }
+    page = papers_page({"any": old})
+    assert "| Another claim | " in page
+    assert "in part, 1 of 2 † |" in page
+    for of_people in ({**CARD, "world_version": None}, {**old, "scale": "hh-smollm2"}):
+        assert " † |" not in papers_page({"any": of_people})
+    assert EARLIER_WORLD in exhibit_pages({"any": old}, tmp_path)["part-2-figure-3.md"]
 
 
 def test_an_exhibit_s_page_has_all_there_is_to_say_at_every_scale(tmp_path: Path) -> None:
