@@ -212,7 +212,8 @@ Recipe = Annotated[
     str,
     Argument(
         autocompletion=_recipes,
-        help="smoke, default, papers, rlaif, constitutional, hh-smollm2, ukp-smollm2 or hh-7b.",
+        help="smoke, default, papers, rlaif, constitutional; on your data hh-smollm2, ukp-smollm2 "
+        "or hh-7b.",
     ),
 ]
 RecipeOrModel = Annotated[

@@ -243,6 +243,15 @@ class RunConfig(Section):
                 "preferences.demonstrations must be empty without preferences.sources, found "
                 f"{list(self.preferences.demonstrations)}: the synthetic world has its own"
             )
+        for name, prompts in (
+            ("ppo.prompts", self.ppo.prompts),
+            ("rounds.meta_rm.prompts", self.rounds.meta_rm.prompts),
+        ):
+            if not self.is_synthetic and prompts != "policy":
+                raise ValueError(
+                    f"{name} must be policy with preferences.sources, found {prompts}: only the "
+                    "synthetic world has a held-out family"
+                )
         reviser = self.constitution and self.constitution.revise.judge
         if not self.is_synthetic and reviser and reviser.gold_accuracy is not None:
             raise ValueError(

@@ -87,9 +87,10 @@ def papers() -> RunConfig:
     """The pipeline of the three papers as they print it, in the synthetic world.
 
     Labels flipped and with a margin, SimCSE and the imitation term, ten members, the Advantage
-    Model with its expected reward and importance weights, PPO-max without normalised advantages and
-    with the pre-training loss, MetaRM in each of four rounds. Sizes and rates are those of
-    `default`, but for smaller rounds, of which each leaves the next something to gain.
+    Model with its expected reward and importance weights (SFT wrote all pairs, so that they come to
+    the scale 1 - K / N), rehearsal of answers to PPO's prompts, PPO-max without normalised
+    advantages and with the pre-training loss, MetaRM in each of four rounds. Sizes and rates are
+    those of `default`, but for smaller rounds, of which each leaves the next something to gain.
     """
     like = default()
     terms: dict[str, Any] = {
@@ -109,6 +110,7 @@ def papers() -> RunConfig:
             "advantage_model": AdvantageModelConfig(
                 **terms, expected_reward=ExpectedRewardConfig(), use_importance_weights=True
             ),
+            "rehearsal": RehearsalConfig(),
             "ppo": like.ppo.model_copy(
                 update={
                     "num_steps": 20,
@@ -121,6 +123,7 @@ def papers() -> RunConfig:
             "arms": ("ppo_max_rm", "full"),
             "rounds": RoundsConfig(
                 max_rounds=4,
+                promote="always",
                 meta_rm_from=1,
                 meta_rm_start="advantage_model",
                 meta_rm=like.rounds.meta_rm.model_copy(

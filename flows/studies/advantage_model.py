@@ -11,12 +11,13 @@ from trimtab.flows.studies.steps import (
     add_policy,
     add_scorer,
     at_kl,
+    require_world,
     submit_advantage_model,
     with_changes,
 )
 from trimtab.models.config.policy import PPOConfig, RehearsalConfig
 from trimtab.models.specs import ADVANTAGE_MODEL, COMPARISONS, REHEARSAL, REWARD_MODEL
-from trimtab.models.studies.variants import EPOCHS, FEW_PAIRS, KL_COEFS
+from trimtab.models.studies.variants import EPOCHS, FEW_PAIRS, REHEARSAL_KL_COEFS, REHEARSALS
 
 
 @arms("advantage-model", "table-1", "figure-2", "figure-3", "figure-4")
@@ -63,25 +64,37 @@ def epochs_on_few_pairs(run: Run) -> None:
 
 @arms("advantage-model", "rehearsal")
 def rehearsal_by_kl(run: Run) -> None:
-    """PPO-max on the Advantage Model at several KL coefficients, with rehearsal and without."""
+    """PPO-max on the Advantage Model at several KL coefficients: without rehearsal, with that of
+    the paper, of answers to what SFT was taught on, and of such answers drawn at random."""
     scorers(run)
-    add_rehearsal(run, "full", run.config.rehearsal)
-    for coef in KL_COEFS:
-        ppo = with_changes(at_kl(run.config.ppo, coef), {"rehearsal_coef": 0.0})
-        add_policy(run, f"without_{coef:g}", ppo, "advantage_raw")
-        ppo = at_kl(run.config.ppo, coef)
-        add_policy(run, f"with_{coef:g}", ppo, "advantage_raw", rehearsed="rehearsal_full")
+    own = run.config.rehearsal
+    kept = own.num_clusters * own.per_cluster
+    for name, variant in REHEARSALS.items():
+        changes = dict(variant.changes)
+        if name == "random":  # one cluster of as many examples as are kept: none is selected
+            changes |= {"max_prompts": kept, "num_clusters": 1, "per_cluster": kept}
+        if name != "without":
+            add_rehearsal(run, name, with_changes(own, changes))
+        for coef in REHEARSAL_KL_COEFS:
+            ppo = at_kl(run.config.ppo, coef)
+            if name == "without":
+                ppo = with_changes(ppo, {"rehearsal_coef": 0.0})
+            rehearsed = None if name == "without" else f"rehearsal_{name}"
+            add_policy(run, f"{name}_{coef:g}", ppo, "advantage_raw", rehearsed=rehearsed)
 
 
 @arms("advantage-model", "importance-weights")
 def two_behaviour_policies(run: Run) -> None:
     """Pairs that SFT and a policy of PPO wrote, half each, and three scorers of them."""
+    require_world(run, "advantage-model-importance-weights")
     add_scorer(run, "raw")
     add_policy(run, "first", _without_rehearsal(run), "scorer_raw")
     both = [run["sft"], run["policy_first"]]
+    # At the temperature that likelihoods are taken at: ratios are of who wrote the answers.
+    asked = with_changes(run.config.comparisons, {"temperature": 1.0, "expert_temperature": 1.0})
     run["preferences"] = run.submit(
         COMPARISONS,
-        run.seeded(run.config.comparisons, 1),
+        run.seeded(asked, 1),
         data=run["data"],
         policy=both,
         label="comparisons of two policies",
@@ -93,14 +106,16 @@ def two_behaviour_policies(run: Run) -> None:
         preferences=run["preferences"],
         label="reward model, two policies",
     )
-    for name, weighs in (("unweighed", False), ("weighed", True)):
-        config = with_changes(run.config.advantage_model, {"use_importance_weights": weighs})
+    # Ratios to pi_phi itself are 1: as many policies, at the same scale of scores.
+    unit = [run["policy_first"]] * 2
+    config = with_changes(run.config.advantage_model, {"use_importance_weights": True})
+    for name, behaviour in (("unweighed", unit), ("weighed", both)):
         run[f"scorer_{name}"] = run.submit(
             ADVANTAGE_MODEL,
             run.seeded(config),
             policy=run["policy_first"],
             preferences=run["preferences"],
-            behaviour=both if weighs else None,
+            behaviour=behaviour,
             data=prompts_for(run),
             label=f"Advantage Model {name}",
         )

@@ -50,7 +50,7 @@ def _thresholds(config: RunConfig, value: float) -> list[float]:
 _PPO = Sweep(
     (0.05, 0.1, 0.2, 0.5),
     lambda config: config.ppo.kl_coef,
-    lambda _, value: {"ppo": {"kl_coef": value}},
+    lambda _, value: {"ppo": {"kl_coef": value, "kl_target": None}},
 )
 SWEEPS: dict[Arm, Sweep] = {
     "ppo_max_am": _PPO,

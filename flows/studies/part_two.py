@@ -17,6 +17,7 @@ from trimtab.flows.studies.steps import (
     add_strength,
     at_kl,
     relabel_config,
+    require_world,
     with_changes,
 )
 from trimtab.models.config.base import PolicyPrompts
@@ -24,7 +25,6 @@ from trimtab.models.config.reward import ContrastiveConfig, FeaturesConfig, Rela
 from trimtab.models.specs import FEATURES, META_RM, PPO_MAX
 from trimtab.models.studies.variants import (
     DENOISED_AT_KL,
-    FEW_PAIRS,
     KL_COEFS,
     ROUND_ARMS,
     SIMCSE_STRENGTHS,
@@ -112,13 +112,15 @@ def _free_policy(run: Run, name: str, baseline: str) -> None:
 @arms("part-2", "denoised-policies")
 def policies_by_kl(run: Run) -> None:
     """PPO-max on reward models of few pairs, of which the harder are wrong more often."""
-    comparisons = with_changes(run.config.comparisons, {"noise": "by_difficulty"})
+    require_world(run, "part-2-denoised-policies")
+    # So few prompts that a thousand pairs are trained on, by the members that vote too.
+    few = {"noise": "by_difficulty", "num_prompts": 2000, "test_share": 0.3}
+    comparisons = with_changes(run.config.comparisons, few)
     noisy = replace(run, config=with_changes(run.config, {"comparisons": comparisons}))
     add_scorer(noisy, "raw")
     train = with_changes(run.config.reward_model.train, {"num_epochs": 4})
     for name, variant in DENOISED_AT_KL.items():
-        labels = relabel_config(noisy, variant, with_changes(AS_GIVEN, {"max_pairs": FEW_PAIRS}))
-        add_scorer(noisy, name, labels, train=train)
+        add_scorer(noisy, name, relabel_config(noisy, variant), train=train)
         for coef in KL_COEFS:
             ppo = with_changes(at_kl(run.config.ppo, coef), {"rehearsal_coef": 0.0})
             add_policy(noisy, f"{name}_{coef:g}", ppo, f"scorer_{name}")
@@ -165,7 +167,9 @@ def rounds(run: Run) -> None:
 
 @arms("part-2", "figure-15")
 def adaptation(run: Run) -> None:
-    """Rounds on unlabelled prompts of the held-out family."""
+    """Rounds on unlabelled prompts of the held-out family, and as many on the others."""
+    require_world(run, "part-2-figure-15")
+    _add_rounds(run, "meta", NUM_ADAPTATION_ROUNDS)
     for name in ("plain", "eta_0", "meta"):
         _add_rounds(run, name, NUM_ADAPTATION_ROUNDS, "held_out", "adapted_")
     for rival in ("plain", "eta_0"):
@@ -180,7 +184,7 @@ def _add_rounds(
     """`policy_<prefix><arm>_<n>`: each from the one before, held near SFT, in steps so small that
     the first leaves something to gain. Every MetaRM starts from the reward model `scorer_raw`."""
     add_scorer(run, "raw")
-    whole, policy = run.config.ppo, "sft"
+    whole, policy = at_kl(run.config.ppo, run.config.ppo.kl_coef), "sft"
     ppo = with_changes(
         whole,
         {

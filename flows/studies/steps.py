@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from trimtab.flows.errors import ConfigError
 from trimtab.flows.pipeline.data import cache_trunk, prepare, prompts_for, trunk_for
 from trimtab.flows.pipeline.labels import ask_judge, audit_labels
 from trimtab.flows.pipeline.policies import measure
@@ -26,6 +27,15 @@ AS_GIVEN = RelabelConfig(flip_below=None)
 def with_changes(config: ConfigT, changes: Mapping[str, Any]) -> ConfigT:
     """A copy with some fields changed, validated as a whole."""
     return type(config).model_validate({**dict(config), **changes})
+
+
+def require_world(run: Run, slug: str) -> None:
+    """Raise ConfigError where the run of an exhibit reads people's preferences."""
+    if not run.config.is_synthetic:
+        raise ConfigError(
+            f"{slug} needs the synthetic world, found the recipe {run.config.recipe}; allowed: "
+            "smoke, default, papers"
+        )
 
 
 def add_strength(run: Run) -> None:
@@ -80,6 +90,7 @@ def submit_advantage_model(run: Run, role: str, config: AdvantageModelConfig, pa
         preferences=run["preferences"],
         pairs=run[pairs],
         trunk=trunk_for(run, config.train),
+        behaviour=[run["sft"]] if config.use_importance_weights else None,
         data=prompts_for(run),
         label=f"Advantage Model, {pairs.replace('_', ' ')}",
     )
@@ -88,7 +99,7 @@ def submit_advantage_model(run: Run, role: str, config: AdvantageModelConfig, pa
 def at_kl(ppo: PPOConfig, coef: float) -> PPOConfig:
     """With another KL coefficient; far from SFT the guard only warns, so that all steps are run."""
     guard = with_changes(ppo.guard, {"action": "warn"})
-    return with_changes(ppo, {"kl_coef": coef, "guard": guard})
+    return with_changes(ppo, {"kl_coef": coef, "kl_target": None, "guard": guard})
 
 
 def add_policy(

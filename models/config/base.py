@@ -36,14 +36,15 @@ LearningRate = Annotated[float, Field(gt=0, le=100)]
 Temperature = Annotated[float, Field(ge=1e-4, le=100)]
 # Weight of a term, or another number that may be 0.
 Weight = Annotated[float, Field(ge=0, le=1e6)]
-# Above 0: a scale, a clip or a slope. What is divided by it stays finite in float32.
+# Prompts that a policy is trained on.
 PolicyPrompts = Annotated[
     Literal["policy", "held_out"],
     Field(
         description="Whose prompts are answered: those for training policies, or, to adapt to them "
-        "without labels, those of the synthetic world's held-out family [RM section 3.2.2]"
+        "without labels, those of the synthetic world's held-out family [RM figure 15]"
     ),
 ]
+# Above 0: a scale, a clip or a slope. What is divided by it stays finite in float32.
 Positive = Annotated[float, Field(ge=1e-6, le=1e6)]
 # Type of a validation error whose message must not show the value, which may be a key.
 MAY_BE_SECRET = "may_be_secret"

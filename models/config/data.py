@@ -65,6 +65,9 @@ class ComparisonsConfig(StageConfig):
     """Sampling the SFT policy, and labelling pairs by simulated annotators."""
 
     seed: Seed = Field(0, description="Seed of sampling and of the annotators")
+    num_prompts: Rows | None = Field(
+        None, description="Prompts compared, drawn at random; none: all"
+    )
     num_responses: int = Field(4, ge=2, le=9, description="Responses sampled per prompt")
     pairs_per_prompt: int = Field(
         1, ge=1, le=36, description="Most pairs of a prompt's responses that are labelled"

@@ -134,9 +134,9 @@ class PPOConfig(TrainerConfig):
         "from kl_coef on [Ziegler et al. 2019; RM figure 17]; none: it stays kl_coef",
     )
     kl_horizon: Rows = Field(
-        10_000,
+        500,
         description="Responses over which the KL coefficient can change by a fifth, where "
-        "kl_target is given",
+        "kl_target is given (free)",
     )
     warmup_fraction: float = Field(
         0.0,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trimtab.models import counts
+from trimtab.models.config.base import PolicyPrompts
 from trimtab.models.config.data import ComparisonsConfig, PreferencesConfig, WorldConfig
 from trimtab.models.data.formats import parse_row
 from trimtab.models.data.readers import Source, SourceError, read_source
@@ -29,10 +30,11 @@ class Amounts:
     """Counts of examples, and bounds on tokens a row (end tokens included).
 
     train_pairs is what splitting gives on average, train_rankings how many prompts (and groups)
-    they are of; ranked: the most responses of one. eval_prompts: of all `eval_sets` sets, that of
-    validation included. prompt_tokens, dialogue_tokens (prompt and one response), pair_tokens
-    (prompt and both responses in one packed row): the most of any row. assumptions: where the
-    numbers come from, a sentence each.
+    they are of; ranked: the most responses of one. held_out_prompts: of the synthetic world's
+    held-out family, to adapt to. distinct_demonstrations: of different prompts. eval_prompts: of
+    all `eval_sets` sets, that of validation included. prompt_tokens, dialogue_tokens (prompt and
+    one response), pair_tokens (prompt and both responses in one packed row): the most of any row.
+    assumptions: where the numbers come from, a sentence each.
     """
 
     demonstrations: int
@@ -42,6 +44,8 @@ class Amounts:
     train_rankings: int
     ranked: int
     policy_prompts: int
+    held_out_prompts: int
+    distinct_demonstrations: int
     eval_prompts: int
     eval_sets: int
     prompt_tokens: int
@@ -53,6 +57,10 @@ class Amounts:
     def held_out_pairs(self) -> int:
         """Pairs of validation and test."""
         return self.pairs - self.train_pairs
+
+    def prompts_of(self, which: PolicyPrompts) -> int:
+        """Prompts that a policy is trained on."""
+        return self.policy_prompts if which == "policy" else self.held_out_prompts
 
     def of_slice(self, share: float) -> Amounts:
         """With that share of the training pairs, and as many held out."""
@@ -72,7 +80,7 @@ def amounts_of_world(
     sizes = family_sizes(world)
     sets = prompt_sets(sizes, *([None] * sum(family) for family in sizes))
     evaluated = [len(rows) for name, rows in sets.items() if name.startswith("eval/")]
-    prompts = len(sets["pair_prompts"])
+    prompts = counts.num_taken(len(sets["pair_prompts"]), comparisons.num_prompts)
     most = min(comparisons.pairs_per_prompt, math.comb(comparisons.num_responses, 2))
     pairs = prompts * most
     train_share = counts.split_shares(comparisons)["train"]
@@ -85,6 +93,8 @@ def amounts_of_world(
         train_rankings=round(prompts * train_share),
         ranked=min(comparisons.num_responses, 2 * most),
         policy_prompts=len(sets["policy_prompts"]),
+        held_out_prompts=len(sets["held_out_prompts"]),
+        distinct_demonstrations=sizes.main[0] + sizes.expert[1] + sizes.held_out[1],
         eval_prompts=sum(evaluated),
         eval_sets=len(evaluated),
         prompt_tokens=prompt,
@@ -140,6 +150,8 @@ def amounts_of_preferences(config: PreferencesConfig, max_length: int) -> Amount
         train_rankings=round(rankings * shares["train"]),
         ranked=ranked,
         policy_prompts=train,
+        held_out_prompts=0,
+        distinct_demonstrations=shown,
         eval_prompts=sum(evaluated),
         eval_sets=len(evaluated),
         prompt_tokens=config.max_tokens,

@@ -110,6 +110,8 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
     if config.expected_reward is not None:
         summary |= _compare_held_out(config, model, inputs, workdir)
     summary["num_trained_pairs"] = len(pairs.rows)
+    if log_ratios is not None:  # of the behaviour policy that differs most
+        summary["mean_absolute_log_ratio"] = float(log_ratios.abs().mean((0, 1)).max())
     write_json(workdir / "output" / "summary.json", summary)
 
 

@@ -31,14 +31,20 @@ Row = dict[str, object]
 def run(config: ComparisonsConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `data` (pair_prompts.jsonl), `policy`; K > 1 policies are `policy_0`, `policy_1` ...
 
-    Each of several policies answers every K-th prompt, and a pair says which (`policy`, from 0).
+    Several policies share the prompts, drawn at random, and a pair says who answered (`policy`,
+    from 0).
     Output: train, validation, test, truth.
     """
     prompts = [row["prompt"] for row in read_rows(inputs["data"] / "pair_prompts.jsonl")]
+    if config.num_prompts is not None and config.num_prompts < len(prompts):
+        prompts = random.Random(f"prompts/{config.seed}").sample(prompts, config.num_prompts)
     policies = [folder / "model" for folder in one_or_several(inputs, "policy")]
-    answers = _sample(config, prompts, policies, workdir)
+    writers = [number % len(policies) for number in range(len(prompts))]
+    if len(policies) > 1:
+        random.Random(f"writers/{config.seed}").shuffle(writers)
+    answers = _sample(config, prompts, policies, writers, workdir)
     distributed.leave()
-    splits, truth = _compare(config, prompts, answers, len(policies))
+    splits, truth = _compare(config, prompts, answers, writers)
     output = workdir / "output"
     for split, rows in splits.items():
         write_rows(output / f"{split}.jsonl", rows)
@@ -57,14 +63,19 @@ def run(config: ComparisonsConfig, inputs: dict[str, Path], workdir: Path) -> No
 
 
 def _sample(
-    config: ComparisonsConfig, prompts: list[str], policies: list[Path], workdir: Path
+    config: ComparisonsConfig,
+    prompts: list[str],
+    policies: list[Path],
+    writers: list[int],
+    workdir: Path,
 ) -> list[list[str]]:
-    """Of each prompt its responses: those of the expert families are sampled after the others."""
+    """Of each prompt the responses of the policy that writers names, those of the expert families
+    sampled after the others."""
     found: dict[int, list[str]] = {}
     for number, folder in enumerate(policies):
         policy, tokenizer = load_policy(folder), load_tokenizer(folder)
         generator = torch.Generator().manual_seed(config.seed + number)
-        own = range(number, len(prompts), len(policies))
+        own = [row for row, writer in enumerate(writers) if writer == number]
         for is_expert, temperature in (
             (False, config.temperature),
             (True, config.expert_temperature),
@@ -89,7 +100,7 @@ def _sample(
 
 
 def _compare(
-    config: ComparisonsConfig, prompts: list[str], answers: list[list[str]], num_policies: int
+    config: ComparisonsConfig, prompts: list[str], answers: list[list[str]], writers: list[int]
 ) -> tuple[dict[str, list[Row]], list[Row]]:
     """Let annotators compare each prompt's answers: pairs by split, and the truth about them all.
 
@@ -133,7 +144,7 @@ def _compare(
                 "category": row["category"],
                 "rating": pair.rating,
                 "group": f"pair-{index:05d}",
-                **({"policy": index % num_policies} if num_policies > 1 else {}),
+                **({"policy": writers[index]} if any(writers) else {}),
             }
         )
     return splits, truth

@@ -35,6 +35,8 @@ CONSTANTS = {
 NAMES = {arm: policy_name(arm).removesuffix(" (round 1)") for arm in CONSTANTS}
 NAMES["best_of_n"] += " (KL: upper bound)"
 START, DPO, BOUND = policy_name("sft"), NAMES["dpo"], NAMES["best_of_n"]
+# Nats: over less two lines are not compared.
+LEAST_SHARED_KL = 0.1
 KL, LENGTH = "KL, nats", "length, tokens"
 MEASURES = {"gold": "gold", "judge_score": "held-out score"}
 UNITS = {"gold": "0 to 1", "judge_score": "no unit"}

@@ -108,7 +108,14 @@ FEW_PAIRS = 1000
 EPOCHS = (1, 2, 4, 8)
 # KL coefficients at which policies are compared, so that they can be read at equal KL.
 KL_COEFS = (0.0, 0.02, 0.05, 0.1, 0.2)
-REHEARSALS = {"without": Variant("without rehearsal"), "with": Variant("with rehearsal")}
+REHEARSAL_KL_COEFS = (0.0, 0.05, 0.2)
+# Changes of RehearsalConfig: the paper rehearses answers to PPO's own prompts.
+REHEARSALS = {
+    "without": Variant("without rehearsal"),
+    "policy": Variant("rehearsal, PPO's prompts", {"prompts": "policy"}),
+    "with": Variant("rehearsal, SFT's prompts", {"prompts": "demonstrations"}),
+    "random": Variant("SFT's prompts, drawn at random", {"prompts": "demonstrations"}),
+}
 # Treatments of labels of which harder pairs are wrong more often; by the recipe's alpha.
 DENOISED_AT_KL = {
     "given": Variant("as given"),

@@ -29,7 +29,7 @@ def ppo_max(config: PPOConfig, inputs: StageInputs) -> Work:
     it were another than those before.
     """
     prompt, row = inputs.prompt_and_row(config.max_new_tokens)
-    planned = counts.ppo_counts(config, inputs.amounts.policy_prompts)
+    planned = counts.ppo_counts(config, inputs.amounts.prompts_of(config.prompts))
     answers = Rows(planned.steps * planned.rollout, row)
     learned = config.num_epochs * planned.rollout * (planned.steps + planned.policy_steps)
     nll_tokens = sum(rows.tokens for rows in _nll_rows(config, inputs))

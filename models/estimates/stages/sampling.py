@@ -26,7 +26,7 @@ def rehearsal(config: RehearsalConfig, inputs: StageInputs) -> Work:
     """Answers of the SFT policy, scored; the sentence encoder is not counted."""
     amounts = inputs.amounts
     is_shown = config.prompts == "demonstrations"
-    available = amounts.demonstrations if is_shown else amounts.policy_prompts
+    available = amounts.distinct_demonstrations if is_shown else amounts.policy_prompts
     prompts = counts.num_taken(available, config.max_prompts)
     return _scored(inputs, prompts, 1, config.max_new_tokens, sum(inputs.scorer_bytes))
 

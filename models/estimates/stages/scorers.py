@@ -175,8 +175,9 @@ def meta_rm(config: MetaRMConfig, inputs: StageInputs) -> Work:
     The ascent has whole gradients, in whose place the weights are kept during the descent.
     """
     amounts, train = inputs.amounts, config.train
-    prompts = counts.num_taken(amounts.policy_prompts, config.num_prompts)
-    others = counts.num_taken(amounts.policy_prompts - prompts, config.num_held_out)
+    available = amounts.prompts_of(config.prompts)
+    prompts = counts.num_taken(available, config.num_prompts)
+    others = counts.num_taken(available - prompts, config.num_held_out)
     asked = prompts + others
     answers = asked * config.num_responses
     prompt, _ = inputs.prompt_and_row(config.max_new_tokens)

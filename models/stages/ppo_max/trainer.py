@@ -169,7 +169,8 @@ class PPORun:
             metrics = {**experience.monitors(), **learned}
             if self.config.kl_target is not None:
                 metrics["kl_coef"] = torch.tensor(self.kl_coef)
-                self._steer(float(metrics["kl"]), len(batch))
+                if updates_policy:
+                    self._steer(float(metrics["kl"]), len(batch))
             self.step += 1
             progress.log(self.step, metrics)
             progress.advance(self.step, total)

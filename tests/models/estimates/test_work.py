@@ -140,7 +140,9 @@ def test_sampling_stages() -> None:
 
 
 def test_long_prompts_are_cut_to_the_context_and_the_cache() -> None:
-    long = StageInputs(SHAPE, Amounts(0, 500, 500, 0, 0, 2, 500, 500, 4, 9000, 9000, 18000, ()))
+    long = StageInputs(
+        SHAPE, Amounts(0, 500, 500, 0, 0, 2, 500, 0, 0, 500, 4, 9000, 9000, 18000, ())
+    )
     work = work_of("comparisons", ComparisonsConfig(num_responses=2, max_new_tokens=192), long)
     assert work.forward_tokens == 1000 * (SHAPE.context - 192)
     # 32,768 tokens of cache hold four rows of 8,192.

@@ -22,7 +22,7 @@ from trimtab.models.studies.advantage_model import (
     rehearsal,
     table_2,
 )
-from trimtab.models.studies.variants import EPOCHS, KL_COEFS
+from trimtab.models.studies.variants import EPOCHS, REHEARSAL_KL_COEFS, REHEARSALS
 
 TASKS = {"test.jsonl": [pair("e0", "add"), pair("e1", "sort")]}
 
@@ -145,21 +145,24 @@ def test_calibration_is_compared_where_the_reward_model_is_overconfident(run: Ru
 
 
 def test_rehearsal_is_read_at_equal_coefficients_and_at_equal_kl(run: Run) -> None:
-    def roles(lost_with: float) -> dict[str, Any]:
+    def roles(**lost: float) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for name, lost in (("without", 0.4), ("with", lost_with)):
-            for coef in KL_COEFS:
-                row = {"set": "forget", "kl": 2 - 5 * coef, "length": 5}
-                found[f"eval_{name}_{coef:g}"] = {"responses.jsonl": [row]}
-                found[f"judge_{name}_{coef:g}"] = judged(0.2, forget=0.5 - 2 * lost)
+        for name in REHEARSALS:
+            for coef in REHEARSAL_KL_COEFS:
+                rows = [
+                    {"set": place, "kl": 2 - 5 * coef, "length": 5} for place in ("main", "forget")
+                ]
+                found[f"eval_{name}_{coef:g}"] = {"responses.jsonl": rows}
+                found[f"judge_{name}_{coef:g}"] = judged(0.2, forget=0.5 - 2 * lost[name])
         return found
 
-    reading = rehearsal(run(roles(0.1)))
+    reading = rehearsal(run(roles(without=0.4, policy=0.3, random=0.2, **{"with": 0.1})))
     assert all(reading.checks.values())
-    row = reading.table["with rehearsal, KL coefficient 0.1"]
+    row = reading.table["rehearsal, SFT's prompts, KL coefficient 0.05"]
     assert row["forget, lose"] == pytest.approx(0.1)
-    assert row["KL on the forget set, nats"] == pytest.approx(1.5)
-    assert list(rehearsal(run(roles(0.5))).checks.values()) == [True, False, False]
+    assert row["KL, nats"] == row["KL, nats, forget set"] == pytest.approx(1.75)
+    alike = rehearsal(run(roles(without=0.1, policy=0.1, random=0.1, **{"with": 0.1})))
+    assert not any(alike.checks.values())
 
 
 def test_importance_weights_are_read_by_who_wrote_the_pair(run: Run) -> None:
@@ -168,7 +171,7 @@ def test_importance_weights_are_read_by_who_wrote_the_pair(run: Run) -> None:
     def scored(gaps: tuple[float, float]) -> dict[str, Any]:
         """Three of four pairs of each policy are right, all of one gap."""
         rows = [score(f"e{n}", gaps[n % 2] * (1 if n > 1 else -1)) for n in range(8)]
-        return {"scores.jsonl": rows, "summary.json": {"log_ratio_clip_fraction": 0.1}}
+        return {"scores.jsonl": rows, "summary.json": {"mean_absolute_log_ratio": 0.2}}
 
     calm, sure = math.log(3), 9.0
     roles = {
@@ -179,12 +182,12 @@ def test_importance_weights_are_read_by_who_wrote_the_pair(run: Run) -> None:
     }
     reading = importance_weights(run(roles))
     assert all(reading.checks.values())
-    row = reading.table["Advantage Model, no weights"]
+    row = reading.table["Advantage Model, all ratios 1"]
     assert row["calibration error, given labels, SFT's pairs"] == pytest.approx(0.0, abs=1e-6)
     assert row["calibration error, given labels, the policy's pairs"] == pytest.approx(
         0.25, abs=1e-3
     )
     assert reading.plots[0].ticks == ("all pairs", "SFT's pairs", "the policy's pairs")
     worse = roles | {"scorer_weighed": scored((-sure, -sure))}
-    worse["scorer_weighed"]["summary.json"] = {"log_ratio_clip_fraction": 0.0}
+    worse["scorer_weighed"]["summary.json"] = {"mean_absolute_log_ratio": 0.0}
     assert not any(importance_weights(run(worse)).checks.values())

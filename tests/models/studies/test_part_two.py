@@ -105,13 +105,14 @@ def test_figure_11_holds_cosines_between_labels_against_those_within(run: Run) -
         }
         return found | pairs | scored | {"features_scorer_simcse_1": strongest}
 
-    reading = figure_11(run(roles(features(0.4, 0.2, 0.5))))
+    reading = figure_11(run(roles(features(0.4, 0.2, 0.6))))
     assert all(reading.checks.values())
     row = reading.table["SimCSE, beta 1"]
     assert (row["overlap of neighbours"], row["accuracy, right labels"]) == (0.4, 1.0)
     assert reading.plots[1].series == {"chosen": ([0.0], [2.0]), "rejected": ([0.0], [1.0])}
-    # Both cosines fall by as much: SimCSE spreads answers, whatever their labels.
-    assert not any(figure_11(run(roles(features(0.95, 0.2, 0.2)))).checks.values())
+    # A wider cone, in which labels lie no further apart for the spread of one: (.2 - .2) / .8.
+    wider = figure_11(run(roles(features(0.95, 0.2, 0.2)))).checks
+    assert list(wider.values()) == [False, False, True]
 
 
 def test_figure_17_holds_rounds_against_ppo_on_the_reward_model_as_it_is(run: Run) -> None:
@@ -143,11 +144,18 @@ def test_table_2_holds_rounds_against_as_many_without_metarm(run: Run) -> None:
 
 
 def test_table_3_and_figure_15_hold_against_ppo_of_as_many_steps(run: Run) -> None:
-    roles = _nets(meta=[0.1, 0.3, 0.2]) | {
-        "versus_plain_2": judged(0.1),
-        "versus_eta_0_2": judged(-0.1),
+    roles = {
+        f"judge_meta_{number}": {
+            "judgement.json": {
+                "main_gold": {"win": 0, "tie": 0, "lose": 0, "net": net},
+                "validation_annotators": {"net": validated},
+            }
+        }
+        for number, (net, validated) in enumerate([(0.4, 0.1), (0.3, 0.2)], start=1)
     }
+    roles |= {"versus_plain_2": judged(0.1), "versus_eta_0_2": judged(-0.1)}
     best = table_3(run(roles))
+    # The second is best on the validation prompts, whatever the main ones say.
     assert [row["net"] for row in best.table.values()] == pytest.approx([0.3, 0.1, -0.1])
     assert list(best.checks.values()) == [True, True, False]
     # The last round of two, on the held-out family's prompts.
@@ -157,7 +165,7 @@ def test_table_3_and_figure_15_hold_against_ppo_of_as_many_steps(run: Run) -> No
         role: {"judgement.json": {"held_out_gold": {"win": 0, "tie": 0, "lose": 0, "net": net}}}
         for role, net in verdicts.items()
     }
-    assert list(figure_15(run(adapted)).checks.values()) == [True, False, True]
+    assert list(figure_15(run(roles | adapted)).checks.values()) == [True, False, True, True]
 
 
 def test_figure_16_looks_outside_the_meta_set_and_at_training_without_the_ascent(run: Run) -> None:
