@@ -81,6 +81,8 @@ def _sample(
             (True, config.expert_temperature),
         ):
             rows = [row for row in own if family_of(prompts[row]).is_expert is is_expert]
+            if not rows:
+                continue
             texts = [prompts[row] for row in rows]
             answers = respond_often(
                 policy,

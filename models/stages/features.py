@@ -64,7 +64,8 @@ def run(config: FeaturesConfig, inputs: dict[str, Path], workdir: Path) -> None:
     )
     found = {"given": overlap(features, is_chosen, config.num_neighbours)}
     truth = _gold_differences(inputs["preferences"] / "truth.jsonl")
-    differs = torch.tensor([truth.get(name, 0.0) for name in pairs.identifiers])
+    gold = [truth.get(name, 0.0) for name in pairs.identifiers]
+    differs = torch.tensor(gold, dtype=torch.float64, device="cpu")
     if bool(differs.any()):
         known = differs.ne(0).repeat_interleave(2)
         right = is_chosen == (differs > 0).repeat_interleave(2)

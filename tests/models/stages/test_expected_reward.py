@@ -27,7 +27,7 @@ from trimtab.models.training.nll_term import with_term
 from trimtab.models.training.progress import read_metrics
 from trimtab.models.training.sampling import sample_answers
 
-SAMPLES = ExpectedRewardConfig(coef=1.0, num_prompts=24, num_responses=4, batch_size=8)
+SAMPLES = ExpectedRewardConfig(coef=1.0, num_prompts=64, num_responses=4, batch_size=16)
 
 
 def _heads(model: Any, rows: list[Candidates]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,7 +80,7 @@ def test_e_learns_what_the_policy_s_answers_are_worth(
     layers: int | None,
 ) -> None:
     train = smoke_config.advantage_model.train.model_copy(
-        update={"num_epochs": 6, "trainable_layers": layers}
+        update={"num_epochs": 4, "trainable_layers": layers}
     )
     plain = smoke_config.advantage_model.model_copy(update={"train": train})
     inputs = {"policy": policy, "preferences": comparisons}

@@ -115,7 +115,7 @@ def test_imitation_keeps_the_trunk_a_language_model(
     """As beta is next to nothing, the preferred answers' likelihood falls; at 1 it rises."""
     found = {}
     for coef in (1e-9, 1.0):
-        config = _config(smoke_config, {"num_epochs": 4}, imitation_coef=coef)
+        config = _config(smoke_config, {"num_epochs": 8}, imitation_coef=coef)
         folder = tmp_path / str(coef)
         output = run_stage("reward_model", config, folder, policy=policy, preferences=comparisons)
         rows = read_metrics(output.parent / "metrics.jsonl")

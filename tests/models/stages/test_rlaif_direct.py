@@ -17,7 +17,7 @@ from tests.models.jobs import Killed, die_after, job
 from tests.models.judge.endpoint import Body, Reply, ScriptedServer, completion, serving
 from trimtab.infra.processes.launch import TrainerError, launch
 from trimtab.models.config.judge import EndpointConfig, JudgeConfig
-from trimtab.models.config.policy import PPOConfig, ScorersConfig
+from trimtab.models.config.policy import CollapseConfig, PPOConfig, ScorersConfig
 from trimtab.models.judge.budget import BudgetError
 from trimtab.models.judge.client import EndpointError
 from trimtab.models.judge.reward import JudgeReward
@@ -111,6 +111,7 @@ def test_the_policy_learns_what_the_judge_likes(
         train_batch=16,
         kl_coef=0.0,
         checkpoint_every=100,
+        guard=CollapseConfig(action="warn"),
     )
     output = run_stage("ppo_max", config, tmp_path, **inputs)
     rows = read_rows(output / "rollouts.jsonl")

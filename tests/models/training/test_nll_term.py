@@ -146,7 +146,7 @@ def test_every_optimiser_keeps_likelier_what_it_rehearses(
 ) -> None:
     config, behind = CONFIGS[stage], f" {GRADES[-1]}" if stage == "hir" else ""
     found, amounts = [], []
-    for coefficient in (0.0, 0.5):
+    for coefficient in (0.0, 1.0):
         changed = config.model_copy(update={"rehearsal_coef": coefficient})
         folder = tmp_path / str(coefficient)
         output = run_stage(stage, changed, folder, **read_by(stage, **inputs))
