@@ -68,18 +68,23 @@ def default() -> RunConfig:
         advantage_model=AdvantageModelConfig(train=scorer),
         rehearsal=RehearsalConfig(prompts="demonstrations", max_prompts=1600),
         ppo=ppo,
-        **budget_matched_sections(
-            ppo,
-            pairs=TrainConfig(learning_rate=2e-4, batch_size=32),
-            answers=TrainConfig(learning_rate=5e-4, batch_size=32, num_epochs=5),
-            num_responses=8,
-            instructions=HIR_INSTRUCTIONS,
-        ),
+        **_as_many_samples(ppo),
         rounds=RoundsConfig(
             meta_rm=MetaRMConfig(train=TrainConfig(learning_rate=1e-4, batch_size=16))
         ),
         # Judged at the temperature PPO samples at: the distribution it optimises.
         evaluate=EvaluateConfig(has_gold=True, temperature=1.0),
+    )
+
+
+def _as_many_samples(ppo: PPOConfig) -> dict[str, Any]:
+    """Sections of the other methods, which take as many samples as PPO."""
+    return budget_matched_sections(
+        ppo,
+        pairs=TrainConfig(learning_rate=2e-4, batch_size=32),
+        answers=TrainConfig(learning_rate=5e-4, batch_size=32, num_epochs=5),
+        num_responses=8,
+        instructions=HIR_INSTRUCTIONS,
     )
 
 
@@ -99,6 +104,15 @@ def papers() -> RunConfig:
         "train": like.reward_model.train.model_copy(update={"dropout": 0.05}),
     }
     scorer = RewardModelConfig(**terms)
+    ppo = like.ppo.model_copy(
+        update={
+            "num_steps": 20,
+            "policy_learning_rate": 1e-4,
+            "kl_coef": 0.05,
+            "normalise_advantages": False,
+            "ptx_coef": 0.1,
+        }
+    )
     return like.model_copy(
         update={
             "recipe": "papers",
@@ -111,15 +125,8 @@ def papers() -> RunConfig:
                 **terms, expected_reward=ExpectedRewardConfig(), use_importance_weights=True
             ),
             "rehearsal": RehearsalConfig(),
-            "ppo": like.ppo.model_copy(
-                update={
-                    "num_steps": 20,
-                    "policy_learning_rate": 1e-4,
-                    "kl_coef": 0.05,
-                    "normalise_advantages": False,
-                    "ptx_coef": 0.1,
-                }
-            ),
+            "ppo": ppo,
+            **_as_many_samples(ppo),
             "arms": ("ppo_max_rm", "full"),
             "rounds": RoundsConfig(
                 max_rounds=4,

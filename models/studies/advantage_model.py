@@ -7,6 +7,7 @@ Reward model and Advantage Model are trained on the same pairs, as given: roles 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -376,31 +377,9 @@ def calibration(artifacts: Artifacts) -> SeedResult:
     def cell(name: str, epochs: int, column: str, more: str = "") -> float:
         return table[f"{name}, {_epochs(epochs)}{more}"][column]
 
-    over = [e for e in EPOCHS if cell("reward model", e, OVERCONFIDENCE) > LEAST_OVERCONFIDENCE]
-    best = RIGHT if artifacts.truth else GIVEN
-    ours = [cell("Advantage Model", epochs, ECE_GIVEN) for epochs in over]
     return SeedResult(
         table,
-        checks={
-            "several epochs make the reward model overconfident": bool(over),
-            "there the Advantage Model is better calibrated": bool(over)
-            and all(
-                mine < cell("reward model", epochs, ECE_GIVEN)
-                for mine, epochs in zip(ours, over, strict=True)
-            ),
-            "there it is no less accurate": bool(over)
-            and all(
-                cell("Advantage Model", epochs, best) >= cell("reward model", epochs, best)
-                for epochs in over
-            ),
-            "there it is better calibrated than a reward model of one epoch": bool(over)
-            and max(ours) < cell("reward model", 1, ECE_GIVEN),
-            "there it is better calibrated than after temperature scaling": bool(over)
-            and all(
-                mine < cell("reward model", epochs, ECE_GIVEN, ", temperature scaled")
-                for mine, epochs in zip(ours, over, strict=True)
-            ),
-        },
+        checks=_where_overconfident(cell, RIGHT if artifacts.truth else GIVEN),
         plots=[
             Plot(
                 f"{titled(column)} by epochs",
@@ -418,9 +397,41 @@ def calibration(artifacts: Artifacts) -> SeedResult:
                     )
                 },
             )
-            for column in (ECE_GIVEN, OVERCONFIDENCE, best)
+            for column in (ECE_GIVEN, OVERCONFIDENCE, RIGHT if artifacts.truth else GIVEN)
         ],
     )
+
+
+def _where_overconfident(cell: Callable[..., float], accuracy: str) -> dict[str, bool]:
+    """The parts of the claim, after the epochs at which the reward model is overconfident.
+
+    cell: a figure by model, epochs, column and what follows the name.
+    """
+    over = [e for e in EPOCHS if cell("reward model", e, OVERCONFIDENCE) > LEAST_OVERCONFIDENCE]
+    ours = [cell("Advantage Model", epochs, ECE_GIVEN) for epochs in over]
+    theirs, scaled = (
+        [cell("reward model", epochs, ECE_GIVEN, more) for epochs in over]
+        for more in ("", ", temperature scaled")
+    )
+    right = [
+        cell("Advantage Model", epochs, accuracy) >= cell("reward model", epochs, accuracy)
+        for epochs in over
+    ]
+    found = {
+        "the Advantage Model is better calibrated": [
+            a < b for a, b in zip(ours, theirs, strict=True)
+        ],
+        "it is no less accurate": right,
+        "it is better calibrated than a reward model of one epoch": [
+            mine < cell("reward model", 1, ECE_GIVEN) for mine in ours
+        ],
+        "it is better calibrated than after temperature scaling": [
+            a < b for a, b in zip(ours, scaled, strict=True)
+        ],
+    }
+    return {"several epochs make the reward model overconfident": bool(over)} | {
+        f"there {words}": bool(over) and all(each) for words, each in found.items()
+    }
 
 
 def _epochs(count: int) -> str:
