@@ -73,8 +73,23 @@ def _amounts(inputs: dict[str, Path]) -> Amounts:
     prompt = max(len(row["prompt"].split()) for row in prompts)
     answers = [row.get(key, "") for row in rows for key in ("response", "chosen", "rejected")]
     answer = max(len(text.split()) for text in answers) + 1
-    counts = (NUM_ROWS, NUM_ROWS, 3 * NUM_ROWS, NUM_ROWS, NUM_ROWS, 2, NUM_ROWS, NUM_ROWS, 4)
-    return Amounts(*counts, prompt, prompt + answer, prompt + 2 * answer, ())
+    return Amounts(
+        demonstrations=NUM_ROWS,
+        pair_prompts=NUM_ROWS,
+        pairs=3 * NUM_ROWS,
+        train_pairs=NUM_ROWS,
+        train_rankings=NUM_ROWS,
+        ranked=2,
+        policy_prompts=NUM_ROWS,
+        held_out_prompts=0,
+        distinct_demonstrations=NUM_ROWS,
+        eval_prompts=NUM_ROWS,
+        eval_sets=4,
+        prompt_tokens=prompt,
+        dialogue_tokens=prompt + answer,
+        pair_tokens=prompt + 2 * answer,
+        assumptions=(),
+    )
 
 
 @pytest.mark.slow
