@@ -137,7 +137,7 @@ def _stage_inputs(stage: PlannedStage, shape: ModelShape, amounts: Amounts) -> S
     if labels is not None:
         share = labels.config.keep_to - labels.config.keep_from
         if labels.config.max_pairs is not None:
-            share = min(share, labels.config.max_pairs / amounts.train_pairs)
+            share = min(share, labels.config.max_pairs / max(1, amounts.train_pairs))
         amounts = amounts.of_slice(share)
     return StageInputs(
         shape,

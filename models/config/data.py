@@ -17,6 +17,9 @@ from trimtab.models.config.base import (
     require_different,
 )
 
+# Of a pair, where flips depend on how hard it is to judge: a label that is more often wrong than
+# right would be one of another preference.
+MAX_FLIP_PROBABILITY = 0.45
 # Raised when the synthetic world's families, prompt sets or gold scorer change: figures of
 # different versions are not comparable.
 WORLD_VERSION = 2
@@ -80,7 +83,7 @@ class ComparisonsConfig(StageConfig):
     )
     max_new_tokens: Tokens = Field(24, description="Longest response in tokens")
     flip_share: float = Field(
-        0.2, ge=0, lt=0.45, description="Share of clear pairs whose label is flipped"
+        0.2, ge=0, lt=0.5, description="Share of clear pairs whose label is flipped"
     )
     noise: Literal["uniform", "by_difficulty"] = Field(
         "uniform",
@@ -102,6 +105,15 @@ class ComparisonsConfig(StageConfig):
         0.1, gt=0, lt=1, description="Share of prompts held out for validation"
     )
     test_share: float = Field(0.15, gt=0, lt=1, description="Share of prompts held out for testing")
+
+    @model_validator(mode="after")
+    def _flips_can_be_so_many(self) -> ComparisonsConfig:
+        if self.noise == "by_difficulty" and self.flip_share > MAX_FLIP_PROBABILITY:
+            raise ValueError(
+                f"flip_share must be at most {MAX_FLIP_PROBABILITY} with noise=by_difficulty, "
+                f"found {self.flip_share}: no pair is flipped more often"
+            )
+        return self
 
     @model_validator(mode="after")
     def _some_are_trained_on(self) -> ComparisonsConfig:

@@ -3,8 +3,8 @@
 A feature is what the head reads: the last hidden state at the answer's last token. The plane is
 t-SNE's [van der Maaten and Hinton 2008], as in [RM figure 11]; overlap is measured in the feature
 space itself, of which the plane is only a picture. Features of one narrow cone are all alike:
-whether a method parts chosen from rejected answers shows in how much further the cosine falls
-between the two labels than within one.
+whether a method parts chosen from rejected answers shows in how much less alike the two labels are
+than one label is, for how unlike answers of one label are.
 """
 
 from __future__ import annotations
@@ -62,14 +62,15 @@ def run(config: FeaturesConfig, inputs: dict[str, Path], workdir: Path) -> None:
             for index, (chosen, score, (x, y), share) in enumerate(columns)
         ),
     )
-    found = {"given": overlap(features, is_chosen, config.num_neighbours)}
+    found = {"given": overlap(features, is_chosen, mixed)}
     truth = _gold_differences(inputs["preferences"] / "truth.jsonl")
     gold = [truth.get(name, 0.0) for name in pairs.identifiers]
     differs = torch.tensor(gold, dtype=torch.float64, device="cpu")
     if bool(differs.any()):
         known = differs.ne(0).repeat_interleave(2)
         right = is_chosen == (differs > 0).repeat_interleave(2)
-        found["right"] = overlap(features[known], right[known], config.num_neighbours)
+        own = features[known], right[known]
+        found["right"] = overlap(*own, mixing(*own, config.num_neighbours))
     write_json(workdir / "output" / "overlap.json", {k: asdict(v) for k, v in found.items()})
     write_json(workdir / "output" / "summary.json", {"overlap": found["given"].mixing})
 
@@ -94,8 +95,11 @@ class Overlap:
     within: float
 
 
-def overlap(features: Tensor, is_better: Tensor, num_neighbours: int) -> Overlap:
-    """features (2N, H): two answers a pair, one after the other, one of which is_better (2N,)."""
+def overlap(features: Tensor, is_better: Tensor, mixed: Tensor) -> Overlap:
+    """features (2N, H): two answers a pair, one after the other, one of which is_better (2N,).
+
+    mixed: (2N,) as `mixing` has them.
+    """
     units = F.normalize(features.double(), dim=1)
     sides = [units[is_better], units[~is_better]]  # each in the order of the pairs
     count = len(sides[0])
@@ -105,7 +109,7 @@ def overlap(features: Tensor, is_better: Tensor, num_neighbours: int) -> Overlap
     others = count * (count - 1)
     between = (float(sums[0] @ sums[1]) - count * pair) / others
     within = sum((float(each @ each) - count) / others for each in sums) / 2
-    return Overlap(float(mixing(features, is_better, num_neighbours).mean()), pair, between, within)
+    return Overlap(float(mixed.mean()), pair, between, within)
 
 
 @torch.no_grad()

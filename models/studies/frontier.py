@@ -35,7 +35,7 @@ CONSTANTS = {
 NAMES = {arm: policy_name(arm).removesuffix(" (round 1)") for arm in CONSTANTS}
 NAMES["best_of_n"] += " (KL: upper bound)"
 START, DPO, BOUND = policy_name("sft"), NAMES["dpo"], NAMES["best_of_n"]
-# Nats: over less two lines are not compared.
+# Nats.
 LEAST_SHARED_KL = 0.1
 KL, LENGTH = "KL, nats", "length, tokens"
 MEASURES = {"gold": "gold", "judge_score": "held-out score"}
@@ -148,6 +148,13 @@ def _height(line: Line, kl: float) -> float:
     right = min(max(bisect_right(points, kl, key=lambda point: point[0]), 1), len(points) - 1)
     (begin, first), (end, last) = points[right - 1], points[right]
     return first + (last - first) * (kl - begin) / (end - begin) if end > begin else first
+
+
+def lead_at_equal_kl(ours: Line, theirs: Line) -> float | None:
+    """`lead_of`; None where the lines share less than LEAST_SHARED_KL, too little to say."""
+    span = shared_kl(ours, theirs)
+    is_enough = span is not None and span[1] - span[0] >= LEAST_SHARED_KL
+    return lead_of(ours, theirs) if is_enough else None
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ REHEARSAL_KL_COEFS = (0.0, 0.05, 0.2)
 REHEARSALS = {
     "without": Variant("without rehearsal"),
     "policy": Variant("rehearsal, PPO's prompts", {"prompts": "policy"}),
-    "with": Variant("rehearsal, SFT's prompts", {"prompts": "demonstrations"}),
+    "demonstrations": Variant("rehearsal, SFT's prompts", {"prompts": "demonstrations"}),
     "random": Variant("SFT's prompts, drawn at random", {"prompts": "demonstrations"}),
 }
 # Treatments of labels of which harder pairs are wrong more often; by the recipe's alpha.

@@ -13,6 +13,7 @@ from bisect import bisect
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from trimtab.models.config.data import MAX_FLIP_PROBABILITY
 from trimtab.models.synthetic.gold import quality, raw_score
 from trimtab.models.synthetic.tasks import family_of
 
@@ -21,8 +22,6 @@ from trimtab.models.synthetic.tasks import family_of
 RATED_FROM = (0.15, 0.4, 0.7)
 # Families whose labels are wrong twice as often, where flips depend on the pair.
 HARD = ("sort", "count", "add", "code", "harmful")
-# A label that is more often wrong than right would be one of another preference.
-MAX_FLIP_PROBABILITY = 0.45
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ class PPORun:
         for batch in itertools.islice(batches, self.step, total):
             experience = self._collect(batch)
             updates_policy = self.step >= self.counts.critic_steps
-            learned = self.learner.update(experience, updates_policy, *self._warmth())
+            learned = self.learner.update(experience, updates_policy, *self._warmup_shares())
             metrics = {**experience.monitors(), **learned}
             if self.config.kl_target is not None:
                 metrics["kl_coef"] = torch.tensor(self.kl_coef)
@@ -182,7 +182,7 @@ class PPORun:
             checkpoint_or_stop(self.workdir, self.step, self.config.checkpoint_every, self._state)
         self._finish(progress, reason)
 
-    def _warmth(self) -> tuple[float, float]:
+    def _warmup_shares(self) -> tuple[float, float]:
         """The share of its learning rate that policy and critic have at this step."""
         shares = []
         for first in (self.counts.critic_steps, 0):

@@ -30,7 +30,7 @@ def test_all_neighbours_are_chance() -> None:
 def test_cosines_within_and_between_labels_are_those_of_every_two_answers() -> None:
     features = torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
     is_better = torch.tensor([True, False, False, True, True, False, True, False])
-    found = overlap(features, is_better, 3)
+    found = overlap(features, is_better, mixing(features, is_better, 3))
     cosines: dict[str, list[float]] = {"pair": [], "between": [], "within": []}
     for i in range(8):
         for j in range(8):

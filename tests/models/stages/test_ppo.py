@@ -180,7 +180,7 @@ def test_learning_rates_rise_over_a_share_of_each_models_steps(
     shares = []
     for step in range(20):
         run.step = step
-        shares.append(run._warmth())
+        shares.append(run._warmup_shares())
     # A fifth of the policy's 10 steps, which begin at the eleventh, and of the critic's 20.
     assert [share for share, _ in shares[10:]] == [0.5, *[1.0] * 9]
     assert [share for _, share in shares] == [0.25, 0.5, 0.75, *[1.0] * 17]

@@ -156,12 +156,12 @@ def test_rehearsal_is_read_at_equal_coefficients_and_at_equal_kl(run: Run) -> No
                 found[f"judge_{name}_{coef:g}"] = judged(0.2, forget=0.5 - 2 * lost[name])
         return found
 
-    reading = rehearsal(run(roles(without=0.4, policy=0.3, random=0.2, **{"with": 0.1})))
+    reading = rehearsal(run(roles(without=0.4, policy=0.3, random=0.2, demonstrations=0.1)))
     assert all(reading.checks.values())
     row = reading.table["rehearsal, SFT's prompts, KL coefficient 0.05"]
     assert row["forget, lose"] == pytest.approx(0.1)
     assert row["KL, nats"] == row["KL, nats, forget set"] == pytest.approx(1.75)
-    alike = rehearsal(run(roles(without=0.1, policy=0.1, random=0.1, **{"with": 0.1})))
+    alike = rehearsal(run(roles(without=0.1, policy=0.1, random=0.1, demonstrations=0.1)))
     assert not any(alike.checks.values())
 
 

@@ -6,7 +6,15 @@ import random
 
 import pytest
 
-from trimtab.models.studies.frontier import Lead, Line, highest, lead_of, shared_kl
+from trimtab.models.studies.frontier import (
+    LEAST_SHARED_KL,
+    Lead,
+    Line,
+    highest,
+    lead_at_equal_kl,
+    lead_of,
+    shared_kl,
+)
 
 RAMP: Line = ([0.0, 2.0], [0.0, 1.0])  # rises by .5 a nat
 
@@ -21,6 +29,16 @@ def test_lines_are_compared_where_both_reach() -> None:
     assert shared_kl(RAMP, other) == (1.0, 2.0)
     assert lead_of(RAMP, other) == pytest.approx(0.4)
     assert lead_of(other, RAMP) == pytest.approx(-0.4)
+
+
+def test_lines_that_share_a_sliver_are_not_compared() -> None:
+    """The ramp ends at 2 nats: the other begins a little more, or less, before that."""
+    for begin, is_compared in ((1.9 - 0.01, True), (1.9 + 0.01, False)):
+        other = _flat(0.2, begin, 3.0)
+        lead = lead_of(RAMP, other) if is_compared else None
+        assert lead_at_equal_kl(RAMP, other) == lead
+    assert pytest.approx(0.1) == LEAST_SHARED_KL
+    assert lead_at_equal_kl(RAMP, _flat(0.2, 5.0, 6.0)) is None
 
 
 def test_lines_may_cross() -> None:

@@ -7,8 +7,9 @@ import random
 from collections import Counter
 
 import pytest
+from pydantic import ValidationError
 
-from trimtab.models.config.data import WorldConfig
+from trimtab.models.config.data import ComparisonsConfig, WorldConfig
 from trimtab.models.synthetic.annotators import (
     Annotator,
     annotate,
@@ -242,6 +243,12 @@ def test_flip_probabilities_by_hand() -> None:
     assert flip_probabilities([1, 2, 9], 0.2) == pytest.approx([0.05, 0.1, 0.45])
     assert flip_probabilities([1, 1], 0.45) == pytest.approx([0.45, 0.45])
     assert flip_probabilities([], 0.2) == []
+
+
+def test_no_more_can_be_flipped_by_difficulty_than_every_pair_at_most() -> None:
+    ComparisonsConfig(flip_share=0.46)
+    with pytest.raises(ValidationError, match=r"flip_share must be at most 0\.45 with noise"):
+        ComparisonsConfig(flip_share=0.46, noise="by_difficulty")
 
 
 def test_harder_pairs_are_flipped_more_often_and_as_many_in_all() -> None:
