@@ -441,9 +441,9 @@ def _epochs(count: int) -> str:
 def _calibrated(artifacts: Artifacts, role: str, gap: Tensor) -> dict[str, float]:
     confidence, correct = pair_confidence(gap)
     return {
-        **accuracies(artifacts, role),
         ECE_GIVEN: ece(gap, "width"),
         OVERCONFIDENCE: float(confidence.mean() - correct.double().mean()),
+        **accuracies(artifacts, role),
     }
 
 

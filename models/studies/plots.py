@@ -14,6 +14,8 @@ OUTCOMES = {"win": BLUE, "tie": LIGHT, "lose": ORANGE}
 POINTS = (BLUE, RED)
 # Height and width of paths, of which there are many: their names stand below.
 PATHS = (5.6, 6.2)
+# Of a legend's font in a panel: characters in a row, and those that a line's sample takes.
+LEGEND_WIDTH, SWATCH = 72, 8
 
 
 def draw(plots: Sequence[Plot]) -> Chart:
@@ -37,11 +39,18 @@ def draw(plots: Sequence[Plot]) -> Chart:
         if first.kind == "paths":
             panel.figure.legend(loc="outside lower center", ncols=2, fontsize=8)
         elif len(first.series) > 1:  # above the axes: inside it would hide what it names
-            columns = 3 if len(first.series) == 3 else 2
+            columns = _legend_columns(list(first.series))
             panel.axes.legend(
                 loc="lower left", bbox_to_anchor=(-0.05, 1.0), ncols=columns, fontsize=8
             )
         return panel.chart(first.title, _note(first, len(plots)), first.x, first.y)
+
+
+def _legend_columns(names: Sequence[str]) -> int:
+    """As many columns as a panel is wide enough for: 3 of three names at most, else 2."""
+    widest = max(map(len, names)) + SWATCH
+    most = 3 if len(names) == 3 else 2
+    return next((n for n in range(most, 1, -1) if n * widest <= LEGEND_WIDTH), 1)
 
 
 def _over_seeds(plots: Sequence[Plot], name: str) -> tuple[list[float], list[list[float]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trimtab.models.reporting.kit.charts import Chart
-from trimtab.models.studies.plots import draw
+from trimtab.models.studies.plots import _legend_columns, draw
 from trimtab.models.studies.results import (
     Cell,
     Plot,
@@ -91,3 +91,10 @@ def test_key_figures_are_the_one_row_or_two_of_each() -> None:
     *first, more = key_figures(alone).split("; ")
     assert first == [f"row {n}: a {n}.000, b {figure}" for n in range(4)]
     assert more == "2 more"
+
+
+def test_a_legend_is_no_wider_than_its_panel() -> None:
+    """A third column of "reward model, temperature scaled" would stand outside it."""
+    assert _legend_columns(["win", "tie", "lose"]) == 3
+    assert _legend_columns(["flip", "margin", "soft label + margin", "baseline"]) == 2
+    assert _legend_columns(["a", "reward model, temperature scaled", "b"]) == 1
