@@ -166,12 +166,18 @@ class Budget:
         return request
 
     def settle(self, request: str, used: Usage) -> None:
-        """Spend what a request used, in place of what it reserved."""
-        self._release(request, used)
-        if self._ledger is not None:
-            self._ledger.settle(request, used)
-        if self._run is not None:
-            self._run.settle(request, used, self._prices)
+        """Spend what a request used, in place of what it reserved.
+
+        The ledgers have it before another request may take what is left over: killed in between, a
+        process would leave both at their most, and more than the limit.
+        """
+        try:
+            if self._ledger is not None:
+                self._ledger.settle(request, used)
+            if self._run is not None:
+                self._run.settle(request, used, self._prices)
+        finally:
+            self._release(request, used)
 
     def _release(self, request: str, used: Usage) -> None:
         with self._changed:

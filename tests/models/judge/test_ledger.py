@@ -72,6 +72,33 @@ def test_what_cannot_be_noted_is_not_sent(tmp_path: Path) -> None:
     budget.reserve(Usage(90, 0))
 
 
+def test_what_is_left_over_is_taken_only_once_the_ledger_has_it(tmp_path: Path) -> None:
+    """Else a kill in between would leave two requests at their most: 90 + 50 of 100."""
+    noting, goes_on = threading.Event(), threading.Event()
+
+    class Slow(Ledger):
+        def settle(self, request: str, used: Usage) -> None:
+            noting.set()
+            assert goes_on.wait(60)
+            super().settle(request, used)
+
+    ledger = Slow(tmp_path / "judge.ledger")
+    budget = Budget(max_tokens=100, ledger=ledger)
+    first = budget.reserve(Usage(90, 0))
+    ends = threading.Thread(target=budget.settle, args=(first, Usage(10, 0)), daemon=True)
+    waits = threading.Thread(target=budget.reserve, args=(Usage(50, 0),), daemon=True)
+    ends.start()
+    assert noting.wait(60)
+    waits.start()
+    waits.join(0.2)
+    assert waits.is_alive()
+    assert ledger.total().total == 90
+    goes_on.set()
+    ends.join(60)
+    waits.join(60)
+    assert ledger.total().total == 10 + 50
+
+
 def _ask_until_killed(config: EndpointConfig, folder: Path, first: int) -> None:
     """What a stage does, in a process of its own: new questions in every life, and old ones."""
     budget = Budget(max_tokens=LIMIT, ledger=Ledger(folder / "judge.ledger"))
