@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trimtab.flows.pipeline.data import prompts_for
 from trimtab.flows.run import Run
 from trimtab.flows.studies.registry import arms
@@ -17,7 +19,13 @@ from trimtab.flows.studies.steps import (
 )
 from trimtab.models.config.policy import PPOConfig, RehearsalConfig
 from trimtab.models.specs import ADVANTAGE_MODEL, COMPARISONS, REHEARSAL, REWARD_MODEL
-from trimtab.models.studies.variants import EPOCHS, FEW_PAIRS, REHEARSAL_KL_COEFS, REHEARSALS
+from trimtab.models.studies.variants import (
+    CRITERIA,
+    EPOCHS,
+    FEW_PAIRS,
+    REHEARSAL_KL_COEFS,
+    REHEARSALS,
+)
 
 
 @arms("advantage-model", "table-1", "figure-2", "figure-3", "figure-4")
@@ -68,11 +76,10 @@ def rehearsal_by_kl(run: Run) -> None:
     the paper, of answers to what SFT was taught on, and of such answers drawn at random."""
     scorers(run)
     own = run.config.rehearsal
-    kept = own.num_clusters * own.per_cluster
     for name, variant in REHEARSALS.items():
         changes = dict(variant.changes)
-        if name == "random":  # one cluster of as many examples as are kept: none is selected
-            changes |= {"max_prompts": kept, "num_clusters": 1, "per_cluster": kept}
+        if name == "random":
+            changes |= _at_random(own)
         if name != "without":
             add_rehearsal(run, name, with_changes(own, changes))
         for coef in REHEARSAL_KL_COEFS:
@@ -81,6 +88,19 @@ def rehearsal_by_kl(run: Run) -> None:
                 ppo = with_changes(ppo, {"rehearsal_coef": 0.0})
             rehearsed = None if name == "without" else f"rehearsal_{name}"
             add_policy(run, f"{name}_{coef:g}", ppo, "advantage_raw", rehearsed=rehearsed)
+
+
+@arms("advantage-model", "rehearsal-criteria")
+def criteria(run: Run) -> None:
+    """PPO-max without a KL penalty, rehearsing examples that are kept by other criteria."""
+    scorers(run)
+    own = with_changes(run.config.rehearsal, {"prompts": "demonstrations"})
+    ppo = at_kl(run.config.ppo, 0.0)
+    add_policy(run, "without_0", with_changes(ppo, {"rehearsal_coef": 0.0}), "advantage_raw")
+    for name, variant in CRITERIA.items():
+        changes = _at_random(own) if name == "random" else variant.changes
+        add_rehearsal(run, name, with_changes(own, changes))
+        add_policy(run, f"{name}_0", ppo, "advantage_raw", rehearsed=f"rehearsal_{name}")
 
 
 @arms("advantage-model", "importance-weights")
@@ -131,6 +151,12 @@ def add_rehearsal(run: Run, name: str, config: RehearsalConfig) -> None:
         scorer=run["advantage_raw"],
         label=f"rehearsal {name}",
     )
+
+
+def _at_random(rehearsal: RehearsalConfig) -> dict[str, Any]:
+    """Changes to one cluster of as many examples as are kept: none is selected."""
+    kept = rehearsal.num_clusters * rehearsal.per_cluster
+    return {"max_prompts": kept, "num_clusters": 1, "per_cluster": kept}
 
 
 def _without_rehearsal(run: Run) -> PPOConfig:

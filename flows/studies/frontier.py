@@ -1,7 +1,9 @@
-"""The arms of the frontier: each way to optimise a policy at several strengths.
+"""The arms of the frontier, each way to optimise a policy at several strengths, and of policies
+that answer at several temperatures.
 
-All else is shared: pairs, SFT policy, scorers, rehearsed examples. Those that sample take as many
-responses at every strength; HIR has none, and `rejection_sampling_ppo` that of PPO.
+On the frontier all else is shared: pairs, SFT policy, scorers, rehearsed examples. Those that
+sample take as many responses at every strength; HIR has none, and `rejection_sampling_ppo` that of
+PPO.
 """
 
 from __future__ import annotations
@@ -12,12 +14,18 @@ from typing import Any
 
 from trimtab.flows.config import Arm, RunConfig
 from trimtab.flows.overrides import apply_changes
-from trimtab.flows.pipeline.policies import Scheduling, train_policies, train_policy
+from trimtab.flows.pipeline.policies import (
+    Scheduling,
+    measure,
+    train_policies,
+    train_policy,
+)
 from trimtab.flows.pipeline.rewards import train_scorers
 from trimtab.flows.run import Run
 from trimtab.flows.studies.constants import named_values
 from trimtab.flows.studies.registry import arms
-from trimtab.flows.studies.steps import add_strength, with_changes
+from trimtab.flows.studies.steps import add_comparison, add_strength, with_changes
+from trimtab.models.studies.variants import TEMPERATURES
 from trimtab.tasks.resources import Resources
 
 
@@ -101,3 +109,25 @@ def frontier(run: Run) -> None:
             train_policy(own, arm, Scheduling(Resources(by_ranks=run.has_small_models)))
             for role in own.roles.keys() - shared.keys():
                 run[f"{role}_{name}"] = own[role]
+
+
+@arms("methods", "temperature")
+def temperatures(run: Run) -> None:
+    """`eval_<arm>_<temperature>`, each against SFT's answers at the recipe's temperature."""
+    chosen: tuple[Arm, ...] = ("ppo_max_am", "dpo", "best_of_n")
+    run = replace(run, config=with_changes(run.config, {"arms": chosen}))  # adds to its roles
+    add_strength(run)
+    train_scorers(run)
+    train_policies(run)
+    best = {"num_candidates": run.config.best_of_n.num_responses}
+    for temperature in TEMPERATURES:
+        for name, policy, changes in (
+            ("sft", "sft", {}),
+            ("ppo_max_am", "policy_ppo_max_am", {}),
+            ("dpo", "policy_dpo", {}),
+            ("best_of_n", "sft", best),
+        ):
+            own = replace(run, config=apply_changes(run.config, {"evaluate": changes}))
+            name = f"{name}_{temperature:g}"
+            measure(own, name, run[policy], run["advantage_model"], temperature=temperature)
+            add_comparison(run, f"judge_{name}", name, "sft")

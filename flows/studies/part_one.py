@@ -7,9 +7,18 @@ from collections.abc import Mapping
 from trimtab.flows.config import vanilla
 from trimtab.flows.run import Run
 from trimtab.flows.studies.registry import arms
-from trimtab.flows.studies.steps import add_policy, add_scorer, with_changes
+from trimtab.flows.studies.steps import AS_GIVEN, add_policy, add_scorer, at_kl, with_changes
 from trimtab.models.specs import SFT
-from trimtab.models.studies.variants import CONSTRAINTS, SCORES, STARTS, Variant
+from trimtab.models.studies.variants import (
+    CONSTRAINTS,
+    EARLY,
+    JOINT_CLIPS,
+    PTX_COEFS,
+    PTX_KL_COEFS,
+    SCORES,
+    STARTS,
+    Variant,
+)
 from trimtab.tasks.resources import ALL_CORES
 
 
@@ -46,6 +55,40 @@ def starts(run: Run) -> None:
     for name, variant in STARTS.items():
         start = "untrained" if name == "without_sft" else "sft"
         add_policy(run, name, with_changes(plain, variant.changes), "scorer_raw", start=start)
+
+
+@arms("part-1", "figure-3")
+def early_reward_models(run: Run) -> None:
+    """PPO-max on reward models of few pairs and of all."""
+    add_scorer(run, "raw")
+    plain = with_changes(run.config.ppo, {"rehearsal_coef": 0.0})
+    for name, variant in EARLY.items():
+        add_scorer(run, name, with_changes(AS_GIVEN, variant.changes))
+        add_policy(run, name, plain, f"scorer_{name}")
+
+
+@arms("part-1", "score-distributions")
+def scored_answers(run: Run) -> None:
+    """SFT, PPO-max and vanilla PPO, all measured by the reward model they are trained on."""
+    _vanilla(run, {"vanilla": SCORES["vanilla"]})
+    ppo_max(run)
+
+
+@arms("part-1", "joint-clips")
+def joint_clips(run: Run) -> None:
+    """Vanilla PPO with rewards clipped, and advantages beside them."""
+    _vanilla(run, JOINT_CLIPS)
+
+
+@arms("part-1", "alignment-tax")
+def alignment_tax(run: Run) -> None:
+    """PPO-max with the pre-training loss and without, at several KL coefficients."""
+    add_scorer(run, "raw")
+    for kl_coef in PTX_KL_COEFS:
+        for ptx_coef in PTX_COEFS:
+            changes = {"rehearsal_coef": 0.0, "ptx_coef": ptx_coef}
+            ppo = with_changes(at_kl(run.config.ppo, kl_coef), changes)
+            add_policy(run, f"ptx_{ptx_coef:g}_{kl_coef:g}", ppo, "scorer_raw")
 
 
 @arms("part-1", "figure-9")

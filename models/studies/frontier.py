@@ -19,8 +19,10 @@ from statistics import fmean, stdev
 from trimtab.models.reporting.kit.artifacts import Artifacts, Row
 from trimtab.models.reporting.kit.names import policy_name
 from trimtab.models.studies.constants import swept
+from trimtab.models.studies.measures import NET, outcome
 from trimtab.models.studies.registry import exhibit
 from trimtab.models.studies.results import Plot, SeedResult
+from trimtab.models.studies.variants import TEMPERATURES
 
 # What is varied of each arm.
 CONSTANTS = {
@@ -97,6 +99,46 @@ def frontier(artifacts: Artifacts) -> SeedResult:
                 lines,
                 kind="paths",
                 note="Higher and further to the left is better. A point a setting, in their order.",
+            )
+        ],
+    )
+
+
+@exhibit(
+    "methods",
+    "temperature",
+    shows="Wins against SFT by the temperature at which a policy answers",
+    claim="DPO's best temperature is no worse than PPO's or best of n's, and DPO suffers less from "
+    "other temperatures than PPO",
+    printed="[DPO] figure 2, on summaries: DPO 61 % at temperature 0, PPO 57 % at best",
+)
+def temperature(artifacts: Artifacts) -> SeedResult:
+    """A row a policy and temperature, against SFT's answers at the recipe's temperature."""
+    names = {arm: policy_name(arm) for arm in ("sft", "ppo_max_am", "dpo", "best_of_n")}
+    found = {
+        arm: {t: outcome(artifacts, f"judge_{arm}_{t:g}") for t in TEMPERATURES} for arm in names
+    }
+    nets = {arm: [judged[NET] for judged in by_t.values()] for arm, by_t in found.items()}
+    ranges = {arm: max(values) - min(values) for arm, values in nets.items()}
+    return SeedResult(
+        {
+            f"{names[arm]}, temperature {t:g}": judged
+            for arm, by_t in found.items()
+            for t, judged in by_t.items()
+        },
+        {
+            "at its best temperature DPO wins as much as PPO at its own": max(nets["dpo"])
+            >= max(nets["ppo_max_am"]),
+            "and as best of n at its own": max(nets["dpo"]) >= max(nets["best_of_n"]),
+            "DPO's wins range less over temperatures than PPO's": ranges["dpo"]
+            < ranges["ppo_max_am"],
+        },
+        [
+            Plot(
+                "Wins by temperature",
+                "sampling temperature",
+                "wins minus losses against SFT\n(share of the main prompts)",
+                {names[arm]: ([*TEMPERATURES], values) for arm, values in nets.items()},
             )
         ],
     )

@@ -8,7 +8,12 @@ from trimtab.models.config.reporting import StudyConfig
 from trimtab.models.reporting.kit.charts import Chart
 from trimtab.models.reporting.kit.html import new_environment, stylesheet
 from trimtab.models.studies.registry import TITLES, Exhibit
-from trimtab.models.studies.results import ExhibitResult, key_figures
+from trimtab.models.studies.results import (
+    LEAST_DIFFERENCE,
+    ExhibitResult,
+    key_figures,
+    least_by_column,
+)
 
 COLOURS = {"held": "better", "in part": "unclear", "not held": "worse"}
 
@@ -30,6 +35,8 @@ def render(
         paper=TITLES[exhibit.paper],
         colour=COLOURS[finding.status],
         columns=columns_of(finding),
+        least=least_by_column(finding.table),
+        least_name=LEAST_DIFFERENCE,
         drawn=charts,
         figures=key_figures(finding.table),
         stylesheet=stylesheet("base.css"),

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from trimtab.models.config.data import WORLD_VERSION
 from trimtab.models.studies.registry import EXHIBITS, TITLES, Exhibit
-from trimtab.models.studies.results import Cell, Status
+from trimtab.models.studies.results import LEAST_DIFFERENCE, Cell, Status, least_by_column
 
 # A study's scorecard.json.
 Card = Mapping[str, Any]
@@ -147,10 +147,16 @@ def _page(exhibit: Exhibit, cards: Mapping[str, Card], folder: Path) -> str:
 def _figures(card: Card) -> str:
     """A study's whole table."""
     columns = list(dict.fromkeys(column for row in card["table"].values() for column in row))
-    rows = [
-        [name, *(str(Cell(**row[column])) if column in row else "" for column in columns)]
+    table = {
+        name: {column: Cell(**cell) for column, cell in row.items()}
         for name, row in card["table"].items()
+    }
+    rows = [
+        [name, *(str(row[column]) if column in row else "" for column in columns)]
+        for name, row in table.items()
     ]
+    if least := least_by_column(table):
+        rows.append([f"*{LEAST_DIFFERENCE}*", *(least.get(column, "") for column in columns)])
     return _markdown(("", *columns), rows)
 
 
@@ -207,7 +213,8 @@ A row for each, written by `trimtab papers --into docs` from the scorecards that
 every part fails in at least half of the seeds; *in part*: otherwise. The count beside the verdict
 is of parts times seeds. *Ours* is the first figure of the exhibit's own page, mean ± standard
 deviation over seeds; that page has all of them, the parts of the claim, the plots and the time it
-took. `…` stands for changed fields, which that page has in full. † marks what was measured in an
-earlier version of the synthetic world, which had two expert families; it is yet to be measured
-again.
+took, and says which differences between its rows the seeds could have shown at all (half the width
+of a 95 % t-interval of paired differences, the median over pairs of rows). `…` stands for changed
+fields, which that page has in full. † marks what was measured in an earlier version of the
+synthetic world, which had two expert families; it is yet to be measured again.
 """

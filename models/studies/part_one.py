@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean, median, pstdev
+
+import numpy as np
 
 from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.reporting.run.curves import Curve
 from trimtab.models.studies.measures import (
     LOSE,
     NET,
+    RIGHT,
     WIN,
+    accuracies,
     answers,
     curve_of,
     curve_plots,
@@ -18,10 +23,64 @@ from trimtab.models.studies.measures import (
     outcome,
 )
 from trimtab.models.studies.registry import exhibit
-from trimtab.models.studies.results import SeedResult
-from trimtab.models.studies.variants import CONSTRAINTS, SCORES, STARTS, Variant
+from trimtab.models.studies.results import Plot, SeedResult, bar_plot
+from trimtab.models.studies.variants import (
+    CONSTRAINTS,
+    EARLY,
+    JOINT_CLIPS,
+    PTX_COEFS,
+    PTX_KL_COEFS,
+    SCORES,
+    STARTS,
+    Variant,
+)
 
 ALL_MONITORS = ("score", "gold", "kl", "perplexity", "response_length")
+# By the roles of their answers.
+SCORED = {"sft": "SFT", "ppo_max_rm": "PPO-max", "vanilla": "vanilla PPO"}
+NUM_BINS = 24
+
+
+@exhibit(
+    "part-1",
+    "figure-3",
+    shows="Reward models of few steps and of all: accuracy, and policies of PPO-max on them",
+    claim="A reward model of few steps is nearly as accurate, and PPO on it comes out worse",
+    printed="after 200 steps accuracy is good, and PPO on that model fails; no numbers printed",
+)
+def figure_3(artifacts: Artifacts) -> SeedResult:
+    """One pass over the first pairs in place of the first steps of a pass over all of them."""
+    table = {
+        variant.label: {
+            **accuracies(artifacts, f"scorer_{name}"),
+            **answers(artifacts, name),
+            **outcome(artifacts, f"judge_{name}"),
+        }
+        for name, variant in EARLY.items()
+    }
+    *few, all_pairs = table.values()
+    return SeedResult(
+        table,
+        checks={
+            "of 800 pairs it is at most three points less accurate": few[-1][RIGHT]
+            > all_pairs[RIGHT] - 0.03,
+            "PPO on each of few pairs wins less against SFT": all(
+                row[NET] < all_pairs[NET] for row in few
+            ),
+        },
+        plots=[
+            bar_plot(
+                "A reward model's accuracy, and the policy trained on it",
+                "pairs the reward model was trained on",
+                "share of the test pairs, or of the main prompts",
+                {
+                    name: [row[column] for row in table.values()]
+                    for name, column in ((RIGHT, RIGHT), ("wins minus losses against SFT", NET))
+                },
+                ticks=list(table),
+            )
+        ],
+    )
 
 
 @exhibit(
@@ -155,6 +214,146 @@ def figure_9(artifacts: Artifacts) -> SeedResult:
             "answers win more often than they lose against SFT": judged[NET] > 0,
         },
         plots=curve_plots(curves, ALL_MONITORS),
+    )
+
+
+@exhibit(
+    "part-1",
+    "score-distributions",
+    shows="Appendix A: how a reward model's scores of answers lie before and after PPO",
+    claim="PPO-max moves scores within the range of SFT's answers, vanilla PPO beyond it",
+    printed="no numbers printed; long tails in a run that fails",
+)
+def score_distributions(artifacts: Artifacts) -> SeedResult:
+    """Scores of the answers to the main prompts, by the reward model that PPO is trained on."""
+    scores = {
+        label: [
+            float(row["score"])
+            for row in artifacts.rows(f"eval_{name}", "responses.jsonl")
+            if row["set"] == "main"
+        ]
+        for name, label in SCORED.items()
+    }
+    start, bound, free = scores.values()
+    limit = float(np.quantile(start, 0.99))
+    beyond = {name: fmean(s > limit for s in values) for name, values in scores.items()}
+    table = {
+        name: {
+            "median": median(values),
+            "standard deviation": pstdev(values),
+            "share beyond SFT's 99th percentile": beyond[name],
+        }
+        for name, values in scores.items()
+    }
+    edges = np.linspace(min(map(min, scores.values())), max(map(max, scores.values())), NUM_BINS)
+    middles = ((edges[1:] + edges[:-1]) / 2).tolist()
+    return SeedResult(
+        table,
+        checks={
+            "both raise the median score": min(median(bound), median(free)) > median(start),
+            "at most a tenth of PPO-max's answers score beyond SFT's": beyond["PPO-max"] <= 0.1,
+            "more of vanilla PPO's do than of PPO-max's": beyond["vanilla PPO"] > beyond["PPO-max"],
+        },
+        plots=[
+            Plot(
+                "Scores of the answers",
+                "score by the reward model",
+                "density, answers to the main test prompts",
+                {
+                    name: (middles, np.histogram(values, edges, density=True)[0].tolist())
+                    for name, values in scores.items()
+                },
+                kind="paths",
+            )
+        ],
+    )
+
+
+@exhibit(
+    "part-1",
+    "joint-clips",
+    shows="Appendix B.1: rewards clipped, with advantages clipped beside them and without",
+    claim="Clipped advantages beside clipped rewards hold the policy nearer, and gain nothing",
+    printed="no numbers printed; reward clips .3 and .8, advantage clips .12 and .5",
+)
+def joint_clips(artifacts: Artifacts) -> SeedResult:
+    """Normalised rewards at two clips, each with two clips of normalised advantages."""
+    curves = curves_of(artifacts, JOINT_CLIPS)
+    table = _with_outcomes(artifacts, JOINT_CLIPS, curves)
+    alone = [row for name, row in table.items() if name.endswith("none")]
+    both = [row for name, row in table.items() if not name.endswith("none")]
+    return SeedResult(
+        table,
+        checks={
+            "with both clips KL ends below that of either reward clip alone": all(
+                row["KL, nats"] < min(own["KL, nats"] for own in alone) for row in both
+            ),
+            "no pair of clips wins more against SFT than the better reward clip alone": max(
+                row[NET] for row in both
+            )
+            <= max(row[NET] for row in alone),
+        },
+        plots=curve_plots(curves, ("score", "gold", "kl", "perplexity")),
+    )
+
+
+@exhibit(
+    "part-1",
+    "alignment-tax",
+    shows="Section 6.4: what PPO loses of what SFT could do, with the pre-training loss and "
+    "without",
+    claim="PPO loses abilities, and the pre-training loss keeps them at no cost in alignment",
+    printed="on C-Eval PPO is below SFT, and PPO with the pre-training loss near it",
+)
+def alignment_tax(artifacts: Artifacts) -> SeedResult:
+    """Shares lost of the forget set, eight task families that PPO's prompts have none of.
+
+    In place of pre-training data: the demonstrations, which show those tasks. Families are of one
+    size, so that a share is the mean over them.
+    """
+    table, rows = {}, {}
+    for kl_coef in PTX_KL_COEFS:
+        for ptx_coef in PTX_COEFS:
+            name = f"ptx_{ptx_coef:g}_{kl_coef:g}"
+            forget = outcome(artifacts, f"judge_{name}", "forget")
+            rows[kl_coef, ptx_coef] = {
+                "forget, lose": forget[LOSE],
+                "forget, net": forget[NET],
+                "main, net": outcome(artifacts, f"judge_{name}")[NET],
+                **answers(artifacts, name),
+            }
+            label = f"weight {ptx_coef:g}" if ptx_coef else "without"
+            table[f"{label}, KL coefficient {kl_coef:g}"] = rows[kl_coef, ptx_coef]
+    weights = [coef for coef in PTX_COEFS if coef]
+    lost = {
+        f"weight {coef:g}" if coef else "without": [
+            rows[kl_coef, coef]["forget, lose"] for kl_coef in PTX_KL_COEFS
+        ]
+        for coef in PTX_COEFS
+    }
+    return SeedResult(
+        table,
+        checks={
+            "without it PPO loses a tenth of the forget set": rows[0.0, 0.0]["forget, lose"] > 0.1,
+            "with it less is lost, at every weight and KL coefficient": all(
+                rows[kl_coef, coef]["forget, lose"] < rows[kl_coef, 0.0]["forget, lose"]
+                for kl_coef in PTX_KL_COEFS
+                for coef in weights
+            ),
+            "with the smaller weight main prompts are won as often, within five points": all(
+                rows[kl_coef, weights[0]]["main, net"] > rows[kl_coef, 0.0]["main, net"] - 0.05
+                for kl_coef in PTX_KL_COEFS
+            ),
+        },
+        plots=[
+            bar_plot(
+                "What is lost of the forget set",
+                "KL coefficient",
+                "share of the forget set that is worse than SFT's",
+                lost,
+                ticks=[f"{kl_coef:g}" for kl_coef in PTX_KL_COEFS],
+            )
+        ],
     )
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Literal
 
 Status = Literal["held", "in part", "not held"]
 MAX_FIGURES = 4
+# The last row of a table: of differences between its rows.
+LEAST_DIFFERENCE = "least difference between rows that the seeds could show"
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,35 @@ def combine_seeds(
     status = status_of(checks)
     said = remark(list(results.values())) if remark else ""
     return ExhibitResult(list(results), table, checks, status, _sentence(checks, status), said)
+
+
+def least_difference(rows: Sequence[Sequence[float]]) -> float | None:
+    """The smallest difference between two rows that the seeds could tell from none.
+
+    rows: values by seed, at least two rows. It is half the width of the 95 % t-interval of paired
+    differences, the median over pairs of rows. None of one row, one seed, or rows all alike.
+    """
+    from scipy.special import stdtrit  # flows import this module, and need no scipy
+
+    count = min((len(row) for row in rows), default=0)
+    if len(rows) < 2 or count < 2:
+        return None
+    widths = [
+        statistics.stdev(a - b for a, b in zip(one, other, strict=True))
+        for one, other in combinations(rows, 2)
+    ]
+    found = statistics.median(widths) * float(stdtrit(count - 1, 0.975)) / math.sqrt(count)
+    return found or None
+
+
+def least_by_column(table: Mapping[str, Mapping[str, Cell]]) -> dict[str, str]:
+    """`least_difference` of the rows that have each column, where there is one."""
+    columns = dict.fromkeys(column for row in table.values() for column in row)
+    found = {
+        column: least_difference([row[column].values for row in table.values() if column in row])
+        for column in columns
+    }
+    return {column: f"{value:.3f}" for column, value in found.items() if value is not None}
 
 
 def titled(words: str) -> str:

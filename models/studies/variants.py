@@ -48,6 +48,30 @@ CONSTRAINTS = {
     ),
     "entropy": Variant("entropy bonus", {"entropy_coef": 0.01}),
 }
+# [PPO appendix B.1] Rewards normalised and clipped, advantages clipped beside them or not.
+JOINT_CLIPS = {
+    f"clips_{score:g}_{advantage or 'none'}": Variant(
+        f"reward clip {score:g}, " + (f"advantage clip {advantage:g}" if advantage else "none"),
+        {
+            "score_treatment": "normalised",
+            "score_clip": score,
+            "normalise_advantages": advantage is not None,
+            "advantage_clip": advantage,
+        },
+    )
+    for score in (0.8, 0.3)
+    for advantage in (None, 0.5, 0.12)
+}
+# [PPO 4.4, figure 3] Pairs that a reward model is trained on in one pass; none: all there are.
+EARLY = {
+    "pairs_200": Variant("200 pairs", {"max_pairs": 200}),
+    "pairs_400": Variant("400 pairs", {"max_pairs": 400}),
+    "pairs_800": Variant("800 pairs", {"max_pairs": 800}),
+    "raw": Variant("all pairs"),
+}
+# [PPO 6.4] Weights of the pre-training loss, each at these KL coefficients.
+PTX_COEFS = (0.0, 0.1, 1.0)
+PTX_KL_COEFS = (0.0, 0.05)
 # [PPO] Changes of PPO-max's PPOConfig; the last starts from a policy without SFT.
 STARTS = {
     "ppo_max_rm": Variant("critic: reward model, pre-trained"),
@@ -116,6 +140,15 @@ REHEARSALS = {
     "demonstrations": Variant("rehearsal, SFT's prompts", {"prompts": "demonstrations"}),
     "random": Variant("SFT's prompts, drawn at random", {"prompts": "demonstrations"}),
 }
+# [AM 3.2] Other criteria by which examples of a cluster are kept; scores, at SFT's prompts.
+CRITERIA = {
+    "demonstrations": Variant("highest score", {"criterion": "score"}),
+    "entropy": Variant("least entropy", {"criterion": "entropy"}),
+    "length": Variant("fewest tokens", {"criterion": "length"}),
+    "random": Variant("drawn at random"),
+}
+# [DPO figure 2] Temperatures at which answers are sampled.
+TEMPERATURES = (0.25, 0.5, 0.75, 1.0)
 # Treatments of labels of which harder pairs are wrong more often; by the recipe's alpha.
 DENOISED_AT_KL = {
     "given": Variant("as given"),

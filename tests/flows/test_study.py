@@ -82,7 +82,7 @@ def test_an_exhibit_without_a_page_leaves_the_others_theirs() -> None:
     wanted: dict[Exhibit, dict[int, Run]] = {each: {} for each in exhibits_of("part-1", "all")}
     with pytest.raises(ValueError, match="figure-6 cannot be read"):
         read_all(wanted, read)
-    assert pages == ["figure-4", "figure-7", "figure-9"]
+    assert pages == [each.name for each in wanted if each.name not in ("figure-6", "figure-8")]
     kept = {each: runs for each, runs in wanted.items() if each.name in pages}
     assert read_all(kept, read) == {each.slug: "held" for each in kept}
 
@@ -102,7 +102,7 @@ def test_every_exhibit_can_be_submitted(submitted: list[str], slug: str) -> None
             ("part-3", "figure-1", [2]),
             "unknown paper 'part-3' (did you mean 'part-2'?); known: part-1, part-2, ",
         ),
-        (("part-1", "table-2", [2]), "unknown exhibit of part-1 'table-2'; known: all, figure-4, "),
+        (("part-1", "table-2", [2]), "unknown exhibit of part-1 'table-2'; known: all, figure-3, "),
         (("part-2", "figure-3", [2, 3, 2]), "seeds must differ, found 2, 3, 2"),
     ],
 )

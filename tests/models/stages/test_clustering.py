@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from trimtab.models.config.policy import RehearsalConfig
-from trimtab.models.stages.rehearsal import cluster_of, read_prompts
+from trimtab.models.nets.generation import Samples
+from trimtab.models.stages.rehearsal import cluster_of, rank_values, read_prompts
 
 
 @pytest.mark.parametrize("algorithm", ["kmeans", "mini_batch_kmeans", "gaussian_mixture"])
@@ -43,3 +44,17 @@ def test_prompts_are_those_of_ppo_or_of_the_demonstrations_each_once(tmp_path: P
     (tmp_path / "demonstrations.jsonl").write_text(json.dumps({"prompt": ""}))
     with pytest.raises(ValueError, match="none of them has a prompt"):
         read_prompts(RehearsalConfig(prompts="demonstrations"), tmp_path)
+
+
+def test_examples_are_ranked_by_score_by_entropy_a_token_or_by_length() -> None:
+    # Entropy a token: .5, 1, .25; tokens: 1, 2, 4.
+    entropies = torch.tensor([[0.5, 0, 0, 0], [1.5, 0.5, 0, 0], [0.25] * 4])
+    sampled = Samples([[7], [7, 8], [7, 8, 9, 2]], torch.zeros(3, 4), entropies)
+    scores = torch.tensor([0.0, 2.0, 1.0])
+    best = {
+        criterion: rank_values(RehearsalConfig(criterion=criterion), scores, sampled)
+        .argsort(descending=True)
+        .tolist()
+        for criterion in ("score", "entropy", "length")
+    }
+    assert best == {"score": [1, 2, 0], "entropy": [2, 0, 1], "length": [0, 1, 2]}

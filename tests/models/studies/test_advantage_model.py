@@ -20,6 +20,7 @@ from trimtab.models.studies.advantage_model import (
     importance_weights,
     likeliest_temperature,
     rehearsal,
+    rehearsal_criteria,
     table_2,
 )
 from trimtab.models.studies.variants import EPOCHS, REHEARSAL_KL_COEFS, REHEARSALS
@@ -163,6 +164,25 @@ def test_rehearsal_is_read_at_equal_coefficients_and_at_equal_kl(run: Run) -> No
     assert row["KL, nats"] == row["KL, nats, forget set"] == pytest.approx(1.75)
     alike = rehearsal(run(roles(without=0.1, policy=0.1, random=0.1, demonstrations=0.1)))
     assert not any(alike.checks.values())
+
+
+def test_criteria_are_compared_by_what_is_lost(run: Run) -> None:
+    def roles(**lost: float) -> dict[str, Any]:
+        return {
+            role: files
+            for name, share in lost.items()
+            for role, files in (
+                (f"eval_{name}_0", {"responses.jsonl": [{"set": "main", "kl": 2, "length": 5}]}),
+                (f"judge_{name}_0", judged(0.2, forget=0.5 - 2 * share)),
+            )
+        }
+
+    lost = {"without": 0.4, "demonstrations": 0.1, "entropy": 0.2, "length": 0.2, "random": 0.15}
+    reading = rehearsal_criteria(run(roles(**lost)))
+    assert all(reading.checks.values())
+    assert reading.table["least entropy"]["forget, lose"] == pytest.approx(0.2)
+    alike = dict.fromkeys(lost, 0.1)
+    assert not any(rehearsal_criteria(run(roles(**alike))).checks.values())
 
 
 def test_importance_weights_are_read_by_who_wrote_the_pair(run: Run) -> None:

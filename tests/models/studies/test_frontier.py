@@ -7,8 +7,18 @@ from typing import Any
 import pytest
 
 from tests.models.studies.conftest import Run
-from trimtab.models.studies.frontier import BOUND, CONSTANTS, NAMES, START, frontier, gains_most
+from tests.models.studies.policies_by_hand import judged
+from trimtab.models.studies.frontier import (
+    BOUND,
+    CONSTANTS,
+    NAMES,
+    START,
+    frontier,
+    gains_most,
+    temperature,
+)
 from trimtab.models.studies.results import combine_seeds
+from trimtab.models.studies.variants import TEMPERATURES
 
 Files = dict[str, Any]
 SFT, GAIN = 0.5, "gold over SFT"
@@ -97,3 +107,20 @@ def test_without_gold_the_held_out_reward_models_decide(run: Run) -> None:
         "KL, nats": 3.0,
         "length, tokens": 6.0,
     }
+
+
+def test_wins_are_read_by_temperature(run: Run) -> None:
+    def roles(dpo: list[float], best_of_n: float) -> dict[str, Files]:
+        """PPO's policy wins .1, .2, .3 and .4 net."""
+        nets = {"sft": [0.0] * 4, "ppo_max_am": [0.1, 0.2, 0.3, 0.4], "dpo": dpo}
+        nets["best_of_n"] = [best_of_n] * 4
+        return {
+            f"judge_{arm}_{t:g}": judged(net)
+            for arm, values in nets.items()
+            for t, net in zip(TEMPERATURES, values, strict=True)
+        }
+
+    reading = temperature(run(roles([0.3, 0.4, 0.4, 0.4], 0.4)))
+    assert all(reading.checks.values())
+    assert reading.table["DPO, temperature 0.25"]["net"] == pytest.approx(0.3)
+    assert not any(temperature(run(roles([0.0, 0.1, 0.2, 0.35], 0.5))).checks.values())

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from tests.models.studies.conftest import Run
-from tests.models.studies.policies_by_hand import policy
-from trimtab.models.studies.part_one import figure_4, figure_6, figure_7
+from tests.models.studies.conftest import Run, pair, score, truth
+from tests.models.studies.policies_by_hand import answered, judged, policy
+from trimtab.models.studies.part_one import (
+    alignment_tax,
+    figure_3,
+    figure_4,
+    figure_6,
+    figure_7,
+    joint_clips,
+    score_distributions,
+)
 from trimtab.models.studies.part_one import figure_8 as starts
-from trimtab.models.studies.variants import CONSTRAINTS, SCORES, STARTS
+from trimtab.models.studies.variants import (
+    CONSTRAINTS,
+    EARLY,
+    JOINT_CLIPS,
+    PTX_COEFS,
+    PTX_KL_COEFS,
+    SCORES,
+    STARTS,
+)
 
 NET = "net"
 
@@ -61,3 +77,76 @@ def test_figure_8_compares_starts(run: Run) -> None:
     assert all(starts(run(_by_kl(kl, alike))).checks.values())
     apart = alike | {"critic_policy": 0.1, "without_sft": 0.1}
     assert not any(starts(run(_by_kl(kl, apart))).checks.values())
+
+
+def _early(run: Run, right: dict[str, int], nets: dict[str, float]) -> dict[str, bool]:
+    """Of twenty test pairs so many ordered rightly by each reward model; their policies."""
+    rows = [str(number) for number in range(20)]
+    roles: dict[str, dict[str, object]] = {
+        "preferences": {
+            "test.jsonl": [pair(row) for row in rows],
+            "truth.jsonl": [truth(row, False) for row in rows],
+        }
+    }
+    for name in EARLY:
+        gaps = [score(row, 1.0 if int(row) < right[name] else -1.0) for row in rows]
+        roles |= {
+            f"scorer_{name}": {"scores.jsonl": gaps},
+            f"eval_{name}": answered(),
+            f"judge_{name}": judged(nets[name]),
+        }
+    return figure_3(run(roles)).checks
+
+
+def test_figure_3_compares_accuracy_and_what_ppo_makes_of_it(run: Run) -> None:
+    right = dict.fromkeys(EARLY, 12) | {"pairs_800": 18, "raw": 18}
+    assert all(_early(run, right, dict.fromkeys(EARLY, 0.1) | {"raw": 0.3}).values())
+    right |= {"pairs_800": 17}
+    nets = dict.fromkeys(EARLY, 0.1) | {"pairs_400": 0.3, "raw": 0.3}
+    assert not any(_early(run, right, nets).values())
+
+
+def test_scores_beyond_those_of_sft_are_counted(run: Run) -> None:
+    def scored(values: list[float]) -> dict[str, object]:
+        return {"responses.jsonl": [{"set": "main", "score": value} for value in values]}
+
+    start = [float(n) for n in range(101)]  # the 99th percentile is 99
+    roles = {"eval_sft": scored(start), "eval_ppo_max_rm": scored([*[80.0] * 19, 120.0])}
+    reading = score_distributions(run(roles | {"eval_vanilla": scored([120.0] * 20)}))
+    assert all(reading.checks.values())
+    shares = [row["share beyond SFT's 99th percentile"] for row in reading.table.values()]
+    assert shares == pytest.approx([1 / 101, 0.05, 1.0])
+    assert all(sum(y) > 0 for _, y in reading.plots[0].series.values())
+    roles |= {"eval_ppo_max_rm": scored([20.0] * 8 + [120.0] * 2)}
+    assert not any(
+        score_distributions(run(roles | {"eval_vanilla": scored([20.0])})).checks.values()
+    )
+
+
+def test_both_clips_are_compared_with_those_of_rewards_alone(run: Run) -> None:
+    alone = [name for name in JOINT_CLIPS if name.endswith("none")]
+    kl, nets = dict.fromkeys(JOINT_CLIPS, 1.0), dict.fromkeys(JOINT_CLIPS, 0.1)
+    near = joint_clips(run(_by_kl(kl | dict.fromkeys(alone, 2.0), nets)))
+    assert all(near.checks.values())
+    assert next(iter(near.table)) == "reward clip 0.8, none"
+    nets["clips_0.3_0.12"] = 0.2
+    assert not any(joint_clips(run(_by_kl(kl, nets))).checks.values())
+
+
+def _taxed(run: Run, lost: dict[float, float], main: dict[float, float]) -> dict[str, bool]:
+    """By the weight of the pre-training loss: net on the forget set, and on the main prompts."""
+    roles: dict[str, dict[str, object]] = {}
+    for kl_coef in PTX_KL_COEFS:
+        for coef in PTX_COEFS:
+            name = f"ptx_{coef:g}_{kl_coef:g}"
+            verdicts = judged(main[coef], forget=lost[coef])
+            roles |= {f"eval_{name}": answered(), f"judge_{name}": verdicts}
+    return alignment_tax(run(roles)).checks
+
+
+def test_the_tax_is_what_is_lost_without_the_pre_training_loss(run: Run) -> None:
+    assert all(
+        _taxed(run, {0.0: -0.4, 0.1: -0.2, 1.0: 0.0}, dict.fromkeys(PTX_COEFS, 0.3)).values()
+    )
+    dear = {0.0: 0.3, 0.1: 0.2, 1.0: 0.3}
+    assert not any(_taxed(run, {0.0: 0.4, 0.1: 0.2, 1.0: 0.4}, dear).values())

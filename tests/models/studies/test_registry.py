@@ -18,15 +18,18 @@ from trimtab.models.stages.study import READERS
 from trimtab.models.studies.papers import EARLIER_WORLD, cards_below, exhibit_pages, papers_page
 from trimtab.models.studies.registry import EXHIBITS, TITLES, exhibits_of
 
-# As the papers are asked for: Part I figures 4 and 6 to 9; Part II figures 1 to 13 and 15 to 17,
+# As the papers are asked for: Part I figures 3, 4 and 6 to 9; Part II figures 1 to 13 and 15 to 17,
 # tables 2 and 3; Advantage Model figures 1 to 6, tables 1 and 2; every free constant.
 WANTED = {
-    *(f"part-1-figure-{n}" for n in (4, 6, 7, 8, 9)),
+    *(f"part-1-figure-{n}" for n in (3, 4, 6, 7, 8, 9)),
+    *(f"part-1-{name}" for name in ("score-distributions", "joint-clips", "alignment-tax")),
     *(f"part-2-figure-{n}" for n in (*range(1, 14), 15, 16, 17)),
     *("part-2-table-2", "part-2-table-3"),
     *(f"advantage-model-figure-{n}" for n in range(1, 7)),
     *("advantage-model-table-1", "advantage-model-table-2"),
-    *("human-votes-votes", "human-votes-planted-flips", "rlaif-alignment", "methods-frontier"),
+    *(f"advantage-model-{name}" for name in ("rehearsal", "rehearsal-criteria", "calibration")),
+    *("human-votes-votes", "human-votes-planted-flips", "rlaif-alignment", "rlaif-feedback"),
+    *("methods-frontier", "methods-temperature"),
     *(
         f"constants-{name}"
         for name in (
@@ -59,7 +62,7 @@ def test_a_form_offers_every_paper_and_exhibit() -> None:
 def test_a_paper_has_its_own_exhibits() -> None:
     assert [each.slug for each in exhibits_of("part-2", "table-2")] == ["part-2-table-2"]
     assert exhibits_of("part-1", "table-2") == []
-    assert len(exhibits_of("part-1", "all")) == 5
+    assert len(exhibits_of("part-1", "all")) == 9
 
 
 COMMAND = "trimtab study part-2 figure-3"

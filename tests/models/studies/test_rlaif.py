@@ -7,8 +7,17 @@ from typing import Any
 import pytest
 
 from tests.models.studies.conftest import Run, pair, truth
+from tests.models.studies.policies_by_hand import judged
 from trimtab.models.reporting.kit.artifacts import ReportInputError
-from trimtab.models.studies.rlaif import ALIGNMENT, HARMLESS, LABELS, MARGIN, WINS, alignment
+from trimtab.models.studies.rlaif import (
+    ALIGNMENT,
+    HARMLESS,
+    LABELS,
+    MARGIN,
+    WINS,
+    alignment,
+    feedback,
+)
 
 # Of three pairs the second is labelled wrong: the truth is .9, .1, .9.
 MEASURE_NAMES = {0.5: [0.5, 0.5, 0.5], 0.8: [0.8, 0.8, 0.8], 1.0: [1.0, 0.0, 1.0]}
@@ -71,3 +80,19 @@ def test_without_truth_there_is_no_curve(run: Run) -> None:
     del roles["preferences"]["truth.jsonl"]
     with pytest.raises(ReportInputError, match="no verdicts on pairs whose truth is known"):
         alignment(run(roles))
+
+
+def test_kinds_of_feedback_are_compared_head_to_head(run: Run) -> None:
+    def against(distilled: float, direct: float, each_other: float) -> dict[str, Any]:
+        return {
+            "distilled_versus_people": judged(distilled),
+            "direct_versus_people": judged(direct),
+            "direct_versus_distilled": judged(each_other),
+        }
+
+    reading = feedback(run(_roles(_wins()) | against(-0.04, 0.0, 0.1)))
+    assert all(reading.checks.values())
+    assert reading.table["distilled"][WINS] == 0.6
+    row = reading.table["direct against distilled"]
+    assert row == {MARGIN: pytest.approx(0.1), "wins": pytest.approx(0.3)}
+    assert not any(feedback(run(_roles(_wins()) | against(-0.1, -0.2, 0.0))).checks.values())
