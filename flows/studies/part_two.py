@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 from trimtab.flows.pipeline.data import trunk_for
 from trimtab.flows.run import Run
@@ -25,7 +27,11 @@ from trimtab.models.config.reward import ContrastiveConfig, FeaturesConfig, Rela
 from trimtab.models.specs import FEATURES, META_RM, PPO_MAX
 from trimtab.models.studies.variants import (
     DENOISED_AT_KL,
+    DYNAMIC_KL,
     KL_COEFS,
+    PAIRS_PER_PROMPT,
+    RATED,
+    RATED_PROMPTS,
     ROUND_ARMS,
     SIMCSE_STRENGTHS,
     STRONGEST_TENTH,
@@ -154,7 +160,18 @@ def _contrastive_scorer(run: Run, name: str, variant: Variant) -> None:
     add_scorer(run, name, train=train, contrastive=contrastive)
 
 
-@arms("part-2", "table-2", "table-3", "figure-16", "figure-17")
+@arms("part-2", "response-ratings")
+def response_ratings(run: Run) -> None:
+    """Reward models on all pairs of a prompt's responses, by what labels are made of them."""
+    require_world(run, "part-2-response-ratings")
+    asked = {"num_prompts": RATED_PROMPTS, "pairs_per_prompt": PAIRS_PER_PROMPT}
+    comparisons = with_changes(run.config.comparisons, asked)
+    own = replace(run, config=with_changes(run.config, {"comparisons": comparisons}))
+    for name, variant in RATED.items():
+        add_scorer(own, name, with_changes(AS_GIVEN, variant.changes))
+
+
+@arms("part-2", "table-2", "table-3", "figure-16")
 def rounds(run: Run) -> None:
     """Four rounds from SFT: on the reward model as it is, and as each kind of round trains it."""
     for name in ROUND_ARMS:
@@ -163,6 +180,13 @@ def rounds(run: Run) -> None:
         for rival in ("plain", "eta_0"):
             ours, theirs = f"meta_{number}", f"{rival}_{number}"
             add_comparison(run, f"versus_{theirs}", ours, theirs)
+
+
+@arms("part-2", "figure-17")
+def rounds_at_dynamic_kl(run: Run) -> None:
+    """As many rounds of MetaRM whose KL coefficient is steered to a KL."""
+    rounds(run)
+    _add_rounds(run, "meta", NUM_ROUNDS, prefix="dynamic_", changes=DYNAMIC_KL)
 
 
 @arms("part-2", "figure-15")
@@ -179,10 +203,18 @@ def adaptation(run: Run) -> None:
 
 
 def _add_rounds(
-    run: Run, arm: str, count: int, prompts: PolicyPrompts = "policy", prefix: str = ""
+    run: Run,
+    arm: str,
+    count: int,
+    prompts: PolicyPrompts = "policy",
+    prefix: str = "",
+    changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """`policy_<prefix><arm>_<n>`: each from the one before, held near SFT, in steps so small that
-    the first leaves something to gain. Every MetaRM starts from the reward model `scorer_raw`."""
+    the first leaves something to gain. Every MetaRM starts from the reward model `scorer_raw`.
+
+    changes: of PPOConfig.
+    """
     add_scorer(run, "raw")
     whole, policy = at_kl(run.config.ppo, run.config.ppo.kl_coef), "sft"
     ppo = with_changes(
@@ -192,14 +224,14 @@ def _add_rounds(
             "rehearsal_coef": 0.0,
             "num_steps": max(1, round(whole.num_steps * SHARE_OF_STEPS)),
             "policy_learning_rate": whole.policy_learning_rate * SHARE_OF_RATE,
+            **changes,
         },
     )
     for number in range(1, count + 1):
         name, scorer = f"{prefix}{arm}_{number}", "scorer_raw"
-        changes = ROUND_ARMS[arm].changes
-        if changes:
+        if of_meta_rm := ROUND_ARMS[arm].changes:
             scorer = f"meta_rm_{name}"
-            _add_meta_rm(run, scorer, policy, number, {"prompts": prompts, **changes})
+            _add_meta_rm(run, scorer, policy, number, {"prompts": prompts, **of_meta_rm})
         if f"policy_{name}" not in run.roles:
             run[f"policy_{name}"] = run.submit(
                 PPO_MAX,

@@ -78,6 +78,11 @@ class RelabelConfig(StageConfig):
         description="Margins added to unflipped pairs that people rated 1 (barely better) to 4 "
         "(much better); none: none is added [Llama 2: 0, 1/3, 2/3, 1]",
     )
+    response_ratings: bool = Field(
+        False,
+        description="Rate all responses to a prompt by the Bradley-Terry model of its pairs' "
+        "labels, and take a pair's label from its two ratings",
+    )
     keep_from: float = Field(
         0.0, ge=0, lt=1, description="Leave out this share of the pairs, those of lowest strength"
     )

@@ -1,4 +1,5 @@
-"""Stage `relabel`: flips, soft labels and margins from the strength [RM section 2.4], and ratings.
+"""Stage `relabel`: flips, soft labels and margins from the strength [RM section 2.4], and from
+ratings, people's of pairs and those of responses that pairs amount to.
 
 Raw pairs are never mutated: a relabelled pair is the raw pair plus what was decided about it. A
 person's verdict comes before the vote.
@@ -7,6 +8,8 @@ person's verdict comes before the vote.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +26,12 @@ from trimtab.models.functional.relabel import (
     relabel_soft_labels,
     strength_slice,
 )
+from trimtab.models.statistics.bradley_terry import ELO_SCALE, bradley_terry_ratings
 from trimtab.models.training.data import SPLITS, read_rows, write_rows
 from trimtab.models.training.progress import write_json
 
+# Of shares nearer to one half neither response is rated better.
+TIED = 1e-6
 # Verdicts that stand in place of the vote's; the fourth, unsure, leaves the pair to the vote.
 OVERRULING = ("keep", "flip", "drop")
 
@@ -81,12 +87,14 @@ def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
 def _relabelled(
     config: RelabelConfig, pairs: list[dict[str, Any]], mean: Tensor, given: list[str | None]
 ) -> Relabel:
-    """Relabelling by strength and ratings, then by the review, then weight 0 outside the slice
-    and the number of pairs."""
-    own = {"rating_margins", "keep_from", "keep_to", "max_pairs", "review"}
+    """Relabelling by strength, then by the responses' ratings and the pairs', then by the review,
+    then weight 0 outside the slice and the number of pairs."""
+    own = {"rating_margins", "response_ratings", "keep_from", "keep_to", "max_pairs", "review"}
     relabelled = relabel(mean, **config.model_dump(exclude=own))
     labels = torch.tensor([pair.get("label", 1.0) for pair in pairs], dtype=torch.float64)
     relabelled = relabel_soft_labels(relabelled, labels)
+    if config.response_ratings:
+        relabelled = by_response_ratings(pairs, relabelled)
     if config.rating_margins is not None:
         relabelled = relabelled._replace(
             margin=relabelled.margin + _of_ratings(config, pairs, relabelled)
@@ -101,6 +109,42 @@ def _relabelled(
         drawn = order[kept[order] > 0][: config.max_pairs]
         kept = torch.zeros_like(kept).index_fill(0, drawn, 1.0)
     return relabelled._replace(weight=relabelled.weight * kept)
+
+
+def by_response_ratings(pairs: Sequence[dict[str, Any]], relabelled: Relabel) -> Relabel:
+    """Labels by the ratings that a prompt's labels together give its responses.
+
+    Each prompt's responses are players and its pairs games, won by the label's share; a pair's
+    label becomes the probability by which its better rated response beats the other. Labels that
+    contradict each other correct each other so; a prompt of one pair has its label smoothed by the
+    tie that the ratings' prior adds.
+
+    relabelled: of the N pairs. Returns a new Relabel.
+    """
+    indices: dict[str, list[int]] = {}
+    for index, pair in enumerate(pairs):
+        indices.setdefault(pair["prompt"], []).append(index)
+    label, is_flipped = relabelled.label.clone(), relabelled.is_flipped.clone()
+    for own in indices.values():
+        responses = [(pairs[index]["chosen"], pairs[index]["rejected"]) for index in own]
+        players = {text: number for number, text in enumerate(dict.fromkeys(chain(*responses)))}
+        wins = torch.zeros(len(players), len(players), dtype=torch.float64)
+        for index, (chosen, rejected) in zip(own, responses, strict=True):
+            better, worse = players[chosen], players[rejected]
+            won = float(label[index])
+            won = 1 - won if bool(is_flipped[index]) else won
+            wins[better, worse] += won
+            wins[worse, better] += 1 - won
+        if len(players) < 2:
+            continue
+        ratings = bradley_terry_ratings(wins) / ELO_SCALE
+        for index, (chosen, rejected) in zip(own, responses, strict=True):
+            share = torch.sigmoid(ratings[players[chosen]] - ratings[players[rejected]])
+            is_flipped[index] = share < 0.5 - TIED
+            label[index] = torch.maximum(share, 1 - share)
+    is_turned = is_flipped != relabelled.is_flipped
+    margin = torch.where(is_turned, -relabelled.margin, relabelled.margin)
+    return relabelled._replace(label=label, is_flipped=is_flipped, margin=margin)
 
 
 def _verdicts(config: RelabelConfig, inputs: dict[str, Path]) -> dict[str, str]:

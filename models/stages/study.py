@@ -18,6 +18,7 @@ from trimtab.models.studies import (  # noqa: F401  (they register their readers
     part_one,
     part_two,
     rlaif,
+    rounds,
 )
 from trimtab.models.studies.page import render
 from trimtab.models.studies.plots import draw

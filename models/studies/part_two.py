@@ -8,12 +8,11 @@ was, it is the gold scorer of the synthetic world.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import count, takewhile
 from statistics import fmean
 
 import torch
 
-from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError, Row
+from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError, Row, is_clear
 from trimtab.models.reporting.run.labels import equal_groups, strength_groups, strength_rows
 from trimtab.models.statistics.calibration import spearman
 from trimtab.models.studies.frontier import Line, lead_at_equal_kl
@@ -26,12 +25,9 @@ from trimtab.models.studies.measures import (
     WIN,
     accuracies,
     answers,
-    curve_of,
     curve_plots,
     curves_of,
     curves_table,
-    gained,
-    last,
     outcome,
     outcome_plot,
     unevenness,
@@ -42,7 +38,7 @@ from trimtab.models.studies.variants import (
     CONTRASTIVE,
     DENOISED_AT_KL,
     KL_COEFS,
-    ROUND_ARMS,
+    RATED,
     SIMCSE_STRENGTHS,
     STRONGEST_TENTH,
     TREATMENTS,
@@ -624,192 +620,6 @@ def _policies_of(
 
 @exhibit(
     "part-2",
-    "table-2",
-    shows="MetaRM rounds against SFT",
-    claim="Wins rise over the first rounds, by more than without MetaRM; the last one declines",
-    printed="wins 44, 65, 69, 64 (harmless), 39, 62, 73, 67 (helpful)",
-)
-def table_2(artifacts: Artifacts) -> SeedResult:
-    """Every round against SFT: with MetaRM, with eta 0, and on the reward model as it is."""
-    rounds = {name: _rounds(artifacts, name) for name in ROUND_ARMS}
-    nets = {name: [outcome(artifacts, role)[NET] for role in rounds[name]] for name in rounds}
-    table = {
-        f"{ROUND_ARMS[name].label}, round {number}": outcome(artifacts, role)
-        for name, roles in rounds.items()
-        for number, role in enumerate(roles, start=1)
-    }
-    ours = nets["meta"]
-    numbers = [float(number) for number in range(1, len(ours) + 1)]
-    return SeedResult(
-        table,
-        checks={
-            "the second round beats SFT by more than the first": ours[1] > ours[0],
-            "the last round is not the best": max(ours) > ours[-1],
-            "every round beats SFT": min(ours) > 0,
-            "the best round is better than the best without MetaRM": max(ours) > max(nets["plain"]),
-            "the best round is better than the best with eta 0": max(ours) > max(nets["eta_0"]),
-        },
-        plots=[
-            Plot(
-                "Rounds against SFT",
-                "round",
-                "wins minus losses, main prompts",
-                {ROUND_ARMS[name].label: (numbers, values) for name, values in nets.items()},
-            )
-        ],
-    )
-
-
-@exhibit(
-    "part-2",
-    "table-3",
-    shows="The best MetaRM round against SFT and against vanilla PPO",
-    claim="The best round beats SFT, and vanilla PPO too",
-    printed="69/28/3 against SFT, 54/31/15 against PPO (harmless)",
-)
-def table_3(artifacts: Artifacts) -> SeedResult:
-    """The best round against SFT, and against PPO-max on the reward model of as many steps.
-
-    The best is chosen on the validation prompts, by annotators or held-out reward models.
-    """
-    rounds = _rounds(artifacts, "meta")
-    nets = [_validated(artifacts, role) for role in rounds]
-    best = nets.index(max(nets)) + 1
-    return _against_rivals(artifacts, rounds[best - 1], f"versus_{{}}_{best}", "main")
-
-
-@exhibit(
-    "part-2",
-    "figure-15",
-    shows="The same on a task family that the reward model never saw",
-    claim="Out of distribution the method still beats both, by less",
-    printed="no numbers in the text",
-)
-def figure_15(artifacts: Artifacts) -> SeedResult:
-    """Rounds on unlabelled prompts of a family that no pair is of, MetaRM's answers among them."""
-    rounds = _rounds(artifacts, "adapted_meta")
-    role = f"versus_adapted_{{}}_{len(rounds)}"
-    result = _against_rivals(artifacts, rounds[-1], role, "held_out")
-    inside = outcome(artifacts, f"judge_meta_{len(rounds)}")[NET]
-    less = {"SFT by less than in distribution": result.table["SFT"][NET] < inside}
-    return SeedResult(result.table, result.checks | less, result.plots)
-
-
-def _validated(artifacts: Artifacts, role: str) -> float:
-    """Wins less losses on the validation prompts, by what promotes policies."""
-    document = artifacts.document(role, "judgement.json")
-    verdict = document.get("validation_annotators") or document["validation_judge_score"]
-    return float(verdict[NET])
-
-
-def _against_rivals(artifacts: Artifacts, judged: str, versus: str, eval_set: str) -> SeedResult:
-    """A MetaRM policy against SFT and the policies of as many steps of the other arms.
-
-    versus: the role of its comparison with an arm, whose name is filled in.
-    """
-    table = {"SFT": outcome(artifacts, judged, eval_set)} | {
-        f"PPO-max, {ROUND_ARMS[name].label}": outcome(artifacts, versus.format(name), eval_set)
-        for name in ("plain", "eta_0")
-    }
-    return SeedResult(
-        table,
-        checks={f"it beats {rival}": row[NET] > 0 for rival, row in table.items()},
-        plots=[outcome_plot("The MetaRM policy", table, "the policy named")],
-    )
-
-
-def _rounds(artifacts: Artifacts, arm: str) -> list[str]:
-    """The judgements of an arm's rounds against SFT."""
-    roles = takewhile(artifacts.has, (f"judge_{arm}_{number}" for number in count(1)))
-    return list(roles)
-
-
-@exhibit(
-    "part-2",
-    "figure-16",
-    shows="Score differences between answers to one prompt, before and after MetaRM",
-    claim="MetaRM spreads the scores of different answers to a prompt apart, more than training on",
-)
-def figure_16(artifacts: Artifacts) -> SeedResult:
-    """Score differences between answers to one prompt outside the meta set, in the first round.
-
-    All arms start from one reward model and SFT's answers. eta 0 is as much training without the
-    ascent.
-    """
-    spreads = {
-        name: [
-            row
-            for row in artifacts.rows(f"meta_rm_{name}_1", "spreads.jsonl")
-            if row["set"] == "held_out"
-        ]
-        for name in ("eta_0", "meta", "meta_kept")
-    }
-    if not all(spreads.values()):
-        raise ReportInputError(
-            "no score differences outside the meta set: there must be more prompts than "
-            "rounds.meta_rm.num_prompts"
-        )
-    values = {"before MetaRM": [row["before"] for row in spreads["meta"]]} | {
-        f"after, {ROUND_ARMS[name].label}": [row["after"] for row in rows]
-        for name, rows in spreads.items()
-    }
-    widest = max(map(max, values.values())) or 1.0
-    means = {name: fmean(row) / widest for name, row in values.items()}
-    before, without, ours, _ = means.values()
-    return SeedResult(
-        table={name: {"mean difference / the largest": mean} for name, mean in means.items()},
-        checks={
-            "after MetaRM answers' scores lie further apart": ours > before,
-            "and further than after as much training with eta 0": ours > without,
-        },
-        plots=[
-            Plot(
-                "Score differences between answers to one prompt",
-                "mean difference / the largest of all prompts",
-                "prompts in a bin of a tenth (%)",
-                {name: _shares(row, widest) for name, row in values.items()},
-            )
-        ],
-    )
-
-
-def _shares(values: list[float], widest: float) -> tuple[list[float], list[float]]:
-    tenths = [min(int(10 * value / widest), 9) for value in values]
-    shares = [100 * tenths.count(index) / len(values) for index in range(10)]
-    return [0.05 + 0.1 * index for index in range(10)], shares
-
-
-@exhibit(
-    "part-2",
-    "figure-17",
-    shows="Training curves of the rounds and of vanilla PPO",
-    claim="In each round the score rises; KL stays below vanilla PPO's",
-)
-def figure_17(artifacts: Artifacts) -> SeedResult:
-    """Training curves of MetaRM's rounds, and of PPO-max on the reward model in as many steps."""
-    numbers = range(1, len(_rounds(artifacts, "meta")) + 1)
-    ours, plain = (
-        {f"{ROUND_ARMS[arm].label}, round {n}": curve_of(artifacts, f"{arm}_{n}") for n in numbers}
-        for arm in ("meta", "plain")
-    )
-    curves = ours | plain
-    return SeedResult(
-        curves_table(curves),
-        checks={
-            "the score rises in every round": all(
-                last(gained(curve)) > 0 for curve in ours.values()
-            ),
-            "in every round KL ends below that on the reward model as it is": all(
-                last(mine.kl) < last(theirs.kl)
-                for mine, theirs in zip(ours.values(), plain.values(), strict=True)
-            ),
-        },
-        plots=curve_plots(curves, MONITORS),
-    )
-
-
-@exhibit(
-    "part-2",
     "denoised-policies",
     shows="Policies by KL, on reward models that learned few and hard labels by heart",
     claim="At equal KL the policy of denoised labels is better than that of the given ones",
@@ -850,6 +660,51 @@ def denoised_policies(artifacts: Artifacts) -> SeedResult:
                 "wins minus losses against SFT",
                 {DENOISED_AT_KL[name].label: line for name, line in lines.items()},
                 kind="paths",
+            )
+        ],
+    )
+
+
+@exhibit(
+    "part-2",
+    "response-ratings",
+    shows="Not in the paper: reward models on labels from ratings of all of a prompt's answers",
+    claim="Ratings of a prompt's answers give better labels than the pairs they come from",
+    printed="no numbers printed; rankings of four to nine answers become ratings, as Elo's",
+)
+def response_ratings(artifacts: Artifacts) -> SeedResult:
+    """A fifth of the labels is wrong, each by itself, so that they contradict each other."""
+    truth = artifacts.truth
+    table: dict[str, dict[str, float]] = {}
+    for name, variant in RATED.items():
+        treated = artifacts.rows(f"pairs_{name}", "train.jsonl")
+        clear = [row for row in treated if is_clear(truth.get(row["id"]))]
+        wrong = [bool(truth[row["id"]]["is_wrong"]) != row["is_flipped"] for row in clear]
+        table[variant.label] = {
+            "training labels that are wrong": fmean(wrong),
+            **accuracies(artifacts, f"scorer_{name}"),
+        }
+    given, rated = (table[RATED[name].label] for name in ("given", "rated"))
+    both, flipped = (table[RATED[name].label] for name in ("flipped_rated", "flipped"))
+    return SeedResult(
+        table,
+        checks={
+            "fewer labels are wrong after it": rated["training labels that are wrong"]
+            < given["training labels that are wrong"],
+            "the reward model is more accurate": rated[RIGHT] > given[RIGHT],
+            "it is more accurate than on labels flipped by strength": rated[RIGHT] > flipped[RIGHT],
+            "after flips by strength ratings add to it": both[RIGHT] > flipped[RIGHT],
+        },
+        plots=[
+            bar_plot(
+                "Labels and reward models",
+                "labels",
+                "share of the clear pairs",
+                {
+                    column: [row[column] for row in table.values()]
+                    for column in ("training labels that are wrong", RIGHT)
+                },
+                ticks=list(table),
             )
         ],
     )

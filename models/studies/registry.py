@@ -119,7 +119,7 @@ EXHIBITS = tuple(
     sorted(
         (
             each
-            for path in Path(__file__).parent.glob("*.py")
+            for path in sorted(Path(__file__).parent.glob("*.py"))
             for each in _declared(path.read_text(encoding="utf-8"))
         ),
         key=lambda each: list(TITLES).index(each.paper),

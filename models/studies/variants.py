@@ -106,6 +106,8 @@ ROUND_ARMS = {
     "meta": Variant("MetaRM", _ASCENT),
     "meta_kept": Variant("MetaRM, theta' kept", {**_ASCENT, "keep_ascent": True}),
 }
+# [RM figure 17] Changes of PPOConfig: the KL, nats an answer, is not in the paper.
+DYNAMIC_KL = {"kl_target": 1.0}
 # [RM] The fields of ContrastiveConfig, with the constants of the paper.
 _SWAV = {"kind": "swav", "temperature": 0.1}
 CONTRASTIVE = {
@@ -126,6 +128,17 @@ SIMCSE_STRENGTHS = {
         f"simcse_{name}": Variant(f"SimCSE, beta {coef:g}", {"on": "pairs", "coef": coef})
         for name, coef in (("001", 0.01), ("01", 0.1), ("1", 1.0))
     },
+}
+# Changes of labels as given, where annotators compare all four responses to a prompt: the prompts,
+# and all pairs of their responses. One pair each is what annotators are asked for otherwise.
+RATED_PROMPTS, PAIRS_PER_PROMPT = 600, 6
+RATED = {
+    "given": Variant("pairs as given"),
+    "rated": Variant("labels of the responses' ratings", {"response_ratings": True}),
+    "flipped": Variant("flip by strength", {"flip_below": 0.0}),
+    "flipped_rated": Variant(
+        "flip by strength, then ratings", {"flip_below": 0.0, "response_ratings": True}
+    ),
 }
 # How often a few pairs are passed, until a reward model is overconfident: epochs.
 FEW_PAIRS = 1000

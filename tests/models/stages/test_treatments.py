@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from pydantic import ValidationError
 from tests.models.conftest import run_stage
 from trimtab.flows.recipes import RecipeName, recipe_named
 from trimtab.models.config.reward import RelabelConfig
+from trimtab.models.functional.relabel import Relabel
 from trimtab.models.functional.reward import ranking_losses
 from trimtab.models.nets.loading import load_tokenizer
+from trimtab.models.stages.relabel import by_response_ratings
 from trimtab.models.training.data import read_pairs, read_rows, write_rows
 
 # Three pairs that the ensemble agrees with, and "wrong", planted wrong, which it does not.
@@ -136,3 +139,47 @@ def test_impossible_treatments_are_refused() -> None:
     for margins in ((0.0, 1.0), (0.0, 0.0, 0.0, -1.0), (0.0, 0.0, 0.0, float("inf"))):
         with pytest.raises(ValidationError, match="rating_margins"):
             RelabelConfig(rating_margins=margins)
+
+
+def _by_ratings(games: list[tuple[str, str, str]], flipped: Sequence[int] = ()) -> Relabel:
+    """Of pairs (prompt, chosen, rejected), of which the strength has turned some round."""
+    pairs = [{"prompt": p, "chosen": better, "rejected": worse} for p, better, worse in games]
+    ones = torch.ones(len(pairs), dtype=torch.float64)
+    is_flipped = torch.zeros(len(pairs), dtype=torch.bool)
+    is_flipped[list(flipped)] = True
+    return by_response_ratings(pairs, Relabel(is_flipped, ones, 0.5 * ones, ones))
+
+
+def test_labels_that_contradict_each_other_correct_each_other() -> None:
+    # Of four responses a and b are better than c and d, but d is labelled better than a: a and b
+    # have two of three games each, c and d one.
+    right = [("p", "a", "b"), ("p", "a", "c"), ("p", "b", "c"), ("p", "b", "d"), ("p", "c", "d")]
+    found = _by_ratings([*right, ("p", "d", "a")])
+    assert found.is_flipped.tolist() == [False] * 5 + [True]
+    alike, apart = [0, 4], [1, 2, 3, 5]
+    assert found.label[alike].tolist() == pytest.approx([0.5, 0.5])
+    assert found.label[apart].tolist() == pytest.approx([float(found.label[1])] * 4)
+    assert 0.6 < found.label[1] < 0.9
+    # A margin is for the order after the flip.
+    assert found.margin.tolist() == [0.5] * 5 + [-0.5]
+    assert found.weight.tolist() == [1.0] * 6
+    # What the strength has turned already stays so.
+    turned = _by_ratings([*right, ("p", "d", "a")], flipped=[5])
+    assert turned.is_flipped.tolist() == [False] * 5 + [True]
+    assert turned.label[5] > found.label[5] and turned.margin.tolist() == [0.5] * 6
+
+
+def test_ratings_are_of_one_prompts_responses() -> None:
+    # A single game and a tie of a tenth: 1.05 of 1.1; the other prompt's games do not count.
+    found = _by_ratings([("p", "a", "b"), ("q", "b", "a"), ("q", "b", "a")])
+    assert found.label.tolist() == pytest.approx([1.05 / 1.1, 2.05 / 2.1, 2.05 / 2.1])
+    assert not found.is_flipped.any()
+    same = _by_ratings([("p", "a", "a")])
+    assert same.label.tolist() == [1.0]
+
+
+def test_response_ratings_are_a_treatment(tmp_path: Path) -> None:
+    config = RelabelConfig(flip_below=None, response_ratings=True)
+    rows = read_rows(_relabel(tmp_path, config))
+    # The same two responses four times: 4.05 of 4.1.
+    assert [row["label"] for row in rows] == pytest.approx([4.05 / 4.1] * 4)

@@ -13,7 +13,9 @@ from trimtab.models.studies.part_two import (
     figure_5,
     figure_6,
     figure_7,
+    response_ratings,
 )
+from trimtab.models.studies.variants import RATED
 
 
 def _preferences() -> dict[str, list[Row]]:
@@ -118,3 +120,30 @@ def test_figure_3_tells_good_from_bad_whatever_the_unit(run: Run) -> None:
     # Good 3, 2 against bad 1, 0: every good answer is above every bad one.
     assert found == [1.0, 1.0]
     assert reading.plots[0].series == reading.plots[1].series
+
+
+def test_response_ratings_are_held_against_flips_by_strength(run: Run) -> None:
+    """Two training pairs, of which one is labelled wrong, and four test pairs."""
+    preferences = _preferences()
+    preferences["truth.jsonl"] += [truth("t0", True), truth("t1", False)]
+
+    def roles(turned: dict[str, tuple[bool, bool]], gaps: dict[str, list[float]]) -> Row:
+        found: Row = {"preferences": preferences}
+        for name in RATED:
+            rows = [{"id": f"t{n}", "is_flipped": flip} for n, flip in enumerate(turned[name])]
+            found[f"pairs_{name}"] = {"train.jsonl": rows}
+            found[f"scorer_{name}"] = _scores(*gaps[name])
+        return found
+
+    none, right, all_wrong = (False, False), (True, False), (False, True)
+    turned = {"given": none, "rated": right, "flipped": none, "flipped_rated": right}
+    # e0 and e2 are right, e1 is labelled wrong: of three clear pairs 1, 2, 1 and 3 are right.
+    gaps = {"given": [1, 1, -1, 1], "rated": [1, -1, -1, 1], "flipped": [1, 1, -1, 1]}
+    reading = response_ratings(run(roles(turned, gaps | {"flipped_rated": [1, -1, 1, 1]})))
+    assert all(reading.checks.values())
+    shares = [row["training labels that are wrong"] for row in reading.table.values()]
+    assert shares == [0.5, 0.0, 0.5, 0.0]
+    worse = response_ratings(
+        run(roles(turned | {"rated": all_wrong}, {name: [1.0] * 4 for name in RATED}))
+    )
+    assert not any(worse.checks.values())
