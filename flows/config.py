@@ -31,6 +31,7 @@ from trimtab.models.config.policy import (
 from trimtab.models.config.reporting import EvaluateConfig
 from trimtab.models.config.reward import (
     AdvantageModelConfig,
+    EmbeddingModelConfig,
     MetaRMConfig,
     RelabelConfig,
     RewardModelConfig,
@@ -148,6 +149,12 @@ class RunConfig(Section):
         None, description="Train on the judge's labels (RLAIF); none: on people's"
     )
     relabel: RelabelConfig = RelabelConfig()
+    embedding_models: tuple[EmbeddingModelConfig, ...] = Field(
+        (),
+        max_length=2,
+        description="Preference models on sentence embeddings, as baselines of the reward models, "
+        "at most one of each kind",
+    )
     reward_model: RewardModelConfig = RewardModelConfig()
     advantage_model: AdvantageModelConfig = AdvantageModelConfig()
     rehearsal: RehearsalConfig = RehearsalConfig()
@@ -193,6 +200,16 @@ class RunConfig(Section):
         if wrong:
             raise ValueError("; ".join(wrong))
         return values
+
+    @model_validator(mode="after")
+    def _embedding_models_differ(self) -> Self:
+        kinds = [each.kind for each in self.embedding_models]
+        if len(set(kinds)) < len(kinds):
+            raise ValueError(
+                f"embedding_models must be of different kinds, found {kinds}; allowed: one linear, "
+                "one nearest"
+            )
+        return self
 
     @model_validator(mode="after")
     def _seeds_are_in_range(self) -> Self:

@@ -13,7 +13,12 @@ from trimtab.flows.lifecycle import finish_run, tracked_flow
 from trimtab.flows.names import name_run
 from trimtab.flows.overrides import RunChanges, apply_changes
 from trimtab.flows.pipeline.data import cache_trunk, prepare
-from trimtab.flows.pipeline.labels import ask_judge, audit_labels, compare_votes
+from trimtab.flows.pipeline.labels import (
+    add_embedding_models,
+    ask_judge,
+    audit_labels,
+    compare_votes,
+)
 from trimtab.flows.pipeline.policies import judge_policies, train_policies
 from trimtab.flows.pipeline.rewards import train_scorers
 from trimtab.flows.pipeline.rounds import first_champion, improve_in_rounds
@@ -110,5 +115,6 @@ def _prepare_labels(run: Run) -> None:
     """Preference pairs, the SFT policy, the ensemble's vote on the labels, relabelled pairs."""
     prepare(run)
     ask_judge(run)
+    add_embedding_models(run)
     cache_trunk(run)
     audit_labels(run)

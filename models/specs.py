@@ -206,6 +206,20 @@ ADVANTAGE_MODEL = StageSpec(
     several=("behaviour",),
     doc="An Advantage Model on raw pairs, or on relabelled `pairs`; `behaviour` wrote the answers.",
 )
+EMBEDDINGS = StageSpec(
+    "embeddings",
+    reward.EmbeddingsConfig,
+    "gpu",
+    required=("preferences",),
+    doc="Sentence embeddings of the answers of all pairs, each different answer once.",
+)
+EMBEDDING_MODEL = StageSpec(
+    "embedding_model",
+    reward.EmbeddingModelConfig,
+    required=("preferences", "embeddings"),
+    doc="A preference model on sentence embeddings, as a baseline of the reward models.",
+    label="embedding model",
+)
 META_RM = StageSpec(
     "meta_rm",
     reward.MetaRMConfig,

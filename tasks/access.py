@@ -28,6 +28,8 @@ PLACES: Final[Mapping[str, str]] = {
     "ModelConfig.base": MODEL,
     "ChatModelConfig.local_model": MODEL,
     "RehearsalConfig.encoder": MODEL,
+    "EmbeddingsConfig.encoder": MODEL,
+    "EmbeddingModelConfig.encoder": MODEL,
     "RelabelConfig.review": FILE,
     "JudgeConfig.constitution": FILE,
     "ReviseConfig.constitution": FILE,

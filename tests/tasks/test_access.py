@@ -23,7 +23,7 @@ from trimtab.models.config.training import SFTConfig
 from trimtab.models.judge.constitutions import ConstitutionError
 from trimtab.models.packages import PACKAGED_MODELS
 from trimtab.models.specs import JUDGE_PREFERENCES
-from trimtab.models.stages.rehearsal import PACKAGED_ENCODERS
+from trimtab.models.training.embedding import PACKAGED_ENCODERS
 from trimtab.tasks import context as performing
 from trimtab.tasks import secrets as keys
 from trimtab.tasks import sources

@@ -58,6 +58,8 @@ _MODEL_STAGES: dict[str, Callable[[Any, StageInputs], Work]] = {
 _PLAIN_STAGES = {
     "world": "demonstrations",
     "preferences": "pairs",
+    "embeddings": "pairs",
+    "embedding_model": "pairs",
     "strength": "pairs",
     "ai_labels": "train_pairs",
     "relabel": "train_pairs",

@@ -74,7 +74,8 @@ class Scorecard:
     ai_labeler: the judge model that was asked about the pairs. label_noise: by way of voting,
     in_sample or cross_fitted; vote_used: which of them relabelling used. human_votes: by way of
     voting, then by split; empty where no pair carries people's votes. scorers: baseline (raw
-    labels, the ensemble's first member), relabelled, advantage_model. revisions: None without a
+    labels, the ensemble's first member), relabelled, advantage_model, embedding_linear and
+    embedding_nearest (the preference models on sentence embeddings). revisions: None without a
     constitution. policies: sft, the arms, then MetaRM rounds. seeds: every seed of the
     configuration, by dotted path. warnings: sentences, what to look at before the rest is believed.
     """

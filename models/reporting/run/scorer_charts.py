@@ -5,7 +5,16 @@ from __future__ import annotations
 import torch
 
 from trimtab.models.reporting.kit.artifacts import Artifacts
-from trimtab.models.reporting.kit.charts import BLACK, BLUE, GREY, ORANGE, PURPLE, Chart, Panel
+from trimtab.models.reporting.kit.charts import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    Chart,
+    Panel,
+)
 from trimtab.models.reporting.run.scorecard import Scorecard
 from trimtab.models.reporting.run.scorers import NAMES, NUM_BINS, Labels, gaps
 from trimtab.models.statistics.calibration import calibration_curve
@@ -17,7 +26,11 @@ SHOWN = {
     "baseline": ("reward model, raw labels", PURPLE, "^"),
     "relabelled": ("reward model, relabelled", ORANGE, "s"),
     "advantage_model": ("Advantage Model", BLUE, "o"),
+    "embedding_linear": ("linear on sentence embeddings", GREEN, "v"),
+    "embedding_nearest": ("nearest sentence embeddings", GREY, "D"),
 }
+# Whose scores by category have a plot.
+BY_CATEGORY = ("relabelled", "advantage_model")
 
 
 def scorer_charts(artifacts: Artifacts, card: Scorecard) -> list[Chart]:
@@ -28,7 +41,7 @@ def scorer_charts(artifacts: Artifacts, card: Scorecard) -> list[Chart]:
     charts = [_calibration(artifacts, card, labels) for labels in kinds if _measured(card, labels)]
     order = _category_order(card)
     if len(order) > 1:
-        charts += [_categories(card, name, order) for name in card.scorers if name != "baseline"]
+        charts += [_categories(card, name, order) for name in card.scorers if name in BY_CATEGORY]
     return charts
 
 

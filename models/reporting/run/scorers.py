@@ -27,6 +27,8 @@ NAMES = {
     "baseline": "member_0",
     "relabelled": "reward_model",
     "advantage_model": "advantage_model",
+    "embedding_linear": "embedding_linear",
+    "embedding_nearest": "embedding_nearest",
 }
 BINNINGS: tuple[Binning, ...] = ("width", "mass")
 Labels = Literal["annotators", "clean"]

@@ -1,0 +1,160 @@
+"""Preference models on sentence embeddings: the likelihood's maximum, and no pair sees itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from scipy.special import expit
+
+from tests.models.conftest import run_stage
+from trimtab.models.config.reward import EmbeddingModelConfig, EmbeddingsConfig
+from trimtab.models.stages.embedding_model import (
+    Answers,
+    bradley_terry,
+    features_of,
+    folds_of,
+    linear_scores,
+    nearest_scores,
+    read_answers,
+)
+from trimtab.models.training.data import read_rows, write_rows
+
+KINDS = ("linear", "nearest")
+
+
+def test_weights_are_the_maximum_of_the_penalised_likelihood() -> None:
+    generator = np.random.default_rng(0)
+    features = generator.normal(size=(40, 2, 3))
+    label = generator.choice([1.0, 0.7, 0.5], size=40)
+    found = bradley_terry(features, label, penalty=0.5)
+    difference = features[:, 0] - features[:, 1]
+    gradient = difference.T @ (expit(difference @ found) - label) + found / 0.5
+    assert np.abs(gradient).max() < 1e-3
+    # One certain pair is enough.
+    assert bradley_terry(features[:1], np.ones(1), 1.0) @ difference[0] > 0
+
+
+def _answers(count: int, seed: int, wrong: int = 0) -> Answers:
+    """Pairs of which the answer further along the first axis is better; the first are wrong."""
+    generator = np.random.default_rng(seed)
+    embedding = generator.normal(size=(count, 2, 8)).astype(np.float32)
+    embedding /= np.linalg.norm(embedding, axis=-1, keepdims=True)
+    worse = embedding[:, 0, 0] < embedding[:, 1, 0]
+    worse[:wrong] = ~worse[:wrong]
+    embedding[worse] = embedding[worse][:, ::-1]
+    rows = [{"id": str(n), "chosen": "a b", "rejected": "a b"} for n in range(count)]
+    return Answers(rows, embedding, np.arange(count) // 2 + 1000 * seed, np.ones(count))
+
+
+def _scores(kind: str, train: Answers, test: Answers, **settings: Any) -> dict[str, Any]:
+    config = EmbeddingModelConfig(kind=kind, **settings)
+    answers = {"train": train, "validation": test, "test": test}
+    if kind == "nearest":
+        return nearest_scores(answers, config)
+    return linear_scores(answers, config)[0]
+
+
+@pytest.mark.parametrize(("kind", "right"), [("linear", 0.9), ("nearest", 0.8)])
+def test_it_learns_what_is_better_and_finds_the_wrong_labels(kind: str, right: float) -> None:
+    found = _scores(kind, _answers(400, 1, wrong=40), _answers(200, 2))
+    gap = {split: own[:, 0] - own[:, 1] for split, own in found.items()}
+    assert (gap["test"] > 0).mean() > right
+    assert (gap["train"][:40] < 0).mean() > right - 0.05
+    assert (gap["train"][40:] > 0).mean() > right - 0.05
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_pair_is_scored_by_a_model_of_its_own_prompt(kind: str) -> None:
+    train, test = _answers(60, 1), _answers(10, 2)
+    embedding, settings = train.embedding.copy(), {"num_neighbours": 5}
+    before = _scores(kind, train, test, **settings)["train"]
+    # Two pairs share a prompt: both turned round, both have the scores they had.
+    embedding[:2] = embedding[:2, ::-1]
+    turned = Answers(train.rows, embedding, train.prompt, train.label)
+    after = _scores(kind, turned, test, **settings)["train"]
+    np.testing.assert_allclose(after[:2], before[:2, ::-1], rtol=1e-4, atol=1e-5)
+    assert not np.allclose(after[2:], before[2:])
+
+
+def test_parts_hold_whole_prompts_and_are_of_one_size() -> None:
+    prompts = np.arange(300) // 3
+    fold = folds_of(prompts, 5, seed=0)
+    assert all(len(set(fold[prompts == prompt])) == 1 for prompt in range(100))
+    assert np.bincount(fold).tolist() == [60] * 5
+    assert not np.array_equal(fold, folds_of(prompts, 5, seed=1))
+
+
+def test_length_counts_in_its_own_category() -> None:
+    rows = [
+        {"chosen": "a b c", "rejected": "a", "category": "helpful"},
+        {"chosen": "", "rejected": "a b", "category": "harmless"},
+        {"chosen": "a", "rejected": "a", "category": "unknown"},
+    ]
+    own = Answers(rows, np.zeros((3, 2, 1), np.float32), np.arange(3), np.ones(3))
+    lengths = features_of(own, ["harmless", "helpful"])[:, :, 1:]
+    assert np.expm1(lengths).round(4).tolist() == [
+        [[0, 3], [0, 1]],
+        [[0, 0], [2, 0]],
+        [[0, 0], [0, 0]],
+    ]
+
+
+def _preferences(folder: Path) -> Path:
+    texts = [
+        ("the cake is sweet", "an engine is loud"),
+        ("sugar and honey", "a loud lorry"),
+        ("fresh fruit tart", "a motor saw"),
+        ("the cake is sweet", "a jet engine"),
+    ]
+    for split in ("train", "validation", "test"):
+        rows = [
+            {"id": f"{split}{n}", "prompt": f"{split} {n}", "chosen": good, "rejected": bad}
+            for n, (good, bad) in enumerate(texts * 3)
+        ]
+        write_rows(folder / "preferences" / f"{split}.jsonl", rows)
+    return folder / "preferences"
+
+
+def test_the_stages_write_scores_as_a_reward_model_does(tmp_path: Path) -> None:
+    preferences = _preferences(tmp_path)
+    (tmp_path / "e").mkdir()
+    embeddings = run_stage(
+        "embeddings", EmbeddingsConfig(), tmp_path / "e", preferences=preferences
+    )
+    found = load_file(embeddings / "embeddings.safetensors")["train"]
+    assert found.shape == (12, 2, 384)
+    np.testing.assert_allclose(np.linalg.norm(found.astype(float), axis=-1), 1, atol=2e-3)
+    # Each text has its own place: the first answer of the first pair is the fourth's too.
+    assert np.array_equal(found[0, 0], found[3, 0])
+    assert not np.array_equal(found[0, 1], found[3, 1])
+    for kind in KINDS:
+        folder = tmp_path / kind
+        folder.mkdir()
+        config = EmbeddingModelConfig(kind=kind, num_neighbours=4)
+        inputs = {"preferences": preferences, "embeddings": embeddings}
+        rows = read_rows(run_stage("embedding_model", config, folder, **inputs) / "scores.jsonl")
+        assert [row["id"] for row in rows[11:13]] == ["train11", "validation0"]
+        assert not any(row["was_trained_on"] for row in rows)
+        assert all(row["chosen_score"] > row["rejected_score"] for row in rows)
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    preferences = _preferences(tmp_path)
+    for name, count in (("few", 11), ("all", 12)):
+        (tmp_path / name).mkdir()
+        tensors = {s: np.zeros((count, 2, 4), np.float16) for s in ("train", "validation", "test")}
+        save_file(tensors, tmp_path / name / "embeddings.safetensors")
+    with pytest.raises(ValueError, match="train: 11 embedded pairs, but 12 pairs"):
+        read_answers(preferences, tmp_path / "few")
+    with pytest.raises(ValueError, match="at most the number of training prompts, found 13 and 12"):
+        run_stage(
+            "embedding_model",
+            EmbeddingModelConfig(num_folds=13),
+            tmp_path,
+            preferences=preferences,
+            embeddings=tmp_path / "all",
+        )
