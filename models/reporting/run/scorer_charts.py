@@ -29,8 +29,9 @@ SHOWN = {
     "embedding_linear": ("linear on sentence embeddings", GREEN, "v"),
     "embedding_nearest": ("nearest sentence embeddings", GREY, "D"),
 }
-# Whose scores by category have a plot.
-BY_CATEGORY = ("relabelled", "advantage_model")
+# Whose calibration has a curve, and whose scores by category a plot.
+REWARD_MODELS = ("baseline", "relabelled", "advantage_model")
+BY_CATEGORY = REWARD_MODELS[1:]
 
 
 def scorer_charts(artifacts: Artifacts, card: Scorecard) -> list[Chart]:
@@ -46,10 +47,11 @@ def scorer_charts(artifacts: Artifacts, card: Scorecard) -> list[Chart]:
 
 
 def _measured(card: Scorecard, labels: Labels) -> dict[str, Estimate]:
-    """Calibration errors of the scorers; none where no test pair has a score and such a label."""
+    """Calibration errors of reward models; none where no test pair has a score and such a label."""
     errors = {
         name: scorer.clean_ece_width if labels == "clean" else scorer.label_ece_width
         for name, scorer in card.scorers.items()
+        if name in REWARD_MODELS
     }
     return {name: error for name, error in errors.items() if error is not None}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -9,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trimtab.models.reporting.kit.artifacts import Artifacts, ScoredPairs
+from trimtab.models.reporting.kit.artifacts import Artifacts, Row, ScoredPairs
 from trimtab.models.statistics.calibration import (
     Binning,
     expected_calibration_error,
@@ -36,11 +37,13 @@ Labels = Literal["annotators", "clean"]
 
 @dataclass(frozen=True)
 class CategoryScores:
-    """Scores of all answers in one category's test pairs, in the scorer's unit."""
+    """Scores of all answers in one category's test pairs, in the scorer's unit, and accuracy on
+    the annotators' labels."""
 
     mean: float
     std: float
     num_pairs: int
+    accuracy: Estimate | None
 
 
 @dataclass(frozen=True)
@@ -71,10 +74,14 @@ class Scorer:
 
 @dataclass(frozen=True)
 class LengthBaseline:
-    """Prefers the longer answer (in words); equal lengths count as half right."""
+    """Prefers the longer answer (in words); equal lengths count as half right.
+
+    categories: accuracy on the annotators' labels by category.
+    """
 
     label_accuracy: Estimate
     clean_accuracy: Estimate | None
+    categories: dict[str, Estimate | None]
 
 
 def gaps(artifacts: Artifacts, role: str, labels: Labels) -> ScoredPairs:
@@ -166,9 +173,25 @@ def _categories(artifacts: Artifacts, role: str) -> dict[str, CategoryScores]:
     names, which, scores = answer_scores(artifacts, role)
     mean, std = category_moments(which, scores, len(names))
     count = torch.bincount(which, minlength=len(names)).tolist()
+    rows = [row for row in artifacts.pairs("test") if row.get("category") is not None]
+    accuracy = _by_category(rows, (scores[:, 0] > scores[:, 1]).tolist())
     return {
-        name: CategoryScores(m, s, n)
+        name: CategoryScores(m, s, n, accuracy[name])
         for name, m, s, n in zip(names, mean.tolist(), std.tolist(), count, strict=True)
+    }
+
+
+def _by_category(rows: Sequence[Row], right: Sequence[float]) -> dict[str, Estimate | None]:
+    """The share that is right (N,) of the rows of each category."""
+    found: dict[str, list[int]] = {}
+    for index, row in enumerate(rows):
+        if row.get("category") is not None:
+            found.setdefault(row["category"], []).append(index)
+    return {
+        name: share_estimate(
+            [right[index] for index in own], cluster_ids(rows[index]["prompt"] for index in own)
+        )
+        for name, own in sorted(found.items())
     }
 
 
@@ -188,7 +211,9 @@ def length_baseline(artifacts: Artifacts) -> LengthBaseline | None:
     found = share_estimate(right, clusters)
     assert found is not None
     return LengthBaseline(
-        found, share_estimate(clean, torch.tensor(clean_clusters, dtype=torch.long))
+        found,
+        share_estimate(clean, torch.tensor(clean_clusters, dtype=torch.long)),
+        _by_category(pairs, right),
     )
 
 
