@@ -45,10 +45,7 @@ def hh_smollm2() -> RunConfig:
         ),
         sft=SFTConfig(model=ModelConfig(base="smollm2-135m-instruct", max_length=256), train=train),
         ensemble=EnsembleConfig(size=3, member=RewardModelConfig(train=scorer)),
-        embedding_models=(
-            EmbeddingModelConfig(kind="linear"),
-            EmbeddingModelConfig(kind="nearest"),
-        ),
+        embedding_models=_both_embedding_models(),
         relabel=RelabelConfig(flip_fraction=0.1, flip_below=0.0),
         reward_model=RewardModelConfig(train=scorer),
         advantage_model=AdvantageModelConfig(train=scorer),
@@ -71,6 +68,10 @@ def hh_smollm2() -> RunConfig:
         ),
         evaluate=EvaluateConfig(max_new_tokens=48),
     )
+
+
+def _both_embedding_models() -> tuple[EmbeddingModelConfig, ...]:
+    return (EmbeddingModelConfig(kind="linear"), EmbeddingModelConfig(kind="nearest"))
 
 
 def _ppo_on_two_cores() -> PPOConfig:
@@ -150,6 +151,7 @@ def hh_7b() -> RunConfig:
             model=ModelConfig(base="mistralai/Mistral-7B-v0.1", max_length=513), train=sft
         ),
         ensemble=EnsembleConfig(size=10, member=RewardModelConfig(train=reward)),  # [RM: M = 10]
+        embedding_models=_both_embedding_models(),
         # [RM: 10 % and 20 %, about a quarter of its strengths being below 0]
         relabel=RelabelConfig(flip_fraction=0.1, flip_below=0.0),
         reward_model=RewardModelConfig(train=reward),

@@ -98,8 +98,7 @@ def criteria(run: Run) -> None:
     ppo = at_kl(run.config.ppo, 0.0)
     add_policy(run, "without_0", with_changes(ppo, {"rehearsal_coef": 0.0}), "advantage_raw")
     for name, variant in CRITERIA.items():
-        changes = _at_random(own) if name == "random" else variant.changes
-        add_rehearsal(run, name, with_changes(own, changes))
+        add_rehearsal(run, name, with_changes(own, variant.changes))
         add_policy(run, f"{name}_0", ppo, "advantage_raw", rehearsed=f"rehearsal_{name}")
 
 

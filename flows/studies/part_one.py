@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from trimtab.flows.config import vanilla
 from trimtab.flows.run import Run
 from trimtab.flows.studies.registry import arms
-from trimtab.flows.studies.steps import AS_GIVEN, add_policy, add_scorer, at_kl, with_changes
+from trimtab.flows.studies.steps import (
+    AS_GIVEN,
+    add_policy,
+    add_scorer,
+    at_kl,
+    require_world,
+    with_changes,
+)
 from trimtab.models.specs import SFT
 from trimtab.models.studies.variants import (
     CONSTRAINTS,
@@ -18,6 +25,7 @@ from trimtab.models.studies.variants import (
     SCORES,
     STARTS,
     Variant,
+    joint_clip_name,
 )
 from trimtab.tasks.resources import ALL_CORES
 
@@ -60,6 +68,7 @@ def starts(run: Run) -> None:
 @arms("part-1", "figure-3")
 def early_reward_models(run: Run) -> None:
     """PPO-max on reward models of few pairs and of all."""
+    require_world(run, "part-1-figure-3")
     add_scorer(run, "raw")
     plain = with_changes(run.config.ppo, {"rehearsal_coef": 0.0})
     for name, variant in EARLY.items():
@@ -77,7 +86,7 @@ def scored_answers(run: Run) -> None:
 @arms("part-1", "joint-clips")
 def joint_clips(run: Run) -> None:
     """Vanilla PPO with rewards clipped, and advantages beside them."""
-    _vanilla(run, JOINT_CLIPS)
+    _vanilla(run, {joint_clip_name(*clips): each for clips, each in JOINT_CLIPS.items()})
 
 
 @arms("part-1", "alignment-tax")

@@ -162,13 +162,13 @@ def _contrastive_scorer(run: Run, name: str, variant: Variant) -> None:
 
 @arms("part-2", "response-ratings")
 def response_ratings(run: Run) -> None:
-    """Reward models on all pairs of a prompt's responses, by what labels are made of them."""
+    """Reward models on several pairs of a prompt's responses, by what labels are made of them."""
     require_world(run, "part-2-response-ratings")
     asked = {"num_prompts": RATED_PROMPTS, "pairs_per_prompt": PAIRS_PER_PROMPT}
     comparisons = with_changes(run.config.comparisons, asked)
     own = replace(run, config=with_changes(run.config, {"comparisons": comparisons}))
     for name, variant in RATED.items():
-        add_scorer(own, name, with_changes(AS_GIVEN, variant.changes))
+        add_scorer(own, name, relabel_config(own, variant))
 
 
 @arms("part-2", "table-2", "table-3", "figure-16")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from trimtab.flows.run import Run
 from trimtab.flows.studies.registry import arms
 from trimtab.flows.studies.steps import (
+    AS_GIVEN,
     add_comparison,
     add_policy,
     add_scorer,
@@ -30,11 +31,15 @@ def alignment(run: Run) -> None:
 
 @arms("rlaif", "feedback")
 def feedback(run: Run) -> None:
-    """People's labels, and a judge as often right as they are; policies against each other."""
+    """People's labels, as given and smoothed as a judge's are, and a judge as often right as they
+    are; policies against each other."""
     _policies(run, (AS_GOOD,))
+    add_scorer(run, "smoothed", with_changes(AS_GIVEN, {"smooth": "all", "smoothing": 1 - AS_GOOD}))
+    ppo = with_changes(run.config.ppo, {"rehearsal_coef": 0.0})
+    add_policy(run, "people_smoothed", ppo, "scorer_smoothed")
     ours = {"distilled": f"distilled_{AS_GOOD:g}", "direct": f"direct_{AS_GOOD:g}"}
     for name, policy in ours.items():
-        add_comparison(run, f"{name}_versus_people", policy, "people")
+        add_comparison(run, f"{name}_versus_people", policy, "people_smoothed")
     add_comparison(run, "direct_versus_distilled", ours["direct"], ours["distilled"])
 
 

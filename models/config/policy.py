@@ -273,10 +273,10 @@ class RehearsalConfig(StageConfig):
     )
     num_clusters: Several = Field(20, description="c, number of clusters (free)")
     per_cluster: Several = Field(16, description="k, examples kept per cluster (free)")
-    criterion: Literal["score", "entropy", "length"] = Field(
+    criterion: Literal["score", "entropy", "length", "random"] = Field(
         "score",
         description="Which examples of a cluster are kept: those of the highest score by the "
-        "Advantage Model [AM], of the least entropy a token, or of the fewest tokens",
+        "Advantage Model [AM], of the least entropy a token, of the fewest tokens, or any",
     )
     temperature: Temperature = Field(0.8, description="Sampling temperature [PPO: 0.8]")
     top_p: float = Field(

@@ -125,8 +125,8 @@ class EmbeddingModelConfig(EmbeddingsConfig):
     seed: Seed = Field(0, description="Seed of the parts that pairs are divided into")
     kind: Literal["linear", "nearest"] = Field(
         "linear",
-        description="linear: Bradley-Terry, linear in the answer's embedding and, for each "
-        "category, its length; nearest: how often the most similar answers were chosen",
+        description="linear: Bradley-Terry, linear in the answer's embedding and its length, in "
+        "each category more or less; nearest: how often the most similar answers were chosen",
     )
     num_folds: int = Field(
         5,

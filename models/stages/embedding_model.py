@@ -1,9 +1,11 @@
 """Stage `embedding_model`: a preference model on sentence embeddings, for which none is trained.
 
 A reward model has to be better than this to be worth its time. `linear` is Bradley-Terry: the score
-of an answer is linear in its embedding and, for each category, in the logarithm of its length. The
-penalty on the weights is the one under which held-out labels are likeliest. `nearest` scores an
-answer by how often the most similar answers to other prompts were the better ones.
+of an answer is linear in its embedding and in the logarithm of its length, in each category more or
+less. The penalty on the weights is the one under which held-out labels are likeliest. `nearest`
+scores an answer by how often the most similar answers to other prompts were the better ones.
+
+Turns of one dialogue are one prompt, as where preferences are split.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from scipy.special import log_expit, logit
 from sklearn.linear_model import LogisticRegression
 
 from trimtab.models.config.reward import EmbeddingModelConfig
+from trimtab.models.data.prompts import first_turn
 from trimtab.models.training.data import SPLITS, read_rows, write_rows
 from trimtab.models.training.progress import write_json
 
@@ -51,7 +54,7 @@ class Answers:
 def run(config: EmbeddingModelConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `preferences`, `embeddings`. Output: scores.jsonl, as a reward model's.
 
-    A training pair is scored by a model of the other prompts, so that no row `was_trained_on`.
+    A training pair is scored by a model of other prompts, so that no row `was_trained_on`.
     Raises ValueError for embeddings of other pairs, or fewer prompts than folds.
     """
     answers = read_answers(inputs["preferences"], inputs["embeddings"])
@@ -62,10 +65,12 @@ def run(config: EmbeddingModelConfig, inputs: dict[str, Path], workdir: Path) ->
             f"embedding_model.num_folds must be at most the number of training prompts, found "
             f"{config.num_folds} and {count}"
         )
+    num_trained = len(train.rows)
     if config.kind == "linear":
         scores, summary = linear_scores(answers, config)
     else:
         scores, summary = nearest_scores(answers, config), {}
+        num_trained = min(num_trained, MOST_REFERENCES // 2)
     write_rows(
         workdir / "output" / "scores.jsonl",
         (
@@ -89,7 +94,7 @@ def run(config: EmbeddingModelConfig, inputs: dict[str, Path], workdir: Path) ->
     }
     write_json(
         workdir / "output" / "summary.json",
-        {"num_trained_pairs": len(train.rows), **accuracy, **summary},
+        {"num_trained_pairs": num_trained, **accuracy, **summary},
     )
 
 
@@ -105,7 +110,8 @@ def read_answers(preferences: Path, embeddings: Path) -> dict[str, Answers]:
                 f"{split}: {tensors[split].shape[0]} embedded pairs, but {len(rows)} pairs; "
                 "embed these preferences"
             )
-        prompt = [numbers.setdefault(row["prompt"], len(numbers)) for row in rows]
+        first = [first_turn(row["prompt"]) for row in rows]
+        prompt = [numbers.setdefault(each, len(numbers)) for each in first]
         label = [row.get("label", 1.0) for row in rows]
         embedding = tensors[split].astype(np.float32)
         found[split] = Answers(rows, embedding, np.array(prompt, int), np.array(label, float))
@@ -146,16 +152,15 @@ def linear_scores(
 
 
 def features_of(answers: Answers, categories: Sequence[str]) -> Array:
-    """Features (N, 2, D + C) of both answers: its embedding; the log of its length in its own
-    category's place. A pair of another category has no length."""
-    lengths = np.zeros((*answers.embedding.shape[:2], len(categories)), np.float32)
-    place = {name: index for index, name in enumerate(categories)}
-    for number, row in enumerate(answers.rows):
-        where = place.get(str(row.get("category")))
-        if where is not None:
-            words = [len(row[answer].split()) for answer in ("chosen", "rejected")]
-            lengths[number, :, where] = np.log1p(words)
-    return np.concatenate([answers.embedding, lengths], -1)
+    """Features (N, 2, D + 1 + C) of both answers: its embedding; the logarithm of its length; the
+    same in the place of its category, so that a category may prefer other lengths than all do."""
+    words = [
+        [len(row[answer].split()) for answer in ("chosen", "rejected")] for row in answers.rows
+    ]
+    length = np.log1p(np.array(words, np.float32).reshape(-1, 2, 1))
+    own = [[str(row.get("category")) == name for name in categories] for row in answers.rows]
+    place = np.array(own, np.float32).reshape(-1, 1, len(categories))
+    return np.concatenate([answers.embedding, length, length * place], -1)
 
 
 def bradley_terry(features: Array, label: Array, penalty: float) -> Array:
@@ -176,7 +181,8 @@ def bradley_terry(features: Array, label: Array, penalty: float) -> Array:
 
 
 def nearest_scores(answers: dict[str, Answers], config: EmbeddingModelConfig) -> dict[str, Array]:
-    """Scores (N, 2) of each split: the log-odds that an answer's neighbours were chosen."""
+    """Scores (N, 2) of each split: the log-odds that an answer's neighbours were chosen, each
+    weighed by its cosine."""
     train = answers["train"]
     count = len(train.rows)
     most = MOST_REFERENCES // 2
@@ -196,8 +202,8 @@ def nearest_scores(answers: dict[str, Answers], config: EmbeddingModelConfig) ->
             likeness = asked[part] @ known.T
             likeness[whose[part, None] == prompt[None]] = -np.inf
             nearest = np.argpartition(-likeness, k - 1, axis=1)[:, :k]
-            counted = np.take_along_axis(likeness, nearest, 1) > -np.inf
+            weight = np.take_along_axis(likeness, nearest, 1).clip(min=0)
             # One chosen and one rejected neighbour more, so that no share is 0 or 1.
-            shares[part] = ((outcome[nearest] * counted).sum(1) + 1) / (counted.sum(1) + 2)
+            shares[part] = ((outcome[nearest] * weight).sum(1) + 1) / (weight.sum(1) + 2)
         found[split] = logit(shares).reshape(-1, 2)
     return found

@@ -81,7 +81,11 @@ def rank_values(config: RehearsalConfig, scores: torch.Tensor, sampled: Samples)
     lengths = torch.tensor([len(response) for response in sampled.responses])
     if config.criterion == "entropy":
         return -sampled.entropies.sum(1) / lengths
-    return -lengths.float() if config.criterion == "length" else scores
+    if config.criterion == "length":
+        return -lengths.float()
+    if config.criterion == "random":
+        return torch.rand(len(lengths), generator=torch.Generator().manual_seed(config.seed))
+    return scores
 
 
 def read_prompts(config: RehearsalConfig, folder: Path) -> list[dict[str, Any]]:

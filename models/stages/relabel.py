@@ -88,30 +88,34 @@ def _relabelled(
     config: RelabelConfig, pairs: list[dict[str, Any]], mean: Tensor, given: list[str | None]
 ) -> Relabel:
     """Relabelling by strength, then by the responses' ratings and the pairs', then by the review,
-    then weight 0 outside the slice and the number of pairs."""
+    with weight 0 outside the slice and the number of pairs."""
     own = {"rating_margins", "response_ratings", "keep_from", "keep_to", "max_pairs", "review"}
     relabelled = relabel(mean, **config.model_dump(exclude=own))
     labels = torch.tensor([pair.get("label", 1.0) for pair in pairs], dtype=torch.float64)
     relabelled = relabel_soft_labels(relabelled, labels)
-    if config.response_ratings:
-        relabelled = by_response_ratings(pairs, relabelled)
-    if config.rating_margins is not None:
-        relabelled = relabelled._replace(
-            margin=relabelled.margin + _of_ratings(config, pairs, relabelled)
-        )
-    relabelled = apply_review(
-        relabelled, **{name: torch.tensor([each == name for each in given]) for name in OVERRULING}
-    )
+    verdicts = {name: torch.tensor([each == name for each in given]) for name in OVERRULING}
     kept = strength_slice(mean, config.keep_from, config.keep_to)
     if config.max_pairs is not None:
         # The first of one random order, so that fewer pairs are some of more.
         order = torch.randperm(len(mean), generator=torch.Generator().manual_seed(0))
         drawn = order[kept[order] > 0][: config.max_pairs]
         kept = torch.zeros_like(kept).index_fill(0, drawn, 1.0)
+    if config.response_ratings:
+        # Among pairs that are trained on, a person's verdict in its place.
+        reviewed = apply_review(relabelled, **verdicts)
+        rated = by_response_ratings(pairs, reviewed, reviewed.weight * kept > 0)
+        relabelled = rated._replace(weight=relabelled.weight)
+    if config.rating_margins is not None:
+        relabelled = relabelled._replace(
+            margin=relabelled.margin + _of_ratings(config, pairs, relabelled)
+        )
+    relabelled = apply_review(relabelled, **verdicts)
     return relabelled._replace(weight=relabelled.weight * kept)
 
 
-def by_response_ratings(pairs: Sequence[dict[str, Any]], relabelled: Relabel) -> Relabel:
+def by_response_ratings(
+    pairs: Sequence[dict[str, Any]], relabelled: Relabel, counted: Tensor
+) -> Relabel:
     """Labels by the ratings that a prompt's labels together give its responses.
 
     Each prompt's responses are players and its pairs games, won by the label's share; a pair's
@@ -119,10 +123,12 @@ def by_response_ratings(pairs: Sequence[dict[str, Any]], relabelled: Relabel) ->
     contradict each other correct each other so; a prompt of one pair has its label smoothed by the
     tie that the ratings' prior adds.
 
-    relabelled: of the N pairs. Returns a new Relabel.
+    relabelled: of the N pairs. counted: (N,) bool, the pairs that are games; others stay as they
+    are. Returns a new Relabel.
     """
     indices: dict[str, list[int]] = {}
-    for index, pair in enumerate(pairs):
+    for index in counted.nonzero()[:, 0].tolist():
+        pair = pairs[index]
         indices.setdefault(pair["prompt"], []).append(index)
     label, is_flipped = relabelled.label.clone(), relabelled.is_flipped.clone()
     for own in indices.values():

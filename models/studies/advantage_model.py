@@ -535,7 +535,8 @@ def rehearsal(artifacts: Artifacts) -> SeedResult:
     printed="named as other criteria, not tried: entropy, response length",
 )
 def rehearsal_criteria(artifacts: Artifacts) -> SeedResult:
-    """PPO-max on the Advantage Model without a KL penalty: as much is forgotten as can be."""
+    """PPO-max on the Advantage Model without a KL penalty: as much is forgotten as can be. Every
+    criterion keeps as many examples of the same clusters."""
     labels = {"without": "without rehearsal", **{n: v.label for n, v in CRITERIA.items()}}
     table = {}
     for name, label in labels.items():
@@ -560,7 +561,7 @@ def rehearsal_criteria(artifacts: Artifacts) -> SeedResult:
         plots=[
             bar_plot(
                 "What is lost of the forget set",
-                "examples kept of each cluster",
+                "rehearsed examples",
                 "share of the forget set that is worse than SFT's",
                 {"lost": [row[LOST] for row in table.values()]},
                 ticks=list(table),

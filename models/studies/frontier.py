@@ -113,13 +113,20 @@ def frontier(artifacts: Artifacts) -> SeedResult:
     printed="[DPO] figure 2, on summaries: DPO 61 % at temperature 0, PPO 57 % at best",
 )
 def temperature(artifacts: Artifacts) -> SeedResult:
-    """A row a policy and temperature, against SFT's answers at the recipe's temperature."""
+    """A row a policy and temperature, against SFT's answers at the recipe's temperature.
+
+    A policy's fall with temperature is that of its lead over SFT's answers at the same one.
+    """
     names = {arm: policy_name(arm) for arm in ("sft", "ppo_max_am", "dpo", "best_of_n")}
     found = {
         arm: {t: outcome(artifacts, f"judge_{arm}_{t:g}") for t in TEMPERATURES} for arm in names
     }
     nets = {arm: [judged[NET] for judged in by_t.values()] for arm, by_t in found.items()}
-    ranges = {arm: max(values) - min(values) for arm, values in nets.items()}
+    # What is lost from its best temperature to the highest, beyond what SFT's own answers lose.
+    fallen = {
+        arm: max(over := [a - b for a, b in zip(values, nets["sft"], strict=True)]) - over[-1]
+        for arm, values in nets.items()
+    }
     return SeedResult(
         {
             f"{names[arm]}, temperature {t:g}": judged
@@ -130,8 +137,9 @@ def temperature(artifacts: Artifacts) -> SeedResult:
             "at its best temperature DPO wins as much as PPO at its own": max(nets["dpo"])
             >= max(nets["ppo_max_am"]),
             "and as best of n at its own": max(nets["dpo"]) >= max(nets["best_of_n"]),
-            "DPO's wins range less over temperatures than PPO's": ranges["dpo"]
-            < ranges["ppo_max_am"],
+            "at its best temperature DPO wins more than it loses": max(nets["dpo"]) > 0,
+            "from its best temperature to the highest DPO falls by less than PPO": fallen["dpo"]
+            < fallen["ppo_max_am"],
         },
         [
             Plot(

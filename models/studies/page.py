@@ -9,10 +9,10 @@ from trimtab.models.reporting.kit.charts import Chart
 from trimtab.models.reporting.kit.html import new_environment, stylesheet
 from trimtab.models.studies.registry import TITLES, Exhibit
 from trimtab.models.studies.results import (
-    LEAST_DIFFERENCE,
+    PRECISION,
     ExhibitResult,
     key_figures,
-    least_by_column,
+    precision_by_column,
 )
 
 COLOURS = {"held": "better", "in part": "unclear", "not held": "worse"}
@@ -35,8 +35,8 @@ def render(
         paper=TITLES[exhibit.paper],
         colour=COLOURS[finding.status],
         columns=columns_of(finding),
-        least=least_by_column(finding.table),
-        least_name=LEAST_DIFFERENCE,
+        precision=precision_by_column(finding.table),
+        precision_name=PRECISION,
         drawn=charts,
         figures=key_figures(finding.table),
         stylesheet=stylesheet("base.css"),

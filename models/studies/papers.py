@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from trimtab.models.config.data import WORLD_VERSION
 from trimtab.models.studies.registry import EXHIBITS, TITLES, Exhibit
-from trimtab.models.studies.results import LEAST_DIFFERENCE, Cell, Status, least_by_column
+from trimtab.models.studies.results import PRECISION, Cell, Status, precision_by_column
 
 # A study's scorecard.json.
 Card = Mapping[str, Any]
@@ -131,6 +131,7 @@ def _page(exhibit: Exhibit, cards: Mapping[str, Card], folder: Path) -> str:
         plots = sorted(path.name for path in (folder / name).glob("*.svg"))
         parts += [
             f"## Recipe `{card['scale']}`: {card['status']}",
+            *([f"Of the claim then: {card['claim']}."] if _claims_other(exhibit, card) else []),
             *([EARLIER_WORLD] if _is_of_earlier_world(card) else []),
             # Cards of earlier versions have no remark.
             *([card["remark"]] if card.get("remark") else []),
@@ -155,8 +156,8 @@ def _figures(card: Card) -> str:
         [name, *(str(row[column]) if column in row else "" for column in columns)]
         for name, row in table.items()
     ]
-    if least := least_by_column(table):
-        rows.append([f"*{LEAST_DIFFERENCE}*", *(least.get(column, "") for column in columns)])
+    if found := precision_by_column(table):
+        rows.append([f"*{PRECISION}*", *(found.get(column, "") for column in columns)])
     return _markdown(("", *columns), rows)
 
 
@@ -176,6 +177,11 @@ def _is_of_earlier_world(card: Card) -> bool:
     """Cards before version 2 have no version; real data have a recipe of their own."""
     found = card.get("world_version", 1)
     return card["scale"] not in HUMAN_SCALES and found is not None and found < WORLD_VERSION
+
+
+def _claims_other(exhibit: Exhibit, card: Card) -> bool:
+    """Whether the claim that was measured reads otherwise now."""
+    return str(card.get("claim", exhibit.claim)) != exhibit.claim
 
 
 def _age(card: Card) -> str:
@@ -213,8 +219,8 @@ A row for each, written by `trimtab papers --into docs` from the scorecards that
 every part fails in at least half of the seeds; *in part*: otherwise. The count beside the verdict
 is of parts times seeds. *Ours* is the first figure of the exhibit's own page, mean ± standard
 deviation over seeds; that page has all of them, the parts of the claim, the plots and the time it
-took, and says which differences between its rows the seeds could have shown at all (half the width
-of a 95 % t-interval of paired differences, the median over pairs of rows). `…` stands for changed
+took. The last row of its table says how exactly the seeds tell a difference: half the width of the
+95 % t-interval of paired differences, the median over pairs of rows. `…` stands for changed
 fields, which that page has in full. † marks what was measured in an earlier version of the
 synthetic world, which had two expert families; it is yet to be measured again.
 """

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median, pstdev
 
 import numpy as np
 
 from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.reporting.run.curves import Curve
+from trimtab.models.studies.frontier import Line, lead_at_equal_kl
 from trimtab.models.studies.measures import (
     LOSE,
     NET,
@@ -33,12 +34,14 @@ from trimtab.models.studies.variants import (
     SCORES,
     STARTS,
     Variant,
+    joint_clip_name,
 )
 
 ALL_MONITORS = ("score", "gold", "kl", "perplexity", "response_length")
 # By the roles of their answers.
 SCORED = {"sft": "SFT", "ppo_max_rm": "PPO-max", "vanilla": "vanilla PPO"}
 NUM_BINS = 24
+LOST = "forget, lose"
 
 
 @exhibit(
@@ -225,14 +228,21 @@ def figure_9(artifacts: Artifacts) -> SeedResult:
     printed="no numbers printed; long tails in a run that fails",
 )
 def score_distributions(artifacts: Artifacts) -> SeedResult:
-    """Scores of the answers to the main prompts, by the reward model that PPO is trained on."""
-    scores = {
-        label: [
-            float(row["score"])
-            for row in artifacts.rows(f"eval_{name}", "responses.jsonl")
-            if row["set"] == "main"
+    """Scores of the answers to the main prompts, by the reward model that PPO is trained on, less
+    the mean of SFT's in the prompt's category: categories differ as much as answers do."""
+    rows = {
+        name: [
+            row for row in artifacts.rows(f"eval_{name}", "responses.jsonl") if row["set"] == "main"
         ]
-        for name, label in SCORED.items()
+        for name in SCORED
+    }
+    by_category: dict[str, list[float]] = {}
+    for row in rows["sft"]:
+        by_category.setdefault(str(row.get("category")), []).append(float(row["score"]))
+    means = {category: fmean(scores) for category, scores in by_category.items()}
+    scores = {
+        SCORED[name]: [float(row["score"]) - means[str(row.get("category"))] for row in own]
+        for name, own in rows.items()
     }
     start, bound, free = scores.values()
     limit = float(np.quantile(start, 0.99))
@@ -252,12 +262,12 @@ def score_distributions(artifacts: Artifacts) -> SeedResult:
         checks={
             "both raise the median score": min(median(bound), median(free)) > median(start),
             "at most a tenth of PPO-max's answers score beyond SFT's": beyond["PPO-max"] <= 0.1,
-            "more of vanilla PPO's do than of PPO-max's": beyond["vanilla PPO"] > beyond["PPO-max"],
+            "more than a tenth of vanilla PPO's do": beyond["vanilla PPO"] > 0.1,
         },
         plots=[
             Plot(
                 "Scores of the answers",
-                "score by the reward model",
+                "score by the reward model, less SFT's mean in the category",
                 "density, answers to the main test prompts",
                 {
                     name: (middles, np.histogram(values, edges, density=True)[0].tolist())
@@ -277,24 +287,24 @@ def score_distributions(artifacts: Artifacts) -> SeedResult:
     printed="no numbers printed; reward clips .3 and .8, advantage clips .12 and .5",
 )
 def joint_clips(artifacts: Artifacts) -> SeedResult:
-    """Normalised rewards at two clips, each with two clips of normalised advantages."""
-    curves = curves_of(artifacts, JOINT_CLIPS)
-    table = _with_outcomes(artifacts, JOINT_CLIPS, curves)
-    alone = [row for name, row in table.items() if name.endswith("none")]
-    both = [row for name, row in table.items() if not name.endswith("none")]
-    return SeedResult(
-        table,
-        checks={
-            "with both clips KL ends below that of either reward clip alone": all(
-                row["KL, nats"] < min(own["KL, nats"] for own in alone) for row in both
+    """Normalised rewards at two clips, each with normalised advantages at two clips and none."""
+    variants = {joint_clip_name(*clips): each for clips, each in JOINT_CLIPS.items()}
+    curves = curves_of(artifacts, variants)
+    table = _with_outcomes(artifacts, variants, curves)
+    checks: dict[str, bool] = {}
+    for score in dict.fromkeys(score for score, _ in JOINT_CLIPS):
+        alone = table[JOINT_CLIPS[score, None].label]
+        both = [table[each.label] for (s, clip), each in JOINT_CLIPS.items() if s == score and clip]
+        checks |= {
+            f"reward clip {score:g}: with either advantage clip KL ends lower": all(
+                row["KL, nats"] < alone["KL, nats"] for row in both
             ),
-            "no pair of clips wins more against SFT than the better reward clip alone": max(
+            f"reward clip {score:g}: on average they win at most five points more": fmean(
                 row[NET] for row in both
             )
-            <= max(row[NET] for row in alone),
-        },
-        plots=curve_plots(curves, ("score", "gold", "kl", "perplexity")),
-    )
+            <= alone[NET] + 0.05,
+        }
+    return SeedResult(table, checks, plots=curve_plots(curves, ("score", "gold", "kl")))
 
 
 @exhibit(
@@ -309,49 +319,53 @@ def alignment_tax(artifacts: Artifacts) -> SeedResult:
     """Shares lost of the forget set, eight task families that PPO's prompts have none of.
 
     In place of pre-training data: the demonstrations, which show those tasks. Families are of one
-    size, so that a share is the mean over them.
+    size, so that a share is the mean over them. The loss on demonstrations holds a policy near SFT
+    as the KL penalty does: what it keeps beyond that is read at equal KL on the main prompts.
     """
-    table, rows = {}, {}
-    for kl_coef in PTX_KL_COEFS:
-        for ptx_coef in PTX_COEFS:
-            name = f"ptx_{ptx_coef:g}_{kl_coef:g}"
+    table: dict[str, dict[str, float]] = {}
+    found: dict[float, list[dict[str, float]]] = {}
+    names = {coef: f"weight {coef:g}" if coef else "without" for coef in PTX_COEFS}
+    for coef, label in names.items():
+        for kl_coef in PTX_KL_COEFS:
+            name = f"ptx_{coef:g}_{kl_coef:g}"
             forget = outcome(artifacts, f"judge_{name}", "forget")
-            rows[kl_coef, ptx_coef] = {
-                "forget, lose": forget[LOSE],
+            row = {
+                LOST: forget[LOSE],
                 "forget, net": forget[NET],
                 "main, net": outcome(artifacts, f"judge_{name}")[NET],
                 **answers(artifacts, name),
             }
-            label = f"weight {ptx_coef:g}" if ptx_coef else "without"
-            table[f"{label}, KL coefficient {kl_coef:g}"] = rows[kl_coef, ptx_coef]
-    weights = [coef for coef in PTX_COEFS if coef]
-    lost = {
-        f"weight {coef:g}" if coef else "without": [
-            rows[kl_coef, coef]["forget, lose"] for kl_coef in PTX_KL_COEFS
-        ]
-        for coef in PTX_COEFS
-    }
+            table[f"{label}, KL coefficient {kl_coef:g}"] = row
+            found.setdefault(coef, []).append(row)
+    without = found.pop(0.0)
+
+    def line(rows: Sequence[Mapping[str, float]]) -> Line:
+        return [row["KL, nats"] for row in rows], [row[LOST] for row in rows]
+
+    checks = {"without it PPO loses a tenth of the forget set": without[0][LOST] > 0.1}
+    for coef, rows in found.items():
+        pairs = list(zip(rows, without, strict=True))
+        lead = lead_at_equal_kl(line(rows), line(without))
+        checks |= {
+            f"{names[coef]}: less is lost at every KL coefficient": all(
+                ours[LOST] < theirs[LOST] for ours, theirs in pairs
+            ),
+            f"{names[coef]}: less is lost at equal KL": lead is not None and lead < 0,
+            f"{names[coef]}: main prompts are won as often, within five points": all(
+                ours["main, net"] > theirs["main, net"] - 0.05 for ours, theirs in pairs
+            ),
+        }
     return SeedResult(
         table,
-        checks={
-            "without it PPO loses a tenth of the forget set": rows[0.0, 0.0]["forget, lose"] > 0.1,
-            "with it less is lost, at every weight and KL coefficient": all(
-                rows[kl_coef, coef]["forget, lose"] < rows[kl_coef, 0.0]["forget, lose"]
-                for kl_coef in PTX_KL_COEFS
-                for coef in weights
-            ),
-            "with the smaller weight main prompts are won as often, within five points": all(
-                rows[kl_coef, weights[0]]["main, net"] > rows[kl_coef, 0.0]["main, net"] - 0.05
-                for kl_coef in PTX_KL_COEFS
-            ),
-        },
+        checks,
         plots=[
-            bar_plot(
+            Plot(
                 "What is lost of the forget set",
-                "KL coefficient",
+                "KL to SFT on the main prompts (nats)",
                 "share of the forget set that is worse than SFT's",
-                lost,
-                ticks=[f"{kl_coef:g}" for kl_coef in PTX_KL_COEFS],
+                {names[coef]: line(rows) for coef, rows in ({0.0: without} | found).items()},
+                kind="paths",
+                note="A point a KL coefficient.",
             )
         ],
     )

@@ -668,12 +668,16 @@ def denoised_policies(artifacts: Artifacts) -> SeedResult:
 @exhibit(
     "part-2",
     "response-ratings",
-    shows="Not in the paper: reward models on labels from ratings of all of a prompt's answers",
-    claim="Ratings of a prompt's answers give better labels than the pairs they come from",
+    shows="Not in the paper: reward models on labels from ratings of a prompt's responses",
+    claim="Ratings from the pairs of a prompt's responses are better labels than the pairs",
     printed="no numbers printed; rankings of four to nine answers become ratings, as Elo's",
 )
 def response_ratings(artifacts: Artifacts) -> SeedResult:
-    """A fifth of the labels is wrong, each by itself, so that they contradict each other."""
+    """A fifth of the clear labels is wrong, each by itself, so that they contradict each other.
+
+    Near-ties are hardly compared, so that a prompt's pairs are fewer than its responses allow, and
+    a label that no chain of others contradicts stays as it is.
+    """
     truth = artifacts.truth
     table: dict[str, dict[str, float]] = {}
     for name, variant in RATED.items():
@@ -683,15 +687,17 @@ def response_ratings(artifacts: Artifacts) -> SeedResult:
         table[variant.label] = {
             "training labels that are wrong": fmean(wrong),
             **accuracies(artifacts, f"scorer_{name}"),
+            "mean label": fmean(row["label"] for row in treated),
+            "pairs a prompt": len(treated) / len({row["prompt"] for row in treated}),
         }
-    given, rated = (table[RATED[name].label] for name in ("given", "rated"))
-    both, flipped = (table[RATED[name].label] for name in ("flipped_rated", "flipped"))
+    given, smoothed, rated, flipped, both = (table[each.label] for each in RATED.values())
     return SeedResult(
         table,
         checks={
             "fewer labels are wrong after it": rated["training labels that are wrong"]
             < given["training labels that are wrong"],
             "the reward model is more accurate": rated[RIGHT] > given[RIGHT],
+            "it is more accurate than on smoothed labels": rated[RIGHT] > smoothed[RIGHT],
             "it is more accurate than on labels flipped by strength": rated[RIGHT] > flipped[RIGHT],
             "after flips by strength ratings add to it": both[RIGHT] > flipped[RIGHT],
         },

@@ -11,8 +11,9 @@ from typing import Literal
 
 Status = Literal["held", "in part", "not held"]
 MAX_FIGURES = 4
-# The last row of a table: of differences between its rows.
-LEAST_DIFFERENCE = "least difference between rows that the seeds could show"
+NO_WIDTH = 1e-12
+# The last row of a table.
+PRECISION = "half-width of a difference of two rows"
 
 
 @dataclass(frozen=True)
@@ -107,30 +108,30 @@ def combine_seeds(
     return ExhibitResult(list(results), table, checks, status, _sentence(checks, status), said)
 
 
-def least_difference(rows: Sequence[Sequence[float]]) -> float | None:
-    """The smallest difference between two rows that the seeds could tell from none.
+def precision(rows: Sequence[Sequence[float]]) -> float | None:
+    """How exactly the seeds tell a difference between two rows: half the width of the 95 %
+    t-interval of paired differences, the median over pairs of rows.
 
-    rows: values by seed, at least two rows. It is half the width of the 95 % t-interval of paired
-    differences, the median over pairs of rows. None of one row, one seed, or rows all alike.
+    rows: values by seed. None of one row, one seed, or rows that differ by constants.
     """
     from scipy.special import stdtrit  # flows import this module, and need no scipy
 
     count = min((len(row) for row in rows), default=0)
     if len(rows) < 2 or count < 2:
         return None
-    widths = [
+    deviations = [
         statistics.stdev(a - b for a, b in zip(one, other, strict=True))
         for one, other in combinations(rows, 2)
     ]
-    found = statistics.median(widths) * float(stdtrit(count - 1, 0.975)) / math.sqrt(count)
-    return found or None
+    found = statistics.median(deviations) * float(stdtrit(count - 1, 0.975)) / math.sqrt(count)
+    return found if found > NO_WIDTH else None
 
 
-def least_by_column(table: Mapping[str, Mapping[str, Cell]]) -> dict[str, str]:
-    """`least_difference` of the rows that have each column, where there is one."""
+def precision_by_column(table: Mapping[str, Mapping[str, Cell]]) -> dict[str, str]:
+    """`precision` of the rows that have each column, where there is one."""
     columns = dict.fromkeys(column for row in table.values() for column in row)
     found = {
-        column: least_difference([row[column].values for row in table.values() if column in row])
+        column: precision([row[column].values for row in table.values() if column in row])
         for column in columns
     }
     return {column: f"{value:.3f}" for column, value in found.items() if value is not None}

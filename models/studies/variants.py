@@ -48,20 +48,29 @@ CONSTRAINTS = {
     ),
     "entropy": Variant("entropy bonus", {"entropy_coef": 0.01}),
 }
-# [PPO appendix B.1] Rewards normalised and clipped, advantages clipped beside them or not.
+# [PPO appendix B.1] Rewards normalised and clipped; beside them advantages normalised, and clipped
+# at two values or not. By the two clips.
 JOINT_CLIPS = {
-    f"clips_{score:g}_{advantage or 'none'}": Variant(
-        f"reward clip {score:g}, " + (f"advantage clip {advantage:g}" if advantage else "none"),
+    (score, advantage): Variant(
+        f"reward clip {score:g}, "
+        + (f"advantage clip {advantage:g}" if advantage else "no advantage clip"),
         {
             "score_treatment": "normalised",
             "score_clip": score,
-            "normalise_advantages": advantage is not None,
+            "normalise_advantages": True,
             "advantage_clip": advantage,
         },
     )
     for score in (0.8, 0.3)
     for advantage in (None, 0.5, 0.12)
 }
+
+
+def joint_clip_name(score: float, advantage: float | None) -> str:
+    """The policy's name in roles."""
+    return f"clips_{score:g}_{advantage or 'none'}"
+
+
 # [PPO 4.4, figure 3] Pairs that a reward model is trained on in one pass; none: all there are.
 EARLY = {
     "pairs_200": Variant("200 pairs", {"max_pairs": 200}),
@@ -71,7 +80,7 @@ EARLY = {
 }
 # [PPO 6.4] Weights of the pre-training loss, each at these KL coefficients.
 PTX_COEFS = (0.0, 0.1, 1.0)
-PTX_KL_COEFS = (0.0, 0.05)
+PTX_KL_COEFS = (0.0, 0.05, 0.2)
 # [PPO] Changes of PPO-max's PPOConfig; the last starts from a policy without SFT.
 STARTS = {
     "ppo_max_rm": Variant("critic: reward model, pre-trained"),
@@ -107,7 +116,7 @@ ROUND_ARMS = {
     "meta_kept": Variant("MetaRM, theta' kept", {**_ASCENT, "keep_ascent": True}),
 }
 # [RM figure 17] Changes of PPOConfig: the KL, nats an answer, is not in the paper.
-DYNAMIC_KL = {"kl_target": 1.0}
+DYNAMIC_KL = {"kl_target": 1.0, "kl_horizon": 100}
 # [RM] The fields of ContrastiveConfig, with the constants of the paper.
 _SWAV = {"kind": "swav", "temperature": 0.1}
 CONTRASTIVE = {
@@ -129,11 +138,12 @@ SIMCSE_STRENGTHS = {
         for name, coef in (("001", 0.01), ("01", 0.1), ("1", 1.0))
     },
 }
-# Changes of labels as given, where annotators compare all four responses to a prompt: the prompts,
-# and all pairs of their responses. One pair each is what annotators are asked for otherwise.
+# Changes of labels as given, where annotators compare the responses to a prompt in up to six pairs:
+# all of four responses but near-ties. One pair a prompt is what they are asked for otherwise.
 RATED_PROMPTS, PAIRS_PER_PROMPT = 600, 6
 RATED = {
     "given": Variant("pairs as given"),
+    "smoothed": Variant("pairs as given, smoothed", {"smooth": "all"}),
     "rated": Variant("labels of the responses' ratings", {"response_ratings": True}),
     "flipped": Variant("flip by strength", {"flip_below": 0.0}),
     "flipped_rated": Variant(
@@ -158,7 +168,7 @@ CRITERIA = {
     "demonstrations": Variant("highest score", {"criterion": "score"}),
     "entropy": Variant("least entropy", {"criterion": "entropy"}),
     "length": Variant("fewest tokens", {"criterion": "length"}),
-    "random": Variant("drawn at random"),
+    "random": Variant("drawn at random", {"criterion": "random"}),
 }
 # [DPO figure 2] Temperatures at which answers are sampled.
 TEMPERATURES = (0.25, 0.5, 0.75, 1.0)

@@ -58,3 +58,9 @@ def test_examples_are_ranked_by_score_by_entropy_a_token_or_by_length() -> None:
         for criterion in ("score", "entropy", "length")
     }
     assert best == {"score": [1, 2, 0], "entropy": [2, 0, 1], "length": [0, 1, 2]}
+    many = Samples([[7]] * 100, torch.zeros(100, 1), torch.zeros(100, 1))
+    one, again, other = (
+        rank_values(RehearsalConfig(criterion="random", seed=seed), torch.zeros(100), many)
+        for seed in (0, 0, 1)
+    )
+    assert one.equal(again) and not one.equal(other) and len(one.unique()) == 100

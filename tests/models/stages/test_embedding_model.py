@@ -88,19 +88,35 @@ def test_parts_hold_whole_prompts_and_are_of_one_size() -> None:
     assert not np.array_equal(fold, folds_of(prompts, 5, seed=1))
 
 
-def test_length_counts_in_its_own_category() -> None:
+def test_length_counts_for_all_and_more_or_less_in_a_category() -> None:
     rows = [
         {"chosen": "a b c", "rejected": "a", "category": "helpful"},
         {"chosen": "", "rejected": "a b", "category": "harmless"},
-        {"chosen": "a", "rejected": "a", "category": "unknown"},
+        {"chosen": "a", "rejected": "a b", "category": "of no training pair"},
     ]
     own = Answers(rows, np.zeros((3, 2, 1), np.float32), np.arange(3), np.ones(3))
     lengths = features_of(own, ["harmless", "helpful"])[:, :, 1:]
     assert np.expm1(lengths).round(4).tolist() == [
-        [[0, 3], [0, 1]],
-        [[0, 0], [2, 0]],
-        [[0, 0], [0, 0]],
+        [[3, 0, 3], [1, 0, 1]],
+        [[0, 0, 0], [2, 2, 0]],
+        [[1, 0, 0], [2, 0, 0]],
     ]
+    none = Answers([], np.zeros((0, 2, 1), np.float32), np.zeros(0), np.zeros(0))
+    assert features_of(none, ["harmless", "helpful"]).shape == (0, 2, 4)
+
+
+def test_turns_of_one_dialogue_are_one_prompt(tmp_path: Path) -> None:
+    first = "\n\nHuman: hello"
+    prompts = [first, f"{first}\n\nAssistant: hi\n\nHuman: what?", "\n\nHuman: bye"]
+    rows = [
+        {"id": str(n), "prompt": prompt, "chosen": "a", "rejected": "b"}
+        for n, prompt in enumerate(prompts)
+    ]
+    for split in ("train", "validation", "test"):
+        write_rows(tmp_path / f"{split}.jsonl", rows)
+    tensors = {split: np.zeros((3, 2, 4), np.float16) for split in ("train", "validation", "test")}
+    save_file(tensors, tmp_path / "embeddings.safetensors")
+    assert read_answers(tmp_path, tmp_path)["train"].prompt.tolist() == [0, 0, 1]
 
 
 def _preferences(folder: Path) -> Path:

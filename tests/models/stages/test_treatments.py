@@ -147,7 +147,8 @@ def _by_ratings(games: list[tuple[str, str, str]], flipped: Sequence[int] = ()) 
     ones = torch.ones(len(pairs), dtype=torch.float64)
     is_flipped = torch.zeros(len(pairs), dtype=torch.bool)
     is_flipped[list(flipped)] = True
-    return by_response_ratings(pairs, Relabel(is_flipped, ones, 0.5 * ones, ones))
+    counted = torch.ones(len(pairs), dtype=torch.bool)
+    return by_response_ratings(pairs, Relabel(is_flipped, ones, 0.5 * ones, ones), counted)
 
 
 def test_labels_that_contradict_each_other_correct_each_other() -> None:

@@ -111,8 +111,8 @@ def test_without_gold_the_held_out_reward_models_decide(run: Run) -> None:
 
 def test_wins_are_read_by_temperature(run: Run) -> None:
     def roles(dpo: list[float], best_of_n: float) -> dict[str, Files]:
-        """PPO's policy wins .1, .2, .3 and .4 net."""
-        nets = {"sft": [0.0] * 4, "ppo_max_am": [0.1, 0.2, 0.3, 0.4], "dpo": dpo}
+        """SFT's own answers win .2, .1, .1 and 0 net, PPO's policy .4, .3, .3 and .1."""
+        nets = {"sft": [0.2, 0.1, 0.1, 0.0], "ppo_max_am": [0.4, 0.3, 0.3, 0.1], "dpo": dpo}
         nets["best_of_n"] = [best_of_n] * 4
         return {
             f"judge_{arm}_{t:g}": judged(net)
@@ -120,7 +120,7 @@ def test_wins_are_read_by_temperature(run: Run) -> None:
             for t, net in zip(TEMPERATURES, values, strict=True)
         }
 
-    reading = temperature(run(roles([0.3, 0.4, 0.4, 0.4], 0.4)))
-    assert all(reading.checks.values())
-    assert reading.table["DPO, temperature 0.25"]["net"] == pytest.approx(0.3)
-    assert not any(temperature(run(roles([0.0, 0.1, 0.2, 0.35], 0.5))).checks.values())
+    reading = temperature(run(roles([0.4, 0.4, 0.4, 0.3], 0.4)))
+    assert all(reading.checks.values()) and len(reading.checks) == 4
+    assert reading.table["DPO, temperature 0.25"]["net"] == pytest.approx(0.4)
+    assert not any(temperature(run(roles([0.0, 0.0, -0.1, -0.4], 0.5))).checks.values())

@@ -24,6 +24,7 @@ from trimtab.models.studies.variants import (
     PTX_KL_COEFS,
     SCORES,
     STARTS,
+    joint_clip_name,
 )
 
 NET = "net"
@@ -108,9 +109,15 @@ def test_figure_3_compares_accuracy_and_what_ppo_makes_of_it(run: Run) -> None:
 
 def test_scores_beyond_those_of_sft_are_counted(run: Run) -> None:
     def scored(values: list[float]) -> dict[str, object]:
-        return {"responses.jsonl": [{"set": "main", "score": value} for value in values]}
+        """Two categories, of which one has scores that are higher by a thousand."""
+        rows = [
+            {"set": "main", "score": value + above, "category": category}
+            for value in values
+            for category, above in (("easy", 1000.0), ("hard", 0.0))
+        ]
+        return {"responses.jsonl": rows}
 
-    start = [float(n) for n in range(101)]  # the 99th percentile is 99
+    start = [float(n) for n in range(101)]  # the 99th percentile is 99, 49 beyond the mean
     roles = {"eval_sft": scored(start), "eval_ppo_max_rm": scored([*[80.0] * 19, 120.0])}
     reading = score_distributions(run(roles | {"eval_vanilla": scored([120.0] * 20)}))
     assert all(reading.checks.values())
@@ -118,19 +125,23 @@ def test_scores_beyond_those_of_sft_are_counted(run: Run) -> None:
     assert shares == pytest.approx([1 / 101, 0.05, 1.0])
     assert all(sum(y) > 0 for _, y in reading.plots[0].series.values())
     roles |= {"eval_ppo_max_rm": scored([20.0] * 8 + [120.0] * 2)}
-    assert not any(
-        score_distributions(run(roles | {"eval_vanilla": scored([20.0])})).checks.values()
-    )
+    calm = roles | {"eval_vanilla": scored([20.0])}
+    assert not any(score_distributions(run(calm)).checks.values())
 
 
-def test_both_clips_are_compared_with_those_of_rewards_alone(run: Run) -> None:
-    alone = [name for name in JOINT_CLIPS if name.endswith("none")]
-    kl, nets = dict.fromkeys(JOINT_CLIPS, 1.0), dict.fromkeys(JOINT_CLIPS, 0.1)
-    near = joint_clips(run(_by_kl(kl | dict.fromkeys(alone, 2.0), nets)))
+def test_advantage_clips_are_compared_at_one_reward_clip(run: Run) -> None:
+    def roles(kl: float, net: float) -> dict[str, dict[str, object]]:
+        """Policies with an advantage clip; those without end at 1 nat and win .1 net."""
+        names = {joint_clip_name(*clips): clips[1] is None for clips in JOINT_CLIPS}
+        return _by_kl(
+            {name: 1.0 if alone else kl for name, alone in names.items()},
+            {name: 0.1 if alone else net for name, alone in names.items()},
+        )
+
+    near = joint_clips(run(roles(0.5, 0.14)))
     assert all(near.checks.values())
-    assert next(iter(near.table)) == "reward clip 0.8, none"
-    nets["clips_0.3_0.12"] = 0.2
-    assert not any(joint_clips(run(_by_kl(kl, nets))).checks.values())
+    assert next(iter(near.table)) == "reward clip 0.8, no advantage clip"
+    assert not any(joint_clips(run(roles(1.5, 0.2))).checks.values())
 
 
 def _taxed(run: Run, lost: dict[float, float], main: dict[float, float]) -> dict[str, bool]:
@@ -140,13 +151,12 @@ def _taxed(run: Run, lost: dict[float, float], main: dict[float, float]) -> dict
         for coef in PTX_COEFS:
             name = f"ptx_{coef:g}_{kl_coef:g}"
             verdicts = judged(main[coef], forget=lost[coef])
-            roles |= {f"eval_{name}": answered(), f"judge_{name}": verdicts}
+            roles |= {f"eval_{name}": answered(2 - 5 * kl_coef), f"judge_{name}": verdicts}
     return alignment_tax(run(roles)).checks
 
 
 def test_the_tax_is_what_is_lost_without_the_pre_training_loss(run: Run) -> None:
-    assert all(
-        _taxed(run, {0.0: -0.4, 0.1: -0.2, 1.0: 0.0}, dict.fromkeys(PTX_COEFS, 0.3)).values()
-    )
-    dear = {0.0: 0.3, 0.1: 0.2, 1.0: 0.3}
+    kept = _taxed(run, {0.0: -0.4, 0.1: -0.2, 1.0: 0.0}, dict.fromkeys(PTX_COEFS, 0.3))
+    assert all(kept.values()) and len(kept) == 7
+    dear = {0.0: 0.3, 0.1: 0.2, 1.0: 0.1}
     assert not any(_taxed(run, {0.0: 0.4, 0.1: 0.2, 1.0: 0.4}, dear).values())

@@ -12,7 +12,7 @@ from trimtab.models.studies.results import (
     SeedResult,
     combine_seeds,
     key_figures,
-    least_difference,
+    precision,
     status_of,
 )
 
@@ -101,13 +101,11 @@ def test_a_legend_is_no_wider_than_its_panel() -> None:
     assert _legend_columns(["a", "reward model, temperature scaled", "b"]) == 1
 
 
-def test_the_least_difference_is_half_the_interval_of_paired_differences() -> None:
+def test_precision_is_half_the_interval_of_paired_differences() -> None:
     # Differences 1, 2 and 3: standard deviation 1; t of two degrees of freedom is 4.303.
-    assert least_difference([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]) == pytest.approx(
-        4.3027 / 3**0.5, 1e-4
-    )
+    assert precision([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]) == pytest.approx(4.3027 / 3**0.5, 1e-4)
     # Of three pairs of rows, standard deviations 1, 0 and 1: the median is 1.
     three = [[1.0, 2.0, 3.0], [0.0, 0.0, 0.0], [2.0, 2.0, 2.0]]
-    assert least_difference(three) == pytest.approx(4.3027 / 3**0.5, 1e-4)
-    assert least_difference([[1.0, 2.0]]) is least_difference([[1.0], [2.0]]) is None
-    assert least_difference([[1.0, 2.0], [1.0, 2.0]]) is None
+    assert precision(three) == pytest.approx(4.3027 / 3**0.5, 1e-4)
+    assert precision([[1.0, 2.0]]) is precision([[1.0], [2.0]]) is None
+    assert precision([[1.0, 2.0], [1.1, 2.1]]) is None

@@ -90,9 +90,11 @@ def test_kinds_of_feedback_are_compared_head_to_head(run: Run) -> None:
             "direct_versus_distilled": judged(each_other),
         }
 
-    reading = feedback(run(_roles(_wins()) | against(-0.04, 0.0, 0.1)))
+    own = _roles(_wins(people_smoothed=0.6))
+    reading = feedback(run(own | against(-0.04, 0.0, 0.1)))
     assert all(reading.checks.values())
     assert reading.table["distilled"][WINS] == 0.6
+    assert reading.table["direct"][ALIGNMENT] == pytest.approx(2 / 3)
     row = reading.table["direct against distilled"]
     assert row == {MARGIN: pytest.approx(0.1), "wins": pytest.approx(0.3)}
-    assert not any(feedback(run(_roles(_wins()) | against(-0.1, -0.2, 0.0))).checks.values())
+    assert not any(feedback(run(own | against(-0.1, -0.2, 0.0))).checks.values())

@@ -16,16 +16,16 @@ def test_figure_17_holds_rounds_against_ppo_on_the_reward_model_as_it_is(run: Ru
     roles: dict[str, Any] = {}
     for number in (1, 2):
         roles |= policy(f"plain_{number}", 0.1 * number, [0.0, 5.0 * number])
-        roles |= policy(f"meta_{number}", 0.3, [0.0, float(number)])
-        roles |= policy(f"dynamic_meta_{number}", 0.3, [0.0, 4.0 * number])
+        roles |= policy(f"meta_{number}", 0.2, [0.0, 2.0 * number])
+        roles |= policy(f"dynamic_meta_{number}", 0.3, [0.0, 2.0 * number])
     reading = figure_17(run(roles))
     assert all(reading.checks.values())
     assert reading.table["MetaRM, dynamic KL penalty, round 2"]["net"] == pytest.approx(0.3)
     line = reading.plots[-1].series["reward model as it is"]
-    assert line == ([0.0, 5.0, 10.0], pytest.approx([0.0, 0.1, 0.2]))
+    assert line == ([5.0, 10.0], pytest.approx([0.1, 0.2]))
     fallen = policy("meta_2", 0.3, [0.0, 16.0], score=[1.0, 0.0])
     for number in (1, 2):
-        fallen |= policy(f"dynamic_meta_{number}", 0.0, [0.0, 4.0 * number])
+        fallen |= policy(f"dynamic_meta_{number}", 0.0, [0.0, 2.0 * number])
     assert not any(figure_17(run({**roles, **fallen})).checks.values())
 
 
