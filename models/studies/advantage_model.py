@@ -46,6 +46,7 @@ from trimtab.models.studies.variants import CRITERIA, EPOCHS, REHEARSAL_KL_COEFS
 MODELS = {"reward model": "scorer_raw", "Advantage Model": "advantage_raw"}
 ECE_GIVEN, ECE_RIGHT = "calibration error, given labels", "calibration error, right labels"
 KL, LOST = "KL, nats", "forget, lose"
+UNSHOWN = "forget families without an example"
 UNIT_WEIGHTS = "Advantage Model, all ratios 1"
 WEIGHTS = "Advantage Model, importance weights"
 WEIGHED = {
@@ -473,8 +474,9 @@ def rehearsal(artifacts: Artifacts) -> SeedResult:
 
     The forget set has eight task families of as many prompts each, so that a share lost is the
     mean over families. PPO trains on none of them: answers to its own prompts, which the paper
-    rehearses, hold none, and answers to what SFT was taught on do. The latter drawn at random are
-    the control of selection. Lines are compared over the KL, on the main prompts, that they share.
+    rehearses, hold none, and answers to what SFT was taught on do, if selection leaves them. The
+    latter drawn at random are the control of selection. Lines are compared over the KL, on the
+    main prompts, that they share.
     """
     table: dict[str, dict[str, float]] = {}
     lines: dict[str, Line] = {}
@@ -490,6 +492,7 @@ def rehearsal(artifacts: Artifacts) -> SeedResult:
                     LOST: forget[LOSE],
                     "forget, net": forget[NET],
                     "main, net": outcome(artifacts, f"judge_{policy}")[NET],
+                    **_rehearsed(artifacts, name, policy),
                 }
             )
             table[f"{variant.label}, KL coefficient {coef:g}"] = rows[-1]
@@ -527,6 +530,16 @@ def rehearsal(artifacts: Artifacts) -> SeedResult:
     )
 
 
+def _rehearsed(artifacts: Artifacts, name: str, policy: str) -> dict[str, float]:
+    """How many task families of the forget set `rehearsal_<name>` has no example of."""
+    if not artifacts.has(f"rehearsal_{name}"):
+        return {}
+    rows = artifacts.rows(f"eval_{policy}", "responses.jsonl")
+    families = {row["category"] for row in rows if row["set"] == "forget"}
+    shown = {row["category"] for row in artifacts.rows(f"rehearsal_{name}", "rehearsal.jsonl")}
+    return {UNSHOWN: float(len(families - shown))}
+
+
 @exhibit(
     "advantage-model",
     "rehearsal-criteria",
@@ -546,6 +559,7 @@ def rehearsal_criteria(artifacts: Artifacts) -> SeedResult:
             "forget, net": forget[NET],
             "main, net": outcome(artifacts, f"judge_{name}_0")[NET],
             KL: answers(artifacts, f"{name}_0")[KL],
+            **_rehearsed(artifacts, name, f"{name}_0"),
         }
     first, *others = (CRITERIA[name].label for name in CRITERIA)
     return SeedResult(

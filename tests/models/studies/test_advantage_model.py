@@ -12,6 +12,7 @@ from tests.models.studies.conftest import Run, pair, score
 from tests.models.studies.policies_by_hand import judged, policy
 from trimtab.models.studies.advantage_model import (
     ARMS,
+    UNSHOWN,
     calibration,
     figure_1,
     figure_2,
@@ -147,11 +148,14 @@ def test_calibration_is_compared_where_the_reward_model_is_overconfident(run: Ru
 
 def test_rehearsal_is_read_at_equal_coefficients_and_at_equal_kl(run: Run) -> None:
     def roles(**lost: float) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        examples = [{"category": "main"}]
+        found: dict[str, Any] = {"rehearsal_policy": {"rehearsal.jsonl": examples}}
+        found["rehearsal_random"] = {"rehearsal.jsonl": [*examples, {"category": "forget"}]}
         for name in REHEARSALS:
             for coef in REHEARSAL_KL_COEFS:
                 rows = [
-                    {"set": place, "kl": 2 - 5 * coef, "length": 5} for place in ("main", "forget")
+                    {"set": place, "kl": 2 - 5 * coef, "length": 5, "category": place}
+                    for place in ("main", "forget")
                 ]
                 found[f"eval_{name}_{coef:g}"] = {"responses.jsonl": rows}
                 found[f"judge_{name}_{coef:g}"] = judged(0.2, forget=0.5 - 2 * lost[name])
@@ -162,6 +166,8 @@ def test_rehearsal_is_read_at_equal_coefficients_and_at_equal_kl(run: Run) -> No
     row = reading.table["rehearsal, SFT's prompts, KL coefficient 0.05"]
     assert row["forget, lose"] == pytest.approx(0.1)
     assert row["KL, nats"] == row["KL, nats, forget set"] == pytest.approx(1.75)
+    unshown = [row.get(UNSHOWN) for row in reading.table.values()][:: len(REHEARSAL_KL_COEFS)]
+    assert unshown == [None, 1.0, None, 0.0]
     alike = rehearsal(run(roles(without=0.1, policy=0.1, random=0.1, demonstrations=0.1)))
     assert not any(alike.checks.values())
 
