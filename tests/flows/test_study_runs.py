@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import shlex
@@ -30,7 +31,8 @@ def _cards(home: Path, paper: str, asked: str, *overrides: str) -> dict[str, Any
         (folder,) = home.glob(f"reports/study-{exhibit.slug}-smoke*")
         card = json.loads((folder / "scorecard.json").read_text())
         assert f"{exhibit.slug}: {card['status']}\n" in output
-        assert f"Here: {next(iter(card['table']))}: " in (folder / "report.html").read_text()
+        page = html.unescape((folder / "report.html").read_text())
+        assert f"Here: {next(iter(card['table']))}: " in page
         assert card["command"] == shlex.join(["trimtab", "study", paper, exhibit.name, *how])
         cards[exhibit.slug] = card
     return cards
