@@ -122,7 +122,7 @@ class EmbeddingsConfig(StageConfig):
 class EmbeddingModelConfig(EmbeddingsConfig):
     """A preference model on sentence embeddings: what is learned without a language model."""
 
-    seed: Seed = Field(0, description="Seed of the parts that pairs are divided into")
+    seed: Seed = Field(0, description="Seed of the answers drawn to seek neighbours among")
     kind: Literal["linear", "nearest"] = Field(
         "linear",
         description="linear: Bradley-Terry, linear in the answer's embedding and its length, in "
@@ -132,7 +132,8 @@ class EmbeddingModelConfig(EmbeddingsConfig):
         5,
         ge=2,
         le=100,
-        description="Parts of the prompts; a training pair is scored by a model of the others",
+        description="Parts of the prompts; a training pair is scored by a model of the others "
+        "(linear)",
     )
     num_neighbours: Several = Field(
         20, description="Answers to other prompts that a score is a share of (nearest)"

@@ -22,13 +22,14 @@ from sklearn.linear_model import LogisticRegression
 
 from trimtab.models.config.reward import EmbeddingModelConfig
 from trimtab.models.data.prompts import first_turn
+from trimtab.models.stages.reward_model import prompt_folds
 from trimtab.models.training.data import SPLITS, read_rows, write_rows
 from trimtab.models.training.progress import write_json
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Row = dict[str, Any]
-# Inverse weights of the squared norm, from which the likeliest is taken.
-PENALTIES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+# Inverse weights of half the squared norm, from which the likeliest is taken.
+INVERSE_PENALTIES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 # Training answers that neighbours are sought among, and rows of similarities held at once.
 MOST_REFERENCES, ROWS_AT_ONCE = 20_000, 1024
 
@@ -59,12 +60,6 @@ def run(config: EmbeddingModelConfig, inputs: dict[str, Path], workdir: Path) ->
     """
     answers = read_answers(inputs["preferences"], inputs["embeddings"])
     train = answers["train"]
-    count = len(np.unique(train.prompt))
-    if count < config.num_folds:
-        raise ValueError(
-            f"embedding_model.num_folds must be at most the number of training prompts, found "
-            f"{config.num_folds} and {count}"
-        )
     num_trained = len(train.rows)
     if config.kind == "linear":
         scores, summary = linear_scores(answers, config)
@@ -110,19 +105,11 @@ def read_answers(preferences: Path, embeddings: Path) -> dict[str, Answers]:
                 f"{split}: {tensors[split].shape[0]} embedded pairs, but {len(rows)} pairs; "
                 "embed these preferences"
             )
-        first = [first_turn(row["prompt"]) for row in rows]
-        prompt = [numbers.setdefault(each, len(numbers)) for each in first]
+        prompt = [numbers.setdefault(first_turn(row["prompt"]), len(numbers)) for row in rows]
         label = [row.get("label", 1.0) for row in rows]
         embedding = tensors[split].astype(np.float32)
         found[split] = Answers(rows, embedding, np.array(prompt, int), np.array(label, float))
     return found
-
-
-def folds_of(prompts: Array, count: int, seed: int) -> Array:
-    """The part (N,) that each pair is in, 0 to count - 1, by its prompt (N,)."""
-    different, which = np.unique(prompts, return_inverse=True)
-    part = np.arange(len(different)) % count
-    return np.random.default_rng(seed).permutation(part)[which]
 
 
 def linear_scores(
@@ -133,22 +120,23 @@ def linear_scores(
     categories = sorted({str(row.get("category")) for row in train.rows})
     features = {split: features_of(own, categories) for split, own in answers.items()}
     mine = features["train"]
-    fold = folds_of(train.prompt, config.num_folds, config.seed)
+    fold = prompt_folds([row["prompt"] for row in train.rows], config.num_folds).numpy()
     best: tuple[float, float, Array] | None = None
-    for penalty in PENALTIES:
+    for inverse_penalty in INVERSE_PENALTIES:
         scores = np.zeros(mine.shape[:2])
         for part in range(config.num_folds):
             rest = fold != part
-            scores[~rest] = mine[~rest] @ bradley_terry(mine[rest], train.label[rest], penalty)
+            weights = bradley_terry(mine[rest], train.label[rest], inverse_penalty)
+            scores[~rest] = mine[~rest] @ weights
         gap = scores[:, 0] - scores[:, 1]
         loss = -(train.label * log_expit(gap) + (1 - train.label) * log_expit(-gap)).mean()
         if best is None or loss < best[0]:
-            best = (float(loss), penalty, scores)
+            best = (float(loss), inverse_penalty, scores)
     assert best is not None
-    loss, penalty, scores = best
-    weights = bradley_terry(mine, train.label, penalty)
+    loss, inverse_penalty, scores = best
+    weights = bradley_terry(mine, train.label, inverse_penalty)
     found = {split: own @ weights for split, own in features.items()} | {"train": scores}
-    return found, {"penalty": penalty, "cross_fitted_loss": loss}
+    return found, {"inverse_penalty": inverse_penalty, "cross_fitted_loss": loss}
 
 
 def features_of(answers: Answers, categories: Sequence[str]) -> Array:
@@ -163,15 +151,16 @@ def features_of(answers: Answers, categories: Sequence[str]) -> Array:
     return np.concatenate([answers.embedding, length, length * place], -1)
 
 
-def bradley_terry(features: Array, label: Array, penalty: float) -> Array:
-    """Weights (D,) that make labels (N,) of pairs (N, 2, D) likeliest, less |w|² / (2 penalty)."""
+def bradley_terry(features: Array, label: Array, inverse_penalty: float) -> Array:
+    """Weights w (D,) of the largest log-likelihood of labels (N,) of pairs (N, 2, D), less
+    |w|^2 / (2 inverse_penalty)."""
     difference = features[:, 0] - features[:, 1]
     # A soft label is both outcomes, each by its share. Without an intercept a pair the other way
     # round is the same pair: half of each, so that there are two classes.
     rows = np.concatenate([difference, -difference])
     shares = np.concatenate([label, 1 - label])
     rows, shares = rows[shares > 0], shares[shares > 0]
-    model = LogisticRegression(C=penalty, fit_intercept=False, tol=1e-6, max_iter=1000)
+    model = LogisticRegression(C=inverse_penalty, fit_intercept=False, tol=1e-6, max_iter=1000)
     model.fit(
         np.concatenate([rows, -rows]),
         np.arange(2 * len(rows)) < len(rows),
