@@ -75,12 +75,19 @@ def cache_trunk(run: Run) -> None:
         config.rounds.meta_rm,
         *(arm for name, arm in (("dpo", config.dpo), ("cpl", config.cpl)) if name in config.arms),
     ]
-    trained = [reader.train.trainable_layers for reader in readers]
-    upper = max((number for number in trained if number is not None), default=None)
-    if upper is not None and config.cache_trunk:
+    trained = [
+        (reader.train.trainable_layers, reader.train.precision)
+        for reader in readers
+        if reader.train.trainable_layers is not None
+    ]
+    if trained and config.cache_trunk:
+        is_narrow = all(precision == "bfloat16" for _, precision in trained)
         run["trunk"] = run.submit(
             TRUNK_CACHE,
-            TrunkCacheConfig(trainable_layers=upper),
+            TrunkCacheConfig(
+                trainable_layers=max(upper for upper, _ in trained),
+                precision="bfloat16" if is_narrow else "float32",
+            ),
             policy=run["sft"],
             preferences=run["preferences"],
             resources=ALL_CORES,

@@ -22,7 +22,7 @@ from trimtab.models.config.base import (
     Tokens,
     Weight,
 )
-from trimtab.models.config.training import TrainConfig
+from trimtab.models.config.training import Precision, TrainConfig
 
 
 class TrunkCacheConfig(StageConfig):
@@ -33,6 +33,11 @@ class TrunkCacheConfig(StageConfig):
         le=1024,
         description="Number of upper layers that are trained; the output of the layers below is "
         "cached",
+    )
+    precision: Precision = Field(
+        "float32",
+        description="Data type of the layers' products, that of the trainers that read their "
+        "output; the output itself is stored in float32",
     )
 
 

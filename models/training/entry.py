@@ -94,8 +94,7 @@ def _choose_precision(config: Any) -> None:
     from trimtab.models.config.training import trainer_of
     from trimtab.models.nets.precision import set_product_precision
 
-    trainer = trainer_of(config)
-    set_product_precision("float32" if trainer is None else trainer.precision)
+    set_product_precision(getattr(trainer_of(config) or config, "precision", "float32"))
 
 
 def _make_deterministic(num_threads: int) -> None:

@@ -7,13 +7,16 @@ run side by side share the memory.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -29,15 +32,46 @@ def write_trunk(
     hidden_size: int,
     metadata: dict[str, str],
 ) -> None:
-    """Write the states of `rows`, which come one by one: a row's index, its states (T, H)."""
+    """Write the states of `rows`, which come one by one: a row's index, its states (T, H).
+
+    Each goes to its place in the file: all together can be more than the memory.
+    """
     lengths = _lengths(rows)
     ends = lengths.sum(1).cumsum(0)
-    values = torch.empty(int(ends[-1]), hidden_size, device="cpu")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = _new_file(path, lengths, hidden_size, metadata)
     for index, own in states:
         end = int(ends[index])
-        values[end - len(own) : end] = own
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({"values": values, "lengths": lengths}, path, metadata)
+        values[end - len(own) : end] = own.cpu().numpy()
+    values.flush()
+
+
+def _new_file(
+    path: Path, lengths: Tensor, hidden_size: int, metadata: dict[str, str]
+) -> np.memmap[Any, Any]:
+    """A safetensors file whose `lengths` are written; returns its `values`, mapped to be filled.
+
+    Its layout: the header's size (8 bytes, little-endian), the header in JSON, the tensors' bytes.
+    """
+    stored, shape = lengths.numpy().astype("<i8").tobytes(), [int(lengths.sum()), hidden_size]
+    end = len(stored) + 4 * shape[0] * shape[1]
+    tensors = {
+        "lengths": ("I64", list(lengths.shape), [0, len(stored)]),
+        "values": ("F32", shape, [len(stored), end]),
+    }
+    header = json.dumps(
+        {"__metadata__": metadata}
+        | {
+            name: {"dtype": dtype, "shape": size, "data_offsets": place}
+            for name, (dtype, size, place) in tensors.items()
+        }
+    ).encode()
+    header += b" " * (-len(header) % 8)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header + stored)
+        start = file.tell()
+        os.posix_fallocate(file.fileno(), start, end - len(stored))
+    return np.memmap(path, "<f4", "r+", start, tuple(shape))
 
 
 class CachedTrunk:

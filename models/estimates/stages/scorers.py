@@ -30,12 +30,11 @@ from trimtab.models.estimates.work import (
 def trunk_cache(config: TrunkCacheConfig, inputs: StageInputs) -> Work:
     """One pass of the lower layers over all pairs; the head's parameters are loaded too."""
     pairs = Rows(inputs.amounts.pairs, inputs.pair_tokens)
-    kept = FLOAT_BYTES * pairs.tokens * inputs.shape.hidden_size
     scoring = scoring_memory(inputs, inputs.policy_bytes, pairs)
     return Work(
         examples=pairs.count,
         forward_tokens=pairs.tokens,
-        phases={"lower layers": replace(scoring, activations=scoring.activations + kept)},
+        phases={"lower layers": scoring},
     )
 
 

@@ -98,13 +98,12 @@ def test_what_is_offloaded_leaves_the_device(stage: Literal[2, 3]) -> None:
     assert policies[0].needed == policies[1].needed
 
 
-def test_the_trunk_passes_all_pairs_once_and_keep_what_comes_out() -> None:
+def test_the_trunk_passes_all_pairs_once_and_keeps_nothing_in_memory() -> None:
     work = _work("trunk_cache", TrunkCacheConfig(trainable_layers=6))
     assert (work.examples, work.forward_tokens, work.trained_tokens) == (50, 50 * 42, 0)
     assert work.phases["lower layers"].frozen == FLOAT_BYTES * POLICY
     scoring = _work("reward_model", RewardModelConfig(train=TRAIN)).phases["scoring"]
-    kept = work.phases["lower layers"].activations - scoring.activations
-    assert kept == FLOAT_BYTES * 50 * 42 * HIDDEN
+    assert work.phases["lower layers"].activations == scoring.activations
 
 
 def test_micro_batches_bound_activations() -> None:
