@@ -151,9 +151,10 @@ class RunConfig(Section):
     relabel: RelabelConfig = RelabelConfig()
     embedding_models: tuple[EmbeddingModelConfig, ...] = Field(
         (),
-        max_length=2,
-        description="Preference models on sentence embeddings, as baselines of the reward models, "
-        "at most one of each kind",
+        max_length=3,
+        description="Preference models on vectors of the answers, as baselines of the reward "
+        "models: linear on the policy's hidden states, linear on and nearest by sentence "
+        "embeddings, at most one of each",
     )
     reward_model: RewardModelConfig = RewardModelConfig()
     advantage_model: AdvantageModelConfig = AdvantageModelConfig()
@@ -203,11 +204,11 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _embedding_models_differ(self) -> Self:
-        kinds = [each.kind for each in self.embedding_models]
-        if len(set(kinds)) < len(kinds):
+        found = [each.name for each in self.embedding_models]
+        if len(set(found)) < len(found):
             raise ValueError(
-                f"embedding_models must be of different kinds, found {kinds}; allowed: one linear, "
-                "one nearest"
+                f"embedding_models must be of different kinds, found {', '.join(found)}; allowed: "
+                "states_linear (encoder=policy), embedding_linear and embedding_nearest, one each"
             )
         return self
 

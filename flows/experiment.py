@@ -115,6 +115,6 @@ def _prepare_labels(run: Run) -> None:
     """Preference pairs, the SFT policy, the ensemble's vote on the labels, relabelled pairs."""
     prepare(run)
     ask_judge(run)
-    add_embedding_models(run)
     cache_trunk(run)
+    add_embedding_models(run)
     audit_labels(run)

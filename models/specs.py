@@ -211,13 +211,14 @@ EMBEDDINGS = StageSpec(
     reward.EmbeddingsConfig,
     "gpu",
     required=("preferences",),
-    doc="Sentence embeddings of the answers of all pairs, each different answer once.",
+    optional=("policy", "trunk"),
+    doc="A vector of each answer: sentence embeddings, or the policy's hidden states.",
 )
 EMBEDDING_MODEL = StageSpec(
     "embedding_model",
     reward.EmbeddingModelConfig,
     required=("preferences", "embeddings"),
-    doc="A preference model on sentence embeddings, as a baseline of the reward models.",
+    doc="A preference model on vectors of the answers, as a baseline of the reward models.",
     label="embedding model",
 )
 META_RM = StageSpec(

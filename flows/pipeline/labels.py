@@ -8,7 +8,7 @@ from trimtab.flows.config import RunConfig, Vote, seeded
 from trimtab.flows.pipeline.data import trunk_for
 from trimtab.flows.run import Future, Run
 from trimtab.models.config.reporting import AuditConfig
-from trimtab.models.config.reward import EmbeddingsConfig, RewardModelConfig, StrengthConfig
+from trimtab.models.config.reward import POLICY, EmbeddingsConfig, RewardModelConfig, StrengthConfig
 from trimtab.models.specs import (
     AI_LABELS,
     AUDIT,
@@ -19,7 +19,7 @@ from trimtab.models.specs import (
     REWARD_MODEL,
     STRENGTH,
 )
-from trimtab.tasks.resources import Resources, Slot
+from trimtab.tasks.resources import ALL_CORES, Resources, Slot
 
 
 def audit_labels(run: Run) -> None:
@@ -41,24 +41,34 @@ def audit_labels(run: Run) -> None:
 
 
 def add_embedding_models(run: Run) -> None:
-    """`embedding_<kind>`: the preference models on sentence embeddings, `embeddings_<kind>`."""
+    """`embedding_<kind>` and `states_<kind>`: preference models on vectors of the answers, which
+    play `vectors_<the model's role>`."""
     patient = Resources(is_patient=True)
-    encoded: dict[str, Future] = {}
+    encoded: dict[EmbeddingsConfig, Future] = {}
     for config in run.config.embedding_models:
-        if config.encoder not in encoded:
-            encoded[config.encoder] = run.submit(
+        is_policy = config.encoder == POLICY
+        encoder = EmbeddingsConfig(
+            encoder=config.encoder,
+            layer=config.layer,
+            precision=run.config.ensemble.member.train.precision if is_policy else "float32",
+        )
+        if encoder not in encoded:
+            encoded[encoder] = run.submit(
                 EMBEDDINGS,
-                EmbeddingsConfig(encoder=config.encoder),
+                encoder,
                 preferences=run["preferences"],
-                resources=patient,
+                policy=run["sft"] if is_policy else None,
+                trunk=run.get("trunk") if is_policy else None,
+                resources=ALL_CORES if is_policy else patient,
+                label="hidden states" if is_policy else "embeddings",
             )
-        run[f"embeddings_{config.kind}"] = encoded[config.encoder]
-        run[f"embedding_{config.kind}"] = run.submit(
+        run[f"vectors_{config.name}"] = encoded[encoder]
+        run[config.name] = run.submit(
             EMBEDDING_MODEL,
             run.seeded(config),
             preferences=run["preferences"],
-            embeddings=run[f"embeddings_{config.kind}"],
-            label=f"embedding model, {config.kind}",
+            embeddings=encoded[encoder],
+            label=config.name.replace("_", " "),
             resources=patient,
         )
 

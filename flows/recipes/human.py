@@ -8,6 +8,7 @@ from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.config.policy import CollapseConfig, PPOConfig, RehearsalConfig, ScorersConfig
 from trimtab.models.config.reporting import EvaluateConfig
 from trimtab.models.config.reward import (
+    POLICY,
     AdvantageModelConfig,
     EmbeddingModelConfig,
     MetaRMConfig,
@@ -15,6 +16,8 @@ from trimtab.models.config.reward import (
     RewardModelConfig,
 )
 from trimtab.models.config.training import ModelConfig, SFTConfig, TrainConfig, ZeroConfig
+
+SENTENCE_MODELS = (EmbeddingModelConfig(), EmbeddingModelConfig(kind="nearest"))
 
 
 def hh_smollm2() -> RunConfig:
@@ -45,7 +48,7 @@ def hh_smollm2() -> RunConfig:
         ),
         sft=SFTConfig(model=ModelConfig(base="smollm2-135m-instruct", max_length=256), train=train),
         ensemble=EnsembleConfig(size=3, member=RewardModelConfig(train=scorer)),
-        embedding_models=_both_embedding_models(),
+        embedding_models=(EmbeddingModelConfig(encoder=POLICY), *SENTENCE_MODELS),
         relabel=RelabelConfig(flip_fraction=0.1, flip_below=0.0),
         reward_model=RewardModelConfig(train=scorer),
         advantage_model=AdvantageModelConfig(train=scorer),
@@ -68,10 +71,6 @@ def hh_smollm2() -> RunConfig:
         ),
         evaluate=EvaluateConfig(max_new_tokens=48),
     )
-
-
-def _both_embedding_models() -> tuple[EmbeddingModelConfig, ...]:
-    return (EmbeddingModelConfig(kind="linear"), EmbeddingModelConfig(kind="nearest"))
 
 
 def _ppo_on_two_cores() -> PPOConfig:
@@ -151,7 +150,7 @@ def hh_7b() -> RunConfig:
             model=ModelConfig(base="mistralai/Mistral-7B-v0.1", max_length=513), train=sft
         ),
         ensemble=EnsembleConfig(size=10, member=RewardModelConfig(train=reward)),  # [RM: M = 10]
-        embedding_models=_both_embedding_models(),
+        embedding_models=SENTENCE_MODELS,
         # [RM: 10 % and 20 %, about a quarter of its strengths being below 0]
         relabel=RelabelConfig(flip_fraction=0.1, flip_below=0.0),
         reward_model=RewardModelConfig(train=reward),

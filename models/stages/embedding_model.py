@@ -1,9 +1,10 @@
-"""Stage `embedding_model`: a preference model on sentence embeddings, for which none is trained.
+"""Stage `embedding_model`: a preference model on vectors of the answers; no network is trained.
 
 A reward model has to be better than this to be worth its time. `linear` is Bradley-Terry: the score
-of an answer is linear in its embedding and in the logarithm of its length, in each category more or
-less. The penalty on the weights is the one under which held-out labels are likeliest. `nearest`
-scores an answer by how often the most similar answers to other prompts were the better ones.
+of an answer is linear in its vector and in the logarithm of its length. Each category has weights
+of its own beside those for all, as what is better in one may be worse in another. The penalty on
+the weights is the one under which held-out labels are likeliest. `nearest` scores an answer by how
+often the most similar answers to other prompts were the better ones.
 
 Turns of one dialogue are one prompt, as where preferences are split.
 """
@@ -17,8 +18,8 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file
-from scipy.special import log_expit, logit
-from sklearn.linear_model import LogisticRegression
+from scipy.optimize import minimize
+from scipy.special import expit, log_expit, logit
 
 from trimtab.models.config.reward import EmbeddingModelConfig
 from trimtab.models.data.prompts import first_turn
@@ -28,17 +29,18 @@ from trimtab.models.training.progress import write_json
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Row = dict[str, Any]
-# Inverse weights of half the squared norm, from which the likeliest is taken.
-INVERSE_PENALTIES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-# Training answers that neighbours are sought among, and rows of similarities held at once.
-MOST_REFERENCES, ROWS_AT_ONCE = 20_000, 1024
+# Inverse weights of half the squared norm, weights being of features of unit spread, from which the
+# likeliest is taken.
+INVERSE_PENALTIES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0)
+# Training pairs that are learned from, and rows of similarities held at once.
+MOST_PAIRS, ROWS_AT_ONCE = 10_000, 1024
 
 
 @dataclass(frozen=True)
 class Answers:
     """Both answers of N pairs.
 
-    rows: the pairs. embedding: (N, 2, D), unit length. prompt: (N,), a number for each prompt.
+    rows: the pairs. embedding: (N, 2, D). prompt: (N,), a number for each prompt.
     label: (N,), the probability that the chosen answer is better.
     """
 
@@ -60,12 +62,11 @@ def run(config: EmbeddingModelConfig, inputs: dict[str, Path], workdir: Path) ->
     """
     answers = read_answers(inputs["preferences"], inputs["embeddings"])
     train = answers["train"]
-    num_trained = len(train.rows)
+    num_trained = min(len(train.rows), MOST_PAIRS)
     if config.kind == "linear":
         scores, summary = linear_scores(answers, config)
     else:
         scores, summary = nearest_scores(answers, config), {}
-        num_trained = min(num_trained, MOST_REFERENCES // 2)
     write_rows(
         workdir / "output" / "scores.jsonl",
         (
@@ -118,66 +119,121 @@ def linear_scores(
     """Scores (N, 2) of each split, logits, and what was chosen."""
     train = answers["train"]
     categories = sorted({str(row.get("category")) for row in train.rows})
-    features = {split: features_of(own, categories) for split, own in answers.items()}
+    features, places = {}, {}
+    for split, own in answers.items():
+        features[split] = features_of(own)
+        places[split] = places_of(own, categories)
+    mine, place = features["train"], places["train"]
+    spread = np.sqrt(((mine[:, 0] - mine[:, 1]) ** 2).mean(0))
+    features = {
+        split: own / np.where(spread > 0, spread, 1).astype(np.float32)
+        for split, own in features.items()
+    }
     mine = features["train"]
-    fold = prompt_folds([row["prompt"] for row in train.rows], config.num_folds).numpy()
+    learned = drawn(len(train.rows), config.seed)
+    difference = mine[learned, 0] - mine[learned, 1]
+    folds = prompt_folds([row["prompt"] for row in train.rows], config.num_folds).numpy()
+    starts: dict[int, Array | None] = dict.fromkeys(range(config.num_folds))
     best: tuple[float, float, Array] | None = None
     for inverse_penalty in INVERSE_PENALTIES:
         scores = np.zeros(mine.shape[:2])
-        for part in range(config.num_folds):
-            rest = fold != part
-            weights = bradley_terry(mine[rest], train.label[rest], inverse_penalty)
-            scores[~rest] = mine[~rest] @ weights
+        for fold, start in starts.items():
+            rest, held_out = folds[learned] != fold, folds == fold
+            from_rest = learned[rest]
+            weights = bradley_terry(
+                difference[rest], place[from_rest], train.label[from_rest], inverse_penalty, start
+            )
+            starts[fold] = weights
+            scores[held_out] = scores_of(mine[held_out], place[held_out], weights)
         gap = scores[:, 0] - scores[:, 1]
         loss = -(train.label * log_expit(gap) + (1 - train.label) * log_expit(-gap)).mean()
         if best is None or loss < best[0]:
             best = (float(loss), inverse_penalty, scores)
     assert best is not None
     loss, inverse_penalty, scores = best
-    weights = bradley_terry(mine, train.label, inverse_penalty)
-    found = {split: own @ weights for split, own in features.items()} | {"train": scores}
-    return found, {"inverse_penalty": inverse_penalty, "cross_fitted_loss": loss}
+    weights = bradley_terry(difference, place[learned], train.label[learned], inverse_penalty)
+    found = {split: scores_of(own, places[split], weights) for split, own in features.items()}
+    return found | {"train": scores}, {
+        "inverse_penalty": inverse_penalty,
+        "cross_fitted_loss": loss,
+    }
 
 
-def features_of(answers: Answers, categories: Sequence[str]) -> Array:
-    """Features (N, 2, D + 1 + C) of both answers: its embedding; the logarithm of its length; the
-    same in the place of its category, so that a category may prefer other lengths than all do."""
+def drawn(count: int, seed: int) -> Array:
+    """The places of the pairs that are learned from: all, or MOST_PAIRS of them."""
+    if count <= MOST_PAIRS:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(seed).choice(count, MOST_PAIRS, replace=False))
+
+
+def features_of(answers: Answers) -> Array:
+    """Features (N, 2, D + 1), float32: an answer's vector and the logarithm of its length."""
     words = [
         [len(row[answer].split()) for answer in ("chosen", "rejected")] for row in answers.rows
     ]
     length = np.log1p(np.array(words, np.float32).reshape(-1, 2, 1))
-    own = [[str(row.get("category")) == name for name in categories] for row in answers.rows]
-    place = np.array(own, np.float32).reshape(-1, 1, len(categories))
-    return np.concatenate([answers.embedding, length, length * place], -1)
+    return np.concatenate([answers.embedding, length], -1)
 
 
-def bradley_terry(features: Array, label: Array, inverse_penalty: float) -> Array:
-    """Weights w (D,) of the largest log-likelihood of labels (N,) of pairs (N, 2, D), less
-    |w|^2 / (2 inverse_penalty)."""
-    difference = features[:, 0] - features[:, 1]
-    # A soft label is both outcomes, each by its share. Without an intercept a pair the other way
-    # round is the same pair: half of each, so that there are two classes.
-    rows = np.concatenate([difference, -difference])
-    shares = np.concatenate([label, 1 - label])
-    rows, shares = rows[shares > 0], shares[shares > 0]
-    model = LogisticRegression(C=inverse_penalty, fit_intercept=False, tol=1e-6, max_iter=1000)
-    model.fit(
-        np.concatenate([rows, -rows]),
-        np.arange(2 * len(rows)) < len(rows),
-        sample_weight=np.concatenate([shares, shares]) / 2,
-    )
-    return np.asarray(model.coef_[0])
+def places_of(answers: Answers, categories: Sequence[str]) -> Array:
+    """(N,) the place of each pair's category among `categories`, from 1; 0 where it is none."""
+    number = {name: place for place, name in enumerate(categories, 1)}
+    return np.array([number.get(str(row.get("category")), 0) for row in answers.rows], int)
+
+
+def scores_of(features: Array, place: Array, weights: Array) -> Array:
+    """Scores (N, 2) of features (N, 2, D) under weights (C + 1, D): those for all, and own ones."""
+    scores: Array = features @ weights[0]
+    for category in range(1, len(weights)):
+        own = place == category
+        scores[own] += features[own] @ weights[category]
+    return scores
+
+
+def bradley_terry(
+    difference: Array,
+    place: Array,
+    label: Array,
+    inverse_penalty: float,
+    start: Array | None = None,
+) -> Array:
+    """Weights w (C + 1, D), for all pairs and for each category, of the largest log-likelihood of
+    labels (N,) of differences (N, D), less |w|^2 / (2 inverse_penalty).
+
+    place: (N,) category from 1. start: weights to start from, those of a stronger penalty.
+    """
+    shape = (int(place.max(initial=0)) + 1, difference.shape[1])
+    if start is not None:
+        shape = (max(shape[0], len(start)), shape[1])
+        start = np.concatenate([start, np.zeros((shape[0] - len(start), shape[1]))])
+    own = [np.flatnonzero(place == category) for category in range(1, shape[0])]
+
+    def loss_and_gradient(flat: Array) -> tuple[float, Array]:
+        weights = flat.reshape(shape)
+        gap = difference @ weights[0].astype(difference.dtype)
+        for category, rows in enumerate(own, 1):
+            gap[rows] += difference[rows] @ weights[category].astype(difference.dtype)
+        gap = gap.astype(float)
+        loss = -(label * log_expit(gap) + (1 - label) * log_expit(-gap)).sum()
+        excess = (expit(gap) - label).astype(difference.dtype)
+        gradient = weights / inverse_penalty
+        gradient[0] += excess @ difference
+        for category, rows in enumerate(own, 1):
+            gradient[category] += excess[rows] @ difference[rows]
+        return loss + (flat @ flat) / (2 * inverse_penalty), gradient.ravel()
+
+    first = np.zeros(shape) if start is None else start
+    options = {"maxiter": 500, "gtol": 1e-4}
+    found = minimize(loss_and_gradient, first.ravel(), jac=True, method="L-BFGS-B", options=options)
+    weights: Array = found.x.reshape(shape)
+    return weights
 
 
 def nearest_scores(answers: dict[str, Answers], config: EmbeddingModelConfig) -> dict[str, Array]:
     """Scores (N, 2) of each split: the log-odds that an answer's neighbours were chosen, each
     weighed by its cosine."""
     train = answers["train"]
-    count = len(train.rows)
-    most = MOST_REFERENCES // 2
-    if count > most:
-        drawn = np.random.default_rng(config.seed).choice(count, most, replace=False)
-        train = train[np.sort(drawn)]
+    train = train[drawn(len(train.rows), config.seed)]
     known = train.embedding.reshape(-1, train.embedding.shape[-1])
     outcome = np.stack([train.label, 1 - train.label], 1).reshape(-1)
     prompt = np.repeat(train.prompt, 2)

@@ -43,7 +43,8 @@ def calibration_curve(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mean confidence and accuracy by bin of confidence [ECE eq. 3; AM figure 2].
 
-    probability: (N,), confidence in [0, 1]. correct: (N,) bool, True = the prediction is right.
+    probability: (N,), confidence in [0, 1]. correct: (N,) bool, True = the prediction is right; or
+    (N,) floating in [0, 1], the share of people who hold it right.
     num_bins: G >= 1. binning: "width", bins (g/G, (g+1)/G] with 0 in the first; "mass", bins of
     equal size up to ties (deviation 2).
     Returns bin confidence (G,) and bin accuracy (G,), float64 in [0, 1], NaN where a bin is
@@ -52,7 +53,11 @@ def calibration_curve(
     """
     require_shape("calibration_curve", 1, probability=probability, correct=correct)
     require_floating("calibration_curve", probability=probability)
-    require_mask("calibration_curve", correct, "correct")
+    if correct.is_floating_point():
+        if not bool(((correct >= 0) & (correct <= 1)).all()):
+            raise ValueError("calibration_curve: shares that are right must be in [0, 1]")
+    else:
+        require_mask("calibration_curve", correct, "correct")
     if num_bins < 1:
         raise ValueError(f"calibration_curve: num_bins must be at least 1, found {num_bins}")
     if binning not in ("width", "mass"):

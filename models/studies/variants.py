@@ -178,3 +178,10 @@ DENOISED_AT_KL = {
     "flipped": Variant("flip", {"flip_below": 0.0}),
     "flipped_smoothed": Variant("flip, all smoothed", {"flip_below": 0.0, "smooth": "all"}),
 }
+# Shares of the clear training labels that are turned round, and roles that belong to one.
+FLIP_SHARES = (0.1, 0.25, 0.4)
+
+
+def flipped(share: float) -> str:
+    """The prefix of the roles of a share."""
+    return f"flips_{100 * share:.0f}_"

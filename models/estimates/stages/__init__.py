@@ -26,6 +26,7 @@ from trimtab.models.estimates.stages.sampling import (
 )
 from trimtab.models.estimates.stages.scorers import (
     advantage_model,
+    embeddings,
     meta_rm,
     reward_model,
     trunk_cache,
@@ -39,6 +40,7 @@ _MODEL_STAGES: dict[str, Callable[[Any, StageInputs], Work]] = {
     "constitutional_sft": constitutional_sft,
     "comparisons": comparisons,
     "trunk_cache": trunk_cache,
+    "embeddings": embeddings,
     "reward_model": reward_model,
     "advantage_model": advantage_model,
     "rehearsal": rehearsal,
@@ -58,7 +60,6 @@ _MODEL_STAGES: dict[str, Callable[[Any, StageInputs], Work]] = {
 _PLAIN_STAGES = {
     "world": "demonstrations",
     "preferences": "pairs",
-    "embeddings": "pairs",
     "embedding_model": "pairs",
     "strength": "pairs",
     "ai_labels": "train_pairs",

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from trimtab.models import chunk_sizes, counts
 from trimtab.models.config.reward import (
+    POLICY,
     AdvantageModelConfig,
+    EmbeddingsConfig,
     ExpectedRewardConfig,
     MetaRMConfig,
     PairLossConfig,
@@ -27,7 +29,7 @@ from trimtab.models.estimates.work import (
 )
 
 
-def trunk_cache(config: TrunkCacheConfig, inputs: StageInputs) -> Work:
+def trunk_cache(config: TrunkCacheConfig | EmbeddingsConfig, inputs: StageInputs) -> Work:
     """One pass of the lower layers over all pairs; the head's parameters are loaded too."""
     pairs = Rows(inputs.amounts.pairs, inputs.pair_tokens)
     scoring = scoring_memory(inputs, inputs.policy_bytes, pairs)
@@ -36,6 +38,13 @@ def trunk_cache(config: TrunkCacheConfig, inputs: StageInputs) -> Work:
         forward_tokens=pairs.tokens,
         phases={"lower layers": scoring},
     )
+
+
+def embeddings(config: EmbeddingsConfig, inputs: StageInputs) -> Work:
+    """Nothing of a sentence encoder; of a policy one pass, which the cached trunk may save."""
+    if config.encoder != POLICY:
+        return Work(examples=inputs.amounts.pairs)
+    return trunk_cache(config, inputs)
 
 
 def reward_model(config: RewardModelConfig, inputs: StageInputs) -> Work:

@@ -29,6 +29,17 @@ POLICY_NAMES = {
     "hir": "HIR",
     "rlaif_direct": "Direct RLAIF",
 }
+# Roles of preference models on vectors of the answers, what an ensemble should be better than.
+EMBEDDING_MODELS = ("states_linear", "embedding_linear", "embedding_nearest")
+# What gives a label its strength: the ensemble's ways of voting, then what stands beside it.
+STRENGTH_NAMES = {
+    "in_sample": "in-sample vote",
+    "cross_fitted": "cross-fitted vote",
+    "states_linear": "linear on hidden states",
+    "embedding_linear": "linear on sentence embeddings",
+    "embedding_nearest": "nearest sentence embeddings",
+    "length": "difference in words",
+}
 
 
 def policy_name(name: str) -> str:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError, Row
-from trimtab.models.reporting.run.labels import NUM_GROUPS, equal_groups
+from trimtab.models.reporting.run.labels import NUM_GROUPS, equal_groups, strengths
 from trimtab.models.statistics.calibration import spearman_ceiling
 from trimtab.models.statistics.estimates import (
     Estimate,
@@ -86,13 +86,13 @@ class VoteAgreement:
 def human_votes(
     artifacts: Artifacts, roles: dict[str, str], seed: int
 ) -> dict[str, dict[str, VoteAgreement]]:
-    """By way of the ensemble's voting (roles: mode to strength artifact), then by split.
+    """By way of the ensemble's voting, or baseline (roles: its name to its role), then by split.
 
     Empty where no pair carries people's votes.
     """
     found = {
         mode: {
-            split: vote_agreement(rows, seed, is_unseen=split == "test" or mode == "cross_fitted")
+            split: vote_agreement(rows, seed, is_unseen=split == "test" or mode != "in_sample")
             for split in VOTED_SPLITS
             if (rows := voted_rows(artifacts, role, split))
         }
@@ -103,7 +103,7 @@ def human_votes(
 
 def voted_rows(artifacts: Artifacts, role: str, split: str) -> list[Row]:
     """The split's pairs that carry votes, each with its `strength_mean`."""
-    strength = {row["id"]: row["strength_mean"] for row in artifacts.rows(role, "strength.jsonl")}
+    strength = {row["id"]: row["strength_mean"] for row in strengths(artifacts, role)}
     voted = [row for row in artifacts.pairs(split) if any((row.get("votes") or {}).values())]
     missing = [row["id"] for row in voted if row["id"] not in strength]
     if missing:

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError, Row
+from trimtab.models.reporting.kit.artifacts import SPLITS, Artifacts, ReportInputError, Row
+from trimtab.models.reporting.kit.names import EMBEDDING_MODELS
 from trimtab.models.statistics.estimates import (
     Estimate,
     auroc_estimate,
@@ -20,16 +21,18 @@ from trimtab.models.statistics.estimates import (
 NUM_GROUPS = 20
 NUM_AUDITED = 25
 VOTES = ("in_sample", "cross_fitted")
+BY_LENGTH = "length"
 
 
 @dataclass(frozen=True)
 class LabelNoise:
-    """How well one way of voting finds wrong labels, over the training pairs.
+    """How well one way of voting, or a baseline, finds wrong labels, over the training pairs.
 
-    mode: in_sample or cross_fitted. share_negative: pairs of strength below 0. auroc_*: of minus
-    the strength; planted flips among all pairs, planted flips among pairs that are no near-ties,
-    labels wrong by gold among all pairs. negative_precision: share of the pairs below 0 whose label
-    is wrong by gold; negative_recall: share of wrong labels below 0. None without truth.
+    mode: in_sample or cross_fitted; of a baseline, its name. share_negative: pairs of strength
+    below 0. auroc_*: of minus the strength; planted flips among all pairs, planted flips among
+    pairs that are no near-ties, labels wrong by gold among all pairs. negative_precision: share of
+    the pairs below 0 whose label is wrong by gold; negative_recall: share of wrong labels below 0.
+    None without truth.
     """
 
     mode: str
@@ -78,8 +81,36 @@ def strength_rows(artifacts: Artifacts, role: str) -> list[Row]:
     """Training pairs' strength, each with its truth (or None) under `truth`."""
     return [
         {**row, "truth": artifacts.truth.get(row["id"])}
-        for row in artifacts.rows(role, "strength.jsonl")
+        for row in strengths(artifacts, role)
         if row["split"] == "train"
+    ]
+
+
+def strengths(artifacts: Artifacts, role: str) -> list[Row]:
+    """All pairs' strength: as the role has it, or the difference of a baseline's scores, where
+    `length` is the difference in words."""
+    if role == BY_LENGTH:
+        differences = [
+            (split, row, len(row["chosen"].split()) - len(row["rejected"].split()))
+            for split in SPLITS
+            for row in artifacts.pairs(split)
+        ]
+    elif role in EMBEDDING_MODELS:
+        differences = [
+            (row["split"], row, row["chosen_score"] - row["rejected_score"])
+            for row in artifacts.rows(role, "scores.jsonl")
+        ]
+    else:
+        return artifacts.rows(role, "strength.jsonl")
+    return [
+        {
+            "id": row["id"],
+            "split": split,
+            "strength_mean": float(difference),
+            "strength_std": 0.0,
+            "num_members": 1,
+        }
+        for split, row, difference in differences
     ]
 
 
@@ -100,6 +131,17 @@ def strength_roles(artifacts: Artifacts) -> dict[str, str]:
         if artifacts.has(f"strength_{mode}"):
             roles.setdefault(mode, f"strength_{mode}")
     return roles
+
+
+def baseline_roles(artifacts: Artifacts) -> dict[str, str]:
+    """What an audit by the ensemble should be better than, by name: embedding models that the run
+    has, and length."""
+    return {**embedding_roles(artifacts), BY_LENGTH: BY_LENGTH}
+
+
+def embedding_roles(artifacts: Artifacts) -> dict[str, str]:
+    """The embedding models that the run has: name to role."""
+    return {role: role for role in EMBEDDING_MODELS if artifacts.has(role)}
 
 
 def label_noise(artifacts: Artifacts, role: str, mode: str, seed: int) -> LabelNoise:

@@ -14,7 +14,7 @@ from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.reporting.kit.budget import budget_columns
 from trimtab.models.reporting.kit.charts import Chart
 from trimtab.models.reporting.kit.html import new_environment, points, stylesheet
-from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS, policy_name
+from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS, STRENGTH_NAMES, policy_name
 from trimtab.models.reporting.run.curves import Curve
 from trimtab.models.reporting.run.frontier import frontier_chart
 from trimtab.models.reporting.run.label_charts import label_charts
@@ -38,7 +38,7 @@ def charts_of(
     cost, frontier = cost_chart(card.stages), frontier_chart(artifacts, card)
     return {
         "labels": label_charts(strength_rows(artifacts, "strength")),
-        "votes": vote_charts(card.human_votes),
+        "votes": vote_charts({m: v for m, v in card.human_votes.items() if m in card.label_noise}),
         "scorers": scorer_charts(artifacts, card),
         "policies": curve_charts({n: c for n, c in curves.items() if not is_round(n)}),
         "rounds": curve_charts(rounds) if any(map(is_round, curves)) else [],
@@ -68,6 +68,7 @@ def render(
         config_text=json.dumps(config.config, indent=1, ensure_ascii=False, default=str),
         stylesheet=stylesheet("base.css"),
         scorer_names={name: shown[0] for name, shown in SHOWN.items()},
+        strength_names=STRENGTH_NAMES,
         claim_units=CLAIM_UNITS,
         sets=SETS,
         judges=MEASURE_NAMES,

@@ -24,6 +24,8 @@ from trimtab.models.reporting.run.human_votes import VoteAgreement, human_votes
 from trimtab.models.reporting.run.labels import (
     LabelNoise,
     Relabelling,
+    baseline_roles,
+    embedding_roles,
     label_noise,
     relabelling,
     strength_roles,
@@ -72,10 +74,11 @@ class Scorecard:
     """All numbers of one run.
 
     ai_labeler: the judge model that was asked about the pairs. label_noise: by way of voting,
-    in_sample or cross_fitted; vote_used: which of them relabelling used. human_votes: by way of
-    voting, then by split; empty where no pair carries people's votes. scorers: baseline (raw
-    labels, the ensemble's first member), relabelled, advantage_model, embedding_linear and
-    embedding_nearest (the preference models on sentence embeddings). revisions: None without a
+    in_sample or cross_fitted; vote_used: which of them relabelling used. audit_baselines: the same
+    by name, of the embedding models and of length. human_votes: by way of voting or embedding
+    model, then by split; empty where no pair carries people's votes. scorers: baseline (raw labels,
+    the ensemble's first member), relabelled, advantage_model, states_linear, embedding_linear and
+    embedding_nearest (the preference models on vectors of the answers). revisions: None without a
     constitution. policies: sft, the arms, then MetaRM rounds. seeds: every seed of the
     configuration, by dotted path. warnings: sentences, what to look at before the rest is believed.
     """
@@ -92,6 +95,7 @@ class Scorecard:
     ai_labeler: AILabeler | None
     vote_used: str | None
     label_noise: dict[str, LabelNoise]
+    audit_baselines: dict[str, LabelNoise]
     relabelling: Relabelling | None
     human_votes: dict[str, dict[str, VoteAgreement]]
     scorers: dict[str, Scorer]
@@ -118,6 +122,7 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
     found, curves = policies(
         artifacts, config.arms, config.rounds, config.has_gold, seed, config.lineage
     )
+    baselines = baseline_roles(artifacts) if noise else {}
     relabelled = relabelling(artifacts)
     scorers = {
         name: measure(artifacts, role, seed)
@@ -139,8 +144,11 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
         ai_labeler=ai_labeler(artifacts),
         vote_used=vote_used,
         label_noise=noise,
+        audit_baselines={
+            name: label_noise(artifacts, role, name, seed) for name, role in baselines.items()
+        },
         relabelling=relabelled,
-        human_votes=human_votes(artifacts, roles, seed),
+        human_votes=human_votes(artifacts, roles | embedding_roles(artifacts), seed),
         scorers=scorers,
         length_baseline=length_baseline(artifacts),
         revisions=revisions(artifacts, config.has_gold, seed),
@@ -221,7 +229,7 @@ def summary_of(scorecard: Scorecard) -> dict[str, float | str]:
         **_rows_of(scorecard.data.rows),
         **{f"claim_{claim.name}": claim.status for claim in scorecard.claims},
     }
-    for mode, noise in scorecard.label_noise.items():
+    for mode, noise in (scorecard.label_noise | scorecard.audit_baselines).items():
         _add(flat, mode, noise, ("auroc_flipped", "auroc_flipped_clear", "auroc_wrong"))
     _add(flat, "ai_labeler", scorecard.ai_labeler, ("alignment", "truth_alignment"))
     _add(flat, "", scorecard.relabelling, ("flip_precision", "flip_recall", "right_after"))

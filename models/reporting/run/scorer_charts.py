@@ -26,6 +26,7 @@ SHOWN = {
     "baseline": ("reward model, raw labels", PURPLE, "^"),
     "relabelled": ("reward model, relabelled", ORANGE, "s"),
     "advantage_model": ("Advantage Model", BLUE, "o"),
+    "states_linear": ("linear on hidden states", BLACK, "P"),
     "embedding_linear": ("linear on sentence embeddings", GREEN, "v"),
     "embedding_nearest": ("nearest sentence embeddings", GREY, "D"),
 }

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trimtab.models.reporting.kit.artifacts import Artifacts, Row, ScoredPairs
+from trimtab.models.reporting.kit.names import EMBEDDING_MODELS
 from trimtab.models.statistics.calibration import (
     Binning,
     expected_calibration_error,
@@ -28,8 +29,7 @@ NAMES = {
     "baseline": "member_0",
     "relabelled": "reward_model",
     "advantage_model": "advantage_model",
-    "embedding_linear": "embedding_linear",
-    "embedding_nearest": "embedding_nearest",
+    **{role: role for role in EMBEDDING_MODELS},
 }
 BINNINGS: tuple[Binning, ...] = ("width", "mass")
 Labels = Literal["annotators", "clean"]
@@ -52,10 +52,12 @@ class Scorer:
 
     label_*: against the annotators' labels; clean_*: pairs that are no near-ties with the label
     put right by gold (None without truth). *_ece_width, *_ece_mass: expected calibration error,
-    10 bins of equal width or equal mass. category_mean_spread: standard deviation over categories
-    (dividing by their number) of the mean score of all test answers; category_std: mean over
-    categories of the standard deviation within; spread_ratio: the former over the latter, free of
-    the scorer's unit (None with fewer than two categories).
+    10 bins of equal width or equal mass. votes_ece_*: the same against the share of people's votes
+    for the answer that the scorer prefers, undecided votes left out (None without votes).
+    category_mean_spread: standard deviation over categories (dividing by their number) of the mean
+    score of all test answers; category_std: mean over categories of the standard deviation within;
+    spread_ratio: the former over the latter, free of the scorer's unit (None with fewer than two
+    categories).
     """
 
     role: str
@@ -66,6 +68,8 @@ class Scorer:
     clean_accuracy: Estimate | None
     clean_ece_width: Estimate | None
     clean_ece_mass: Estimate | None
+    votes_ece_width: Estimate | None
+    votes_ece_mass: Estimate | None
     category_mean_spread: Estimate | None
     category_std: Estimate | None
     spread_ratio: Estimate | None
@@ -106,9 +110,34 @@ def measure(artifacts: Artifacts, role: str, seed: int) -> Scorer:
         role=role,
         num_trained_pairs=artifacts.document(role, "summary.json")["num_trained_pairs"],
         **found,
+        **_errors_of_votes(artifacts, role, seed),
         **_spreads(artifacts, role, seed),
         categories=_categories(artifacts, role),
     )
+
+
+def _errors_of_votes(artifacts: Artifacts, role: str, seed: int) -> dict[str, Estimate | None]:
+    """Calibration errors against people's votes."""
+    scored = artifacts.labelled_gaps(role)
+    votes = [row.get("votes") or {} for row in scored.rows]
+    counts = torch.tensor([[v.get("chosen", 0), v.get("rejected", 0)] for v in votes]).view(-1, 2)
+    decided = counts.sum(1) > 0
+    if not decided.any():
+        return {f"votes_ece_{binning}": None for binning in BINNINGS}
+    confidence, _ = pair_confidence(scored.gap[decided])
+    shares = counts[decided].double() / counts[decided].sum(1, keepdim=True)
+    # A scorer that cannot tell is as sure of either answer: half right.
+    gap = scored.gap[decided]
+    right = torch.where(gap > 0, shares[:, 0], torch.where(gap < 0, shares[:, 1], 0.5))
+
+    def error(index: Tensor, binning: Binning) -> float:
+        found = expected_calibration_error(confidence[index], right[index], NUM_BINS, binning)
+        return float(found)
+
+    return {
+        f"votes_ece_{binning}": biased_estimate(partial(error, binning=binning), len(gap), seed)
+        for binning in BINNINGS
+    }
 
 
 def _ece_of(gap: Tensor, binning: Binning, index: Tensor) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trimtab.models.reporting.kit.charts import BLUE, GREY, ORANGE, Chart, Panel
+from trimtab.models.reporting.kit.names import STRENGTH_NAMES
 from trimtab.models.reporting.run.human_votes import VoteAgreement
 from trimtab.models.statistics.estimates import Estimate
 
@@ -15,7 +16,7 @@ SPLIT_NAMES = {"train": "Training", "test": "Test"}
 def vote_charts(found: Mapping[str, Mapping[str, VoteAgreement]]) -> list[Chart]:
     """One chart a way of voting and split; `found` as `human_votes.human_votes` gives it."""
     return [
-        _agreement(votes, f"{SPLIT_NAMES[split]} pairs, {mode.replace('_', '-')} vote")
+        _agreement(votes, f"{SPLIT_NAMES[split]} pairs, {STRENGTH_NAMES[mode]}")
         for mode, by_split in found.items()
         for split, votes in by_split.items()
     ]

@@ -18,6 +18,7 @@ from trimtab.models.stages.embedding_model import (
     features_of,
     linear_scores,
     nearest_scores,
+    places_of,
     read_answers,
 )
 from trimtab.models.training.data import read_rows, write_rows
@@ -26,15 +27,25 @@ KINDS = ("linear", "nearest")
 
 
 def test_weights_are_the_maximum_of_the_penalised_likelihood() -> None:
+    """The weights of one category are those for all and its own: the gradient of both is 0."""
     generator = np.random.default_rng(0)
-    features = generator.normal(size=(40, 2, 3))
+    difference = generator.normal(size=(40, 3))
     label = generator.choice([1.0, 0.7, 0.5], size=40)
-    found = bradley_terry(features, label, inverse_penalty=0.5)
-    difference = features[:, 0] - features[:, 1]
-    gradient = difference.T @ (expit(difference @ found) - label) + found / 0.5
+    place = generator.choice([0, 1, 2], size=40)
+    found = bradley_terry(difference, place, label, inverse_penalty=0.5)
+    own = np.where(place[:, None] > 0, found[place], 0)
+    excess = expit((difference * (found[0] + own)).sum(1)) - label
+    gradient = found / 0.5
+    gradient[0] += excess @ difference
+    for category in (1, 2):
+        gradient[category] += excess[place == category] @ difference[place == category]
     assert np.abs(gradient).max() < 1e-3
+    # From other weights, and those of fewer categories, it comes to the same.
+    for start in (found + 1, found[:2]):
+        again = bradley_terry(difference, place, label, 0.5, start)
+        np.testing.assert_allclose(again, found, atol=1e-3)
     # One certain pair is enough.
-    assert bradley_terry(features[:1], np.ones(1), 1.0) @ difference[0] > 0
+    assert bradley_terry(difference[:1], np.zeros(1, int), np.ones(1), 1.0)[0] @ difference[0] > 0
 
 
 def _answers(count: int, seed: int, wrong: int = 0) -> Answers:
@@ -82,21 +93,33 @@ def test_no_pair_is_scored_by_a_model_of_its_own_prompt(kind: str) -> None:
     assert not np.allclose(after[2:], before[2:])
 
 
-def test_length_counts_for_all_and_more_or_less_in_a_category() -> None:
+def test_each_category_may_prefer_what_another_does_not() -> None:
+    """Longer answers are better in one and worse in the other; in a third, what is for all."""
+    texts = {"short": "a b", "long": "a b c d e f g h"}
     rows = [
-        {"chosen": "a b c", "rejected": "a", "category": "helpful"},
-        {"chosen": "", "rejected": "a b", "category": "harmless"},
-        {"chosen": "a", "rejected": "a b", "category": "of no training pair"},
+        {"id": f"{n}", "prompt": f"{n}", "category": category}
+        | {"chosen": texts[better], "rejected": texts[worse]}
+        for n in range(60)
+        for category, better, worse in (
+            [("helpful", "long", "short"), ("harmless", "short", "long")][n % 2],
+        )
     ]
-    own = Answers(rows, np.zeros((3, 2, 1), np.float32), np.arange(3), np.ones(3))
-    lengths = features_of(own, ["harmless", "helpful"])[:, :, 1:]
-    assert np.expm1(lengths).round(4).tolist() == [
-        [[3, 0, 3], [1, 0, 1]],
-        [[0, 0, 0], [2, 2, 0]],
-        [[1, 0, 0], [2, 0, 0]],
-    ]
-    none = Answers([], np.zeros((0, 2, 1), np.float32), np.zeros(0), np.zeros(0))
-    assert features_of(none, ["harmless", "helpful"]).shape == (0, 2, 4)
+    vectors = np.random.default_rng(0).normal(size=(60, 2, 4)).astype(np.float32)
+    train = Answers(rows, vectors, np.arange(60), np.ones(60))
+    asked = [{**rows[0], "category": name} for name in ("helpful", "harmless", "of no pair")]
+    test = Answers(asked, vectors[:1].repeat(3, 0), np.arange(3), np.ones(3))
+    features = features_of(train)
+    assert features.shape == (60, 2, 5)
+    assert np.expm1(features[0, :, 4]).round(4).tolist() == [8, 2]
+    assert places_of(test, ["harmless", "helpful"]).tolist() == [2, 1, 0]
+    scores, summary = linear_scores(
+        {"train": train, "validation": train[np.arange(0)], "test": test}, EmbeddingModelConfig()
+    )
+    gap = scores["test"][:, 0] - scores["test"][:, 1]
+    assert gap[0] > 0 > gap[1]
+    assert abs(gap[2]) < min(gap[0], -gap[1])
+    assert scores["validation"].shape == (0, 2)
+    assert summary["cross_fitted_loss"] < np.log(2)
 
 
 def test_turns_of_one_dialogue_are_one_prompt(tmp_path: Path) -> None:

@@ -66,19 +66,40 @@ def test_pairs_without_votes_are_refused(run: Run) -> None:
 
 
 def test_turned_labels_at_the_weak_end_are_found(run: Run) -> None:
+    """The first of four labels is turned: the longer answers, but the shorter one, are labelled."""
     truths = [truth(f"train{n}", n == 0, "flipped" if n == 0 else "clear") for n in range(4)]
-    found, missed = _strengths(-1.0, 1.0, 2.0, 3.0), _strengths(3.0, -2.0, -1.0, 1.0)
+    pairs = [{**pair, "chosen": "longer than it"} for pair in _pairs("train")]
+    pairs[0] |= {"chosen": "short", "rejected": "longer than it"}
+    scores = [
+        {"id": f"train{n}", "split": "train", "chosen_score": score, "rejected_score": 0.0}
+        for n, score in enumerate((-2.0, -3.0, 1.0, 1.0))
+    ]
+    own = {
+        "preferences": {"truth.jsonl": truths, "train.jsonl": pairs},
+        "strength": _strengths(3.0, -2.0, -1.0, 1.0),
+        "strength_cross_fitted": _strengths(-1.0, 1.0, 2.0, 3.0),
+        "embedding_linear": {"scores.jsonl": scores},
+    }
+    for row in own["strength_cross_fitted"]["strength.jsonl"]:
+        row["num_members"] = 1 + (row["id"] == "train0")
     roles = {
-        "preferences": {"truth.jsonl": truths},
-        **{f"strength_in_sample_{size}": missed for size in (1, 3, 5, 10)},
-        **{f"strength_cross_fitted_{size}": found for size in (3, 5, 10)},
-        **_members(10),
+        f"flips_{share}_{role}": files for share in (10, 25, 40) for role, files in own.items()
     }
     reading = planted_flips(run(roles))
-    row = reading.table["cross-fitted, M = 10"]
-    assert list(row.values()) == [1.0, 1.0, 1.0]
-    assert reading.table["in-sample, M = 10"]["AUROC among clear pairs"] == 0.0
-    assert list(reading.checks.values()) == [False, True]
+    assert list(reading.table)[4:8] == [
+        "25 % turned: in-sample vote",
+        "25 % turned: cross-fitted vote",
+        "25 % turned: linear on sentence embeddings",
+        "25 % turned: difference in words",
+    ]
+    found = {name: row["AUROC among clear pairs"] for name, row in reading.table.items()}
+    assert found["25 % turned: cross-fitted vote"] == found["10 % turned: difference in words"] == 1
+    assert found["40 % turned: in-sample vote"] == 0.0
+    assert found["40 % turned: linear on sentence embeddings"] == pytest.approx(2 / 3)
+    row = reading.table["10 % turned: linear on sentence embeddings"]
+    assert row["precision of strength below 0"] == 0.5
+    assert row["recall of strength below 0"] == 1.0
+    assert list(reading.checks.values()) == [False, False, True]
 
 
 def _pair(identifier: str, given: Votes | None) -> PreferencePair:
