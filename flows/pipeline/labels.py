@@ -41,8 +41,8 @@ def audit_labels(run: Run) -> None:
 
 
 def add_embedding_models(run: Run) -> None:
-    """`embedding_<kind>` and `states_<kind>`: preference models on vectors of the answers, which
-    play `vectors_<the model's role>`."""
+    """`embedding_<kind>` and `states_linear`: preference models on vectors of the answers, which
+    play `vectors_<kind>` and `vectors_states`."""
     patient = Resources(is_patient=True)
     encoded: dict[EmbeddingsConfig, Future] = {}
     for config in run.config.embedding_models:
@@ -62,7 +62,7 @@ def add_embedding_models(run: Run) -> None:
                 resources=ALL_CORES if is_policy else patient,
                 label="hidden states" if is_policy else "embeddings",
             )
-        run[f"vectors_{config.name}"] = encoded[encoder]
+        run[f"vectors_{'states' if is_policy else config.kind}"] = encoded[encoder]
         run[config.name] = run.submit(
             EMBEDDING_MODEL,
             run.seeded(config),

@@ -7,12 +7,14 @@ predict the next token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from trimtab.models.config.reward import POLICY, EmbeddingsConfig
 from trimtab.models.nets.freezing import layers_of
@@ -25,7 +27,10 @@ from trimtab.models.training.scoring import trunk_activations
 from trimtab.models.training.trunk_cache import cached_trunk
 
 LAYER_SHARE = 0.8
-ROWS_BETWEEN_REPORTS = 100
+# Answers to one prompt in one packed row, and rows between two reports of progress.
+ANSWERS_AT_ONCE, ROWS_BETWEEN_REPORTS = 16, 100
+
+_Key = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def run(config: EmbeddingsConfig, inputs: dict[str, Path], workdir: Path) -> None:
@@ -86,25 +91,46 @@ def hidden_states(
         split: read_pairs(inputs["preferences"] / f"{split}.jsonl", tokenizer, limit, stored).rows
         for split in SPLITS
     }
-    total, done = sum(map(len, rows.values())), 0
+    known: dict[_Key, Tensor] = {}
+    if stored is None:
+        known = _vectors(model, [row for own in rows.values() for row in own], depth, progress)
     found = {}
     for split, own in rows.items():
         size = (len(own), 2, 2 * model.config.hidden_size)
         found[split] = torch.empty(size, dtype=torch.float16, device="cpu")
-        for index, states in (
-            _stored(own) if stored is not None else trunk_activations(model, own, depth)
-        ):
-            found[split][index] = answer_vectors(own[index], states)
-            done += 1
-            if done % ROWS_BETWEEN_REPORTS == 0 or done == total:
-                progress.advance(done, total)
+        for index, row in enumerate(own):
+            if row.lower is not None:
+                found[split][index] = answer_vectors(row, row.lower.values)
+            else:
+                found[split][index] = torch.stack([known[_key(row, r)] for r in row.responses])
     return found, {"layer": depth}
 
 
-def _stored(rows: list[Candidates]) -> Iterator[tuple[int, Tensor]]:
-    for index, row in enumerate(rows):
-        assert row.lower is not None
-        yield index, row.lower.values
+def _vectors(
+    model: PreTrainedModel, rows: Sequence[Candidates], depth: int, progress: Progress
+) -> dict[_Key, Tensor]:
+    """By prompt and response; each different response to a prompt is passed once."""
+    responses: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
+    for row in rows:
+        own = responses.setdefault(tuple(row.prompt), {})
+        own.update(dict.fromkeys(map(tuple, row.responses)))
+    merged = [
+        Candidates(list(prompt), tuple(map(list, islice(own, start, start + ANSWERS_AT_ONCE))))
+        for prompt, own in responses.items()
+        for start in range(0, len(own), ANSWERS_AT_ONCE)
+    ]
+    found: dict[_Key, Tensor] = {}
+    for done, (index, states) in enumerate(trunk_activations(model, merged, depth), start=1):
+        row = merged[index]
+        keys = [_key(row, response) for response in row.responses]
+        found.update(zip(keys, answer_vectors(row, states), strict=True))
+        if done % ROWS_BETWEEN_REPORTS == 0 or done == len(merged):
+            progress.advance(done, len(merged))
+    return found
+
+
+def _key(row: Candidates, response: Sequence[int]) -> _Key:
+    return tuple(row.prompt), tuple(response)
 
 
 def answer_vectors(row: Candidates, states: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ def test_frozen_layers_run_once_for_all_that_leave_them_frozen() -> None:
     plan = _plan("hh-smollm2")
     readers = {row.name for row in plan.rows if "trunk" in row.stage.inputs}
     scorers = {"member_0", "member_1", "member_2", "reward_model", "advantage_model", "meta_rm_2"}
-    scorers.add("vectors_states_linear")
+    scorers.add("vectors_states")
     assert readers == scorers
     # A fully trained Advantage Model, and MetaRM after it, have lower layers of their own.
     plan = _plan("hh-smollm2", "advantage_model.train.trainable_layers=null")
@@ -271,12 +271,12 @@ def test_the_page_quotes_the_plan_as_it_is_printed() -> None:
 def test_embedding_models_of_one_encoder_share_its_embeddings() -> None:
     both = 'embedding_models=[{"kind":"linear"},{"kind":"nearest"}]'
     steps = _steps(_plan("smoke", both, flow="label-audit"))
-    assert steps["vectors_embedding_linear"] == steps["vectors_embedding_nearest"]
-    assert steps["preferences"] < steps["vectors_embedding_linear"] < steps["embedding_nearest"]
+    assert steps["vectors_linear"] == steps["vectors_nearest"]
+    assert steps["preferences"] < steps["vectors_linear"] < steps["embedding_nearest"]
     with pytest.raises(ValueError, match="must be of different kinds, found"):
         _plan("smoke", 'embedding_models=[{"kind":"linear"},{"kind":"linear"}]')
     with pytest.raises(ValueError, match="takes a sentence encoder, found encoder=policy"):
         _plan("smoke", 'embedding_models=[{"kind":"nearest","encoder":"policy"}]')
     steps = _steps(_plan("hh-smollm2"))
     assert "embedding_linear" in steps
-    assert steps["trunk"] < steps["vectors_states_linear"] < steps["states_linear"]
+    assert steps["trunk"] < steps["vectors_states"] < steps["states_linear"]

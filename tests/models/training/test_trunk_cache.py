@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from tests.models.conftest import run_stage
-from trimtab.models.config.reward import ContrastiveConfig, TrunkCacheConfig
+from trimtab.models.config.reward import ContrastiveConfig, EmbeddingsConfig, TrunkCacheConfig
 from trimtab.models.nets.freezing import layers_of
 from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
 from trimtab.models.stages.ppo_max.trainer import PPORun
-from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.data import read_pairs, read_rows, write_rows
 
 # Of the smoke model's two layers.
 UPPER = 1
@@ -131,6 +131,30 @@ def test_meta_rm_trains_alike_on_stored_states(
     plain = run_stage("meta_rm", config, tmp_path / "plain", **inputs)
     fast = run_stage("meta_rm", config, tmp_path / "fast", **inputs, trunk=states)
     _same(fast, plain)
+
+
+def test_vectors_of_answers_are_the_mean_and_the_last_of_their_states(
+    tmp_path: Path, policy: Path, comparisons: Path, states: Path
+) -> None:
+    """Of the policy run on one answer alone, by transformers; from stored states the same."""
+    inputs = {"preferences": comparisons, "policy": policy}
+    config = EmbeddingsConfig(encoder="policy", layer=1)
+    plain = run_stage("embeddings", config, tmp_path / "plain", **inputs)
+    fast = run_stage("embeddings", config, tmp_path / "fast", **inputs, trunk=states)
+    found, same = (load_file(path / "embeddings.safetensors") for path in (plain, fast))
+    assert found.keys() == same.keys() == {"train", "validation", "test"}
+    tokenizer, model = load_tokenizer(policy / "model"), load_policy(policy / "model").eval()
+    row = read_pairs(comparisons / "train.jsonl", tokenizer, None).rows[3]
+    with torch.no_grad():
+        tokens = torch.tensor([[*row.prompt, *row.responses[1]]])
+        own = model(tokens, output_hidden_states=True).hidden_states[1][0, len(row.prompt) :]
+    vector = torch.cat([own.mean(0), own[-1]]).half()
+    torch.testing.assert_close(found["train"][3, 1], vector, atol=2e-3, rtol=2e-3)
+    for split, values in found.items():
+        torch.testing.assert_close(same[split], values, atol=2e-3, rtol=2e-3)
+    other = EmbeddingsConfig(encoder="policy", layer=3)
+    with pytest.raises(ValueError, match=r"layer must be in \[1, 2\]"):
+        run_stage("embeddings", other, tmp_path / "none", **inputs)
 
 
 def test_states_of_other_layers_or_pairs_are_refused(
