@@ -33,6 +33,18 @@ def test_width_by_hand() -> None:
     assert error.item() == pytest.approx(0.22, abs=1e-12)
 
 
+def test_shares_of_people_by_hand() -> None:
+    # The bins above, of which the first holds shares 0.2 and 0.4, the second 0.9, 0.8 and 0.65:
+    # gaps 0.1 and 0.05. ECE 2/5 * 0.1 + 3/5 * 0.05 = 0.07.
+    low = PROBABILITY <= 0.5
+    shares = torch.empty(5)
+    shares[low], shares[~low] = torch.tensor([0.2, 0.4]), torch.tensor([0.9, 0.8, 0.65])
+    error = expected_calibration_error(PROBABILITY, shares, num_bins=2)
+    assert error.item() == pytest.approx(0.07, abs=1e-6)
+    exact = expected_calibration_error(PROBABILITY, CORRECT.double(), num_bins=2)
+    assert exact == expected_calibration_error(PROBABILITY, CORRECT, num_bins=2)
+
+
 def test_mass_by_hand() -> None:
     # Two bins of 5 sorted examples: places 0, 1, 2 and 3, 4. First: confidence 1/3, accuracy
     # 2/3, gap 1/3. Second: 0.95, 1/2, gap 0.45. ECE 3/5 / 3 + 2/5 * 0.45 = 0.38.
@@ -131,7 +143,9 @@ def test_calibration_refuses_bad_arguments() -> None:
     with pytest.raises(ValueError, match="found 'size'"):
         calibration_curve(PROBABILITY, CORRECT, binning="size")  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match="correct must be"):
-        calibration_curve(PROBABILITY, CORRECT.double())
+        calibration_curve(PROBABILITY, CORRECT.long())
+    with pytest.raises(ValueError, match=r"shares that are right must be in \[0, 1\]"):
+        calibration_curve(PROBABILITY, CORRECT * 1.5)
 
 
 # pair_confidence

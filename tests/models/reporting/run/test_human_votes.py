@@ -13,7 +13,8 @@ import pytest
 from trimtab.models.config.reporting import ReportConfig
 from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
 from trimtab.models.reporting.run.human_votes import human_votes, vote_agreement
-from trimtab.models.reporting.run.labels import strength_roles
+from trimtab.models.reporting.run.labels import embedding_roles, strength_roles
+from trimtab.models.reporting.run.scorers import measure
 from trimtab.models.stages import report
 from trimtab.models.statistics.estimates import Estimate
 
@@ -178,6 +179,42 @@ def test_both_ways_of_voting_and_both_splits(voted_inputs: Inputs) -> None:
     assert found["cross_fitted"]["train"].in_both_orders is not None
     # The other vote's strengths are the negatives, so what it orders is turned round.
     assert value(found["cross_fitted"]["test"].auroc_opposed) == pytest.approx(1 / 4)
+
+
+def test_a_scorer_is_calibrated_by_people_s_shares(voted_inputs: Inputs, write: Write) -> None:
+    """By hand: of decided votes a has 2 of 3 for its label, b 3 of 5, c 5 of 5, d 4 of 4."""
+    gaps = {"a": -2.0, "b": 2.0, "c": -2.0, "d": 2.0}
+    scores = [
+        {"id": f"test-{name}", "split": "test", "chosen_score": gap, "rejected_score": 0.0}
+        for name, gap in gaps.items()
+    ]
+    folder = write("member_0", {"scores.jsonl": scores, "summary.json": {"num_trained_pairs": 4}})
+    artifacts = Artifacts({**voted_inputs, "member_0": folder})
+    found = measure(artifacts, "member_0", 0)
+    # One bin: as sure as 1 / (1 + exp(-2)), of a and c that the other answer is better.
+    sure = 1 / (1 + math.exp(-2.0))
+    assert value(found.votes_ece_width) == pytest.approx(sure - (1 / 3 + 3 / 5 + 0 + 1) / 4)
+    path = voted_inputs["preferences"] / "test.jsonl"
+    rows = [{**json.loads(line), "votes": None} for line in path.read_text().splitlines()]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert measure(Artifacts(artifacts.inputs), "member_0", 0).votes_ece_mass is None
+
+
+def test_embedding_models_stand_beside_the_ensemble(voted_inputs: Inputs, write: Write) -> None:
+    """One whose differences are the strengths: the same agreement, of pairs unseen."""
+    strength = {identifier: mean for identifier, mean, *_ in VOTED}
+    scores = [
+        {"id": prefix + name, "split": split, "chosen_score": mean + 1, "rejected_score": 1.0}
+        for prefix, split in (("", "train"), ("test-", "test"))
+        for name, mean in strength.items()
+    ]
+    folder = write("states_linear", {"scores.jsonl": scores})
+    artifacts = Artifacts({**voted_inputs, "states_linear": folder})
+    roles = strength_roles(artifacts) | embedding_roles(artifacts)
+    found = human_votes(artifacts, roles, 0)
+    assert list(found) == ["in_sample", "cross_fitted", "states_linear"]
+    assert found["states_linear"]["test"] == found["in_sample"]["test"]
+    assert found["states_linear"]["train"].in_both_orders is not None
 
 
 def test_pairs_without_votes_are_left_out(voted_inputs: Inputs) -> None:

@@ -61,6 +61,27 @@ def test_planted_noise_by_hand(label_inputs: Inputs) -> None:
     assert noise.mean_strength == pytest.approx(1.3 / 6)
 
 
+def test_length_is_a_baseline_of_the_audit(label_inputs: Inputs) -> None:
+    """Of the first flip alone the answer labelled better is the shorter one."""
+    path = label_inputs["preferences"] / "train.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row |= {"chosen": "three words here", "rejected": "two words"}
+    flips = [row for row in map(json.loads, open_truth(label_inputs)) if row["kind"] == "flipped"]
+    first = next(row for row in rows if row["id"] == flips[0]["id"])
+    first |= {"chosen": "one", "rejected": "three words here"}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    noise = label_noise(Artifacts(label_inputs), "length", "length", 0)
+    # One flip beats the four others, the second ties with them.
+    assert value(noise.auroc_flipped) == pytest.approx((4 + 4 / 2) / 8)
+    assert value(noise.share_negative) == pytest.approx(1 / 6)
+    assert (noise.num_members, noise.mean_std) == (1, 0.0)
+
+
+def open_truth(inputs: Inputs) -> list[str]:
+    return (inputs["preferences"] / "truth.jsonl").read_text().splitlines()
+
+
 def test_relabelling_by_hand(label_inputs: Inputs) -> None:
     found = relabelling(Artifacts(label_inputs))
     assert found is not None
