@@ -135,6 +135,7 @@ def linear_scores(
     folds = prompt_folds([row["prompt"] for row in train.rows], config.num_folds).numpy()
     starts: dict[int, Array | None] = dict.fromkeys(range(config.num_folds))
     best: tuple[float, float, Array] | None = None
+    num_worse = 0
     for inverse_penalty in INVERSE_PENALTIES:
         scores = np.zeros(mine.shape[:2])
         for fold, start in starts.items():
@@ -148,7 +149,11 @@ def linear_scores(
         gap = scores[:, 0] - scores[:, 1]
         loss = -(train.label * log_expit(gap) + (1 - train.label) * log_expit(-gap)).mean()
         if best is None or loss < best[0]:
-            best = (float(loss), inverse_penalty, scores)
+            best, num_worse = (float(loss), inverse_penalty, scores), 0
+        else:
+            num_worse += 1
+        if num_worse == 2:  # the weaker the penalty, the longer it takes
+            break
     assert best is not None
     loss, inverse_penalty, scores = best
     weights = bradley_terry(difference, place[learned], train.label[learned], inverse_penalty)
