@@ -30,6 +30,7 @@ from trimtab.models.config.policy import (
 )
 from trimtab.models.config.reporting import EvaluateConfig
 from trimtab.models.config.reward import (
+    POLICY,
     AdvantageModelConfig,
     EmbeddingModelConfig,
     MetaRMConfig,
@@ -37,6 +38,7 @@ from trimtab.models.config.reward import (
     RewardModelConfig,
 )
 from trimtab.models.config.training import SFTConfig, TrainerConfig
+from trimtab.models.counts import layer_of_vectors
 
 Arm = Literal[
     "vanilla",
@@ -352,7 +354,8 @@ def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def check_layers(config: RunConfig, num_layers: int) -> None:
-    """ValueError where more layers are to be trained than the base model has."""
+    """ValueError where more layers are to be trained than the base model has, and for vectors of
+    a layer that it does not have or that fine-tuning changes."""
     trained = {
         f"{path}trainable_layers": section.trainable_layers
         for path, section in sections_of(config)
@@ -376,6 +379,31 @@ def check_layers(config: RunConfig, num_layers: int) -> None:
             f"cache_trunk is set, found {num_layers}, which freezes no layer; leave it unset to "
             "train all layers"
         )
+    _check_vectors(config, num_layers)
+
+
+def _check_vectors(config: RunConfig, num_layers: int) -> None:
+    """A policy fine-tuned on the chosen answers of all pairs knows them: what is learned from its
+    hidden states would not be of pairs unseen."""
+    sft = config.sft
+    tells = not config.is_synthetic and sft.fine_tune and not config.preferences.demonstrations
+    frozen = num_layers - (sft.train.trainable_layers or num_layers)
+    for index, model in enumerate(config.embedding_models):
+        if model.encoder != POLICY:
+            continue
+        layer = layer_of_vectors(model.layer, num_layers)
+        if layer > num_layers:
+            raise ValueError(
+                f"embedding_models.{index}.layer must be at most the {num_layers} layers of the "
+                f"model, found {layer}"
+            )
+        if tells and layer > frozen:
+            raise ValueError(
+                f"embedding_models.{index} takes the output of layer {layer}, but fine-tuning on "
+                f"the chosen answers leaves only the lower {frozen} as they are: set its layer to "
+                f"at most that, sft.train.trainable_layers={num_layers - layer} or less, "
+                "sft.fine_tune=false, or preferences.demonstrations"
+            )
 
 
 def _check_lengths(config: RunConfig) -> None:

@@ -31,6 +31,12 @@ def num_taken(available: int, limit: int | None) -> int:
     return available if limit is None else min(limit, available)
 
 
+def layer_of_vectors(layer: int | None, num_layers: int) -> int:
+    """The policy's layer whose output makes an answer's vector: the given one, or after four
+    fifths of them; the last ones serve to predict the next token."""
+    return max(1, round(0.8 * num_layers)) if layer is None else layer
+
+
 def split_shares(config: ComparisonsConfig | PreferencesConfig) -> dict[str, float]:
     """The share of pairs in each split, on average."""
     return {

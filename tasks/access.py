@@ -14,13 +14,14 @@ from pydantic import BaseModel
 
 from trimtab.infra.access import Access, AccessError
 from trimtab.models.config.judge import EndpointConfig
+from trimtab.models.config.reward import POLICY
 from trimtab.models.data.readers import SUFFIXES
 from trimtab.models.judge.addresses import CONFINED_VARIABLE, NETWORKS_VARIABLE
 from trimtab.models.judge.constitutions import PACKAGED
 
 # Every field of a configuration that names a place, and what lies there. A test holds this against
 # all fields that are texts.
-FILE, SOURCE, MODEL = "file", "source", "model"
+FILE, SOURCE, MODEL, ENCODER = "file", "source", "model", "encoder"
 PLACES: Final[Mapping[str, str]] = {
     "PreferencesConfig.sources": SOURCE,
     "PreferencesConfig.demonstrations": SOURCE,
@@ -28,8 +29,7 @@ PLACES: Final[Mapping[str, str]] = {
     "ModelConfig.base": MODEL,
     "ChatModelConfig.local_model": MODEL,
     "RehearsalConfig.encoder": MODEL,
-    "EmbeddingsConfig.encoder": MODEL,
-    "EmbeddingModelConfig.encoder": MODEL,
+    "EncoderConfig.encoder": ENCODER,
     "RelabelConfig.review": FILE,
     "JudgeConfig.constitution": FILE,
     "ReviseConfig.constitution": FILE,
@@ -109,7 +109,7 @@ def _denied(where: str, demand: Callable[..., None], *arguments: Any) -> Iterato
 
 
 def _demand_place(value: str, kind: str, access: Access) -> None:
-    if value in OUR_OWN:
+    if value in OUR_OWN or (kind == ENCODER and value == POLICY):
         return
     if kind == FILE:
         access.demand_file(value)

@@ -130,16 +130,27 @@ class EncoderConfig(StageConfig):
         None,
         gt=0,
         le=1024,
-        description="Layer of the policy whose output is taken; none: after four fifths of them "
-        "(free)",
+        description="Layer of the policy whose output is taken, which fine-tuning leaves frozen; "
+        "none: after four fifths of them (free)",
     )
+
+    @model_validator(mode="after")
+    def _layer_is_a_policy_s(self) -> Self:
+        if self.layer is not None and self.encoder != POLICY:
+            raise ValueError(
+                f"layer is given ({self.layer}) but encoder is not policy, found {self.encoder!r}: "
+                "a sentence encoder's last layer is taken"
+            )
+        return self
 
 
 class EmbeddingsConfig(EncoderConfig):
     """Vectors of all answers."""
 
     precision: Precision = Field(
-        "float32", description="Data type of the products of the policy's layers"
+        "float32",
+        description="Data type of the products of the policy's layers, where their output is not "
+        "cached",
     )
 
 

@@ -34,6 +34,8 @@ Row = dict[str, Any]
 INVERSE_PENALTIES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0)
 # Training pairs that are learned from, and rows of similarities held at once.
 MOST_PAIRS, ROWS_AT_ONCE = 10_000, 1024
+# Far more than it takes under the penalties above.
+MAX_STEPS = 2000
 
 
 @dataclass(frozen=True)
@@ -125,10 +127,8 @@ def linear_scores(
         places[split] = places_of(own, categories)
     mine, place = features["train"], places["train"]
     spread = np.sqrt(((mine[:, 0] - mine[:, 1]) ** 2).mean(0))
-    features = {
-        split: own / np.where(spread > 0, spread, 1).astype(np.float32)
-        for split, own in features.items()
-    }
+    for values in features.values():
+        values /= np.where(spread > 0, spread, 1)
     mine = features["train"]
     learned = drawn(len(train.rows), config.seed)
     difference = mine[learned, 0] - mine[learned, 1]
@@ -181,17 +181,19 @@ def features_of(answers: Answers) -> Array:
 
 
 def places_of(answers: Answers, categories: Sequence[str]) -> Array:
-    """(N,) the place of each pair's category among `categories`, from 1; 0 where it is none."""
-    number = {name: place for place, name in enumerate(categories, 1)}
+    """(N,) the place of each pair's category among `categories`, from 1; 0 where it is none of
+    them, and where there is but one."""
+    number = {name: place for place, name in enumerate(categories, 1) if len(categories) > 1}
     return np.array([number.get(str(row.get("category")), 0) for row in answers.rows], int)
 
 
 def scores_of(features: Array, place: Array, weights: Array) -> Array:
     """Scores (N, 2) of features (N, 2, D) under weights (C + 1, D): those for all, and own ones."""
-    scores: Array = features @ weights[0]
-    for category in range(1, len(weights)):
-        own = place == category
-        scores[own] += features[own] @ weights[category]
+    scores = np.zeros(features.shape[:2])
+    for start in range(0, len(features), ROWS_AT_ONCE):
+        part = slice(start, start + ROWS_AT_ONCE)
+        own = np.where(place[part, None] > 0, weights[place[part]], 0) + weights[0]
+        scores[part] = np.einsum("nad,nd->na", features[part], own)
     return scores
 
 
@@ -213,22 +215,25 @@ def bradley_terry(
         start = np.concatenate([start, np.zeros((shape[0] - len(start), shape[1]))])
     own = [np.flatnonzero(place == category) for category in range(1, shape[0])]
 
+    difference, count = difference.astype(float), max(1, len(difference))
+
     def loss_and_gradient(flat: Array) -> tuple[float, Array]:
+        """Means over the pairs, so that one tolerance serves all sizes."""
         weights = flat.reshape(shape)
-        gap = difference @ weights[0].astype(difference.dtype)
+        gap = difference @ weights[0]
         for category, rows in enumerate(own, 1):
-            gap[rows] += difference[rows] @ weights[category].astype(difference.dtype)
-        gap = gap.astype(float)
+            gap[rows] += difference[rows] @ weights[category]
         loss = -(label * log_expit(gap) + (1 - label) * log_expit(-gap)).sum()
-        excess = (expit(gap) - label).astype(difference.dtype)
+        excess = expit(gap) - label
         gradient = weights / inverse_penalty
         gradient[0] += excess @ difference
         for category, rows in enumerate(own, 1):
             gradient[category] += excess[rows] @ difference[rows]
-        return loss + (flat @ flat) / (2 * inverse_penalty), gradient.ravel()
+        loss += (flat @ flat) / (2 * inverse_penalty)
+        return loss / count, gradient.ravel() / count
 
     first = np.zeros(shape) if start is None else start
-    options = {"maxiter": 500, "gtol": 1e-4}
+    options = {"maxiter": MAX_STEPS, "gtol": 1e-6, "ftol": 1e-12}
     found = minimize(loss_and_gradient, first.ravel(), jac=True, method="L-BFGS-B", options=options)
     weights: Array = found.x.reshape(shape)
     return weights

@@ -1,14 +1,12 @@
 """Stage `embeddings`: a vector of each answer of all pairs.
 
 A sentence encoder reads the answer alone. A policy reads the prompt too; an answer is the mean of
-its tokens' hidden states and the last of them, after a middle layer: the last layers serve to
-predict the next token.
+its tokens' hidden states and the last of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -16,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from trimtab.models import chunk_sizes, counts
 from trimtab.models.config.reward import POLICY, EmbeddingsConfig
 from trimtab.models.nets.freezing import layers_of
 from trimtab.models.nets.loading import load_policy, load_tokenizer
@@ -26,9 +25,7 @@ from trimtab.models.training.progress import Progress, write_json
 from trimtab.models.training.scoring import trunk_activations
 from trimtab.models.training.trunk_cache import cached_trunk
 
-LAYER_SHARE = 0.8
-# Answers to one prompt in one packed row, and rows between two reports of progress.
-ANSWERS_AT_ONCE, ROWS_BETWEEN_REPORTS = 16, 100
+ROWS_BETWEEN_REPORTS = 100
 
 _Key = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -80,7 +77,7 @@ def hidden_states(
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     model = load_policy(inputs["policy"] / "model").eval()
     count = len(layers_of(model))
-    depth = max(1, round(LAYER_SHARE * count)) if config.layer is None else config.layer
+    depth = counts.layer_of_vectors(config.layer, count)
     if depth > count:
         raise ValueError(f"layer must be in [1, {count}] (the policy's layers), found {depth}")
     stored = cached_trunk(inputs, model)
@@ -115,9 +112,9 @@ def _vectors(
         own = responses.setdefault(tuple(row.prompt), {})
         own.update(dict.fromkeys(map(tuple, row.responses)))
     merged = [
-        Candidates(list(prompt), tuple(map(list, islice(own, start, start + ANSWERS_AT_ONCE))))
+        row
         for prompt, own in responses.items()
-        for start in range(0, len(own), ANSWERS_AT_ONCE)
+        for row in _packed(list(prompt), [list(each) for each in own])
     ]
     found: dict[_Key, Tensor] = {}
     for done, (index, states) in enumerate(trunk_activations(model, merged, depth), start=1):
@@ -127,6 +124,18 @@ def _vectors(
         if done % ROWS_BETWEEN_REPORTS == 0 or done == len(merged):
             progress.advance(done, len(merged))
     return found
+
+
+def _packed(prompt: list[int], responses: list[list[int]]) -> Iterator[Candidates]:
+    """Rows of as many responses to a prompt as one pass holds, at least one."""
+    row: list[list[int]] = []
+    for response in responses:
+        length = len(prompt) + sum(map(len, row)) + len(response)
+        if row and length > chunk_sizes.PASS_TOKENS:
+            yield Candidates(prompt, tuple(row))
+            row = []
+        row.append(response)
+    yield Candidates(prompt, tuple(row))
 
 
 def _key(row: Candidates, response: Sequence[int]) -> _Key:

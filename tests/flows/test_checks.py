@@ -75,6 +75,13 @@ MISTAKES = {
     'preferences.sources=["good.jsonl"] sft.train.trainable_layers=31': [
         "trainable_layers must be at most the 30 layers of the model"
     ],
+    'preferences.sources=["good.jsonl"] embedding_models=[{"encoder":"policy","layer":31}]': [
+        "embedding_models.0.layer must be at most the 30 layers of the model, found 31"
+    ],
+    'preferences.sources=["good.jsonl"] sft.train.trainable_layers=9': [
+        "embedding_models.0 takes the output of layer 24, but fine-tuning on the chosen answers "
+        "leaves only the lower 21 as they are: set its layer"
+    ],
     'preferences.sources=["good.jsonl"] relabel.rating_margins=[0,1,2,3]': [
         "relabel.rating_margins must be none, found it and no pair with a `rating`"
     ],

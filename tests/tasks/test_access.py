@@ -132,6 +132,7 @@ ATTACKS: dict[str, BaseModel] = {
     "preferences.tokenizer": _config(preferences={"tokenizer": "/root/model"}),
     "sft.model.base": _config(sft={"model": {"base": "/root/.ssh"}}),
     "rehearsal.encoder": _config(rehearsal={"encoder": "../../model"}),
+    "embedding_models.encoder": _config(embedding_models=[{"encoder": "some/model"}]),
     "relabel.review": _config(relabel={"review": "/etc/passwd"}),
     "judge_preferences.judge.constitution": _config(
         judge_preferences=_judged("/etc/passwd").model_dump(mode="json")
@@ -160,6 +161,14 @@ def test_a_worker_s_run_is_limited_one_s_own_is_not(
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(uuid.uuid4()))
     with pytest.raises(AccessError, match=rf"(?m)^{where}: .* may not be "):
         require_access(ATTACKS[where])
+
+
+@pytest.mark.usefixtures("at_a_worker")
+def test_the_policy_as_an_encoder_is_no_model_of_the_hub() -> None:
+    """As in hh-smollm2; as a base model the same word names one."""
+    require_access(_config(embedding_models=[{"encoder": "policy"}, {}]))
+    with pytest.raises(AccessError, match=r"sft.model.base: 'policy' of the hub"):
+        require_access(_config(sft={"model": {"base": "policy"}}))
 
 
 @pytest.mark.usefixtures("at_a_worker")

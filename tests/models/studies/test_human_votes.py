@@ -82,9 +82,11 @@ def test_turned_labels_at_the_weak_end_are_found(run: Run) -> None:
     }
     for row in own["strength_cross_fitted"]["strength.jsonl"]:
         row["num_members"] = 1 + (row["id"] == "train0")
-    roles = {
-        f"flips_{share}_{role}": files for share in (10, 25, 40) for role, files in own.items()
-    }
+    roles = {f"flips_{share}_{role}": files for share in (10, 25) for role, files in own.items()}
+    # At the third share length finds nothing: the turned label has the longer answer too.
+    pairs = [{**pair, "chosen": "longer than it", "rejected": "b"} for pair in pairs]
+    third = own | {"preferences": {"truth.jsonl": truths, "train.jsonl": pairs}}
+    roles |= {f"flips_40_{role}": files for role, files in third.items()}
     reading = planted_flips(run(roles))
     assert list(reading.table)[4:8] == [
         "25 % turned: in-sample vote",
@@ -99,6 +101,8 @@ def test_turned_labels_at_the_weak_end_are_found(run: Run) -> None:
     row = reading.table["10 % turned: linear on sentence embeddings"]
     assert row["precision of strength below 0"] == 0.5
     assert row["recall of strength below 0"] == 1.0
+    assert found["25 % turned: difference in words"] == 1.0
+    assert found["40 % turned: difference in words"] == 0.5
     assert list(reading.checks.values()) == [False, False, True]
 
 
