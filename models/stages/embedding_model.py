@@ -133,7 +133,8 @@ def linear_scores(
     learned = drawn(len(train.rows), config.seed)
     difference = mine[learned, 0] - mine[learned, 1]
     folds = prompt_folds([row["prompt"] for row in train.rows], config.num_folds).numpy()
-    starts: dict[int, Array | None] = dict.fromkeys(range(config.num_folds))
+    zeros = np.zeros((int(place.max(initial=0)) + 1, mine.shape[-1]))
+    starts = dict.fromkeys(range(config.num_folds), zeros)  # those of a stronger penalty
     best: tuple[float, float, Array] | None = None
     num_worse = 0
     for inverse_penalty in INVERSE_PENALTIES:
@@ -156,7 +157,9 @@ def linear_scores(
             break
     assert best is not None
     loss, inverse_penalty, scores = best
-    weights = bradley_terry(difference, place[learned], train.label[learned], inverse_penalty)
+    weights = bradley_terry(
+        difference, place[learned], train.label[learned], inverse_penalty, zeros
+    )
     found = {split: scores_of(own, places[split], weights) for split, own in features.items()}
     return found | {"train": scores}, {
         "inverse_penalty": inverse_penalty,
@@ -202,17 +205,14 @@ def bradley_terry(
     place: Array,
     label: Array,
     inverse_penalty: float,
-    start: Array | None = None,
+    start: Array,
 ) -> Array:
     """Weights w (C + 1, D), for all pairs and for each category, of the largest log-likelihood of
     labels (N,) of differences (N, D), less |w|^2 / (2 inverse_penalty).
 
-    place: (N,) category from 1. start: weights to start from, those of a stronger penalty.
+    place: (N,) category from 1, 0 for none of them. start: weights (C + 1, D) to start from.
     """
-    shape = (int(place.max(initial=0)) + 1, difference.shape[1])
-    if start is not None:
-        shape = (max(shape[0], len(start)), shape[1])
-        start = np.concatenate([start, np.zeros((shape[0] - len(start), shape[1]))])
+    shape = start.shape
     own = [np.flatnonzero(place == category) for category in range(1, shape[0])]
 
     difference, count = difference.astype(float), max(1, len(difference))
@@ -232,9 +232,8 @@ def bradley_terry(
         loss += (flat @ flat) / (2 * inverse_penalty)
         return loss / count, gradient.ravel() / count
 
-    first = np.zeros(shape) if start is None else start
     options = {"maxiter": MAX_STEPS, "gtol": 1e-6, "ftol": 1e-12}
-    found = minimize(loss_and_gradient, first.ravel(), jac=True, method="L-BFGS-B", options=options)
+    found = minimize(loss_and_gradient, start.ravel(), jac=True, method="L-BFGS-B", options=options)
     weights: Array = found.x.reshape(shape)
     return weights
 
