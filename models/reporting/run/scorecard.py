@@ -10,18 +10,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from trimtab.models.config.reporting import LineageEntry, ReportConfig
 from trimtab.models.data.row_account import RowAccount
 from trimtab.models.reporting.kit.artifacts import SPLITS, Artifacts
+from trimtab.models.reporting.kit.names import EMBEDDING_MODELS, STRENGTH_NAMES
 from trimtab.models.reporting.run.ai_labeler import AILabeler, ai_labeler
 from trimtab.models.reporting.run.claims import Claim, claims
 from trimtab.models.reporting.run.curves import Curve
 from trimtab.models.reporting.run.human_votes import VoteAgreement, human_votes
 from trimtab.models.reporting.run.labels import (
+    BY_LENGTH,
     LabelNoise,
     Relabelling,
     baseline_roles,
@@ -129,6 +131,7 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
         for name, role in NAMES.items()
         if artifacts.has(role) and artifacts.pairs("test")
     }
+    by_length = length_baseline(artifacts)
     data = data_counts(artifacts)
     checked = claims(artifacts, list(noise.values()), found, seed)
     scorecard = Scorecard(
@@ -138,7 +141,7 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
         has_truth=bool(artifacts.truth),
         has_gold=config.has_gold,
         verdict=verdict(found, checked, noise.get(vote_used or ""), config.champion),
-        warnings=warnings_of(data.rows, relabelled),
+        warnings=[*warnings_of(data.rows, relabelled), *scorer_warnings(scorers, by_length)],
         claims=checked,
         data=data,
         ai_labeler=ai_labeler(artifacts),
@@ -150,7 +153,7 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
         relabelling=relabelled,
         human_votes=human_votes(artifacts, roles | embedding_roles(artifacts), seed),
         scorers=scorers,
-        length_baseline=length_baseline(artifacts),
+        length_baseline=by_length,
         revisions=revisions(artifacts, config.has_gold, seed),
         policies=found,
         stages=[stage_cost(entry) for entry in config.lineage],
@@ -175,6 +178,43 @@ def warnings_of(rows: RowAccount | None, relabelled: Relabelling | None) -> list
             "relabel.flip_below=0 to flip only labels that the ensemble contradicts."
         )
     return found
+
+
+def scorer_warnings(scorers: Mapping[str, Scorer], by_length: LengthBaseline | None) -> list[str]:
+    """Where the reward model is surely worse than what costs next to nothing, or than chance."""
+    name = "relabelled" if "relabelled" in scorers else "baseline"
+    if name not in scorers or (mine := scorers[name].label_accuracy) is None:
+        return []
+    others = {
+        STRENGTH_NAMES[role]: scorers[role].label_accuracy
+        for role in EMBEDDING_MODELS
+        if role in scorers
+    } | {STRENGTH_NAMES[BY_LENGTH]: by_length.label_accuracy if by_length else None}
+    better = {n: found for n, found in others.items() if found and found.low > mine.high}
+    found = []
+    if better:
+        best, theirs = max(better.items(), key=lambda each: each[1].value)
+        found.append(
+            f"The reward model agrees with {_percent(mine)} of the test labels, a baseline for "
+            f"which no network is trained ({best}) with {_percent(theirs)}: the reward model has "
+            "not learned what the pairs tell. Look at its accuracy by category."
+        )
+    wrong = [
+        category
+        for category, own in scorers[name].categories.items()
+        if own.accuracy is not None and own.accuracy.high < 0.5
+    ]
+    if wrong:
+        found.append(
+            f"In pairs of {', '.join(wrong)} the reward model prefers the answer labelled worse "
+            "more often than not: what is better there may be worse in other categories. Train "
+            "one for each (reward_model.categories)."
+        )
+    return found
+
+
+def _percent(share: Estimate) -> str:
+    return f"{100 * share.value:.1f} %"
 
 
 def data_counts(artifacts: Artifacts) -> DataCounts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -20,8 +21,14 @@ from trimtab.models.reporting.run.labels import (
     voting_mode,
 )
 from trimtab.models.reporting.run.policies import final_policy
-from trimtab.models.reporting.run.scorecard import assemble, summary_of
-from trimtab.models.reporting.run.scorers import length_baseline, measure
+from trimtab.models.reporting.run.scorecard import assemble, scorer_warnings, summary_of
+from trimtab.models.reporting.run.scorers import (
+    CategoryScores,
+    LengthBaseline,
+    Scorer,
+    length_baseline,
+    measure,
+)
 from trimtab.models.reporting.run.verdict import answer_of
 from trimtab.models.statistics.calibration import auroc
 from trimtab.models.statistics.estimates import (
@@ -121,6 +128,37 @@ def test_labels_that_came_soft_were_not_smoothed(label_inputs: Inputs) -> None:
     found = relabelling(Artifacts(label_inputs))
     assert found is not None
     assert found.share_smoothed == pytest.approx(2 / 6)
+
+
+def _scorer(accuracy: float, **by_category: float) -> Scorer:
+    """Of accuracy with an interval of two points each way, in all pairs and in categories."""
+
+    def share(value: float) -> Estimate:
+        return Estimate(value, value - 0.02, value + 0.02, 1000)
+
+    measures = {field.name: None for field in dataclasses.fields(Scorer)}
+    categories = {
+        name: CategoryScores(0.0, 1.0, 500, share(value)) for name, value in by_category.items()
+    }
+    given = {"role": "r", "num_trained_pairs": 9, "label_accuracy": share(accuracy)}
+    return Scorer(**measures | given | {"categories": categories})
+
+
+def test_a_reward_model_that_is_no_match_for_what_costs_nothing_is_warned_of() -> None:
+    of_one_kind = _scorer(0.53, helpful=0.67, harmless=0.38)
+    linear, nearest = _scorer(0.66), _scorer(0.60)
+    scorers = {"baseline": of_one_kind, "states_linear": linear, "embedding_nearest": nearest}
+    worse, wrong = scorer_warnings(scorers, None)
+    assert "agrees with 53.0 % of the test labels" in worse
+    assert "(linear on hidden states) with 66.0 %" in worse
+    assert "In pairs of harmless the reward model prefers the answer labelled worse" in wrong
+    # Where intervals meet, nothing is said; the relabelled model is the one that is asked about.
+    assert scorer_warnings({"baseline": _scorer(0.63), "states_linear": linear}, None) == []
+    assert scorer_warnings(scorers | {"relabelled": _scorer(0.64, harmless=0.49)}, None) == []
+    length = LengthBaseline(Estimate(0.7, 0.69, 0.71, 1000), None, {})
+    (longer,) = scorer_warnings({"baseline": linear}, length)
+    assert "(difference in words) with 70.0 %" in longer
+    assert scorer_warnings({}, length) == []
 
 
 def test_scorer_by_hand(label_inputs: Inputs) -> None:
