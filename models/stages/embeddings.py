@@ -6,7 +6,7 @@ its tokens' hidden states and the last of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trimtab.models import chunk_sizes, counts
+from trimtab.models import counts
 from trimtab.models.config.reward import POLICY, EmbeddingsConfig
 from trimtab.models.nets.freezing import layers_of
 from trimtab.models.nets.loading import load_policy, load_tokenizer
@@ -22,10 +22,10 @@ from trimtab.models.nets.packing import Candidates
 from trimtab.models.training.data import SPLITS, context_length, read_pairs, read_rows
 from trimtab.models.training.embedding import embed
 from trimtab.models.training.progress import Progress, write_json
-from trimtab.models.training.scoring import trunk_activations
+from trimtab.models.training.scoring import distinct_rows, trunk_activations
 from trimtab.models.training.trunk_cache import cached_trunk
 
-ROWS_BETWEEN_REPORTS = 100
+NUM_REPORTS = 40
 
 _Key = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -107,35 +107,15 @@ def _vectors(
     model: PreTrainedModel, rows: Sequence[Candidates], depth: int, progress: Progress
 ) -> dict[_Key, Tensor]:
     """By prompt and response; each different response to a prompt is passed once."""
-    responses: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
-    for row in rows:
-        own = responses.setdefault(tuple(row.prompt), {})
-        own.update(dict.fromkeys(map(tuple, row.responses)))
-    merged = [
-        row
-        for prompt, own in responses.items()
-        for row in _packed(list(prompt), [list(each) for each in own])
-    ]
+    merged = distinct_rows(rows)
     found: dict[_Key, Tensor] = {}
     for done, (index, states) in enumerate(trunk_activations(model, merged, depth), start=1):
         row = merged[index]
         keys = [_key(row, response) for response in row.responses]
         found.update(zip(keys, answer_vectors(row, states), strict=True))
-        if done % ROWS_BETWEEN_REPORTS == 0 or done == len(merged):
+        if done % max(1, len(merged) // NUM_REPORTS) == 0 or done == len(merged):
             progress.advance(done, len(merged))
     return found
-
-
-def _packed(prompt: list[int], responses: list[list[int]]) -> Iterator[Candidates]:
-    """Rows of as many responses to a prompt as one pass holds, at least one."""
-    row: list[list[int]] = []
-    for response in responses:
-        length = len(prompt) + sum(map(len, row)) + len(response)
-        if row and length > chunk_sizes.PASS_TOKENS:
-            yield Candidates(prompt, tuple(row))
-            row = []
-        row.append(response)
-    yield Candidates(prompt, tuple(row))
 
 
 def _key(row: Candidates, response: Sequence[int]) -> _Key:

@@ -80,6 +80,32 @@ def trunk_activations(
         yield from zip(part, states.split([rows[index].num_tokens for index in part]), strict=True)
 
 
+def distinct_rows(rows: Sequence[Candidates]) -> list[Candidates]:
+    """Every different response to every different prompt once, in rows that fit one pass."""
+    responses: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
+    for row in rows:
+        own = responses.setdefault(tuple(row.prompt), {})
+        own.update(dict.fromkeys(map(tuple, row.responses)))
+    return [
+        row
+        for prompt, own in responses.items()
+        for row in _in_rows(list(prompt), [list(each) for each in own])
+    ]
+
+
+def _in_rows(prompt: list[int], responses: list[list[int]]) -> Iterator[Candidates]:
+    """Rows of as many responses as one pass holds, at least one."""
+    row: list[list[int]] = []
+    length = len(prompt)
+    for response in responses:
+        if row and length + len(response) > chunk_sizes.PASS_TOKENS:
+            yield Candidates(prompt, tuple(row))
+            row, length = [], len(prompt)
+        row.append(response)
+        length += len(response)
+    yield Candidates(prompt, tuple(row))
+
+
 def with_trunk(model: PreTrainedModel, rows: Sequence[Candidates], depth: int) -> list[Candidates]:
     """The rows with the output of the first `depth` layers attached; unchanged for depth 0."""
     result = list(rows)

@@ -28,20 +28,21 @@ from trimtab.models.nets.trunk import trunk_digest
 def write_trunk(
     path: Path,
     rows: Sequence[Candidates],
-    states: Iterable[tuple[int, Tensor]],
+    states: Iterable[tuple[int, int, Tensor]],
     hidden_size: int,
     metadata: dict[str, str],
 ) -> None:
-    """Write the states of `rows`, which come one by one: a row's index, its states (T, H).
+    """Write the states of `rows`, which come part by part: a row's index, 0 for its prompt or the
+    number of a response from 1, and its states (T, H).
 
     Each goes to its place in the file: all together can be more than the memory.
     """
     lengths = _lengths(rows)
-    ends = lengths.sum(1).cumsum(0)
+    ends = lengths.flatten().cumsum(0).view(lengths.shape)
     path.parent.mkdir(parents=True, exist_ok=True)
     values = _new_file(path, lengths, hidden_size, metadata)
-    for index, own in states:
-        end = int(ends[index])
+    for index, part, own in states:
+        end = int(ends[index, part])
         values[end - len(own) : end] = own.cpu().numpy()
     values.flush()
 

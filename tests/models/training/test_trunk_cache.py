@@ -13,8 +13,10 @@ from tests.models.conftest import run_stage
 from trimtab.models.config.reward import ContrastiveConfig, EmbeddingsConfig, TrunkCacheConfig
 from trimtab.models.nets.freezing import layers_of
 from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
+from trimtab.models.nets.packing import Candidates
 from trimtab.models.stages.ppo_max.trainer import PPORun
 from trimtab.models.training.data import read_pairs, read_rows, write_rows
+from trimtab.models.training.scoring import distinct_rows, trunk_activations
 
 # Of the smoke model's two layers.
 UPPER = 1
@@ -131,6 +133,52 @@ def test_meta_rm_trains_alike_on_stored_states(
     plain = run_stage("meta_rm", config, tmp_path / "plain", **inputs)
     fast = run_stage("meta_rm", config, tmp_path / "fast", **inputs, trunk=states)
     _same(fast, plain)
+
+
+def test_a_response_of_several_pairs_is_passed_once(tmp_path: Path, policy: Path) -> None:
+    """Three answers to one prompt in three pairs, as in a ranking, and one of them to another."""
+    texts = [("a question", "yes", "no"), ("a question", "no", "maybe not"), ("what", "yes", "no")]
+    texts.append(("a question", "yes", "maybe not"))
+    rows = [
+        {"id": str(n), "prompt": prompt, "chosen": good, "rejected": bad}
+        for n, (prompt, good, bad) in enumerate(texts)
+    ]
+    pairs = tmp_path / "pairs"
+    for split in ("train", "validation", "test"):
+        write_rows(pairs / f"{split}.jsonl", rows[: 4 if split == "train" else 1])
+    inputs = {"policy": policy, "preferences": pairs}
+    stored = run_stage(
+        "trunk_cache", TrunkCacheConfig(trainable_layers=UPPER), tmp_path / "trunk", **inputs
+    )
+    tokenizer, model = load_tokenizer(policy / "model"), load_policy(policy / "model").eval()
+    read = read_pairs(pairs / "train.jsonl", tokenizer).rows
+    found = load_file(stored / "train.safetensors")
+    assert found["lengths"].tolist() == [[len(r.prompt), *map(len, r.responses)] for r in read]
+    alone = [states for _, states in sorted_states(model, read)]
+    torch.testing.assert_close(found["values"], torch.cat(alone), atol=1e-5, rtol=1e-4)
+    distinct = {(tuple(r.prompt), tuple(answer)) for r in read for answer in r.responses}
+    passed = distinct_rows(read)
+    assert sorted((tuple(r.prompt), tuple(a)) for r in passed for a in r.responses) == sorted(
+        distinct
+    )
+    assert len(passed) == 2
+
+
+def sorted_states(model: Any, rows: Any) -> list[Any]:
+    """Each row's states by itself."""
+    return [(n, next(iter(trunk_activations(model, [row], 1)))[1]) for n, row in enumerate(rows)]
+
+
+def test_responses_beyond_one_pass_are_in_further_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trimtab.models.chunk_sizes.PASS_TOKENS", 8)
+    prompt = [1, 2, 3]
+    rows = [Candidates(prompt, ([4] * n, [5] * n)) for n in (1, 2, 9)]
+    assert distinct_rows(rows) == [
+        Candidates(prompt, ([4], [5], [4, 4])),
+        Candidates(prompt, ([5, 5],)),
+        Candidates(prompt, ([4] * 9,)),
+        Candidates(prompt, ([5] * 9,)),
+    ]
 
 
 def test_vectors_of_answers_are_the_mean_and_the_last_of_their_states(
