@@ -32,8 +32,8 @@ def num_taken(available: int, limit: int | None) -> int:
 
 
 def layer_of_vectors(layer: int | None, num_layers: int) -> int:
-    """The policy's layer whose output makes an answer's vector: the given one, or after four
-    fifths of them; the last ones serve to predict the next token."""
+    """The policy's layer whose output makes an answer's vector: the given one, else the one after
+    four fifths of them."""
     return max(1, round(0.8 * num_layers)) if layer is None else layer
 
 

@@ -10,7 +10,6 @@ from trimtab.flows.run import Run
 from trimtab.flows.studies.registry import arms
 from trimtab.flows.studies.steps import add_strength, with_changes
 from trimtab.models.config.reward import StrengthConfig
-from trimtab.models.reporting.kit.names import EMBEDDING_MODELS
 from trimtab.models.specs import STRENGTH
 from trimtab.models.studies.variants import FLIP_SHARES, flipped
 
@@ -52,7 +51,4 @@ def planted_flips(run: Run) -> None:
         add_embedding_models(own)
         compare_votes(own)
         run["preferences"] = own["preferences"]
-        found = ("preferences", "strength", f"strength_{VOTES[1]}", *EMBEDDING_MODELS)
-        for role in found:
-            if role in own.roles:
-                run[f"{flipped(share)}{role}"] = own[role]
+        run.roles |= {f"{flipped(share)}{role}": own[role] for role in own.roles}

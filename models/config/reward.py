@@ -184,8 +184,7 @@ class EmbeddingModelConfig(EncoderConfig):
     def _neighbours_are_by_sentence(self) -> Self:
         if self.kind == "nearest" and self.encoder == POLICY:
             raise ValueError(
-                "kind=nearest takes a sentence encoder, found encoder=policy: hidden states lie "
-                "too close to one another; allowed: kind=linear"
+                "kind=nearest takes a sentence encoder, found encoder=policy; allowed: kind=linear"
             )
         return self
 

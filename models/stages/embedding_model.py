@@ -129,7 +129,6 @@ def linear_scores(
     spread = np.sqrt(((mine[:, 0] - mine[:, 1]) ** 2).mean(0))
     for values in features.values():
         values /= np.where(spread > 0, spread, 1)
-    mine = features["train"]
     learned = drawn(len(train.rows), config.seed)
     difference = mine[learned, 0] - mine[learned, 1]
     folds = prompt_folds([row["prompt"] for row in train.rows], config.num_folds).numpy()
@@ -214,7 +213,6 @@ def bradley_terry(
     """
     shape = start.shape
     own = [np.flatnonzero(place == category) for category in range(1, shape[0])]
-
     difference, count = difference.astype(float), max(1, len(difference))
 
     def loss_and_gradient(flat: Array) -> tuple[float, Array]:

@@ -10,7 +10,7 @@ from trimtab.models.reporting.kit.names import STRENGTH_NAMES
 from trimtab.models.reporting.run.human_votes import vote_agreement, voted_rows
 from trimtab.models.reporting.run.labels import (
     LabelNoise,
-    baseline_roles,
+    audit_baselines,
     label_noise,
     strength_roles,
 )
@@ -130,8 +130,8 @@ def _noise_of(artifacts: Artifacts, share: float) -> dict[str, LabelNoise]:
             if role.startswith(prefix)
         }
     )
-    roles = strength_roles(own) | baseline_roles(own)
-    return {mode: label_noise(own, role, mode, 0) for mode, role in roles.items()}
+    votes = {mode: label_noise(own, role, mode, 0) for mode, role in strength_roles(own).items()}
+    return votes | audit_baselines(own, 0)
 
 
 def _ensembles(artifacts: Artifacts) -> list[tuple[str, int]]:

@@ -133,15 +133,15 @@ def strength_roles(artifacts: Artifacts) -> dict[str, str]:
     return roles
 
 
-def baseline_roles(artifacts: Artifacts) -> dict[str, str]:
-    """What an audit by the ensemble should be better than, by name: embedding models that the run
-    has, and length."""
-    return {**embedding_roles(artifacts), BY_LENGTH: BY_LENGTH}
+def embedding_models(artifacts: Artifacts) -> list[str]:
+    """Roles of the embedding models that the run has."""
+    return [role for role in EMBEDDING_MODELS if artifacts.has(role)]
 
 
-def embedding_roles(artifacts: Artifacts) -> dict[str, str]:
-    """The embedding models that the run has: name to role."""
-    return {role: role for role in EMBEDDING_MODELS if artifacts.has(role)}
+def audit_baselines(artifacts: Artifacts, seed: int) -> dict[str, LabelNoise]:
+    """What an audit by the ensemble should be better than, by name: embedding models and length."""
+    names = (*embedding_models(artifacts), BY_LENGTH)
+    return {name: label_noise(artifacts, name, name, seed) for name in names}
 
 
 def label_noise(artifacts: Artifacts, role: str, mode: str, seed: int) -> LabelNoise:

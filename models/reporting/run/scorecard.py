@@ -26,8 +26,8 @@ from trimtab.models.reporting.run.labels import (
     BY_LENGTH,
     LabelNoise,
     Relabelling,
-    baseline_roles,
-    embedding_roles,
+    audit_baselines,
+    embedding_models,
     label_noise,
     relabelling,
     strength_roles,
@@ -124,7 +124,7 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
     found, curves = policies(
         artifacts, config.arms, config.rounds, config.has_gold, seed, config.lineage
     )
-    baselines = baseline_roles(artifacts) if noise else {}
+    beside = {name: name for name in embedding_models(artifacts)}
     relabelled = relabelling(artifacts)
     scorers = {
         name: measure(artifacts, role, seed)
@@ -147,11 +147,9 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
         ai_labeler=ai_labeler(artifacts),
         vote_used=vote_used,
         label_noise=noise,
-        audit_baselines={
-            name: label_noise(artifacts, role, name, seed) for name, role in baselines.items()
-        },
+        audit_baselines=audit_baselines(artifacts, seed) if noise else {},
         relabelling=relabelled,
-        human_votes=human_votes(artifacts, roles | embedding_roles(artifacts), seed),
+        human_votes=human_votes(artifacts, roles | beside, seed),
         scorers=scorers,
         length_baseline=by_length,
         revisions=revisions(artifacts, config.has_gold, seed),

@@ -13,7 +13,7 @@ import pytest
 from trimtab.models.config.reporting import ReportConfig
 from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
 from trimtab.models.reporting.run.human_votes import human_votes, vote_agreement
-from trimtab.models.reporting.run.labels import embedding_roles, strength_roles
+from trimtab.models.reporting.run.labels import embedding_models, strength_roles
 from trimtab.models.reporting.run.scorers import measure
 from trimtab.models.stages import report
 from trimtab.models.statistics.estimates import Estimate
@@ -210,7 +210,8 @@ def test_embedding_models_stand_beside_the_ensemble(voted_inputs: Inputs, write:
     ]
     folder = write("states_linear", {"scores.jsonl": scores})
     artifacts = Artifacts({**voted_inputs, "states_linear": folder})
-    roles = strength_roles(artifacts) | embedding_roles(artifacts)
+    assert embedding_models(artifacts) == ["states_linear"]
+    roles = strength_roles(artifacts) | {"states_linear": "states_linear"}
     found = human_votes(artifacts, roles, 0)
     assert list(found) == ["in_sample", "cross_fitted", "states_linear"]
     assert found["states_linear"]["test"] == found["in_sample"]["test"]
