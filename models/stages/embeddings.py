@@ -6,13 +6,12 @@ its tokens' hidden states and the last of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from trimtab.models import counts
 from trimtab.models.config.reward import POLICY, EmbeddingsConfig
@@ -22,12 +21,8 @@ from trimtab.models.nets.packing import Candidates
 from trimtab.models.training.data import SPLITS, context_length, read_pairs, read_rows
 from trimtab.models.training.embedding import embed
 from trimtab.models.training.progress import Progress, write_json
-from trimtab.models.training.scoring import distinct_rows, trunk_activations
+from trimtab.models.training.scoring import num_parts, part_states
 from trimtab.models.training.trunk_cache import cached_trunk
-
-NUM_REPORTS = 40
-
-_Key = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def run(config: EmbeddingsConfig, inputs: dict[str, Path], workdir: Path) -> None:
@@ -38,9 +33,9 @@ def run(config: EmbeddingsConfig, inputs: dict[str, Path], workdir: Path) -> Non
     ValueError for a layer that the policy does not have.
     """
     if config.encoder == POLICY:
-        found, summary = hidden_states(config, inputs, Progress(workdir))
+        found, summary = hidden_states(config, inputs, workdir)
     else:
-        found, summary = sentence_embeddings(config, inputs, Progress(workdir))
+        found, summary = sentence_embeddings(config, inputs, workdir)
     output = workdir / "output"
     output.mkdir(parents=True, exist_ok=True)
     save_file(found, output / "embeddings.safetensors")
@@ -55,14 +50,14 @@ def run(config: EmbeddingsConfig, inputs: dict[str, Path], workdir: Path) -> Non
 
 
 def sentence_embeddings(
-    config: EmbeddingsConfig, inputs: dict[str, Path], progress: Progress
+    config: EmbeddingsConfig, inputs: dict[str, Path], workdir: Path
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
     """Vectors (N, 2, D) by split; each different answer is encoded once."""
     rows = {split: read_rows(inputs["preferences"] / f"{split}.jsonl") for split in SPLITS}
     texts = [
         row[answer] for own in rows.values() for row in own for answer in ("chosen", "rejected")
     ]
-    found = torch.from_numpy(embed(texts, config.encoder, progress)).half()
+    found = torch.from_numpy(embed(texts, config.encoder, Progress(workdir))).half()
     parts = found.view(-1, 2, found.shape[-1]).split([len(own) for own in rows.values()])
     return (
         {split: part.contiguous() for split, part in zip(rows, parts, strict=True)},
@@ -71,7 +66,7 @@ def sentence_embeddings(
 
 
 def hidden_states(
-    config: EmbeddingsConfig, inputs: dict[str, Path], progress: Progress
+    config: EmbeddingsConfig, inputs: dict[str, Path], workdir: Path
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
     """Vectors (N, 2, 2 H) by split, from the cached trunk where it ends at the layer."""
     tokenizer = load_tokenizer(inputs["policy"] / "model")
@@ -88,46 +83,31 @@ def hidden_states(
         split: read_pairs(inputs["preferences"] / f"{split}.jsonl", tokenizer, limit, stored).rows
         for split in SPLITS
     }
-    known: dict[_Key, Tensor] = {}
-    if stored is None:
-        known = _vectors(model, [row for own in rows.values() for row in own], depth, progress)
+    total, done = sum(map(num_parts, rows.values())), 0
     found = {}
     for split, own in rows.items():
         size = (len(own), 2, 2 * model.config.hidden_size)
         found[split] = torch.empty(size, dtype=torch.float16, device="cpu")
-        for index, row in enumerate(own):
-            if row.lower is not None:
-                found[split][index] = answer_vectors(row, row.lower.values)
-            else:
-                found[split][index] = torch.stack([known[_key(row, r)] for r in row.responses])
+        states = _stored(own) if stored is not None else part_states(model, own, depth)
+        progress = Progress(workdir, done=done, of=total)
+        for index, part, values in progress.follow(states, num_parts(own)):
+            if part > 0:
+                found[split][index, part - 1] = answer_vector(values)
+        done += num_parts(own)
     return found, {"layer": depth}
 
 
-def _vectors(
-    model: PreTrainedModel, rows: Sequence[Candidates], depth: int, progress: Progress
-) -> dict[_Key, Tensor]:
-    """By prompt and response; each different response to a prompt is passed once."""
-    merged = distinct_rows(rows)
-    found: dict[_Key, Tensor] = {}
-    for done, (index, states) in enumerate(trunk_activations(model, merged, depth), start=1):
-        row = merged[index]
-        keys = [_key(row, response) for response in row.responses]
-        found.update(zip(keys, answer_vectors(row, states), strict=True))
-        if done % max(1, len(merged) // NUM_REPORTS) == 0 or done == len(merged):
-            progress.advance(done, len(merged))
-    return found
+def _stored(rows: Sequence[Candidates]) -> Iterator[tuple[int, int, Tensor]]:
+    """As `part_states`, of rows that have their states."""
+    for index, row in enumerate(rows):
+        for part, values in enumerate(row.lower_parts()):
+            yield index, part, values
 
 
-def _key(row: Candidates, response: Sequence[int]) -> _Key:
-    return tuple(row.prompt), tuple(response)
+def answer_vector(states: Tensor) -> Tensor:
+    """(2 H,) float16: the mean of an answer's states (T, H), and the last of them.
 
-
-def answer_vectors(row: Candidates, states: Tensor) -> Tensor:
-    """(2, 2 H) of both responses: the mean of its tokens' states (T, H), and the last of them.
-
-    float16, in which what is out of range is its largest number.
+    What is out of the range of float16 is its largest number.
     """
-    parts = states.split([len(row.prompt), *map(len, row.responses)])
-    found = torch.stack([torch.cat([own.mean(0), own[-1]]) for own in parts[1:]])
     largest = torch.finfo(torch.float16).max
-    return found.clamp(-largest, largest).half().cpu()
+    return torch.cat([states.mean(0), states[-1]]).clamp(-largest, largest).half().cpu()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from torch import Tensor
 
 from trimtab.models.training import distributed
+
+T = TypeVar("T")
 
 
 class NotFiniteError(ValueError):
@@ -38,6 +41,13 @@ class Progress:
                     f"{name} became {value} at step {step}; lower the learning rate or check the "
                     f"data of this step (see {self.path})"
                 )
+
+    def follow(self, items: Iterable[T], total: int) -> Iterator[T]:
+        """The items as they come, `total` of them; records progress at each fortieth."""
+        for done, item in enumerate(items, start=1):
+            yield item
+            if done % max(1, total // 40) == 0 or done == total:
+                self.advance(done, total)
 
     def advance(self, done: int, total: int) -> None:
         """Record progress for the progress bar."""

@@ -80,6 +80,33 @@ def trunk_activations(
         yield from zip(part, states.split([rows[index].num_tokens for index in part]), strict=True)
 
 
+def part_states(
+    model: PreTrainedModel, rows: Sequence[Candidates], depth: int
+) -> Iterator[tuple[int, int, Tensor]]:
+    """The output of the first `depth` layers for every part of every row, in any order: index of
+    the row, 0 for its prompt or the number of a response from 1, hidden states (T, H).
+
+    What several rows have is passed once.
+    """
+    places: dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[int, int]]] = {}
+    for index, row in enumerate(rows):
+        for part, tokens in enumerate(([], *row.responses)):
+            places.setdefault((tuple(row.prompt), tuple(tokens)), []).append((index, part))
+    distinct = distinct_rows(rows)
+    for number, states in trunk_activations(model, distinct, depth):
+        row = distinct[number]
+        parts = states.split([len(row.prompt), *map(len, row.responses)])
+        for tokens, own in zip(([], *row.responses), parts, strict=True):
+            # The prompt comes again with further responses.
+            for index, part in places.pop((tuple(row.prompt), tuple(tokens)), []):
+                yield index, part, own
+
+
+def num_parts(rows: Sequence[Candidates]) -> int:
+    """Prompts and responses of all rows."""
+    return sum(1 + len(row.responses) for row in rows)
+
+
 def distinct_rows(rows: Sequence[Candidates]) -> list[Candidates]:
     """Every different response to every different prompt once, in rows that fit one pass."""
     responses: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
