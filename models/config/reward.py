@@ -232,6 +232,12 @@ class PairLossConfig(StageConfig):
     imitation_coef: Weight = Field(
         0.0, description="beta_lm, weight of the preferred answer's NLL in the loss [PPO: 1]"
     )
+    category_heads: bool = Field(
+        False,
+        description="A reward head for each category of the pairs trained on, and a gate that "
+        "reads from a prompt which of them it is of [ArmoRM]; one head where they are fewer than "
+        "two",
+    )
     contrastive: ContrastiveConfig | None = Field(
         None,
         description="Contrastive term on two passes over each answer; negatives are the other "

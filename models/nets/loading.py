@@ -9,12 +9,13 @@ expected reward).
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from accelerate.utils import other as accelerate_models
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -27,6 +28,7 @@ from transformers import (
 
 from trimtab.models.config.training import ModelConfig
 from trimtab.models.nets.fused import with_fused_layers
+from trimtab.models.nets.scoring import CATEGORY_HEADS, is_advantage_model, scorer_labels
 from trimtab.models.nets.small_llama import llama_fields
 from trimtab.models.packages import folder_of
 
@@ -71,9 +73,6 @@ def load_base_tokenizer(base: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-SCORER_LABELS = {1: {0: "reward"}, 2: {0: "reward", 1: "expected_reward"}}
-
-
 def build_policy(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """The base model to fine-tune: loaded from `config.base`, or a fresh small Llama.
 
@@ -106,25 +105,47 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return load_base_tokenizer(str(folder))
 
 
-def new_scorer(folder: Path, num_heads: int, seed: int) -> PreTrainedModel:
-    """A scorer on the trunk of the model in `folder`, its bias-free head drawn from `seed`.
+def new_scorer(folder: Path, seed: int, *, has_expected: bool = False) -> PreTrainedModel:
+    """A scorer on the trunk of the model in `folder`, its bias-free heads drawn from `seed`.
 
-    Heads start at normal(0, 1/sqrt(hidden + 1)) as in InstructGPT's reward models.
+    has_expected: with a head e(x), as an Advantage Model. Heads start at
+    normal(0, 1/sqrt(hidden + 1)) as in InstructGPT's reward models.
     """
+    labels = scorer_labels((), has_expected)
     model = AutoModelForSequenceClassification.from_pretrained(
         folder,
-        num_labels=num_heads,
-        id2label=SCORER_LABELS[num_heads],
-        label2id={label: index for index, label in SCORER_LABELS[num_heads].items()},
+        num_labels=len(labels),
+        id2label=dict(enumerate(labels)),
+        label2id={label: index for index, label in enumerate(labels)},
         dtype=torch.float32,
     )
-    generator = torch.Generator().manual_seed(seed)
-    std = (model.score.in_features + 1) ** -0.5
-    with torch.no_grad():
-        model.score.weight.copy_(
-            torch.randn(model.score.weight.shape, generator=generator, device="cpu").mul_(std)
-        )
+    _draw_heads(model.score, seed)
     return with_fused_layers(model)
+
+
+def add_category_heads(model: PreTrainedModel, categories: Sequence[str], seed: int) -> None:
+    """Give a new scorer a reward head for each of several categories, and a gate between them.
+
+    All its heads are drawn anew, from `seed`; does nothing without categories.
+    """
+    if not categories:
+        return
+    labels = scorer_labels(categories, is_advantage_model(model))
+    model.config.id2label = dict(enumerate(labels))
+    model.config.label2id = {label: index for index, label in enumerate(labels)}
+    model.num_labels = len(labels)
+    setattr(model.config, CATEGORY_HEADS, list(categories))
+    model.score = nn.Linear(model.score.in_features, len(labels), bias=False)
+    _draw_heads(model.score, seed)
+
+
+def _draw_heads(heads: nn.Linear, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    std = (heads.in_features + 1) ** -0.5
+    with torch.no_grad():
+        heads.weight.copy_(
+            torch.randn(heads.weight.shape, generator=generator, device="cpu").mul_(std)
+        )
 
 
 def load_scorer(folder: Path) -> PreTrainedModel:

@@ -1,10 +1,19 @@
-"""Scores from hidden states: where a scorer's heads read, for one, two and many responses a row."""
+"""Scores from hidden states: where a scorer's heads read, for one, two and many responses a row.
+
+A scorer's columns are its reward heads, e(x) if it is an Advantage Model, and the gate. Most have
+one reward head and no gate. With category heads there is a reward head and a column of the gate for
+each category, and r(x, y) = sum over categories c of p(c | x) r_c(x, y), where the gate p is a
+softmax of what it reads at the prompt's last token, as in [ArmoRM] Wang et al., Interpretable
+Preferences via Multi-Objective Reward Modeling and Mixture-of-Experts, arXiv 2406.12845.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
@@ -16,6 +25,8 @@ from trimtab.models.nets.trunk import hidden_states
 
 # In a model's config.json: (N - K) / N, by which an Advantage Model multiplies r - e.
 ADVANTAGE_SCALE = "advantage_scale"
+# In a model's config.json: the categories that have a reward head each.
+CATEGORY_HEADS = "category_heads"
 
 
 def response_scores(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
@@ -41,19 +52,48 @@ def reward_heads(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Te
 
 
 def read_rewards(
-    model: PreTrainedModel, hidden: Tensor, batch: PackedBatch
+    model: PreTrainedModel, hidden: Tensor, batch: PackedBatch, head: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """As `reward_heads`, from the last hidden states (N, H)."""
-    rewards = model.score(hidden[batch.response_end])
+    """As `reward_heads`, from the last hidden states (N, H).
+
+    head: (R,) the category head that a response is scored by, -1 where the gate is to tell; none:
+    the gate tells for all.
+    """
+    at_response = model.score(hidden[batch.response_end])
     if model.config.num_labels == 1:
-        return rewards[:, 0], None
-    expected = model.score(hidden[batch.prompt_end])
-    return rewards[:, 0], expected[:, 1]
+        return at_response[:, 0], None
+    at_prompt = model.score(hidden[batch.prompt_end])
+    count = len(category_heads(model))
+    expected = at_prompt[:, expected_column(model)] if is_advantage_model(model) else None
+    if count == 0:
+        return at_response[:, 0], expected
+    weight = at_prompt[:, -count:].softmax(1)
+    if head is not None:
+        known = F.one_hot(head.clamp(min=0), count).to(weight.dtype)
+        weight = torch.where(head[:, None] >= 0, known, weight)
+    return (at_response[:, :count] * weight).sum(1), expected
+
+
+def category_heads(model: PreTrainedModel) -> tuple[str, ...]:
+    """The categories that have a reward head each, in order; none: one head serves all pairs."""
+    return tuple(getattr(model.config, CATEGORY_HEADS, ()))
+
+
+def expected_column(model: PreTrainedModel) -> int:
+    """Which column of an Advantage Model's heads is e(x)."""
+    return max(1, len(category_heads(model)))
 
 
 def is_advantage_model(model: PreTrainedModel) -> bool:
-    """Whether a scorer carries the second head e(x)."""
-    return bool(model.config.num_labels == 2)
+    """Whether a scorer carries the head e(x)."""
+    return bool(model.config.num_labels == len(scorer_labels(category_heads(model), True)))
+
+
+def scorer_labels(categories: Sequence[str], has_expected: bool) -> list[str]:
+    """What each column of a scorer's head answers."""
+    rewards = [f"reward: {name}" for name in categories] or ["reward"]
+    expected = ["expected_reward"] if has_expected else []
+    return [*rewards, *expected, *(f"gate: {name}" for name in categories)]
 
 
 def response_logprobs(

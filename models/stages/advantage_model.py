@@ -13,6 +13,7 @@ Deviations from the paper:
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,10 +34,17 @@ from trimtab.models.functional.advantage import (
 )
 from trimtab.models.functional.masked import masked_mean
 from trimtab.models.nets.freezing import num_frozen_layers
-from trimtab.models.nets.loading import load_policy, load_tokenizer, new_scorer, save_model
+from trimtab.models.nets.loading import (
+    add_category_heads,
+    load_policy,
+    load_tokenizer,
+    new_scorer,
+    save_model,
+)
 from trimtab.models.nets.packing import Candidates, PackedBatch, pack
 from trimtab.models.nets.scoring import (
     ADVANTAGE_SCALE,
+    expected_column,
     read_rewards,
     response_logprobs,
     reward_heads,
@@ -45,6 +53,7 @@ from trimtab.models.nets.trunk import hidden_states
 from trimtab.models.stages.reward_model import heads_of_terms, score_splits
 from trimtab.models.training import distributed, signals
 from trimtab.models.training.batching import local_micro_batches
+from trimtab.models.training.category_gate import categories_of, fit_gate
 from trimtab.models.training.data import (
     Pairs,
     context_length,
@@ -62,6 +71,7 @@ from trimtab.models.training.sampling import sample_answers
 from trimtab.models.training.scoring import with_trunk
 from trimtab.models.training.trunk_cache import cached_trunk
 
+PROMPTS_OF_CATEGORY = 10  # free: as many as a category's mean error is taken seriously of
 _LEARNED = "learned_expected_reward"  # in a model's config.json
 
 
@@ -73,7 +83,7 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
     `expected_reward` also expected_rewards.jsonl, of prompts that were held out.
     """
     tokenizer = load_tokenizer(inputs["policy"] / "model")
-    model = new_scorer(inputs["policy"] / "model", 2, config.seed)
+    model = new_scorer(inputs["policy"] / "model", config.seed, has_expected=True)
     source = inputs.get("pairs", inputs["preferences"])
     limit, states = context_length(model.config), cached_trunk(inputs, model)
     pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
@@ -83,8 +93,10 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
         scale = advantage_scale(config.num_policies, log_ratios.shape[-1])
         setattr(model.config, ADVANTAGE_SCALE, scale)
 
+    if config.category_heads:
+        add_category_heads(model, categories_of(pairs), config.seed)
+    fit_gate(model, pairs)
     term = _expected_reward_term(config, model, inputs, workdir)
-
     rankings = pair_batches_of(pairs, config.ranking)
     with heads_of_terms(model, config, inputs["policy"] / "model"):
         summary = fit(
@@ -102,8 +114,9 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
             workdir=workdir,
             extras=StepExtras(term=term),
         )
+    fit_gate(model, pairs)
     if term is not None:
-        refit_expected_reward(model.eval(), term.rows)
+        refit_expected_reward(model.eval(), term.rows, term.categories)
         setattr(model.config, _LEARNED, True)
     save_model(model, tokenizer, workdir / "output" / "model")
     summary |= score_splits(model, tokenizer, inputs, workdir / "output")
@@ -150,9 +163,13 @@ def advantage_of_pairs(
 
 @dataclass(frozen=True)
 class ExpectedRewardTerm(DrawnTerm):
-    """The squared error of e(x) on the mean reward of a row's responses [AM eq. 7]."""
+    """The squared error of e(x) on the mean reward of a row's responses [AM eq. 7].
+
+    categories: of the rows' prompts.
+    """
 
     name: str = "expected_reward_loss"
+    categories: tuple[str | None, ...] = ()
 
     @staticmethod
     def loss(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Metrics]:
@@ -182,31 +199,43 @@ def _expected_reward_term(
         return None
     if "data" not in inputs:
         raise ValueError("expected_reward needs the input `data`, whose prompts the policy answers")
-    prompts = [row["prompt"] for row in _prompts(inputs, config.seed)[: own.num_prompts]]
-    limit = context_length(model.config)
+    asked = _prompts(inputs, config.seed)[: own.num_prompts]
+    prompts, limit = [row["prompt"] for row in asked], context_length(model.config)
     rows = sample_answers(own, inputs["policy"], prompts, config.seed, workdir, limit)
     depth = num_frozen_layers(model, config.train.trainable_layers)
-    return ExpectedRewardTerm(with_trunk(model, rows, depth), own.coef, own.batch_size)
+    return ExpectedRewardTerm(
+        with_trunk(model, rows, depth),
+        own.coef,
+        own.batch_size,
+        categories=tuple(row.get("category") for row in asked),
+    )
 
 
 @torch.no_grad()
-def refit_expected_reward(model: PreTrainedModel, rows: Sequence[Candidates]) -> None:
+def refit_expected_reward(
+    model: PreTrainedModel, rows: Sequence[Candidates], categories: Sequence[str | None]
+) -> None:
     """Move e's head to what eq. 7 asks of it for the trunk and the r that were trained.
 
     While r is learned its mean moves on, and e(x), which learns it in small steps, is behind. The
     head is linear: a ridge regression of its error on all rows, towards the head that was trained.
     How strong the ridge is, up to leaving the head alone, is what generalised cross-validation
-    finds best: samples are noisy, and there may be fewer prompts than states have numbers.
+    finds best: samples are noisy, and there may be fewer prompts than states have numbers. A ridge
+    leaves some of the error to every category, so under the constraint that in each one of at least
+    PROMPTS_OF_CATEGORY the mean error is 0.
+
+    rows: of N prompts, each with equally many responses. categories: (N,) of the prompts.
     """
     states = torch.zeros(len(rows), model.score.in_features)
-    error = torch.zeros(len(rows), dtype=torch.float64)
+    error = torch.zeros(len(rows))
     for part in local_micro_batches(rows, chunk_sizes.PASS_TOKENS):
         batch = pack([rows[index] for index in part])
         hidden = hidden_states(model, batch)
         states[part] = hidden[batch.prompt_end.view(len(part), -1)[:, 0]]
         rewards, expected = read_rewards(model, hidden, batch)
         assert expected is not None
-        error[part] = (rewards - expected).view(len(part), -1).mean(1).double()
+        error[part] = (rewards - expected).view(len(part), -1).mean(1)
+    states, error = _of_all_ranks(states, rows), _of_all_ranks(error, rows).double()
     left, values, right = torch.linalg.svd(states.double(), full_matrices=False)
     along = left.T @ error
     squares, count = values.square(), len(rows)
@@ -218,7 +247,33 @@ def refit_expected_reward(model: PreTrainedModel, rows: Sequence[Candidates]) ->
 
     ridges = [squares.max() * 10.0**power for power in range(-6, 7)]
     ridge = min(ridges, key=cross_validated)
-    model.score.weight[1] += (right.T @ (values / (squares + ridge) * along)).float()
+    change = right.T @ (values / (squares + ridge) * along)
+    change += _balanced(states.double(), error, change, categories, right, squares + ridge)
+    model.score.weight[expected_column(model)] += change.float()
+
+
+def _balanced(
+    states: Tensor,
+    error: Tensor,
+    change: Tensor,
+    categories: Sequence[str | None],
+    right: Tensor,
+    penalised: Tensor,
+) -> Tensor:
+    """What to add to a ridge regression's weights `change` (H,) so that each category's mean error
+    is 0: the least by the regression's own metric, which is diagonal, `penalised` (K,), along the
+    rows of `right` (K, H)."""
+    number = Counter(categories)
+    large = [name for name, count in number.items() if count >= PROMPTS_OF_CATEGORY]
+    if not large:
+        return torch.zeros_like(change)
+    members = torch.tensor([[name == own for own in categories] for name in large]).double()
+    means = members / members.sum(1, keepdim=True)
+    along = means @ states @ right.T
+    weighted = along / penalised
+    missing = means @ (error - states @ change)
+    shares = torch.linalg.pinv(along @ weighted.T, hermitian=True) @ missing
+    return right.T @ (weighted.T @ shares)
 
 
 def learned_expected_reward(model: PreTrainedModel) -> bool:
@@ -269,13 +324,20 @@ def _compare_held_out(
 def mean_and_expected(model: PreTrainedModel, rows: Sequence[Candidates]) -> tuple[Tensor, Tensor]:
     """Mean reward of each row's responses, and e(x) of its prompt: (N,) each."""
     model.eval()
-    found = torch.zeros(2, len(rows))
+    found = torch.zeros(len(rows), 2)
     for part in local_micro_batches(rows, chunk_sizes.PASS_TOKENS):
         rewards, expected = reward_heads(model, pack([rows[index] for index in part]))
         assert expected is not None
-        found[0, part] = rewards.view(len(part), -1).mean(1)
-        found[1, part] = expected.view(len(part), -1)[:, 0]
-    return found[0], found[1]
+        found[part, 0] = rewards.view(len(part), -1).mean(1)
+        found[part, 1] = expected.view(len(part), -1)[:, 0]
+    mean, own = _of_all_ranks(found, rows).unbind(1)
+    return mean, own
+
+
+def _of_all_ranks(values: Tensor, rows: Sequence[Candidates]) -> Tensor:
+    """Values (N, ...) of N rows, from each rank's own, which are 0 for those of others."""
+    distributed.all_reduce_sum([values])
+    return values / distributed.replication(rows)
 
 
 def _log_ratios(config: AdvantageModelConfig, inputs: dict[str, Path], pairs: Pairs) -> Tensor:

@@ -23,6 +23,7 @@ from trimtab.models import chunk_sizes
 from trimtab.models.config.reward import FeaturesConfig
 from trimtab.models.nets.loading import load_scorer, load_tokenizer
 from trimtab.models.nets.packing import pack
+from trimtab.models.nets.scoring import read_rewards
 from trimtab.models.nets.trunk import hidden_states
 from trimtab.models.training.batching import micro_batches
 from trimtab.models.training.data import Pairs, context_length, read_pairs, read_rows, write_rows
@@ -114,16 +115,19 @@ def overlap(features: Tensor, is_better: Tensor, mixed: Tensor) -> Overlap:
 
 @torch.no_grad()
 def features_of(model: PreTrainedModel, pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """Features (2N, H) and first head's scores (2N,) of N pairs: chosen, rejected, chosen, ...
+    """Features (2N, H) and rewards (2N,) of N pairs: chosen, rejected, chosen, ...
 
     Both on the CPU, for scikit-learn.
     """
     features = torch.zeros(2 * len(pairs.rows), model.config.hidden_size)
+    scores = torch.zeros(len(features))
     for part in micro_batches(pairs.rows, chunk_sizes.PASS_TOKENS):
         batch = pack([pairs.rows[index] for index in part])
         places = [2 * index + side for index in part for side in (0, 1)]
-        features[places] = hidden_states(model, batch)[batch.response_end].float()
-    return features.cpu(), model.score(features)[:, 0].cpu()
+        hidden = hidden_states(model, batch)
+        features[places] = hidden[batch.response_end].float()
+        scores[places] = read_rewards(model, hidden, batch)[0].float()
+    return features.cpu(), scores.cpu()
 
 
 def mixing(features: Tensor, is_chosen: Tensor, num_neighbours: int) -> Tensor:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ from trimtab.models.stages.advantage_model import learned_expected_reward, refit
 from trimtab.models.stages.reward_model import score_splits
 from trimtab.models.training import distributed
 from trimtab.models.training.batching import endless_batches, local_micro_batches
+from trimtab.models.training.category_gate import fit_gate
 from trimtab.models.training.data import Pairs, context_length, read_pairs, read_prompts, write_rows
 from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
 from trimtab.models.training.loop import StepExtras, fit
@@ -61,7 +63,7 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
     depth = num_frozen_layers(model, config.train.trainable_layers)
     prompts, others = _prompts(config, inputs["data"])
-    asked = [*prompts, *others]
+    asked = [row["prompt"] for row in (*prompts, *others)]
     sampled = sample_answers(config, inputs["policy"], asked, config.seed, workdir, limit)
     rows = with_trunk(model, sampled, depth)
     meta_rows = rows[: len(prompts)]
@@ -79,8 +81,10 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     model.eval()
     if config.keep_ascent:
         ascent.move(meta_rows)
+    fit_gate(model, pairs)
     if learned_expected_reward(model):
-        refit_expected_reward(model, meta_rows)
+        categories = [row.get("category") for row in prompts]
+        refit_expected_reward(model, meta_rows, categories)
     after = spreads(model, rows)
     save_model(model, tokenizer, workdir / "output" / "model")
     summary |= score_splits(model, tokenizer, inputs, workdir / "output")
@@ -221,10 +225,12 @@ def _pair_loss(model: PreTrainedModel, pairs: Pairs, margin: float) -> LossFunct
     return reward_loss(model, pair_batches_of(pairs), compare=compare)
 
 
-def _prompts(config: MetaRMConfig, folder: Path) -> tuple[list[str], list[str]]:
-    """Those of the meta set, and some outside it: the first prompts, or some that the seed draws,
+def _prompts(
+    config: MetaRMConfig, folder: Path
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of the meta set, and some outside it: the first prompts, or some that the seed draws,
     which is another in every round."""
-    prompts = [row["prompt"] for row in read_prompts(folder, config.prompts)]
+    prompts = read_prompts(folder, config.prompts)
     if config.redraw_prompts:
         random.Random(f"meta prompts/{config.seed}").shuffle(prompts)
     count = counts.num_taken(len(prompts), config.num_prompts)

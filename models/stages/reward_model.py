@@ -20,8 +20,14 @@ from trimtab.models.config.reward import PairLossConfig, RewardModelConfig
 from trimtab.models.data.prompts import first_turn
 from trimtab.models.functional.strength import fold_of
 from trimtab.models.nets.auxiliary_heads import auxiliary_heads
-from trimtab.models.nets.loading import load_tokenizer, new_scorer, save_model
+from trimtab.models.nets.loading import (
+    add_category_heads,
+    load_tokenizer,
+    new_scorer,
+    save_model,
+)
 from trimtab.models.training import distributed
+from trimtab.models.training.category_gate import categories_of, fit_gate, gate_accuracy
 from trimtab.models.training.data import (
     HELD_OUT,
     SPLITS,
@@ -47,7 +53,7 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
     Output: model/, scores.jsonl; with `score_every`, validation.jsonl.
     """
     tokenizer = load_tokenizer(inputs["policy"] / "model")
-    model = new_scorer(inputs["policy"] / "model", 1, config.seed)
+    model = new_scorer(inputs["policy"] / "model", config.seed)
     source = inputs.get("pairs", inputs["preferences"])
     limit, states = context_length(model.config), cached_trunk(inputs, model)
     pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
@@ -56,6 +62,9 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
         folds = prompt_folds(pairs.prompts, config.num_folds).tolist()
         unseen |= {index for index, fold in enumerate(folds) if fold == config.fold}
     seen = pairs.subset([index for index in range(len(pairs.rows)) if index not in unseen])
+    if config.category_heads:
+        add_category_heads(model, categories_of(seen), config.seed)
+    fit_gate(model, seen)
     rankings = pair_batches_of(seen, config.ranking)
     curve = None
     if config.score_every is not None:
@@ -72,6 +81,7 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
             workdir=workdir,
             extras=StepExtras(after_step=curve),
         )
+    fit_gate(model, seen)
     save_model(model, tokenizer, workdir / "output" / "model")
     if curve is not None and curve.path.exists():  # not in fewer steps than between scorings
         shutil.copyfile(curve.path, workdir / "output" / curve.path.name)
@@ -134,6 +144,7 @@ def score_splits(
 ) -> dict[str, float]:
     """Score the raw pairs of splits into scores.jsonl; returns the accuracy on each one's labels.
 
+    With category heads also how often the gate finds a prompt's category.
     Inputs: `preferences`, optionally `trunk`. `unseen` holds the training pairs that the model was
     not trained on.
     """
@@ -144,6 +155,9 @@ def score_splits(
         pairs = read_pairs(inputs["preferences"] / f"{split}.jsonl", tokenizer, limit, states)
         scores = score_rows(model, pairs.rows)
         accuracy[f"{split}_accuracy"] = float((scores[:, 0] > scores[:, 1]).float().mean())
+        of_gate = gate_accuracy(model, pairs)
+        if of_gate is not None:
+            accuracy[f"{split}_gate_accuracy"] = of_gate
         rows += [
             {
                 "id": identifier,

@@ -62,7 +62,7 @@ def main() -> None:
 def pairs_per_second(pairs: Pairs, material: Path, work: Path, is_meta: bool) -> float:
     """One epoch from the same start, with the ascent or without."""
     config = MetaRMConfig(train=TrainConfig(batch_size=BATCH), meta_batch=BATCH, num_responses=2)
-    model = new_scorer(material / "policy" / "model", 1, 0)
+    model = new_scorer(material / "policy" / "model", 0)
     ascend = MetaAscent(config, model, pairs.rows) if is_meta else None
     fit(
         model,

@@ -78,7 +78,7 @@ def make_material(source: str, folder: Path, max_prompt: int) -> None:
     for name in ("policy", "scorer"):
         (folder / name).mkdir(parents=True)
     save_model(model, tokenizer, folder / "policy" / "model")
-    save_model(new_scorer(folder / "policy" / "model", 1, 0), tokenizer, folder / "scorer/model")
+    save_model(new_scorer(folder / "policy" / "model", 0), tokenizer, folder / "scorer/model")
     tokenizer = load_tokenizer(folder / "policy" / "model")
     (folder / "data").mkdir()
     with (folder / "data" / "policy_prompts.jsonl").open("w") as stream:

@@ -73,7 +73,7 @@ def pairs_per_second(arm: str, material: Path) -> float:
     if arm == "packed":
         distributed.start(2)
     torch.set_num_threads(1 if arm == "packed" else 2)
-    model = new_scorer(material / "policy" / "model", 1, 0).eval()
+    model = new_scorer(material / "policy" / "model", 0).eval()
     tokenizer = load_tokenizer(material / "policy" / "model")
     rows = read_pairs(material / "preferences" / "train.jsonl", tokenizer, MAX_TOKENS).rows
     score = score_rows if arm == "packed" else _padded

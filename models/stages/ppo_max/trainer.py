@@ -125,7 +125,7 @@ class PPORun:
     def _load_critic(self, inputs: dict[str, Path]) -> PreTrainedModel:
         if self.config.critic_init == "scorer":
             return load_scorer(one_or_several(inputs, "scorer")[0] / "model").eval()
-        return new_scorer(inputs["policy"] / "model", 1, self.config.seed).eval()
+        return new_scorer(inputs["policy"] / "model", self.config.seed).eval()
 
     def _share_lower_layers(self, critic: PreTrainedModel) -> int:
         """Let all models share the lower layers that are frozen in each; returns their number.

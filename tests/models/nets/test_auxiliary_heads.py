@@ -42,7 +42,7 @@ def policy(request: pytest.FixtureRequest, tmp_path: Path) -> LlamaForCausalLM:
 
 @pytest.fixture
 def scorer(policy: LlamaForCausalLM, tmp_path: Path) -> PreTrainedModel:
-    return new_scorer(tmp_path, 1, 0).eval()
+    return new_scorer(tmp_path, 0).eval()
 
 
 def test_the_language_head_is_the_policys(

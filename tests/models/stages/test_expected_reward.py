@@ -41,7 +41,7 @@ def test_the_gradient_is_twice_the_error_times_the_prompt_s_state(
     policy: Path, smoke_config: Any
 ) -> None:
     """By hand, for the head of e: dL/dw = 2/B sum_i (e_i - mean r_i) h_i; none for that of r."""
-    model = new_scorer(policy / "model", 2, 0).eval()
+    model = new_scorer(policy / "model", 0, has_expected=True).eval()
     tokenizer = load_tokenizer(policy / "model")
     texts = [["safe .", "walk , walk .", "no ."], ["code", "a b", "b"], ["no", "no .", "safe ."]]
     rows = encode(tokenizer, ["sort : b a", "greet : bob", "repeat : walk"], texts)
@@ -110,7 +110,7 @@ def test_e_learns_what_the_policy_s_answers_are_worth(
 
 def test_the_last_head_is_the_least_squares_of_all_samples(policy: Path) -> None:
     """Then the error is orthogonal to every coordinate of the prompts' states."""
-    model = new_scorer(policy / "model", 2, 0).eval()
+    model = new_scorer(policy / "model", 0, has_expected=True).eval()
     rng = random.Random(0)
 
     def tokens(length: int) -> list[int]:
@@ -119,7 +119,7 @@ def test_the_last_head_is_the_least_squares_of_all_samples(policy: Path) -> None
     rows = [Candidates(tokens(4), (tokens(3), tokens(2))) for _ in range(200)]
     reward_head = model.score.weight[0].clone()
     before, _ = mean_and_expected(model, rows)
-    refit_expected_reward(model, rows)
+    refit_expected_reward(model, rows, [None] * len(rows))
     mean, expected = mean_and_expected(model, rows)
     assert torch.equal(mean, before) and torch.equal(model.score.weight[0], reward_head)
     batch = pack(rows)
@@ -131,6 +131,48 @@ def test_the_last_head_is_the_least_squares_of_all_samples(policy: Path) -> None
     assert error.norm() < spread
     step = 0.01 * torch.randn(states.shape[1], generator=torch.Generator().manual_seed(0))
     assert (error + states @ step).norm() > error.norm()
+
+
+@pytest.mark.parametrize("count", [40, 200])
+def test_the_mean_error_of_every_category_is_zero(policy: Path, count: int) -> None:
+    """Of one with but few prompts it is not asked; the rest changes as little as it can.
+
+    By hand, the ridge regression with its constraints as one linear system (Lagrange).
+    """
+    rng = random.Random(0)
+
+    def tokens(length: int) -> list[int]:
+        return [rng.randrange(5, 50) for _ in range(length)]
+
+    rows = [Candidates(tokens(4), (tokens(3), tokens(2))) for _ in range(count)]
+    names = ["few", "few", *("a" if row.prompt[0] < 25 else "b" for row in rows[2:])]
+    model = new_scorer(policy / "model", 0, has_expected=True).eval()
+    before = model.score.weight[1].detach().double()
+    mean, expected = mean_and_expected(model, rows)
+    error = (mean - expected).double()
+    refit_expected_reward(model, rows, names)
+    mean, expected = mean_and_expected(model, rows)
+    left = (mean - expected).double()
+    large = torch.tensor([[name == each for name in names] for each in ("a", "b")]).double()
+    means = large / large.sum(1, keepdim=True)
+    assert (means @ left).abs().max() < 1e-4
+    assert left.norm() < error.norm()
+    with torch.no_grad():
+        batch = pack(rows)
+        states = hidden_states(model, batch)[batch.prompt_end[::2]].double()
+    found = model.score.weight[1].detach().double() - before
+    constraints = means @ states
+    squares = torch.linalg.svdvals(states).square()
+    solutions = []
+    for ridge in (squares.max() * 10.0**power for power in range(-6, 7)):
+        normal = states.T @ states + ridge * torch.eye(states.shape[1])
+        system = torch.cat([normal, constraints.T], 1)
+        zeros = torch.zeros(2, 2, dtype=torch.float64)
+        system = torch.cat([system, torch.cat([constraints, zeros], 1)])
+        given = torch.cat([states.T @ error, means @ error])
+        solutions.append(torch.linalg.solve(system, given)[: states.shape[1]])
+    distances = [(solution - found).norm() / found.norm() for solution in solutions]
+    assert min(distances) < 0.01
 
 
 def test_prompts_are_asked_for(

@@ -49,7 +49,7 @@ def material(
     model = ModelConfig(hidden_size=96, num_layers=3, max_length=smoke_config.sft.model.max_length)
     config = smoke_config.sft.model_copy(update={"fine_tune": False, "model": model})
     policy = run_stage("sft", config, folder / "policy", data=world)
-    scorer = new_scorer(policy / "model", 1, seed=0)
+    scorer = new_scorer(policy / "model", seed=0)
     save_model(scorer, load_tokenizer(policy / "model"), folder / "scorer/model")
     model = ModelConfig(base=str(policy / "model"))
     inputs = {"policy": policy, "scorer": folder / "scorer", "reference": policy}

@@ -11,9 +11,14 @@ from torch import nn
 
 from tests.models.jobs import job, stopped_at
 from trimtab.infra.processes.launch import launch
-from trimtab.models.config.reward import ContrastiveConfig, RewardModelConfig
+from trimtab.models.config.reward import (
+    ContrastiveConfig,
+    ExpectedRewardConfig,
+    RewardModelConfig,
+)
 from trimtab.models.config.training import ZeroConfig
 from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
+from trimtab.models.training.data import read_rows
 from trimtab.models.training.progress import read_metrics
 
 pytestmark = pytest.mark.slow
@@ -104,3 +109,28 @@ def test_rankings_on_two_ranks_equal_those_on_one(
         _launch(tmp_path / str(count), plain, inputs, count, dropout=0.0) for count in (1, 2)
     )
     _assert_same(both, alone)
+
+
+def test_an_advantage_model_of_category_heads_on_two_ranks_equals_that_on_one(
+    tmp_path: Path, smoke_config: Any, world: Path, policy: Path, comparisons: Path
+) -> None:
+    """e(x) and the gate are fitted to all prompts, not to a rank's share of them."""
+    samples = ExpectedRewardConfig(num_prompts=24, num_responses=2, batch_size=8)
+    config = smoke_config.advantage_model.model_copy(
+        update={"expected_reward": samples, "category_heads": True}
+    )
+    given = {"policy": policy, "preferences": comparisons}
+    folders = []
+    for count in (1, 2):
+        folder = tmp_path / str(count)
+        launch(job(folder, config, world, count, stage="advantage_model", inputs=given))
+        folders.append(folder / "output")
+    alone, both = folders
+    for file, names in {
+        "expected_rewards.jsonl": ("expected_reward", "mean_reward"),
+        "scores.jsonl": ("chosen_score", "rejected_score"),
+    }.items():
+        mine, other = (read_rows(folder / file) for folder in (both, alone))
+        for name in names:
+            ours, theirs = ([row[name] for row in rows] for rows in (mine, other))
+            assert ours == pytest.approx(theirs, abs=2e-2), name

@@ -1,0 +1,125 @@
+"""The gate between category heads: which category a prompt is of, read from its last hidden state.
+
+Implementation details that matter:
+1. While heads are trained each learns from its own category's pairs only. The gate is no part of
+   that loss: it is fitted to the trunk's states, before training for terms that score other
+   prompts, and after it for the trunk as it then is.
+2. It is a logistic regression without intercept on the states, with a ridge penalty of 1 at unit
+   spread, on at most MOST_PROMPTS different prompts, among them one of each category.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from trimtab.models import chunk_sizes
+from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.scoring import category_heads
+from trimtab.models.nets.trunk import hidden_states
+from trimtab.models.training import distributed
+from trimtab.models.training.batching import local_micro_batches
+from trimtab.models.training.data import Pairs
+
+MOST_PROMPTS = 20_000
+MAX_STEPS = 1000
+
+
+def categories_of(pairs: Pairs) -> tuple[str, ...]:
+    """The categories of pairs, sorted; none where they are fewer than two.
+
+    Pairs without a category are of none, whatever others there are.
+    """
+    found = sorted({name for name in pairs.categories if name is not None})
+    return tuple(found) if len(found) > 1 else ()
+
+
+def fit_gate(model: PreTrainedModel, pairs: Pairs) -> None:
+    """Fit the gate to the categories of pairs; does nothing for a model without category heads."""
+    names = category_heads(model)
+    if not names:
+        return
+    from sklearn.linear_model import LogisticRegression  # loads in a second
+
+    prompts, category = _prompts(pairs, names)
+    if len(prompts) > MOST_PROMPTS:
+        taken = some_of_each(category, MOST_PROMPTS)
+        prompts, category = [prompts[index] for index in taken], category[taken]
+    states = _prompt_states(model, prompts).cpu().numpy()
+    spread = states.std(0)
+    spread[spread == 0] = 1
+    gate = LogisticRegression(fit_intercept=False, tol=1e-6, max_iter=MAX_STEPS)
+    gate.fit(states / spread, category)
+    weight = gate.coef_ / spread
+    if len(weight) == 1:  # scikit-learn's two classes share one row
+        weight = np.concatenate([-weight, weight]) / 2
+    with torch.no_grad():
+        rows = model.score.weight[-len(names) :]
+        rows.copy_(torch.as_tensor(weight, dtype=rows.dtype))
+
+
+def gate_accuracy(model: PreTrainedModel, pairs: Pairs) -> float | None:
+    """The share of different prompts whose category the gate finds likeliest.
+
+    None for a model without category heads, and where no prompt is of their categories.
+    """
+    names = category_heads(model)
+    prompts, category = _prompts(pairs, names)
+    if not prompts:
+        return None
+    states = _prompt_states(model, prompts)
+    with torch.no_grad():
+        likeliest = model.score(states)[:, -len(names) :].argmax(1)
+    return float((likeliest.cpu().numpy() == category).mean())
+
+
+def heads_of(names: Sequence[str], categories: Sequence[str | None]) -> Tensor:
+    """(N,) the place of each category among `names`, -1 where it is none of them."""
+    place = {name: index for index, name in enumerate(names)}
+    return torch.tensor([place.get(str(name), -1) for name in categories])
+
+
+def _prompts(pairs: Pairs, names: Sequence[str]) -> tuple[list[Candidates], np.ndarray]:
+    """Each different prompt of known category once, as little more than the prompt, and which."""
+    heads = heads_of(names, pairs.categories).tolist()
+    found = {
+        tuple(row.prompt): (_beginning(row), head)
+        for row, head in zip(pairs.rows, heads, strict=True)
+        if head >= 0
+    }
+    return [row for row, _ in found.values()], np.array([head for _, head in found.values()], int)
+
+
+def _beginning(row: Candidates) -> Candidates:
+    """A row's prompt with one token of a response, as a row has at least one."""
+    lower, length = row.lower, len(row.prompt) + 1
+    if lower is not None:
+        lower = replace(lower, values=lower.values[:length])
+    return Candidates(row.prompt, (row.responses[0][:1],), lower)
+
+
+def some_of_each(category: np.ndarray, count: int) -> np.ndarray:
+    """Places of at most `count` prompts, drawn evenly from each category, its first among them."""
+    order = np.argsort(category, kind="stable")
+    firsts = np.unique(category, return_index=True)[1]
+    even = order[np.linspace(0, len(order) - 1, count - len(firsts)).astype(int)]
+    return np.unique(np.concatenate([firsts, even]))
+
+
+@torch.no_grad()
+def _prompt_states(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
+    """The last hidden state (N, H) of each row's prompt; ranks share the work out."""
+    was_training = model.training
+    model.eval()
+    found = torch.zeros(len(rows), model.config.hidden_size)
+    for part in local_micro_batches(rows, chunk_sizes.PASS_TOKENS):
+        batch = pack([rows[index] for index in part])
+        found[part] = hidden_states(model, batch)[batch.prompt_end].float()
+    model.train(was_training)
+    distributed.all_reduce_sum([found])
+    return found / distributed.replication(rows)
