@@ -272,6 +272,15 @@ class RewardModelConfig(PairLossConfig):
     )
 
     @model_validator(mode="after")
+    def _scored_by_a_gate_that_is_fitted(self) -> Self:
+        if self.category_heads and self.score_every is not None:
+            raise ValueError(
+                f"score_every must be none with category_heads, found {self.score_every}: the gate "
+                "that tells which head scores a pair is fitted once the training ends"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _categories_are_not_left_out(self) -> RewardModelConfig:
         both = sorted(set(self.categories) & set(self.without_categories))
         if both:

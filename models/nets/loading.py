@@ -28,7 +28,12 @@ from transformers import (
 
 from trimtab.models.config.training import ModelConfig
 from trimtab.models.nets.fused import with_fused_layers
-from trimtab.models.nets.scoring import CATEGORY_HEADS, is_advantage_model, scorer_labels
+from trimtab.models.nets.scoring import (
+    CATEGORY_HEADS,
+    category_heads,
+    is_advantage_model,
+    scorer_labels,
+)
 from trimtab.models.nets.small_llama import llama_fields
 from trimtab.models.packages import folder_of
 
@@ -152,6 +157,19 @@ def load_scorer(folder: Path) -> PreTrainedModel:
     """A reward model, critic or Advantage Model from its `save_pretrained` folder."""
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
     return with_fused_layers(model)
+
+
+def load_critic(folder: Path) -> PreTrainedModel:
+    """A critic that starts as the scorer in `folder`; of category heads, as their mean.
+
+    It reads the first column only.
+    """
+    model = load_scorer(folder)
+    count = len(category_heads(model))
+    if count:
+        with torch.no_grad():
+            model.score.weight[0].copy_(model.score.weight[:count].mean(0))
+    return model
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

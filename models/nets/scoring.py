@@ -33,7 +33,7 @@ def response_scores(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     """Scores (R,) of all R responses of a packed batch, in packing order.
 
     A reward model answers r(x, y), read at the response's last real token; an Advantage Model
-    (two heads) answers r(x, y) - e(x), with e read at the prompt's last token, on the scale that it
+    answers r(x, y) - e(x), with e read at the prompt's last token, on the scale that it
     was trained on [AM eq. 8].
     """
     return combined_heads(model, *reward_heads(model, batch))
@@ -67,7 +67,7 @@ def read_rewards(
     expected = at_prompt[:, expected_column(model)] if is_advantage_model(model) else None
     if count == 0:
         return at_response[:, 0], expected
-    weight = at_prompt[:, -count:].softmax(1)
+    weight = at_prompt[:, -count:].detach().softmax(1)  # no loss trains the gate
     if head is not None:
         known = F.one_hot(head.clamp(min=0), count).to(weight.dtype)
         weight = torch.where(head[:, None] >= 0, known, weight)

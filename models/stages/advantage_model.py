@@ -44,6 +44,7 @@ from trimtab.models.nets.loading import (
 from trimtab.models.nets.packing import Candidates, PackedBatch, pack
 from trimtab.models.nets.scoring import (
     ADVANTAGE_SCALE,
+    category_heads,
     expected_column,
     read_rewards,
     response_logprobs,
@@ -71,7 +72,8 @@ from trimtab.models.training.sampling import sample_answers
 from trimtab.models.training.scoring import with_trunk
 from trimtab.models.training.trunk_cache import cached_trunk
 
-PROMPTS_OF_CATEGORY = 10  # free: as many as a category's mean error is taken seriously of
+PROMPTS_OF_CATEGORY = 10  # free: the mean error of fewer is too noisy for a constraint
+STATES_PER_CONSTRAINT = 10  # free: with fewer numbers for each, constraints would fit noise
 _LEARNED = "learned_expected_reward"  # in a model's config.json
 
 
@@ -79,7 +81,7 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
     """Inputs: `policy` (trunk, pi_phi), `preferences`; `pairs`, `behaviour` (pi'), `trunk`, `data`.
 
     The last four are optional; K > 1 policies are `behaviour_0`, `behaviour_1` and so on. `data`
-    has the prompts of `expected_reward`. Output: model/ (two heads), scores.jsonl; with
+    has the prompts of `expected_reward`. Output: model/, scores.jsonl; with
     `expected_reward` also expected_rewards.jsonl, of prompts that were held out.
     """
     tokenizer = load_tokenizer(inputs["policy"] / "model")
@@ -123,6 +125,7 @@ def run(config: AdvantageModelConfig, inputs: dict[str, Path], workdir: Path) ->
     if config.expected_reward is not None:
         summary |= _compare_held_out(config, model, inputs, workdir)
     summary["num_trained_pairs"] = len(pairs.rows)
+    summary["num_category_heads"] = len(category_heads(model))
     if log_ratios is not None:  # of the behaviour policy that differs most
         summary["mean_absolute_log_ratio"] = float(log_ratios.abs().mean((0, 1)).max())
     write_json(workdir / "output" / "summary.json", summary)
@@ -221,21 +224,20 @@ def refit_expected_reward(
     head is linear: a ridge regression of its error on all rows, towards the head that was trained.
     How strong the ridge is, up to leaving the head alone, is what generalised cross-validation
     finds best: samples are noisy, and there may be fewer prompts than states have numbers. A ridge
-    leaves some of the error to every category, so under the constraint that in each one of at least
-    PROMPTS_OF_CATEGORY the mean error is 0.
+    leaves some of the error to every category, so under the constraint that the mean error is 0 in
+    each one of at least PROMPTS_OF_CATEGORY prompts, unless these are too many for the states.
 
     rows: of N prompts, each with equally many responses. categories: (N,) of the prompts.
     """
     states = torch.zeros(len(rows), model.score.in_features)
-    error = torch.zeros(len(rows))
+    error = torch.zeros(len(rows), dtype=torch.float64)
     for part in local_micro_batches(rows, chunk_sizes.PASS_TOKENS):
         batch = pack([rows[index] for index in part])
         hidden = hidden_states(model, batch)
         states[part] = hidden[batch.prompt_end.view(len(part), -1)[:, 0]]
         rewards, expected = read_rewards(model, hidden, batch)
         assert expected is not None
-        error[part] = (rewards - expected).view(len(part), -1).mean(1)
-    states, error = _of_all_ranks(states, rows), _of_all_ranks(error, rows).double()
+        error[part] = (rewards - expected).view(len(part), -1).mean(1).double()
     left, values, right = torch.linalg.svd(states.double(), full_matrices=False)
     along = left.T @ error
     squares, count = values.square(), len(rows)
@@ -265,14 +267,14 @@ def _balanced(
     rows of `right` (K, H)."""
     number = Counter(categories)
     large = [name for name, count in number.items() if count >= PROMPTS_OF_CATEGORY]
-    if not large:
+    if not large or STATES_PER_CONSTRAINT * len(large) > len(right):
         return torch.zeros_like(change)
     members = torch.tensor([[name == own for own in categories] for name in large]).double()
     means = members / members.sum(1, keepdim=True)
     along = means @ states @ right.T
     weighted = along / penalised
     missing = means @ (error - states @ change)
-    shares = torch.linalg.pinv(along @ weighted.T, hermitian=True) @ missing
+    shares = torch.linalg.pinv(along @ weighted.T, rtol=1e-9, hermitian=True) @ missing
     return right.T @ (weighted.T @ shares)
 
 
@@ -324,20 +326,13 @@ def _compare_held_out(
 def mean_and_expected(model: PreTrainedModel, rows: Sequence[Candidates]) -> tuple[Tensor, Tensor]:
     """Mean reward of each row's responses, and e(x) of its prompt: (N,) each."""
     model.eval()
-    found = torch.zeros(len(rows), 2)
+    found = torch.zeros(2, len(rows))
     for part in local_micro_batches(rows, chunk_sizes.PASS_TOKENS):
         rewards, expected = reward_heads(model, pack([rows[index] for index in part]))
         assert expected is not None
-        found[part, 0] = rewards.view(len(part), -1).mean(1)
-        found[part, 1] = expected.view(len(part), -1)[:, 0]
-    mean, own = _of_all_ranks(found, rows).unbind(1)
-    return mean, own
-
-
-def _of_all_ranks(values: Tensor, rows: Sequence[Candidates]) -> Tensor:
-    """Values (N, ...) of N rows, from each rank's own, which are 0 for those of others."""
-    distributed.all_reduce_sum([values])
-    return values / distributed.replication(rows)
+        found[0, part] = rewards.view(len(part), -1).mean(1)
+        found[1, part] = expected.view(len(part), -1)[:, 0]
+    return found[0], found[1]
 
 
 def _log_ratios(config: AdvantageModelConfig, inputs: dict[str, Path], pairs: Pairs) -> Tensor:

@@ -26,6 +26,7 @@ from trimtab.models.nets.loading import (
     new_scorer,
     save_model,
 )
+from trimtab.models.nets.scoring import category_heads
 from trimtab.models.training import distributed
 from trimtab.models.training.category_gate import categories_of, fit_gate, gate_accuracy
 from trimtab.models.training.data import (
@@ -89,6 +90,7 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
     splits = HELD_OUT if "pairs" in inputs else SPLITS
     summary |= score_splits(model, tokenizer, inputs, workdir / "output", splits, unseen)
     summary["num_trained_pairs"] = len(seen.rows)
+    summary["num_category_heads"] = len(category_heads(model))
     write_json(workdir / "output" / "summary.json", summary)
 
 

@@ -1,16 +1,17 @@
 """The gate between category heads: which category a prompt is of, read from its last hidden state.
 
 Implementation details that matter:
-1. While heads are trained each learns from its own category's pairs only. The gate is no part of
-   that loss: it is fitted to the trunk's states, before training for terms that score other
-   prompts, and after it for the trunk as it then is.
+1. While heads are trained each learns from its own category's pairs only. No loss trains the gate:
+   it is fitted to the trunk's states, before training for terms that score other prompts, and
+   after it for the trunk as it then is. In between it lags behind the trunk.
 2. It is a logistic regression without intercept on the states, with a ridge penalty of 1 at unit
-   spread, on at most MOST_PROMPTS different prompts, among them one of each category.
+   spread, on at most MOST_PROMPTS different prompts, among them one of each category. A prompt of
+   several categories counts for each of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +29,7 @@ from trimtab.models.training.data import Pairs
 
 MOST_PROMPTS = 20_000
 MAX_STEPS = 1000
+SMALLEST_SPREAD = 1e-5  # of a state's number beside its size: below, it is rounding
 
 
 def categories_of(pairs: Pairs) -> tuple[str, ...]:
@@ -40,21 +42,31 @@ def categories_of(pairs: Pairs) -> tuple[str, ...]:
 
 
 def fit_gate(model: PreTrainedModel, pairs: Pairs) -> None:
-    """Fit the gate to the categories of pairs; does nothing for a model without category heads."""
+    """Fit the gate to the categories of pairs.
+
+    Does nothing for a model without category heads, nor where the pairs, being others than it was
+    trained on, are not of all its categories.
+    """
     names = category_heads(model)
     if not names:
         return
     from sklearn.linear_model import LogisticRegression  # loads in a second
 
     prompts, category = _prompts(pairs, names)
+    if len(np.unique(category)) < len(names):
+        return
     if len(prompts) > MOST_PROMPTS:
         taken = some_of_each(category, MOST_PROMPTS)
         prompts, category = [prompts[index] for index in taken], category[taken]
-    states = _prompt_states(model, prompts).cpu().numpy()
-    spread = states.std(0)
-    spread[spread == 0] = 1
+    states = torch.zeros(len(prompts), model.config.hidden_size)
+    for part, own in _prompt_states(model, prompts):
+        states[part] = own
+    distributed.all_reduce_sum([states])
+    features = (states / distributed.replication(prompts)).cpu().double().numpy()
+    spread = features.std(0)
+    spread[spread <= SMALLEST_SPREAD * np.abs(features).max(0)] = 1
     gate = LogisticRegression(fit_intercept=False, tol=1e-6, max_iter=MAX_STEPS)
-    gate.fit(states / spread, category)
+    gate.fit(features / spread, category)
     weight = gate.coef_ / spread
     if len(weight) == 1:  # scikit-learn's two classes share one row
         weight = np.concatenate([-weight, weight]) / 2
@@ -72,23 +84,25 @@ def gate_accuracy(model: PreTrainedModel, pairs: Pairs) -> float | None:
     prompts, category = _prompts(pairs, names)
     if not prompts:
         return None
-    states = _prompt_states(model, prompts)
-    with torch.no_grad():
+    is_found = torch.zeros(len(prompts))
+    for part, states in _prompt_states(model, prompts):
         likeliest = model.score(states)[:, -len(names) :].argmax(1)
-    return float((likeliest.cpu().numpy() == category).mean())
+        is_found[part] = (likeliest == torch.as_tensor(category[part])).float()
+    distributed.all_reduce_sum([is_found])
+    return float(is_found.mean()) / distributed.replication(prompts)
 
 
 def heads_of(names: Sequence[str], categories: Sequence[str | None]) -> Tensor:
     """(N,) the place of each category among `names`, -1 where it is none of them."""
-    place = {name: index for index, name in enumerate(names)}
-    return torch.tensor([place.get(str(name), -1) for name in categories])
+    place: dict[str | None, int] = {name: index for index, name in enumerate(names)}
+    return torch.tensor([place.get(name, -1) for name in categories])
 
 
 def _prompts(pairs: Pairs, names: Sequence[str]) -> tuple[list[Candidates], np.ndarray]:
-    """Each different prompt of known category once, as little more than the prompt, and which."""
+    """Each different prompt once for every category it has, with little more than it; and which."""
     heads = heads_of(names, pairs.categories).tolist()
     found = {
-        tuple(row.prompt): (_beginning(row), head)
+        (tuple(row.prompt), head): (_beginning(row), head)
         for row, head in zip(pairs.rows, heads, strict=True)
         if head >= 0
     }
@@ -112,14 +126,13 @@ def some_of_each(category: np.ndarray, count: int) -> np.ndarray:
 
 
 @torch.no_grad()
-def _prompt_states(model: PreTrainedModel, rows: Sequence[Candidates]) -> Tensor:
-    """The last hidden state (N, H) of each row's prompt; ranks share the work out."""
+def _prompt_states(
+    model: PreTrainedModel, rows: Sequence[Candidates]
+) -> Iterator[tuple[list[int], Tensor]]:
+    """The last hidden states (b, H) of b rows' prompts, and which rows; of this rank's share."""
     was_training = model.training
     model.eval()
-    found = torch.zeros(len(rows), model.config.hidden_size)
     for part in local_micro_batches(rows, chunk_sizes.PASS_TOKENS):
         batch = pack([rows[index] for index in part])
-        found[part] = hidden_states(model, batch)[batch.prompt_end].float()
+        yield part, hidden_states(model, batch)[batch.prompt_end].float()
     model.train(was_training)
-    distributed.all_reduce_sum([found])
-    return found / distributed.replication(rows)

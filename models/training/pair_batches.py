@@ -67,7 +67,7 @@ class PairBatches:
 
     @property
     def categories(self) -> list[str | None]:
-        """(N,) of each row, that of its first pair."""
+        """(N,) of each row, which all its pairs have."""
         return [self.pairs.categories[own[0][0]] for own in self.places]
 
     def of_responses(self, values: Tensor, indices: Tensor) -> Tensor:
@@ -94,13 +94,14 @@ class PairBatches:
 
 
 def pair_batches_of(pairs: Pairs, ranking: Literal["pairs", "k_wise"] = "pairs") -> PairBatches:
-    """Every pair an example of its own, or all pairs of a prompt and group together.
+    """Every pair an example of its own, or all pairs of a prompt, group and category together.
 
     Raises ValueError for a prompt with more than MAX_RESPONSES different responses.
     """
     together: dict[object, list[int]] = {}
     for index, prompt in enumerate(pairs.prompts):
-        key = index if ranking == "pairs" else (pairs.groups[index], prompt)
+        of_prompt = (pairs.groups[index], pairs.categories[index], prompt)
+        key = index if ranking == "pairs" else of_prompt
         together.setdefault(key, []).append(index)
     rows = [
         merged_candidates([pairs.rows[index] for index in members]) for members in together.values()

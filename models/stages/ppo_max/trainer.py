@@ -31,8 +31,8 @@ from trimtab.models.config.policy import PPOConfig
 from trimtab.models.functional.ppo import RunningMoments, steered_kl_coef
 from trimtab.models.nets.freezing import num_frozen_layers
 from trimtab.models.nets.loading import (
+    load_critic,
     load_policy,
-    load_scorer,
     load_tokenizer,
     new_scorer,
     save_model,
@@ -124,7 +124,7 @@ class PPORun:
 
     def _load_critic(self, inputs: dict[str, Path]) -> PreTrainedModel:
         if self.config.critic_init == "scorer":
-            return load_scorer(one_or_several(inputs, "scorer")[0] / "model").eval()
+            return load_critic(one_or_several(inputs, "scorer")[0] / "model").eval()
         return new_scorer(inputs["policy"] / "model", self.config.seed).eval()
 
     def _share_lower_layers(self, critic: PreTrainedModel) -> int:

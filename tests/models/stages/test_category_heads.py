@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.models.conftest import run_stage
 from trimtab.models.config.reward import ExpectedRewardConfig
 from trimtab.models.nets.loading import (
     add_category_heads,
+    load_critic,
     load_scorer,
     load_tokenizer,
     new_scorer,
@@ -25,6 +27,7 @@ from trimtab.models.nets.scoring import (
     is_advantage_model,
     read_rewards,
     response_scores,
+    response_values,
 )
 from trimtab.models.nets.trunk import hidden_states
 from trimtab.models.training.category_gate import (
@@ -94,10 +97,32 @@ def test_a_head_learns_from_the_pairs_of_its_category_only(policy: Path) -> None
     gradient = model.score.weight.grad
     assert gradient[2].abs().max() > 0
     assert not gradient[:2].any() and not gradient[3:].any()
-    # Of a pair without a category the gate tells whose it is.
+    # Of a pair without a category the gate tells whose it is, and learns nothing by it.
     model.zero_grad()
     reward_loss(model, rankings)(pack(ROWS[1:2]), torch.tensor([1]))[0].backward()
-    assert model.score.weight.grad.abs().amax(1).min() > 0
+    of_each = model.score.weight.grad.abs().amax(1)
+    assert of_each[:3].min() > 0 and not of_each[3:].any()
+
+
+def test_pairs_of_one_prompt_in_two_categories_are_two_rankings(policy: Path) -> None:
+    model = _scorer(policy)
+    pairs = replace(_pairs([ROWS[0]] * 3, ["a", "b", "a"]), prompts=["same"] * 3)
+    rankings = pair_batches_of(pairs, "k_wise")
+    assert rankings.categories == ["a", "b"]
+    reward_loss(model, rankings)(pack(rankings.rows[1:]), torch.tensor([1]))[0].backward()
+    assert not model.score.weight.grad[0].any() and model.score.weight.grad[1].any()
+
+
+def test_a_critic_starts_from_the_mean_of_all_heads(tmp_path: Path, policy: Path) -> None:
+    model = _scorer(policy)
+    save_model(model, load_tokenizer(policy / "model"), tmp_path)
+    critic = load_critic(tmp_path).eval()
+    with torch.no_grad():
+        values, mask = response_values(critic, pack(ROWS))
+        hidden = hidden_states(model, pack(ROWS))
+    source, _, _ = pack(ROWS).response_tokens()
+    by_hand = (hidden[source] @ model.score.weight[:3].T).mean(1)
+    torch.testing.assert_close(values[mask], by_hand.detach())
 
 
 def test_the_model_that_is_saved_says_what_its_columns_are(tmp_path: Path, policy: Path) -> None:
@@ -143,6 +168,21 @@ def test_of_many_prompts_some_of_each_category_are_drawn() -> None:
     assert len(drawn) <= 92
     numbers = np.bincount(category[drawn])
     assert abs(int(numbers[1]) - 50) <= 2 and abs(int(numbers[0]) - 40) <= 2 and numbers[2] == 1
+
+
+def test_a_prompt_of_two_categories_counts_for_both(policy: Path) -> None:
+    model = _scorer(policy, names=("a", "b"))
+    pairs = _pairs([*ROWS, *ROWS], ["a"] * 3 + ["b"] * 3)
+    fit_gate(model, pairs)
+    assert gate_accuracy(model, pairs) == 0.5
+    with torch.no_grad():
+        states = hidden_states(model, pack(ROWS))[pack(ROWS).prompt_end]
+        shares = (states @ model.score.weight[-2:].T).softmax(1)
+    assert shares == pytest.approx(torch.full_like(shares, 0.5), abs=0.01)
+    # Pairs that are not of all categories leave the gate as it is.
+    before = model.score.weight.clone()
+    fit_gate(model, _pairs(ROWS, ["a"] * 3))
+    assert torch.equal(model.score.weight, before)
 
 
 def test_pairs_of_one_category_need_no_heads(policy: Path) -> None:
