@@ -6,26 +6,24 @@ reference/settings.md is made of the configuration's own descriptions.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from trimtab.flows.config import RunConfig
+from trimtab.flows.fields import Setting, section_of, settings_of
 
 ROOT = Path(__file__).parents[1]
 ROOT_PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 SETTINGS = """# All settings
 
 Every field of a recipe, by path, with the default of the configuration. Recipes set values of their
-own: `trimtab run RECIPE --print-config` prints them. A section whose default is `null` is off.
+own, which `trimtab fields WORD --recipe RECIPE` and `trimtab run RECIPE --print-config` print. A
+section whose default is `null` is off.
 """
 
 
@@ -51,44 +49,24 @@ def _to_root(page: Page) -> str:
 
 def settings_page() -> str:
     """All settings in Markdown, a section for each of the configuration's."""
-    parts = [SETTINGS, _table(_leaves("", RunConfig, nested=False))]
+    settings = list(settings_of(RunConfig))
+    parts = [SETTINGS, _table([each for each in settings if "." not in each.path])]
     for name, field in RunConfig.model_fields.items():
-        section = _section(field)
+        section = section_of(field)
         if section:
-            rows = _table(_leaves(f"{name}.", section, nested=True))
+            rows = _table([each for each in settings if each.path.startswith(f"{name}.")])
             parts.append(f"## {name}\n\n{_cell(section.__doc__)}\n\n{rows}")
     return "\n\n".join(parts) + "\n"
 
 
-def _leaves(path: str, model: type[BaseModel], nested: bool) -> Iterator[tuple[str, FieldInfo]]:
-    """Fields with a value of their own, by path."""
-    for name, field in model.model_fields.items():
-        section = _section(field)
-        if section and nested:
-            yield from _leaves(f"{path}{name}.", section, nested)
-        elif not section:
-            yield f"{path}{name}", field
-
-
-def _section(field: FieldInfo) -> type[BaseModel] | None:
-    """The configuration that a field holds, alone or beside None."""
-    kinds = (field.annotation, *get_args(field.annotation))
-    found = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
-    return found[0] if found and get_args(field.annotation)[1:] in ((), (type(None),)) else None
-
-
-def _table(fields: Iterator[tuple[str, FieldInfo]]) -> str:
+def _table(settings: Sequence[Setting]) -> str:
     rows = [
-        f"| `{path}` | {_default(field)} | {_cell(field.description)} |" for path, field in fields
+        f"| `{each.path}` | `{_cell(each.default)}` | {_cell(each.allowed)} | "
+        f"{_cell(each.description)} |"
+        for each in settings
     ]
-    return "\n".join(["| setting | default | |", "| --- | --- | --- |", *rows])
-
-
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    value: Any = field.get_default(call_default_factory=True)
-    return f"`{json.dumps(value, default=str)}`".replace("|", "\\|")
+    head = ["| setting | default | allowed | |", "| --- | --- | --- | --- |"]
+    return "\n".join([*head, *rows])
 
 
 def _cell(text: str | None) -> str:

@@ -322,6 +322,23 @@ def study(
 
 
 @app.command(rich_help_panel=RUN)
+def fields(
+    words: Annotated[
+        list[str] | None,
+        Argument(metavar="WORD", help="Section, setting, or words of its description."),
+    ] = None,
+    recipe: Annotated[
+        str, Option(autocompletion=_recipes, help="Recipe whose values to print.")
+    ] = "default",
+) -> None:
+    """List settings: what each does, its value in a recipe, and what is allowed."""
+    from trimtab.flows.fields import fields_text
+    from trimtab.flows.recipes import recipe_named
+
+    print(fields_text(words or [], recipe_named(recipe)))
+
+
+@app.command(rich_help_panel=RUN)
 def rounds(recipe: RecipeOrModel, overrides: Overrides = None) -> None:
     """Run one more MetaRM round from a recipe's champion."""
     from trimtab.flows import commands
