@@ -4,22 +4,26 @@ Implementation details that matter:
 1. While heads are trained each learns from its own category's pairs only. No loss trains the gate:
    it is fitted to the trunk's states, before training for terms that score other prompts, and
    after it for the trunk as it then is. In between it lags behind the trunk.
-2. It is a logistic regression without intercept on the states, with a ridge penalty of 1 at unit
-   spread, on at most MOST_PROMPTS different prompts, among them one of each category. A prompt of
-   several categories counts for each of them.
+2. It is a logistic regression without intercept on the states, on at most MOST_PROMPTS different
+   prompts, among them one of each category. A prompt of several categories counts for each of them.
+3. Its ridge penalty is what cross-validation over whole dialogues finds best: how sure the gate is
+   decides how scores are mixed. Where the folds lack a category it is USUAL_INVERSE_PENALTY.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from trimtab.models import chunk_sizes
+from trimtab.models.data.prompts import first_turn
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.scoring import category_heads
 from trimtab.models.nets.trunk import hidden_states
@@ -27,8 +31,13 @@ from trimtab.models.training import distributed
 from trimtab.models.training.batching import local_micro_batches
 from trimtab.models.training.data import Pairs
 
-MOST_PROMPTS = 20_000
+Array = NDArray[Any]
+
+MOST_PROMPTS = 10_000
 MAX_STEPS = 1000
+NUM_FOLDS = 3
+INVERSE_PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # at unit spread of the states
+USUAL_INVERSE_PENALTY = 1e-2  # free: the best one on HH's prompts
 SMALLEST_SPREAD = 1e-5  # of a state's number beside its size: below, it is rounding
 
 
@@ -50,14 +59,13 @@ def fit_gate(model: PreTrainedModel, pairs: Pairs) -> None:
     names = category_heads(model)
     if not names:
         return
-    from sklearn.linear_model import LogisticRegression  # loads in a second
-
-    prompts, category = _prompts(pairs, names)
+    prompts, category, dialogue = _prompts(pairs, names)
     if len(np.unique(category)) < len(names):
         return
     if len(prompts) > MOST_PROMPTS:
         taken = some_of_each(category, MOST_PROMPTS)
         prompts, category = [prompts[index] for index in taken], category[taken]
+        dialogue = dialogue[taken]
     states = torch.zeros(len(prompts), model.config.hidden_size)
     for part, own in _prompt_states(model, prompts):
         states[part] = own
@@ -65,8 +73,8 @@ def fit_gate(model: PreTrainedModel, pairs: Pairs) -> None:
     features = (states / distributed.replication(prompts)).cpu().double().numpy()
     spread = features.std(0)
     spread[spread <= SMALLEST_SPREAD * np.abs(features).max(0)] = 1
-    gate = LogisticRegression(fit_intercept=False, tol=1e-6, max_iter=MAX_STEPS)
-    gate.fit(features / spread, category)
+    features /= spread
+    gate = _regression(features, category, _inverse_penalty(features, category, dialogue))
     weight = gate.coef_ / spread
     if len(weight) == 1:  # scikit-learn's two classes share one row
         weight = np.concatenate([-weight, weight]) / 2
@@ -75,13 +83,45 @@ def fit_gate(model: PreTrainedModel, pairs: Pairs) -> None:
         rows.copy_(torch.as_tensor(weight, dtype=rows.dtype))
 
 
+def _regression(features: Array, category: Array, inverse_penalty: float) -> Any:
+    from sklearn.linear_model import LogisticRegression  # loads in a second
+
+    gate = LogisticRegression(C=inverse_penalty, fit_intercept=False, tol=1e-6, max_iter=MAX_STEPS)
+    return gate.fit(features, category)
+
+
+def _inverse_penalty(features: Array, category: Array, dialogue: Array) -> float:
+    """The one of least cross-validated log loss."""
+    from sklearn.model_selection import GroupKFold
+
+    if len(np.unique(dialogue)) < NUM_FOLDS:
+        return USUAL_INVERSE_PENALTY
+    folds = [
+        (rest, held_out)
+        for rest, held_out in GroupKFold(NUM_FOLDS).split(features, category, dialogue)
+        if len(np.unique(category[rest])) == category.max() + 1
+    ]
+    if not folds:
+        return USUAL_INVERSE_PENALTY
+
+    def loss(inverse_penalty: float) -> float:
+        total = 0.0
+        for rest, held_out in folds:
+            gate = _regression(features[rest], category[rest], inverse_penalty)
+            found = gate.predict_log_proba(features[held_out])
+            total -= found[np.arange(len(held_out)), category[held_out]].sum()
+        return total
+
+    return min(INVERSE_PENALTIES, key=loss)
+
+
 def gate_accuracy(model: PreTrainedModel, pairs: Pairs) -> float | None:
     """The share of different prompts whose category the gate finds likeliest.
 
     None for a model without category heads, and where no prompt is of their categories.
     """
     names = category_heads(model)
-    prompts, category = _prompts(pairs, names)
+    prompts, category, _ = _prompts(pairs, names)
     if not prompts:
         return None
     is_found = torch.zeros(len(prompts))
@@ -98,15 +138,20 @@ def heads_of(names: Sequence[str], categories: Sequence[str | None]) -> Tensor:
     return torch.tensor([place.get(name, -1) for name in categories])
 
 
-def _prompts(pairs: Pairs, names: Sequence[str]) -> tuple[list[Candidates], np.ndarray]:
-    """Each different prompt once for every category it has, with little more than it; and which."""
+def _prompts(pairs: Pairs, names: Sequence[str]) -> tuple[list[Candidates], Array, Array]:
+    """Each different prompt once for every category it has, with little more than it; which
+    category, and the number of the dialogue."""
     heads = heads_of(names, pairs.categories).tolist()
     found = {
-        (tuple(row.prompt), head): (_beginning(row), head)
-        for row, head in zip(pairs.rows, heads, strict=True)
+        (tuple(row.prompt), head): (_beginning(row), head, first_turn(prompt))
+        for row, head, prompt in zip(pairs.rows, heads, pairs.prompts, strict=True)
         if head >= 0
     }
-    return [row for row, _ in found.values()], np.array([head for _, head in found.values()], int)
+    rows = [row for row, _, _ in found.values()]
+    turns = [turn for _, _, turn in found.values()]
+    number = {turn: place for place, turn in enumerate(dict.fromkeys(turns))}
+    category = np.array([head for _, head, _ in found.values()], int)
+    return rows, category, np.array([number[turn] for turn in turns], int)
 
 
 def _beginning(row: Candidates) -> Candidates:
@@ -117,7 +162,7 @@ def _beginning(row: Candidates) -> Candidates:
     return Candidates(row.prompt, (row.responses[0][:1],), lower)
 
 
-def some_of_each(category: np.ndarray, count: int) -> np.ndarray:
+def some_of_each(category: Array, count: int) -> Array:
     """Places of at most `count` prompts, drawn evenly from each category, its first among them."""
     order = np.argsort(category, kind="stable")
     firsts = np.unique(category, return_index=True)[1]

@@ -152,7 +152,7 @@ def test_the_gate_tells_prompts_of_different_words_apart(
     for number in range(90):
         which = number % len(names)
         first, second = divmod(number // len(names), 9)
-        rows.append(Candidates([5 + which, 20 + first, 30 + second], ([9, 1], [8, 1])))
+        rows.append(Candidates([20 + first, 30 + second, 5 + which], ([9, 1], [8, 1])))
         categories.append(names[which])
     pairs = _pairs(rows, categories)
     assert categories_of(pairs) == names
