@@ -208,12 +208,13 @@ def _above_zero(value: float | None) -> float | None:
     return value
 
 
-Recipe = Annotated[
-    str,
+RecipeIfNamed = Annotated[
+    str | None,
     Argument(
+        metavar="recipe",
         autocompletion=_recipes,
         help="smoke, default, papers, rlaif, constitutional; on your data hh-smollm2, ukp-smollm2 "
-        "or hh-7b.",
+        "or hh-7b. With --config the file may name it.",
     ),
 ]
 RecipeOrModel = Annotated[
@@ -251,8 +252,15 @@ Port = partial(Option, min=1, max=65535)
 
 @app.command(cls=ManyValues, rich_help_panel=RUN)
 def run(  # noqa: PLR0913 - an argument is an option of the command
-    recipe: Recipe,
+    recipe: RecipeIfNamed = None,
     overrides: Overrides = None,
+    config: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="YAML or JSON with settings to change, or all, as --print-config prints them.",
+        ),
+    ] = None,
     flow: Flow = "rlhf",
     arms: Arms = None,
     seeds: Annotated[
@@ -285,7 +293,8 @@ def run(  # noqa: PLR0913 - an argument is an option of the command
             f"found --gpus {gpus}, --gpu-memory {gpu_memory}, --dry-run {dry_run}; allowed: "
             "--gpus and --gpu-memory together, and only with --dry-run"
         )
-    request = commands.parse_request(recipe, overrides or (), flow, arms, seeds, name, settings)
+    recipe, changes = commands.recipe_and_changes(recipe, config, overrides or ())
+    request = commands.parse_request(recipe, changes, flow, arms, seeds, name, settings)
     if print_config:
         print(request.config.model_dump_json(indent=1))
     elif dry_run:

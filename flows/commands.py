@@ -23,8 +23,16 @@ from trimtab.flows.errors import CommandError, ConfigError
 from trimtab.flows.exhibits import find_exhibits
 from trimtab.flows.exit_handling import exit_on_signals
 from trimtab.flows.names import check_free, name_run
-from trimtab.flows.overrides import RoundChanges, apply_changes, parse_overrides, validate_changes
-from trimtab.flows.recipes import MACHINES, recipe_named
+from trimtab.flows.overrides import (
+    RoundChanges,
+    apply_changes,
+    merged_changes,
+    parse_overrides,
+    read_changes,
+    validate_changes,
+    without_recipe_s_own,
+)
+from trimtab.flows.recipes import MACHINES, RECIPES, recipe_named
 from trimtab.infra.imports import quick_imports
 from trimtab.infra.prefect.server import PrefectServerError, local_prefect_server
 from trimtab.infra.processes.gpus import memory_of
@@ -53,17 +61,44 @@ class RunRequest:
     parameters: dict[str, Any]
 
 
+def recipe_and_changes(
+    recipe: str | None, file: Path | None, overrides: Sequence[str]
+) -> tuple[str, dict[str, Any]]:
+    """The recipe that a command line names, and what it changes in it.
+
+    First the settings of a file, then the overrides. A file that has a recipe need not be given
+    one, and may not be given another. ConfigError for a mistake.
+    """
+    changes = parse_overrides(overrides)
+    if file is not None:
+        if recipe is not None and "=" in recipe:  # no recipe, and the first override in its place
+            changes = merged_changes(parse_overrides([recipe]), changes)
+            recipe = None
+        given = read_changes(file)
+        own = given.pop("recipe", None)
+        if recipe is not None and own is not None and recipe != own:
+            raise ConfigError(f"found recipe {recipe!r}, but {file} is of {own!r}; allowed: one")
+        recipe = recipe or own
+        if recipe is not None:
+            given = without_recipe_s_own(given, recipe_named(recipe))
+        changes = merged_changes(given, changes)
+    if recipe is None:
+        raise ConfigError(
+            f"found no recipe; allowed: {', '.join(RECIPES)}, or --config FILE with one"
+        )
+    return recipe, changes
+
+
 def parse_request(
     recipe: str,
-    overrides: Sequence[str],
+    changes: dict[str, Any],
     flow: str,
     arms: Sequence[str] | None,
     seeds: Sequence[int] | None,
     name: str | None,
     settings: Settings,
 ) -> RunRequest:
-    """Validate a command line; ConfigError for a mistake, or a name that is already taken."""
-    changes = parse_overrides(overrides)
+    """Validate a request; ConfigError for a mistake, or a name that is already taken."""
     compared: dict[str, Any] = {}
     if flow == "compare":
         compared = {

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import or_
+from pathlib import Path
 from types import GenericAlias, UnionType
 from typing import Annotated, Any, Self, get_args, get_origin
 
@@ -30,7 +31,7 @@ from pydantic import (
 )
 
 from trimtab.flows.config import ConfigError, RunConfig, load_config
-from trimtab.flows.explain import explain, explained
+from trimtab.flows.explain import explain, explained, short
 
 NOT_NULL: dict[str, Any] = {"not": {"type": "null"}}
 # Of numbers that may be null: NaN, as which it would be stored, is not smaller than any.
@@ -46,6 +47,21 @@ class _Changes(BaseModel):
         if not isinstance(values, dict):
             return values
         return {k: v for k, v in values.items() if v is not None or not cls._is_switch(k)}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_value_is_a_list_of_one(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {k: [v] if cls._lacks_list(k, v) else v for k, v in values.items()}
+
+    @classmethod
+    def _lacks_list(cls, name: str, value: Any) -> bool:
+        """Whether a text or number stands where a list of any length is asked, and only that."""
+        field = cls.model_fields.get(name)
+        kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
+        is_list = any(get_origin(kind) is tuple and ... in get_args(kind) for kind in kinds)
+        return is_list and isinstance(value, str | int | float) and not isinstance(value, bool)
 
     @classmethod
     def _is_switch(cls, name: str) -> bool:
@@ -208,6 +224,52 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             value = {name: value}
         changes = _merged(changes, {first: value})
     return changes
+
+
+def read_changes(path: Path) -> dict[str, Any]:
+    """The settings in a file of YAML or JSON: a whole configuration, or some settings of one.
+
+    `recipe`, if it is among them, says which recipe they change. ConfigError for a file that cannot
+    be read, with the place of a mistake.
+    """
+    from trimtab.flows.yaml_loader import YAMLError, load_yaml
+
+    try:
+        found = load_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
+        raise ConfigError(f"--config: found {path}, which cannot be read: {reason}") from None
+    except YAMLError as error:
+        raise ConfigError(f"--config: {path} is no YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise ConfigError(
+            f"--config: found {short(found)} in {path}; allowed: settings by name, as "
+            "`trimtab run RECIPE --print-config` prints them"
+        )
+    return found
+
+
+def without_recipe_s_own(changes: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
+    """Changes without those settings that a recipe's configuration has already."""
+    return _differing(changes, config.model_dump(mode="json"))
+
+
+def _differing(given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, value in given.items():
+        there = usual.get(name, ...)
+        if isinstance(value, dict) and isinstance(there, dict):
+            inside = _differing(value, there)
+            if inside:
+                found[name] = inside
+        elif value != there:
+            found[name] = value
+    return found
+
+
+def merged_changes(*changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Several changes as one; later ones win."""
+    return reduce(_merged, changes, {})
 
 
 def format_overrides(changes: BaseModel | Mapping[str, Any] | None) -> list[str]:

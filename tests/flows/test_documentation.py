@@ -39,7 +39,7 @@ COMMANDS = sorted(
         for each in COMMAND.findall(page.read_text("utf-8").replace("\\\n", ""))
     }
     if not re.search(
-        r"jsonl|FOLDER|endpoint|local_model|RECIPE|\$seed|kl_coeff|print-config", command
+        r"jsonl|FOLDER|FILE|endpoint|local_model|RECIPE|\$seed|kl_coeff|print-config", command
     )
     and command.count("'") % 2 == 0  # else it goes on in the next line
 )
