@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 import webbrowser
 from collections.abc import Container, Iterator, Sequence
 from functools import partial
@@ -28,7 +29,7 @@ from trimtab.infra.settings import Settings, SettingsError
 
 FLOWS = ("rlhf", "policy", "reward", "label-audit", "compare")
 # Headings of the help.
-RUN, READ, OPERATE = "Run", "Read results", "Operate"
+RUN, PREPARE, READ, OPERATE = "Run", "Before a run", "Read results", "Operate"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -331,6 +332,15 @@ def study(
 
 
 @app.command(rich_help_panel=RUN)
+def rounds(recipe: RecipeOrModel, overrides: Overrides = None) -> None:
+    """Run one more MetaRM round from a recipe's champion."""
+    from trimtab.flows import commands
+
+    _start()
+    commands.next_round(recipe, overrides or ())
+
+
+@app.command(rich_help_panel=PREPARE)
 def fields(
     words: Annotated[
         list[str] | None,
@@ -347,13 +357,19 @@ def fields(
     print(fields_text(words or [], recipe_named(recipe)))
 
 
-@app.command(rich_help_panel=RUN)
-def rounds(recipe: RecipeOrModel, overrides: Overrides = None) -> None:
-    """Run one more MetaRM round from a recipe's champion."""
-    from trimtab.flows import commands
+@app.command(rich_help_panel=PREPARE)
+def doctor() -> int:
+    """Say what this machine can run, and what is missing.
 
-    _start()
-    commands.next_round(recipe, overrides or ())
+    The exit status is 1 if something that runs would need is missing.
+    """
+    # Prefect warns if our home folder, which this command does not make, does not exist.
+    warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
+    from trimtab.flows.doctor import diagnose, doctor_text
+
+    found = diagnose(_start(is_written=False))
+    print(doctor_text(found))
+    return int(any(line.mark == "missing" for lines in found.values() for line in lines))
 
 
 @app.command(rich_help_panel=READ)

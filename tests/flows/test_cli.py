@@ -22,6 +22,7 @@ from trimtab.flows.recipes import RECIPES
 
 COMMANDS = {
     "Run": ["run", "study", "rounds"],
+    "Before a run": ["fields", "doctor"],
     "Read results": ["report", "compare", "papers", "ui"],
     "Operate": ["deploy", "rollback", "clean"],
 }
@@ -111,13 +112,13 @@ def _read(terminal: int) -> bytes:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["rn"], "unknown command 'rn' (did you mean 'run'?); known: run, study, rounds, report"),
+        (["rn"], "unknown command 'rn' (did you mean 'run'?); known: run, study, rounds, fields"),
         (["xyz"], "unknown command 'xyz'; known: run, study"),
         (["run", "smok"], "unknown recipe 'smok' (did you mean 'smoke'?); known: smoke, default"),
         (["run", "smoke", "--flow", "polcy"], "--flow: unknown flow 'polcy' (did you mean 'polic"),
         (["run", "smoke", "ppo.kl_coeff=1"], "ppo.kl_coeff: unknown field 'kl_coeff'; did you me"),
         (["run", "smoke", "--flw", "rlhf"], "No such option: --flw (Possible options: --flow). S"),
-        (["run"], "Missing argument 'recipe'. See trimtab run --help"),
+        (["run"], "found no recipe; allowed: smoke, default"),
         (["run", "smoke", "--seeds"], "Option '--seeds' requires an argument. See trimtab --help"),
         (["run", "smoke", "--seeds", "two"], "Invalid value for '--seeds': "),
         (["run", "smoke", "--dry-run", "--print-config"], "found --dry-run and --print-config; "),

