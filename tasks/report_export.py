@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import textwrap
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,7 @@ from trimtab.tasks.context import base_context
 from trimtab.tasks.execution import StageResult
 
 REQUESTS_AT_ONCE = 8
+LINE = 100  # characters of a line in the terminal
 REPORT_FILES = ("report.html", "scorecard.json", "summary.json", "methods.md", "quarantine.jsonl")
 AUDIT_FILES = ("audit.html", "audited.jsonl.gz", "audited.parquet")
 
@@ -71,7 +73,8 @@ def export_report(
             pages["audit"] = folder / "audit.html"
         if (folder / "quarantine.jsonl").exists():
             pages["quarantine"] = folder / "quarantine.jsonl"
-        told, warnings = _told(folder / "scorecard.json")
+        card = _read_card(folder / "scorecard.json")
+        told, warnings = _told(card)
         tracked.log_artifacts(folder)
     numbers = {k: v for k, v in result.summary.items() if isinstance(v, int | float)}
     tracked.log(metrics={key: float(value) for key, value in numbers.items()})
@@ -82,6 +85,7 @@ def export_report(
         description=f"Report: {pages['report']}; MLflow run {tracked.run_id}",
         markdown="\n".join(
             [
+                *([f"{card['verdict']['sentence']}\n"] if "verdict" in card else []),
                 *(f"{page.capitalize()}: `{path}`\n" for page, path in pages.items()),
                 *(f"**Warning:** {warning}\n" for warning in warnings),
                 f"MLflow run: {tracked.link}. "
@@ -94,14 +98,15 @@ def export_report(
             ]
         ),
     )
-    print(_scorecard_text(result.summary))
+    print(_answer(card) or _all_of(result.summary), end="\n\n")
     print(f"{cached} of {len(results)} stages were found in the store")
     for line in told:
         print(line)
     for warning in warnings:
         print(f"warning: {warning}")
-    for page, path in {**pages, "scorecard": folder / "scorecard.json"}.items():
-        print(f"{page}: {path}")
+    places = {**pages, "scorecard": folder / "scorecard.json", **_models(card, results)}
+    for what, place in places.items():
+        print(f"{what}: {place}")
     shown = {page: str(path) for page, path in pages.items()}
     return shown | json.loads(json.dumps(result.summary))
 
@@ -124,16 +129,56 @@ def _lay_out(store: Store, result: StageResult, folder: Path, names: Sequence[st
     shutil.rmtree(scratch)
 
 
-def _told(scorecard: Path) -> tuple[list[str], list[str]]:
+def _read_card(scorecard: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(scorecard.read_text()) if scorecard.exists() else {}
+    return found
+
+
+def _told(card: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """What a run's scorecard says of the rows that were read, and its warnings; nothing of a page
     that has none of these."""
-    card = json.loads(scorecard.read_text()) if scorecard.exists() else {}
     rows = card.get("data", {}).get("rows")
     account = RowAccount.from_json(rows) if rows else None
     return [account.sentence(), *account.details()] if account else [], card.get("warnings", [])
 
 
-def _scorecard_text(summary: Mapping[str, Any]) -> str:
+def _answer(card: Mapping[str, Any]) -> str:
+    """A run's verdict, and each claim with how it stands; nothing of another page."""
+    if "verdict" not in card:
+        return ""
+    verdict = card["verdict"]
+    paragraphs = [_wrapped(verdict["sentence"]), *map(_wrapped, verdict["details"])]
+    if card.get("claims"):
+        paragraphs += ["", "The papers' claims in this run:"]
+    for claim in card.get("claims", []):
+        paragraphs.append(_wrapped(claim["statement"], f"  {claim['status']:9}"))
+    return "\n".join(["", *paragraphs])
+
+
+def _wrapped(text: str, before: str = "") -> str:
+    return textwrap.fill(text, LINE, initial_indent=before, subsequent_indent=" " * len(before))
+
+
+def _models(card: Mapping[str, Any], results: Mapping[str, StageResult]) -> dict[str, str]:
+    """Where the models lie that a run of a recipe is for: `save_pretrained` folders."""
+    if "verdict" not in card:
+        return {}
+    store = base_context().store
+    roles = {
+        "policy": f"policy_{card['verdict']['policy']}",
+        "reward model": "reward_model",
+        "Advantage Model": "advantage_model",
+    }
+    found = {}
+    for what, role in roles.items():
+        ref = results[role].ref if role in results else None
+        manifest = ref and store.find(ref.stage, ref.key)
+        if manifest:
+            found[what] = f"{store.address(manifest)}/model"
+    return found
+
+
+def _all_of(summary: Mapping[str, Any]) -> str:
     width = max(map(len, summary), default=0)
     return "\n".join(f"{key:<{width}}  {_shown(value)}" for key, value in summary.items())
 

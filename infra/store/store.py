@@ -201,6 +201,11 @@ class Store:
         self.objects.delete(f"{root}/{MANIFEST_NAME}")
         self._delete_folder(root)
 
+    def address(self, manifest: Manifest) -> str:
+        """Folder or s3:// address of an artifact's files."""
+        root = _artifact(manifest.stage, manifest.key)
+        return f"{self.url}/{root}/{manifest.content_digest[:16]}"
+
     def _delete_folder(self, root: str) -> None:
         for name in self.objects.list(root):
             self.objects.delete(name)

@@ -127,3 +127,45 @@ def test_rows_and_where_the_refused_ones_lie_are_printed(
     assert "quarantine" not in run(0)
     assert not path.exists()
     assert "10 rows read = 9 used + 1 left out by max_pairs=9" in capsys.readouterr().out
+
+
+def test_the_end_is_an_answer_the_claims_and_where_everything_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Figures by the hundred are in the scorecard."""
+    store = open_store(str(tmp_path / "store"))
+    context = SimpleNamespace(store=store, settings=SimpleNamespace(home=tmp_path))
+    monkeypatch.setattr(report_module, "base_context", lambda: context)
+    artifacts: list[str] = []
+    monkeypatch.setattr(
+        report_module, "create_markdown_artifact", lambda **given: artifacts.append(str(given))
+    )
+
+    def published(stage: str, files: dict[str, str]) -> StageResult:
+        output = tmp_path / stage
+        for name, text in files.items():
+            (output / name).parent.mkdir(parents=True, exist_ok=True)
+            (output / name).write_text(text)
+        manifest = store.publish(stage, "key", output)
+        return StageResult(ArtifactRef(stage, "key", manifest.digest), {"a": 1.0}, True, 1.0)
+
+    claim = {"statement": "words " * 40, "status": "unclear"}
+    verdict = {"sentence": "Better: by far.", "details": ["On the rest it is not."]}
+    card = {"verdict": {**verdict, "policy": "full"}, "claims": [claim]}
+    report = published("report", {"scorecard.json": json.dumps(card), "report.html": ""})
+    model = {"model/model.safetensors": "weights", "summary.json": "{}"}
+    results = {"policy_full": published("ppo_max", model), "sft": published("sft", model)}
+    tracked: Any = SimpleNamespace(
+        run_id="1", link="", log_artifacts=lambda _: None, log=lambda **_: None
+    )
+    about = {"name": "smoke-seed0", "configuration": "smoke-seed0"}
+    export_report(tracked, report, results, "smoke-seed0", about)
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert lines[:2] == ["Better: by far.", "On the rest it is not."]
+    assert max(len(line) for line in lines if "words" in line) <= 100
+    assert lines[4].startswith("  unclear  words") and lines[5].startswith("           words")
+    assert "2 of 2 stages were found in the store" in lines
+    (policy,) = [line.partition(": ")[2] for line in lines if line.startswith("policy: ")]
+    assert (Path(policy) / "model.safetensors").read_text() == "weights"
+    assert "a  1.000" not in lines
+    assert "Better: by far." in artifacts[0]
