@@ -415,6 +415,25 @@ def compare(
 
 
 @app.command(rich_help_panel=READ)
+def export(
+    run: Annotated[str, Argument(help="Name of a finished run: `trimtab report` lists them.")],
+    role: Annotated[
+        str,
+        Argument(help="policy, reward_model, advantage_model, ensemble, pairs, or another role."),
+    ],
+    to: Annotated[Path, Option("--to", metavar="DIR", help="Folder to write; a new one.")],
+    push: Annotated[
+        str | None,
+        Option(metavar="REPO", help="Also upload it to this repository of the Hub, private."),
+    ] = None,
+) -> None:
+    """Write a run's policy, scorers or cleaned pairs to a folder, with a card."""
+    from trimtab.flows import export as exporting
+
+    print(exporting.export(run, role, to, push, _start(is_written=False)))
+
+
+@app.command(rich_help_panel=READ)
 def papers(
     into: Annotated[
         Path | None,

@@ -23,7 +23,7 @@ from trimtab.flows.recipes import RECIPES
 COMMANDS = {
     "Run": ["run", "study", "rounds"],
     "Before a run": ["fields", "doctor"],
-    "Read results": ["report", "compare", "papers", "ui"],
+    "Read results": ["report", "compare", "export", "papers", "ui"],
     "Operate": ["deploy", "rollback", "clean"],
 }
 # What was loaded by the end, of what takes long to load.

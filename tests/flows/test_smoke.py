@@ -70,6 +70,21 @@ def test_mlflow_holds_nested_runs_and_the_champion(home: Path) -> None:
     assert _version(home, "champion") == _version(home, "candidate") == 1
 
 
+def test_what_is_exported_loads_in_plain_transformers(home: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    kinds = {
+        "policy": AutoModelForCausalLM,
+        "reward_model": AutoModelForSequenceClassification,
+        "advantage_model": AutoModelForSequenceClassification,
+    }
+    for role, kind in kinds.items():
+        trimtab(home, "export", NAME, role, "--to", str(tmp_path / role))
+        model = kind.from_pretrained(tmp_path / role)
+        assert "## Figures" in (tmp_path / role / "README.md").read_text()
+        assert role == "policy" or model.config.num_labels == 1
+
+
 def test_again_everything_is_found_and_one_change_reruns_only_what_follows(home: Path) -> None:
     found, total = from_store(_run(home))
     assert found == total

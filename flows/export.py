@@ -1,0 +1,204 @@
+"""`trimtab export`: a run's policy, scorers or cleaned pairs as a folder with a card."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from trimtab.flows.errors import CommandError, ConfigError, unknown_name
+from trimtab.flows.names import settings_of
+from trimtab.flows.recipes import RECIPES, recipe_named
+from trimtab.infra.report_folders import read_run
+from trimtab.infra.settings import Settings
+from trimtab.infra.store.manifest import Manifest, StorageError
+from trimtab.infra.store.store import Store, open_store
+from trimtab.models.reporting.export import cleaned_pairs, export_scorer
+from trimtab.models.reporting.kit.names import policy_name
+from trimtab.models.reporting.model_card import Exported, model_card
+
+SPLITS = ("train", "validation", "test")
+SCORER_STAGES = ("reward_model", "meta_rm", "advantage_model")
+POLICY_STAGES = ("sft", "ppo_max", "dpo", "cpl", "rejection_sampling", "rest", "hir")
+LIMITS_OF_POLICY = (
+    "It answers like its base model and its training data, right or wrong. It was judged by reward "
+    "models on prompts like those of its training only."
+)
+LIMITS_OF_SCORER = (
+    "It ranks responses to one prompt, of the kind that it was trained on; scores of different "
+    "prompts, or of other kinds of prompts, need not be comparable. A policy that is trained "
+    "against it finds its mistakes: keep a KL penalty, and judge by other models."
+)
+LIMITS_OF_PAIRS = (
+    "Flips follow what reward models believe, and some of them are wrong. Pairs of validation and "
+    "test are as they were given."
+)
+ONE_LABEL = (
+    " Its one score is r(x, y): e(x), which is the same for all responses to a prompt, is left "
+    "out, so that scores of different prompts are not comparable as they are in Trimtab."
+)
+
+
+def export(run: str, role: str, to: Path, push: str | None, settings: Settings) -> Path:
+    """Write an artifact of a finished run to a new folder, and to a repository of the Hub.
+
+    ConfigError for an unknown run or role, and for a folder that has files; CommandError if the
+    store or the Hub fails. Nothing is left of a folder that could not be written.
+    """
+    card, about = _read(run, settings)
+    entries = {entry["role"]: entry for entry in card["lineage"]}
+    wanted = _roles(role, card, entries)
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise ConfigError(f"--to: found {to}, which is not empty; allowed: a new folder")
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=to.parent, prefix=f".{to.name}-") as scratch:
+        target = Path(scratch) / "export"
+        try:
+            store = open_store(settings.store_url)
+            for name in wanted:
+                place = target / name if len(wanted) > 1 else target
+                _write(store, run, entries[name], entries, card, about, place)
+        except StorageError as error:
+            raise CommandError(str(error)) from error
+        if to.exists():
+            to.rmdir()
+        target.replace(to)
+    if push is not None:
+        _push(to, push, is_data=role == "pairs")
+    return to
+
+
+def _read(run: str, settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
+    reports = settings.home / "reports"
+    path = reports / run / "scorecard.json"
+    if not path.is_file():
+        known = sorted(found.parent.name for found in reports.glob("*/scorecard.json"))
+        raise ConfigError(unknown_name("run", run, known) if known else f"no run below {reports}")
+    card = json.loads(path.read_text("utf-8"))
+    if "lineage" not in card or "verdict" not in card:
+        raise ConfigError(f"{run} is the page of a comparison or study, not of a single run")
+    return card, read_run(reports / run)
+
+
+def _roles(role: str, card: Mapping[str, Any], entries: Mapping[str, Any]) -> list[str]:
+    """The roles of a run that a name stands for."""
+    final = f"policy_{card['verdict']['policy']}"
+    members = [name for name in entries if name.startswith("member_")]
+    others = {"policy": [final], "ensemble": members, "pairs": ["relabelled"]}
+    have_model = [
+        name for name, entry in entries.items() if entry["stage"] in SCORER_STAGES + POLICY_STAGES
+    ]
+    found = others.get(role, [role] if role in have_model else [])
+    if not found or not all(name in entries for name in found):
+        known = [name for name, own in others.items() if own and all(o in entries for o in own)]
+        raise ConfigError(unknown_name("role", role, [*known, *have_model]))
+    return found
+
+
+def _write(
+    store: Store,
+    run: str,
+    entry: Mapping[str, Any],
+    entries: Mapping[str, Mapping[str, Any]],
+    card: Mapping[str, Any],
+    about: Mapping[str, Any],
+    target: Path,
+) -> None:
+    """An artifact's model or pairs, and its card."""
+    role, stage = entry["role"], entry["stage"]
+    with TemporaryDirectory(dir=target.parent.parent) as scratch:
+        artifact = Path(scratch) / "artifact"
+        store.materialise(_manifest(store, entry), artifact)
+        if stage == "relabel":
+            target.mkdir(parents=True)
+            preferences = Path(scratch) / "preferences"
+            store.materialise(_manifest(store, entries["preferences"]), preferences)
+            sources = dict.fromkeys(SPLITS, preferences) | {"train": artifact}
+            for split, folder in sources.items():
+                with (target / f"{split}.jsonl").open("w", encoding="utf-8") as stream:
+                    for row in cleaned_pairs(folder / f"{split}.jsonl"):
+                        stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(artifact / "model", target)
+    exported = {"command": _command(about), "settings": about.get("settings", {}), "card": card}
+    (target / "README.md").write_text(
+        model_card(_about(run, role, stage, target, entry, exported)), "utf-8"
+    )
+
+
+def _about(
+    run: str,
+    role: str,
+    stage: str,
+    target: Path,
+    entry: Mapping[str, Any],
+    given: Mapping[str, Any],
+) -> Exported:
+    if stage == "relabel":
+        kind, limits = "pairs", LIMITS_OF_PAIRS
+        text = (
+            "Preference pairs, cleaned by Trimtab: training labels that an ensemble of reward "
+            "models contradicts are turned round (`is_flipped`), others smoothed (`label`, the "
+            "probability that `chosen` is better)."
+        )
+    elif stage in SCORER_STAGES:
+        labels = export_scorer(target)
+        kind, limits = "scorer", LIMITS_OF_SCORER
+        text = "A reward model: a higher score means a better response to the prompt."
+        if stage == "advantage_model" and labels == ["reward"]:
+            text = f"An Advantage Model, used as a reward model.{ONE_LABEL}"
+        if len(labels) > 1:
+            text += (
+                f" Its columns are {', '.join(labels)}. Take the reward of the prompt's category; "
+                "in the columns of the gate, read at the prompt's last token, it is the largest."
+            )
+    else:
+        kind, limits = "policy", LIMITS_OF_POLICY
+        text = f"A language model: {policy_name(role.removeprefix('policy_'))}."
+    return Exported(kind, role, run, entry=entry, about=text, limits=limits, **given)
+
+
+def _manifest(store: Store, entry: Mapping[str, Any]) -> Manifest:
+    manifest = store.find(entry["stage"], entry["key"])
+    if manifest is None:
+        raise CommandError(
+            f"{entry['role']} is not in {store.url} any more: run the same command again, which "
+            "computes what is missing"
+        )
+    return manifest
+
+
+def _command(about: Mapping[str, Any]) -> str:
+    """The command that makes a run again; files are named as in its settings."""
+    settings = dict(about.get("settings", {}))
+    recipe = settings.pop("recipe", "default")
+    usual = settings_of(recipe_named(recipe)) if recipe in RECIPES else {}
+    changes = [
+        f"{path}={value if isinstance(value, str) else json.dumps(value)}"
+        for path, value in settings.items()
+        if path not in usual or usual[path] != value
+    ]
+    flow = about.get("flow", "rlhf")
+    options = [] if flow == "rlhf" else ["--flow", flow]
+    return shlex.join(["trimtab", "run", recipe, *options, *changes])
+
+
+def _push(folder: Path, repository: str, *, is_data: bool) -> None:
+    """Upload a folder; the Hub's token is read by its own library."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    kind = "dataset" if is_data else "model"
+    try:
+        api = HfApi()
+        api.create_repo(repository, repo_type=kind, exist_ok=True, private=True)
+        api.upload_folder(folder_path=os.fspath(folder), repo_id=repository, repo_type=kind)
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        first = (str(error).splitlines() or [repr(error)])[0]
+        raise CommandError(f"{folder} is written, but {repository} was not: {first}") from error

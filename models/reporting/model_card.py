@@ -1,0 +1,179 @@
+"""The README.md of an exported model or of exported pairs, as the Hugging Face Hub reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS
+
+# Packaged base models: repository on the Hub, licence.
+ORIGINS = {"smollm2-135m-instruct": ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0")}
+# Figures of a scorer, in order.
+FIGURES = {
+    "label_accuracy": "Agreement with the labels of the test pairs",
+    "clean_accuracy": "Accuracy on right labels",
+    "label_ece_width": "Calibration error, the labels of the test pairs, equal width",
+    "votes_ece_mass": "Calibration error, people's votes, equal mass",
+}
+# Roles, by their beginning, that are made before labels are treated.
+UNTREATED = ("sft", "member_", "cross_fitted_member_")
+LOAD_POLICY = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+policy = AutoModelForCausalLM.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")"""
+LOAD_SCORER = """import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+model = AutoModelForSequenceClassification.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+
+def ids(text):
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+# Prompt and response are tokenised apart; the score is read at the end token.
+given = ids(prompt) + ids(response) + [tokenizer.eos_token_id]
+score = model(torch.tensor([given])).logits[0, 0]"""
+LOAD_PAIRS = """from datasets import load_dataset
+
+pairs = load_dataset("{name}")"""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What a card is about.
+
+    kind: of the files. role: in the run. run: its name. command: that makes it again. settings: by
+    path. card: the run's scorecard. entry: the artifact's lineage. about: what it is, in sentences.
+    limits: what it is not for.
+    """
+
+    kind: str
+    role: str
+    run: str
+    command: str
+    settings: Mapping[str, Any]
+    card: Mapping[str, Any]
+    entry: Mapping[str, Any]
+    about: str
+    limits: str
+
+
+def model_card(exported: Exported) -> str:
+    """The README.md: metadata, what it is, use, figures with intervals, how it was made, limits."""
+    name = f"{exported.run}-{exported.role}".replace("_", "-")
+    load = {"policy": LOAD_POLICY, "scorer": LOAD_SCORER, "pairs": LOAD_PAIRS}[exported.kind]
+    parts = [
+        _metadata(exported),
+        f"# {name}",
+        exported.about,
+        f"## Use\n\n```python\n{load.format(name='FOLDER')}\n```",
+        *_figures(exported),
+        f"## How it was made\n\n{_origin(exported)}\n\n```bash\n{exported.command}\n```",
+        f"## Limits\n\n{exported.limits}",
+        _lineage(exported.entry),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _metadata(exported: Exported) -> str:
+    base, licence = _base(exported.settings)
+    values: dict[str, Any] = {}
+    if licence and exported.kind != "pairs":
+        values["license"] = licence
+    if base and exported.kind != "pairs":
+        values["base_model"] = base
+    if exported.kind == "pairs":
+        values["task_categories"] = ["text-generation"]
+        values["tags"] = ["preference", "rlhf", "trimtab"]
+    else:
+        values["library_name"] = "transformers"
+        is_policy = exported.kind == "policy"
+        values["pipeline_tag"] = "text-generation" if is_policy else "text-classification"
+        values["tags"] = ["rlhf", *([] if is_policy else ["reward-model"]), "trimtab"]
+    lines = [f"{key}: {json.dumps(value)}" for key, value in values.items()]  # JSON is YAML
+    return "\n".join(["---", *lines, "---"])
+
+
+def _base(settings: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The base model's repository and licence, as far as they are known."""
+    base = settings.get("sft.model.base")
+    if not isinstance(base, str):
+        return None, None
+    if base in ORIGINS:
+        return ORIGINS[base]
+    is_hub_id = base.count("/") == 1 and not base.startswith((".", "~", "/"))
+    return (base, None) if is_hub_id else (None, None)
+
+
+def _origin(exported: Exported) -> str:
+    base, licence = _base(exported.settings)
+    data = exported.card.get("data", {})
+    known = exported.settings.get("sft.model.base")
+    said = f"Base model: {base or ('a folder' if known else 'none, trained from scratch')}"
+    if exported.kind == "pairs":
+        said = "The licence is that of the pairs it was made from"
+    elif base and licence:
+        said += f" ({licence})"
+    elif known:
+        said += ", whose licence holds for this model too"
+    sources = exported.settings.get("preferences.sources") or ["the synthetic world"]
+    used = f"{data.get('num_pairs', 0):,} preference pairs of {', '.join(map(str, sources))}"
+    treated = "" if exported.role.startswith(UNTREATED) else _treatment(exported.card)
+    return f"{said}. Data: {used}{treated}."
+
+
+def _treatment(card: Mapping[str, Any]) -> str:
+    found = card.get("relabelling")
+    if not found:
+        return ""
+    share = f"{100 * found['share_smoothed']:.1f} %"
+    return (
+        f"; of {found['num_pairs']:,} training labels {found['num_flipped']:,} were flipped where "
+        f"the ensemble contradicts them, {share} smoothed"
+    )
+
+
+def _figures(exported: Exported) -> Iterator[str]:
+    rows = list(_rows(exported))
+    if rows:
+        head = ["| | value | 95 % interval | cases |", "|---|---|---|---|"]
+        yield "## Figures\n\n" + "\n".join([*head, *rows])
+
+
+def _rows(exported: Exported) -> Iterator[str]:
+    for name, found in exported.card.get("scorers", {}).items():
+        if exported.role in (name, found["role"]):
+            yield from (
+                _row(words, found[figure]) for figure, words in FIGURES.items() if found[figure]
+            )
+            for category, own in found["categories"].items():
+                if own.get("accuracy"):
+                    yield _row(f"Agreement with labels, {category}", own["accuracy"])
+            return
+    for policy in exported.card.get("policies", []):
+        if exported.role == f"policy_{policy['name']}":
+            for place, outcomes in policy["against_sft"].items():
+                for measure, own in outcomes.items():
+                    judge = MEASURE_NAMES.get(measure, measure)
+                    where = SETS.get(place, place)
+                    yield _row(f"Wins minus losses against SFT, {where}, by {judge}", own["net"])
+
+
+def _row(words: str, value: Mapping[str, Any]) -> str:
+    low, high = value["low"], value["high"]
+    return f"| {words} | {value['value']:.3f} | [{low:.3f}, {high:.3f}] | {value['count']:,} |"
+
+
+def _lineage(entry: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {value[:16]}" for name, value in entry["versions"].items())
+    parents = "\n".join(
+        f"- {name}: `{parent['stage']}`, sha256 `{parent['digest']}`"
+        for name, parent in entry["parents"].items()
+    )
+    return (
+        f"## Lineage\n\nStage `{entry['stage']}`, sha256 of its files `{entry['digest']}`. "
+        f"Versions: {versions}. Made from:\n\n{parents or '- nothing'}"
+    )

@@ -1,0 +1,214 @@
+"""`trimtab export`: models and pairs of a finished run, with a card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file, save_file
+
+from trimtab.flows.cli import main
+from trimtab.flows.names import name_run
+from trimtab.flows.overrides import apply_changes
+from trimtab.flows.recipes import recipe_named
+from trimtab.infra.report_folders import write_run
+from trimtab.infra.store.store import open_store
+
+ESTIMATE = {"value": 0.61, "low": 0.55, "high": 0.67, "count": 300}
+FIGURES = ("label_accuracy", "clean_accuracy", "label_ece_width", "votes_ece_mass")
+LABELS = {"0": "reward", "1": "expected_reward"}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home of a run named `mine`, with a report and a store."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("TRIMTAB_HOME", str(home))
+    monkeypatch.delenv("TRIMTAB_STORE", raising=False)
+    store, entries = open_store(str(home / "store")), []
+
+    def publish(role: str, stage: str, files: dict[str, Any]) -> None:
+        output = tmp_path / "outputs" / role
+        for name, content in files.items():
+            (output / name).parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, dict):
+                save_file(content, output / name)
+            else:
+                (output / name).write_text(content)
+        manifest = store.publish(stage, f"key-{role}", output)
+        entry = {"role": role, "stage": stage, "key": manifest.key, "digest": manifest.digest}
+        entries.append({**entry, "versions": {"code": "c" * 40}, "parents": {}})
+
+    def model(labels: dict[str, str]) -> dict[str, Any]:
+        token = {"id": 3, "content": "<unk>", "special": True}
+        config = {"id2label": labels, "eos_token_id": 2, "pad_token_id": 2}
+        return {
+            "model/config.json": json.dumps(config),
+            "model/tokenizer.json": json.dumps({"added_tokens": [token]}),
+            "model/tokenizer_config.json": "{}",
+            "model/model.safetensors": {
+                "score.weight": np.arange(2 * len(labels), dtype=np.float32).reshape(-1, 2)
+            },
+            "summary.json": "{}",
+        }
+
+    pair = {"id": "1", "prompt": "p", "chosen": "a", "rejected": "b", "category": "x"}
+    rows = {f"{split}.jsonl": json.dumps(pair) + "\n" for split in ("train", "validation", "test")}
+    publish("preferences", "comparisons", rows)
+    flipped = json.dumps({**pair, "is_flipped": True, "label": 1.0, "weight": 1.0}) + "\n"
+    publish("relabelled", "relabel", {"train.jsonl": flipped})
+    for number in range(2):
+        publish(f"member_{number}", "reward_model", model({"0": "reward"}))
+    publish("reward_model", "reward_model", model({"0": "reward"}))
+    publish("advantage_model", "advantage_model", model(LABELS))
+    publish("policy_full", "ppo_max", {"model/model.safetensors": {"a": np.ones(1)}, "x.jsonl": ""})
+
+    config = apply_changes(recipe_named("smoke"), {"seed": 3, "ppo": {"kl_coef": 0.3}})
+    write_run(home / "reports/mine", name_run(config, "rlhf", "mine").about)
+    scorer = {
+        "role": "advantage_model",
+        **dict.fromkeys(FIGURES, ESTIMATE),
+        "categories": {"x": {"accuracy": ESTIMATE}},
+    }
+    card = {
+        "verdict": {"policy": "full", "sentence": "", "details": []},
+        "lineage": entries,
+        "data": {"num_pairs": 300},
+        "relabelling": {"num_pairs": 200, "num_flipped": 20, "share_smoothed": 0.5},
+        "scorers": {"advantage_model": scorer},
+        "policies": [{"name": "full", "against_sft": {"main": {"gold": {"net": ESTIMATE}}}}],
+    }
+    (home / "reports/mine/scorecard.json").write_text(json.dumps(card))
+    return home
+
+
+def _export(role: str, to: Path, *more: str) -> tuple[dict[str, Any], str]:
+    """Metadata and text of the card."""
+    assert main(["export", "mine", role, "--to", str(to), *more]) == 0
+    _, metadata, text = (to / "README.md").read_text().split("---\n", 2)
+    return yaml.safe_load(metadata), text
+
+
+def test_an_advantage_model_has_one_label_and_a_card(home: Path, tmp_path: Path) -> None:
+    to = tmp_path / "out/am"
+    metadata, text = _export("advantage_model", to)
+    assert metadata["pipeline_tag"] == "text-classification"
+    assert load_file(to / "model.safetensors")["score.weight"].tolist() == [[0.0, 1.0]]
+    config = json.loads((to / "config.json").read_text())
+    assert (config["id2label"], config["pad_token_id"]) == ({"0": "reward"}, 3)
+    assert json.loads((to / "tokenizer_config.json").read_text())["pad_token"] == "<unk>"
+    assert "| Agreement with the labels of the test pairs | 0.610 | [0.550, 0.670] | 300 |" in text
+    assert "| Agreement with labels, x | 0.610 |" in text
+    assert "of 200 training labels 20 were flipped" in text and "50.0 % smoothed" in text
+    assert "trimtab run smoke seed=3 ppo.kl_coef=0.3\n" in text
+    assert sorted(path.name for path in to.parent.iterdir()) == ["am"]
+
+
+def test_policy_ensemble_and_pairs(home: Path, tmp_path: Path) -> None:
+    metadata, text = _export("policy", tmp_path / "policy")
+    assert metadata["pipeline_tag"] == "text-generation"
+    assert "Wins minus losses against SFT, the main test prompts, by the gold scorer | 0.61" in text
+    assert not (tmp_path / "policy/x.jsonl").exists()
+    (tmp_path / "ensemble").mkdir()  # a folder that is empty may be there
+    assert main(["export", "mine", "ensemble", "--to", str(tmp_path / "ensemble")]) == 0
+    for number in range(2):
+        card = (tmp_path / f"ensemble/member_{number}/README.md").read_text()
+        assert "A reward model" in card and "flipped" not in card
+    metadata, text = _export("pairs", tmp_path / "pairs")
+    assert "preference" in metadata["tags"] and "library_name" not in metadata
+    rows = {
+        split: json.loads((tmp_path / f"pairs/{split}.jsonl").read_text())
+        for split in ("train", "validation", "test")
+    }
+    assert [rows[split]["chosen"] for split in rows] == ["b", "a", "a"]
+
+
+def test_base_model_and_licence_are_named(home: Path, tmp_path: Path) -> None:
+    path = home / "reports/mine/run.json"
+    about = json.loads(path.read_text())
+    for base, expected in {
+        "smollm2-135m-instruct": ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0"),
+        "someone/model": ("someone/model", None),
+        "/folder/model": (None, None),
+    }.items():
+        about["settings"]["sft.model.base"] = base
+        path.write_text(json.dumps(about))
+        metadata, text = _export("policy", tmp_path / base.replace("/", "_"))
+        assert (metadata.get("base_model"), metadata.get("license")) == expected
+        assert ("licence holds" in text) == (expected[1] is None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["min", "policy"], "unknown run 'min' (did you mean 'mine'?); known: mine"),
+        (["mine", "polcy"], "unknown role 'polcy' (did you mean 'policy'?)"),
+        (["mine", "preferences"], "unknown role 'preferences'"),
+    ],
+)
+def test_mistakes_name_what_there_is(
+    home: Path,
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["export", *arguments, "--to", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_files_is_kept_and_a_missing_artifact_leaves_nothing(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "mine.txt").write_text("mine")
+    assert main(["export", "mine", "policy", "--to", str(full)]) == 2
+    assert "which is not empty" in capsys.readouterr().err
+    assert [path.name for path in full.iterdir()] == ["mine.txt"]
+    open_store(str(home / "store")).delete("ppo_max", "key-policy_full")
+    assert main(["export", "mine", "policy", "--to", str(tmp_path / "out/new")]) == 1
+    assert "run the same command again" in capsys.readouterr().err
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_push_is_private_and_its_failure_is_a_line(
+    home: Path,
+    tmp_path: Path,
+    fails: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calls: list[dict[str, Any]] = []
+
+    def upload(**given: Any) -> None:
+        if fails:
+            raise OSError("no way to the Hub")
+        calls.append(given)
+
+    api = SimpleNamespace(
+        create_repo=lambda name, **given: calls.append({"name": name, **given}),
+        upload_folder=upload,
+    )
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
+    to = tmp_path / "pairs"
+    arguments = ["export", "mine", "pairs", "--to", str(to), "--push", "me/pairs"]
+    assert main(arguments) == int(fails)
+    assert calls[0] == {
+        "name": "me/pairs",
+        "repo_type": "dataset",
+        "exist_ok": True,
+        "private": True,
+    }
+    if fails:
+        assert "is written, but me/pairs was not: no way" in capsys.readouterr().err
+    else:
+        assert calls[1] == {"folder_path": str(to), "repo_id": "me/pairs", "repo_type": "dataset"}
+    assert (to / "README.md").is_file()

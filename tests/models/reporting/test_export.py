@@ -1,0 +1,94 @@
+"""Exported scorers give in plain transformers the scores that they have in Trimtab."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.numpy import save_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from trimtab.models.nets.loading import (
+    add_category_heads,
+    load_scorer,
+    load_tokenizer,
+    new_scorer,
+    save_model,
+)
+from trimtab.models.nets.packing import encode, pack
+from trimtab.models.nets.scoring import reward_heads
+from trimtab.models.reporting.export import cleaned_pairs, export_scorer
+
+PROMPTS = ["<user> sort : b a <assistant>", "<user> greet : bob <assistant>"]
+RESPONSES = ["a b", "hello bob and a good day"]
+
+
+@pytest.mark.parametrize("name", ["reward_model", "advantage_model"])
+@pytest.mark.parametrize("pads_with_the_end", [False, True])
+def test_plain_transformers_reads_the_same_scores(
+    tmp_path: Path, request: pytest.FixtureRequest, name: str, pads_with_the_end: bool
+) -> None:
+    """Of an Advantage Model r(x, y). Also where padding was the end token, and in a batch."""
+    source = request.getfixturevalue(name) / "model"
+    own_tokenizer = load_tokenizer(source)
+    rows = encode(own_tokenizer, PROMPTS, [[text] for text in RESPONSES])
+    with torch.no_grad():
+        ours, _ = reward_heads(load_scorer(source).eval(), pack(rows))
+    folder = tmp_path / "model"
+    shutil.copytree(source, folder)
+    if pads_with_the_end:
+        for file in ("config.json", "tokenizer_config.json"):
+            values = json.loads((folder / file).read_text())
+            end = values.get("eos_token_id", values.get("eos_token"))
+            values["pad_token_id" if file == "config.json" else "pad_token"] = end
+            (folder / file).write_text(json.dumps(values))
+    assert export_scorer(folder) == ["reward"]
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert model.config.num_labels == 1 and model.config.id2label == {0: "reward"}
+    assert tokenizer.pad_token_id == model.config.pad_token_id != tokenizer.eos_token_id
+    texts = [[*row.prompt, *row.responses[0]] for row in rows]
+    length = max(map(len, texts))
+    ids = [[*text, *[tokenizer.pad_token_id] * (length - len(text))] for text in texts]
+    mask = [[1] * len(text) + [0] * (length - len(text)) for text in texts]
+    with torch.no_grad():
+        theirs = model(torch.tensor(ids), attention_mask=torch.tensor(mask)).logits[:, 0]
+        alone = [model(torch.tensor([text])).logits[0, 0] for text in texts]
+    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.stack(alone), ours, rtol=1e-4, atol=1e-5)
+
+
+def test_category_heads_stay_with_their_names(tmp_path: Path, policy: Path) -> None:
+    model = new_scorer(policy / "model", 0)
+    add_category_heads(model, ("harmless", "helpful"), 0)
+    save_model(model, load_tokenizer(policy / "model"), tmp_path)
+    labels = export_scorer(tmp_path)
+    assert labels == ["reward: harmless", "reward: helpful", "gate: harmless", "gate: helpful"]
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert list(loaded.config.id2label.values()) == labels
+    assert torch.equal(loaded.score.weight, model.score.weight)
+
+
+def test_a_folder_without_a_head_is_refused(tmp_path: Path, advantage_model: Path) -> None:
+    shutil.copytree(advantage_model / "model", tmp_path / "model")
+    for file in (tmp_path / "model").glob("*.safetensors"):
+        save_file({}, file)
+    with pytest.raises(ValueError, match=r"has no score\.weight"):
+        export_scorer(tmp_path / "model")
+
+
+def test_cleaned_pairs_are_turned_round_and_those_left_out_are(tmp_path: Path) -> None:
+    row = {"id": "1", "prompt": "p", "chosen": "a", "rejected": "b", "review": None}
+    rows = [
+        {**row, "is_flipped": True, "label": 0.8, "weight": 1.0},
+        {**row, "id": "2", "is_flipped": False, "weight": 0.0},
+        {**row, "id": "3"},
+    ]
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    first, third = cleaned_pairs(path)
+    assert (first["chosen"], first["rejected"], first["label"]) == ("b", "a", 0.8)
+    assert (third["id"], third["chosen"]) == ("3", "a") and "review" not in third
