@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trimtab.flows.checks import check
 from trimtab.flows.compare_config import METHODS, SEEDS, comparison_name, configs_of_seeds
@@ -33,6 +33,7 @@ from trimtab.flows.overrides import (
     without_recipe_s_own,
 )
 from trimtab.flows.recipes import MACHINES, RECIPES, recipe_named
+from trimtab.flows.terminal import shown_live
 from trimtab.infra.imports import quick_imports
 from trimtab.infra.prefect.server import PrefectServerError, local_prefect_server
 from trimtab.infra.processes.gpus import memory_of
@@ -44,6 +45,10 @@ from trimtab.infra.store.manifest import StorageError
 from trimtab.infra.tracking.registry import RegistryError
 from trimtab.models.estimates.machine import GIB, Machine
 from trimtab.models.estimates.shapes import PlanError
+from trimtab.tasks.board import board
+
+if TYPE_CHECKING:
+    from trimtab.flows.plan import Plan
 
 CONTINUE_HINT = "; run the same command again to continue"
 
@@ -52,13 +57,19 @@ CONTINUE_HINT = "; run the same command again to continue"
 class RunRequest:
     """A validated request for a run.
 
-    config: the run's configuration; for a comparison, that of its first seed. parameters: the
-    flow's arguments.
+    name: of the run. config: its configuration; for a comparison, that of its first seed.
+    parameters: the flow's arguments.
     """
 
+    name: str
     flow: str
     config: RunConfig
     parameters: dict[str, Any]
+
+    @property
+    def num_seeds(self) -> int:
+        """How many runs of the configuration there are, which differ in their seed."""
+        return len(self.parameters.get("seeds", [self.config.seed]))
 
 
 def recipe_and_changes(
@@ -116,9 +127,8 @@ def parse_request(
         config = apply_changes(recipe_named(recipe), changes)
         run_name = name_run(config, flow, name)
     check_free(run_name, settings)
-    return RunRequest(
-        flow, config, {"recipe": recipe, "changes": changes, "name": name, **compared}
-    )
+    parameters = {"recipe": recipe, "changes": changes, "name": name, **compared}
+    return RunRequest(run_name.name, flow, config, parameters)
 
 
 def _compared(
@@ -142,12 +152,17 @@ def run_recipe(request: RunRequest, settings: Settings) -> None:
     _refuse([*found.mistakes, *(found.missing if settings.dask is None else ())])
     for line in found.notes:
         print(f"trimtab: {line}", file=sys.stderr)
+    print(f"trimtab: starting {request.name}", file=sys.stderr, flush=True)
     with prefect_server() as wait_until_ready:
         flow = load_flow(request.flow)
-        if settings.dask is None:
-            refuse_too_large(request.config, request.flow, settings)
+        plan = uncounted_plan(request.config, request.flow, settings, request.num_seeds)
+        if plan is not None and settings.dask is None:
+            refuse_too_large(plan, settings)
         wait_until_ready()
-        flow(**request.parameters)
+        if plan is not None:
+            board.expect(plan.costs())
+        with shown_live(board):
+            flow(**request.parameters)
 
 
 def run_study(
@@ -160,7 +175,10 @@ def run_study(
     with prefect_server() as wait_until_ready:
         study = load_flow("study")
         wait_until_ready()
-        for slug, status in study(paper, exhibit, scale, seeds, changes).items():
+        board.expect_submitted()
+        with shown_live(board):
+            found = study(paper, exhibit, scale, seeds, changes)
+        for slug, status in found.items():
             print(f"{slug}: {status}")
 
 
@@ -267,9 +285,8 @@ def print_plan(request: RunRequest, machine: Machine) -> None:
     from trimtab.flows.plan import make_plan
     from trimtab.flows.plan_text import plan_text
 
-    num_seeds = len(request.parameters.get("seeds", [request.config.seed]))
     try:
-        plan = make_plan(request.config, request.flow, machine, num_seeds)
+        plan = make_plan(request.config, request.flow, machine, request.num_seeds)
         print(plan_text(plan, [*found.missing, *found.notes]))
     except PlanError as error:
         raise ConfigError(str(error)) from error
@@ -290,11 +307,13 @@ def machine_of_plan(
     return machine
 
 
-def refuse_too_large(config: RunConfig, flow: str, settings: Settings) -> None:
-    """ConfigError if a stage of the run's plan does not fit on this host.
+def uncounted_plan(
+    config: RunConfig, flow: str, settings: Settings, num_seeds: int = 1
+) -> Plan | None:
+    """The plan of a run on this host; None where the size of its model is unknown.
 
     Rows of preference files are not counted, which may take long: they decide how long a stage
-    takes, but hardly its memory. A model of unknown size is not refused.
+    takes, but hardly its memory, nor which share of the whole it is.
     """
     from trimtab.flows.plan import make_plan
 
@@ -302,17 +321,22 @@ def refuse_too_large(config: RunConfig, flow: str, settings: Settings) -> None:
         uncounted = {"sources": ("s3://not-counted",), "demonstrations": ()}
         preferences = config.preferences.model_copy(update=uncounted)
         config = config.model_copy(update={"preferences": preferences})
-    num_gpus, known = len(settings.gpus), _this_host(settings)
-    machine = known or Machine(num_gpus, sys.maxsize, 1, True)
+    machine = _this_host(settings) or Machine(len(settings.gpus), sys.maxsize, 1, True)
     try:
-        found = make_plan(config, flow, machine).too_large()
+        return make_plan(config, flow, machine, num_seeds)
     except PlanError:
-        return
+        return None
+
+
+def refuse_too_large(plan: Plan, settings: Settings) -> None:
+    """ConfigError if a stage of a plan does not fit on this host."""
+    found = plan.too_large()
     if found is not None:
+        host = _this_host(settings) or f"{len(settings.gpus)} GPUs"
         raise ConfigError(
-            f"{config.recipe} does not fit on this host: {found}; found "
-            f"{known or f'{num_gpus} GPUs'}. --dry-run prints the whole plan; hh-smollm2 is the "
-            "recipe for human preferences with a small model"
+            f"{plan.config.recipe} does not fit on this host: {found}; found {host}. --dry-run "
+            "prints the whole plan; hh-smollm2 is the recipe for human preferences with a small "
+            "model"
         )
 
 

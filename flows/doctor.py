@@ -19,8 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 
 from trimtab.flows.checks import check
-from trimtab.flows.commands import refuse_too_large
-from trimtab.flows.errors import ConfigError
+from trimtab.flows.commands import uncounted_plan
 from trimtab.flows.recipes import RECIPES
 from trimtab.infra.processes.gpus import memory_of, unused_gpus
 from trimtab.infra.settings import Settings
@@ -176,10 +175,9 @@ def _recipes(settings: Settings) -> Iterator[Line]:
     for name, make in RECIPES.items():
         config = make()
         missing = check(config).missing
-        try:
-            refuse_too_large(config, "rlhf", settings)
-        except ConfigError as error:
-            reason = str(error).partition(": ")[2].partition(";")[0]
+        plan = uncounted_plan(config, "rlhf", settings)
+        reason = plan and plan.too_large()
+        if reason:
             missing = [f"does not fit on this machine: {reason}", *missing]
         if missing:
             yield Line("note", name, "; ".join(missing))

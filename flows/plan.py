@@ -6,6 +6,7 @@ stages, roles, configurations and inputs that a run would have, whatever becomes
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -31,6 +32,12 @@ FLOWS: dict[str, Callable[[Run], Any]] = {
     "label-audit": experiment.label_audit,
     "compare": experiment.compare,
 }
+
+
+# Two cores, in round numbers; a sampled token costs some more than one that is passed with others.
+OPERATIONS_A_SECOND = 1e11
+SAMPLED_AS_PASSED = 4
+SECONDS_OF_A_STAGE = 1.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,22 @@ class Plan:
         with_model = [row for row in self.rows if row.work.phases]
         for _, rows in groupby(with_model, key=lambda row: row.stage.step):
             yield list(rows)
+
+    def costs(self) -> dict[str, list[float]]:
+        """What the stages of all seeds cost, by the stage's name: seconds on some machine.
+
+        For shares of the whole, not for how long it takes: about two operations a weight and token
+        passed, six a weight trained, and what a stage takes however small it is. The last stage
+        writes the page.
+        """
+        size, found = self.shape.policy_parameters, defaultdict[str, list[float]](list)
+        for row in self.rows:
+            passed = row.work.forward_tokens + SAMPLED_AS_PASSED * row.work.sampled_tokens
+            operations = 2 * size * passed + 6 * row.work.parameters * row.work.trained_tokens
+            cost = SECONDS_OF_A_STAGE + operations / OPERATIONS_A_SECOND
+            found[row.stage.stage] += self.num_seeds * [cost]
+        found["compare" if self.flow == "compare" else "report"].append(SECONDS_OF_A_STAGE)
+        return dict(found)
 
     def needed(self, row: PlanRow) -> int:
         """Bytes of a device that a stage takes at its peak: tensors and overhead."""

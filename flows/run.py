@@ -18,6 +18,7 @@ from trimtab.flows.runner import resources_of
 from trimtab.models.config.judge import endpoints_of
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.specs import StageSpec
+from trimtab.tasks.board import board
 from trimtab.tasks.execution import StageResult
 from trimtab.tasks.resources import ALL_CORES, ALONE, Resources
 from trimtab.tasks.stages import TASKS
@@ -79,6 +80,7 @@ class Run:
             task = task.with_options(tags=[spec.device])
         if self.name and any(endpoint.is_limited for endpoint in endpoints_of(config)):
             keywords["ledger"] = self.name
+        board.submitted()
         with resources_of(task, config):
             return task.submit(config, **keywords)
 

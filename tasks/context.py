@@ -17,6 +17,7 @@ from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.specs import StageSpec
 from trimtab.tasks.access import judge_access_env, require_access
+from trimtab.tasks.board import board
 from trimtab.tasks.cache_key import read_sources
 from trimtab.tasks.execution import Progress, StageContext, StageResult, run_stage
 from trimtab.tasks.gpu_slots import gpu_slots
@@ -105,17 +106,24 @@ def run_stage_task(
         for name, value in inputs.items()
     }
     takes_gpu = "gpu" in task_run.tags
-    result = run_stage(
-        context,
-        spec.name,
-        config,
-        refs,
-        name=label,
-        share=share_of(base.settings, config, resources, takes_gpu=takes_gpu),
-        without=() if spec.reads_weights else WEIGHTS,
-    )
+    board.began(label, spec.name)
+    try:
+        result = run_stage(
+            context,
+            spec.name,
+            config,
+            refs,
+            name=label,
+            share=share_of(base.settings, config, resources, takes_gpu=takes_gpu),
+            without=() if spec.reads_weights else WEIGHTS,
+        )
+    except BaseException:
+        board.failed(label)
+        raise
     how = "found in the store" if result.cached else f"{result.seconds:.1f} s"
-    logger.info("%s: %s", label, how)
+    board.ended(label, was_found=result.cached)
+    standing = board.standing()
+    logger.info("%s: %s%s", label, how, f" ({standing})" if standing else "")
     return result
 
 
@@ -137,12 +145,13 @@ class _ProgressArtifact:
     def __call__(self, progress: Progress) -> None:
         if not progress.total:
             return
+        board.advanced(self.label, progress.done, progress.total, progress.metrics)
         is_done = progress.done >= progress.total
         now = time.monotonic()
         if not is_done and now - self.updated < SECONDS_BETWEEN_UPDATES:
             return
         self.updated = now
-        if now - self.logged >= SECONDS_BETWEEN_LINES:
+        if now - self.logged >= SECONDS_BETWEEN_LINES and not board.is_live:
             self.logged = now
             logger.info("%s: %d of %d", self.label, progress.done, progress.total)
         percent = 100.0 * progress.done / progress.total
