@@ -87,6 +87,8 @@ def recipe_and_changes(
             recipe = None
         given = read_changes(file)
         own = given.pop("recipe", None)
+        if own is not None and not isinstance(own, str):
+            raise ConfigError(f"recipe: found {own!r} in {file}; allowed: {', '.join(RECIPES)}")
         if recipe is not None and own is not None and recipe != own:
             raise ConfigError(f"found recipe {recipe!r}, but {file} is of {own!r}; allowed: one")
         recipe = recipe or own
@@ -159,6 +161,9 @@ def run_recipe(request: RunRequest, settings: Settings) -> None:
         if plan is not None and settings.dask is None:
             refuse_too_large(plan, settings)
         wait_until_ready()
+        if settings.dask is not None:  # tasks of other processes
+            flow(**request.parameters)
+            return
         if plan is not None:
             board.expect(plan.costs())
         with shown_live(board):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import httpx
 
@@ -87,8 +87,8 @@ def _machine(settings: Settings) -> Iterator[Line]:
     count = f"{len(settings.gpus)} ({', '.join(settings.gpus)})"
     if memory is None:
         yield Line("missing", "GPU", f"{count}, whose memory nvidia-smi does not tell")
-    elif version("torch").endswith("+cpu"):
-        yield Line("missing", "GPU", f"{count}, but torch {version('torch')} is for CPUs only")
+    elif (torch := _version("torch")) is not None and torch.endswith("+cpu"):
+        yield Line("missing", "GPU", f"{count}, but torch {torch} is for CPUs only")
     else:
         yield Line("ok", "GPU", f"{count} of at least {memory / GIB:.0f} GiB")
 
@@ -114,7 +114,7 @@ def _places(settings: Settings) -> Iterator[Line]:
 
 
 def _home(home: Path) -> Line:
-    there = next(path for path in (home, *home.parents) if path.exists())
+    there = _nearest(home)
     if not os.access(there, os.W_OK | os.X_OK):
         return Line("missing", "home", f"{home} cannot be written: set TRIMTAB_HOME")
     free = shutil.disk_usage(there).free
@@ -122,6 +122,11 @@ def _home(home: Path) -> Line:
     if free < LEAST_DISK:
         return Line("note", "home", f"{said}: large models need {LEAST_DISK // GIB} GiB and more")
     return Line("ok", "home", said)
+
+
+def _nearest(path: Path) -> Path:
+    """The folder itself, or the nearest above it that is there."""
+    return next(each for each in (path, *path.parents) if each.exists())
 
 
 def _store(url: str) -> Line:
@@ -132,6 +137,8 @@ def _store(url: str) -> Line:
             S3Objects(parts.netloc, parts.path, max_attempts=1)
         elif parts.scheme not in ("", "file"):
             open_store(url)
+        elif not os.access(_nearest(Path(unquote(parts.path)).resolve()), os.W_OK | os.X_OK):
+            return Line("missing", "store", f"{url} cannot be written")
     except StorageError as error:
         return Line("missing", "store", str(error))
     return Line("ok", "store", url)
@@ -146,7 +153,9 @@ def _server(name: str, url: str | None, path: str, embedded: str) -> Line:
         answer = httpx.get(url.rstrip("/") + path, timeout=SECONDS, follow_redirects=True)
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         return Line("missing", name, f"{shown} does not answer: {type(error).__name__}")
-    if answer.status_code >= 500:
+    if answer.status_code in (401, 403):
+        return Line("note", name, f"{shown} asks for a login ({answer.status_code})")
+    if answer.status_code >= 400:
         return Line("missing", name, f"{shown} answers {answer.status_code}")
     return Line("ok", name, shown)
 
@@ -158,12 +167,20 @@ def _without_password(url: str) -> str:
     return urlunsplit(parts._replace(netloc=f"...@{parts.netloc.rpartition('@')[2]}"))
 
 
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
 def _packages() -> Iterator[Line]:
     for name in LIBRARIES:
-        try:
-            yield Line("ok", name, version(name))
-        except PackageNotFoundError:
+        found = _version(name)
+        if found is None:
             yield Line("missing", name, f"pip install {name}")
+        else:
+            yield Line("ok", name, found)
     for extra, (module, purpose) in EXTRAS.items():
         if find_spec(module) is not None:
             yield Line("ok", extra, purpose)
@@ -175,7 +192,7 @@ def _recipes(settings: Settings) -> Iterator[Line]:
     for name, make in RECIPES.items():
         config = make()
         missing = check(config).missing
-        plan = uncounted_plan(config, "rlhf", settings)
+        plan = None if settings.dask else uncounted_plan(config, "rlhf", settings)
         reason = plan and plan.too_large()
         if reason:
             missing = [f"does not fit on this machine: {reason}", *missing]

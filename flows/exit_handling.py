@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+SHOW_CURSOR = "\033[?25h"
+
 
 class _Ending:
     """What a signal does; `hint` ends its line. `at_once`: without an exception."""
@@ -23,6 +25,9 @@ class _Ending:
     def interrupt(self, _number: int, _frame: FrameType | None) -> None:
         """Ctrl-C: raise SIGTERM, which Prefect and running trainers handle."""
         if self.is_interrupted:
+            if sys.stderr.isatty():
+                sys.stderr.write(SHOW_CURSOR)  # bars hide it
+                sys.stderr.flush()
             os._exit(128 + signal.SIGINT)  # trainers and servers end with this process
         _Ending.is_interrupted = True
         signal.raise_signal(signal.SIGTERM)

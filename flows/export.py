@@ -13,6 +13,7 @@ from typing import Any
 
 from trimtab.flows.errors import CommandError, ConfigError, unknown_name
 from trimtab.flows.names import settings_of
+from trimtab.flows.overrides import format_overrides
 from trimtab.flows.recipes import RECIPES, recipe_named
 from trimtab.infra.report_folders import read_run
 from trimtab.infra.settings import Settings
@@ -24,7 +25,16 @@ from trimtab.models.reporting.model_card import Exported, model_card
 
 SPLITS = ("train", "validation", "test")
 SCORER_STAGES = ("reward_model", "meta_rm", "advantage_model")
-POLICY_STAGES = ("sft", "ppo_max", "dpo", "cpl", "rejection_sampling", "rest", "hir")
+POLICY_STAGES = (
+    "sft",
+    "constitutional_sft",
+    "ppo_max",
+    "dpo",
+    "cpl",
+    "rejection_sampling",
+    "rest",
+    "hir",
+)
 LIMITS_OF_POLICY = (
     "It answers like its base model and its training data, right or wrong. It was judged by reward "
     "models on prompts like those of its training only."
@@ -53,21 +63,21 @@ def export(run: str, role: str, to: Path, push: str | None, settings: Settings) 
     card, about = _read(run, settings)
     entries = {entry["role"]: entry for entry in card["lineage"]}
     wanted = _roles(role, card, entries)
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise ConfigError(f"--to: found {to}, which is not empty; allowed: a new folder")
-    to.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=to.parent, prefix=f".{to.name}-") as scratch:
-        target = Path(scratch) / "export"
-        try:
-            store = open_store(settings.store_url)
+    to = to.expanduser().resolve()
+    try:
+        if to.exists() and (not to.is_dir() or any(to.iterdir())):
+            raise ConfigError(f"--to: found {to}, which is not empty; allowed: a new folder")
+        to.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=to.parent, prefix=f".{to.name}-") as scratch:
+            target, store = Path(scratch) / "export", open_store(settings.store_url)
             for name in wanted:
                 place = target / name if len(wanted) > 1 else target
                 _write(store, run, entries[name], entries, card, about, place)
-        except StorageError as error:
-            raise CommandError(str(error)) from error
-        if to.exists():
-            to.rmdir()
-        target.replace(to)
+            if to.exists():
+                to.rmdir()
+            target.replace(to)
+    except (StorageError, OSError) as error:
+        raise CommandError(f"{to} was not written: {error}") from error
     if push is not None:
         _push(to, push, is_data=role == "pairs")
     return to
@@ -111,9 +121,10 @@ def _write(
 ) -> None:
     """An artifact's model or pairs, and its card."""
     role, stage = entry["role"], entry["stage"]
-    with TemporaryDirectory(dir=target.parent.parent) as scratch:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=target.parent, prefix=".") as scratch:
         artifact = Path(scratch) / "artifact"
-        store.materialise(_manifest(store, entry), artifact)
+        store.materialise(_manifest(store, entry), artifact, without=("critic",))
         if stage == "relabel":
             target.mkdir(parents=True)
             preferences = Path(scratch) / "preferences"
@@ -124,8 +135,8 @@ def _write(
                     for row in cleaned_pairs(folder / f"{split}.jsonl"):
                         stream.write(json.dumps(row, ensure_ascii=False) + "\n")
         else:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(artifact / "model", target)
+            # Contents alone: files of the store are read-only.
+            shutil.copytree(artifact / "model", target, copy_function=shutil.copyfile)
     exported = {"command": _command(about), "settings": about.get("settings", {}), "card": card}
     (target / "README.md").write_text(
         model_card(_about(run, role, stage, target, entry, exported)), "utf-8"
@@ -140,18 +151,20 @@ def _about(
     entry: Mapping[str, Any],
     given: Mapping[str, Any],
 ) -> Exported:
+    labels: list[str] = []
     if stage == "relabel":
         kind, limits = "pairs", LIMITS_OF_PAIRS
         text = (
             "Preference pairs, cleaned by Trimtab: training labels that an ensemble of reward "
             "models contradicts are turned round (`is_flipped`), others smoothed (`label`, the "
-            "probability that `chosen` is better)."
+            "probability that `chosen` is better, which TRL does not read; 0.5 is a tie). TRL's "
+            "RewardTrainer reads `margin`."
         )
     elif stage in SCORER_STAGES:
-        labels = export_scorer(target)
+        labels, had_expected = export_scorer(target)
         kind, limits = "scorer", LIMITS_OF_SCORER
         text = "A reward model: a higher score means a better response to the prompt."
-        if stage == "advantage_model" and labels == ["reward"]:
+        if had_expected:
             text = f"An Advantage Model, used as a reward model.{ONE_LABEL}"
         if len(labels) > 1:
             text += (
@@ -161,7 +174,12 @@ def _about(
     else:
         kind, limits = "policy", LIMITS_OF_POLICY
         text = f"A language model: {policy_name(role.removeprefix('policy_'))}."
-    return Exported(kind, role, run, entry=entry, about=text, limits=limits, **given)
+        if stage == "hir":
+            text += (
+                " It expects the best of `hir`'s instructions behind the prompt, as in training."
+            )
+    label = next(iter(labels), "")
+    return Exported(kind, role, run, entry=entry, about=text, limits=limits, label=label, **given)
 
 
 def _manifest(store: Store, entry: Mapping[str, Any]) -> Manifest:
@@ -175,15 +193,13 @@ def _manifest(store: Store, entry: Mapping[str, Any]) -> Manifest:
 
 
 def _command(about: Mapping[str, Any]) -> str:
-    """The command that makes a run again; files are named as in its settings."""
+    """The command that makes a run again; a file is its name and the beginning of its sha256."""
     settings = dict(about.get("settings", {}))
     recipe = settings.pop("recipe", "default")
     usual = settings_of(recipe_named(recipe)) if recipe in RECIPES else {}
-    changes = [
-        f"{path}={value if isinstance(value, str) else json.dumps(value)}"
-        for path, value in settings.items()
-        if path not in usual or usual[path] != value
-    ]
+    changes = format_overrides(
+        {path: own for path, own in settings.items() if path not in usual or usual[path] != own}
+    )
     flow = about.get("flow", "rlhf")
     options = [] if flow == "rlhf" else ["--flow", flow]
     return shlex.join(["trimtab", "run", recipe, *options, *changes])
@@ -192,13 +208,22 @@ def _command(about: Mapping[str, Any]) -> str:
 def _push(folder: Path, repository: str, *, is_data: bool) -> None:
     """Upload a folder; the Hub's token is read by its own library."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
 
     kind = "dataset" if is_data else "model"
     try:
         api = HfApi()
         api.create_repo(repository, repo_type=kind, exist_ok=True, private=True)
-        api.upload_folder(folder_path=os.fspath(folder), repo_id=repository, repo_type=kind)
-    except (HfHubHTTPError, OSError, ValueError) as error:
+        is_private = api.repo_info(repository, repo_type=kind).private
+        if is_private:
+            api.upload_folder(folder_path=os.fspath(folder), repo_id=repository, repo_type=kind)
+    except Exception as error:  # of the Hub's library and those below it
         first = (str(error).splitlines() or [repr(error)])[0]
-        raise CommandError(f"{folder} is written, but {repository} was not: {first}") from error
+        raise CommandError(
+            f"{folder} is written, but {repository} was not: {first}. To try again: hf upload "
+            f"--repo-type {kind} {repository} {folder}"
+        ) from error
+    if not is_private:
+        raise CommandError(
+            f"{folder} is written, but {repository} is public, and was not touched: hf upload "
+            f"--repo-type {kind} {repository} {folder} publishes it"
+        )

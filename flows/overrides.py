@@ -232,14 +232,16 @@ def read_changes(path: Path) -> dict[str, Any]:
     `recipe`, if it is among them, says which recipe they change. ConfigError for a file that cannot
     be read, with the place of a mistake.
     """
-    from trimtab.flows.yaml_loader import YAMLError, load_yaml
+    from trimtab.flows.yaml_loader import load_yaml
 
     try:
-        found = load_yaml(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
         raise ConfigError(f"--config: found {path}, which cannot be read: {reason}") from None
-    except YAMLError as error:
+    try:
+        found = load_yaml(text)
+    except ValueError as error:
         raise ConfigError(f"--config: {path} is no YAML: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ConfigError(

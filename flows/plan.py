@@ -38,6 +38,7 @@ FLOWS: dict[str, Callable[[Run], Any]] = {
 OPERATIONS_A_SECOND = 1e11
 SAMPLED_AS_PASSED = 4
 SECONDS_OF_A_STAGE = 1.0
+ONCE = ("win_matrix", "judge_answers")  # stages of a comparison that all its seeds share
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ class Plan:
             passed = row.work.forward_tokens + SAMPLED_AS_PASSED * row.work.sampled_tokens
             operations = 2 * size * passed + 6 * row.work.parameters * row.work.trained_tokens
             cost = SECONDS_OF_A_STAGE + operations / OPERATIONS_A_SECOND
-            found[row.stage.stage] += self.num_seeds * [cost]
+            times = 1 if row.stage.stage in ONCE else self.num_seeds
+            found[row.stage.stage] += times * [cost]
         found["compare" if self.flow == "compare" else "report"].append(SECONDS_OF_A_STAGE)
         return dict(found)
 

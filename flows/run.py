@@ -28,6 +28,10 @@ from trimtab.tasks.stages import TASKS
 Future = Any
 
 
+# Stages that write a run's page, its last.
+PAGES = ("report", "compare")
+
+
 @dataclass(frozen=True)
 class RoundRoles:
     """The roles that a round's policy, its answers and what it was optimised against play."""
@@ -80,7 +84,7 @@ class Run:
             task = task.with_options(tags=[spec.device])
         if self.name and any(endpoint.is_limited for endpoint in endpoints_of(config)):
             keywords["ledger"] = self.name
-        board.submitted()
+        board.submitted(is_last=spec.name in PAGES)
         with resources_of(task, config):
             return task.submit(config, **keywords)
 

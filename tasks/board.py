@@ -64,36 +64,37 @@ class Board:
             self.clear()
             self._is_counted = True
 
-    def submitted(self) -> None:
-        """A stage was submitted."""
+    def submitted(self, *, is_last: bool = False) -> None:
+        """A stage was submitted; after the last one no more of the plan follows."""
         with self._lock:
             self._submitted += 1
+            if is_last:
+                self._planned = min(self._planned, self._submitted)
 
-    def began(self, label: str, stage: str) -> None:
-        """A stage starts."""
+    def began(self, key: str, label: str, stage: str) -> None:
+        """A stage starts, once it has its cores; `key` tells it from others of that label."""
         with self._lock:
             self._started = self._started or self._clock()
-            self._running[label] = Running(label, stage)
+            self._running[key] = Running(label, stage)
 
-    def advanced(self, label: str, done: int, total: int, metrics: Mapping[str, float]) -> None:
+    def advanced(self, key: str, done: int, total: int, metrics: Mapping[str, float]) -> None:
         """A stage has done so much."""
         with self._lock:
-            if label in self._running:
-                own = self._running[label]
+            if key in self._running:
+                own = self._running[key]
                 own.done, own.total = done, total
                 own.metrics.update(metrics)
 
-    def failed(self, label: str) -> None:
+    def failed(self, key: str) -> None:
         """A stage ended without a result."""
         with self._lock:
-            self._running.pop(label, None)
+            self._running.pop(key, None)
 
-    def ended(self, label: str, *, was_found: bool) -> None:
+    def ended(self, key: str, stage: str, *, was_found: bool) -> None:
         """A stage is done, or was found in the store."""
         with self._lock:
-            own = self._running.pop(label, None)
-            if own is not None:
-                (self._found if was_found else self._ended)[own.stage] += 1
+            self._running.pop(key, None)
+            (self._found if was_found else self._ended)[stage] += 1
 
     @property
     def running(self) -> list[Running]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from uuid import UUID
 
@@ -90,15 +91,15 @@ def run_stage_task(
     """
     require_access(config)
     spec.check(inputs)
-    base = base_context()
+    base, place = base_context(), str(task_run.id)
     context = StageContext(
         base.settings,
         base.store,
         base.tracking,
         parent=_parent_run(),
         seed=getattr(config, "seed", 0),
-        on_progress=_ProgressArtifact(label),
-        device_slots=gpu_slots,
+        on_progress=_ProgressArtifact(label, place),
+        device_slots=partial(_slots_and_begin, place, label, spec.name),
         secrets=partial(_environment, spec, config, ledger),
     )
     refs = {
@@ -106,7 +107,6 @@ def run_stage_task(
         for name, value in inputs.items()
     }
     takes_gpu = "gpu" in task_run.tags
-    board.began(label, spec.name)
     try:
         result = run_stage(
             context,
@@ -118,10 +118,10 @@ def run_stage_task(
             without=() if spec.reads_weights else WEIGHTS,
         )
     except BaseException:
-        board.failed(label)
+        board.failed(place)
         raise
     how = "found in the store" if result.cached else f"{result.seconds:.1f} s"
-    board.ended(label, was_found=result.cached)
+    board.ended(place, spec.name, was_found=result.cached)
     standing = board.standing()
     logger.info("%s: %s%s", label, how, f" ({standing})" if standing else "")
     return result
@@ -133,11 +133,19 @@ def _environment(spec: StageSpec, config: BaseModel, ledger: str | None) -> dict
     return {**judge_keys(config), **judge_access_env(), **shared}
 
 
+@contextmanager
+def _slots_and_begin(place: str, label: str, stage: str, count: int) -> Iterator[None]:
+    """Hold GPU slots; a stage has its cores by then, and begins."""
+    with gpu_slots(count):
+        board.began(place, label, stage)
+        yield
+
+
 class _ProgressArtifact:
     """A Prefect progress artifact per stage, created on the first report, updated sparingly."""
 
-    def __init__(self, label: str) -> None:
-        self.label = label
+    def __init__(self, label: str, place: str) -> None:
+        self.label, self.place = label, place
         self.artifact: UUID | None = None
         self.updated = 0.0
         self.logged = time.monotonic()
@@ -145,7 +153,7 @@ class _ProgressArtifact:
     def __call__(self, progress: Progress) -> None:
         if not progress.total:
             return
-        board.advanced(self.label, progress.done, progress.total, progress.metrics)
+        board.advanced(self.place, progress.done, progress.total, progress.metrics)
         is_done = progress.done >= progress.total
         now = time.monotonic()
         if not is_done and now - self.updated < SECONDS_BETWEEN_UPDATES:

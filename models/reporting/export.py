@@ -17,8 +17,10 @@ from safetensors.numpy import save_file
 HEAD = "score.weight"
 
 
-def export_scorer(folder: Path) -> list[str]:
-    """Make a scorer in a `save_pretrained` folder one for plain transformers; returns its labels.
+def export_scorer(folder: Path) -> tuple[list[str], bool]:
+    """Make a scorer in a `save_pretrained` folder one for plain transformers.
+
+    Returns its labels, and whether e(x) was left out.
 
     Of an Advantage Model the head of r(x, y) alone is kept: e(x) is the same for all responses to a
     prompt, and transformers reads one token only. Category heads stay, with their gate.
@@ -26,18 +28,17 @@ def export_scorer(folder: Path) -> list[str]:
     path = folder / "config.json"
     config = json.loads(path.read_text("utf-8"))
     labels = [config["id2label"][name] for name in sorted(config["id2label"], key=int)]
-    if labels == ["reward", "expected_reward"]:
+    has_expected = labels == ["reward", "expected_reward"]
+    if has_expected:
         labels = labels[:1]
         _keep_first_row(folder)
         for name in ("advantage_scale", "learned_expected_reward", "num_labels"):
             config.pop(name, None)
     config["id2label"] = {str(number): label for number, label in enumerate(labels)}
     config["label2id"] = {label: number for number, label in enumerate(labels)}
-    pad = _padding(folder, config)
-    if pad is not None:
-        config["pad_token_id"] = pad
+    config["pad_token_id"] = _padding(folder, config)
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
-    return labels
+    return labels, has_expected
 
 
 def _keep_first_row(folder: Path) -> None:
@@ -54,7 +55,10 @@ def _keep_first_row(folder: Path) -> None:
 
 
 def _padding(folder: Path, config: Mapping[str, Any]) -> int | None:
-    """The id of a special token other than the end token, made the tokenizer's padding; or none."""
+    """The id of a special token other than the end token, made the tokenizer's padding.
+
+    None without one: transformers then takes one text at a time.
+    """
     end = config.get("eos_token_id")
     ends = end if isinstance(end, list) else [end]
     tokens = json.loads((folder / "tokenizer.json").read_text("utf-8")).get("added_tokens", [])
@@ -71,15 +75,23 @@ def _padding(folder: Path, config: Mapping[str, Any]) -> int | None:
 
 
 def cleaned_pairs(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of relabelled pairs as TRL takes them: flipped ones turned round, without weight 0.
-
-    What is beside prompt, chosen and rejected stays: category, label, margin, weight, is_flipped.
-    """
+    """The rows of raw or relabelled pairs as TRL takes them: flipped ones turned round, without
+    those of weight 0. All have the same fields, of the same types."""
     with path.open(encoding="utf-8") as stream:
         for line in stream:
             row = json.loads(line)
             if row.get("weight", 1.0) == 0:
                 continue
-            if row.get("is_flipped"):
-                row["chosen"], row["rejected"] = row["rejected"], row["chosen"]
-            yield {name: value for name, value in row.items() if value is not None}
+            is_flipped = bool(row.get("is_flipped"))
+            better, worse = ("rejected", "chosen") if is_flipped else ("chosen", "rejected")
+            yield {
+                "id": str(row["id"]),
+                "prompt": row["prompt"],
+                "chosen": row[better],
+                "rejected": row[worse],
+                "category": row.get("category") or "",
+                "label": float(row.get("label", 1.0)),
+                "margin": float(row.get("margin", 0.0)),
+                "weight": float(row.get("weight", 1.0)),
+                "is_flipped": is_flipped,
+            }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS
@@ -35,7 +36,7 @@ def ids(text):
 
 # Prompt and response are tokenised apart; the score is read at the end token.
 given = ids(prompt) + ids(response) + [tokenizer.eos_token_id]
-score = model(torch.tensor([given])).logits[0, 0]"""
+score = model(torch.tensor([given])).logits[0, 0]  # {label}"""
 LOAD_PAIRS = """from datasets import load_dataset
 
 pairs = load_dataset("{name}")"""
@@ -47,7 +48,7 @@ class Exported:
 
     kind: of the files. role: in the run. run: its name. command: that makes it again. settings: by
     path. card: the run's scorecard. entry: the artifact's lineage. about: what it is, in sentences.
-    limits: what it is not for.
+    limits: what it is not for. label: what a scorer's first column is.
     """
 
     kind: str
@@ -59,6 +60,7 @@ class Exported:
     entry: Mapping[str, Any]
     about: str
     limits: str
+    label: str = "reward"
 
 
 def model_card(exported: Exported) -> str:
@@ -69,7 +71,7 @@ def model_card(exported: Exported) -> str:
         _metadata(exported),
         f"# {name}",
         exported.about,
-        f"## Use\n\n```python\n{load.format(name='FOLDER')}\n```",
+        f"## Use\n\n```python\n{load.format(name='FOLDER', label=exported.label)}\n```",
         *_figures(exported),
         f"## How it was made\n\n{_origin(exported)}\n\n```bash\n{exported.command}\n```",
         f"## Limits\n\n{exported.limits}",
@@ -105,6 +107,7 @@ def _base(settings: Mapping[str, Any]) -> tuple[str | None, str | None]:
     if base in ORIGINS:
         return ORIGINS[base]
     is_hub_id = base.count("/") == 1 and not base.startswith((".", "~", "/"))
+    is_hub_id = is_hub_id and not Path(base).exists()
     return (base, None) if is_hub_id else (None, None)
 
 
@@ -164,6 +167,7 @@ def _rows(exported: Exported) -> Iterator[str]:
 
 def _row(words: str, value: Mapping[str, Any]) -> str:
     low, high = value["low"], value["high"]
+    words = " ".join(words.replace("|", "\\|").split())  # a category may be any text
     return f"| {words} | {value['value']:.3f} | [{low:.3f}, {high:.3f}] | {value['count']:,} |"
 
 

@@ -50,9 +50,10 @@ def test_settings_of_the_command_line_win(
 
 
 def test_numbers_and_switches_are_those_of_yaml_1_2() -> None:
-    text = "{on: pairs, off: no, a: [5e-6, 1e3, 2.5, .5, -1, +2, 7, true, null, ~, 2024-01-01, 1.]}"
-    numbers = [5e-6, 1e3, 2.5, 0.5, -1, 2, 7, True, None, None, "2024-01-01", 1.0]
+    text = "{on: pairs, off: no, a: [5e-6, 1e3, 2.5, .5, -1, +2, 010, true, null, ~, 1:30, 1.]}"
+    numbers = [5e-6, 1e3, 2.5, 0.5, -1, 2, 10, True, None, None, "1:30", 1.0]
     assert load_yaml(text) == {"on": "pairs", "off": "no", "a": numbers}
+    assert load_yaml('{\n\t"a": 5e-6\n}') == {"a": 5e-6}  # JSON may have tabs
 
 
 def test_only_what_differs_from_the_recipe_is_a_change(tmp_path: Path) -> None:
@@ -70,6 +71,11 @@ def test_only_what_differs_from_the_recipe_is_a_change(tmp_path: Path) -> None:
         ("", r"found null in .*; allowed: settings by name"),
         ("1: 2\n", r"allowed: settings by name"),
         ("!!python/object/apply:os.getcwd []\n", r"is no YAML: could not determine a constructor"),
+        ("ppo: {}\nseed: 1\nppo: {}\n", r"'ppo' comes twice"),
+        ('{"seed": 1, "seed": 2}', r"'seed' comes twice"),
+        ("seed: !!int abc\n", r"is no YAML: invalid literal"),
+        ("a: !!timestamp 2024-99-99\n", r"is no YAML: "),
+        ("recipe: 5\n", r"recipe: found 5 in .*; allowed: smoke"),
         ("recipe: default\n", r"found recipe 'smoke', but .* is of 'default'; allowed: one"),
         ("ppo: {kl_coeff: 1, num_steps: x}\n", r"(?s)num_steps.*found 'x'.*did you mean 'kl_coef'"),
     ],

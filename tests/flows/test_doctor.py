@@ -75,7 +75,8 @@ def test_what_is_not_installed_comes_with_its_command(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("status", "mark"), [(200, "ok"), (401, "ok"), (503, "missing"), (None, "missing")]
+    ("status", "mark"),
+    [(200, "ok"), (401, "note"), (404, "missing"), (503, "missing"), (None, "missing")],
 )
 def test_servers_are_asked_and_passwords_not_shown(
     status: int | None,

@@ -109,6 +109,25 @@ def test_an_advantage_model_has_one_label_and_a_card(home: Path, tmp_path: Path)
     assert sorted(path.name for path in to.parent.iterdir()) == ["am"]
 
 
+def test_files_can_be_changed_whoever_exports_them(home: Path, tmp_path: Path) -> None:
+    """Those of the store are read-only."""
+    _export("reward_model", tmp_path / "rm")
+    assert all(path.stat().st_mode & 0o200 for path in (tmp_path / "rm").iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["export", "mine", "policy", "--to", str(tmp_path / "file/below")]) == 1
+    assert "was not written" in capsys.readouterr().err
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)  # an empty folder, by a dot
+    assert main(["export", "mine", "policy", "--to", "."]) == 0
+    assert (here / "README.md").is_file()
+
+
 def test_policy_ensemble_and_pairs(home: Path, tmp_path: Path) -> None:
     metadata, text = _export("policy", tmp_path / "policy")
     assert metadata["pipeline_tag"] == "text-generation"
@@ -178,37 +197,41 @@ def test_a_folder_with_files_is_kept_and_a_missing_artifact_leaves_nothing(
     assert list((tmp_path / "out").iterdir()) == []
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("way", ["private", "public", "fails"])
 def test_a_push_is_private_and_its_failure_is_a_line(
     home: Path,
     tmp_path: Path,
-    fails: bool,
+    way: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     calls: list[dict[str, Any]] = []
 
     def upload(**given: Any) -> None:
-        if fails:
-            raise OSError("no way to the Hub")
+        if way == "fails":
+            raise RuntimeError("no way to the Hub")  # some library's own
         calls.append(given)
 
     api = SimpleNamespace(
         create_repo=lambda name, **given: calls.append({"name": name, **given}),
         upload_folder=upload,
+        repo_info=lambda *_, **__: SimpleNamespace(private=way != "public"),
     )
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
     to = tmp_path / "pairs"
     arguments = ["export", "mine", "pairs", "--to", str(to), "--push", "me/pairs"]
-    assert main(arguments) == int(fails)
+    assert main(arguments) == int(way != "private")
     assert calls[0] == {
         "name": "me/pairs",
         "repo_type": "dataset",
         "exist_ok": True,
         "private": True,
     }
-    if fails:
-        assert "is written, but me/pairs was not: no way" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    if way == "fails":
+        assert "is written, but me/pairs was not: no way" in said and "hf upload" in said
+    elif way == "public":
+        assert "is public, and was not touched" in said and len(calls) == 1
     else:
         assert calls[1] == {"folder_path": str(to), "repo_id": "me/pairs", "repo_type": "dataset"}
     assert (to / "README.md").is_file()

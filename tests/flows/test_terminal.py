@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 
 import pytest
@@ -27,11 +28,11 @@ def _drawn(board: Board) -> list[str]:
 def test_all_of_it_and_what_runs_now_are_drawn() -> None:
     board = Board()
     board.expect({"sft": [1.0], "reward_model": [1.0, 1.0]})
-    board.began("sft", "sft")
-    board.ended("sft", was_found=True)
-    board.began("member 0", "reward_model")
-    board.advanced("member 0", 30, 60, {"grad_norm": 1.234, "loss": 0.6931, "unknown": 3.0})
-    board.began("member 1", "reward_model")
+    board.began("1", "sft", "sft")
+    board.ended("1", "sft", was_found=True)
+    board.began("2", "member 0", "reward_model")
+    board.advanced("2", 30, 60, {"grad_norm": 1.234, "loss": 0.6931, "unknown": 3.0})
+    board.began("3", "member 1", "reward_model")
     whole, first, second = _drawn(board)
     assert whole.startswith("all") and whole.endswith("1 of 3 stages")
     assert first.startswith("member 0") and first.endswith("30 of 60   loss 0.693   grad norm 1.23")
@@ -52,6 +53,16 @@ def test_a_log_s_console_is_shared_and_given_back(monkeypatch: pytest.MonkeyPatc
     assert "0 of 1 stages" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
+def test_the_console_is_that_of_prefect_s_log() -> None:
+    found = terminal._console_of_the_log()
+    consoles = [
+        handler.console  # type: ignore[attr-defined]
+        for handler in logging.getLogger("prefect").handlers
+        if hasattr(handler, "console")
+    ]
+    assert consoles == [] or found in consoles
+
+
 @pytest.mark.parametrize("without", ["terminal", "TERM", "CI"])
 def test_without_a_terminal_nothing_is_drawn(without: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: without != "terminal", raising=False)
@@ -69,6 +80,9 @@ def test_the_plan_s_costs_are_of_all_its_stages_and_the_page(flow: str) -> None:
     config: RunConfig = recipe_named("default")
     plan = make_plan(config, flow, Machine.of_gpus(1, 80), num_seeds=2 if flow == "compare" else 1)
     costs = plan.costs()
-    assert sum(map(len, costs.values())) == plan.num_seeds * len(plan.rows) + 1
+    once = sum(row.stage.stage == "win_matrix" for row in plan.rows)
+    assert once == (flow == "compare")
+    several = plan.num_seeds * (len(plan.rows) - once)
+    assert sum(map(len, costs.values())) == several + once + 1
     assert min(map(min, costs.values())) > 0
     assert costs["sft"][0] > costs["strength"][0]

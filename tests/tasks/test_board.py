@@ -23,14 +23,14 @@ def test_time_left_is_what_the_rest_costs_at_the_pace_so_far(clock: _Clock) -> N
     board = Board(clock)
     board.expect({"sft": [10.0], "reward_model": [20.0, 40.0], "report": [10.0]})
     assert (board.done, board.total, board.standing()) == (0, 4, "0 of 4 stages")
-    board.began("sft", "sft")
+    board.began("1", "sft", "sft")
     clock.now += 30
-    board.ended("sft", was_found=False)
+    board.ended("1", "sft", was_found=False)
     # 10 of 80 took 30 s: 70 are left.
     assert board.seconds_left() == pytest.approx(30 * 70 / 10)
     assert board.standing() == "1 of 4 stages, about 4 min left"
-    board.began("member 0", "reward_model")  # each costs 30 on average
-    board.advanced("member 0", 1, 2, {"loss": 0.5})
+    board.began("2", "member 0", "reward_model")  # each costs 30 on average
+    board.advanced("2", 1, 2, {"loss": 0.5})
     clock.now += 30
     assert board.seconds_left() == pytest.approx(60 * 55 / 25)
     (running,) = board.running
@@ -41,32 +41,32 @@ def test_what_is_found_in_the_store_says_nothing_about_the_pace(clock: _Clock) -
     board = Board(clock)
     board.expect({"sft": [10.0], "reward_model": [30.0], "report": [10.0]})
     for stage in ("sft", "reward_model"):
-        board.began(stage, stage)
+        board.began(stage, stage, stage)
         clock.now += 10
-        board.ended(stage, was_found=True)
+        board.ended(stage, stage, was_found=True)
     assert board.standing() == "2 of 3 stages"
-    board.began("report", "report")
-    board.advanced("report", 3, 4, {})
+    board.began("3", "report", "report")
+    board.advanced("3", 3, 4, {})
     clock.now += 10
     assert board.seconds_left() == pytest.approx(30 * 2.5 / 7.5)
-    board.ended("report", was_found=False)
+    board.ended("3", "report", was_found=False)
     assert board.standing() == "3 of 3 stages"
 
 
 def test_nothing_is_told_too_early_or_of_no_plan(clock: _Clock) -> None:
     board = Board(clock)
-    board.began("sft", "sft")
-    board.ended("sft", was_found=False)
+    board.began("1", "sft", "sft")
+    board.ended("1", "sft", was_found=False)
     assert (board.total, board.standing(), board.seconds_left()) == (0, "", None)
     board.expect({"sft": [1.0], "ppo_max": [99.0]})
-    board.began("sft", "sft")
+    board.began("1", "sft", "sft")
     clock.now += 4
-    board.ended("sft", was_found=False)
+    board.ended("1", "sft", was_found=False)
     assert board.seconds_left() is None  # a hundredth of the work
     board.expect({"sft": [50.0], "ppo_max": [50.0]})
-    board.began("sft", "sft")
+    board.began("1", "sft", "sft")
     clock.now += 4
-    board.ended("sft", was_found=False)
+    board.ended("1", "sft", was_found=False)
     assert board.seconds_left() is None  # four seconds
 
 
@@ -75,12 +75,35 @@ def test_without_a_plan_all_stages_are_those_submitted(clock: _Clock) -> None:
     board.expect_submitted()
     for _ in range(3):
         board.submitted()
-    board.began("a", "sft")
-    board.ended("a", was_found=False)
+    board.began("a", "sft", "sft")
+    board.ended("a", "sft", was_found=False)
     assert board.standing() == "1 of 3 stages"
-    board.began("b", "sft")
+    board.began("b", "sft", "sft")
     board.failed("b")
     assert board.running == [] and board.done == 1
+
+
+def test_stages_of_one_label_are_told_apart(clock: _Clock) -> None:
+    """Those of several seeds have the same."""
+    board = Board(clock)
+    board.expect({"world": [1.0] * 3})
+    for key in "abc":
+        board.began(key, "world", "world")
+    assert [each.label for each in board.running] == ["world"] * 3
+    for key in "abc":
+        board.ended(key, "world", was_found=False)
+    assert board.standing() == "3 of 3 stages"
+
+
+def test_what_the_plan_had_and_the_run_has_not_is_no_part_of_the_end(clock: _Clock) -> None:
+    board = Board(clock)
+    board.expect({"sft": [1.0], "meta_rm": [1.0] * 3, "report": [1.0]})
+    board.submitted()
+    board.ended("a", "sft", was_found=False)
+    assert board.total == 5
+    board.submitted(is_last=True)
+    board.ended("b", "report", was_found=False)
+    assert board.standing() == "2 of 2 stages"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets import load_dataset
 from safetensors.numpy import save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -45,7 +46,7 @@ def test_plain_transformers_reads_the_same_scores(
             end = values.get("eos_token_id", values.get("eos_token"))
             values["pad_token_id" if file == "config.json" else "pad_token"] = end
             (folder / file).write_text(json.dumps(values))
-    assert export_scorer(folder) == ["reward"]
+    assert export_scorer(folder) == (["reward"], name == "advantage_model")
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert model.config.num_labels == 1 and model.config.id2label == {0: "reward"}
@@ -65,7 +66,8 @@ def test_category_heads_stay_with_their_names(tmp_path: Path, policy: Path) -> N
     model = new_scorer(policy / "model", 0)
     add_category_heads(model, ("harmless", "helpful"), 0)
     save_model(model, load_tokenizer(policy / "model"), tmp_path)
-    labels = export_scorer(tmp_path)
+    labels, has_expected = export_scorer(tmp_path)
+    assert not has_expected
     assert labels == ["reward: harmless", "reward: helpful", "gate: harmless", "gate: helpful"]
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     assert list(loaded.config.id2label.values()) == labels
@@ -80,15 +82,40 @@ def test_a_folder_without_a_head_is_refused(tmp_path: Path, advantage_model: Pat
         export_scorer(tmp_path / "model")
 
 
-def test_cleaned_pairs_are_turned_round_and_those_left_out_are(tmp_path: Path) -> None:
-    row = {"id": "1", "prompt": "p", "chosen": "a", "rejected": "b", "review": None}
-    rows = [
-        {**row, "is_flipped": True, "label": 0.8, "weight": 1.0},
-        {**row, "id": "2", "is_flipped": False, "weight": 0.0},
-        {**row, "id": "3"},
+def test_without_another_special_token_there_is_no_padding(
+    tmp_path: Path, reward_model: Path
+) -> None:
+    shutil.copytree(reward_model / "model", tmp_path / "model")
+    folder = tmp_path / "model"
+    config = json.loads((folder / "config.json").read_text())
+    config["pad_token_id"] = config["eos_token_id"]
+    (folder / "config.json").write_text(json.dumps(config))
+    tokens = json.loads((folder / "tokenizer.json").read_text())
+    end = config["eos_token_id"]
+    tokens["added_tokens"] = [token for token in tokens["added_tokens"] if token["id"] == end]
+    (folder / "tokenizer.json").write_text(json.dumps(tokens))
+    export_scorer(folder)
+    assert json.loads((folder / "config.json").read_text())["pad_token_id"] is None
+
+
+def test_cleaned_pairs_load_with_the_same_fields_in_every_split(tmp_path: Path) -> None:
+    """Flipped ones are turned round, those without weight left out; raw ones are certain."""
+    row = {"id": "1", "prompt": "p", "chosen": "a", "rejected": "b", "review": None, "rating": 3}
+    relabelled = [
+        {**row, "is_flipped": True, "label": 0.8, "weight": 1.0, "margin": 0.2},
+        {**row, "id": "2", "is_flipped": False, "label": 1.0, "weight": 0.0, "margin": 0.0},
     ]
-    path = tmp_path / "train.jsonl"
-    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
-    first, third = cleaned_pairs(path)
-    assert (first["chosen"], first["rejected"], first["label"]) == ("b", "a", 0.8)
-    assert (third["id"], third["chosen"]) == ("3", "a") and "review" not in third
+    raw = [{**row, "id": "3", "category": "x", "votes_chosen": 3}]
+    for split, rows in {"train": relabelled, "test": raw}.items():
+        path = tmp_path / f"{split}.raw"
+        path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+        with (tmp_path / f"{split}.jsonl").open("w") as stream:
+            stream.writelines(json.dumps(each) + "\n" for each in cleaned_pairs(path))
+    files = {split: str(tmp_path / f"{split}.jsonl") for split in ("train", "test")}
+    found = load_dataset("json", data_files=files, cache_dir=str(tmp_path / "cache"))
+    assert found["train"].features == found["test"].features
+    (first,), (third,) = found["train"], found["test"]
+    names = ("chosen", "label", "margin", "weight")
+    assert [first[name] for name in names] == ["b", 0.8, 0.2, 1.0]
+    assert [third[name] for name in names] == ["a", 1.0, 0.0, 1.0]
+    assert first["is_flipped"] and not third["is_flipped"] and "rating" not in first
