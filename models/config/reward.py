@@ -235,8 +235,7 @@ class PairLossConfig(StageConfig):
     category_heads: bool = Field(
         False,
         description="A reward head for each category of the pairs trained on, and a gate that "
-        "reads from a prompt which of them it is of [ArmoRM]; one head where they are fewer than "
-        "two",
+        "tells prompts of unknown category [ArmoRM]; one head where they are fewer than two",
     )
     contrastive: ContrastiveConfig | None = Field(
         None,
@@ -270,15 +269,6 @@ class RewardModelConfig(PairLossConfig):
     score_every: Steps | None = Field(
         None, description="Steps between scorings of the validation pairs; none: at the end"
     )
-
-    @model_validator(mode="after")
-    def _scored_by_a_gate_that_is_fitted(self) -> Self:
-        if self.category_heads and self.score_every is not None:
-            raise ValueError(
-                f"score_every must be none with category_heads, found {self.score_every}: the gate "
-                "that tells which head scores a pair is fitted once the training ends"
-            )
-        return self
 
     @model_validator(mode="after")
     def _categories_are_not_left_out(self) -> RewardModelConfig:

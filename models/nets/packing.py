@@ -35,12 +35,14 @@ class TrunkActivations:
 class Candidates:
     """Token ids of a prompt and its responses, each response ending in the end token.
 
-    lower: output of frozen lower layers for the packed row, if it is known already.
+    lower: output of frozen lower layers for the packed row, if it is known already. category: of
+    the prompt, if it is known: whose head scores it where a scorer has one for each category.
     """
 
     prompt: list[int]
     responses: tuple[list[int], ...]
     lower: TrunkActivations | None = field(default=None, compare=False, repr=False)
+    category: str | None = field(default=None, compare=False)
 
     @property
     def num_tokens(self) -> int:
@@ -54,7 +56,7 @@ class Candidates:
         if lower is not None:
             parts = self.lower_parts()
             lower = replace(lower, values=torch.cat([parts[0], parts[2], parts[1]]))
-        return Candidates(self.prompt, (second, first), lower)
+        return replace(self, responses=(second, first), lower=lower)
 
     def lower_parts(self) -> Sequence[Tensor]:
         """The states of the prompt, then those of each response."""
@@ -79,9 +81,10 @@ def merged_candidates(rows: Sequence[Candidates]) -> Candidates:
     responses = tuple(list(response) for response in first)
     lower = rows[0].lower
     if lower is None or any(row.lower is None or len(row.prompt) > len(prompt) for row in rows):
-        return Candidates(prompt, responses)
+        return Candidates(prompt, responses, category=rows[0].category)
     parts = [row.lower_parts()[place] for row, place in ((rows[0], 0), *first.values())]
-    return Candidates(prompt, responses, replace(lower, values=torch.cat(parts)))
+    lower = replace(lower, values=torch.cat(parts))
+    return Candidates(prompt, responses, lower, rows[0].category)
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class PackedBatch:
     input_ids, position_ids: (N,). lengths: of each row, the tokens of its prompt and of each of its
     responses. response_start, response_end, prompt_end: (R,) where each response lies
     (`response_end` and `prompt_end` are the index of the last token, inclusive).
-    lower: states of all rows, or none where any row lacks them.
+    lower: states of all rows, or none where any row lacks them. categories: R, of the prompts.
     """
 
     input_ids: Tensor
@@ -101,6 +104,7 @@ class PackedBatch:
     response_end: Tensor
     prompt_end: Tensor
     lower: TrunkActivations | None = None
+    categories: tuple[str | None, ...] = ()
 
     def response_tokens(self, chosen: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Where the n response tokens lie: `source` (n,), `target` (n,) and `mask` (R, L).
@@ -209,7 +213,15 @@ def pack(rows: Sequence[Candidates]) -> PackedBatch:
         ends,
         prompt_ends,
         _lower(rows),
+        tuple(row.category for row in rows for _ in row.responses),
     )
+
+
+def with_categories(
+    rows: Sequence[Candidates], categories: Sequence[str | None]
+) -> list[Candidates]:
+    """The rows, each with its prompt's category."""
+    return [replace(row, category=category) for row, category in zip(rows, categories, strict=True)]
 
 
 def _lower(rows: Sequence[Candidates]) -> TrunkActivations | None:

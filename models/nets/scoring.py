@@ -2,9 +2,10 @@
 
 A scorer's columns are its reward heads, e(x) if it is an Advantage Model, and the gate. Most have
 one reward head and no gate. With category heads there is a reward head and a column of the gate for
-each category, and r(x, y) = sum over categories c of p(c | x) r_c(x, y), where the gate p is a
-softmax of what it reads at the prompt's last token, as in [ArmoRM] Wang et al., Interpretable
-Preferences via Multi-Objective Reward Modeling and Mixture-of-Experts, arXiv 2406.12845.
+each category. Where a prompt's category is known (`Candidates.category`), its head scores. For
+others r(x, y) = sum over categories c of p(c | x) r_c(x, y); the gate p is a softmax of what it
+reads at the prompt's last token, as in [ArmoRM] Wang et al., Interpretable Preferences via Multi-Objective
+Reward Modeling and Mixture-of-Experts, arXiv 2406.12845.
 """
 
 from __future__ import annotations
@@ -52,13 +53,9 @@ def reward_heads(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Te
 
 
 def read_rewards(
-    model: PreTrainedModel, hidden: Tensor, batch: PackedBatch, head: Tensor | None = None
+    model: PreTrainedModel, hidden: Tensor, batch: PackedBatch
 ) -> tuple[Tensor, Tensor | None]:
-    """As `reward_heads`, from the last hidden states (N, H).
-
-    head: (R,) the category head that a response is scored by, -1 where the gate is to tell; none:
-    the gate tells for all.
-    """
+    """As `reward_heads`, from the last hidden states (N, H)."""
     at_response = model.score(hidden[batch.response_end])
     if model.config.num_labels == 1:
         return at_response[:, 0], None
@@ -68,15 +65,21 @@ def read_rewards(
     if count == 0:
         return at_response[:, 0], expected
     weight = at_prompt[:, -count:].detach().softmax(1)  # no loss trains the gate
-    if head is not None:
-        known = F.one_hot(head.clamp(min=0), count).to(weight.dtype)
-        weight = torch.where(head[:, None] >= 0, known, weight)
+    head = heads_of(category_heads(model), batch.categories).to(weight.device)
+    known = F.one_hot(head.clamp(min=0), count).to(weight.dtype)
+    weight = torch.where(head[:, None] >= 0, known, weight)
     return (at_response[:, :count] * weight).sum(1), expected
 
 
 def category_heads(model: PreTrainedModel) -> tuple[str, ...]:
     """The categories that have a reward head each, in order; none: one head serves all pairs."""
     return tuple(getattr(model.config, CATEGORY_HEADS, ()))
+
+
+def heads_of(names: Sequence[str], categories: Sequence[str | None]) -> Tensor:
+    """(N,) the place of each category among `names`, -1 where it is none of them."""
+    place: dict[str | None, int] = {name: index for index, name in enumerate(names)}
+    return torch.tensor([place.get(name, -1) for name in categories])
 
 
 def expected_column(model: PreTrainedModel) -> int:

@@ -203,8 +203,8 @@ def _expected_reward_term(
     if "data" not in inputs:
         raise ValueError("expected_reward needs the input `data`, whose prompts the policy answers")
     asked = _prompts(inputs, config.seed)[: own.num_prompts]
-    prompts, limit = [row["prompt"] for row in asked], context_length(model.config)
-    rows = sample_answers(own, inputs["policy"], prompts, config.seed, workdir, limit)
+    limit = context_length(model.config)
+    rows = sample_answers(own, inputs["policy"], asked, config.seed, workdir, limit)
     depth = num_frozen_layers(model, config.train.trainable_layers)
     return ExpectedRewardTerm(
         with_trunk(model, rows, depth),
@@ -303,10 +303,10 @@ def _compare_held_out(
     held_out = _prompts(inputs, config.seed)[own.num_prompts :][: own.num_held_out]
     if len(held_out) < 2:
         return {}
-    prompts, limit = [row["prompt"] for row in held_out], context_length(model.config)
+    limit = context_length(model.config)
     seed = config.seed + 1  # other samples than those of training
     more = own.model_copy(update={"num_responses": own.held_out_responses})
-    rows = sample_answers(more, inputs["policy"], prompts, seed, workdir, limit)
+    rows = sample_answers(more, inputs["policy"], held_out, seed, workdir, limit)
     mean, expected = mean_and_expected(model, rows)
     write_rows(
         workdir / "output" / "expected_rewards.jsonl",

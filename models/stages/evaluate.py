@@ -19,7 +19,7 @@ from trimtab.models.functional.best_of_n import best_of, best_of_k_values, best_
 from trimtab.models.judge.harmlessness import harmless_answers
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.nets.loading import load_policy, load_scorer, load_tokenizer
-from trimtab.models.nets.packing import Candidates, encode, token_ids
+from trimtab.models.nets.packing import Candidates, encode, token_ids, with_categories
 from trimtab.models.nets.trunk import tie_trunk
 from trimtab.models.synthetic.gold import quality
 from trimtab.models.training import distributed
@@ -62,7 +62,7 @@ def run(config: EvaluateConfig, inputs: dict[str, Path], workdir: Path) -> None:
         torch.Generator().manual_seed(config.seed),
         Progress(workdir),
     )
-    best, values, columns = _measures(config, inputs, policy, tokenizer, prompts, answers)
+    best, values, columns = _measures(config, inputs, policy, tokenizer, rows, answers)
     distributed.leave()
     if config.has_gold:
         gold = [[quality(p, r) for r in texts] for p, texts in zip(prompts, answers, strict=True)]
@@ -90,7 +90,7 @@ def _measures(
     inputs: dict[str, Path],
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: list[str],
+    asked: list[dict[str, Any]],
     answers: list[list[str]],
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, list[float]]]:
     """Which candidate is best (N,), scores of all (N, n), and of the best ones the likelihoods.
@@ -101,7 +101,8 @@ def _measures(
     """
     instruction = token_ids(tokenizer, [config.instruction])[0]
     limit = context_length(policy.config) - len(instruction)
-    rows = encode(tokenizer, prompts, answers, limit)
+    rows = encode(tokenizer, [row["prompt"] for row in asked], answers, limit)
+    rows = with_categories(rows, [row.get("category") for row in asked])
     scorer = load_scorer(inputs["scorer"] / "model")
     depth = tie_trunk(policy, scorer, policy.config.num_hidden_layers - 1)
     rows = with_trunk(policy, rows, depth)
@@ -118,14 +119,17 @@ def _measures(
     best = best_of(scores)
     if config.num_candidates > 1:
         chosen = zip(rows, best.tolist(), strict=True)
-        rows = [Candidates(row.prompt, (row.responses[place],)) for row, place in chosen]
+        rows = [
+            Candidates(row.prompt, (row.responses[place],), category=row.category)
+            for row, place in chosen
+        ]
         rows = with_trunk(policy, rows, depth)
-    asked = rows
+    instructed = rows
     if instruction:
-        asked = [Candidates(row.prompt + instruction, row.responses) for row in rows]
+        instructed = [Candidates(row.prompt + instruction, row.responses) for row in rows]
     reference = load_policy(inputs["reference"] / "model")
     tie_trunk(policy, reference, depth)
-    ours, theirs = logprob_rows(policy, asked)[:, 0], logprob_rows(reference, rows)[:, 0]
+    ours, theirs = logprob_rows(policy, instructed)[:, 0], logprob_rows(reference, rows)[:, 0]
     kl = ours - theirs + best_of_n_kl(config.num_candidates)
     lengths: list[float] = [len(row.responses[0]) for row in rows]
     return (

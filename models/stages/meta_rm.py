@@ -63,7 +63,7 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
     depth = num_frozen_layers(model, config.train.trainable_layers)
     prompts, others = _prompts(config, inputs["data"])
-    asked = [row["prompt"] for row in (*prompts, *others)]
+    asked = [*prompts, *others]
     sampled = sample_answers(config, inputs["policy"], asked, config.seed, workdir, limit)
     rows = with_trunk(model, sampled, depth)
     meta_rows = rows[: len(prompts)]

@@ -44,7 +44,7 @@ def run(config: RehearsalConfig, inputs: dict[str, Path], workdir: Path) -> None
         progress=Progress(workdir),
     )
     responses = tokenizer.batch_decode(sampled.responses, skip_special_tokens=True)
-    scores = score_texts(load_scorer(inputs["scorer"] / "model"), tokenizer, prompts, responses)
+    scores = score_texts(load_scorer(inputs["scorer"] / "model"), tokenizer, rows, responses)
     clusters = cluster_of(embed(prompts, config.encoder), config)
     ranked_by = rank_values(config, scores, sampled)
     kept = top_k_per_cluster(ranked_by, clusters, config.per_cluster).tolist()

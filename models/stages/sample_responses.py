@@ -44,7 +44,7 @@ def run(config: SampleResponsesConfig, inputs: dict[str, Path], workdir: Path) -
         torch.Generator().manual_seed(config.seed),
         Progress(workdir),
     )
-    scores = score_answers(load_scorer(inputs["scorer"] / "model"), tokenizer, prompts, answers)
+    scores = score_answers(load_scorer(inputs["scorer"] / "model"), tokenizer, drawn, answers)
     distributed.leave()
     columns = zip(drawn, answers, scores.tolist(), strict=True)
     write_rows(

@@ -1,9 +1,9 @@
 """The gate between category heads: which category a prompt is of, read from its last hidden state.
 
 Implementation details that matter:
-1. While heads are trained each learns from its own category's pairs only. No loss trains the gate:
-   it is fitted to the trunk's states, before training for terms that score other prompts, and
-   after it for the trunk as it then is. In between it lags behind the trunk.
+1. Prompts of known category are scored by its head, so that each head learns from its own
+   category's pairs only. No loss trains the gate, which tells of other prompts: it is fitted to the
+   trunk's states before training, and after it for the trunk as it then is.
 2. It is a logistic regression without intercept on the states, on at most MOST_PROMPTS different
    prompts, among them one of each category. A prompt of several categories counts for each of them.
 3. Its ridge penalty is what cross-validation over whole dialogues finds best: how sure the gate is
@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from trimtab.models import chunk_sizes
 from trimtab.models.data.prompts import first_turn
 from trimtab.models.nets.packing import Candidates, pack
-from trimtab.models.nets.scoring import category_heads
+from trimtab.models.nets.scoring import category_heads, heads_of
 from trimtab.models.nets.trunk import hidden_states
 from trimtab.models.training import distributed
 from trimtab.models.training.batching import local_micro_batches
@@ -130,12 +130,6 @@ def gate_accuracy(model: PreTrainedModel, pairs: Pairs) -> float | None:
         is_found[part] = (likeliest == torch.as_tensor(category[part])).float()
     distributed.all_reduce_sum([is_found])
     return float(is_found.mean()) / distributed.replication(prompts)
-
-
-def heads_of(names: Sequence[str], categories: Sequence[str | None]) -> Tensor:
-    """(N,) the place of each category among `names`, -1 where it is none of them."""
-    place: dict[str | None, int] = {name: index for index, name in enumerate(names)}
-    return torch.tensor([place.get(name, -1) for name in categories])
 
 
 def _prompts(pairs: Pairs, names: Sequence[str]) -> tuple[list[Candidates], Array, Array]:

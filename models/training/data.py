@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, tensor
 from transformers import PreTrainedTokenizerBase
 
-from trimtab.models.nets.packing import Candidates, encode, encode_whole
+from trimtab.models.nets.packing import Candidates, encode, encode_whole, with_categories
 from trimtab.models.training.trunk_cache import CachedTrunk
 
 SPLITS = ("train", "validation", "test")
@@ -122,13 +122,14 @@ def read_pairs(
         raise ValueError(f"{path} holds no pairs: nothing to train on or to score")
     prompts = [row["prompt"] for row in rows]
     responses = [(row["chosen"], row["rejected"]) for row in rows]
-    raw = encode(tokenizer, prompts, responses, max_length)
+    categories = [row.get("category") for row in rows]
+    raw = with_categories(encode(tokenizer, prompts, responses, max_length), categories)
     if states is not None:
         raw = states.attach(path.stem, raw)
     pairs = Pairs(
         [row["id"] for row in rows],
         prompts,
-        [row.get("category") for row in rows],
+        categories,
         [row.get("group") for row in rows],
         [
             pair.exchanged() if row.get("is_flipped", False) else pair

@@ -26,9 +26,8 @@ from trimtab.models.config.reward import ContrastiveConfig
 from trimtab.models.functional.contrastive import preference_differences, simcse_loss, swav_loss
 from trimtab.models.functional.reward import imitation_loss, per_prompt_weight, ranking_loss
 from trimtab.models.nets.packing import Candidates, PackedBatch, merged_candidates
-from trimtab.models.nets.scoring import category_heads, read_logprobs, read_rewards
+from trimtab.models.nets.scoring import read_logprobs, read_rewards
 from trimtab.models.nets.trunk import hidden_states
-from trimtab.models.training.category_gate import heads_of
 from trimtab.models.training.data import Pairs
 from trimtab.models.training.learner import LossFunction, Metrics
 
@@ -64,16 +63,6 @@ class PairBatches:
     places: list[list[tuple[int, int, int]]]
     pairs: Pairs
     pair_weight: Tensor
-
-    @property
-    def categories(self) -> list[str | None]:
-        """(N,) of each row, which all its pairs have."""
-        return [self.pairs.categories[own[0][0]] for own in self.places]
-
-    def of_responses(self, values: Tensor, indices: Tensor) -> Tensor:
-        """Values (N,) of all rows, for each of the R responses of the rows of `indices` (b,)."""
-        numbers = [len(self.rows[index].responses) for index in indices.tolist()]
-        return values[indices].repeat_interleave(torch.tensor(numbers))
 
     def compared(self, indices: Tensor) -> ComparedPairs:
         """The pairs of the batch that packs the rows of `indices` (b,)."""
@@ -166,17 +155,13 @@ def reward_loss(
     language-model head, + contrastive.coef * contrastive loss [RM section 3.1].
     """
 
-    names = category_heads(model)
-    heads = heads_of(names, rankings.categories) if names else None
-
     def loss_function(batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
         compared = rankings.compared(indices)
-        head = None if heads is None else rankings.of_responses(heads, indices)
         num_views = 1 if contrastive is None else 2
         views = [hidden_states(model, batch) for _ in range(num_views)]
         losses, metrics = zip(
             *(
-                _view_loss(model, hidden, batch, compared, imitation_coef, compare, head)
+                _view_loss(model, hidden, batch, compared, imitation_coef, compare)
                 for hidden in views
             ),
             strict=True,
@@ -198,13 +183,9 @@ def _view_loss(
     compared: ComparedPairs,
     imitation_coef: float,
     compare: Compare,
-    head: Tensor | None,
 ) -> tuple[Tensor, Metrics]:
-    """Loss of the pairs and imitation term of one pass over a batch.
-
-    head: (R,) of all responses, the category head that scores them.
-    """
-    loss, metrics = compare(*read_rewards(model, hidden, batch, head), compared)
+    """Loss of the pairs and imitation term of one pass over a batch."""
+    loss, metrics = compare(*read_rewards(model, hidden, batch), compared)
     if imitation_coef == 0:
         return loss, metrics
     preferred, of_pair = compared.better.unique(return_inverse=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -12,7 +13,7 @@ from trimtab.models import chunk_sizes, counts
 from trimtab.models.config.reward import ExpectedRewardConfig, MetaRMConfig
 from trimtab.models.nets.generation import Samples, Sampling, decode, decoding_batches
 from trimtab.models.nets.loading import load_policy, load_tokenizer
-from trimtab.models.nets.packing import Candidates, encode, token_ids
+from trimtab.models.nets.packing import Candidates, encode, token_ids, with_categories
 from trimtab.models.training import distributed
 from trimtab.models.training.progress import Progress
 
@@ -106,15 +107,17 @@ def respond_often(
 def sample_answers(
     config: ExpectedRewardConfig | MetaRMConfig,
     policy_folder: Path,
-    prompts: Sequence[str],
+    asked: Sequence[Mapping[str, Any]],
     seed: int,
     workdir: Path,
     limit: int,
 ) -> list[Candidates]:
     """Several answers of a policy to each prompt, one row a prompt.
 
-    limit: most tokens of a prompt and an answer.
+    asked: rows with a `prompt` and, if it is known, its `category`. limit: most tokens of a prompt
+    and an answer.
     """
+    prompts = [row["prompt"] for row in asked]
     tokenizer = load_tokenizer(policy_folder / "model")
     policy = load_policy(policy_folder / "model")
     answers = respond_often(
@@ -126,4 +129,5 @@ def sample_answers(
         torch.Generator().manual_seed(seed),
         Progress(workdir),
     )
-    return encode(tokenizer, prompts, answers, limit)
+    rows = encode(tokenizer, prompts, answers, limit)
+    return with_categories(rows, [row.get("category") for row in asked])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trimtab.models import chunk_sizes
 from trimtab.models.nets.freezing import layers_of
-from trimtab.models.nets.packing import Candidates, PackedBatch, TrunkActivations, encode, pack
+from trimtab.models.nets.packing import (
+    Candidates,
+    PackedBatch,
+    TrunkActivations,
+    encode,
+    pack,
+    with_categories,
+)
 from trimtab.models.nets.scoring import response_logprobs, response_scores
 from trimtab.models.nets.trunk import trunk_output
 from trimtab.models.training import distributed
@@ -54,21 +62,26 @@ def _of_responses(
 def score_texts(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
+    asked: Sequence[Mapping[str, Any]],
     responses: Sequence[str],
 ) -> Tensor:
-    """Scores (N,) of N prompt and response texts."""
-    return score_answers(model, tokenizer, prompts, [[text] for text in responses])[:, 0]
+    """Scores (N,) of N prompts, as in `score_answers`, each with a response text."""
+    return score_answers(model, tokenizer, asked, [[text] for text in responses])[:, 0]
 
 
 def score_answers(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
+    asked: Sequence[Mapping[str, Any]],
     answers: Sequence[Sequence[str]],
 ) -> Tensor:
-    """Scores (N, k) of k response texts to each of N prompt texts; each prompt is passed once."""
-    return score_rows(model, encode(tokenizer, prompts, answers, context_length(model.config)))
+    """Scores (N, k) of k response texts to each of N prompts; each prompt is passed once.
+
+    asked: rows with a `prompt` and, if it is known, its `category`.
+    """
+    prompts = [row["prompt"] for row in asked]
+    rows = encode(tokenizer, prompts, answers, context_length(model.config))
+    return score_rows(model, with_categories(rows, [row.get("category") for row in asked]))
 
 
 def trunk_activations(

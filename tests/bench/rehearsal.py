@@ -66,7 +66,8 @@ def seconds(count: int, config: RehearsalConfig) -> list[float]:
     sampling = Sampling(config.temperature, config.max_new_tokens, config.top_p)
     generator = torch.Generator().manual_seed(0)
     responses, sampled = _timed(lambda: respond(policy, tokenizer, prompts, sampling, generator))
-    scores, scored = _timed(lambda: score_texts(scorer, tokenizer, prompts, responses))
+    asked = [{"prompt": prompt} for prompt in prompts]
+    scores, scored = _timed(lambda: score_texts(scorer, tokenizer, asked, responses))
     embeddings, embedded = _timed(lambda: embed(prompts, config.encoder))
     clusters, clustered = _timed(lambda: cluster_of(embeddings, config))
     _, kept = _timed(lambda: top_k_per_cluster(scores, clusters, config.per_cluster))

@@ -158,8 +158,11 @@ def _sample_rows(
     else:
         end_token = tokenizer.eos_token_id
         responses, reported = vllm.sample(policy, end_token, encoded, sampling, generator)
-    pairs = zip(encoded, responses, strict=True)
-    return [Candidates(prompt, (response,)) for prompt, response in pairs], noted, reported
+    found = [
+        Candidates(prompt, (response,), category=row.get("category"))
+        for prompt, response, row in zip(encoded, responses, prompts, strict=True)
+    ]
+    return found, noted, reported
 
 
 def _own_logprobs(

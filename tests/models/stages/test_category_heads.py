@@ -21,7 +21,7 @@ from trimtab.models.nets.loading import (
     new_scorer,
     save_model,
 )
-from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.packing import Candidates, encode, pack, with_categories
 from trimtab.models.nets.scoring import (
     category_heads,
     is_advantage_model,
@@ -38,6 +38,7 @@ from trimtab.models.training.category_gate import (
 )
 from trimtab.models.training.data import Pairs, read_pairs, read_rows, write_rows
 from trimtab.models.training.pair_batches import pair_batches_of, reward_loss
+from trimtab.models.training.scoring import score_answers, score_rows
 
 NAMES = ("a", "b", "c")
 ROWS = [
@@ -57,7 +58,8 @@ def _pairs(rows: list[Candidates], categories: list[str | None]) -> Pairs:
     count = len(rows)
     names = [str(number) for number in range(count)]
     ones = torch.ones(count)
-    return Pairs(names, names, categories, [None] * count, rows, ones, 0 * ones, ones)
+    known = with_categories(rows, categories)
+    return Pairs(names, names, categories, [None] * count, known, ones, 0 * ones, ones)
 
 
 @pytest.mark.parametrize("has_expected", [False, True])
@@ -70,8 +72,8 @@ def test_rewards_are_those_of_each_head_by_the_gate_s_shares(
     with torch.no_grad():
         hidden = hidden_states(model, batch)
         rewards, expected = read_rewards(model, hidden, batch)
-        heads = torch.tensor([0, 0, 2, 2, -1, -1])
-        chosen, _ = read_rewards(model, hidden, batch, heads)
+        known = pack(with_categories(ROWS, ["a", "c", "unknown"]))
+        chosen, _ = read_rewards(model, hidden, known)
     at_response, at_prompt = hidden[batch.response_end], hidden[batch.prompt_end]
     weight = model.score.weight.detach()
     each = at_response @ weight[:3].T
@@ -93,13 +95,13 @@ def test_rewards_are_those_of_each_head_by_the_gate_s_shares(
 def test_a_head_learns_from_the_pairs_of_its_category_only(policy: Path) -> None:
     model = _scorer(policy)
     rankings = pair_batches_of(_pairs(ROWS, ["c", None, "c"]))
-    reward_loss(model, rankings)(pack(ROWS[::2]), torch.tensor([0, 2]))[0].backward()
+    reward_loss(model, rankings)(pack(rankings.rows[::2]), torch.tensor([0, 2]))[0].backward()
     gradient = model.score.weight.grad
     assert gradient[2].abs().max() > 0
     assert not gradient[:2].any() and not gradient[3:].any()
     # Of a pair without a category the gate tells whose it is, and learns nothing by it.
     model.zero_grad()
-    reward_loss(model, rankings)(pack(ROWS[1:2]), torch.tensor([1]))[0].backward()
+    reward_loss(model, rankings)(pack(rankings.rows[1:2]), torch.tensor([1]))[0].backward()
     of_each = model.score.weight.grad.abs().amax(1)
     assert of_each[:3].min() > 0 and not of_each[3:].any()
 
@@ -108,7 +110,7 @@ def test_pairs_of_one_prompt_in_two_categories_are_two_rankings(policy: Path) ->
     model = _scorer(policy)
     pairs = replace(_pairs([ROWS[0]] * 3, ["a", "b", "a"]), prompts=["same"] * 3)
     rankings = pair_batches_of(pairs, "k_wise")
-    assert rankings.categories == ["a", "b"]
+    assert [row.category for row in rankings.rows] == ["a", "b"]
     reward_loss(model, rankings)(pack(rankings.rows[1:]), torch.tensor([1]))[0].backward()
     assert not model.score.weight.grad[0].any() and model.score.weight.grad[1].any()
 
@@ -160,6 +162,20 @@ def test_the_gate_tells_prompts_of_different_words_apart(
     fit_gate(model, pairs)
     assert gate_accuracy(model, pairs) == 1.0
     assert torch.equal(model.score.weight[: len(names)], heads)
+
+
+def test_texts_are_scored_by_the_head_of_their_prompt_s_category(policy: Path) -> None:
+    model, tokenizer = _scorer(policy), load_tokenizer(policy / "model")
+    asked = [{"prompt": "sort : b a", "category": name} for name in (*NAMES, "other")]
+    found = score_answers(model, tokenizer, [*asked, {"prompt": "sort : b a"}], [["a b", "b"]] * 5)
+    with torch.no_grad():
+        rows = encode(tokenizer, ["sort : b a"], [["a b", "b"]])
+        hidden, batch = hidden_states(model, pack(rows)), pack(rows)
+    each = hidden[batch.response_end] @ model.score.weight[:3].T
+    torch.testing.assert_close(found[:3], each.T.detach())
+    torch.testing.assert_close(found[3], found[4])
+    shares = (hidden[batch.prompt_end] @ model.score.weight[-3:].T).softmax(1)
+    torch.testing.assert_close(found[4], (each * shares).sum(1).detach())
 
 
 def test_of_many_prompts_some_of_each_category_are_drawn() -> None:
@@ -248,6 +264,11 @@ def test_categories_that_contradict_one_another_are_all_learned(
     output = run_stage(name, config, tmp_path, **inputs)
     found = _accuracy(contradictory, output / "scores.jsonl")
     assert found["even"] > 0.95 and found["odd"] > 0.95
+    # Without their categories the gate tells the prompts apart.
+    tokenizer, model = load_tokenizer(output / "model"), load_scorer(output / "model")
+    test = read_pairs(contradictory / "test.jsonl", tokenizer)
+    scores = score_rows(model, with_categories(test.rows, [None] * len(test.rows)))
+    assert float((scores[:, 0] > scores[:, 1]).float().mean()) > 0.9
     summary = json.loads((output / "summary.json").read_text())
     assert summary["test_gate_accuracy"] > 0.95
     pairs = read_pairs(contradictory / "test.jsonl", load_tokenizer(output / "model"))

@@ -89,7 +89,7 @@ def test_e_learns_what_the_policy_s_answers_are_worth(
     given = {**inputs, "data": world}
     with_samples = run_stage("advantage_model", config, tmp_path / "with", **given)
     more = SAMPLES.model_copy(update={"num_responses": 16})
-    prompts = [row["prompt"] for row in read_rows(world / "policy_prompts.jsonl")]
+    prompts = read_rows(world / "policy_prompts.jsonl")
     rows = sample_answers(more, policy, prompts, 7, tmp_path, 64)
     errors = {}
     for name, output in {"without": without, "with": with_samples}.items():

@@ -78,7 +78,7 @@ def test_answers_are_the_policy_s_and_scored_as_alone(
     assert {len(row["responses"]) for row in rows} == {len(row["scores"]) for row in rows} == {3}
     scorer, tokenizer = load_scorer(advantage_model / "model"), load_tokenizer(policy / "model")
     for row in rows[:5]:
-        alone = score_texts(scorer, tokenizer, [row["prompt"]] * 3, row["responses"])
+        alone = score_texts(scorer, tokenizer, [row] * 3, row["responses"])
         assert row["scores"] == pytest.approx(alone.tolist(), abs=1e-4)
     scores = torch.tensor([row["scores"] for row in rows])
     assert _summary(output)["best_score"] == pytest.approx(float(scores.amax(1).mean()), abs=1e-5)
@@ -205,7 +205,7 @@ def test_evaluation_asks_with_the_instruction_and_scores_without(
     assert sum(row["response"] == GOOD for row in rows) > 0.6 * len(rows)
     tokenizer = load_tokenizer(policy / "model")
     prompts, responses = ([row[key] for row in rows[:20]] for key in ("prompt", "response"))
-    scores = score_texts(load_scorer(advantage_model / "model"), tokenizer, prompts, responses)
+    scores = score_texts(load_scorer(advantage_model / "model"), tokenizer, rows[:20], responses)
     assert [row["score"] for row in rows[:20]] == pytest.approx(scores.tolist(), abs=1e-4)
     asked = encode(tokenizer, [f"{p} ten" for p in prompts], [[text] for text in responses])
     plain = encode(tokenizer, prompts, [[text] for text in responses])
