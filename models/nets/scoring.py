@@ -4,8 +4,8 @@ A scorer's columns are its reward heads, e(x) if it is an Advantage Model, and t
 one reward head and no gate. With category heads there is a reward head and a column of the gate for
 each category. Where a prompt's category is known (`Candidates.category`), its head scores. For
 others r(x, y) = sum over categories c of p(c | x) r_c(x, y); the gate p is a softmax of what it
-reads at the prompt's last token, as in [ArmoRM] Wang et al., Interpretable Preferences via Multi-Objective
-Reward Modeling and Mixture-of-Experts, arXiv 2406.12845.
+reads at the prompt's last token, as in [ArmoRM] Wang et al., Interpretable Preferences via
+Multi-Objective Reward Modeling and Mixture-of-Experts, arXiv 2406.12845.
 """
 
 from __future__ import annotations
