@@ -32,6 +32,7 @@ from pydantic import (
 
 from trimtab.flows.config import ConfigError, RunConfig, load_config
 from trimtab.flows.explain import explain, explained, short
+from trimtab.flows.fields import section_of
 
 NOT_NULL: dict[str, Any] = {"not": {"type": "null"}}
 # Of numbers that may be null: NaN, as which it would be stored, is not smaller than any.
@@ -47,21 +48,6 @@ class _Changes(BaseModel):
         if not isinstance(values, dict):
             return values
         return {k: v for k, v in values.items() if v is not None or not cls._is_switch(k)}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_value_is_a_list_of_one(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        return {k: [v] if cls._lacks_list(k, v) else v for k, v in values.items()}
-
-    @classmethod
-    def _lacks_list(cls, name: str, value: Any) -> bool:
-        """Whether a text or number stands where a list of any length is asked, and only that."""
-        field = cls.model_fields.get(name)
-        kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
-        is_list = any(get_origin(kind) is tuple and ... in get_args(kind) for kind in kinds)
-        return is_list and isinstance(value, str | int | float) and not isinstance(value, bool)
 
     @classmethod
     def _is_switch(cls, name: str) -> bool:
@@ -223,7 +209,26 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         for name in reversed(rest):
             value = {name: value}
         changes = _merged(changes, {first: value})
-    return changes
+    return _with_lists(changes, RunConfig)
+
+
+def _with_lists(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """Settings with a list of one where a list of any length is asked and one value stands.
+
+    For settings that people write; flows take what their schema says.
+    """
+    found = dict(values)
+    for name, value in values.items():
+        field = model.model_fields.get(name)
+        if field is None:
+            continue
+        kinds, section = [field.annotation, *get_args(field.annotation)], section_of(field)
+        if isinstance(value, dict) and section is not None:
+            found[name] = _with_lists(value, section)
+        is_list = any(get_origin(kind) is tuple and ... in get_args(kind) for kind in kinds)
+        if is_list and isinstance(value, str | int | float) and not isinstance(value, bool):
+            found[name] = [value]
+    return found
 
 
 def read_changes(path: Path) -> dict[str, Any]:
@@ -248,7 +253,7 @@ def read_changes(path: Path) -> dict[str, Any]:
             f"--config: found {short(found)} in {path}; allowed: settings by name, as "
             "`trimtab run RECIPE --print-config` prints them"
         )
-    return found
+    return _with_lists(found, RunConfig)
 
 
 def without_recipe_s_own(changes: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
