@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
+from textwrap import fill
 
 from trimtab.models.reporting.kit.charts import BLUE, GREY, LIGHT, ORANGE, RED, Chart, Panel, style
 from trimtab.models.studies.results import Plot
@@ -16,6 +17,7 @@ POINTS = (BLUE, RED)
 PATHS = (5.6, 6.2)
 # Of a legend's font in a panel: characters in a row, and those that a line's sample takes.
 LEGEND_WIDTH, SWATCH = 72, 8
+LABEL_WIDTH = 36  # characters of a vertical axis' label in a row
 
 
 def draw(plots: Sequence[Plot]) -> Chart:
@@ -35,7 +37,9 @@ def draw(plots: Sequence[Plot]) -> Chart:
             else:
                 _line(panel, index, name, plots)
         if first.ticks:
-            panel.axes.set_xticks(next(iter(first.series.values()))[0], first.ticks, fontsize=8)
+            width = LEGEND_WIDTH // len(first.ticks) - 2
+            ticks = [fill(tick, width, break_long_words=False) for tick in first.ticks]
+            panel.axes.set_xticks(next(iter(first.series.values()))[0], ticks, fontsize=8)
         if first.kind == "paths":
             panel.figure.legend(loc="outside lower center", ncols=2, fontsize=8)
         elif len(first.series) > 1:  # above the axes: inside it would hide what it names
@@ -43,7 +47,12 @@ def draw(plots: Sequence[Plot]) -> Chart:
             panel.axes.legend(
                 loc="lower left", bbox_to_anchor=(-0.05, 1.0), ncols=columns, fontsize=8
             )
-        return panel.chart(first.title, _note(first, len(plots)), first.x, first.y)
+        return panel.chart(first.title, _note(first, len(plots)), first.x, _in_height(first.y))
+
+
+def _in_height(label: str) -> str:
+    """A label of the vertical axis in lines that the panel is high enough for."""
+    return "\n".join(fill(line, LABEL_WIDTH) for line in label.splitlines())
 
 
 def _legend_columns(names: Sequence[str]) -> int:
