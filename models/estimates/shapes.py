@@ -16,8 +16,8 @@ from trimtab.models.config.training import ModelConfig
 from trimtab.models.nets.small_llama import llama_fields
 from trimtab.models.synthetic.demonstrations import SPECIAL_TOKENS, vocabulary
 
-# Architectures with exactly the weights counted below: Llama without biases, and Mistral.
-MODEL_TYPES = ("llama", "mistral")
+# Architectures with exactly the weights counted below.
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 class PlanError(ValueError):
@@ -29,6 +29,7 @@ class ModelShape:
     """Dimensions of a decoder with grouped-query attention and a gated feed-forward layer.
 
     context: the most tokens it takes. is_tied: the language-model head is the embedding.
+    layer_vectors: numbers of a layer's biases, and of norms of single heads.
     """
 
     vocab_size: int
@@ -40,6 +41,7 @@ class ModelShape:
     head_dim: int
     context: int
     is_tied: bool
+    layer_vectors: int = 0
 
     @property
     def layer_maps(self) -> tuple[tuple[int, int], ...]:
@@ -51,8 +53,9 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Of the linear maps and the two norms."""
-        return sum(inputs * outputs for inputs, outputs in self.layer_maps) + 2 * self.hidden_size
+        """Of the linear maps, the two norms, and what else is a vector."""
+        maps = sum(inputs * outputs for inputs, outputs in self.layer_maps)
+        return maps + 2 * self.hidden_size + self.layer_vectors
 
     @property
     def largest_parameter(self) -> int:
@@ -143,11 +146,9 @@ def _read_shape(path: Path) -> ModelShape:
     """The shape in a `config.json`."""
     try:
         values: dict[str, Any] = json.loads(path.read_text())
-        found = {name: values.get(name) for name in ("model_type", "attention_bias", "mlp_bias")}
-        if found["model_type"] not in MODEL_TYPES or found["attention_bias"] or found["mlp_bias"]:
+        if (found := values.get("model_type")) not in MODEL_TYPES:
             raise PlanError(
-                f"{path}: found {found}; allowed for a plan: model_type "
-                f"{' or '.join(MODEL_TYPES)}, without biases"
+                f"{path}: found model_type {found!r}; allowed for a plan: {', '.join(MODEL_TYPES)}"
             )
         return _shape_from(values)
     except (json.JSONDecodeError, KeyError) as error:
@@ -159,15 +160,25 @@ def _read_shape(path: Path) -> ModelShape:
 
 def _shape_from(values: Mapping[str, Any]) -> ModelShape:
     """The shape by the names of a `config.json`; what is missing has transformers' default."""
-    heads = values["num_attention_heads"]
-    return ModelShape(
+    kind, heads = values.get("model_type"), values["num_attention_heads"]
+    usual = 128 if kind == "qwen3" else values["hidden_size"] // heads
+    shape = ModelShape(
         vocab_size=values["vocab_size"],
         hidden_size=values["hidden_size"],
         intermediate_size=values["intermediate_size"],
         num_layers=values["num_hidden_layers"],
         num_heads=heads,
         num_kv_heads=values.get("num_key_value_heads") or heads,
-        head_dim=values.get("head_dim") or values["hidden_size"] // heads,
+        head_dim=values.get("head_dim") or usual,
         context=values["max_position_embeddings"],
         is_tied=values.get("tie_word_embeddings", False),
     )
+    vectors = 2 * shape.head_dim if kind == "qwen3" else 0
+    outputs = [outputs for _, outputs in shape.layer_maps]
+    if kind == "qwen2":  # of queries, keys and values, always
+        vectors += sum(outputs[:3])
+    elif values.get("attention_bias"):
+        vectors += sum(outputs[:4])
+    if values.get("mlp_bias"):
+        vectors += sum(outputs[4:])
+    return replace(shape, layer_vectors=vectors)

@@ -4,13 +4,20 @@ The first response continues its prompt, so that both are one causal pass; every
 a pass of its tokens over the prompt and over themselves. Nothing is computed for padding, of which
 there is none, or between rows. It is an attention function of transformers, for any model that
 takes one.
+
+A CPU takes one call of scaled_dot_product_attention for each of these passes. A GPU that attends in
+bfloat16 takes one call of flash attention for sequences of varying length for all of them [Dao
+2023]: a further response is a sequence with the response's queries and the keys of prompt and
+response, and the kernel's causal mask counts from the last key back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -19,6 +26,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from trimtab.models.nets.precision import attention_dtype, own_precision
+
+try:
+    from torch.nn.attention import varlen
+
+    # Before torch 2.11 it takes no window, in which a causal mask is given.
+    _HAS_VARLEN = "window_size" in inspect.signature(varlen.varlen_attn).parameters
+except ImportError:  # before torch 2.10
+    _HAS_VARLEN = False
 
 _NAME = "trimtab_packed"
 # Of each row, the tokens of its prompt and of each of its responses.
@@ -82,8 +97,98 @@ def _attend(  # noqa: PLR0913 - transformers' signature
     dtype = attention_dtype(value.dtype)
     query, key, value = (each.to(dtype) for each in (query, key, value))
     with own_precision():
+        if dropout == 0 and _has_flash(query):
+            sequences = sequences_of(tuple(packed_lengths), query.device)
+            query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+            own = attend_sequences(query, key, value, sequences, scaling, varlen.varlen_attn)
+            return own[None], None
         whole = _attend_rows(query, key, value, attention_mask, dropout, scaling, packed_lengths)
     return whole.transpose(1, 2).contiguous(), None
+
+
+def _has_flash(query: Tensor) -> bool:
+    """Whether flash attention takes these queries: it needs a GPU, and narrow products."""
+    return (
+        query.is_cuda
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and query.shape[-1] <= 256
+        and _HAS_VARLEN
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    )
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """A batch as sequences: of each row prompt and first response, then every further response.
+
+    query_ends, key_ends: (S + 1,) int32, where each begins and the last ends. longest_query,
+    longest_key: tokens. key_index: (K,), whose keys they are; None: those of the N tokens in order.
+    """
+
+    query_ends: Tensor
+    key_ends: Tensor
+    longest_query: int
+    longest_key: int
+    key_index: Tensor | None
+
+
+@lru_cache(maxsize=2)  # every layer of a pass asks for the same
+def sequences_of(lengths: tuple[tuple[int, ...], ...], device: torch.device) -> Sequences:
+    """The sequences of packed rows, on the device."""
+    queries, keys, index, start = [], [], [], 0
+    for prompt, first, *further in lengths:
+        sizes = [prompt + first, *further]
+        own = torch.arange(start, start + sum(sizes), device="cpu").split(sizes)
+        index += [own[0], *(part for each in own[1:] for part in (own[0][:prompt], each))]
+        queries += sizes
+        keys += [prompt + first, *(prompt + each for each in further)]
+        start += sum(sizes)
+
+    def ends(sizes: list[int]) -> Tensor:
+        total = torch.tensor([0, *sizes], device="cpu").cumsum(0)
+        return total.to(torch.int32).to(device)
+
+    repeats = sum(keys) > start
+    return Sequences(
+        ends(queries),
+        ends(keys) if repeats else ends(queries),
+        max(queries),
+        max(keys),
+        torch.cat(index).to(device) if repeats else None,
+    )
+
+
+def attend_sequences(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sequences: Sequences,
+    scaling: float | None,
+    kernel: Callable[..., Any],
+) -> Tensor:
+    """query (N, heads, d), key and value (N, fewer or as many heads, d) -> (N, heads, d).
+
+    kernel: `torch.nn.attention.varlen.varlen_attn`, or what computes the same.
+    """
+    options: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0)}
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1 and "enable_gqa" in inspect.signature(kernel).parameters:
+        options["enable_gqa"] = True
+    elif groups > 1:  # before torch 2.13
+        key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
+    if sequences.key_index is not None:
+        key, value = key[sequences.key_index], value[sequences.key_index]
+    attended: Tensor = kernel(
+        query.contiguous(),
+        key.contiguous(),
+        value.contiguous(),
+        sequences.query_ends,
+        sequences.key_ends,
+        sequences.longest_query,
+        sequences.longest_key,
+        **options,
+    )
+    return attended
 
 
 def _attend_rows(

@@ -2,8 +2,9 @@
 
 `generate` spends much of its time in bookkeeping at small scale (docs/explanation/performance.md).
 This loop does one pass a token (`DecodingSteps`), the draw and nothing else, and drops finished
-rows from the batch as soon as a fifth of it is done. Llamas have a pass of their own here, over the
-same modules, which saves many small operations; other models take theirs.
+rows from the batch as soon as a fifth of it is done. Llamas, and Mistral and Qwen2 without a
+window, have a pass of their own here, over the same modules, which saves many small operations;
+other models take theirs.
 """
 
 from __future__ import annotations
@@ -16,11 +17,20 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    DynamicCache,
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen2ForCausalLM,
+)
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
 
 from trimtab.models import counts
 
+# Architectures whose modules, names and rotary positions are a Llama's.
+_LIKE_LLAMA = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
 MOST_LIKELY = 256  # tokens looked at first where a nucleus is asked for
 _NONE = -1  # in place of a token
 
@@ -219,7 +229,7 @@ def begin_decoding(
     cache = DynamicCache(config=model.config)
     general = ModelSteps(model, cache, mask[:, :0])
     logits = general.run(tokens, mask, position)
-    if type(model) is LlamaForCausalLM:
+    if type(model) in _LIKE_LLAMA and getattr(model.config, "sliding_window", None) is None:
         return logits, LlamaSteps(model, cache, mask, room)
     return logits, general
 
@@ -264,9 +274,9 @@ class LlamaSteps:
     """
 
     def __init__(
-        self, model: LlamaForCausalLM, cache: DynamicCache, mask: Tensor, room: int
+        self, model: PreTrainedModel, cache: DynamicCache, mask: Tensor, room: int
     ) -> None:
-        """cache: filled by prompts (B, t) of that mask, and emptied here."""
+        """model: of `_LIKE_LLAMA`; cache: filled by prompts (B, t) of that mask, emptied here."""
         self.model = model
         self.length = mask.shape[1]
         self.keys: list[Tensor] = []

@@ -3,7 +3,8 @@
 With bfloat16 the products of the layers, and what they hand to one another inside a layer, are
 narrow, from the input on that attention or a feed-forward part gets from its norm; on a GPU
 attention itself is, too, which takes a CPU three times as long then. The residual stream, norms,
-heads, log-probabilities, losses, weights, their gradient and the optimiser's state stay in float32.
+heads, log-probabilities, losses, weights, their gradient and the optimiser's state stay in float32;
+products of float32 matrices, such as the heads', are TF32 on a GPU (ten bits of mantissa).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ def set_product_precision(precision: Precision) -> None:
     """Set the data type of products in this process, once, before any forward pass."""
     global _is_narrow
     _is_narrow = precision == "bfloat16"
+    if _device() == "cuda":  # heads and what else stays in float32 then multiplies as TF32
+        torch.set_float32_matmul_precision("high" if _is_narrow else "highest")
     if _is_narrow and _device() == "cpu" and not any(map(_has, _FAST)):
         warnings.warn(
             f"precision=bfloat16: this CPU has none of {', '.join(_FAST)}, and takes many times as "

@@ -2,8 +2,8 @@
 
 The obvious way (`trimtab.models.functional.masked`: logprobs_of, entropy_of) goes a dozen times
 over a tensor as wide as the vocabulary and keeps several of them. This one takes a few rows at a
-time, as many as a core's cache holds, and leaves the probabilities in the logits' place: they are
-all that the gradient needs.
+time, as many as a core's cache holds or as keep a GPU busy, and leaves the probabilities in the
+logits' place: they are all that the gradient needs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-NUMBERS_AT_ONCE = 2**17  # half a mebibyte: what is computed from it stays in the cache
+NUMBERS_AT_ONCE = 2**17  # half a mebibyte: what is computed from it stays in a core's cache
+NUMBERS_ON_GPU = 2**25  # 128 MiB: a dozen launches for hundreds of rows, not for one
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -33,7 +34,8 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         wide = logits.float() if logits.dtype.itemsize < torch.float32.itemsize else logits
         logprobs, entropies = wide.new_empty(len(wide)), wide.new_empty(len(wide))
-        rows = max(1, NUMBERS_AT_ONCE // wide.shape[1])
+        numbers = NUMBERS_AT_ONCE if wide.device.type == "cpu" else NUMBERS_ON_GPU
+        rows = max(1, numbers // wide.shape[1])
         for start in range(0, len(wide), rows):
             part = slice(start, start + rows)
             logprobs[part], entropies[part] = _replace_by_probabilities(

@@ -293,6 +293,8 @@ def _kill(ranks: Iterable[int], number: int) -> None:
             os.kill(rank, number)
 
 
+# Settings of torch's allocator on a GPU: since torch 2.9, and before.
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -302,6 +304,9 @@ def limit_visible_gpus(gpus: Sequence[str]) -> None:
     To be called before CUDA is asked for anything.
     """
     os.environ[VISIBLE] = ",".join(gpus)
+    # Micro batches differ in length: of fixed segments torch held twice what was in tensors.
+    if gpus and not any(os.environ.get(name) for name in ALLOCATOR):
+        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
 
 
 def use_gpu() -> None:
@@ -317,5 +322,8 @@ def use_gpu() -> None:
             "to compute on the CPU"
         )
     index = int(os.environ.get("LOCAL_RANK", "0"))
+    # cuDNN's attention plans anew for every length, which takes longer than the attention, and
+    # fails for some (seen with torch 2.11 on an H200).
+    torch.backends.cuda.enable_cudnn_sdp(False)
     torch.accelerator.set_device_index(index)
     torch.set_default_device(torch.device(device.type, index))

@@ -51,6 +51,7 @@ def main(job_path: str) -> None:
         stage.run(config, inputs, Path(job["workdir"]))
     finally:
         checkpoint.finish_saving()
+        _say_memory()
 
 
 def _read_job(path: Path) -> dict[str, Any]:
@@ -109,6 +110,18 @@ def _make_deterministic(num_threads: int) -> None:
     torch.use_deterministic_algorithms(True, warn_only=not is_strict)
     # It would write NaN to all memory before its first use (3 % of a step); nothing reads it so.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def _say_memory() -> None:
+    """A line in the trainer's log: what the stage took of its GPU's memory at the most."""
+    import torch
+
+    device = torch.get_default_device()
+    if device.type != "cuda":
+        return
+    used, held = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    name = torch.cuda.get_device_name()
+    print(f"{name}: {used / 2**30:.2f} GiB in tensors at the most, {held / 2**30:.2f} reserved")
 
 
 def _is_asked_for(variable: str) -> bool:

@@ -53,7 +53,7 @@ def main(material: Path, output: Path, settings: dict[str, Any]) -> None:
             logging_steps=1,
             save_strategy="no",
             report_to="none",
-            use_cpu=True,
+            use_cpu=not torch.cuda.is_available(),
             **settings,
         ),
         train_dataset=Dataset.from_list(rows).remove_columns("id"),
@@ -62,6 +62,8 @@ def main(material: Path, output: Path, settings: dict[str, Any]) -> None:
     )
     trainer.train()
     output.write_text(json.dumps({"times": steps.times, "losses": steps.losses}))
+    if torch.cuda.is_available():
+        print(f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB in tensors at the most")
 
 
 if __name__ == "__main__":

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
+from trimtab.models.nets import attention
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.trunk import hidden_states
 
@@ -33,6 +37,63 @@ def _model(kind: str, **changes: object) -> PreTrainedModel:
     return AutoModel.from_config(AutoConfig.for_model(kind, **{**SIZES, **changes})).double().eval()
 
 
+def _varlen_attn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_ends: Tensor,
+    key_ends: Tensor,
+    longest_query: int,
+    longest_key: int,
+    *,
+    scale: float | None,
+    window_size: tuple[int, int],
+) -> Tensor:
+    """What `torch.nn.attention.varlen.varlen_attn` computes on a GPU, by its description.
+
+    Before torch 2.13: every query head has keys and values of its own.
+    """
+    assert window_size == (-1, 0) and query.shape[1] == key.shape[1] == value.shape[1]
+    assert query_ends.dtype == key_ends.dtype == torch.int32
+    assert int(query_ends.diff().max()) == longest_query
+    assert int(key_ends.diff().max()) == longest_key
+    found = []
+    for number in range(len(query_ends) - 1):
+        own = query[query_ends[number] : query_ends[number + 1]]
+        keys, values = (
+            each[key_ends[number] : key_ends[number + 1]].transpose(0, 1) for each in (key, value)
+        )
+        mask = torch.ones(len(own), keys.shape[1]).tril(keys.shape[1] - len(own)).bool()
+        found.append(
+            torch.nn.functional.scaled_dot_product_attention(
+                own.transpose(0, 1), keys, values, attn_mask=mask, scale=scale
+            ).transpose(0, 1)
+        )
+    return torch.cat(found)
+
+
+def _newer_varlen_attn(*whole: Any, enable_gqa: bool = False, **options: Any) -> Tensor:
+    """Of torch 2.13: heads may share keys and values."""
+    query, key, value, *rest = whole
+    assert enable_gqa == (query.shape[1] != key.shape[1])
+    key, value = (
+        each.repeat_interleave(query.shape[1] // key.shape[1], 1) for each in (key, value)
+    )
+    return _varlen_attn(query, key, value, *rest, **options)
+
+
+@pytest.fixture(params=["calls a row", "one call", "one call with shared heads"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention as a CPU takes it, and as a GPU does."""
+    if request.param == "calls a row":
+        return
+    found = _varlen_attn if request.param == "one call" else _newer_varlen_attn
+    monkeypatch.setattr(attention, "_has_flash", lambda _: True)
+    monkeypatch.setattr(attention.varlen, "varlen_attn", found)
+    monkeypatch.setattr(attention, "_attend_rows", None)
+
+
+@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "olmo2", "gpt_neox"])
 def test_states_and_gradients_equal_those_of_separate_sequences(kind: str) -> None:
     model = _model(kind)

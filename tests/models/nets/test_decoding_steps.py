@@ -13,7 +13,11 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
 )
 
 from trimtab.models.nets.generation import LlamaSteps, ModelSteps, begin_decoding
@@ -32,8 +36,12 @@ SCALED = {
 
 
 def _llama(**options: Any) -> LlamaForCausalLM:
+    return _like_llama(LlamaConfig, LlamaForCausalLM, **options)
+
+
+def _like_llama(settings: Any, kind: Any, **options: Any) -> Any:
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = settings(
         **{
             "vocab_size": 12,
             "hidden_size": 32,
@@ -49,7 +57,7 @@ def _llama(**options: Any) -> LlamaForCausalLM:
         }
         | options
     )
-    model = LlamaForCausalLM(config).eval()
+    model = kind(config).eval()
     with torch.no_grad():  # weights of norms and biases that differ from one and zero
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight) * 0.1)
@@ -70,7 +78,6 @@ def _padded() -> tuple[Tensor, Tensor, Tensor]:
     return tokens, mask, mask.cumsum(1).sub(1).clamp(min=0)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize(
     "model",
     [
@@ -79,14 +86,35 @@ def _padded() -> tuple[Tensor, Tensor, Tensor]:
         pytest.param(_llama(attention_bias=True, mlp_bias=True), id="biases"),
         pytest.param(_llama(head_dim=16, rms_norm_eps=1e-2), id="wide heads"),
         pytest.param(_llama(rope_parameters=SCALED), id="scaled positions"),
-        pytest.param(_gpt2(), id="another architecture"),
+        pytest.param(_like_llama(Qwen2Config, Qwen2ForCausalLM), id="qwen2"),
+        pytest.param(
+            _like_llama(MistralConfig, MistralForCausalLM, sliding_window=None, head_dim=8),
+            id="mistral",
+        ),
     ],
 )
 def test_every_step_equals_a_pass_over_all_tokens(model: PreTrainedModel) -> None:
+    assert _check_steps(model) is LlamaSteps
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(_gpt2(), id="another architecture"),
+        pytest.param(
+            _like_llama(MistralConfig, MistralForCausalLM, sliding_window=3), id="a window"
+        ),
+    ],
+)
+def test_other_models_take_their_own_pass(model: PreTrainedModel) -> None:
+    assert _check_steps(model) is ModelSteps
+
+
+@torch.no_grad()
+def _check_steps(model: PreTrainedModel) -> type:
     """Rows of unequal length, some of which go on twice and some not at all."""
     tokens, mask, position = _padded()
     logits, steps = begin_decoding(model, tokens, mask, position, STEPS)
-    assert isinstance(steps, LlamaSteps if isinstance(model, LlamaForCausalLM) else ModelSteps)
     texts, place = [list(prompt) for prompt in PROMPTS], position[:, -1]
     generator = torch.Generator().manual_seed(0)
     for number in range(STEPS):
@@ -100,6 +128,7 @@ def test_every_step_equals_a_pass_over_all_tokens(model: PreTrainedModel) -> Non
         texts = [[*text, token] for text, token in zip(texts, chosen.tolist(), strict=True)]
         place = place + 1
         logits = steps.step(chosen, place)
+    return type(steps)
 
 
 @pytest.mark.narrow
