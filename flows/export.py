@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,9 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from trimtab.flows.errors import CommandError, ConfigError, unknown_name
-from trimtab.flows.names import settings_of
-from trimtab.flows.overrides import format_overrides
-from trimtab.flows.recipes import RECIPES, recipe_named
+from trimtab.flows.names import command_of
 from trimtab.infra.report_folders import read_run
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.manifest import Manifest, StorageError
@@ -137,7 +134,7 @@ def _write(
         else:
             # Contents alone: files of the store are read-only.
             shutil.copytree(artifact / "model", target, copy_function=shutil.copyfile)
-    exported = {"command": _command(about), "settings": about.get("settings", {}), "card": card}
+    exported = {"command": command_of(about), "settings": about.get("settings", {}), "card": card}
     (target / "README.md").write_text(
         model_card(_about(run, role, stage, target, entry, exported)), "utf-8"
     )
@@ -190,19 +187,6 @@ def _manifest(store: Store, entry: Mapping[str, Any]) -> Manifest:
             "computes what is missing"
         )
     return manifest
-
-
-def _command(about: Mapping[str, Any]) -> str:
-    """The command that makes a run again; a file is its name and the beginning of its sha256."""
-    settings = dict(about.get("settings", {}))
-    recipe = settings.pop("recipe", "default")
-    usual = settings_of(recipe_named(recipe)) if recipe in RECIPES else {}
-    changes = format_overrides(
-        {path: own for path, own in settings.items() if path not in usual or usual[path] != own}
-    )
-    flow = about.get("flow", "rlhf")
-    options = [] if flow == "rlhf" else ["--flow", flow]
-    return shlex.join(["trimtab", "run", recipe, *options, *changes])
 
 
 def _push(folder: Path, repository: str, *, is_data: bool) -> None:

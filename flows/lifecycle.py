@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
 from trimtab.flows.config import RunConfig
-from trimtab.flows.names import RunName, check_free, data_name, registered_model_name
+from trimtab.flows.names import RunName, check_free, command_of, data_name, registered_model_name
 from trimtab.flows.run import Run, roles_of_round
 from trimtab.flows.runner import resources_of
 from trimtab.infra.processes.gpus import unused_gpus
@@ -23,7 +25,7 @@ from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.config.reporting import ReportConfig
 from trimtab.models.specs import REPORT
 from trimtab.tasks.context import start_tracked_run
-from trimtab.tasks.registry import register_policies
+from trimtab.tasks.registry import SCORERS, RegisteredRun, register_models
 from trimtab.tasks.report_export import export_report, lineage_of
 from trimtab.tasks.restarts import close_earlier_starts, close_leftovers
 
@@ -65,6 +67,17 @@ def _name_flow_run(config: RunConfig, name: RunName) -> None:
         )
 
 
+def commit_tags() -> dict[str, str]:
+    """The git commit of Trimtab's code, as MLflow has it; nothing where that is no checkout."""
+    folder = Path(__file__).resolve().parent
+    command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return {"mlflow.source.git.commit": done.stdout.strip()}
+
+
 @contextmanager
 def tracked_flow(config: RunConfig, name: RunName) -> Iterator[TrackedRun]:
     """The MLflow run of a flow run, with the whole configuration as parameters.
@@ -82,6 +95,9 @@ def tracked_flow(config: RunConfig, name: RunName) -> Iterator[TrackedRun]:
         "trimtab.seed": str(config.seed),
         "trimtab.flow": name.flow,
         "trimtab.data": data_name(config) or "as the recipe",
+        "mlflow.source.name": command_of(name.about),
+        "mlflow.source.type": "LOCAL",
+        **commit_tags(),
     }
     tracked, patience = start_tracked_run(name.name, tags), SECONDS_FOR_MLFLOW
     try:
@@ -135,16 +151,19 @@ def finish_run(
         for number in rounds_to_keep
     }
     tracked.tracking.flush()  # the registry keeps policies in the MLflow run
-    # Last, as it fails without a registry. Only policies that rounds continue from are registered.
-    with resources_of(register_policies, config):
-        registered = register_policies.submit(
-            tracked.run_id,
-            model or registered_model_name(config),
-            policies,
-            champion,
-            summary,
-            config.fingerprint,
-        ).result()
+    # Last, as it fails without a registry. Of policies only those that rounds continue from.
+    registered_run = RegisteredRun(
+        model or registered_model_name(config),
+        policies,
+        champion,
+        summary,
+        config.fingerprint,
+        {role: results[role] for role in SCORERS if role in results},
+        name.name,
+        command_of(name.about),
+    )
+    with resources_of(register_models, config):
+        registered = register_models.submit(tracked.run_id, registered_run).result()
     if registered:
         print(f"registered: {registered}")
     return numbers

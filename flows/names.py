@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,7 +26,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from trimtab.flows.config import NUM_JUDGES, ConfigError, RunConfig
-from trimtab.flows.recipes import RECIPES
+from trimtab.flows.overrides import format_overrides
+from trimtab.flows.recipes import RECIPES, recipe_named
 from trimtab.infra.report_folders import NameTakenError, check_owner
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.fetch import digest_of, is_remote
@@ -138,6 +140,22 @@ def _judged_on(config: RunConfig) -> dict[str, Any]:
 def settings_of(config: RunConfig) -> dict[str, Any]:
     """All settings by dotted path; a file is `<name> <sha256>`."""
     return dict(_leaves(_plain(config)))
+
+
+def command_of(about: Mapping[str, Any]) -> str:
+    """The command that makes a run again; a file is its name and the beginning of its sha256.
+
+    `about` is as `RunName.about`.
+    """
+    settings = dict(about.get("settings", {}))
+    recipe = settings.pop("recipe", "default")
+    usual = settings_of(recipe_named(recipe)) if recipe in RECIPES else {}
+    changes = format_overrides(
+        {path: own for path, own in settings.items() if path not in usual or usual[path] != own}
+    )
+    flow = about.get("flow", "rlhf")
+    options = [] if flow == "rlhf" else ["--flow", flow]
+    return shlex.join(["trimtab", "run", recipe, *options, *changes])
 
 
 def data_name(config: RunConfig) -> str:

@@ -1,4 +1,4 @@
-"""Registered policies: registering a run's policies, and loading one with its run.
+"""Registered models: registering a run's policies and scorers, and loading a policy with its run.
 
 A version names the report of its run; the report's manifest names every artifact by the role it
 played. So nothing about a champion is kept anywhere but in its lineage.
@@ -9,24 +9,34 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from prefect import task
 from prefect.artifacts import create_link_artifact
 
-from trimtab.infra.tracking.registry import Registry, Version
+from trimtab.infra.store.manifest import Manifest
+from trimtab.infra.tracking.model_folder import KINDS, make_model_folder
+from trimtab.infra.tracking.registry import ModelCard, Registry, Version
 from trimtab.models.data.records import ArtifactRef
 from trimtab.tasks.context import base_context, flow_run_tags
 from trimtab.tasks.events import PROMOTED, emit
 from trimtab.tasks.execution import StageResult, result_of
 from trimtab.tasks.retries import is_transient
 
-# Tags of a version: which policy it is, of which round, the report of its run, and the settings
-# under which another round did not take its place.
 PREFIX = "trimtab-policy-"
+# Tags of a version: which artifact it is, of which round, the report of its run, the pairs of its
+# run, and the settings under which another round did not take its place.
 KEY, DIGEST = "trimtab.key", "trimtab.digest"
 ROUND, REPORT, TRIED = "trimtab.round", "trimtab.report", "trimtab.tried"
+PAIRS, COMMAND = "trimtab.pairs", "trimtab.command"
+# Scorers that are registered: role -> kind, and their name among the report's numbers.
+SCORERS = {
+    "reward_model": ("reward-model", "relabelled"),
+    "advantage_model": ("advantage-model", "advantage_model"),
+}
 
 logger = logging.getLogger("trimtab")
 
@@ -62,6 +72,24 @@ def registry() -> Registry:
     return Registry(base_context().tracking)
 
 
+@dataclass(frozen=True)
+class RegisteredRun:
+    """What is registered of a run.
+
+    model: the name of its policies. policies: by round. scorers: by role. champion: the round whose
+    policy becomes champion. settings: their digest. name, command: of the run.
+    """
+
+    model: str
+    policies: Mapping[int, StageResult]
+    champion: int | None
+    report: StageResult
+    settings: str
+    scorers: Mapping[str, StageResult] = field(default_factory=dict)
+    name: str = ""
+    command: str = ""
+
+
 @task(
     name="register",
     task_run_name="register",
@@ -70,73 +98,122 @@ def registry() -> Registry:
     retry_delay_seconds=[5, 10, 20, 40, 60],  # a server that is restarted is back by then
     retry_condition_fn=is_transient,
 )
-def register_policies(
-    run_id: str | None,
-    model: str,
-    policies: dict[int, StageResult],
-    champion: int | None,
-    report: StageResult,
-    settings: str,
-) -> str | None:
-    """Register policies by round: the last is the candidate, that of round `champion` the champion.
+def register_models(run_id: str | None, run: RegisteredRun) -> str | None:
+    """Register scorers, and policies by round: the last is the candidate, that of round `champion`
+    the champion. Scorers are candidates; those of a champion's run are champions with it.
 
-    What is registered already is not copied again. Where another version stays champion it is noted
-    there that a round under these `settings` did not take its place. Nothing is done with tracking
-    off. Returns in words what is registered.
+    What is registered already is not brought again. Where another version stays champion it is
+    noted there that a round under these `settings` did not take its place. Nothing is done with
+    tracking off. Returns in words what is registered.
     """
-    if not base_context().tracking.uri or not policies:
+    if not base_context().tracking.uri:
         return None
-    last, name = max(policies), model_name(model)
+    is_champion = run.champion is not None
+    for role, scorer in run.scorers.items():
+        kind, group = SCORERS[role]
+        name = f"trimtab-{kind}-{model_name(run.model).removeprefix(PREFIX)}"
+        aliases = ("candidate",) + ("champion",) * is_champion
+        _register(run_id, name, scorer.ref, aliases, _tags(run), _card(run, kind, role, group))
+    return _register_policies(run_id, run) if run.policies else None
+
+
+def _register_policies(run_id: str | None, run: RegisteredRun) -> str:
+    last, name = max(run.policies), model_name(run.model)
     register_overwritten_again(name, run_id)
     before = registry().find(name, "champion")
     numbers = {}
-    for number, policy in policies.items():
-        aliases = ("candidate",) * (number == last) + ("champion",) * (number == champion)
-        tags = {ROUND: str(number), REPORT: report.ref.key, **flow_run_tags()}
-        numbers[number] = _register(run_id, name, policy.ref, aliases, tags)
+    for number, policy in run.policies.items():
+        aliases = ("candidate",) * (number == last) + ("champion",) * (number == run.champion)
+        role = _role_of(run.report, policy.ref)
+        card = _card(run, "policy", role, role.removeprefix("policy_"))
+        tags = {ROUND: str(number), **_tags(run)}
+        numbers[number] = _register(run_id, name, policy.ref, aliases, tags, card)
     now = registry().find(name, "champion")
     if now is not None and now.number != numbers[last]:
-        registry().tag(now, {TRIED: settings})
+        registry().tag(now, {TRIED: run.settings})
     if now is not None and now.number != (before and before.number):
-        emit(PROMOTED, name, version=now.number, report=report.ref.key)
+        emit(PROMOTED, name, version=now.number, report=run.report.ref.key)
     _link(name, numbers[last])
     holders = {"candidate": registry().find(name, "candidate"), "champion": now}
     said = [f"{alias} version {each.number}" for alias, each in holders.items() if each]
     return f"{name}: {', '.join(said)}"
 
 
+def _tags(run: RegisteredRun) -> dict[str, str]:
+    """Of every version of a run: where it is from."""
+    pairs = _parents(run.report).get("preferences", {}).get("digest")
+    found = {REPORT: run.report.ref.key, COMMAND: run.command, PAIRS: pairs}
+    return {name: value for name, value in found.items() if value} | flow_run_tags()
+
+
+def _card(run: RegisteredRun, kind: str, role: str, group: str) -> ModelCard:
+    """A version's description, and its numbers in the report: those whose names begin so."""
+    numbers = {
+        f"{group}/{key.removeprefix(group)[1:]}": float(value)
+        for key, value in run.report.summary.items()
+        if key.startswith(f"{group}_") and isinstance(value, int | float)
+    }
+    lines = [f"`{role}` of the run {run.name}. {run.report.summary.get('verdict') or ''}".strip()]
+    lines += [KINDS[kind].use] if KINDS[kind].use else []
+    lines += [f"Made by `{run.command}`"] if run.command else []
+    return ModelCard(kind, "\n\n".join(lines), numbers)
+
+
+def _parents(report: StageResult) -> dict[str, Any]:
+    """What a report was made of, by role."""
+    manifest = base_context().store.find(report.ref.stage, report.ref.key)
+    return dict(manifest.parents) if manifest else {}
+
+
+def _role_of(report: StageResult, model: ArtifactRef) -> str:
+    roles = (role for role, made in _parents(report).items() if made["key"] == model.key)
+    return next(roles, model.stage)
+
+
 def _register(
     run_id: str | None,
     name: str,
-    policy: ArtifactRef,
+    model: ArtifactRef,
     aliases: tuple[str, ...],
     tags: Mapping[str, str],
+    card: ModelCard,
 ) -> str:
-    """Make a policy a version; where MLflow was down when the run began, in a run of its own."""
+    """Make a model a version; where MLflow was down when the run began, in a run of its own."""
     context = base_context()
-    manifest = context.store.find(policy.stage, policy.key)
+    manifest = context.store.find(model.stage, model.key)
     if manifest is None:
-        raise LookupError(f"policy {policy} vanished from {context.store.url}")
-    folder = context.settings.work / f"register-{policy.key[:16]}"
+        raise LookupError(f"model {model} vanished from {context.store.url}")
+    folder = context.settings.work / f"register-{model.key[:16]}"
     tracking = context.tracking
     run = (
         tracking.attach(run_id) if run_id else tracking.start_run("register", tags=flow_run_tags())
     )
     try:
-        context.store.materialise(manifest, folder)
         version = registry().register(
             run,
             name,
-            folder / "model",
-            identity={DIGEST: policy.digest, KEY: policy.key},
+            partial(_bring, manifest, folder, card.kind),
+            identity={DIGEST: model.digest, KEY: model.key},
             aliases=aliases,
             tags=tags,
+            card=card,
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if run_id is None:
             run.end()
     return version.number
+
+
+def _bring(manifest: Manifest, folder: Path, kind: str) -> Path:
+    """A folder for MLflow, of the model of an artifact of the store."""
+    shutil.rmtree(folder, ignore_errors=True)  # of a try that was killed
+    others = {file.name.partition("/")[0] for file in manifest.files} - {"model"}
+    base_context().store.materialise(manifest, folder / "artifact", without=others)
+    made = folder / "mlflow"
+    made.mkdir()
+    make_model_folder(folder / "artifact" / "model", made, KINDS[kind])
+    return made
 
 
 def register_overwritten_again(name: str, run_id: str | None = None) -> None:
@@ -148,7 +225,7 @@ def register_overwritten_again(name: str, run_id: str | None = None) -> None:
     for version in registry().overwritten(name):
         policy = _policy_of(version)
         if policy is not None:
-            _register(run_id, name, policy, (), {})
+            _register(run_id, name, policy, (), {}, ModelCard("policy"))
         else:
             logger.warning(
                 "version %s of %s holds the weights of a later version, and %s does not have its "
@@ -186,10 +263,10 @@ def _link(name: str, number: str) -> None:
 
 
 def reports_of_registered() -> set[str]:
-    """Keys of the reports that registered policies name."""
+    """Keys of the reports that registered models name."""
     if not base_context().tracking.uri:
         return set()
-    return registry().tag_values(model_name(""), REPORT)
+    return registry().tag_values("trimtab-", REPORT)
 
 
 def registered(recipe: str, which: str) -> Registered | None:

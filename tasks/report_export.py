@@ -76,8 +76,7 @@ def export_report(
         card = _read_card(folder / "scorecard.json")
         told, warnings = _told(card)
         tracked.log_artifacts(folder)
-    numbers = {k: v for k, v in result.summary.items() if isinstance(v, int | float)}
-    tracked.log(metrics={key: float(value) for key, value in numbers.items()})
+    _track(tracked, card, result.summary)
     cached = sum(done.cached for done in results.values())
     lines = [f"| {key} | {_shown(value)} |" for key, value in result.summary.items()]
     create_markdown_artifact(
@@ -109,6 +108,24 @@ def export_report(
         print(f"{what}: {place}")
     shown = {page: str(path) for page, path in pages.items()}
     return shown | json.loads(json.dumps(result.summary))
+
+
+def _track(tracked: TrackedRun, card: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+    """Numbers as metrics, in a group for each policy and scorer; verdict and claims as tags."""
+    policies = [policy["name"] for policy in card.get("policies", ())]
+    groups = sorted([*policies, *card.get("scorers", {})], key=len, reverse=True)
+    metrics, tags = {}, {}
+    for key, value in summary.items():
+        if key.startswith("claim_"):
+            tags[f"trimtab.claim.{key.removeprefix('claim_')}"] = str(value)
+        elif isinstance(value, int | float):
+            group = next((each for each in groups if key.startswith(f"{each}_")), None)
+            name = f"{group}/{key.removeprefix(group)[1:]}" if group else f"run/{key}"
+            metrics[name] = float(value)
+    if "verdict" in card:
+        tags["trimtab.verdict"] = str(card["verdict"]["answer"])
+        tags["mlflow.note.content"] = str(card["verdict"]["sentence"])
+    tracked.log(metrics=metrics, tags=tags)
 
 
 def _lay_out(store: Store, result: StageResult, folder: Path, names: Sequence[str]) -> None:

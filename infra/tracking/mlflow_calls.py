@@ -21,6 +21,7 @@ from trimtab.infra.imports import quick_imports
 
 logger = logging.getLogger(__name__)
 
+KIND = "custom_model_development"  # of experiment: MLflow's pages begin with runs and models
 _MAX_DATASET_DIGEST = 36  # MLflow's own limit
 # Columns in which MLflow notes where artifacts lie.
 _LOCATIONS = (
@@ -122,7 +123,10 @@ def experiment_id(client: Any, name: str, artifact_root: Path | None) -> str:
         if found is not None:
             return str(found.experiment_id)
         try:
-            return str(client.create_experiment(name, artifact_location=location))
+            made = client.create_experiment(
+                name, artifact_location=location, tags={"mlflow.experimentKind": KIND}
+            )
+            return str(made)
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process was first
                 raise

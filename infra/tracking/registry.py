@@ -6,14 +6,17 @@ error. Nothing is lost by it: stages are in the store, and the same command regi
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from trimtab.infra.tracking.runs import TrackedRun, Tracking
 
@@ -33,6 +36,15 @@ class Version:
     tags: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class ModelCard:
+    """What MLflow says of a version. kind: of model. metrics: by name, numbers of the same run."""
+
+    kind: str = ""
+    description: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
 class Registry:
     """The registered models of one MLflow."""
 
@@ -43,19 +55,21 @@ class Registry:
         self,
         run: TrackedRun,
         name: str,
-        folder: Path,
+        bring: Callable[[], Path],
         *,
         identity: Mapping[str, str],
         aliases: Sequence[str] = (),
         tags: Mapping[str, str] | None = None,
+        card: ModelCard | None = None,
     ) -> Version:
-        """Make a model folder a version of `name` and give it `aliases`.
+        """Make the folder that `bring` gives, and nobody changes, a version of `name`.
 
-        The tags of `identity` say which model it is, and where it lies below the run's artifacts:
-        each version in a folder of its own. One that is a version already is not copied again, and
-        gets only aliases it never had, so that a run repeated later takes none back from a newer
-        version. Whoever held an alias before is noted, for `roll_back`. A version of the same
-        identity that was written over (`overwritten`) is replaced: tags and aliases move.
+        The tags of `identity` say which model it is. It becomes a logged model of the run, whose
+        files are linked where MLflow's artifacts are on the same disk, and copied elsewhere. One
+        that is a version already is not brought again, and gets only aliases it never had, so that
+        a run repeated later takes none back from a newer version. Whoever held an alias before is
+        noted, for `roll_back`. A version of the same identity that was written over (`overwritten`)
+        is replaced: tags and aliases move.
         """
         with self._client() as client:
             _create_model(client, name)
@@ -64,7 +78,9 @@ class Registry:
             same = [each for each in versions if identity.items() <= each.tags.items()]
             found = next((each for each in same if each.version not in lost), None)
             if found is None:
-                found = self._new_version(client, run, name, folder, dict(identity))
+                found = self._new_version(
+                    client, run, name, bring, dict(identity), card or ModelCard()
+                )
             for each in same:
                 if each.version in lost:
                     found = _replace(client, each, found)
@@ -134,19 +150,48 @@ class Registry:
             return _version(client.get_model_version(name, to))
 
     def _new_version(
-        self, client: Any, run: TrackedRun, name: str, folder: Path, identity: dict[str, str]
+        self,
+        client: Any,
+        run: TrackedRun,
+        name: str,
+        bring: Callable[[], Path],
+        identity: dict[str, str],
+        card: ModelCard,
     ) -> Any:
-        """Copy the folder to the run, and only then make a version of it."""
+        """Bring the folder to MLflow, and only then make a version of it."""
         if run.run_id is None:
             raise RegistryError(
                 f"MLflow at {self.tracking.uri} could not be reached when this run began, so there "
                 f"is no MLflow run to keep {name} in; run the same command again to register it"
             )
-        text = json.dumps(identity, sort_keys=True)
-        place = f"model-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        client.log_artifacts(run.run_id, str(folder), place)
-        source = f"{client.get_run(run.run_id).info.artifact_uri}/{place}"
-        return client.create_model_version(name, source, run_id=run.run_id, tags=identity)
+        folder = bring()
+        experiment = client.get_run(run.run_id).info.experiment_id
+        logged = client.create_logged_model(
+            experiment, name, run.run_id, tags=identity, model_type=card.kind or None
+        )
+        try:
+            if not _link(folder, logged.artifact_location):
+                client.log_model_artifacts(logged.model_id, str(folder))
+        except BaseException:
+            client.finalize_logged_model(logged.model_id, "FAILED")
+            raise
+        client.finalize_logged_model(logged.model_id, "READY")
+        for key, value in card.metrics.items():
+            client.log_metric(run.run_id, key, value, model_id=logged.model_id)
+        import mlflow
+
+        mlflow.set_tracking_uri(self.tracking.uri)  # where the registry's client looks for it
+        version = client.create_model_version(
+            name,
+            f"models:/{logged.model_id}",
+            run.run_id,
+            tags=identity,
+            description=card.description or None,
+            model_id=logged.model_id,
+        )
+        link = json.dumps([{"name": name, "version": int(version.version)}])
+        client.set_logged_model_tags(logged.model_id, {"mlflow.modelVersions": link})
+        return version
 
     @contextmanager
     def _client(self) -> Iterator[Any]:
@@ -163,6 +208,25 @@ class Registry:
                 f"MLflow's registry at {self.tracking.uri}: {first}. What was trained is in the "
                 "store: run the same command again when MLflow answers"
             ) from error
+
+
+def _link(folder: Path, location: str) -> bool:
+    """Hard-link a folder's files to MLflow's place for them; False where that is not possible.
+
+    Links of files of the store, which are read-only: MLflow deletes and never writes them.
+    """
+    place = urlsplit(location)
+    if place.scheme not in ("", "file"):
+        return False
+    target = Path(url2pathname(place.path))
+    if not target.parents[2].is_dir():  # of a server, whose disk is another one
+        return False
+    try:
+        shutil.copytree(folder, target, copy_function=os.link, dirs_exist_ok=True)
+    except (OSError, shutil.Error):
+        shutil.rmtree(target, ignore_errors=True)
+        return False
+    return True
 
 
 def _create_model(client: Any, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from pathlib import Path
@@ -37,7 +38,7 @@ def _check_weights(home: Path, alias: str) -> None:
     tags = _registered(home, alias).tags
     (ours,) = home.glob(f"store/artifacts/ppo_max/{tags['trimtab.key']}/*/model/model.safetensors")
     theirs = downloaded(f"sqlite:///{home / 'mlflow.db'}", f"models:/trimtab-policy-smoke@{alias}")
-    assert ours.read_bytes() == (theirs / ours.name).read_bytes()
+    assert (theirs / "model" / ours.name).samefile(ours)
 
 
 def test_report_and_scorecard(home: Path) -> None:
@@ -68,6 +69,50 @@ def test_mlflow_holds_nested_runs_and_the_champion(home: Path) -> None:
     files = {file.path for file in client.list_artifacts(parents[0].info.run_id)}
     assert files >= {"report.html", "audit.html", "audited.jsonl.gz", "audited.parquet"}
     assert _version(home, "champion") == _version(home, "candidate") == 1
+
+
+def test_mlflow_loads_what_is_registered(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pipelines by `mlflow.transformers`; by `mlflow.pyfunc` its scores as they are."""
+    import mlflow
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
+        monkeypatch.setenv(name, f"sqlite:///{home / 'mlflow.db'}")
+    texts = ["copy a b c", "add 1 2"]
+    policy = mlflow.transformers.load_model("models:/trimtab-policy-smoke@champion")
+    assert policy.task == "text-generation" and len(policy(texts)) == 2
+    assert (
+        len(mlflow.pyfunc.load_model("models:/trimtab-policy-smoke@champion").predict(texts)) == 2
+    )
+    address = "models:/trimtab-reward-model-smoke@champion"
+    (folder,) = (downloaded(os.environ["MLFLOW_TRACKING_URI"], address) / "model",)
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = [torch.tensor([tokenizer(text).input_ids]) for text in texts]
+    expected = [float(model(each).logits[0, 0]) for each in ids]
+    found = mlflow.pyfunc.load_model(address).predict(texts)
+    assert found["score"].tolist() == pytest.approx(expected, abs=1e-5)
+    found = mlflow.pyfunc.load_model("models:/trimtab-advantage-model-smoke@candidate")
+    labels = [cell["label"] for cell in found.predict(texts[:1]).iloc[0]]
+    assert labels == ["reward", "expected_reward"]
+
+
+def test_a_run_says_in_mlflow_what_came_out_and_how_it_was_made(home: Path) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
+    version = _registered(home, "champion")
+    run = client.get_run(version.run_id).data
+    assert run.tags["mlflow.source.name"].startswith("trimtab run smoke")
+    assert run.tags["mlflow.source.name"] == version.tags["trimtab.command"]
+    assert run.tags["mlflow.note.content"].startswith(("Better", "Worse", "Not shown")), run.tags[
+        "mlflow.note.content"
+    ]
+    assert {"trimtab.verdict", "trimtab.claim.noise_found"} <= run.tags.keys()
+    assert {"full/main_gold", "relabelled/label_accuracy", "run/num_pairs"} <= run.metrics.keys()
+    experiment = client.get_experiment_by_name("trimtab")
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
 
 
 def test_what_is_exported_loads_in_plain_transformers(home: Path, tmp_path: Path) -> None:

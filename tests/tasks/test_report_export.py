@@ -28,14 +28,47 @@ class _Tracked:
 
     run_id, link = "1", ""
 
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+        self.tags: dict[str, str] = {}
+
     def log_artifacts(self, folder: Path) -> None:
         files = [path for path in folder.rglob("*") if path.is_file()]
         assert len(files) == len(REPORT_FILES) + 2 + len(AUDIT_FILES) + 1
         for file in files:
             assert file.read_text() == TEXT or file.name == RUN_FILE
 
-    def log(self, *, metrics: object) -> None:
-        pass
+    def log(self, *, metrics: dict[str, float], tags: dict[str, str]) -> None:
+        self.metrics, self.tags = metrics, tags
+
+
+def test_metrics_are_grouped_by_policy_and_scorer_and_the_verdict_is_a_tag() -> None:
+    tracked: Any = _Tracked()
+    card = {
+        "policies": [{"name": "full"}, {"name": "round_2"}, {"name": "full_at_equal_kl"}],
+        "scorers": {"relabelled": {}, "advantage_model": {}},
+        "verdict": {"answer": "better", "sentence": "Better: by far."},
+    }
+    summary = {
+        "verdict": "better",
+        "claim_beats_sft": "holds",
+        "num_pairs": 9,
+        "full_main_net": 0.5,
+        "full_at_equal_kl_main_net": 0.25,
+        "advantage_model_label_ece": 0.1,
+    }
+    report_module._track(tracked, card, summary)
+    assert tracked.metrics == {
+        "run/num_pairs": 9.0,
+        "full/main_net": 0.5,
+        "full_at_equal_kl/main_net": 0.25,
+        "advantage_model/label_ece": 0.1,
+    }
+    assert tracked.tags == {
+        "trimtab.claim.beats_sft": "holds",
+        "trimtab.verdict": "better",
+        "mlflow.note.content": "Better: by far.",
+    }
 
 
 def test_runs_that_end_at_once_may_write_the_same_report(
@@ -150,7 +183,11 @@ def test_the_end_is_an_answer_the_claims_and_where_everything_lies(
         return StageResult(ArtifactRef(stage, "key", manifest.digest), {"a": 1.0}, True, 1.0)
 
     claim = {"statement": "words " * 40, "status": "unclear"}
-    verdict = {"sentence": "Better: by far.", "details": ["On the rest it is not."]}
+    verdict = {
+        "answer": "better",
+        "sentence": "Better: by far.",
+        "details": ["On the rest it is not."],
+    }
     card = {"verdict": {**verdict, "policy": "full"}, "claims": [claim]}
     report = published("report", {"scorecard.json": json.dumps(card), "report.html": ""})
     model = {"model/model.safetensors": "weights", "summary.json": "{}"}

@@ -30,11 +30,16 @@ class _Models:
     def register(
         self, weights: str, *aliases: str, run: TrackedRun | None = None, **tags: str
     ) -> str:
-        (self.folder / "weights").write_text(weights)
+        def bring() -> Path:
+            folder = self.folder / weights
+            folder.mkdir(exist_ok=True)
+            (folder / "weights").write_text(weights)
+            return folder
+
         version = self.registry.register(
             run or self.tracking.start_run(weights),
             self.name,
-            self.folder,
+            bring,
             identity={"digest": weights},
             aliases=aliases,
             tags=tags,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -258,7 +260,9 @@ def test_a_home_that_was_moved_or_copied_has_its_artifacts_where_it_is(
     source = f"{first.home}/store/artifacts/sft/{'d' * 64}"
     old.log_inputs([Input("policy", "d" * 64, source, "sft")])
     tracking.connect().log_artifact(old.run_id, str(note))
-    Registry(tracking).register(old, "toy-model", _folder_with(note), identity={"key": "k"})
+    Registry(tracking).register(
+        old, "toy-model", partial(_folder_with, note), identity={"key": "k"}
+    )
     other = _client(first).create_experiment("elsewhere", f"file://{tmp_path}/own")
     (shutil.move if moves else shutil.copytree)(first.home, second.home)
     before = _files_below(first.home)
@@ -266,7 +270,9 @@ def test_a_home_that_was_moved_or_copied_has_its_artifacts_where_it_is(
     tracking = Tracking.from_settings(second, "toy")
     new = tracking.start_run("new")
     tracking.connect().log_artifact(new.run_id, str(note))
-    Registry(tracking).register(new, "toy-model", _folder_with(note), identity={"key": "other"})
+    Registry(tracking).register(
+        new, "toy-model", partial(_folder_with, note), identity={"key": "other"}
+    )
     assert _files_below(first.home) == before
     assert any("MLflow's artifacts were in" in record.message for record in caplog.records)
     if not moves:
@@ -287,8 +293,7 @@ def _files_below(folder: Path) -> dict[str, float]:
 
 
 def _folder_with(path: Path) -> Path:
-    folder = path.parent / "model"
-    folder.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=path.parent))
     shutil.copy(path, folder)
     return folder
 
