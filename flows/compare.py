@@ -16,7 +16,7 @@ from trimtab.flows.compare_config import (
 )
 from trimtab.flows.config import Arm
 from trimtab.flows.flow import flow
-from trimtab.flows.lifecycle import tracked_flow
+from trimtab.flows.lifecycle import answered, tracked_flow
 from trimtab.flows.names import GivenName
 from trimtab.flows.recipes import RecipeName
 from trimtab.flows.run import Run
@@ -86,4 +86,5 @@ def compare(
         }
         matrix = {"win_matrix": runs[-1].result("win_matrix")}
         found = runs[-1].submit(COMPARE, page, artifacts=matrix | read).result()
-        return export_report(tracked, found, results, found_name.name, found_name.about)
+        numbers = export_report(tracked, found, results, found_name.name, found_name.about)
+    return answered(numbers)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trimtab.flows.config import seeded
-from trimtab.flows.lifecycle import finish_run, tracked_flow
+from trimtab.flows.lifecycle import answered, finish_run, tracked_flow
 from trimtab.flows.names import name_run
 from trimtab.flows.overrides import RunChanges, apply_changes
 from trimtab.flows.pipeline.data import cache_trunk, prepare
@@ -43,7 +43,9 @@ def run_flow(
     run = Run(config, name=name.name)
     with tracked_flow(config, name) as tracked:
         champion = stages(run)
-        return finish_run(run, tracked, champion, name)
+        numbers = finish_run(run, tracked, champion, name)
+    found: dict[str, object] = answered(numbers)
+    return found
 
 
 def rlhf(run: Run) -> int | None:

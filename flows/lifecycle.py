@@ -6,13 +6,15 @@ import logging
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
+from prefect.states import Completed
 
 from trimtab.flows.config import RunConfig
 from trimtab.flows.names import RunName, check_free, command_of, data_name, registered_model_name
@@ -54,28 +56,46 @@ def _automatic_name() -> str:
     return f"{flow_run.flow_name}-{about}"
 
 
-def _name_flow_run(config: RunConfig, name: RunName) -> None:
+def _name_flow_run(config: RunConfig, name: RunName, commit: str | None) -> None:
     """Give the flow run the run's name, unless it has one that was typed, and tags to filter by."""
-    tags = {*(flow_run.tags or []), f"recipe:{config.recipe}"}
+    tags = {f"recipe:{config.recipe}"}
     if data := data_name(config):
         tags.add(f"data:{data}")
+    if commit:
+        tags.add(f"commit:{commit[:12]}")
+    _tag_flow_run(tags, name.name if flow_run.name == _automatic_name() else None)
+
+
+def answered(numbers: Mapping[str, Any]) -> Any:
+    """The state that Prefect makes the run's own: the answer, and where the report is.
+
+    Its data is what the flow returns. The answer is a tag of the run, too, to filter by.
+    """
+    answer = str(numbers.get("verdict") or numbers.get("answer") or "")
+    if answer:
+        _tag_flow_run({f"verdict:{answer}"})
+    said = f"{answer[:1].upper()}{answer[1:]}".rstrip(".") + ". " if answer else ""
+    state: Any = Completed(message=f"{said}Report: {numbers['report']}", data=dict(numbers))
+    return state
+
+
+def _tag_flow_run(tags: set[str], name: str | None = None) -> None:
+    """Add tags to the flow run, and give it a name."""
     with get_client(sync_client=True) as client:
-        client.update_flow_run(
-            UUID(str(flow_run.id)),
-            name=name.name if flow_run.name == _automatic_name() else None,
-            tags=sorted(tags),
-        )
+        identity = UUID(str(flow_run.id))
+        has = client.read_flow_run(identity).tags
+        client.update_flow_run(identity, name=name, tags=sorted({*has, *tags}))
 
 
-def commit_tags() -> dict[str, str]:
-    """The git commit of Trimtab's code, as MLflow has it; nothing where that is no checkout."""
+def _commit() -> str | None:
+    """The git commit of Trimtab's code; None where that is no checkout."""
     folder = Path(__file__).resolve().parent
     command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
-        return {}
-    return {"mlflow.source.git.commit": done.stdout.strip()}
+        return None
+    return done.stdout.strip()
 
 
 @contextmanager
@@ -89,7 +109,8 @@ def tracked_flow(config: RunConfig, name: RunName) -> Iterator[TrackedRun]:
     close_earlier_starts()
     if line := unused_gpus(os.environ):
         logger.warning("%s", line)
-    _name_flow_run(config, name)
+    commit = _commit()
+    _name_flow_run(config, name, commit)
     tags = {
         "trimtab.recipe": config.recipe,
         "trimtab.seed": str(config.seed),
@@ -97,7 +118,7 @@ def tracked_flow(config: RunConfig, name: RunName) -> Iterator[TrackedRun]:
         "trimtab.data": data_name(config) or "as the recipe",
         "mlflow.source.name": command_of(name.about),
         "mlflow.source.type": "LOCAL",
-        **commit_tags(),
+        **({"mlflow.source.git.commit": commit} if commit else {}),
     }
     tracked, patience = start_tracked_run(name.name, tags), SECONDS_FOR_MLFLOW
     try:

@@ -8,7 +8,7 @@ from prefect.states import Completed
 
 from trimtab.flows.config import ConfigError, load_config
 from trimtab.flows.flow import flow
-from trimtab.flows.lifecycle import finish_run, tracked_flow
+from trimtab.flows.lifecycle import answered, finish_run, tracked_flow
 from trimtab.flows.names import name_run
 from trimtab.flows.overrides import RoundChanges, apply_changes
 from trimtab.flows.pipeline.rounds import run_round
@@ -51,7 +51,9 @@ def rounds(recipe: str = "default", changes: RoundChanges | None = None) -> dict
     with tracked_flow(config, name) as tracked:
         is_promoted = run_round(run, number)
         last = number if is_promoted else champion.round
-        return finish_run(run, tracked, last, name, champion.version.name)
+        numbers = finish_run(run, tracked, last, name, champion.version.name)
+    found: dict[str, object] = answered(numbers)
+    return found
 
 
 def _idle(message: str) -> Any:

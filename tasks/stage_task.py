@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from prefect import Task, task
+from prefect.states import Completed
 from pydantic import BaseModel
 
 from trimtab.models.data.records import ArtifactRef
@@ -46,6 +47,9 @@ def stage_task(spec: StageSpec, hooks: Hooks) -> Task[..., StageResult]:
         result = run_stage_task(spec, config, named, label, resources, ledger)
         if hooks.on_result is not None:
             hooks.on_result(config, result, label)
+        if result.cached:  # as Prefect names what it finds in its own cache
+            state: Any = Completed(name="Cached", message="found in the store", data=result)
+            return cast(StageResult, state)  # which Prefect unwraps
         return result
 
     run.__name__ = run.__qualname__ = spec.name

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,21 @@ def _registered(home: Path, alias: str) -> Any:
 
 def _version(home: Path, alias: str) -> int:
     return int(_registered(home, alias).version)
+
+
+def _newest_in_prefect() -> tuple[dict[str, int], tuple[list[str], str]]:
+    """Of the newest flow run: its tasks by state, its tags, and what its last state says."""
+    with closing(sqlite3.connect(Path(os.environ["PREFECT_HOME"]) / "prefect.db")) as prefect:
+        flow, tags, state = prefect.execute(
+            "SELECT id, tags, state_id FROM flow_run ORDER BY created DESC LIMIT 1"
+        ).fetchone()
+        tasks = prefect.execute(
+            "SELECT state_name, count(*) FROM task_run WHERE flow_run_id = ? GROUP BY 1", [flow]
+        ).fetchall()
+        (message,) = prefect.execute(
+            "SELECT message FROM flow_run_state WHERE id = ?", [state]
+        ).fetchone()
+    return dict(tasks), (json.loads(tags), message)
 
 
 def _check_weights(home: Path, alias: str) -> None:
@@ -133,6 +150,10 @@ def test_what_is_exported_loads_in_plain_transformers(home: Path, tmp_path: Path
 def test_again_everything_is_found_and_one_change_reruns_only_what_follows(home: Path) -> None:
     found, total = from_store(_run(home))
     assert found == total
+    stages, (tags, message) = _newest_in_prefect()
+    assert stages == {"Cached": total + 1, "Completed": 1}, "all with the report, but `register`"
+    assert "recipe:smoke" in tags and any(tag.startswith("verdict:") for tag in tags)
+    assert message.endswith(f". Report: {home / 'reports' / NAME / 'report.html'}")
     assert _version(home, "champion") == 1, "the same champion was registered again"
     before = digests(home)
     report = (home / "reports" / NAME / "scorecard.json").read_bytes()
