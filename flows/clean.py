@@ -15,7 +15,7 @@ DAY = 86_400.0
 def clean(reports_days: float, idle_days: float, *, is_deleted: bool) -> None:
     """Print what is not needed and its size; remove it if `is_deleted`.
 
-    What registered policies were made of is kept, so the registry must be reachable. CommandError
+    What registered models were made of is kept, so the registry must be reachable. CommandError
     if registry or store cannot be read.
     """
     try:

@@ -341,6 +341,14 @@ def rounds(recipe: RecipeOrModel, overrides: Overrides = None) -> None:
 
 
 @app.command(rich_help_panel=PREPARE)
+def recipes() -> None:
+    """List the recipes: what each is, its memory, how long it takes."""
+    from trimtab.flows.recipes_text import recipes_text
+
+    print(recipes_text(_start(is_written=False)))
+
+
+@app.command(rich_help_panel=PREPARE)
 def fields(
     words: Annotated[
         list[str] | None,

@@ -71,9 +71,9 @@ def answered(numbers: Mapping[str, Any]) -> Any:
 
     Its data is what the flow returns. The answer is a tag of the run, too, to filter by.
     """
-    answer = str(numbers.get("verdict") or numbers.get("answer") or "")
-    if answer:
-        _tag_flow_run({f"verdict:{answer}"})
+    if verdict := numbers.get("verdict"):
+        _tag_flow_run({f"verdict:{verdict}"})
+    answer = str(verdict or numbers.get("answer") or "")
     said = f"{answer[:1].upper()}{answer[1:]}".rstrip(".") + ". " if answer else ""
     state: Any = Completed(message=f"{said}Report: {numbers['report']}", data=dict(numbers))
     return state
@@ -89,10 +89,15 @@ def _tag_flow_run(tags: set[str], name: str | None = None) -> None:
 
 def _commit() -> str | None:
     """The git commit of Trimtab's code; None where that is no checkout."""
-    folder = Path(__file__).resolve().parent
-    command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+    path = Path(__file__).resolve()
+    git = ["git", "-C", str(path.parent)]
+    env = {name: own for name, own in os.environ.items() if not name.startswith("GIT_")}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        # Installed inside of another project's checkout it is no file of that.
+        for command in (["ls-files", "--error-unmatch", path.name], ["rev-parse", "HEAD"]):
+            done = subprocess.run(
+                [*git, *command], capture_output=True, text=True, timeout=10, check=True, env=env
+            )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
@@ -116,7 +121,7 @@ def tracked_flow(config: RunConfig, name: RunName) -> Iterator[TrackedRun]:
         "trimtab.seed": str(config.seed),
         "trimtab.flow": name.flow,
         "trimtab.data": data_name(config) or "as the recipe",
-        "mlflow.source.name": command_of(name.about),
+        "mlflow.source.name": command_of(name.about) or name.name,
         "mlflow.source.type": "LOCAL",
         **({"mlflow.source.git.commit": commit} if commit else {}),
     }

@@ -37,6 +37,7 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._=+-]*$"
 MAX_NAME = 150
 GivenName = Annotated[str, Field(pattern=NAME_PATTERN, max_length=MAX_NAME)]
 
+COMMAND_FLOWS = ("rlhf", "policy", "reward", "label-audit", "compare")  # of `trimtab run`
 MAX_CHANGES = 60  # characters of a name that say what is changed
 MAX_STEM = 24  # of a file's name
 NUM_HEX = 8  # of a sha256
@@ -145,16 +146,21 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
 def command_of(about: Mapping[str, Any]) -> str:
     """The command that makes a run again; a file is its name and the beginning of its sha256.
 
-    `about` is as `RunName.about`.
+    `about` is as `RunName.about`. Empty for a run of another command than `trimtab run`.
     """
     settings = dict(about.get("settings", {}))
+    flow = about.get("flow", "rlhf")
+    if flow not in COMMAND_FLOWS:
+        return ""
     recipe = settings.pop("recipe", "default")
+    options = [] if flow == "rlhf" else ["--flow", flow]
+    if flow == "compare":
+        for name in ("arms", "seeds"):
+            options += [f"--{name}", ",".join(map(str, settings.pop(name, ())))]
     usual = settings_of(recipe_named(recipe)) if recipe in RECIPES else {}
     changes = format_overrides(
         {path: own for path, own in settings.items() if path not in usual or usual[path] != own}
     )
-    flow = about.get("flow", "rlhf")
-    options = [] if flow == "rlhf" else ["--flow", flow]
     return shlex.join(["trimtab", "run", recipe, *options, *changes])
 
 

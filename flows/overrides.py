@@ -304,7 +304,15 @@ def _text(value: Any) -> str:
 
 
 def _value(text: str) -> Any:
+    """JSON; a list or mapping also without quotes, as YAML has it; else the text itself."""
     try:
         return json.loads(text)
+    except ValueError:
+        if not (text.startswith("[") and text.endswith("]")) and not text.startswith("{"):
+            return text
+    from trimtab.flows.yaml_loader import load_yaml
+
+    try:
+        return load_yaml(text)
     except ValueError:
         return text

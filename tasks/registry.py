@@ -7,7 +7,9 @@ played. So nothing about a champion is kept anywhere but in its lineage.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,10 +19,17 @@ from typing import Any
 from prefect import task
 from prefect.artifacts import create_link_artifact
 
+from trimtab.infra.processes.locks import file_lock
 from trimtab.infra.store.manifest import Manifest
-from trimtab.infra.tracking.model_folder import KINDS, make_model_folder
+from trimtab.infra.tracking.model_folder import (
+    POLICY,
+    SCORER,
+    SCORER_OF_SEVERAL,
+    make_model_folder,
+)
 from trimtab.infra.tracking.registry import ModelCard, Registry, Version
 from trimtab.models.data.records import ArtifactRef
+from trimtab.models.reporting.export import export_scorer
 from trimtab.tasks.context import base_context, flow_run_tags
 from trimtab.tasks.events import PROMOTED, emit
 from trimtab.tasks.execution import StageResult, result_of
@@ -37,6 +46,19 @@ SCORERS = {
     "reward_model": ("reward-model", "relabelled"),
     "advantage_model": ("advantage-model", "advantage_model"),
 }
+
+USE_OF_SCORER = (
+    "A text is prompt and response, with the tokenizer's end token behind. `mlflow.pyfunc` gives "
+    'the reward as it is; a pipeline wants function_to_apply="none" and add_special_tokens=False.'
+)
+USE_OF_ADVANTAGE_MODEL = (
+    "Its score is r(x, y): e(x), the same for all responses to a prompt, is left out, so that "
+    "scores of different prompts are not comparable as they are in Trimtab."
+)
+USE_OF_HEADS = (
+    "It has a reward for each category and a gate; a row has them all, the largest first: take the "
+    "reward of the prompt's category by its label."
+)
 
 logger = logging.getLogger("trimtab")
 
@@ -99,8 +121,8 @@ class RegisteredRun:
     retry_condition_fn=is_transient,
 )
 def register_models(run_id: str | None, run: RegisteredRun) -> str | None:
-    """Register scorers, and policies by round: the last is the candidate, that of round `champion`
-    the champion. Scorers are candidates; those of a champion's run are champions with it.
+    """Register policies by round, the last as candidate, that of round `champion` as champion; and
+    scorers as candidates, and as champions where a policy of the same run is champion.
 
     What is registered already is not brought again. Where another version stays champion it is
     noted there that a round under these `settings` did not take its place. Nothing is done with
@@ -108,13 +130,17 @@ def register_models(run_id: str | None, run: RegisteredRun) -> str | None:
     """
     if not base_context().tracking.uri:
         return None
-    is_champion = run.champion is not None
+    said = [_register_policies(run_id, run)] if run.policies else []
+    champion = registry().find(model_name(run.model), "champion") if run.policies else None
+    is_champion = champion is not None and champion.tags.get(REPORT) == run.report.ref.key
     for role, scorer in run.scorers.items():
         kind, group = SCORERS[role]
         name = f"trimtab-{kind}-{model_name(run.model).removeprefix(PREFIX)}"
         aliases = ("candidate",) + ("champion",) * is_champion
-        _register(run_id, name, scorer.ref, aliases, _tags(run), _card(run, kind, role, group))
-    return _register_policies(run_id, run) if run.policies else None
+        card = _card(run, kind, role, group)
+        number = _register(run_id, name, scorer.ref, aliases, _tags(run), card)
+        said.append(f"{name}: version {number}")
+    return "; ".join(said) or None
 
 
 def _register_policies(run_id: str | None, run: RegisteredRun) -> str:
@@ -154,7 +180,10 @@ def _card(run: RegisteredRun, kind: str, role: str, group: str) -> ModelCard:
         if key.startswith(f"{group}_") and isinstance(value, int | float)
     }
     lines = [f"`{role}` of the run {run.name}. {run.report.summary.get('verdict') or ''}".strip()]
-    lines += [KINDS[kind].use] if KINDS[kind].use else []
+    if role in SCORERS:
+        lines.append(USE_OF_SCORER)
+        lines += [USE_OF_ADVANTAGE_MODEL] * (role == "advantage_model")
+        lines += [USE_OF_HEADS] * bool(run.scorers[role].summary.get("num_category_heads"))
     lines += [f"Made by `{run.command}`"] if run.command else []
     return ModelCard(kind, "\n\n".join(lines), numbers)
 
@@ -183,21 +212,24 @@ def _register(
     manifest = context.store.find(model.stage, model.key)
     if manifest is None:
         raise LookupError(f"model {model} vanished from {context.store.url}")
-    folder = context.settings.work / f"register-{model.key[:16]}"
-    tracking = context.tracking
+    tracking, work = context.tracking, context.settings.work
     run = (
         tracking.attach(run_id) if run_id else tracking.start_run("register", tags=flow_run_tags())
     )
+    work.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="register-", dir=work))
     try:
-        version = registry().register(
-            run,
-            name,
-            partial(_bring, manifest, folder, card.kind),
-            identity={DIGEST: model.digest, KEY: model.key},
-            aliases=aliases,
-            tags=tags,
-            card=card,
-        )
+        # Two that register one model would make two versions of it.
+        with file_lock(work / ".locks" / f"register-{name}.lock"):
+            version = registry().register(
+                run,
+                name,
+                partial(_bring, manifest, folder, card.kind),
+                identity={DIGEST: model.digest, KEY: model.key},
+                aliases=aliases,
+                tags=tags,
+                card=card,
+            )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if run_id is None:
@@ -206,13 +238,24 @@ def _register(
 
 
 def _bring(manifest: Manifest, folder: Path, kind: str) -> Path:
-    """A folder for MLflow, of the model of an artifact of the store."""
-    shutil.rmtree(folder, ignore_errors=True)  # of a try that was killed
+    """A folder for MLflow, of the model of an artifact of the store; scorers as they are exported.
+
+    What is changed in them is a copy first: files are links of the store's.
+    """
     others = {file.name.partition("/")[0] for file in manifest.files} - {"model"}
     base_context().store.materialise(manifest, folder / "artifact", without=others)
-    made = folder / "mlflow"
+    model, made = folder / "artifact" / "model", folder / "mlflow"
+    labels: list[str] = []
+    if kind != "policy":
+        changed = [*model.glob("*.json")]
+        changed += model.glob("*.safetensors") if kind == "advantage-model" else ()
+        for path in changed:
+            shutil.copyfile(path, folder / "copy")
+            os.replace(folder / "copy", path)
+        labels, _ = export_scorer(model)
     made.mkdir()
-    make_model_folder(folder / "artifact" / "model", made, KINDS[kind])
+    several = SCORER_OF_SEVERAL if len(labels) > 1 else SCORER
+    make_model_folder(model, made, POLICY if kind == "policy" else several)
     return made
 
 

@@ -21,7 +21,7 @@ SENTENCE_MODELS = (EmbeddingModelConfig(), EmbeddingModelConfig(kind="nearest"))
 
 
 def hh_smollm2() -> RunConfig:
-    """Anthropic HH pairs with SmolLM2-135M on two cores; give `preferences.sources`.
+    """Anthropic's HH pairs with SmolLM2-135M; give `preferences.sources`.
 
     Six of thirty layers are trained, on dialogues of at most 160 tokens: 90 minutes on two cores.
     Scorers' rate and epochs are from validation pairs: 5e-5 for one epoch does not leave chance.
@@ -94,7 +94,9 @@ def _ppo_on_two_cores() -> PPOConfig:
 
 
 def ukp_smollm2() -> RunConfig:
-    """Label audit on UKP's argument pairs, five human votes each: does strength follow the votes?
+    """UKP's argument pairs, five votes each, SmolLM2-135M; give `preferences.sources`.
+
+    A label audit: does strength follow the votes?
 
     Everything but the data is as in `hh_smollm2`. Whole topics are held out: few arguments make
     all the pairs, and other splits would test on arguments that were trained on.
@@ -123,7 +125,7 @@ HH_PARTS = ("helpful-base", "helpful-online", "helpful-rejection-sampled", "harm
 
 
 def hh_7b() -> RunConfig:
-    """Anthropic HH pairs with Mistral-7B (Apache-2.0), at the papers' constants, for eight GPUs.
+    """Anthropic's HH pairs with Mistral-7B at the papers' constants; never run.
 
     A published constant says from where; the rest is free. Batches are those of the papers in
     pairs and responses; `micro_batch_tokens` holds two pairs of the greatest length, of whose

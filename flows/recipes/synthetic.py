@@ -142,8 +142,11 @@ def papers() -> RunConfig:
 
 
 def constitutional() -> RunConfig:
-    """Constitutional AI in the synthetic world: the gold scorer revises, and judges, what is
-    harmful, right in nine of ten verdicts; all else is labelled by people, as in `default`."""
+    """The demo with Constitutional AI: a judge revises and labels harmful answers.
+
+    It is the gold scorer, right in nine of ten verdicts; all else is labelled by people, as in
+    `default`.
+    """
     like, gold = default(), {"gold_accuracy": 0.9}
     return like.model_copy(
         update={
@@ -164,7 +167,7 @@ def constitutional() -> RunConfig:
 
 
 def smoke() -> RunConfig:
-    """Every stage, as small as it can be: about a minute, for tests and for trying things out."""
+    """Every stage, as small as it can be, for tests and for trying things out."""
     train = TrainConfig(learning_rate=1e-3, batch_size=16, checkpoint_every=20)
     ppo = PPOConfig(
         num_steps=4,
@@ -210,7 +213,7 @@ def smoke() -> RunConfig:
 
 
 def rlaif() -> RunConfig:
-    """The demo with AI feedback: a judge that is right four times in five in people's place.
+    """The demo with AI feedback: a judge, right four times in five, in place of people.
 
     Its labels are soft already, so that relabelling smooths none of them.
     """

@@ -13,7 +13,7 @@ import json
 import os
 import platform
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -27,41 +27,30 @@ TOKENIZER = ("tokenizer", "special_tokens", "chat_template", "vocab", "merges", 
 class ModelKind:
     """What a model does: transformers' task, its pipeline's class, what a row of its output has.
 
-    options: of the pipeline's call, for `mlflow.pyfunc`. use: a sentence about its input.
+    options: of the pipeline's call, for `mlflow.pyfunc`.
     """
 
     task: str
     pipeline: str
-    outputs: tuple[tuple[str, str | None], ...] = ()
-    options: dict[str, Any] = field(default_factory=dict)
-    use: str = ""
+    outputs: tuple[tuple[str, str | None], ...]
+    options: dict[str, Any]
 
 
-_ENDED = "A text is a prompt and a response, with the tokenizer's end token behind. "
-KINDS = {
-    "policy": ModelKind(
-        "text-generation",
-        "TextGenerationPipeline",
-        (("string", None),),
-        {"return_full_text": False},
-    ),
-    "reward-model": ModelKind(
-        "text-classification",
-        "TextClassificationPipeline",
-        (("string", "label"), ("double", "score")),
-        {"function_to_apply": "none"},
-        f"{_ENDED}`pyfunc` gives the reward as it is; a pipeline, unless it is called with "
-        'function_to_apply="none", the sigmoid of it.',
-    ),
-    "advantage-model": ModelKind(
-        "text-classification",
-        "TextClassificationPipeline",
-        (),
-        {"function_to_apply": "none", "top_k": None},
-        f"{_ENDED}`pyfunc` gives two scores, reward and expected_reward; the advantage is their "
-        "difference. For a model of one score: `trimtab export RUN advantage_model`.",
-    ),
-}
+# Texts are tokenised as in training: no token is added in front.
+POLICY = ModelKind(
+    "text-generation",
+    "TextGenerationPipeline",
+    (("string", None),),
+    {"return_full_text": False, "add_special_tokens": False},
+)
+SCORER = ModelKind(
+    "text-classification",
+    "TextClassificationPipeline",
+    (("string", "label"), ("double", "score")),
+    {"function_to_apply": "none", "add_special_tokens": False},
+)
+# With a column for each label a row has them all, the largest first.
+SCORER_OF_SEVERAL = ModelKind(SCORER.task, SCORER.pipeline, (), {**SCORER.options, "top_k": None})
 
 
 def make_model_folder(saved: Path, folder: Path, kind: ModelKind) -> None:

@@ -22,6 +22,8 @@ from trimtab.infra.tracking.runs import TrackedRun, Tracking
 
 logger = logging.getLogger(__name__)
 
+MAX_DESCRIPTION = 5000  # characters; PostgreSQL refuses more
+
 
 class RegistryError(RuntimeError):
     """MLflow's registry cannot be reached, or has no such version."""
@@ -164,18 +166,20 @@ class Registry:
                 f"MLflow at {self.tracking.uri} could not be reached when this run began, so there "
                 f"is no MLflow run to keep {name} in; run the same command again to register it"
             )
-        folder = bring()
         experiment = client.get_run(run.run_id).info.experiment_id
-        logged = client.create_logged_model(
-            experiment, name, run.run_id, tags=identity, model_type=card.kind or None
-        )
-        try:
-            if not _link(folder, logged.artifact_location):
-                client.log_model_artifacts(logged.model_id, str(folder))
-        except BaseException:
-            client.finalize_logged_model(logged.model_id, "FAILED")
-            raise
-        client.finalize_logged_model(logged.model_id, "READY")
+        logged = _logged_before(client, experiment, name, identity)
+        if logged is None:
+            logged = client.create_logged_model(
+                experiment, name, run.run_id, tags=identity, model_type=card.kind or None
+            )
+            try:
+                folder = bring()
+                if not _link(folder, logged.artifact_location):
+                    client.log_model_artifacts(logged.model_id, str(folder))
+            except BaseException:
+                client.delete_logged_model(logged.model_id)
+                raise
+            client.finalize_logged_model(logged.model_id, "READY")
         for key, value in card.metrics.items():
             client.log_metric(run.run_id, key, value, model_id=logged.model_id)
         import mlflow
@@ -186,7 +190,7 @@ class Registry:
             f"models:/{logged.model_id}",
             run.run_id,
             tags=identity,
-            description=card.description or None,
+            description=card.description[:MAX_DESCRIPTION] or None,
             model_id=logged.model_id,
         )
         link = json.dumps([{"name": name, "version": int(version.version)}])
@@ -208,6 +212,15 @@ class Registry:
                 f"MLflow's registry at {self.tracking.uri}: {first}. What was trained is in the "
                 "store: run the same command again when MLflow answers"
             ) from error
+
+
+def _logged_before(
+    client: Any, experiment: str, name: str, identity: Mapping[str, str]
+) -> Any | None:
+    """The model as an earlier try left it that was stopped before there was a version of it."""
+    wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in identity.items())
+    found = client.search_logged_models([experiment], wanted)
+    return next((each for each in found if each.name == name and str(each.status) == "READY"), None)
 
 
 def _link(folder: Path, location: str) -> bool:

@@ -112,6 +112,8 @@ def _has_flash(query: Tensor) -> bool:
         query.is_cuda
         and query.dtype in (torch.bfloat16, torch.float16)
         and query.shape[-1] <= 256
+        and query.shape[-1] % 8 == 0
+        and torch.version.hip is None
         and _HAS_VARLEN
         and torch.cuda.get_device_capability(query.device) >= (8, 0)
     )

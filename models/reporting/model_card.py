@@ -73,7 +73,8 @@ def model_card(exported: Exported) -> str:
         exported.about,
         f"## Use\n\n```python\n{load.format(name='FOLDER', label=exported.label)}\n```",
         *_figures(exported),
-        f"## How it was made\n\n{_origin(exported)}\n\n```bash\n{exported.command}\n```",
+        f"## How it was made\n\n{_origin(exported)}"
+        + (f"\n\n```bash\n{exported.command}\n```" if exported.command else ""),
         f"## Limits\n\n{exported.limits}",
         _lineage(exported.entry),
     ]

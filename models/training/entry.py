@@ -121,7 +121,10 @@ def _say_memory() -> None:
         return
     used, held = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     name = torch.cuda.get_device_name()
-    print(f"{name}: {used / 2**30:.2f} GiB in tensors at the most, {held / 2**30:.2f} reserved")
+    print(
+        f"{name}: {used / 2**30:.2f} GiB in tensors at the most, {held / 2**30:.2f} reserved",
+        flush=True,  # before a traceback, which ends with the error
+    )
 
 
 def _is_asked_for(variable: str) -> bool:

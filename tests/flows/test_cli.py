@@ -22,7 +22,7 @@ from trimtab.flows.recipes import RECIPES
 
 COMMANDS = {
     "Run": ["run", "study", "rounds"],
-    "Before a run": ["fields", "doctor"],
+    "Before a run": ["recipes", "fields", "doctor"],
     "Read results": ["report", "compare", "export", "papers", "ui"],
     "Operate": ["deploy", "rollback", "clean"],
 }
@@ -112,7 +112,7 @@ def _read(terminal: int) -> bytes:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["rn"], "unknown command 'rn' (did you mean 'run'?); known: run, study, rounds, fields"),
+        (["rn"], "unknown command 'rn' (did you mean 'run'?); known: run, study, rounds, recipes"),
         (["xyz"], "unknown command 'xyz'; known: run, study"),
         (["run", "smok"], "unknown recipe 'smok' (did you mean 'smoke'?); known: smoke, default"),
         (["run", "smoke", "--flow", "polcy"], "--flow: unknown flow 'polcy' (did you mean 'polic"),
@@ -223,7 +223,7 @@ def test_a_seed_is_given_once(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("trimtab r", ["run", "rounds", "report", "rollback"]),
+        ("trimtab r", ["run", "rounds", "recipes", "report", "rollback"]),
         ("trimtab run ", list(RECIPES)),
         ("trimtab run smoke --flow ", list(cli.FLOWS)),
         ("trimtab run smoke --flow compare --arms ", list(get_args(Arm))),

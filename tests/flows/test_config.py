@@ -210,6 +210,7 @@ def test_categories_of_a_recipe_are_those_of_its_own_sources() -> None:
 
     assert categories() == ("helpful", "harmless")
     assert categories('preferences.sources=["a.jsonl","b.jsonl"]') == ("helpful", "harmless")
+    assert categories("preferences.sources=[a.jsonl, b.jsonl]") == ("helpful", "harmless")
     assert categories('preferences.sources=["my.jsonl"]') == ()
     one = 'preferences.sources=["my.jsonl"]'
     assert categories(one, 'preferences.categories=["c"]') == ("c",)

@@ -26,6 +26,14 @@ def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+def test_recipes_are_listed_with_what_they_take(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    heading, *lines = capsys.readouterr().out.splitlines()
+    assert heading.split()[:2] == ["recipe", "memory"]
+    assert [line.split()[0] for line in lines] == list(RECIPES)
+    assert all(len(line) <= 125 and " GiB  " in line for line in lines)
+
+
 def _lines() -> dict[str, Line]:
     found = diagnose(Settings.from_env())
     return {line.name: line for lines in found.values() for line in lines}

@@ -12,13 +12,14 @@ import pytest
 from trimtab.flows import commands, lifecycle
 from trimtab.flows import rounds as rounds_module
 from trimtab.flows.cli import main
-from trimtab.flows.compare_config import METHODS, SEEDS, comparison_name
+from trimtab.flows.compare_config import METHODS, SEEDS, comparison_name, configs_of_seeds
 from trimtab.flows.config import ConfigError, RunConfig
 from trimtab.flows.lifecycle import run_name
 from trimtab.flows.names import (
     MAX_NAME,
     NAME_PATTERN,
     check_free,
+    command_of,
     data_name,
     name_run,
     registered_model_name,
@@ -249,3 +250,16 @@ def test_rounds_without_a_champion_are_idle_and_say_what_to_run(
     with pytest.raises(ConfigError, match="unknown recipe or registered model 'defualt'") as error:
         rounds_module.rounds.fn("defualt")
     assert not isinstance(error.value, NoChampionError)
+
+
+def test_the_command_of_a_run_makes_it_again() -> None:
+    config = apply_changes(recipe_named("smoke"), parse_overrides(["ppo.kl_coef=0.25"]))
+    command = command_of(name_run(config, "reward").about)
+    assert command == "trimtab run smoke --flow reward ppo.kl_coef=0.25"
+    (*_, change) = command.split()
+    again = apply_changes(recipe_named("smoke"), parse_overrides([change]))
+    assert name_run(again, "reward") == name_run(config, "reward")
+    first, _ = configs_of_seeds("smoke", ["dpo"], [3, 4], None)
+    compared = comparison_name(first, ["dpo"], [3, 4])
+    assert command_of(compared.about) == "trimtab run smoke --flow compare --arms dpo --seeds 3,4"
+    assert command_of(name_run(config, "rounds").about) == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -22,10 +23,10 @@ def test_rows_are_logged_and_what_is_missing_is_a_warning(
     monkeypatch.setattr(stage_task, "run_stage_task", lambda *_: found)
     with caplog.at_level(logging.INFO, logger="trimtab"):
         config = PreferencesConfig(sources=("a/b",))
-        assert (
-            stages.TASKS["preferences"].fn(config, label="mine", resources=ONE_CORE, ledger=None)
-            is found
+        state: Any = stages.TASKS["preferences"].fn(
+            config, label="mine", resources=ONE_CORE, ledger=None
         )
+    assert (state.name, state.result()) == ("Cached", found)
     told = [(record.levelname, record.getMessage()) for record in caplog.records]
     expected = [("INFO", "mine: 5 rows read = 2 used + 3 left out by max_pairs=2")]
     expected += [("WARNING", f"mine: {warning}")] if warning else []

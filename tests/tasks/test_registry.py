@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,6 +33,12 @@ from trimtab.tasks.registry import (
 )
 
 PLACE = "model/model.safetensors"
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "id2label": {"0": "reward"},
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
 
 
 class _Runs:
@@ -50,7 +57,8 @@ class _Runs:
         path = self.scratch / key / PLACE
         path.parent.mkdir(parents=True)
         path.write_text(key)
-        path.with_name("config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+        path.with_name("config.json").write_text(json.dumps(CONFIG))
+        path.with_name("tokenizer.json").write_text("{}")
         (path.parents[1] / "critic").mkdir()
         (path.parents[1] / "critic" / "model.safetensors").write_text(f"critic of {key}")
         refs = {role: made.ref for role, made in parents.items()}
@@ -187,6 +195,59 @@ def test_weights_are_not_stored_twice(runs: _Runs) -> None:
     assert manifest is not None
     (ours,) = (runs.store_folder / "artifacts/ppo_max/shared").glob(f"*/{PLACE}")
     assert (folder / PLACE).samefile(ours)
+
+
+def test_a_registered_scorer_s_settings_are_its_own_and_the_store_keeps_its(runs: _Runs) -> None:
+    scorer = runs.published("reward_model", "untouched")
+    runs.end("apart", {1: "beside"}, champion=None, scorers={"reward_model": scorer})
+    folder = downloaded(runs.tracking.uri, "models:/trimtab-reward-model-apart@candidate")
+    (ours,) = (runs.store_folder / "artifacts/reward_model/untouched").glob(f"*/{PLACE}")
+    assert (folder / PLACE).samefile(ours)
+    assert json.loads(ours.with_name("config.json").read_text()) == CONFIG
+    assert json.loads((folder / "model/config.json").read_text())["label2id"] == {"reward": 0}
+
+
+def test_a_try_that_was_stopped_before_there_was_a_version_is_taken_up(
+    runs: _Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = runs.tracking.connect()
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "create_model_version", _stopped)
+        with pytest.raises(KeyboardInterrupt):
+            runs.end("stopped", {1: "again"}, champion=1)
+    before = {model.model_id for model in client.search_logged_models([_experiment(runs)])}
+    found = runs.store.find("ppo_max", "again")
+    assert found is not None
+    policy = StageResult(ArtifactRef("ppo_max", "again", found.digest), {}, False, 1.0)
+    report = runs.published("report", "of-the-second-try", policy_1=policy)
+    run = runs.tracking.start_run("second")
+    again = RegisteredRun("stopped", {1: policy}, 1, report, "settings")
+    assert "champion version 1" in str(register_models.fn(run.run_id, again))
+    after = {model.model_id for model in client.search_logged_models([_experiment(runs)])}
+    assert after == before
+    assert runs.in_mlflow("stopped", "@champion") == runs.in_store("again")
+
+
+def test_a_model_that_cannot_be_brought_leaves_nothing_behind(
+    runs: _Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = runs.tracking.connect()
+    before = {model.model_id for model in client.search_logged_models([_experiment(runs)])}
+    monkeypatch.setattr(registry_module, "make_model_folder", _stopped)
+    with pytest.raises(KeyboardInterrupt):
+        runs.end("broken", {1: "unbrought"}, champion=1)
+    after = {model.model_id for model in client.search_logged_models([_experiment(runs)])}
+    assert after == before
+    assert not list(runs.context.settings.work.glob("register-*"))
+
+
+def _stopped(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _experiment(runs: _Runs) -> str:
+    runs.tracking.connect()
+    return runs.tracking.experiment_id
 
 
 def test_versions_of_an_earlier_trimtab_get_their_weights_back(runs: _Runs) -> None:
