@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.runtime import flow_run, task_run
 from pydantic import BaseModel
 
+from trimtab.infra.prefect.server import EMBEDDED_VARIABLE
 from trimtab.infra.settings import Settings
 from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.data.records import ArtifactRef
@@ -63,7 +65,8 @@ def flow_run_tags() -> dict[str, str]:
     """What leads from MLflow to the flow run under way; nothing outside of one."""
     if flow_run.id is None:
         return {}
-    return {FLOW_RUN: str(flow_run.id), "prefect.flow_run_url": str(flow_run.ui_url)}
+    place = {} if EMBEDDED_VARIABLE in os.environ else {"prefect.flow_run_url": flow_run.ui_url}
+    return {FLOW_RUN: str(flow_run.id), **{name: str(url) for name, url in place.items()}}
 
 
 def _parent_run() -> TrackedRun:

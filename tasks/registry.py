@@ -179,7 +179,8 @@ def _card(run: RegisteredRun, kind: str, role: str, group: str) -> ModelCard:
         for key, value in run.report.summary.items()
         if key.startswith(f"{group}_") and isinstance(value, int | float)
     }
-    lines = [f"`{role}` of the run {run.name}. {run.report.summary.get('verdict') or ''}".strip()]
+    verdict = run.report.summary.get("verdict")
+    lines = [f"`{role}` of the run {run.name}" + (f": {verdict}" if verdict else "")]
     if role in SCORERS:
         lines.append(USE_OF_SCORER)
         lines += [USE_OF_ADVANTAGE_MODEL] * (role == "advantage_model")

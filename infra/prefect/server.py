@@ -28,6 +28,8 @@ from trimtab.infra.processes.fork_client import child_env
 from trimtab.infra.processes.locks import file_lock
 
 API_URL_VARIABLE = "PREFECT_API_URL"
+# Set where the server lives as long as the command: nobody can follow a link to it later.
+EMBEDDED_VARIABLE = "TRIMTAB_EMBEDDED_PREFECT"
 START_SECONDS = 120.0
 # Events wait up to two seconds in the client and two in the server before they are written.
 DRAIN_SECONDS = 5.0
@@ -65,11 +67,11 @@ def local_prefect_server() -> Iterator[Callable[[], None]]:
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )
-    os.environ[API_URL_VARIABLE] = url
+    os.environ |= {API_URL_VARIABLE: url, EMBEDDED_VARIABLE: "1"}
     try:
         yield lambda: _wait_until_ready(server, url)
     finally:
-        del os.environ[API_URL_VARIABLE]
+        del os.environ[API_URL_VARIABLE], os.environ[EMBEDDED_VARIABLE]
         assert server.stdin is not None
         server.stdin.close()
 

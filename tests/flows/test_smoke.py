@@ -129,6 +129,7 @@ def test_a_run_says_in_mlflow_what_came_out_and_how_it_was_made(home: Path) -> N
         "mlflow.note.content"
     ]
     assert {"trimtab.verdict", "trimtab.claim.noise_found"} <= run.tags.keys()
+    assert "prefect.flow_run_url" not in run.tags, "the server ended with the command"
     assert {"full/main_gold", "relabelled/label_accuracy", "run/num_pairs"} <= run.metrics.keys()
     experiment = client.get_experiment_by_name("trimtab")
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"

@@ -162,7 +162,7 @@ def test_a_version_says_what_it_is_and_where_it_is_from(runs: _Runs) -> None:
     run_id = runs.end("said", {1: "told"}, champion=1)
     client = runs.tracking.connect()
     version = client.get_model_version_by_alias("trimtab-policy-said", "champion")
-    assert version.description == "`policy_1` of the run said. better than SFT\n\nMade by `again`"
+    assert version.description == "`policy_1` of the run said: better than SFT\n\nMade by `again`"
     assert version.tags["trimtab.command"] == "again" and version.run_id == run_id
     model = client.get_logged_model(version.source.removeprefix("models:/"))
     assert {metric.key: metric.value for metric in model.metrics} == {"1/main_net": 0.25}
