@@ -191,5 +191,6 @@ def finish_run(
     with resources_of(register_models, config):
         registered = register_models.submit(tracked.run_id, registered_run).result()
     if registered:
-        print(f"registered: {registered}")
+        for line in registered.split("; "):
+            print(f"registered: {line}")
     return numbers

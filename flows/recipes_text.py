@@ -7,9 +7,16 @@ from trimtab.flows.recipes import MACHINES, RECIPES
 from trimtab.infra.settings import Settings
 from trimtab.models.estimates.machine import GIB
 
-# Minutes of a whole run on two x86-64 cores without GPU, of the recipe as it is; people's data: all
-# pairs that `preferences.max_pairs` leaves (docs/explanation/results.md).
-MINUTES = {"smoke": 1, "default": 5, "papers": 9, "hh-smollm2": 85}
+# Minutes, rounded up, of `trimtab run RECIPE` on two x86-64 cores without GPU; of people's data
+# as many pairs as the recipe takes (docs/explanation/results.md). Others have not been timed.
+MINUTES = {
+    "smoke": 1,
+    "default": 5,
+    "papers": 10,
+    "rlaif": 5,
+    "constitutional": 5,
+    "hh-smollm2": 86,
+}
 
 
 def recipes_text(settings: Settings) -> str:
