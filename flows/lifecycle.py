@@ -1,4 +1,4 @@
-"""The start and end of a flow run: MLflow run, name, report, registered policies."""
+"""The start and end of a flow run: MLflow run, name, report, registered models."""
 
 from __future__ import annotations
 

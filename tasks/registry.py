@@ -33,9 +33,11 @@ from trimtab.models.reporting.export import export_scorer
 from trimtab.tasks.context import base_context, flow_run_tags
 from trimtab.tasks.events import PROMOTED, emit
 from trimtab.tasks.execution import StageResult, result_of
+from trimtab.tasks.report_export import grouped
 from trimtab.tasks.retries import is_transient
 
 PREFIX = "trimtab-policy-"
+POLICY_ROLE = "policy_"  # what a policy's role begins with
 # Tags of a version: which artifact it is, of which round, the report of its run, the pairs of its
 # run, and the settings under which another round did not take its place.
 KEY, DIGEST = "trimtab.key", "trimtab.digest"
@@ -130,29 +132,32 @@ def register_models(run_id: str | None, run: RegisteredRun) -> str | None:
     """
     if not base_context().tracking.uri:
         return None
-    said = [_register_policies(run_id, run)] if run.policies else []
+    report = base_context().store.find(run.report.ref.stage, run.report.ref.key)
+    made = dict(report.parents) if report else {}
+    said = [_register_policies(run_id, run, made)] if run.policies else []
     champion = registry().find(model_name(run.model), "champion") if run.policies else None
     is_champion = champion is not None and champion.tags.get(REPORT) == run.report.ref.key
     for role, scorer in run.scorers.items():
         kind, group = SCORERS[role]
         name = f"trimtab-{kind}-{model_name(run.model).removeprefix(PREFIX)}"
         aliases = ("candidate",) + ("champion",) * is_champion
-        card = _card(run, kind, role, group)
-        number = _register(run_id, name, scorer.ref, aliases, _tags(run), card)
+        card = _card(run, made, kind, role, group)
+        number = _register(run_id, name, scorer.ref, aliases, _tags(run, made), card)
         said.append(f"{name}: version {number}")
     return "; ".join(said) or None
 
 
-def _register_policies(run_id: str | None, run: RegisteredRun) -> str:
+def _register_policies(run_id: str | None, run: RegisteredRun, made: Mapping[str, Any]) -> str:
     last, name = max(run.policies), model_name(run.model)
     register_overwritten_again(name, run_id)
     before = registry().find(name, "champion")
     numbers = {}
     for number, policy in run.policies.items():
         aliases = ("candidate",) * (number == last) + ("champion",) * (number == run.champion)
-        role = _role_of(run.report, policy.ref)
-        card = _card(run, "policy", role, role.removeprefix("policy_"))
-        tags = {ROUND: str(number), **_tags(run)}
+        roles = (role for role, each in made.items() if each["key"] == policy.ref.key)
+        role = next(roles, policy.ref.stage)
+        card = _card(run, made, "policy", role, role.removeprefix(POLICY_ROLE))
+        tags = {ROUND: str(number), **_tags(run, made)}
         numbers[number] = _register(run_id, name, policy.ref, aliases, tags, card)
     now = registry().find(name, "champion")
     if now is not None and now.number != numbers[last]:
@@ -165,19 +170,23 @@ def _register_policies(run_id: str | None, run: RegisteredRun) -> str:
     return f"{name}: {', '.join(said)}"
 
 
-def _tags(run: RegisteredRun) -> dict[str, str]:
-    """Of every version of a run: where it is from."""
-    pairs = _parents(run.report).get("preferences", {}).get("digest")
+def _tags(run: RegisteredRun, made: Mapping[str, Any]) -> dict[str, str]:
+    """Of every version of a run: where it is from. made: what its report was made of, by role."""
+    pairs = made.get("preferences", {}).get("digest")
     found = {REPORT: run.report.ref.key, COMMAND: run.command, PAIRS: pairs}
     return {name: value for name, value in found.items() if value} | flow_run_tags()
 
 
-def _card(run: RegisteredRun, kind: str, role: str, group: str) -> ModelCard:
-    """A version's description, and its numbers in the report: those whose names begin so."""
+def _card(
+    run: RegisteredRun, made: Mapping[str, Any], kind: str, role: str, group: str
+) -> ModelCard:
+    """A version's description, and its numbers in the report: those of its group."""
+    groups = [each.removeprefix(POLICY_ROLE) for each in made if each.startswith(POLICY_ROLE)]
+    groups += [name for _, name in SCORERS.values()]
     numbers = {
-        f"{group}/{key.removeprefix(group)[1:]}": float(value)
-        for key, value in run.report.summary.items()
-        if key.startswith(f"{group}_") and isinstance(value, int | float)
+        name: value
+        for name, value in grouped(run.report.summary, groups).items()
+        if name.startswith(f"{group}/")
     }
     verdict = run.report.summary.get("verdict")
     lines = [f"`{role}` of the run {run.name}" + (f": {verdict}" if verdict else "")]
@@ -187,17 +196,6 @@ def _card(run: RegisteredRun, kind: str, role: str, group: str) -> ModelCard:
         lines += [USE_OF_HEADS] * bool(run.scorers[role].summary.get("num_category_heads"))
     lines += [f"Made by `{run.command}`"] if run.command else []
     return ModelCard(kind, "\n\n".join(lines), numbers)
-
-
-def _parents(report: StageResult) -> dict[str, Any]:
-    """What a report was made of, by role."""
-    manifest = base_context().store.find(report.ref.stage, report.ref.key)
-    return dict(manifest.parents) if manifest else {}
-
-
-def _role_of(report: StageResult, model: ArtifactRef) -> str:
-    roles = (role for role, made in _parents(report).items() if made["key"] == model.key)
-    return next(roles, model.stage)
 
 
 def _register(
@@ -255,8 +253,8 @@ def _bring(manifest: Manifest, folder: Path, kind: str) -> Path:
             os.replace(folder / "copy", path)
         labels, _ = export_scorer(model)
     made.mkdir()
-    several = SCORER_OF_SEVERAL if len(labels) > 1 else SCORER
-    make_model_folder(model, made, POLICY if kind == "policy" else several)
+    scorer = SCORER_OF_SEVERAL if len(labels) > 1 else SCORER
+    make_model_folder(model, made, POLICY if kind == "policy" else scorer)
     return made
 
 

@@ -110,22 +110,30 @@ def export_report(
     return shown | json.loads(json.dumps(result.summary))
 
 
-def _track(tracked: TrackedRun, card: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-    """Numbers as metrics, in a group for each policy and scorer; verdict and claims as tags."""
-    policies = [policy["name"] for policy in card.get("policies", ())]
-    groups = sorted([*policies, *card.get("scorers", {})], key=len, reverse=True)
-    metrics, tags = {}, {}
+def grouped(summary: Mapping[str, Any], groups: Sequence[str]) -> dict[str, float]:
+    """A report's numbers as `group/name`, which MLflow shows together; else the group is `run`.
+
+    groups: of policies and scorers, with whose name a number's begins.
+    """
+    longest_first = sorted(groups, key=len, reverse=True)
+    found = {}
     for key, value in summary.items():
-        if key.startswith("claim_"):
-            tags[f"trimtab.claim.{key.removeprefix('claim_')}"] = str(value)
-        elif isinstance(value, int | float):
-            group = next((each for each in groups if key.startswith(f"{each}_")), None)
-            name = f"{group}/{key.removeprefix(group)[1:]}" if group else f"run/{key}"
-            metrics[name] = float(value)
+        if isinstance(value, int | float):
+            group = next((each for each in longest_first if key.startswith(f"{each}_")), None)
+            name = key.removeprefix(f"{group}_") if group else key
+            found[f"{group or 'run'}/{name}"] = float(value)
+    return found
+
+
+def _track(tracked: TrackedRun, card: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+    """Numbers as metrics, verdict and claims as tags."""
+    policies = [policy["name"] for policy in card.get("policies", ())]
+    claims = {key: str(value) for key, value in summary.items() if key.startswith("claim_")}
+    tags = {f"trimtab.{key.replace('_', '.', 1)}": value for key, value in claims.items()}
     if "verdict" in card:
         tags["trimtab.verdict"] = str(card["verdict"]["answer"])
         tags["mlflow.note.content"] = str(card["verdict"]["sentence"])
-    tracked.log(metrics=metrics, tags=tags)
+    tracked.log(metrics=grouped(summary, [*policies, *card.get("scorers", {})]), tags=tags)
 
 
 def _lay_out(store: Store, result: StageResult, folder: Path, names: Sequence[str]) -> None:

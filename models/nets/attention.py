@@ -17,7 +17,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -160,6 +160,12 @@ def sequences_of(lengths: tuple[tuple[int, ...], ...], device: torch.device) -> 
     )
 
 
+@cache
+def _shares_keys(kernel: Callable[..., Any]) -> bool:
+    """Whether heads may share keys and values."""
+    return "enable_gqa" in inspect.signature(kernel).parameters
+
+
 def attend_sequences(
     query: Tensor,
     key: Tensor,
@@ -174,7 +180,7 @@ def attend_sequences(
     """
     options: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0)}
     groups = query.shape[1] // key.shape[1]
-    if groups > 1 and "enable_gqa" in inspect.signature(kernel).parameters:
+    if groups > 1 and _shares_keys(kernel):
         options["enable_gqa"] = True
     elif groups > 1:  # before torch 2.13
         key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))

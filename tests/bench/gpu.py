@@ -35,7 +35,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from tests.bench.material import make_material
+from tests.bench.material import make_material, training_work
+from tests.bench.reward_model import BEST, SAME
 from trimtab.models.nets import attention
 from trimtab.models.nets.fused import with_fused_layers
 from trimtab.models.nets.generation import Sampling, decode
@@ -59,27 +60,13 @@ LENGTHS_CHECKED = ((100, 50, 60), (7, 1, 300, 2), (512, 200), (1, 1, 1))
 LENGTHS_TIMED = tuple(
     (150 + 13 * row % 97, 120 + 7 * row % 61, 90 + 11 * row % 53) for row in range(40)
 )
-# The schedule and optimiser of trimtab.models.training.optimiser in TRL's words; it multiplies in
-# bfloat16, and recomputes activations, by itself.
-TRL = {
+TRL = SAME | {
     "per_device_train_batch_size": BATCH,
     "learning_rate": RATE,
-    "lr_scheduler_type": "cosine_with_min_lr",
-    "lr_scheduler_kwargs": {"min_lr_rate": 0.1},
-    "warmup_steps": 0.1,
-    "adam_beta2": 0.95,
-    "num_train_epochs": 1,
     "max_length": MAX_TOKENS,
     "seed": 0,
 }
-ARMS: dict[str, dict[str, object]] = {
-    "TRL, its best settings": {
-        "gradient_checkpointing": False,
-        "train_sampling_strategy": "group_by_length",
-        "remove_unused_columns": False,
-    },
-    "TRL, its defaults": {},
-}
+ARMS: dict[str, dict[str, object]] = {"TRL, its best settings": BEST, "TRL, its defaults": {}}
 
 
 def main() -> None:
@@ -196,7 +183,7 @@ def update_text(material: Path, rate: float) -> str:
         optimiser.zero_grad()
         torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
-    seconds, work = median(times[3:]), sum(map(training_work, rows))
+    seconds, work = median(times[3:]), sum(map(qwen_work, rows))
     tokens = sum(row.num_tokens for row in rows)
     return (
         f"\nreward model, an update of {tokens:,} tokens: {seconds * 1e3:.0f} ms, "
@@ -232,7 +219,7 @@ def reward_model_text(material: Path, folder: Path, runs: int, rate: float) -> s
     lines = [f"\n| reward model, {len(rows)} pairs | pairs/s | least to most |"]
     lines[0] += " Trimtab is faster by | of the rate of products | in tensors |"
     lines.append("|---|---|---|---|---|---|")
-    work = mean(map(training_work, rows))
+    work = mean(map(qwen_work, rows))
     for name, each in found.items():
         rates = [one for one, _ in each]
         pairs = zip(found["Trimtab"], rates, strict=True)
@@ -266,13 +253,11 @@ def make_model(folder: Path) -> None:
     save_model(model, tokenizer, folder)
 
 
-def training_work(row: Candidates) -> float:
-    """Floating-point operations of a step on a packed pair [Kaplan et al. 2020, appendix B]."""
-    size = HIDDEN // HEADS
-    a_token = LAYERS * 2 * (2 * HIDDEN**2 + 2 * HIDDEN * KEY_HEADS * size + 3 * HIDDEN * INNER)
-    prompt = len(row.prompt)
-    looks = prompt**2 / 2 + sum(prompt * len(y) + len(y) ** 2 / 2 for y in row.responses)
-    return 3 * (row.num_tokens * a_token + looks * LAYERS * 4 * HIDDEN)
+def qwen_work(row: Candidates) -> float:
+    """Floating-point operations of a step on a packed pair."""
+    keys = KEY_HEADS * HIDDEN // HEADS
+    weights = 2 * HIDDEN**2 + 2 * HIDDEN * keys + 3 * HIDDEN * INNER
+    return training_work(row, LAYERS, HIDDEN, weights)
 
 
 def matrix_rate(size: int = 8192, count: int = 20) -> float:

@@ -41,15 +41,20 @@ def make_material(source: str, folder: Path, limit: int | None = None) -> int:
     return len(rows)
 
 
-def training_work(row: Candidates) -> float:
+def training_work(
+    row: Candidates,
+    layers: int = LAYERS,
+    hidden: int = HIDDEN,
+    weights: int = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * 3 * HIDDEN,
+) -> float:
     """Floating-point operations of a training step on a packed row [Kaplan et al. 2020, app. B].
 
     Two a parameter and token forward and four backward, embeddings apart, and causal attention.
+    weights: of the linear maps of one layer.
     """
-    a_token = LAYERS * 2 * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * 3 * HIDDEN)
     prompt = len(row.prompt)
     looks = prompt**2 / 2 + sum(prompt * len(y) + len(y) ** 2 / 2 for y in row.responses)
-    return 3 * (row.num_tokens * a_token + looks * LAYERS * 4 * HIDDEN)
+    return 3 * layers * (row.num_tokens * 2 * weights + looks * 4 * hidden)
 
 
 def small_llama(

@@ -84,7 +84,11 @@ class _Runs:
         found = {number: self.published("ppo_max", key) for number, key in policies.items()}
         made = {f"policy_{number}": policy for number, policy in found.items()}
         report = self.published("report", f"report-{'-'.join(policies.values())}", **made)
-        numbers = {"verdict": "better than SFT", "1_main_net": 0.25, "relabelled_label_ece": 0.1}
+        numbers = {
+            "verdict": "better than SFT",
+            "1_main_net": 0.25,
+            "relabelled_label_ece": 0.1,
+        }
         report = dataclasses.replace(report, summary=numbers)
         run = self.tracking.start_run(recipe)
         register_models.fn(
@@ -169,6 +173,14 @@ def test_a_version_says_what_it_is_and_where_it_is_from(runs: _Runs) -> None:
     assert (model.model_type, str(model.status)) == ("policy", "READY")
     folder = downloaded(runs.tracking.uri, "models:/trimtab-policy-said@champion")
     assert not (folder / "critic").exists()
+
+
+def test_a_policy_has_not_the_numbers_of_one_whose_name_goes_on(runs: _Runs) -> None:
+    numbers = {"1_main_net": 0.25, "1_sibling_net": 0.75}
+    report = StageResult(ArtifactRef("report", "k", "d"), numbers, False, 1.0)
+    run = RegisteredRun("toy", {}, None, report, "settings")
+    card = registry_module._card(run, {"policy_1": {}, "policy_1_sibling": {}}, "policy", "", "1")
+    assert card.metrics == {"1/main_net": 0.25}
 
 
 def test_scorers_are_registered_beside_the_policies(runs: _Runs) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.models.jobs import job
 from trimtab.infra.processes.launch import TrainerError, launch
 from trimtab.models.config.reward import ContrastiveConfig, FeaturesConfig, TrunkCacheConfig
 from trimtab.models.config.training import LoraConfig
-from trimtab.models.training import entry
+from trimtab.models.training import distributed, entry
 from trimtab.models.training.data import read_rows
 from trimtab.models.training.progress import read_metrics
 
@@ -263,3 +264,24 @@ def test_a_gpu_that_torch_does_not_see_is_one_clear_error(
 ) -> None:
     with pytest.raises(TrainerError, match="CUDA_VISIBLE_DEVICES is '3', but torch .* sees no GPU"):
         launch(job(tmp_path / "gpu", smoke_config.sft, few, num_ranks=1, gpus=["3"]))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "given", "expected"),
+    [
+        (["0"], {}, "expandable_segments:True"),
+        (["0"], {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64"),
+        (["0"], {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, None),
+        ([], {}, None),
+    ],
+)
+def test_the_allocator_of_a_gpu_grows_its_segments_unless_it_is_set(
+    monkeypatch: pytest.MonkeyPatch, gpus: list[str], given: dict[str, str], expected: str | None
+) -> None:
+    for name in (distributed.VISIBLE, *distributed.ALLOCATOR):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    distributed.limit_visible_gpus(gpus)
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == expected
