@@ -16,7 +16,7 @@ from trimtab.flows.compare_config import (
 )
 from trimtab.flows.config import Arm
 from trimtab.flows.flow import flow
-from trimtab.flows.lifecycle import answered, tracked_flow
+from trimtab.flows.lifecycle import about_report, answered, tracked_flow
 from trimtab.flows.names import GivenName
 from trimtab.flows.recipes import RecipeName
 from trimtab.flows.run import Run
@@ -86,5 +86,5 @@ def compare(
         }
         matrix = {"win_matrix": runs[-1].result("win_matrix")}
         found = runs[-1].submit(COMPARE, page, artifacts=matrix | read).result()
-        numbers = export_report(tracked, found, results, found_name.name, found_name.about)
+        numbers = export_report(tracked, found, results, found_name.name, about_report(found_name))
     return answered(numbers)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import re
+import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -20,6 +24,7 @@ from trimtab.flows.config import RunConfig
 from trimtab.flows.names import RunName, check_free, command_of, data_name, registered_model_name
 from trimtab.flows.run import Run, roles_of_round
 from trimtab.flows.runner import resources_of
+from trimtab.infra.prefect.server import EMBEDDED_VARIABLE
 from trimtab.infra.processes.gpus import unused_gpus
 from trimtab.infra.processes.launch import stop_trainers_on_sigterm
 from trimtab.infra.settings import Settings
@@ -87,6 +92,7 @@ def _tag_flow_run(tags: set[str], name: str | None = None) -> None:
         client.update_flow_run(identity, name=name, tags=sorted({*has, *tags}))
 
 
+@cache
 def _commit() -> str | None:
     """The git commit of Trimtab's code; None where that is no checkout."""
     path = Path(__file__).resolve()
@@ -101,6 +107,20 @@ def _commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+def about_report(name: RunName) -> dict[str, Any]:
+    """Whose report a flow's report is, and how it was made: as `export_report` takes it."""
+    page = None if EMBEDDED_VARIABLE in os.environ else flow_run.ui_url
+    made = {
+        "at": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "version": version("trimtab"),
+        "host": socket.gethostname(),
+        "commit": _commit() or "",
+        "command": command_of(name.about),
+        "links": {"Prefect flow run": page} if page else {},
+    }
+    return {**name.about, "made": made}
 
 
 @contextmanager
@@ -170,7 +190,7 @@ def finish_run(
             role: done for role, done in results.items() if not role.startswith("cross_fitted_")
         },
     ).result()
-    numbers = export_report(tracked, summary, results, name.name, name.about)
+    numbers = export_report(tracked, summary, results, name.name, about_report(name))
     rounds_to_keep = sorted(number for number in {champion, run.last_round} if number is not None)
     policies = {
         number: run.result(roles_of_round(number, config.rounds.meta_rm_from).policy)

@@ -13,7 +13,7 @@ from pydantic import Field
 from trimtab.flows.config import RunConfig
 from trimtab.flows.exhibits import find_exhibits
 from trimtab.flows.flow import flow
-from trimtab.flows.lifecycle import tracked_flow
+from trimtab.flows.lifecycle import about_report, tracked_flow
 from trimtab.flows.names import RunName, name_run_over_seeds
 from trimtab.flows.overrides import RunChanges, apply_changes, format_overrides
 from trimtab.flows.recipes import RecipeName, recipe_named
@@ -127,5 +127,5 @@ def _read(
         .result()
     )
     name = _name_of(config, exhibit.slug, list(runs))
-    numbers = export_report(tracked, found, results, name.name, name.about)
+    numbers = export_report(tracked, found, results, name.name, about_report(name))
     return str(numbers["status"])

@@ -13,7 +13,7 @@ from typing import Any
 from prefect.artifacts import create_markdown_artifact
 
 from trimtab.infra.processes.locks import file_lock
-from trimtab.infra.report_folders import write_run
+from trimtab.infra.report_folders import stamp, write_run
 from trimtab.infra.store.store import Store
 from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.config.reporting import LineageEntry
@@ -60,7 +60,8 @@ def export_report(
 ) -> dict[str, Any]:
     """Export report and audit page to a folder, MLflow, a Prefect artifact and the console.
 
-    `run` says whose report it is (`trimtab.infra.report_folders.write_run`, and what that raises).
+    `run` says whose report it is (`trimtab.infra.report_folders.write_run`, and what that raises),
+    and under `made` how it was made (`trimtab.infra.report_folders.stamp`, with `links`).
     """
     context = base_context()
     folder = context.settings.home / "reports" / name
@@ -73,6 +74,7 @@ def export_report(
             pages["audit"] = folder / "audit.html"
         if (folder / "quarantine.jsonl").exists():
             pages["quarantine"] = folder / "quarantine.jsonl"
+        _stamp(pages, tracked, run)
         card = _read_card(folder / "scorecard.json")
         told, warnings = _told(card)
         tracked.log_artifacts(folder)
@@ -108,6 +110,16 @@ def export_report(
         print(f"{what}: {place}")
     shown = {page: str(path) for page, path in pages.items()}
     return shown | json.loads(json.dumps(result.summary))
+
+
+def _stamp(pages: Mapping[str, Path], tracked: TrackedRun, run: Mapping[str, Any]) -> None:
+    """Say on the pages how they were made, and lead to each other and to the run's own pages."""
+    if made := run.get("made"):
+        links = {**made["links"], **({"MLflow run": tracked.page} if tracked.page else {})}
+        for page, path in pages.items():
+            if path.suffix == ".html":
+                others = {words: each.name for words, each in pages.items() if words != page}
+                stamp(path, made, others | links)
 
 
 def grouped(summary: Mapping[str, Any], groups: Sequence[str]) -> dict[str, float]:

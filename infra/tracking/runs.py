@@ -299,12 +299,16 @@ class TrackedRun:
         return True
 
     @property
-    def link(self) -> str:
-        """The run in Markdown: its page where MLflow is a server, else its id."""
+    def page(self) -> str | None:
+        """The address of the run's page; none where MLflow is no server."""
         if self.run_id is None or not self.tracking.uri.startswith("http"):
-            return f"`{self.run_id}`"
-        page = f"{self.tracking.uri}/#/experiments/{self.tracking.experiment_id}/runs/{self.run_id}"
-        return f"[{self.run_id}]({page})"
+            return None
+        return f"{self.tracking.uri}/#/experiments/{self.tracking.experiment_id}/runs/{self.run_id}"
+
+    @property
+    def link(self) -> str:
+        """The run in Markdown: its page where there is one, else its id."""
+        return f"[{self.run_id}]({self.page})" if self.page else f"`{self.run_id}`"
 
     def child(self, name: str, tags: Mapping[str, str] | None = None) -> TrackedRun:
         """Start a run nested in this one."""

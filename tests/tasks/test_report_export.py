@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from trimtab.infra.report_folders import RUN_FILE, NameTakenError
+from trimtab.infra.report_folders import MADE, RUN_FILE, NameTakenError
 from trimtab.infra.store.store import open_store
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.data.row_account import RowAccount, RowCounts
+from trimtab.models.reporting import templates
+from trimtab.models.reporting.kit.html import read_text
 from trimtab.tasks import report_export as report_module
 from trimtab.tasks.execution import StageResult
 from trimtab.tasks.report_export import AUDIT_FILES, REPORT_FILES, export_report
@@ -118,6 +121,52 @@ def test_runs_that_end_at_once_may_write_the_same_report(
     other = {"name": "smoke-seed0", "configuration": "smoke-seed0-ppo.kl_coef=0.05"}
     with pytest.raises(NameTakenError, match="is taken: .* has the report of smoke-seed0, and"):
         export_report(tracked, result, results, "smoke-seed0", other)
+
+
+def test_pages_say_how_they_were_made_and_lead_to_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(str(tmp_path / "store"))
+    context = SimpleNamespace(store=store, settings=SimpleNamespace(home=tmp_path))
+    monkeypatch.setattr(report_module, "base_context", lambda: context)
+    monkeypatch.setattr(report_module, "create_markdown_artifact", lambda **_: None)
+
+    def published(stage: str, name: str) -> StageResult:
+        (tmp_path / stage).mkdir()
+        (tmp_path / stage / name).write_text(f"<header>{MADE}</header>")
+        manifest = store.publish(stage, "k", tmp_path / stage)
+        return StageResult(ArtifactRef(stage, "k", manifest.digest), {}, False, 1.0)
+
+    results = {"audit": published("audit", "audit.html")}
+    made = {"at": "2026-01-02 03:04 UTC", "version": "1.2", "host": "<host>", "commit": "a" * 40}
+    links = {"Prefect flow run": "http://prefect/runs/1", "bad": "javascript:alert(1)//"}
+    run = {
+        "name": "mine-seed0", "configuration": "mine-seed0",
+        "made": {**made, "command": "trimtab run mine 'a=\"b\"'", "links": links},
+    }  # fmt: skip
+    tracked: Any = SimpleNamespace(
+        run_id="2", link="", page="http://mlflow/#/runs/2", log=lambda **_: None,
+        log_artifacts=lambda _: None,
+    )  # fmt: skip
+    export_report(tracked, published("report", "report.html"), results, "mine-seed0", run)
+    folder = tmp_path / "reports" / "mine-seed0"
+    told = (folder / "report.html").read_text()
+    assert told.startswith(
+        '<header><div class="meta made">Made 2026-01-02 03:04 UTC by Trimtab 1.2 (commit '
+        "<code>aaaaaaaaaaaa</code>) on &lt;host&gt;: <code>trimtab run mine "
+    )
+    shown = re.findall(r'<a href="([^"]+)">([^<]+)</a>', told)
+    pages = [
+        ("http://prefect/runs/1", "Prefect flow run"),
+        ("http://mlflow/#/runs/2", "MLflow run"),
+    ]
+    assert shown == [("audit.html", "audit"), *pages]
+    assert ("report.html", "report") in re.findall(
+        r'<a href="([^"]+)">([^<]+)</a>', (folder / "audit.html").read_text()
+    )
+    assert store.find("report", "k") and store.find("audit", "k")  # the store's files are as before
+    for template in ("report", "audit", "compare", "study"):
+        assert MADE in read_text(templates, f"{template}.html.j2")
 
 
 def test_rows_and_where_the_refused_ones_lie_are_printed(

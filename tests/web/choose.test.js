@@ -16,18 +16,28 @@ import {
 import { makeScale, setRange } from "../../models/reporting/static/audit/histogram.js";
 import { makeVerdicts, reviews } from "../../models/reporting/static/audit/review.js";
 
-// Looks wrong 1, disputed 2, flipped 4, smoothed 8, no member supports the flip 16.
+// Looks wrong 1, disputed 2, flipped 4, smoothed 8, no member supports the flip 16, repeated 32,
+// contradicted 64, explained by length 128, divided votes 256.
 const INDEX = {
   ids: ["weak", "long", "torn", "good", "b.1"],
   strength: [-2, -1, 0, 3, 3],
-  flags: [1 + 4 + 16, 1 + 2, 0, 8, 0],
+  flags: [1 + 4 + 16 + 128, 1 + 2, 32, 8 + 64, 256],
+  deviation: [1, 0, 2, 2, 0],
+  order: [3, 0, 4, 1, 2],
   categories: ["a", "b"],
   category: [0, 0, 1, 1, 1],
   splits: ["train", "test"],
   split: [0, 0, 1, 0, 0],
   block_size: 2,
 };
-const ANY = { category: "", split: "", kind: "any", mine: "any" };
+const ANY = {
+  category: "",
+  split: "",
+  kind: "any",
+  fact: "any",
+  mine: "any",
+  order: "weakest first",
+};
 const chosen = (values) => {
   for (const [id, value] of Object.entries({ ...ANY, ...values })) $(id).value = value;
   choose();
@@ -78,6 +88,11 @@ test("each filter by hand, and several together", () => {
     [{ kind: "flipped by relabelling" }, [0]],
     [{ kind: "flipped, and no member supports it" }, [0]],
     [{ kind: "smoothed by relabelling" }, [3]],
+    [{ fact: "looks wrong, and length explains it" }, [0]],
+    [{ fact: "looks wrong, and length does not explain it" }, [1]],
+    [{ fact: "repeats another pair" }, [2]],
+    [{ fact: "contradicts another pair" }, [3]],
+    [{ fact: "people's votes were divided" }, [4]],
     [{ mine: "reviewed" }, [0, 2]],
     [{ mine: "not reviewed" }, [1, 3, 4]],
     [{ mine: "flip" }, [0]],
@@ -85,6 +100,16 @@ test("each filter by hand, and several together", () => {
     [{ category: "1", split: "0", mine: "not reviewed" }, [3, 4]],
   ])
     assert.deepEqual(chosen(values), rows, JSON.stringify(values));
+});
+
+test("what passes can be put into another order", () => {
+  for (const [order, rows] of [
+    ["weakest first", [0, 1, 2, 3, 4]],
+    ["strongest first", [3, 4, 2, 1, 0]],
+    ["members disagree most", [2, 3, 0, 1, 4]],
+    ["as read", [1, 3, 4, 0, 2]],
+  ])
+    assert.deepEqual(chosen({ order }), rows, order);
 });
 
 test("where nothing passes the page says so", () => {

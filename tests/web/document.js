@@ -159,6 +159,8 @@ export function putIndex(values) {
     category: fill(() => 0),
     split: fill(() => 0),
     flags: fill(() => 0),
+    deviation: fill(() => 0.5),
+    order: fill((_, row) => row),
     ...values,
   });
 }
@@ -173,7 +175,9 @@ export const content = (values) => ({
   review: null,
   votes: null,
   truth: null,
-  std: 0.5,
+  source: "",
+  repeats: [],
+  contradicts: [],
   differences: [0.5, 1.5],
   ...values,
 });

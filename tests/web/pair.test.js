@@ -5,11 +5,12 @@ import { test } from "node:test";
 
 import { content, putIndex } from "./document.js";
 import { unpackIndex } from "../../models/reporting/static/audit/data.js";
-import { decision, known, pairNodes, strip } from "../../models/reporting/static/audit/pair.js";
+import { decision, known, pairNodes, reasons, strip } from "../../models/reporting/static/audit/pair.js";
 
 putIndex({
   strength: [-0.5, 1, 2],
-  flags: [1 + 4 + 16, 2, 0],
+  deviation: [0.25, 0.5, 0.5],
+  flags: [1 + 4 + 16 + 128, 2, 0],
   splits: ["train", "test"],
   split: [0, 1, 0],
 });
@@ -42,9 +43,29 @@ test("people's votes and the truth, where they are known", () => {
   ]);
 });
 
+test("why a label may be doubted, besides the votes", () => {
+  const said = (row, values) =>
+    reasons(row, content(values)).flatMap((list) => list.children.map((item) => item.textContent));
+  assert.deepEqual(said(2, {}), []);
+  assert.deepEqual(
+    said(0, { chosen: "no", rejected: "a longer one", repeats: ["x"], contradicts: ["y", "z"] }),
+    [
+      "Contradiction: pair y, z has the same two answers, labelled the other way round.",
+      "Repeat: pair x is the same, labelled alike.",
+      "Length: the answer labelled worse is the longer one (3 words, the other 1), so a model that " +
+        "only prefers length would vote alike.",
+    ],
+  );
+});
+
+test("where a pair was read from is a tag", () => {
+  const tags = pairNodes(1, content({ source: "mine.jsonl:7" }))[0].children;
+  assert.equal(tags.at(-1).textContent, "mine.jsonl:7");
+});
+
 test("votes stand on one scale, which ends at its reach", () => {
   // Reach 2 is 190 units to either side of 208.
-  const [picture, words] = strip(-0.5, content({ differences: [1, -4, null, -1], std: 0.25 }));
+  const [picture, words] = strip(0, content({ differences: [1, -4, null, -1] }));
   const dots = picture
     .all("circle")
     .map(({ attributes }) => [Number(attributes.cx), attributes.fill]);
@@ -64,7 +85,7 @@ test("tags warn of what looks wrong", () => {
     pairNodes(row, content())[0].children.map((tag) => [tag.textContent, tag.className]);
   assert.deepEqual(tags(0).slice(0, 4), [
     ["strength −0.50", "tag worse"],
-    ["deviation 0.50", "tag"],
+    ["deviation 0.25", "tag"],
     ["looks wrong", "tag worse"],
     ["⚠ flipped, and no member supports it", "tag worse"],
   ]);

@@ -22,6 +22,7 @@ MEAN, STD = "mean preference difference", "std preference difference"
 SCHEMA = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
         pa.field("split", pa.string(), nullable=False),
         pa.field("category", pa.string()),
         pa.field("prompt", pa.string(), nullable=False),

@@ -28,7 +28,8 @@ class AuditedPair:
     those that vote. label_given: what the pair came with, below 1 where a judge was unsure.
     is_flipped, label, margin, weight, review: of a training pair, as relabelled; held-out pairs are
     not relabelled and stand as annotated. votes: people's. truth: what the synthetic world knows.
-    None where there is nothing.
+    None where there is nothing. source: "file:line" that it was read from. repeats, contradicts:
+    ids of the other pairs with the same prompt and answers, labelled alike and the other way round.
     """
 
     id: str
@@ -48,6 +49,9 @@ class AuditedPair:
     review: str | None
     votes: Row | None
     truth: Row | None
+    source: str = ""
+    repeats: tuple[str, ...] = ()
+    contradicts: tuple[str, ...] = ()
 
     @property
     def looks_wrong(self) -> bool:
@@ -70,6 +74,18 @@ class AuditedPair:
         return self.is_flipped and self.review != "flip" and not has_support
 
     @property
+    def is_explained_by_length(self) -> bool:
+        """Whether it looks wrong to who prefers the longer answer, too, by words."""
+        is_longer = len(self.rejected.split()) > len(self.chosen.split())
+        return self.looks_wrong and is_longer
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether people's votes were not all for the answer labelled better."""
+        votes = self.votes or {}
+        return bool(votes.get("rejected") or votes.get("equal"))
+
+    @property
     def is_smoothed(self) -> bool:
         """Whether relabelling made the label softer than it came."""
         return self.label < self.label_given
@@ -89,6 +105,7 @@ def audited_pairs(artifacts: Artifacts) -> list[AuditedPair]:
     treatments = [{name: row[name] for name in UNTREATED} for row in relabelled]
     treatments += [UNTREATED] * (len(pairs) - len(relabelled))
     members = _differences(artifacts, strength)
+    recurring = _recurring(pairs)
     result = []
     for pair, vote, treatment, differences in zip(
         pairs, strength, treatments, members, strict=True
@@ -101,10 +118,29 @@ def audited_pairs(artifacts: Artifacts) -> list[AuditedPair]:
         raw: dict[str, Any] = {name: pair.get(name) for name in ("category", "votes")}
         raw |= {name: pair[name] for name in ("id", "prompt", "chosen", "rejected", "split")}
         raw |= {name: vote[name] for name in ("strength_mean", "strength_std")}
-        raw["label_given"] = pair.get("label", 1.0)
+        raw |= {"label_given": pair.get("label", 1.0), "source": pair.get("source") or ""}
+        raw |= recurring.get(pair["id"], {})
         truth = artifacts.truth.get(pair["id"])
         result.append(AuditedPair(**raw, **treatment, differences=differences, truth=truth))
     return result
+
+
+def _recurring(pairs: Sequence[Row]) -> dict[str, dict[str, tuple[str, ...]]]:
+    """`repeats` and `contradicts` of the pairs that have any, by id."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for pair in pairs:
+        answers = sorted((pair["chosen"], pair["rejected"]))
+        groups.setdefault((pair["prompt"], *answers), []).append(pair)
+    found = {}
+    for group in groups.values():
+        for pair in group if len(group) > 1 else ():
+            others = [other for other in group if other is not pair]
+            same = tuple(other["id"] for other in others if other["chosen"] == pair["chosen"])
+            found[pair["id"]] = {
+                "repeats": same,
+                "contradicts": tuple(o["id"] for o in others if o["id"] not in same),
+            }
+    return found
 
 
 def _differences(artifacts: Artifacts, strength: Sequence[Row]) -> list[tuple[float | None, ...]]:

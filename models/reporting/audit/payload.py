@@ -18,6 +18,8 @@ from trimtab.models.reporting.audit.pairs import AuditedPair
 BLOCK_SIZE = 400
 # Bits of a pair's flags, by which the page filters.
 LOOKS_WRONG, IS_DISPUTED, IS_FLIPPED, IS_SMOOTHED, IS_UNSUPPORTED = 1, 2, 4, 8, 16
+IS_REPEATED, IS_CONTRADICTED, IS_EXPLAINED_BY_LENGTH, IS_DIVIDED = 32, 64, 128, 256
+IDS_SHOWN = 5  # of the other pairs that are the same
 NO_CATEGORY = "(none)"
 
 
@@ -34,6 +36,8 @@ def packed_index(pairs: Sequence[AuditedPair]) -> str:
     categories = sorted({category_of(pair) for pair in pairs})
     place = {category: number for number, category in enumerate(categories)}
     splits = list(dict.fromkeys(pair.split for pair in pairs))
+    as_read = sorted(range(len(pairs)), key=lambda at: _place(pairs[at].source))
+    order = dict(zip(as_read, range(len(pairs)), strict=True))
     sizes = sorted(abs(d) for pair in pairs for d in pair.differences if d is not None)
     return _packed(
         {
@@ -47,6 +51,8 @@ def packed_index(pairs: Sequence[AuditedPair]) -> str:
             "category": [place[category_of(pair)] for pair in pairs],
             "split": [splits.index(pair.split) for pair in pairs],
             "flags": [_flags(pair) for pair in pairs],
+            "deviation": [_rounded(pair.strength_std) for pair in pairs],
+            "order": [order[at] for at in range(len(pairs))],
         }
     )
 
@@ -64,8 +70,9 @@ def category_of(pair: AuditedPair) -> str:
 
 def _content(pair: AuditedPair) -> dict[str, Any]:
     same = ("prompt", "chosen", "rejected", "label", "margin", "weight", "review", "votes", "truth")
-    return {name: getattr(pair, name) for name in same} | {
-        "std": _rounded(pair.strength_std),
+    return {name: getattr(pair, name) for name in (*same, "source")} | {
+        "repeats": pair.repeats[:IDS_SHOWN],
+        "contradicts": pair.contradicts[:IDS_SHOWN],
         "differences": [None if d is None else _rounded(d) for d in pair.differences],
     }
 
@@ -77,7 +84,17 @@ def _flags(pair: AuditedPair) -> int:
         + IS_FLIPPED * pair.is_flipped
         + IS_SMOOTHED * pair.is_smoothed
         + IS_UNSUPPORTED * pair.is_flip_unsupported
+        + IS_REPEATED * bool(pair.repeats)
+        + IS_CONTRADICTED * bool(pair.contradicts)
+        + IS_EXPLAINED_BY_LENGTH * pair.is_explained_by_length
+        + IS_DIVIDED * pair.is_divided
     )
+
+
+def _place(source: str) -> tuple[str, int]:
+    """File and line of a source, to sort by."""
+    file, _, line = source.rpartition(":")
+    return (file, int(line)) if line.isdecimal() else (source, 0)
 
 
 def _digest(pairs: Sequence[AuditedPair]) -> str:

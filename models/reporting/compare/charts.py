@@ -6,20 +6,17 @@ from collections.abc import Sequence
 
 from trimtab.models.reporting.compare.answers import START
 from trimtab.models.reporting.compare.methods import Method
-from trimtab.models.reporting.kit.charts import BLACK, GREEN, GREY, RED, STYLES, Chart, Panel
+from trimtab.models.reporting.kit.charts import BLACK, GREEN, GREY, RED, Chart, Panel, policy_style
 from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS
 
-MARKERS = "osD^vPX<>ph"  # SFT is the star
 STANDINGS = {"better": GREEN, "not clear": GREY, "worse": RED}
 
 
 def frontier(methods: Sequence[Method], judge: str) -> Chart:
     """Every method and seed by KL to SFT and score, as figure 2 of [DPO, arXiv 2305.18290]."""
     with Panel(height=5.6, width=6.2) as panel:
-        for index, method in enumerate(methods):
-            colour, marker = STYLES[index % len(STYLES)][0], MARKERS[index % len(MARKERS)]
-            if method.name == START:
-                colour, marker = BLACK, "*"
+        for method in methods:
+            colour, _, marker = policy_style(method.name)
             kl, score = method.means["kl"], method.means[judge]
             if method.path is not None:
                 panel.axes.plot(*method.path, color=colour, alpha=0.5, linewidth=1)

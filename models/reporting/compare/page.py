@@ -11,7 +11,7 @@ from trimtab.models.reporting.compare.spread import Spread
 from trimtab.models.reporting.compare.win_matrix import MAIN, Duel, WinMatrix
 from trimtab.models.reporting.kit.budget import Budget, budget_columns
 from trimtab.models.reporting.kit.charts import Chart
-from trimtab.models.reporting.kit.html import new_environment, stylesheet, tidy
+from trimtab.models.reporting.kit.html import new_environment, stylesheet, tidy, with_contents
 from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS
 
 # Columns of cost that are left out where no method has such a thing.
@@ -43,7 +43,7 @@ def render(
         judge: {(d.ours, d.theirs): d for d in matrix.duels if (d.place, d.judge) == (MAIN, judge)}
         for judge in matrix.judges
     }
-    return environment.get_template("compare.html.j2").render(
+    page = environment.get_template("compare.html.j2").render(
         config=config,
         judge=matrix.judges[0],
         judges={name: MEASURE_NAMES.get(name, f"the judge {name}") for name in matrix.judges},
@@ -60,6 +60,7 @@ def render(
         **budget_columns(method.budget for method in methods),
         stylesheet=stylesheet("base.css", "compare.css"),
     )
+    return with_contents(page)
 
 
 def spread(found: Spread, digits: int = 3) -> str:

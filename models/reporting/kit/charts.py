@@ -1,4 +1,4 @@
-"""Drawing: one look for all plots, each turned into an inline SVG image.
+"""Drawing: one look for all plots, each turned into SVG with its values under the pointer.
 
 Colours are Okabe and Ito's, which colour-blind readers can tell apart; lines and markers differ
 too, so that a grey print still reads. Panels are small: their text stays legible on a phone.
@@ -6,20 +6,27 @@ too, so that a grey print still reads. Panels are small: their text stays legibl
 
 from __future__ import annotations
 
-import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
+from xml.etree import ElementTree
 
 import matplotlib
 
 matplotlib.use("Agg")
 
+import numpy as np
+from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
 
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY, LIGHT, BLACK = "#CC79A7", "#56B4E9", "#666666", "#BBBBBB", "#222222"
@@ -51,6 +58,34 @@ LOOK: Any = {
     "figure.constrained_layout.use": True,
 }
 WIDTH, HEIGHT = 4.8, 3.3
+# Colour, line style and marker of a policy, the same in every plot. Green and red are left out:
+# they say better and worse.
+POLICY_STYLES = {
+    "sft": (BLACK, "-", "*"),
+    "vanilla": (PURPLE, ":", "v"),
+    "ppo_max_rm": (ORANGE, "--", "s"),
+    "ppo_max_am": (SKY, "-.", "^"),
+    "full": (BLUE, "-", "o"),
+    "round_2": ("#882255", "--", "D"),
+    "round_3": ("#999933", "-.", "P"),
+    "round_4": ("#332288", ":", "X"),
+    "ppo_max_ensemble": ("#CC6677", "--", ">"),
+    "ppo_max_safety": ("#B8860B", "-.", "<"),
+    "ppo_max_no_sft": (GREY, ":", "p"),
+    "dpo": ("#AA4499", "--", "D"),
+    "cpl": ("#44AA99", "-.", "P"),
+    "best_of_n": (GREY, "-", "h"),
+    "rejection_sampling": ("#8C564B", "-", "X"),
+    "rejection_sampling_ppo": ("#8C564B", "--", "d"),
+    "rest": ("#661100", ":", "H"),
+    "hir": ("#6699CC", ":", "8"),
+    "rlaif_direct": ("#332288", "-", "p"),
+}
+OTHER_POLICY = (GREY, "-.", "h")
+# Of a line at most so many points have a value that shows under the pointer.
+MAX_HOVER_POINTS = 25
+SVG = "http://www.w3.org/2000/svg"
+XLINK = "http://www.w3.org/1999/xlink"
 
 
 @dataclass(frozen=True)
@@ -62,10 +97,31 @@ class Chart:
     svg: bytes
     alt: str
 
-    @property
-    def source(self) -> str:
-        """The plot as a data: address."""
-        return f"data:image/svg+xml;base64,{base64.b64encode(self.svg).decode('ascii')}"
+    def inline(self, number: int) -> Markup:
+        """The plot as an element of a page: unlike an image it shows values under the pointer.
+
+        Its rules of style would hold for the whole page, and its ids be there twice: the rules
+        become the element's own, and ids begin with the plot's number on the page.
+        """
+        root = ElementTree.fromstring(self.svg)
+        prefix = f"plot{number}-"
+        for element in root.iter():
+            element.tag = element.tag.rpartition("}")[2]  # HTML knows no name spaces
+            for name, value in list(element.attrib.items()):
+                if name == "id":
+                    element.set(name, prefix + value)
+                elif name == f"{{{XLINK}}}href":
+                    element.set("href", f"#{prefix}{value[1:]}")
+                    del element.attrib[name]
+                else:
+                    element.set(name, value.replace("url(#", f"url(#{prefix}"))
+        for definitions in root.iter("defs"):
+            for rules in definitions.findall("style"):
+                definitions.remove(rules)
+        root.set("style", "stroke-linejoin: round; stroke-linecap: butt")
+        root.set("role", "img")
+        root.set("aria-label", self.alt)
+        return Markup(ElementTree.tostring(root, encoding="unicode"))
 
 
 class Panel:
@@ -88,18 +144,110 @@ class Panel:
         """Label the axes and draw; x and y are what the axes show, with units."""
         self.axes.set_xlabel(x)
         self.axes.set_ylabel(y)
+        values = _hover_values(self.axes)
         stream = io.BytesIO()
         # `savefig` would lay out and draw all twice. No date and no creator: the same numbers give
         # the same bytes.
         canvas = FigureCanvasSVG(self.figure)
         canvas.print_svg(stream, metadata={"Date": None, "Creator": None})
         alt = f"{title} Axes: {x} against {y}." if x and y else title
-        return Chart(title, note, stream.getvalue(), alt)
+        return Chart(title, note, _with_titles(stream.getvalue(), values), alt)
 
 
 def style(index: int) -> tuple[str, str, str]:
     """Colour, line style and marker of the n-th series."""
     return STYLES[index % len(STYLES)]
+
+
+def policy_style(name: str) -> tuple[str, str, str]:
+    """Colour, line style and marker of a policy."""
+    return POLICY_STYLES.get(name, OTHER_POLICY)
+
+
+def _hover_values(axes: Axes) -> dict[str, list[str]]:
+    """What to show under the pointer, by the id of a group of the SVG: a text for each shape.
+
+    Bars show their length; lines get invisible points on them, as a line has no place to rest on.
+    """
+    found: dict[str, list[str]] = {}
+    lines: list[tuple[Line2D, object]] = []
+    for container in axes.containers:
+        if isinstance(container, BarContainer):
+            for bar, text in zip(container.patches, _bar_texts(axes, container), strict=True):
+                bar.set_gid(f"value-{len(found)}")
+                found[str(bar.get_gid())] = [text]
+        elif isinstance(container, ErrorbarContainer) and container[0] is not None:
+            lines.append((container[0], container.get_label()))
+    of_containers = {id(line) for line, _ in lines}
+    for line in axes.lines:
+        label = line.get_label()
+        is_named = not str(label).startswith("_")
+        if id(line) not in of_containers and (is_named or _has_marker(line)):
+            lines.append((line, label))
+    for line, label in lines:
+        if line.get_transform() != axes.transData:
+            continue  # spans the axes: a mark, not a curve
+        x, y = np.asarray(line.get_xydata(), dtype=float).T
+        every = max(1, -(-len(x) // MAX_HOVER_POINTS))
+        kept = [at for at in range(0, len(x), every) if isfinite(x[at]) and isfinite(y[at])]
+        points = axes.scatter(x[kept], y[kept], s=70, alpha=0.0, linewidths=0, zorder=9)
+        points.set_gid(f"value-{len(found)}")
+        name = "" if str(label).startswith("_") else f"{label}: "
+        found[str(points.get_gid())] = [
+            f"{name}{_read(axes.yaxis, y[at])} at {_read(axes.xaxis, x[at])}" for at in kept
+        ]
+    return found
+
+
+def _bar_texts(axes: Axes, bars: BarContainer) -> list[str]:
+    label = str(bars.get_label())
+    name = "" if label.startswith("_") else f"{label}, "
+    is_flat = bars.orientation == "horizontal"
+    axis = axes.yaxis if is_flat else axes.xaxis
+    texts = []
+    for bar in bars.patches:
+        place = bar.get_y() + bar.get_height() / 2 if is_flat else bar.get_x() + bar.get_width() / 2
+        length = bar.get_width() if is_flat else bar.get_height()
+        texts.append(f"{name}{_read(axis, place)}: {_number(length)}")
+    return texts
+
+
+def _read(axis: Axis, value: float) -> str:
+    """A value as its axis says it: the name of a category, else a number."""
+    formatter = axis.get_major_formatter()
+    # Where ticks have labels, that is a function of their places.
+    name = formatter(value) if isinstance(formatter, FuncFormatter) else ""
+    return name or _number(value)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _has_marker(line: Line2D) -> bool:
+    return str(line.get_marker()) not in ("None", "", " ")
+
+
+def _with_titles(svg: bytes, values: Mapping[str, Sequence[str]]) -> bytes:
+    """The SVG with a title in each shape that has a value: browsers show it under the pointer.
+
+    The groups that matplotlib numbers lose their ids, which nothing refers to.
+    """
+    ElementTree.register_namespace("", SVG)
+    ElementTree.register_namespace("xlink", XLINK)
+    root = ElementTree.fromstring(svg)
+    for metadata in root.findall(f"{{{SVG}}}metadata"):
+        root.remove(metadata)
+    for group in root.iter(f"{{{SVG}}}g"):
+        texts = values.get(group.attrib.pop("id", ""), ())
+        if not texts:
+            continue
+        uses = list(group.iter(f"{{{SVG}}}use"))
+        shapes = uses or list(group.iter(f"{{{SVG}}}path"))
+        # A point outside of the picture is not drawn.
+        for shape, text in zip(shapes, texts, strict=True) if len(shapes) == len(texts) else ():
+            ElementTree.SubElement(shape, f"{{{SVG}}}title").text = text
+    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
 
 
 def smooth(values: Sequence[float], width: int = 5) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from importlib import resources
+from itertools import count
 from types import ModuleType
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -23,9 +24,24 @@ def new_environment(**filters: Callable[..., str]) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["next_number"] = count().__next__
     own = (percent, number, points, thousands, tidy)
     environment.filters |= {each.__name__: each for each in own} | filters
     return environment
+
+
+_SECTION = re.compile(r'<h2 id="([\w-]+)">([^<]+)</h2>')
+_CONTENTS = "<!--contents-->"
+
+
+def with_contents(html: str) -> str:
+    """The page with a list of its sections, those with an id, where its template says so."""
+    sections = _SECTION.findall(html)
+    links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, title in sections)
+    listed = f'<nav id="contents" aria-label="Contents"><ul>{links}</ul></nav>' if links else ""
+    html = html.replace(_CONTENTS, listed, 1)
+    up = '<a class="up" href="#contents" aria-label="Back to the contents">↑</a>'
+    return _SECTION.sub(rf'<h2 id="\1">\2 {up}</h2>', html)
 
 
 def read_text(package: ModuleType, name: str) -> str:

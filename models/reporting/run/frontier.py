@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from trimtab.models.reporting.kit.artifacts import Artifacts
-from trimtab.models.reporting.kit.charts import GREY, STYLES, Chart, Panel
+from trimtab.models.reporting.kit.charts import GREY, Chart, Panel, policy_style
 from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS, policy_name
 from trimtab.models.reporting.run.scorecard import Scorecard
 
 PLACE = "main"
-MARKERS = "osD^vPX*<>ph"
 
 
 def frontier_chart(artifacts: Artifacts, card: Scorecard) -> Chart | None:
@@ -25,20 +24,17 @@ def frontier_chart(artifacts: Artifacts, card: Scorecard) -> Chart | None:
         best = artifacts.document("eval_best_of_n", "best_of_k.json").get(PLACE, {})
         if measure in best:
             panel.axes.plot(best["kl_bound"], best[measure], color=GREY, label="best of 1 … n")
-        for index, policy in enumerate(shown):
+        for policy in shown:
+            colour, _, marker = policy_style(policy.name)
             answers = policy.sets[PLACE]
             value = getattr(answers, measure)
             values[policy.name] = (answers.kl.value, value.value)
             panel.axes.errorbar(
                 *values[policy.name],
                 yerr=[[value.value - value.low], [value.high - value.value]],
-                color=STYLES[index % len(STYLES)][0],
-                marker=MARKERS[index % len(MARKERS)],
-                markersize=5,
-                linewidth=0.8,
-                linestyle="none",
+                color=colour, marker=marker, markersize=5, linewidth=0.8, linestyle="none",
                 label=policy_name(policy.name),
-            )
+            )  # fmt: skip
         panel.figure.legend(loc="outside lower center", ncols=2, fontsize=7.5)
         top = max(values, key=lambda name: values[name][1])
         kl, value_of_top = values[top]

@@ -13,7 +13,7 @@ from trimtab.models.config.reporting import ReportConfig
 from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.reporting.kit.budget import budget_columns
 from trimtab.models.reporting.kit.charts import Chart
-from trimtab.models.reporting.kit.html import new_environment, points, stylesheet
+from trimtab.models.reporting.kit.html import new_environment, points, stylesheet, with_contents
 from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS, STRENGTH_NAMES, policy_name
 from trimtab.models.reporting.run.curves import Curve
 from trimtab.models.reporting.run.frontier import frontier_chart
@@ -62,7 +62,7 @@ def render(
     )
     final = final_policy(card.policies, config.champion)
     measure = card.verdict.judged_by or "judge_score"
-    return environment.get_template("report.html.j2").render(
+    page = environment.get_template("report.html.j2").render(
         card=card,
         flip=flip_word(artifacts),
         config_text=json.dumps(config.config, indent=1, ensure_ascii=False, default=str),
@@ -86,6 +86,7 @@ def render(
         if final
         else [],
     )
+    return with_contents(page)
 
 
 def is_round(name: str) -> bool:

@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 
 from trimtab.models.reporting.kit.charts import (
     BLUE,
+    GREEN,
     GREY,
     LIGHT,
-    ORANGE,
+    RED,
     SKY,
     Chart,
     Panel,
+    policy_style,
     smooth,
-    style,
 )
 from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS, policy_name
 from trimtab.models.reporting.run.curves import Curve
@@ -67,10 +68,10 @@ def _lines(
 ) -> Chart:
     ends = {}
     with Panel() as panel:
-        for index, (name, curve) in enumerate(curves.items()):
+        for name, curve in curves.items():
             if name not in values:
                 continue
-            colour, line, _ = style(index)
+            colour, line, _ = policy_style(name)
             steps = curve.steps[: len(values[name])]
             panel.axes.plot(steps, values[name], color=colour, alpha=0.2, linewidth=0.8)
             panel.axes.plot(
@@ -120,7 +121,7 @@ def _outcomes(shown: Sequence[Policy], place: str, measure: str) -> Chart:
     with Panel(height=1.35 + 0.42 * len(shown)) as panel:
         places = list(range(len(shown)))[::-1]
         left = [0.0] * len(shown)
-        for key, colour, hatch in (("win", BLUE, ""), ("tie", LIGHT, ""), ("lose", ORANGE, "///")):
+        for key, colour, hatch in (("win", GREEN, ""), ("tie", LIGHT, ""), ("lose", RED, "///")):
             share = [
                 100 * getattr(policy.against_sft[place][measure], key).value for policy in shown
             ]

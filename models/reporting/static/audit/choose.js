@@ -1,15 +1,16 @@
 // Which pairs are shown: filters, search, and the list that renders what is in view.
 
 import {
-  $, contentOf, counted, element, has, index, IS_DISPUTED, IS_FLIPPED, IS_SMOOTHED,
-  IS_UNSUPPORTED, LOOKS_WRONG, signed, unpacked,
+  $, contentOf, counted, element, has, index, IS_CONTRADICTED, IS_DISPUTED, IS_DIVIDED,
+  IS_EXPLAINED_BY_LENGTH, IS_FLIPPED, IS_REPEATED, IS_SMOOTHED, IS_UNSUPPORTED, LOOKS_WRONG, signed,
+  unpacked,
 } from "./data.js";
 import { drawHistogram, inRange } from "./histogram.js";
 import { pairNodes } from "./pair.js";
 import { drawReview, reviews } from "./review.js";
 
 export let passing = [];  // rows that pass all filters but the range of strength, weakest first
-export let shown = [];    // those of them in the range
+export let shown = [];    // those of them in the range, in the order that was chosen
 export let position = 0;  // of the pair in view, in `shown`
 let hits = null;   // 1 for each row that the search found; null without a search
 
@@ -21,6 +22,22 @@ const KINDS = {
   "flipped by relabelling": (row) => has(row, IS_FLIPPED),
   "flipped, and no member supports it": (row) => has(row, IS_UNSUPPORTED),
   "smoothed by relabelling": (row) => has(row, IS_SMOOTHED),
+};
+const FACTS = {
+  "any": () => true,
+  "looks wrong, and length explains it": (row) => has(row, IS_EXPLAINED_BY_LENGTH),
+  "looks wrong, and length does not explain it": (row) =>
+    has(row, LOOKS_WRONG) && !has(row, IS_EXPLAINED_BY_LENGTH),
+  "contradicts another pair": (row) => has(row, IS_CONTRADICTED),
+  "repeats another pair": (row) => has(row, IS_REPEATED),
+  "people's votes were divided": (row) => has(row, IS_DIVIDED),
+};
+// The rows are the weakest first; a sort keeps that order among equals.
+const ORDERS = {
+  "weakest first": null,
+  "strongest first": (one, other) => index.strength[other] - index.strength[one],
+  "members disagree most": (one, other) => index.deviation[other] - index.deviation[one],
+  "as read": (one, other) => index.order[one] - index.order[other],
 };
 const MINE = {
   "any": () => true,
@@ -44,8 +61,11 @@ export function fillSelects() {
     $(id).append(option("", "all", all), ...names.map((name, at) => option(at, name, numbers[at])));
   }
   const rows = [...index.ids.keys()];
-  $("kind").append(...Object.entries(KINDS).map(([name, test]) =>
-    option(name, name, rows.filter(test).length)));
+  for (const [id, tests] of [["kind", KINDS], ["fact", FACTS]]) {
+    $(id).append(...Object.entries(tests).map(([name, test]) =>
+      option(name, name, rows.filter(test).length)));
+  }
+  $("order").append(...Object.keys(ORDERS).map((name) => option(name, name)));
   $("mine").append(...Object.keys(MINE).map((name) => option(name, name)));
 }
 
@@ -53,15 +73,17 @@ export function fillSelects() {
 export function choose() {
   const row = shown[position];
   const category = $("category").value, split = $("split").value;
-  const kind = KINDS[$("kind").value], mine = MINE[$("mine").value];
+  const kind = KINDS[$("kind").value], fact = FACTS[$("fact").value], mine = MINE[$("mine").value];
   passing = [];
   for (let at = 0; at < index.ids.length; at++) {
     if ((category === "" || index.category[at] === Number(category)) &&
         (split === "" || index.split[at] === Number(split)) &&
-        (hits === null || hits[at]) && kind(at) && mine(at)) passing.push(at);
+        (hits === null || hits[at]) && kind(at) && fact(at) && mine(at)) passing.push(at);
   }
   drawHistogram();
   shown = passing.filter(inRange);
+  const order = ORDERS[$("order").value];
+  if (order) shown.sort(order);
   $("count").textContent = `${counted(shown.length)} of ${counted(index.ids.length)} pairs` +
     (searchDone < 1 ? `; searched ${Math.floor(100 * searchDone)} %` : "");
   showPair(Math.max(0, shown.indexOf(row)));
@@ -104,6 +126,8 @@ function lineOf(place) {
     index.categories[index.category[row]], index.splits[index.split[row]],
     has(row, IS_DISPUTED) && "disputed", has(row, IS_FLIPPED) && "flipped",
     has(row, IS_UNSUPPORTED) && "⚠ no member supports it",
+    has(row, IS_CONTRADICTED) && "contradiction", has(row, IS_REPEATED) && "repeat",
+    has(row, IS_EXPLAINED_BY_LENGTH) && "length", has(row, IS_DIVIDED) && "divided votes",
     verdict && `✓ ${verdict}`,
   ].filter(Boolean).join(" · ");
   const text = element("div", { className: "text-line" });

@@ -52,6 +52,7 @@ export async function unpackIndex() {
 }
 
 export const LOOKS_WRONG = 1, IS_DISPUTED = 2, IS_FLIPPED = 4, IS_SMOOTHED = 8, IS_UNSUPPORTED = 16;
+export const IS_REPEATED = 32, IS_CONTRADICTED = 64, IS_EXPLAINED_BY_LENGTH = 128, IS_DIVIDED = 256;
 export const has = (row, flag) => (index.flags[row] & flag) > 0;
 
 export const BLOCKS_KEPT = 16;

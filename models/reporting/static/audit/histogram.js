@@ -68,7 +68,7 @@ export function drawHistogram() {
         stroke: "#767676", ...(at ? {} : { "stroke-dasharray": "3 3" }) }),
       drawn("text", { x: x(at * tick), y: y(0) + 17, "text-anchor": "middle" }, value));
   }
-  const shade = drawn("rect", { y: top, height: height - top - bottom, fill: "#222",
+  const shade = drawn("rect", { y: top, height: height - top - bottom, fill: "currentColor",
     "fill-opacity": 0.14 });
   const cover = (from, to) => {
     const start = x(Math.max(from, low)), end = x(Math.min(to, high));

@@ -1,8 +1,8 @@
 // One pair in full: prompt, both answers, the members' votes, what relabelling did.
 
 import {
-  counted, decimals, drawn, element, has, index, IS_DISPUTED, IS_FLIPPED, IS_UNSUPPORTED,
-  LOOKS_WRONG, signed,
+  counted, decimals, drawn, element, has, index, IS_DISPUTED, IS_EXPLAINED_BY_LENGTH, IS_FLIPPED,
+  IS_UNSUPPORTED, LOOKS_WRONG, signed,
 } from "./data.js";
 import { marked } from "./words.js";
 
@@ -12,13 +12,14 @@ function tags(row, content) {
   const strength = index.strength[row];
   const made = [
     [`strength ${signed(strength)}`, has(row, LOOKS_WRONG)],
-    [`deviation ${content.std.toFixed(decimals())}`],
+    [`deviation ${index.deviation[row].toFixed(decimals())}`],
     [has(row, LOOKS_WRONG) ? "looks wrong" : "agrees with the label", has(row, LOOKS_WRONG)],
     has(row, IS_DISPUTED) && ["members disagree"],
     has(row, IS_UNSUPPORTED) && ["⚠ flipped, and no member supports it", true],
     [index.splits[index.split[row]]],
     [index.categories[index.category[row]]],
     [index.ids[row]],
+    content.source && [content.source],
   ];
   return element("div", {}, ...made.filter(Boolean).map(([text, worse]) =>
     element("span", { className: worse ? "tag worse" : "tag" }, text)));
@@ -42,20 +43,23 @@ function promptBox(text) {
   return [box, fold];
 }
 
+const numWords = (text) => text.split(/\s+/).filter(Boolean).length;
+
 function answer(title, name, text, nodes) {
-  const words = text.split(/\s+/).filter(Boolean).length;
+  const words = numWords(text);
   return element("div", { className: name },
     element("span", { className: "label" }, `${title} (${counted(words)} words)`),
     element("div", { className: "text" }, ...nodes));
 }
 
 // Each member's vote as a dot on the scale that all pairs share, with mean and deviation.
-export function strip(strength, content) {
+export function strip(row, content) {
+  const strength = index.strength[row], deviation = index.deviation[row];
   const x = (value) => 208 + 190 * Math.max(-1, Math.min(1, value / index.reach));
   const votes = content.differences.filter((vote) => vote !== null);
   const against = votes.filter((vote) => vote < 0).length;
   const words = `Votes of ${votes.length} members: ${votes.map((v) => signed(v)).join(", ")}; ` +
-    `mean ${signed(strength)}, deviation ${content.std.toFixed(decimals())}; ` +
+    `mean ${signed(strength)}, deviation ${deviation.toFixed(decimals())}; ` +
     `${against} against the label`;
   const picture = drawn("svg", {
     class: "strip", viewBox: "0 0 416 66", role: "img", "aria-label": words,
@@ -64,9 +68,9 @@ export function strip(strength, content) {
   picture.append(
     line(18, 44, 398, 44, { stroke: "#767676" }),
     line(208, 2, 208, 48, { stroke: "#767676", "stroke-dasharray": "3 3" }),
-    line(x(strength - content.std), 34, x(strength + content.std), 34,
-      { stroke: "#222", "stroke-width": 2 }),
-    line(x(strength), 28, x(strength), 40, { stroke: "#222", "stroke-width": 3 }),
+    line(x(strength - deviation), 34, x(strength + deviation), 34,
+      { stroke: "currentColor", "stroke-width": 2 }),
+    line(x(strength), 28, x(strength), 40, { stroke: "currentColor", "stroke-width": 3 }),
     ...votes.map((vote, at) => drawn("circle", {
       cx: x(vote), cy: 7 + 7 * (at % 3), r: 4.5, "fill-opacity": 0.8,
       fill: vote < 0 ? "#d55e00" : "#0072b2", stroke: "#fff",
@@ -106,6 +110,26 @@ export function known(content) {
   return said;
 }
 
+// Why a label may be doubted, besides the members' votes: what else is known of the pair.
+export function reasons(row, content) {
+  const said = [];
+  const others = (ids) => `pair ${ids.join(", ")}`;
+  if (content.contradicts.length) {
+    said.push(`Contradiction: ${others(content.contradicts)} has the same two answers, labelled ` +
+      "the other way round.");
+  }
+  if (content.repeats.length) {
+    said.push(`Repeat: ${others(content.repeats)} is the same, labelled alike.`);
+  }
+  if (has(row, IS_EXPLAINED_BY_LENGTH)) {
+    said.push(`Length: the answer labelled worse is the longer one ` +
+      `(${counted(numWords(content.rejected))} words, the other ` +
+      `${counted(numWords(content.chosen))}), so a model that only prefers length would vote alike.`);
+  }
+  return said.length ? [element("ul", { className: "why" },
+    ...said.map((text) => element("li", {}, text)))] : [];
+}
+
 export function pairNodes(row, content) {
   const [chosen, rejected, note] = marked(content.chosen, content.rejected);
   return [
@@ -115,7 +139,8 @@ export function pairNodes(row, content) {
       answer("labelled better", "chosen", content.chosen, chosen),
       answer("labelled worse", "rejected", content.rejected, rejected)),
     ...(note ? [element("p", { className: "note" }, note)] : []),
-    ...strip(index.strength[row], content),
+    ...reasons(row, content),
+    ...strip(row, content),
     element("p", {}, [decision(row, content), ...known(content)].join(" ")),
   ];
 }

@@ -34,7 +34,7 @@ function pressed(event) {
 }
 
 function listen() {
-  for (const id of ["category", "split", "kind", "mine"]) $(id).addEventListener("change", choose);
+  for (const id of ["category", "split", "kind", "fact", "mine", "order"]) $(id).addEventListener("change", choose);
   $("filters").addEventListener("submit", (event) => event.preventDefault());
   let waiting;
   $("search").addEventListener("input", (event) => {

@@ -31,6 +31,7 @@ def test_rows_by_hand_in_both_files(pairs: list[AuditedPair], tmp_path: Path) ->
     texts = {name: getattr(pairs[1], name) for name in ("prompt", "chosen", "rejected")}
     assert rows[1] == texts | {
         "id": "t1",
+        "source": "",
         "split": "train",
         "category": "a",
         "is_flipped": False,

@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,9 +22,10 @@ from trimtab.models.config.reporting import AuditConfig
 from trimtab.models.data.row_account import RowAccount, RowCounts
 from trimtab.models.reporting.audit import payload
 from trimtab.models.reporting.audit.page import write_page
-from trimtab.models.reporting.audit.pairs import AuditedPair
+from trimtab.models.reporting.audit.pairs import AuditedPair, audited_pairs
 from trimtab.models.reporting.audit.payload import weakest_first
 from trimtab.models.reporting.audit.summary import summarise
+from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.stages import audit
 
 Inputs = dict[str, Path]
@@ -96,10 +98,40 @@ def test_what_is_packed_by_hand(pairs: list[AuditedPair], tmp_path: Path) -> Non
     assert [index["splits"][at] for at in index["split"]] == splits
     # 1 looks wrong, 2 disputed, 4 flipped, 8 smoothed.
     assert index["flags"] == [1 + 4, 1 + 2 + 8, 1, 0, 2, 0]
+    assert index["deviation"] == [1.0, 1.5, 0.0, 0.0, 2.0, 1.0]
     first = page.unpacked("block-0")[0]
     assert first["prompt"] == f"prompt of t0 {HOSTILE}"
     assert first["rejected"] == f"the worse one {HOSTILE}"
-    assert (first["differences"], first["std"], first["label"]) == ([-1.0, -3.0], 1.0, 1.0)
+    assert (first["differences"], first["label"]) == ([-1.0, -3.0], 1.0)
+
+
+def test_pairs_that_recur_are_found_and_lengths_and_votes_compared(
+    inputs: Inputs, edit: Callable[..., None]
+) -> None:
+    same = {"prompt": "Q", "chosen": "one", "rejected": "one two"}
+    edit(
+        inputs["preferences"] / "train.jsonl",
+        t0=same | {"source": "mine.jsonl:10", "votes": {"chosen": 2, "rejected": 1, "equal": 0}},
+        t1=same | {"source": "mine.jsonl:9"},
+        t2={"prompt": "Q", "chosen": "one two", "rejected": "one", "source": "a.jsonl:1"},
+    )
+    found = {pair.id: pair for pair in audited_pairs(Artifacts(inputs))}
+    assert (found["t0"].repeats, found["t0"].contradicts) == (("t1",), ("t2",))
+    assert (found["t2"].repeats, found["t2"].contradicts) == ((), ("t0", "t1"))
+    assert (found["t3"].repeats, found["t3"].contradicts) == ((), ())
+    assert found["t0"].is_explained_by_length and not found["v0"].is_explained_by_length
+    assert not found["t2"].is_explained_by_length  # it does not look wrong
+    assert found["t0"].is_divided and not found["t1"].is_divided
+    packed = json.loads(
+        gzip.decompress(
+            base64.b64decode(payload.packed_index([found[n] for n in ("t0", "t1", "t2")]))
+        )
+    )
+    assert packed["order"] == [2, 1, 0]  # a.jsonl, then lines by number and not by letter
+    flags = payload.IS_REPEATED, payload.IS_CONTRADICTED, payload.IS_DIVIDED
+    assert [[bool(each & flag) for flag in flags] for each in packed["flags"]] == [
+        [True, True, True], [True, True, False], [False, True, False],
+    ]  # fmt: skip
 
 
 def test_the_scale_of_votes_leaves_out_the_outermost_hundredth(
