@@ -5,7 +5,13 @@ import { test } from "node:test";
 
 import { content, putIndex } from "./document.js";
 import { unpackIndex } from "../../models/reporting/static/audit/data.js";
-import { decision, known, pairNodes, reasons, strip } from "../../models/reporting/static/audit/pair.js";
+import {
+  decision,
+  known,
+  pairNodes,
+  reasons,
+  strip,
+} from "../../models/reporting/static/audit/pair.js";
 
 putIndex({
   strength: [-0.5, 1, 2],
