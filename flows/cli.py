@@ -382,19 +382,25 @@ def doctor() -> int:
 
 @app.command(rich_help_panel=READ)
 def report(
+    run: Annotated[
+        str | None, Argument(help="Bring this run's report here, if an MLflow server has it.")
+    ] = None,
     is_opened: Annotated[
-        bool, Option("--open", help="Open the newest report in a browser.")
+        bool, Option("--open", help="Open the report in a browser: the run's, or the newest.")
     ] = False,
 ) -> None:
-    """List the reports, the newest last."""
-    folder = _start(is_written=False).home / "reports"
-    reports = sorted(folder.glob("*/report.html"), key=lambda path: path.stat().st_mtime)
-    if not reports:
-        raise ConfigError(f"no report below {folder}; run a recipe first")
-    for path in reports:
-        print(f"{path.parent.name}  {path}")
-    if is_opened:
-        webbrowser.open(reports[-1].as_uri())
+    """List the reports, the newest last: of this home folder, and of an MLflow server."""
+    from trimtab.flows.reports import report_lines, report_page
+
+    settings = _start(is_written=False)
+    if run is None:
+        for line in report_lines(settings):
+            print(line)
+    page = report_page(settings, run) if run is not None or is_opened else None
+    if run is not None:
+        print(page)
+    if is_opened and page:
+        webbrowser.open(page.as_uri())
 
 
 @app.command(rich_help_panel=READ)

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 RUN_FILE = "run.json"
+REPORT_FILES = ("report.html", "scorecard.json", "summary.json", "methods.md", "quarantine.jsonl")
+AUDIT_FILES = ("audit.html", "audited.jsonl.gz", "audited.parquet")
+PLOTS = "plots"
 # Where a page says when and how it was made. An artifact does not: its bytes depend on its inputs.
 MADE = "<!--made-->"
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from trimtab.infra.prefect.server import EMBEDDED_VARIABLE
 from trimtab.infra.settings import Settings
+from trimtab.infra.tracking.mlflow_calls import EXPERIMENT
 from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.specs import StageSpec
@@ -28,7 +29,6 @@ from trimtab.tasks.resources import ONE_CORE, Resources, share_of
 from trimtab.tasks.secrets import judge_keys
 from trimtab.tasks.spending import ledger_of_run
 
-EXPERIMENT = "trimtab"
 WEIGHTS = ("model", "critic")  # folders of artifacts
 SECONDS_BETWEEN_UPDATES = 2.0
 SECONDS_BETWEEN_LINES = 15.0

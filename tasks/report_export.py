@@ -13,7 +13,7 @@ from typing import Any
 from prefect.artifacts import create_markdown_artifact
 
 from trimtab.infra.processes.locks import file_lock
-from trimtab.infra.report_folders import stamp, write_run
+from trimtab.infra.report_folders import AUDIT_FILES, PLOTS, REPORT_FILES, stamp, write_run
 from trimtab.infra.store.store import Store
 from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.config.reporting import LineageEntry
@@ -23,8 +23,6 @@ from trimtab.tasks.execution import StageResult
 
 REQUESTS_AT_ONCE = 8
 LINE = 100  # characters of a line in the terminal
-REPORT_FILES = ("report.html", "scorecard.json", "summary.json", "methods.md", "quarantine.jsonl")
-AUDIT_FILES = ("audit.html", "audited.jsonl.gz", "audited.parquet")
 
 
 def lineage_of(results: Mapping[str, StageResult]) -> tuple[LineageEntry, ...]:
@@ -68,7 +66,7 @@ def export_report(
     pages = {"report": folder / "report.html"}
     with file_lock(folder.with_name(f".{name}.lock")):  # another run may write the same report
         write_run(folder, run)
-        _lay_out(context.store, result, folder, (*REPORT_FILES, "plots"))
+        _lay_out(context.store, result, folder, (*REPORT_FILES, PLOTS))
         if "audit" in results:
             _lay_out(context.store, results["audit"], folder, AUDIT_FILES)
             pages["audit"] = folder / "audit.html"

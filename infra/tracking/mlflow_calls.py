@@ -21,6 +21,7 @@ from trimtab.infra.imports import quick_imports
 
 logger = logging.getLogger(__name__)
 
+EXPERIMENT = "trimtab"
 KIND = "custom_model_development"  # of experiment: MLflow's pages begin with runs and models
 _MAX_DATASET_DIGEST = 36  # MLflow's own limit
 # Columns in which MLflow notes where artifacts lie.
