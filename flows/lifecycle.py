@@ -8,10 +8,13 @@ import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import coolname
+from coolname.loader import load_config
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 from prefect.states import Completed
@@ -32,8 +35,16 @@ from trimtab.tasks.report_export import export_report, lineage_of
 from trimtab.tasks.restarts import close_earlier_starts, close_leftovers
 
 logger = logging.getLogger("trimtab")
-# Prefect's own names of runs: two words.
-_UNNAMED = re.compile(r"[a-z]+-[a-z]+")
+# What Prefect's two pages name a run whose name nobody typed: alpha2-sirius, Sleek-Elk.
+_GREEK = (
+    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|"
+    "tau|upsilon|phi|chi|psi|omega"
+)
+_PRAISE = (
+    "Awesome|Rustic|Small|Gorgeous|Fantastic|Sleek|Intelligent|Unbranded|Refined|Licensed|Generic|"
+    "Practical|Ergonomic|Handcrafted|Tasty|Handmade|Incredible"
+)
+_FORM_S_NAME = re.compile(rf"(?:{_GREEK})\d*(?:-[a-z]*)+|(?:{_PRAISE})-[A-Za-z]+")
 
 # How long the end of a flow waits for MLflow to return; after that the next run sends the rest.
 SECONDS_FOR_MLFLOW = 60.0
@@ -42,12 +53,22 @@ SECONDS_FOR_MLFLOW = 60.0
 def run_name() -> str:
     """A flow run's name until its configuration is known: the typed name, or one made of its flow.
 
-    A typed name is kept unless it looks like one of Prefect's own names.
+    A typed name is kept; one that Prefect's server or its forms made up is not.
     """
-    typed = str(flow_run.name)
-    if not _UNNAMED.fullmatch(typed):
-        return typed
-    return _automatic_name()
+    found = str(flow_run.name)
+    return _automatic_name() if _is_made_up(found) else found
+
+
+def _is_made_up(name: str) -> bool:
+    """Whether Prefect chose a flow run's name: words of its generator, or of its forms."""
+    words = name.split("-")
+    return bool(_FORM_S_NAME.fullmatch(name)) or (len(words) == 2 and _words().issuperset(words))
+
+
+@lru_cache(maxsize=1)
+def _words() -> frozenset[str]:
+    lists: Mapping[str, Any] = load_config(Path(coolname.__file__).parent / "data")
+    return frozenset(word for each in lists.values() for word in each.get("words", ()))
 
 
 def _automatic_name() -> str:
