@@ -96,7 +96,8 @@ def answered(numbers: Mapping[str, Any]) -> Any:
         _tag_flow_run({f"verdict:{verdict}"})
     answer = str(verdict or numbers.get("answer") or "")
     said = f"{answer[:1].upper()}{answer[1:]}".rstrip(".") + ". " if answer else ""
-    state: Any = Completed(message=f"{said}Report: {numbers['report']}", data=dict(numbers))
+    place = numbers.get("report_link", numbers["report"])
+    state: Any = Completed(message=f"{said}Report: {place}", data=dict(numbers))
     return state
 
 
