@@ -24,6 +24,7 @@ from prefect.exceptions import ObjectNotFound
 
 import trimtab
 from trimtab.flows.config import ConfigError
+from trimtab.flows.form import as_served
 from trimtab.tasks.events import COLLAPSED, PROMOTED
 from trimtab.tasks.gpu_slots import GPU_SLOTS
 
@@ -56,7 +57,7 @@ def deploy(gpus: int, pool_type: str, notify: str | None, prefect_file: Path) ->
         _work_pool(client, pool_type)
         client.upsert_global_concurrency_limit_by_name(GPU_SLOTS, gpus)
         _prefect("--no-prompt", "deploy", "--all", "--prefect-file", str(prefect_file))
-        _refuse_unknown_parameters(client)
+        _serve_forms(client)
         for automation in [*recovery(pool_type), *notices(channel)]:
             _replace(client, automation)
 
@@ -188,16 +189,15 @@ def closed_template(template: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _refuse_unknown_parameters(client: SyncPrefectClient) -> None:
-    """Prefect's schema lets a misspelt parameter pass, which would then fail the run."""
+def _serve_forms(client: SyncPrefectClient) -> None:
+    """Give the deployments the schemas of which Prefect's pages make their forms."""
     filter_ = DeploymentFilter.model_validate({"tags": {"all_": [TAG]}})
     for deployment in client.read_deployments(deployment_filter=filter_):
-        schema = {**(deployment.parameter_openapi_schema or {}), "additionalProperties": False}
         client.request(
             "PATCH",
             "/deployments/{id}",
             path_params={"id": deployment.id},
-            json={"parameter_openapi_schema": schema},
+            json={"parameter_openapi_schema": as_served(deployment.parameter_openapi_schema or {})},
         )
 
 

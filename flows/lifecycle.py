@@ -10,12 +10,14 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import coolname
+from coolname.loader import load_config
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 from prefect.states import Completed
@@ -24,7 +26,6 @@ from trimtab.flows.config import RunConfig
 from trimtab.flows.names import RunName, check_free, command_of, data_name, registered_model_name
 from trimtab.flows.run import Run, roles_of_round
 from trimtab.flows.runner import resources_of
-from trimtab.infra.prefect.server import EMBEDDED_VARIABLE
 from trimtab.infra.processes.gpus import unused_gpus
 from trimtab.infra.processes.launch import stop_trainers_on_sigterm
 from trimtab.infra.settings import Settings
@@ -37,8 +38,16 @@ from trimtab.tasks.report_export import export_report, lineage_of
 from trimtab.tasks.restarts import close_earlier_starts, close_leftovers
 
 logger = logging.getLogger("trimtab")
-# Prefect's own names of runs: two words.
-_UNNAMED = re.compile(r"[a-z]+-[a-z]+")
+# What Prefect's two pages name a run whose name nobody typed: alpha2-sirius, Sleek-Elk.
+_GREEK = (
+    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|"
+    "tau|upsilon|phi|chi|psi|omega"
+)
+_PRAISE = (
+    "Awesome|Rustic|Small|Gorgeous|Fantastic|Sleek|Intelligent|Unbranded|Refined|Licensed|Generic|"
+    "Practical|Ergonomic|Handcrafted|Tasty|Handmade|Incredible"
+)
+_FORM_S_NAME = re.compile(rf"(?:{_GREEK})\d*(?:-[a-z]*)+|(?:{_PRAISE})-[A-Za-z]+")
 
 # How long the end of a flow waits for MLflow to return; after that the next run sends the rest.
 SECONDS_FOR_MLFLOW = 60.0
@@ -47,12 +56,22 @@ SECONDS_FOR_MLFLOW = 60.0
 def run_name() -> str:
     """A flow run's name until its configuration is known: the typed name, or one made of its flow.
 
-    A typed name is kept unless it looks like one of Prefect's own names.
+    A typed name is kept; one that Prefect's server or its forms made up is not.
     """
-    typed = str(flow_run.name)
-    if not _UNNAMED.fullmatch(typed):
-        return typed
-    return _automatic_name()
+    found = str(flow_run.name)
+    return _automatic_name() if _is_made_up(found) else found
+
+
+def _is_made_up(name: str) -> bool:
+    """Whether Prefect chose a flow run's name: words of its generator, or of its forms."""
+    words = name.split("-")
+    return bool(_FORM_S_NAME.fullmatch(name)) or (len(words) == 2 and _words().issuperset(words))
+
+
+@lru_cache(maxsize=1)
+def _words() -> frozenset[str]:
+    lists: Mapping[str, Any] = load_config(Path(coolname.__file__).parent / "data")
+    return frozenset(word for each in lists.values() for word in each.get("words", ()))
 
 
 def _automatic_name() -> str:
@@ -80,7 +99,8 @@ def answered(numbers: Mapping[str, Any]) -> Any:
         _tag_flow_run({f"verdict:{verdict}"})
     answer = str(verdict or numbers.get("answer") or "")
     said = f"{answer[:1].upper()}{answer[1:]}".rstrip(".") + ". " if answer else ""
-    state: Any = Completed(message=f"{said}Report: {numbers['report']}", data=dict(numbers))
+    place = numbers.get("report_link", numbers["report"])
+    state: Any = Completed(message=f"{said}Report: {place}", data=dict(numbers))
     return state
 
 
@@ -111,14 +131,12 @@ def _commit() -> str | None:
 
 def about_report(name: RunName) -> dict[str, Any]:
     """Whose report a flow's report is, and how it was made: as `export_report` takes it."""
-    page = None if EMBEDDED_VARIABLE in os.environ else flow_run.ui_url
     made = {
         "at": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "version": version("trimtab"),
         "host": socket.gethostname(),
         "commit": _commit() or "",
         "command": command_of(name.about),
-        "links": {"Prefect flow run": page} if page else {},
     }
     return {**name.about, "made": made}
 

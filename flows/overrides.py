@@ -5,8 +5,9 @@ them, the command line writes them as `path.to.field=value`; what is left out st
 
 Null is a value where a field may be none, and a mistake elsewhere: JSON has no infinite number, for
 which Prefect stores null. Prefect's check lets null stand for any field that is not required,
-unless the field's schema says `not`. Its forms leave out untouched fields, except switches, which
-have no third state there: an untouched switch is sent as null.
+unless the field's schema says `not`. Its forms leave out untouched fields.
+
+How the form looks is in `trimtab.flows.form`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from pathlib import Path
 from types import GenericAlias, UnionType
@@ -24,15 +25,19 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
     ValidationError,
     create_model,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from trimtab.flows.config import ConfigError, RunConfig, load_config
-from trimtab.flows.explain import explain, explained, short
+from trimtab.flows.explain import EXPLAINED, explain, explained, short
 from trimtab.flows.fields import section_of
+from trimtab.flows.form import CHANGE, OFTEN, add_often_changed, as_drawn
 
 NOT_NULL: dict[str, Any] = {"not": {"type": "null"}}
 # Of numbers that may be null: NaN, as which it would be stored, is not smaller than any.
@@ -40,7 +45,7 @@ NOT_NAN: dict[str, Any] = {"not": {"type": "number", "exclusiveMinimum": sys.flo
 
 
 class _Changes(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, title=CHANGE)
 
     @model_validator(mode="before")
     @classmethod
@@ -56,51 +61,94 @@ class _Changes(BaseModel):
 
 
 class ExplainedChanges(BaseModel):
-    """Base of a flow's `changes`: mistakes in our words, as Prefect's omit what was found."""
+    """Base of a flow's `changes`: mistakes in our words, as Prefect's omit what was found.
+
+    Settings that are often changed may be given by their path as well, as the form does.
+    """
 
     @model_validator(mode="wrap")
     @classmethod
     def _explains(cls, values: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
         try:
-            return check(values)
+            return check(_by_section(values))
         except ValidationError as error:
             raise explained(error, cls) from None
 
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        found = handler(schema)
+        add_often_changed(handler.resolve_ref_schema(found), handler.resolve_ref_schema)
+        return found
 
-def changes_to(model: type[BaseModel], only: Sequence[str] = ()) -> Any:
+
+def _by_section(values: Any) -> Any:
+    """Settings given by their path, `{"ppo.kl_coef": 0.1}`, at their place in the sections."""
+    if not isinstance(values, Mapping):
+        return values
+    by_path = {path: values[path] for path in OFTEN if "." in path and path in values}
+    found = {name: value for name, value in values.items() if name not in by_path}
+    for path, value in by_path.items():
+        other: Any = found
+        for name in path.split("."):
+            other = other.get(name, ...) if isinstance(other, Mapping) else other
+        if other not in (..., value):
+            said = f"{path}: given twice, found {short(value)} and {short(other)}"
+            raise PydanticCustomError(EXPLAINED, "{text}", {"text": said})
+        found = _merged(found, _nested(path, value))
+    return found
+
+
+def _nested(path: str, value: Any) -> dict[str, Any]:
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    found: dict[str, Any] = value
+    return found
+
+
+def changes_to(model: type[BaseModel], only: Sequence[str] = (), above: str = "") -> Any:
     """A model with the fields of `model`, or `only` some by path, all of them optional.
+
+    `above` is what the paths of its fields begin with: their labels in the form are their paths.
 
     Null is refused except where it is one of a field's values, or where the field is a switch, for
     which it means the same as not giving it. Sections are such models again.
     """
     fields: dict[str, Any] = {}
-    for name, field in model.model_fields.items():
+    for position, (name, field) in enumerate(model.model_fields.items()):
         inside = [path.removeprefix(f"{name}.") for path in only if path.startswith(f"{name}.")]
         if only and name not in only and not inside:
             continue
-        kind: Any = _changes_in(field.annotation, inside)
+        path = f"{above}{name}"
+        kind: Any = _changes_in(field.annotation, inside, path)
         for constraint in field.metadata:
             kind = Annotated[kind, constraint]
         extra = NOT_NULL
         if type(None) in get_args(field.annotation):
             extra = NOT_NAN if _is_number(field.annotation) else {}
-        given = Field(
-            default_factory=_not_given, description=field.description, json_schema_extra=extra
+        section = section_of(field)
+        about = field.description or (section and section.__doc__) or ""
+        given: Any = Field(
+            default_factory=_not_given,
+            title=path,
+            description=about.strip().partition("\n")[0] or None,
+            json_schema_extra=partial(as_drawn, position, extra),
         )
-        if kind is bool:  # the UI's form has no third state, and would send false
-            kind, given = bool | None, Field(None, description=field.description)
-        fields[name] = (kind, given)
-    return create_model(model.__name__, __base__=_Changes, __doc__=model.__doc__, **fields)
+        fields[name] = (bool | None if kind is bool else kind, given)
+    return create_model(
+        above.rstrip(".").replace(".", "_") or model.__name__, __base__=_Changes, **fields
+    )
 
 
-def _changes_in(kind: Any, only: Sequence[str]) -> Any:
+def _changes_in(kind: Any, only: Sequence[str], path: str) -> Any:
     """A field's type, with changes in place of a section, be it optional, or one of several."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return changes_to(kind, only)
+        return changes_to(kind, only, f"{path}.")
     if get_origin(kind) is tuple:
-        return GenericAlias(tuple, tuple(_changes_in(each, only) for each in get_args(kind)))
+        return GenericAlias(tuple, tuple(_changes_in(each, only, path) for each in get_args(kind)))
     if isinstance(kind, UnionType):
-        return reduce(or_, (_changes_in(each, only) for each in get_args(kind)))
+        return reduce(or_, (_changes_in(each, only, path) for each in get_args(kind)))
     return kind
 
 

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from uuid import UUID
 
@@ -39,6 +39,7 @@ logger.setLevel(logging.INFO)
 
 # The tag of an MLflow run that names its flow run, and the MLflow run of each flow run so far.
 FLOW_RUN = "prefect.flow_run_id"
+FLOW_RUN_URL = "prefect.flow_run_url"
 _runs: dict[str, TrackedRun] = {}
 
 
@@ -65,7 +66,7 @@ def flow_run_tags() -> dict[str, str]:
     """What leads from MLflow to the flow run under way; nothing outside of one."""
     if flow_run.id is None:
         return {}
-    place = {} if EMBEDDED_VARIABLE in os.environ else {"prefect.flow_run_url": flow_run.ui_url}
+    place = {} if EMBEDDED_VARIABLE in os.environ else {FLOW_RUN_URL: flow_run.ui_url}
     return {FLOW_RUN: str(flow_run.id), **{name: str(url) for name, url in place.items()}}
 
 
@@ -95,13 +96,14 @@ def run_stage_task(
     require_access(config)
     spec.check(inputs)
     base, place = base_context(), str(task_run.id)
+    progress = _ProgressArtifact(label, place)
     context = StageContext(
         base.settings,
         base.store,
         base.tracking,
         parent=_parent_run(),
         seed=getattr(config, "seed", 0),
-        on_progress=_ProgressArtifact(label, place),
+        on_progress=progress,
         device_slots=partial(_slots_and_begin, place, label, spec.name),
         secrets=partial(_environment, spec, config, ledger),
     )
@@ -122,8 +124,10 @@ def run_stage_task(
         )
     except BaseException:
         board.failed(place)
+        progress.end("stopped", is_done=False)
         raise
     how = "found in the store" if result.cached else f"{result.seconds:.1f} s"
+    progress.end(how if result.cached else f"done in {how}")
     board.ended(place, spec.name, was_found=result.cached)
     standing = board.standing()
     logger.info("%s: %s%s", label, how, f" ({standing})" if standing else "")
@@ -150,6 +154,7 @@ class _ProgressArtifact:
     def __init__(self, label: str, place: str) -> None:
         self.label, self.place = label, place
         self.artifact: UUID | None = None
+        self.percent, self.said = 0.0, label
         self.updated = 0.0
         self.logged = time.monotonic()
 
@@ -158,17 +163,29 @@ class _ProgressArtifact:
             return
         board.advanced(self.place, progress.done, progress.total, progress.metrics)
         is_done = progress.done >= progress.total
+        self.percent = 100.0 * progress.done / progress.total
+        self.said = f"{self.label}: {progress.done} of {progress.total}"
         now = time.monotonic()
         if not is_done and now - self.updated < SECONDS_BETWEEN_UPDATES:
             return
         self.updated = now
         if now - self.logged >= SECONDS_BETWEEN_LINES and not board.is_live:
             self.logged = now
-            logger.info("%s: %d of %d", self.label, progress.done, progress.total)
-        percent = 100.0 * progress.done / progress.total
+            logger.info("%s", self.said)
+        self._show(self.said)
+
+    def end(self, how: str, *, is_done: bool = True) -> None:
+        """Say how the stage ended; nothing where it never reported, or no server listens."""
+        if self.artifact is None:
+            return
+        self.percent = 100.0 if is_done else self.percent
+        with suppress(Exception):  # the stage is done, or has an error of its own
+            self._show(f"{self.said}, {how}")
+
+    def _show(self, description: str) -> None:
         if self.artifact is None:
             self.artifact = create_progress_artifact(  # type: ignore[assignment]
-                progress=percent, description=f"{self.label}: {progress.done}/{progress.total}"
+                progress=self.percent, description=description
             )
         else:
-            update_progress_artifact(artifact_id=self.artifact, progress=percent)
+            update_progress_artifact(self.artifact, self.percent, description)

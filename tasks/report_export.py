@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from prefect.artifacts import create_markdown_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from trimtab.infra.processes.locks import file_lock
 from trimtab.infra.report_folders import AUDIT_FILES, PLOTS, REPORT_FILES, stamp, write_run
@@ -18,7 +18,7 @@ from trimtab.infra.store.store import Store
 from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.config.reporting import LineageEntry
 from trimtab.models.data.row_account import RowAccount
-from trimtab.tasks.context import base_context
+from trimtab.tasks.context import FLOW_RUN_URL, base_context, flow_run_tags
 from trimtab.tasks.execution import StageResult
 
 REQUESTS_AT_ONCE = 8
@@ -59,7 +59,7 @@ def export_report(
     """Export report and audit page to a folder, MLflow, a Prefect artifact and the console.
 
     `run` says whose report it is (`trimtab.infra.report_folders.write_run`, and what that raises),
-    and under `made` how it was made (`trimtab.infra.report_folders.stamp`, with `links`).
+    and under `made` how it was made (`trimtab.infra.report_folders.stamp`).
     """
     context = base_context()
     folder = context.settings.home / "reports" / name
@@ -78,17 +78,21 @@ def export_report(
         tracked.log_artifacts(folder)
     _track(tracked, card, result.summary)
     cached = sum(done.cached for done in results.values())
+    counted = f"{cached} of {len(results)} stages were found in the store"
     lines = [f"| {key} | {_shown(value)} |" for key, value in result.summary.items()]
+    links = _link(tracked, name, pages, card)
     create_markdown_artifact(
         key="trimtab-report",
         description=f"Report: {pages['report']}; MLflow run {tracked.run_id}",
         markdown="\n".join(
             [
                 *([f"{card['verdict']['sentence']}\n"] if "verdict" in card else []),
-                *(f"{page.capitalize()}: `{path}`\n" for page, path in pages.items()),
+                *(
+                    f"{page.capitalize()}: {_in_markdown(links.get(page))}`{path}`\n"
+                    for page, path in pages.items()
+                ),
                 *(f"**Warning:** {warning}\n" for warning in warnings),
-                f"MLflow run: {tracked.link}. "
-                f"{cached} of {len(results)} stages were found in the store.",
+                f"MLflow run: {tracked.link}. {counted}.",
                 *(f"\n{line}" for line in told),
                 "",
                 "| measure | value |",
@@ -97,27 +101,63 @@ def export_report(
             ]
         ),
     )
-    print(_answer(card) or _all_of(result.summary), end="\n\n")
-    print(f"{cached} of {len(results)} stages were found in the store")
-    for line in told:
-        print(line)
-    for warning in warnings:
-        print(f"warning: {warning}")
+    _print(card, result.summary, counted, told, warnings)
     places = {**pages, "scorecard": folder / "scorecard.json", **_models(card, results)}
     for what, place in places.items():
         print(f"{what}: {place}")
     shown = {page: str(path) for page, path in pages.items()}
+    shown |= {f"{page}_link": address for page, address in links.items()}
     return shown | json.loads(json.dumps(result.summary))
+
+
+def _print(
+    card: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    counted: str,
+    told: Sequence[str],
+    warnings: Sequence[str],
+) -> None:
+    """The answer, or where there is none all numbers; then what was found, read and is doubtful."""
+    print(_answer(card) or _all_of(summary), end="\n\n")
+    for line in (counted, *told, *(f"warning: {warning}" for warning in warnings)):
+        print(line)
 
 
 def _stamp(pages: Mapping[str, Path], tracked: TrackedRun, run: Mapping[str, Any]) -> None:
     """Say on the pages how they were made, and lead to each other and to the run's own pages."""
     if made := run.get("made"):
-        links = {**made["links"], **({"MLflow run": tracked.page} if tracked.page else {})}
+        runs = {"Prefect flow run": flow_run_tags().get(FLOW_RUN_URL), "MLflow run": tracked.page()}
+        known = {words: address for words, address in runs.items() if address}
         for page, path in pages.items():
             if path.suffix == ".html":
                 others = {words: each.name for words, each in pages.items() if words != page}
-                stamp(path, made, others | links)
+                stamp(path, made, others | known)
+
+
+def _link(
+    tracked: TrackedRun, name: str, pages: Mapping[str, Path], card: Mapping[str, Any]
+) -> dict[str, str]:
+    """Links to the pages as Prefect artifacts, where MLflow is a server; their addresses.
+
+    MLflow shows what lies in S3, too, to who may log in there and nowhere else.
+    """
+    links = {}
+    about = card["verdict"]["sentence"] if "verdict" in card else f"The page of {name}"
+    for page, description in {"report": about, "audit": "The labels, to look through"}.items():
+        address = tracked.page(pages[page].name) if page in pages else None
+        if address:
+            links[page] = address
+            create_link_artifact(
+                key=f"trimtab-{page}-page",
+                link=address,
+                link_text=f"{page.capitalize()} of {name}",
+                description=description,
+            )
+    return links
+
+
+def _in_markdown(address: str | None) -> str:
+    return f"[in MLflow]({address}), on the worker " if address else ""
 
 
 def grouped(summary: Mapping[str, Any], groups: Sequence[str]) -> dict[str, float]:
@@ -143,6 +183,8 @@ def _track(tracked: TrackedRun, card: Mapping[str, Any], summary: Mapping[str, A
     if "verdict" in card:
         tags["trimtab.verdict"] = str(card["verdict"]["answer"])
         tags["mlflow.note.content"] = str(card["verdict"]["sentence"])
+        if address := flow_run_tags().get(FLOW_RUN_URL):
+            tags["mlflow.note.content"] += f"\n\n[Flow run in Prefect]({address})"
     tracked.log(metrics=grouped(summary, [*policies, *card.get("scorers", {})]), tags=tags)
 
 

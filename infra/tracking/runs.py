@@ -298,17 +298,18 @@ class TrackedRun:
                 self._outbox.remove()
         return True
 
-    @property
-    def page(self) -> str | None:
-        """The address of the run's page; none where MLflow is no server."""
+    def page(self, artifact: str = "") -> str | None:
+        """The address of the run's page, or of one of its artifacts; None without a server."""
         if self.run_id is None or not self.tracking.uri.startswith("http"):
             return None
-        return f"{self.tracking.uri}/#/experiments/{self.tracking.experiment_id}/runs/{self.run_id}"
+        page = f"{self.tracking.uri}/#/experiments/{self.tracking.experiment_id}/runs/{self.run_id}"
+        return f"{page}/artifacts/{artifact}" if artifact else page
 
     @property
     def link(self) -> str:
-        """The run in Markdown: its page where there is one, else its id."""
-        return f"[{self.run_id}]({self.page})" if self.page else f"`{self.run_id}`"
+        """The run in Markdown: its page where MLflow is a server, else its id."""
+        page = self.page()
+        return f"[{self.run_id}]({page})" if page else f"`{self.run_id}`"
 
     def child(self, name: str, tags: Mapping[str, str] | None = None) -> TrackedRun:
         """Start a run nested in this one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,22 +102,39 @@ def test_a_key_given_in_the_wrong_place_is_not_shown(given: str) -> None:
 def test_changes_have_every_field_of_a_run_and_presuppose_none() -> None:
     schema = RunChanges.model_json_schema()
     whole = RunConfig.model_json_schema()
-    assert set(schema["properties"]) == set(whole["properties"]) - {"recipe"}
+    named = {
+        name for name in schema["properties"] if "." not in name
+    }  # others are given by path, too
+    assert named == set(whole["properties"]) - {"recipe"}
     assert schema["properties"]["seed"] == {
         "description": whole["properties"]["seed"]["description"],
         "minimum": 0,
         "maximum": 4_000_000,
         "not": {"type": "null"},
-        "title": "Seed",
+        "position": 0,
+        "title": "Seed of the run (seed)",
         "type": "integer",
     }
-    for name, section in schema["$defs"].items():
-        assert set(section["properties"]) == set(whole["$defs"][name]["properties"])
+
+    def compare(section: dict[str, Any], original: dict[str, Any], path: str) -> None:
+        by_name = {name: field for name, field in section["properties"].items() if "." not in name}
+        assert set(by_name) == set(original["properties"]) - ({"recipe"} if not path else set())
         assert "required" not in section
-        for field in section["properties"].values():
+        for name, field in by_name.items():
             # A form without a third state for booleans would send false for what nobody touched.
             assert field.get("type") != "boolean"
-            assert field.get("default") is None, name
+            assert "default" not in field, path
+            theirs = re.search(r"#/\$defs/(\w+)", str(original["properties"][name]))
+            ours = re.search(r"#/\$defs/(\w+)", str(field))
+            assert bool(ours) == bool(theirs), (path, name)
+            if ours and theirs:
+                inner = schema["$defs"][ours[1]], whole["$defs"][theirs[1]]
+                seen.append(ours[1])
+                compare(*inner, f"{path}{name}.")
+
+    seen: list[str] = []
+    compare(schema, whole, "")
+    assert sorted(seen) == sorted(schema["$defs"])
     assert apply_changes(recipe_named("smoke"), RunChanges()) == recipe_named("smoke")
     assert apply_changes(recipe_named("smoke"), None) == recipe_named("smoke")
 

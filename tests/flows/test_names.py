@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.utilities.names import generate_slug
 
 from trimtab.flows import commands, lifecycle
 from trimtab.flows import rounds as rounds_module
@@ -226,13 +227,19 @@ def test_compare_shows_the_settings_that_differ(
 
 
 def test_a_typed_run_name_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Prefect's server and its two forms fill in (3.8.8) is replaced, and nothing else."""
+
     class _FlowRun:
-        name, flow_name, parameters = "brave-otter", "rlhf", {"recipe": "smoke"}
+        name, flow_name, parameters = "", "rlhf", {"recipe": "smoke"}
 
     monkeypatch.setattr(lifecycle, "flow_run", _FlowRun)
-    assert run_name() == "rlhf-smoke"
-    _FlowRun.name = "Tuesday, second try"
-    assert run_name() == "Tuesday, second try"
+    made_up = (generate_slug(2) for _ in range(100))
+    for name in (*made_up, "nu2-harada", "alpha-ursae-majoris-zuvan", "beta5--vega", "Sleek-Elk"):
+        _FlowRun.name = name
+        assert run_name() == "rlhf-smoke", name
+    for name in ("Tuesday, second try", "first-try", "kl-low", "Small-KL-0", "seed3"):
+        _FlowRun.name = name
+        assert run_name() == name
 
 
 def test_rounds_without_a_champion_are_idle_and_say_what_to_run(

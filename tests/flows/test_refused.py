@@ -21,6 +21,7 @@ from prefect.utilities.schema_tools.validation import preprocess_schema, validat
 from trimtab.flows.compare import compare
 from trimtab.flows.config import ConfigError
 from trimtab.flows.evaluate import evaluate
+from trimtab.flows.form import as_served
 from trimtab.flows.overrides import apply_changes, parse_overrides
 from trimtab.flows.recipes import recipe_named
 from trimtab.flows.rlhf import rlhf
@@ -168,7 +169,7 @@ def _at(path: str, value: Any) -> dict[str, Any]:
 
 def _schema(flow: Any) -> dict[str, Any]:
     """As the API has it of a deployment, once it prepared it."""
-    schema = {**parameter_schema(flow).model_dump_for_openapi(), "additionalProperties": False}
+    schema = as_served(parameter_schema(flow).model_dump_for_openapi())
     return dict(preprocess_schema(json.loads(json.dumps(schema))))
 
 
@@ -202,26 +203,53 @@ def test_what_no_run_can_have_is_refused_before_any_stage() -> None:
 
 
 def test_a_form_that_nobody_touched_changes_nothing() -> None:
-    """It sends the defaults that the schema has, in every section and in the first of several."""
-    sections = parameter_schema(rlhf).model_dump_for_openapi()["definitions"]
+    """It sends the defaults that the schema has, of which there are none, in every section that was
+    opened, and in the first of several."""
+    sections = as_served(parameter_schema(rlhf).model_dump_for_openapi())["definitions"]
+    assert '"default"' not in json.dumps(sections)
 
-    def untouched(name: str) -> dict[str, Any]:
-        sent: dict[str, Any] = {}
-        for field, described in sections[name]["properties"].items():
-            first = described.get("anyOf", [described])[0]
-            if "default" in described:
-                sent[field] = described["default"]
-            elif "$ref" in first:
-                sent[field] = untouched(first["$ref"].rpartition("/")[2])
-        return sent
+    def opened(name: str) -> dict[str, Any]:
+        return {
+            field: opened(described["then"]["$ref"].rpartition("/")[2])
+            for field, described in sections[name]["properties"].items()
+            if "then" in described
+        }
 
-    changes = untouched("RunChanges")
-    assert changes["ppo"]["normalise_advantages"] is None
-    assert changes["ppo"]["zero"] == {"offload": None}
+    changes = opened("RunChanges")
+    assert changes["ppo"]["lora"] == {} and changes["rounds"]["meta_rm"]["train"]["zero"] == {}
     parameters = {"recipe": "smoke", "changes": changes}
     assert validate(parameters, _schema(rlhf), preprocess=False) == []
     taken = rlhf.validate_parameters(parameters)
     assert apply_changes(recipe_named("smoke"), taken["changes"]) == recipe_named("smoke")
+
+
+def test_a_setting_may_be_given_by_its_path_as_the_form_does() -> None:
+    changes = {
+        "ppo.kl_coef": 0.2,
+        "seed": 3,
+        "ppo": {"num_steps": 6},
+        "preferences.max_pairs": None,
+    }
+    parameters = {"recipe": "smoke", "changes": changes}
+    assert validate(parameters, _schema(rlhf), preprocess=False) == []
+    taken = rlhf.validate_parameters(parameters)
+    given = parse_overrides(["ppo.kl_coef=0.2", "seed=3", "ppo.num_steps=6"])
+    assert apply_changes(recipe_named("smoke"), taken["changes"]) == apply_changes(
+        recipe_named("smoke"), given
+    )
+    for twice in ({"kl_coef": 0.3}, 3):
+        with pytest.raises((ConfigError, ParameterTypeError), match=r"ppo"):
+            _start({"recipe": "smoke", "changes": {"ppo.kl_coef": 0.2, "ppo": twice}})
+    for wrong in (
+        {"ppo.kl_coef": -1},
+        {"ppo.kl_coef": None},
+        {"ppo.gamma": 1},
+        {"sft.model.base": 3},
+    ):
+        parameters = {"recipe": "smoke", "changes": wrong}
+        assert validate(parameters, _schema(rlhf), preprocess=False), wrong
+        with pytest.raises((ConfigError, ParameterTypeError), match=next(iter(wrong))):
+            _start(parameters)
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,13 @@ class _Tracked:
 
     run_id, link = "1", ""
 
-    def __init__(self) -> None:
+    def __init__(self, server: str = "") -> None:
+        self.server = server
         self.metrics: dict[str, float] = {}
         self.tags: dict[str, str] = {}
+
+    def page(self, artifact: str) -> str | None:
+        return f"{self.server}/{artifact}" if self.server else None
 
     def log_artifacts(self, folder: Path) -> None:
         files = [path for path in folder.rglob("*") if path.is_file()]
@@ -139,15 +143,16 @@ def test_pages_say_how_they_were_made_and_lead_to_each_other(
 
     results = {"audit": published("audit", "audit.html")}
     made = {"at": "2026-01-02 03:04 UTC", "version": "1.2", "host": "<host>", "commit": "a" * 40}
-    links = {"Prefect flow run": "http://prefect/runs/1", "bad": "javascript:alert(1)//"}
     run = {
         "name": "mine-seed0", "configuration": "mine-seed0",
-        "made": {**made, "command": "trimtab run mine 'a=\"b\"'", "links": links},
+        "made": {**made, "command": "trimtab run mine 'a=\"b\"'"},
     }  # fmt: skip
     tracked: Any = SimpleNamespace(
-        run_id="2", link="", page="http://mlflow/#/runs/2", log=lambda **_: None,
-        log_artifacts=lambda _: None,
+        run_id="2", link="", log=lambda **_: None, log_artifacts=lambda _: None,
+        page=lambda artifact="": None if artifact else "http://mlflow/#/runs/2",
     )  # fmt: skip
+    back = {report_module.FLOW_RUN_URL: "http://prefect/runs/1"}
+    monkeypatch.setattr(report_module, "flow_run_tags", lambda: back)
     export_report(tracked, published("report", "report.html"), results, "mine-seed0", run)
     folder = tmp_path / "reports" / "mine-seed0"
     told = (folder / "report.html").read_text()
@@ -167,6 +172,32 @@ def test_pages_say_how_they_were_made_and_lead_to_each_other(
     assert store.find("report", "k") and store.find("audit", "k")  # the store's files are as before
     for template in ("report", "audit", "compare", "study"):
         assert MADE in read_text(templates, f"{template}.html.j2")
+
+
+def test_a_browser_reaches_report_and_audit_page_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where MLflow is a server; without one there is no address to link to."""
+    made: list[dict[str, str]] = []
+    monkeypatch.setattr(report_module, "create_link_artifact", lambda **given: made.append(given))
+    card = {"verdict": {"answer": "better", "sentence": "Better: by far."}}
+    pages = {page: tmp_path / f"{page}.html" for page in ("report", "audit")}
+    pages["quarantine"] = tmp_path / "quarantine.jsonl"
+    tracked: Any = _Tracked("http://mlflow/#/runs/1/artifacts")
+    links = report_module._link(tracked, "smoke-seed0", pages, card)
+    assert links == {
+        "report": "http://mlflow/#/runs/1/artifacts/report.html",
+        "audit": "http://mlflow/#/runs/1/artifacts/audit.html",
+    }
+    assert [each["key"] for each in made] == ["trimtab-report-page", "trimtab-audit-page"]
+    assert [each["link"] for each in made] == list(links.values())
+    assert made[0]["description"] == "Better: by far."
+    assert report_module._link(_Tracked(), "smoke-seed0", pages, card) == {}  # type: ignore[arg-type]
+    assert len(made) == 2
+    back = {report_module.FLOW_RUN_URL: "http://prefect/runs/flow-run/7"}
+    monkeypatch.setattr(report_module, "flow_run_tags", lambda: back)
+    report_module._track(tracked, card, {})
+    assert "(http://prefect/runs/flow-run/7)" in tracked.tags["mlflow.note.content"]
 
 
 def test_rows_and_where_the_refused_ones_lie_are_printed(
@@ -193,7 +224,11 @@ def test_rows_and_where_the_refused_ones_lie_are_printed(
         manifest = store.publish("report", f"k{refused}", output)
         ref = ArtifactRef("report", f"k{refused}", manifest.digest)
         tracked: Any = SimpleNamespace(
-            run_id="1", link="", log_artifacts=lambda _: None, log=lambda **_: None
+            run_id="1",
+            link="",
+            page=lambda _: None,
+            log_artifacts=lambda _: None,
+            log=lambda **_: None,
         )
         about = {"name": "mine-seed0", "configuration": "mine-seed0"}
         return export_report(tracked, StageResult(ref, {}, False, 1.0), {}, "mine-seed0", about)
@@ -242,7 +277,11 @@ def test_the_end_is_an_answer_the_claims_and_where_everything_lies(
     model = {"model/model.safetensors": "weights", "summary.json": "{}"}
     results = {"policy_full": published("ppo_max", model), "sft": published("sft", model)}
     tracked: Any = SimpleNamespace(
-        run_id="1", link="", log_artifacts=lambda _: None, log=lambda **_: None
+        run_id="1",
+        link="",
+        page=lambda _: None,
+        log_artifacts=lambda _: None,
+        log=lambda **_: None,
     )
     about = {"name": "smoke-seed0", "configuration": "smoke-seed0"}
     export_report(tracked, report, results, "smoke-seed0", about)
