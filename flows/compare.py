@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from trimtab.flows import experiment
+from trimtab.flows.checks import require_startable
 from trimtab.flows.compare_config import (
     METHODS,
     SEEDS,
@@ -23,7 +24,6 @@ from trimtab.flows.run import Run
 from trimtab.models.config.base import RunSeed
 from trimtab.models.config.reporting import CompareConfig
 from trimtab.models.specs import COMPARE
-from trimtab.tasks.access import require_access
 from trimtab.tasks.report_export import export_report, lineage_of
 
 Arms = Annotated[list[Arm], Field(min_length=1)]
@@ -64,7 +64,7 @@ def compare(
     """
     configs = configs_of_seeds(recipe, arms, seeds, changes)
     config = configs[0]
-    require_access(config)
+    require_startable(config, "compare", len(seeds))
     found_name = comparison_name(config, arms, seeds, name)
     runs = [Run(each, name=found_name.name) for each in configs]
     with tracked_flow(config, found_name) as tracked:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from trimtab.flows.checks import require_startable
 from trimtab.flows.config import RunConfig
 from trimtab.flows.exhibits import find_exhibits
 from trimtab.flows.flow import flow
@@ -26,7 +27,6 @@ from trimtab.models.config.data import WORLD_VERSION
 from trimtab.models.config.reporting import StudyConfig
 from trimtab.models.specs import STUDY
 from trimtab.models.studies.registry import Exhibit, ExhibitName, Paper
-from trimtab.tasks.access import require_access
 from trimtab.tasks.report_export import export_report, lineage_of
 
 logger = logging.getLogger("trimtab")
@@ -61,7 +61,7 @@ def study(
     """
     wanted = find_exhibits(paper, exhibit, seeds)
     config = apply_changes(recipe_named(scale), changes)
-    require_access(config)
+    require_startable(config)
     made: dict[Hashable, Future] = {}
     how = (*format_overrides(changes), "--scale", scale, "--seeds", *map(str, seeds))
     configs = [apply_changes(config, {"seed": seed}) for seed in seeds]
