@@ -47,7 +47,6 @@ from trimtab.models.judge.constitutions import (
     parse_constitution,
 )
 from trimtab.models.packages import folder_of, installation_of
-from trimtab.tasks.access import access_of_run, require_access
 
 if TYPE_CHECKING:
     from trimtab.flows.plan import Plan
@@ -81,32 +80,12 @@ def check(config: RunConfig, *, max_rows: int | None = MAX_ROWS) -> Findings:
         name = getattr(section, "constitution", None)
         if isinstance(name, str) and name not in PACKAGED:
             _check_constitution(f"{path}constitution", name, found)
-    _check_installed(config, found)
+    check_installed(config, found)
     return found
 
 
-def require_startable(config: RunConfig, flow: str | None = None, num_seeds: int = 1) -> None:
-    """Check what a worker's run needs before its first stage; files are left to the stages.
-
-    Raises AccessError for what it may not read or ask, and ConfigError for models and packages that
-    are not installed here and, where the `flow` is given, for stages that do not fit on this host.
-    On your own machine and on a Dask cluster nothing but access is looked at: the command line has
-    checked more, and stages run elsewhere.
-    """
-    require_access(config)
-    settings = Settings.from_env()
-    if access_of_run() is None or settings.dask is not None:
-        return
-    found = Findings()
-    _check_installed(config, found)
-    refuse([*found.mistakes, *found.missing])
-    plan = uncounted_plan(config, flow, settings, num_seeds) if flow else None
-    if plan is not None:
-        refuse_too_large(plan, settings)
-
-
-def _check_installed(config: RunConfig, found: Findings) -> None:
-    """Models and optional packages."""
+def check_installed(config: RunConfig, found: Findings) -> None:
+    """Note models and optional packages that are not installed here."""
     for path, section in sections_of(config):
         if isinstance(section, ChatModelConfig) and section.local_model is not None:
             _check_model(f"{path}local_model", section.local_model, found)

@@ -7,7 +7,6 @@ from typing import Annotated
 from pydantic import Field
 
 from trimtab.flows import experiment
-from trimtab.flows.checks import require_startable
 from trimtab.flows.compare_config import (
     METHODS,
     SEEDS,
@@ -17,7 +16,7 @@ from trimtab.flows.compare_config import (
 )
 from trimtab.flows.config import Arm
 from trimtab.flows.flow import flow
-from trimtab.flows.lifecycle import answered, tracked_flow
+from trimtab.flows.lifecycle import answered, require_startable, tracked_flow
 from trimtab.flows.names import GivenName
 from trimtab.flows.recipes import RecipeName
 from trimtab.flows.run import Run

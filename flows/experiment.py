@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trimtab.flows.checks import require_startable
 from trimtab.flows.config import seeded
-from trimtab.flows.lifecycle import answered, finish_run, tracked_flow
+from trimtab.flows.lifecycle import answered, finish_run, require_startable, tracked_flow
 from trimtab.flows.names import name_run
 from trimtab.flows.overrides import RunChanges, apply_changes
 from trimtab.flows.pipeline.data import cache_trunk, prepare

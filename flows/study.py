@@ -10,11 +10,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trimtab.flows.checks import require_startable
 from trimtab.flows.config import RunConfig
 from trimtab.flows.exhibits import find_exhibits
 from trimtab.flows.flow import flow
-from trimtab.flows.lifecycle import tracked_flow
+from trimtab.flows.lifecycle import require_startable, tracked_flow
 from trimtab.flows.names import RunName, name_run_over_seeds
 from trimtab.flows.overrides import RunChanges, apply_changes, format_overrides
 from trimtab.flows.recipes import RecipeName, recipe_named

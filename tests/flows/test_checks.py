@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from trimtab.flows import checks, commands
-from trimtab.flows.checks import MAX_ROWS, check, require_startable
+from trimtab.flows.checks import MAX_ROWS, check
 from trimtab.flows.cli import main
 from trimtab.flows.errors import ConfigError
+from trimtab.flows.lifecycle import require_startable
 from trimtab.flows.overrides import apply_changes, parse_overrides
 from trimtab.flows.recipes import recipe_named
 from trimtab.infra.access import AccessError
