@@ -14,8 +14,12 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
+from typing import TYPE_CHECKING
 
 from trimtab.flows.config import RunConfig, check_layers, sections_of
+from trimtab.flows.errors import ConfigError
+from trimtab.infra.processes.gpus import memory_of
+from trimtab.infra.settings import Settings
 from trimtab.infra.store.fetch import is_remote
 from trimtab.models.config.judge import ChatModelConfig
 from trimtab.models.config.training import TrainerConfig
@@ -34,6 +38,7 @@ from trimtab.models.data import (
 )
 from trimtab.models.data.problems import SOURCE_REASONS
 from trimtab.models.data.readers import looks_like_hub_id
+from trimtab.models.estimates.machine import GIB, Machine
 from trimtab.models.estimates.shapes import PlanError, shape_of
 from trimtab.models.judge.constitutions import (
     PACKAGED,
@@ -42,6 +47,9 @@ from trimtab.models.judge.constitutions import (
     parse_constitution,
 )
 from trimtab.models.packages import folder_of, installation_of
+
+if TYPE_CHECKING:
+    from trimtab.flows.plan import Plan
 
 # Of each source: read in well under a second.
 MAX_ROWS = 5000
@@ -72,13 +80,19 @@ def check(config: RunConfig, *, max_rows: int | None = MAX_ROWS) -> Findings:
         name = getattr(section, "constitution", None)
         if isinstance(name, str) and name not in PACKAGED:
             _check_constitution(f"{path}constitution", name, found)
+    check_installed(config, found)
+    return found
+
+
+def check_installed(config: RunConfig, found: Findings) -> None:
+    """Note models and optional packages that are not installed here."""
+    for path, section in sections_of(config):
         if isinstance(section, ChatModelConfig) and section.local_model is not None:
             _check_model(f"{path}local_model", section.local_model, found)
     if config.sft.model.base is not None:
         _check_model("sft.model.base", config.sft.model.base, found)
         _check_layers(config, found)
     found.missing += dict.fromkeys(_not_installed(config))
-    return found
 
 
 def _absent(name: str, source: str) -> str:
@@ -238,3 +252,50 @@ def _not_installed(config: RunConfig) -> Iterator[str]:
         python = os.environ.get("TRIMTAB_VLLM_PYTHON") or sys.executable
         if which(python) is None or (python == sys.executable and find_spec("vllm") is None):
             yield f"ppo.vllm needs vLLM, and {python} has none: set TRIMTAB_VLLM_PYTHON"
+
+
+def refuse(mistakes: Sequence[str]) -> None:
+    """ConfigError with all mistakes, a line each, if there are any."""
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+
+
+def uncounted_plan(
+    config: RunConfig, flow: str, settings: Settings, num_seeds: int = 1
+) -> Plan | None:
+    """The plan of a run on this host; None where the size of its model is unknown.
+
+    Rows of preference files are not counted, which may take long: they decide how long a stage
+    takes, but hardly its memory, nor which share of the whole it is.
+    """
+    from trimtab.flows.plan import make_plan
+
+    if not config.is_synthetic:
+        uncounted = {"sources": ("s3://not-counted",), "demonstrations": ()}
+        preferences = config.preferences.model_copy(update=uncounted)
+        config = config.model_copy(update={"preferences": preferences})
+    machine = this_host(settings) or Machine(len(settings.gpus), sys.maxsize, 1, True)
+    try:
+        return make_plan(config, flow, machine, num_seeds)
+    except PlanError:
+        return None
+
+
+def refuse_too_large(plan: Plan, settings: Settings) -> None:
+    """ConfigError if a stage of a plan does not fit on this host."""
+    found = plan.too_large()
+    if found is not None:
+        host = this_host(settings) or f"{len(settings.gpus)} GPUs"
+        raise ConfigError(
+            f"{plan.config.recipe} does not fit on this host: {found}; found {host}. --dry-run "
+            "prints the whole plan; hh-smollm2 is the recipe for human preferences with a small "
+            "model"
+        )
+
+
+def this_host(settings: Settings) -> Machine | None:
+    """This host; None if the memory of its GPUs cannot be read."""
+    if not settings.gpus:
+        return Machine.this_computer(settings.max_parallel)
+    memory = memory_of(settings.gpus)
+    return None if memory is None else Machine.of_gpus(len(settings.gpus), memory / GIB)

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trimtab.flows.checks import check
+from trimtab.flows.checks import check, refuse, refuse_too_large, this_host, uncounted_plan
 from trimtab.flows.compare_config import METHODS, SEEDS, comparison_name, configs_of_seeds
 from trimtab.flows.config import RunConfig, load_config
 from trimtab.flows.errors import CommandError, ConfigError
@@ -36,19 +36,15 @@ from trimtab.flows.recipes import MACHINES, RECIPES, recipe_named
 from trimtab.flows.terminal import shown_live
 from trimtab.infra.imports import quick_imports
 from trimtab.infra.prefect.server import PrefectServerError, local_prefect_server
-from trimtab.infra.processes.gpus import memory_of
 from trimtab.infra.processes.launch import TrainerError, warm_up
 from trimtab.infra.report_folders import NameTakenError
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.fetch import FetchError
 from trimtab.infra.store.manifest import StorageError
 from trimtab.infra.tracking.registry import RegistryError
-from trimtab.models.estimates.machine import GIB, Machine
+from trimtab.models.estimates.machine import Machine
 from trimtab.models.estimates.shapes import PlanError
 from trimtab.tasks.board import board
-
-if TYPE_CHECKING:
-    from trimtab.flows.plan import Plan
 
 CONTINUE_HINT = "; run the same command again to continue"
 
@@ -151,7 +147,7 @@ def _compared(
 def run_recipe(request: RunRequest, settings: Settings) -> None:
     """Run a request; ConfigError if something it needs is missing, or it does not fit here."""
     found = check(request.config)
-    _refuse([*found.mistakes, *(found.missing if settings.dask is None else ())])
+    refuse([*found.mistakes, *(found.missing if settings.dask is None else ())])
     for line in found.notes:
         print(f"trimtab: {line}", file=sys.stderr)
     print(f"trimtab: starting {request.name}", file=sys.stderr, flush=True)
@@ -176,7 +172,7 @@ def run_study(
     """A paper's table or figure over several seeds; prints the status of each exhibit."""
     find_exhibits(paper, exhibit, seeds)
     changes = parse_overrides(overrides)
-    _refuse(check(apply_changes(recipe_named(scale), changes)).mistakes)
+    refuse(check(apply_changes(recipe_named(scale), changes)).mistakes)
     with prefect_server() as wait_until_ready:
         study = load_flow("study")
         wait_until_ready()
@@ -274,17 +270,12 @@ def _loading() -> Iterator[None]:
         yield
 
 
-def _refuse(mistakes: Sequence[str]) -> None:
-    if mistakes:
-        raise ConfigError("\n".join(mistakes))
-
-
 def print_plan(request: RunRequest, machine: Machine) -> None:
     """Print the plan, or raise ConfigError; nothing is run, downloaded or stored."""
     found = check(request.config)
     if not found.mistakes:
         found = check(request.config, max_rows=None)
-    _refuse(found.mistakes)
+    refuse(found.mistakes)
     # Prefect, loaded with the flows, warns if our home folder does not exist. A plan needs none.
     warnings.filterwarnings("ignore", "Failed to create the Prefect home directory")
     from trimtab.flows.plan import make_plan
@@ -303,51 +294,10 @@ def machine_of_plan(
     """The machine to plan for: the given GPUs, else the recipe's machine, else this host."""
     if gpus is not None and gpu_memory is not None:
         return Machine.of_gpus(gpus, gpu_memory)
-    machine = MACHINES.get(recipe) or _this_host(settings)
+    machine = MACHINES.get(recipe) or this_host(settings)
     if machine is None:
         raise ConfigError(
             "cannot read the memory of this host's GPUs from nvidia-smi: give --gpus and "
             "--gpu-memory"
         )
     return machine
-
-
-def uncounted_plan(
-    config: RunConfig, flow: str, settings: Settings, num_seeds: int = 1
-) -> Plan | None:
-    """The plan of a run on this host; None where the size of its model is unknown.
-
-    Rows of preference files are not counted, which may take long: they decide how long a stage
-    takes, but hardly its memory, nor which share of the whole it is.
-    """
-    from trimtab.flows.plan import make_plan
-
-    if not config.is_synthetic:
-        uncounted = {"sources": ("s3://not-counted",), "demonstrations": ()}
-        preferences = config.preferences.model_copy(update=uncounted)
-        config = config.model_copy(update={"preferences": preferences})
-    machine = _this_host(settings) or Machine(len(settings.gpus), sys.maxsize, 1, True)
-    try:
-        return make_plan(config, flow, machine, num_seeds)
-    except PlanError:
-        return None
-
-
-def refuse_too_large(plan: Plan, settings: Settings) -> None:
-    """ConfigError if a stage of a plan does not fit on this host."""
-    found = plan.too_large()
-    if found is not None:
-        host = _this_host(settings) or f"{len(settings.gpus)} GPUs"
-        raise ConfigError(
-            f"{plan.config.recipe} does not fit on this host: {found}; found {host}. --dry-run "
-            "prints the whole plan; hh-smollm2 is the recipe for human preferences with a small "
-            "model"
-        )
-
-
-def _this_host(settings: Settings) -> Machine | None:
-    """This host; None if the memory of its GPUs cannot be read."""
-    if not settings.gpus:
-        return Machine.this_computer(settings.max_parallel)
-    memory = memory_of(settings.gpus)
-    return None if memory is None else Machine.of_gpus(len(settings.gpus), memory / GIB)

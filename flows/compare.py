@@ -16,14 +16,13 @@ from trimtab.flows.compare_config import (
 )
 from trimtab.flows.config import Arm
 from trimtab.flows.flow import flow
-from trimtab.flows.lifecycle import about_report, answered, tracked_flow
+from trimtab.flows.lifecycle import about_report, answered, require_startable, tracked_flow
 from trimtab.flows.names import GivenName
 from trimtab.flows.recipes import RecipeName
 from trimtab.flows.run import Run
 from trimtab.models.config.base import RunSeed
 from trimtab.models.config.reporting import CompareConfig
 from trimtab.models.specs import COMPARE
-from trimtab.tasks.access import require_access
 from trimtab.tasks.report_export import export_report, lineage_of
 
 Arms = Annotated[list[Arm], Field(min_length=1)]
@@ -64,7 +63,7 @@ def compare(
     """
     configs = configs_of_seeds(recipe, arms, seeds, changes)
     config = configs[0]
-    require_access(config)
+    require_startable(config, "compare", len(seeds))
     found_name = comparison_name(config, arms, seeds, name)
     runs = [Run(each, name=found_name.name) for each in configs]
     with tracked_flow(config, found_name) as tracked:

@@ -18,8 +18,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import httpx
 
-from trimtab.flows.checks import check
-from trimtab.flows.commands import uncounted_plan
+from trimtab.flows.checks import check, uncounted_plan
 from trimtab.flows.recipes import RECIPES
 from trimtab.infra.processes.gpus import memory_of, unused_gpus
 from trimtab.infra.settings import Settings

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trimtab.flows.config import seeded
-from trimtab.flows.lifecycle import answered, finish_run, tracked_flow
+from trimtab.flows.lifecycle import answered, finish_run, require_startable, tracked_flow
 from trimtab.flows.names import name_run
 from trimtab.flows.overrides import RunChanges, apply_changes
 from trimtab.flows.pipeline.data import cache_trunk, prepare
@@ -26,7 +26,6 @@ from trimtab.flows.recipes import RecipeName, recipe_named
 from trimtab.flows.run import Run
 from trimtab.models.config.reporting import WinMatrixConfig
 from trimtab.models.specs import JUDGE_ANSWERS, WIN_MATRIX
-from trimtab.tasks.access import require_access
 
 
 def run_flow(
@@ -38,7 +37,7 @@ def run_flow(
 ) -> dict[str, object]:
     """Run `stages` with a recipe and its changes, and write the report."""
     config = apply_changes(recipe_named(recipe), changes)
-    require_access(config)
+    require_startable(config, flow)
     name = name_run(config, flow, given_name)
     run = Run(config, name=name.name)
     with tracked_flow(config, name) as tracked:

@@ -22,6 +22,13 @@ from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
+from trimtab.flows.checks import (
+    Findings,
+    check_installed,
+    refuse,
+    refuse_too_large,
+    uncounted_plan,
+)
 from trimtab.flows.config import RunConfig
 from trimtab.flows.names import RunName, check_free, command_of, data_name, registered_model_name
 from trimtab.flows.run import Run, roles_of_round
@@ -32,6 +39,7 @@ from trimtab.infra.settings import Settings
 from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.config.reporting import ReportConfig
 from trimtab.models.specs import REPORT
+from trimtab.tasks.access import access_of_run, require_access
 from trimtab.tasks.context import start_tracked_run
 from trimtab.tasks.registry import SCORERS, RegisteredRun, register_models
 from trimtab.tasks.report_export import export_report, lineage_of
@@ -51,6 +59,26 @@ _FORM_S_NAME = re.compile(rf"(?:{_GREEK})\d*(?:-[a-z]*)+|(?:{_PRAISE})-[A-Za-z]+
 
 # How long the end of a flow waits for MLflow to return; after that the next run sends the rest.
 SECONDS_FOR_MLFLOW = 60.0
+
+
+def require_startable(config: RunConfig, flow: str | None = None, num_seeds: int = 1) -> None:
+    """Check what a worker's run needs before its first stage; files are left to the stages.
+
+    Raises AccessError for what it may not read or ask, and ConfigError for models and packages that
+    are not installed here and, where the `flow` is given, for stages that do not fit on this host.
+    On your own machine and on a Dask cluster nothing but access is looked at: the command line has
+    checked more, and stages run elsewhere.
+    """
+    require_access(config)
+    settings = Settings.from_env()
+    if access_of_run() is None or settings.dask is not None:
+        return
+    found = Findings()
+    check_installed(config, found)
+    refuse([*found.mistakes, *found.missing])
+    plan = uncounted_plan(config, flow, settings, num_seeds) if flow else None
+    if plan is not None:
+        refuse_too_large(plan, settings)
 
 
 def run_name() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trimtab.flows.commands import uncounted_plan
+from trimtab.flows.checks import uncounted_plan
 from trimtab.flows.recipes import MACHINES, RECIPES
 from trimtab.infra.settings import Settings
 from trimtab.models.estimates.machine import GIB

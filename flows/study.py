@@ -13,7 +13,7 @@ from pydantic import Field
 from trimtab.flows.config import RunConfig
 from trimtab.flows.exhibits import find_exhibits
 from trimtab.flows.flow import flow
-from trimtab.flows.lifecycle import about_report, tracked_flow
+from trimtab.flows.lifecycle import about_report, require_startable, tracked_flow
 from trimtab.flows.names import RunName, name_run_over_seeds
 from trimtab.flows.overrides import RunChanges, apply_changes, format_overrides
 from trimtab.flows.recipes import RecipeName, recipe_named
@@ -26,7 +26,6 @@ from trimtab.models.config.data import WORLD_VERSION
 from trimtab.models.config.reporting import StudyConfig
 from trimtab.models.specs import STUDY
 from trimtab.models.studies.registry import Exhibit, ExhibitName, Paper
-from trimtab.tasks.access import require_access
 from trimtab.tasks.report_export import export_report, lineage_of
 
 logger = logging.getLogger("trimtab")
@@ -61,7 +60,7 @@ def study(
     """
     wanted = find_exhibits(paper, exhibit, seeds)
     config = apply_changes(recipe_named(scale), changes)
-    require_access(config)
+    require_startable(config)
     made: dict[Hashable, Future] = {}
     how = (*format_overrides(changes), "--scale", scale, "--seeds", *map(str, seeds))
     configs = [apply_changes(config, {"seed": seed}) for seed in seeds]

@@ -8,17 +8,24 @@ python -m trimtab.infra.stack up         runs all servers until Ctrl-C
 from __future__ import annotations
 
 import argparse
+import fcntl
 import logging
 import os
+import shutil
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from trimtab.infra.stack import flow_runs, secrets
 from trimtab.infra.stack.programs import StackError
 from trimtab.infra.stack.services import Ports, Stack
 from trimtab.infra.stack.supervisor import Supervisor
+
+_TEMPORARY = "tmp-"
 
 
 def main() -> int:
@@ -52,17 +59,51 @@ def _up(stack: Stack) -> int:
         )
     flow_runs.adopt_orphans()
     try:
-        with Supervisor(stack.services(), stack.folder / "logs") as supervisor:
+        services = stack.services()
+        with temporary_folder(stack.folder), Supervisor(services, stack.folder / "logs") as running:
             prefect, mlflow = stack.ports.prefect, stack.ports.mlflow
             print(
                 f"Prefect: http://127.0.0.1:{prefect}   MLflow: http://127.0.0.1:{mlflow}   "
                 f"logs: {stack.folder / 'logs'}   Ctrl-C stops all",
                 flush=True,
             )
-            supervisor.watch()
+            running.watch()
     except KeyboardInterrupt:
         pass
     return 0
+
+
+@contextmanager
+def temporary_folder(folder: Path) -> Iterator[Path]:
+    """Keep temporary files of all processes in the stack's folder, and remove them in the end.
+
+    Killed processes leave theirs behind. Those of a stack that was killed itself go as well; one
+    that is up holds a lock on its own.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob(f"{_TEMPORARY}*"):
+        if (descriptor := _locked(old)) is not None:
+            shutil.rmtree(old, ignore_errors=True)
+            os.close(descriptor)
+    with TemporaryDirectory(prefix=_TEMPORARY, dir=folder, ignore_cleanup_errors=True) as place:
+        descriptor = _locked(Path(place))
+        os.environ["TMPDIR"] = place
+        try:
+            yield Path(place)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+def _locked(folder: Path) -> int | None:
+    """The descriptor by which this process holds a folder's lock; None where another has it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -23,7 +23,7 @@ from trimtab.infra.stack import secrets
 from trimtab.infra.stack.seaweedfs import NUM_INNER_PORTS
 from trimtab.infra.stack.services import Ports, Stack
 from trimtab.infra.store.manifest import Manifest
-from trimtab.infra.store.store import open_store
+from trimtab.infra.store.store import Store, open_store
 
 ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
@@ -161,13 +161,18 @@ class Running:
                 found.append(int(folder.name))
         return found
 
-    def manifests(self) -> dict[str, Manifest | None]:
-        """Every artifact of the store by its key; None where its manifest is broken."""
+    @contextmanager
+    def store(self) -> Iterator[Store]:
+        """The stack's store, with its keys."""
         with pytest.MonkeyPatch.context() as patch:
             for name, value in self.environment.items():
                 if name.startswith("AWS_"):
                     patch.setenv(name, value)
-            store = open_store(self.environment["TRIMTAB_STORE"])
+            yield open_store(self.environment["TRIMTAB_STORE"])
+
+    def manifests(self) -> dict[str, Manifest | None]:
+        """Every artifact of the store by its key; None where its manifest is broken."""
+        with self.store() as store:
             names = [name.split("/") for name in store.objects.list("artifacts")]
             found = [name for name in names if len(name) == 4]
             return {key: store.find(stage, key) for _, stage, key, _ in found}
@@ -213,8 +218,10 @@ def running_stack() -> Iterator[Running]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=120)
+        left = list(folder.glob("tmp-*"))
         shutil.rmtree(folder, ignore_errors=True)
     assert process.returncode == 0
+    assert not left, "temporary files outlived the stack"
     assert not processes_of(folder), "a server outlived the stack"
 
 

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
-from trimtab.flows import commands
+from trimtab.flows import checks, commands
 from trimtab.flows.checks import MAX_ROWS, check
 from trimtab.flows.cli import main
+from trimtab.flows.errors import ConfigError
+from trimtab.flows.lifecycle import require_startable
 from trimtab.flows.overrides import apply_changes, parse_overrides
 from trimtab.flows.recipes import recipe_named
+from trimtab.infra.access import AccessError
 
 RECIPE = "hh-smollm2"
 GOOD = [
@@ -158,3 +161,39 @@ def test_other_commands_look_first_too(
 ) -> None:
     assert main(command) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("sft.train.optimiser=adamw_8bit", "adamw_8bit needs bitsandbytes"),
+        ("sft.train.zero.stage=2", "zero needs deepspeed"),
+        ("ppo.vllm.cache_gib=1 sft.model.hidden_size=128", "ppo.vllm needs vLLM"),
+        ("sft.model.hidden_size=65536 sft.model.num_layers=1024", "does not fit on this host"),
+    ],
+)
+def test_a_worker_s_run_is_refused_before_its_first_stage(
+    monkeypatch: pytest.MonkeyPatch, change: str, said: str
+) -> None:
+    """Its configuration comes from the API, which knows nothing of the worker."""
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)  # as where no extra is installed
+    config = apply_changes(recipe_named("smoke"), parse_overrides(change.split()))
+    require_startable(config, "rlhf")  # on your own machine the command line has checked it
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "0")
+    with pytest.raises(ConfigError, match=said):
+        require_startable(config, "rlhf")
+    require_startable(recipe_named("smoke"), "rlhf")
+
+
+def test_a_worker_s_run_is_refused_where_its_file_is_not_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "0")
+    monkeypatch.setenv("TRIMTAB_DATA_ROOTS", str(folder))
+    given = [f"preferences.sources=[{folder}/good.jsonl]", f"relabel.review={folder}/no.jsonl"]
+    config = apply_changes(recipe_named(RECIPE), parse_overrides(given))
+    with pytest.raises(
+        AccessError, match="^relabel.review: found nothing at '.*no.jsonl'"
+    ) as error:
+        require_startable(config, "label-audit")
+    assert "good.jsonl" not in str(error.value)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.flows import commands
+from trimtab.flows import checks
 from trimtab.flows.cli import main
 from trimtab.flows.config import ConfigError, RunConfig
 from trimtab.flows.overrides import apply_changes, parse_overrides
@@ -110,23 +110,23 @@ def test_a_run_that_the_host_cannot_hold_is_refused(
     message: str | None,
 ) -> None:
     monkeypatch.setattr(os, "sysconf", lambda name: 64 * 2**30 // 4096 if "PHYS" in name else 4096)
-    monkeypatch.setattr(commands, "memory_of", lambda _: None if gib is None else gib * 2**30)
+    monkeypatch.setattr(checks, "memory_of", lambda _: None if gib is None else gib * 2**30)
     settings = Settings.from_env({"CUDA_VISIBLE_DEVICES": gpus})
     config = apply_changes(recipe_named(recipe), parse_overrides(changes))
     with nullcontext() if message is None else pytest.raises(ConfigError, match=message):
-        plan = commands.uncounted_plan(config, "rlhf", settings)
+        plan = checks.uncounted_plan(config, "rlhf", settings)
         if plan is not None:  # of a model whose size is unknown there is none
-            commands.refuse_too_large(plan, settings)
+            checks.refuse_too_large(plan, settings)
 
 
 def test_a_plan_is_held_against_the_gpus_of_the_host(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setattr(commands, "memory_of", lambda _: 24 * 2**30)
+    monkeypatch.setattr(checks, "memory_of", lambda _: 24 * 2**30)
     assert main(["run", "default", "--dry-run"]) == 0
     assert "Compared with: 2 GPUs of 24.0 GiB each" in capsys.readouterr().out
-    monkeypatch.setattr(commands, "memory_of", lambda _: None)
+    monkeypatch.setattr(checks, "memory_of", lambda _: None)
     assert main(["run", "default", "--dry-run"]) == 2
     assert "give --gpus and --gpu-memory" in capsys.readouterr().err
 

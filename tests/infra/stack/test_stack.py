@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from trimtab.infra.stack import flow_runs, secrets
+from trimtab.infra.stack.__main__ import temporary_folder
 from trimtab.infra.stack.programs import StackError
 from trimtab.infra.stack.services import Stack
 from trimtab.infra.stack.supervisor import Service, Supervisor
@@ -167,6 +168,21 @@ def test_a_flow_run_outlives_its_worker_but_not_the_stack(
     watching.wait(timeout=20)
     assert (tmp_path / "worker.saved").exists()
     assert not _is_alive(second)
+
+
+def test_temporary_files_go_with_the_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of processes that were killed, and of an earlier stack; not those of one that is up."""
+    monkeypatch.setenv("TMPDIR", "/nowhere")
+    killed = tmp_path / "tmp-killed"
+    (killed / "run").mkdir(parents=True)
+    with temporary_folder(tmp_path) as first:
+        assert not killed.exists()
+        assert os.environ["TMPDIR"] == str(first)
+        assert first.stat().st_mode & 0o077 == 0
+        (first / "left").touch()
+        with temporary_folder(tmp_path) as second:
+            assert (first / "left").exists() and second != first
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_server_that_cannot_start_says_why_and_stops_the_others(tmp_path: Path) -> None:
