@@ -3,6 +3,9 @@
 python -m trimtab.infra.stack secrets    prints `export` lines for the secrets that are not set
 python -m trimtab.infra.stack env        prints `export` lines of the addresses that clients need
 python -m trimtab.infra.stack up         runs all servers until Ctrl-C
+python -m trimtab.infra.stack upgrade    brings MLflow's database to the installed version
+python -m trimtab.infra.stack backup     writes databases and objects into a new folder below --to
+python -m trimtab.infra.stack restore    makes the stack's folder anew from the backup --from
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from trimtab.infra.stack import flow_runs, secrets
+from trimtab.infra.stack import backup, flow_runs, secrets
 from trimtab.infra.stack.programs import StackError
 from trimtab.infra.stack.services import Ports, Stack
 from trimtab.infra.stack.supervisor import Supervisor
+from trimtab.infra.store.manifest import StorageError
 
 _TEMPORARY = "tmp-"
 
@@ -34,20 +38,31 @@ def main() -> int:
     if options.command == "secrets":
         print(secrets.export_lines(secrets.generate()))
         return 0
-    stack = Stack(options.folder.resolve(), replace(Ports(), **dict(options.port)))
+    ports = replace(Ports(), **dict(options.port))
+    stack = Stack(options.folder.resolve(), ports, getattr(options, "limit", None))
     if options.command == "env":
         print(secrets.export_lines(stack.client_environment))
         return 0
     logging.basicConfig(format="%(asctime)s %(message)s")
     logging.getLogger("trimtab.infra").setLevel(logging.INFO)
     try:
-        return _up(stack)
-    except StackError as error:
+        if options.command == "up":
+            _up(stack)
+        elif options.command == "upgrade":
+            stack.upgrade()
+        else:
+            os.environ.update(stack.client_environment)
+            if options.command == "backup":
+                backup.back_up(stack, options.to.resolve(), options.keep)
+            else:
+                backup.restore(stack, options.source.resolve())
+    except (StackError, StorageError) as error:
         print(f"trimtab.infra.stack: {error}", file=sys.stderr)
         return 1
+    return 0
 
 
-def _up(stack: Stack) -> int:
+def _up(stack: Stack) -> None:
     # A script that starts this with `&` has it ignore SIGINT, and so would the servers: Prefect's
     # worker, which sends itself SIGINT to stop, would keep taking runs.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -70,7 +85,6 @@ def _up(stack: Stack) -> int:
             running.watch()
     except KeyboardInterrupt:
         pass
-    return 0
 
 
 @contextmanager
@@ -107,14 +121,12 @@ def _locked(folder: Path) -> int | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m trimtab.infra.stack", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("command", choices=("secrets", "env", "up"))
-    parser.add_argument(
+    of_all = argparse.ArgumentParser(add_help=False)
+    of_all.add_argument(
         "--folder", type=Path, default=Path(".trimtab-stack"), help="default: .trimtab-stack"
     )
     names = ", ".join(f"{port.name} {port.default}" for port in fields(Ports))
-    parser.add_argument(
+    of_all.add_argument(
         "--port",
         action="append",
         default=[],
@@ -122,7 +134,32 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=NUMBER",
         help=f"another port than {names}",
     )
+    parser = argparse.ArgumentParser(prog="python -m trimtab.infra.stack", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    made = {
+        name: commands.add_parser(name, parents=[of_all])
+        for name in ("secrets", "env", "up", "upgrade", "backup", "restore")
+    }
+    made["up"].add_argument(
+        "--limit", type=_count, metavar="N", help="flow runs at once; default: no limit"
+    )
+    made["backup"].add_argument(
+        "--to", type=Path, required=True, metavar="FOLDER", help="folder of all backups"
+    )
+    made["backup"].add_argument(
+        "--keep", type=_count, metavar="N", help="remove older ones beyond N; default: none"
+    )
+    made["restore"].add_argument(
+        "--from", type=Path, required=True, dest="source", metavar="BACKUP", help="one of them"
+    )
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def _port(text: str) -> tuple[str, int]:

@@ -9,7 +9,8 @@ def create_bucket(endpoint: str | None = None, name: str = BUCKET) -> None:
     """Make a bucket; keys, and the endpoint where none is given, are the environment's."""
     import boto3
 
-    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
+    # A session of its own: boto3 keeps the keys of the first one that it made.
+    client = boto3.session.Session().client("s3", endpoint_url=endpoint, region_name="us-east-1")
     found = client.list_buckets()["Buckets"]
     if name not in {each["Name"] for each in found}:
         client.create_bucket(Bucket=name)

@@ -20,7 +20,7 @@ DATABASES = ("prefect", "mlflow", "mlflow_users")
 
 def postgres(folder: Path, port: int) -> Service:
     """The service; its data lie in `folder`, the password is the environment's PGPASSWORD."""
-    client = ["-h", HOST, "-p", str(port), "-U", USER]
+    client = client_options(port)
 
     def create_databases() -> None:
         query = [program("psql"), *client, "-d", "postgres", "-tAc"]
@@ -40,6 +40,11 @@ def postgres(folder: Path, port: int) -> Service:
         stop_signal=signal.SIGINT,  # "fast": it does not wait for clients
         user=SYSTEM_USER,
     )
+
+
+def client_options(port: int) -> list[str]:
+    """How PostgreSQL's programs find the server; they read PGPASSWORD."""
+    return ["-h", HOST, "-p", str(port), "-U", USER]
 
 
 def database_url(port: int, database: str, driver: str = "") -> str:

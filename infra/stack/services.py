@@ -8,6 +8,8 @@ import json
 import os
 import sys
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,9 @@ from trimtab.infra.processes.environment import HUB_TOKENS
 from trimtab.infra.stack import flow_runs, secrets
 from trimtab.infra.stack.bucket import BUCKET
 from trimtab.infra.stack.postgres import database_url, postgres
-from trimtab.infra.stack.programs import program
+from trimtab.infra.stack.programs import StackError, output_of, program
 from trimtab.infra.stack.seaweedfs import seaweedfs
-from trimtab.infra.stack.supervisor import Service
+from trimtab.infra.stack.supervisor import Service, Supervisor
 
 HOST = "127.0.0.1"
 POOL = "trimtab"
@@ -40,10 +42,11 @@ class Ports:
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack whose data lie below one folder."""
+    """A stack whose data lie below one folder. limit: flow runs at once; None: as many as come."""
 
     folder: Path
     ports: Ports = Ports()
+    limit: int | None = None
 
     @property
     def client_environment(self) -> dict[str, str]:
@@ -68,6 +71,30 @@ class Stack:
             self.worker("worker-1"),
         ]
 
+    @contextmanager
+    def storage(self, *, is_new: bool = False) -> Iterator[None]:
+        """PostgreSQL and S3: those of the stack if it is up, or else started for as long.
+
+        StackError where the folder is no stack's; one that `is_new` is made.
+        """
+        servers = self.services()[:2]
+        if not is_new and all(server.is_ready() for server in servers):
+            yield
+            return
+        if not is_new and not all((self.folder / server.name).is_dir() for server in servers):
+            raise StackError(f"{self.folder} is no stack's folder, and none is up on these ports")
+        with Supervisor(servers, self.folder / "logs"):
+            yield
+
+    def upgrade(self) -> None:
+        """Bring MLflow's database to the installed version; StackError with what it says if not.
+
+        Prefect and MLflow's users do so themselves when they start, MLflow refuses to.
+        """
+        with self.storage():
+            url = database_url(self.ports.postgres, "mlflow")
+            output_of([program("mlflow"), "db", "upgrade", url])
+
     def worker(self, name: str) -> Service:
         """A worker of the pool `trimtab`, which runs each flow run as a process of its own."""
         folder = self.folder / name
@@ -76,6 +103,7 @@ class Stack:
             [
                 *(program("prefect"), "worker", "start", "--name", name),
                 *("--pool", POOL, "--type", "process"),
+                *(["--limit", str(self.limit)] if self.limit else []),
             ],
             is_ready=lambda: self._is_online(name),
             after=["prefect", "mlflow", "seaweedfs"],

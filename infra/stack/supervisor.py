@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from trimtab.infra.processes.environment import without_secrets
@@ -25,6 +27,8 @@ logger = logging.getLogger(__name__)
 _START_SECONDS = 180.0
 _POLL_SECONDS = 0.2
 _LOG_LINES = 15
+_LOG_BYTES = 16 << 20
+_OLD_LOGS = 3
 _PORT_SECONDS = 10.0  # what a server that died left open closes by itself
 # A server that keeps dying is started again after 1, 2, 4 ... 30 s; one that held a minute at once.
 _LONGEST_PAUSE = 30.0
@@ -108,6 +112,7 @@ class Supervisor:
             flow_runs.reap_orphans(but={child.process.pid for child in self._children.values()})
             for service in self.services:
                 self._revive(service, self._children[service.name])
+                rotate(self.logs / f"{service.name}.log")
 
     def pid(self, name: str) -> int:
         """The process of a service, which leads a process group of its own."""
@@ -172,6 +177,23 @@ class Supervisor:
             last = "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
             raise StackError(f"{service.name} {how}; {log} ends with:\n{last}")
         return False
+
+
+def rotate(path: Path, max_bytes: int = _LOG_BYTES, num_old: int = _OLD_LOGS) -> None:
+    """Keep a log that has grown beyond `max_bytes` as `<name>.1`, and older ones up to `num_old`.
+
+    It is copied and emptied, as logrotate's `copytruncate` does, as its server has it open and
+    appends to it: a line that comes between the two is lost.
+    """
+    if not path.exists() or path.stat().st_size <= max_bytes:
+        return
+    old = [path.with_name(f"{path.name}.{number}") for number in range(1, num_old + 1)]
+    for newer, older in reversed(list(pairwise(old))):
+        if newer.exists():
+            newer.replace(older)
+    old[0].touch(mode=0o600)
+    shutil.copyfile(path, old[0])
+    os.truncate(path, 0)
 
 
 def _environment(service: Service) -> dict[str, str]:

@@ -60,7 +60,7 @@ class Objects(Protocol):
         """Whether there is an object of that name."""
 
     def list(self, prefix: str) -> dict[str, ObjectInfo]:
-        """Name -> size and age of every object whose name begins with the folder `prefix`."""
+        """Name -> size and age of every object below the folder `prefix`; all, if it is empty."""
 
     def delete(self, name: str) -> None:
         """Remove one object; not an error if it is absent."""

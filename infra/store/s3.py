@@ -131,7 +131,7 @@ class S3Objects:
         return True
 
     def list(self, prefix: str) -> dict[str, ObjectInfo]:
-        root = self._key(f"{prefix.rstrip('/')}/")
+        root = self._key(f"{prefix.rstrip('/')}/" if prefix else "")
         with self._failing(prefix):
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self.bucket, Prefix=root

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,48 @@ class Running:
     def start(self, name: str, parameters: dict[str, Any], state: Any = None) -> Any:
         path = f"deployments/{self.deployment(name)['id']}/create_flow_run"
         return self.prefect("POST", path, {"parameters": parameters, "state": state})
+
+    def start_and_train(self, seed: int) -> dict[str, Any]:
+        """A run whose first reward model is being trained."""
+        changes = {"recipe": "smoke", "changes": {"seed": seed}}
+        run: dict[str, Any] = self.start("label-audit", changes).json()
+        deadline = time.monotonic() + 120
+        while self.state_of(run)["type"] != "RUNNING":
+            assert time.monotonic() < deadline, self.state_of(run)
+            time.sleep(0.05)
+        pattern = "worker-1/work/reward_model-*/metrics.jsonl"
+        before = set(self.stack.folder.glob(pattern))  # of runs before this one
+        while set(self.stack.folder.glob(pattern)) <= before:
+            assert time.monotonic() < deadline, self.state_of(run)
+            time.sleep(0.05)
+        return run
+
+    @contextmanager
+    def automation_within(self, name: str, seconds: float) -> Iterator[float]:
+        """An automation that waits no more than so long, for a while; gives what it waited before.
+
+        The server forgets a changed automation and reads it again seconds later, or more of them
+        where it is busy; of what happens meanwhile it sees nothing.
+        """
+        asked = {"automations": {"name": {"any_": [name]}}}
+        (automation,) = self.prefect("POST", "automations/filter", asked).json()
+        before = automation["trigger"]["within"]
+        automation["trigger"] |= {"within": seconds}
+        del automation["trigger"]["id"]
+        changed = {key: automation[key] for key in ("name", "trigger", "actions", "enabled")}
+        path = f"automations/{automation['id']}"
+        answer = self.prefect("PUT", path, changed)
+        assert answer.ok, answer.text
+        try:
+            yield before
+        finally:
+            changed["trigger"]["within"] = before
+            self.prefect("PUT", path, changed)
+
+    def force(self, run: dict[str, Any], state: str) -> None:
+        """Put a run into a state, whatever it is in."""
+        body = {"state": {"type": state}, "force": True}
+        self.prefect("POST", f"flow_runs/{run['id']}/set_state", body)
 
     def state_of(self, run: dict[str, Any]) -> dict[str, Any]:
         return dict(self.prefect("GET", f"flow_runs/{run['id']}").json()["state"])
@@ -187,11 +229,18 @@ def _span(run: dict[str, Any]) -> Span:
 @contextmanager
 def running_stack() -> Iterator[Running]:
     """Bring up a stack and deploy; at the end none of its processes may be left."""
+    with new_stack() as (stack, environment), stack_up(stack, environment) as running:
+        running.trimtab("deploy", "--gpus", "2")
+        yield running
+
+
+@contextmanager
+def new_stack() -> Iterator[tuple[Stack, dict[str, str]]]:
+    """A stack that is down, and the environment of its clients; its folder goes in the end."""
     folder = Path(tempfile.mkdtemp(prefix="stack-"))
     folder.chmod(0o755)  # PostgreSQL runs as another user where the tests run as root
     first = free_ports(4 + NUM_INNER_PORTS)
-    numbers = {"prefect": first, "mlflow": first + 1, "postgres": first + 2, "s3": first + 3}
-    stack = Stack(folder, Ports(**numbers, weed=first + 4))
+    stack = Stack(folder, Ports(first, first + 1, first + 2, first + 3, first + 4))
     with pytest.MonkeyPatch.context() as patch:
         for name in (*secrets.SECRETS, *stack.client_environment):
             patch.delenv(name, raising=False)
@@ -201,10 +250,25 @@ def running_stack() -> Iterator[Running]:
             **stack.client_environment,
             "TRIMTAB_HOME": str(folder / "client"),
         }
-    ports = [f"--port={name}={number}" for name, number in {**numbers, "weed": first + 4}.items()]
+    try:
+        yield stack, environment
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def of_stack(stack: Stack, command: str, *arguments: str) -> list[str]:
+    """A command of the stack, with its folder and ports."""
+    ports = [f"--port={name}={number}" for name, number in asdict(stack.ports).items()]
+    module = [sys.executable, "-m", "trimtab.infra.stack", command]
+    return [*module, "--folder", str(stack.folder), *ports, *arguments]
+
+
+@contextmanager
+def stack_up(stack: Stack, environment: Mapping[str, str]) -> Iterator[Running]:
+    """The stack for as long as the context is open; then none of its processes may be left."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "trimtab.infra.stack", "up", "--folder", str(folder), *ports],
-        env=environment,
+        of_stack(stack, "up"),
+        env=dict(environment),
         stdout=subprocess.PIPE,
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as after `&` in a script
@@ -212,17 +276,13 @@ def running_stack() -> Iterator[Running]:
     assert process.stdout is not None
     try:
         assert "Ctrl-C stops all" in process.stdout.readline()
-        running = Running(stack, environment, process.pid)
-        running.trimtab("deploy", "--gpus", "2")
-        yield running
+        yield Running(stack, environment, process.pid)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=120)
-        left = list(folder.glob("tmp-*"))
-        shutil.rmtree(folder, ignore_errors=True)
     assert process.returncode == 0
-    assert not left, "temporary files outlived the stack"
-    assert not processes_of(folder), "a server outlived the stack"
+    assert not list(stack.folder.glob("tmp-*")), "temporary files outlived the stack"
+    assert not processes_of(stack.folder), "a server outlived the stack"
 
 
 def processes_of(folder: Path) -> list[str]:

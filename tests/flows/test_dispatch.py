@@ -22,7 +22,7 @@ def test_killed_runs_go_on_without_anybody(running: Running) -> None:
         (1, ("prefect worker start", "prefect.engine", "prefect.server.api.server")),
         (4, ("prefect.engine",)),
     ):
-        runs.append(_start_and_train(running, seed))
+        runs.append(running.start_and_train(seed))
         _have_a_task_wait_for_its_retry(running, runs[-1])
         for process in [each for victim in victims for each in running.processes(victim)]:
             os.kill(process, signal.SIGKILL)
@@ -47,7 +47,7 @@ def _have_a_task_wait_for_its_retry(running: Running, run: dict[str, Any]) -> No
 
 
 def test_a_cancelled_run_stays_cancelled(running: Running) -> None:
-    run = _start_and_train(running, seed=5)
+    run = running.start_and_train(seed=5)
     cancelling = {"type": "CANCELLING", "name": "Cancelling"}
     answer = running.prefect("POST", f"flow_runs/{run['id']}/set_state", {"state": cancelling})
     assert answer.json()["status"] == "ACCEPT", answer.text
@@ -64,33 +64,21 @@ def test_a_run_that_was_to_be_cancelled_is_cancelled_when_it_is_resumed(running:
     """Its worker was slow to say that it had cancelled it: it counted as crashed."""
     run = running.start("label-audit", {"recipe": "smoke"}, {"type": "PENDING"}).json()
     for state in ("RUNNING", "CANCELLING", "CRASHED", "SCHEDULED"):
-        _force(running, run, state)
+        running.force(run, state)
     ended = running.end_of(run, seconds=120)
     assert ended["type"] == "CANCELLED" and ended["message"].startswith("Cancelled before")
 
 
 def test_a_run_that_is_taken_twice_and_does_not_start_has_crashed(running: Running) -> None:
     """Its first Pending is answered, its second is not: a worker died while submitting it again."""
-    asked = {"automations": {"name": {"any_": ["trimtab: a run that does not start has crashed"]}}}
-    (automation,) = running.prefect("POST", "automations/filter", asked).json()
-    assert automation["trigger"]["within"] == STARTED.seconds
-    automation["trigger"] |= {"within": 10.0}  # so that nobody waits for minutes here
-    del automation["trigger"]["id"]
-    changed = {name: automation[name] for name in ("name", "trigger", "actions", "enabled")}
-    path = f"automations/{automation['id']}"
-    answer = running.prefect("PUT", path, changed)
-    assert answer.ok, answer.text
-    try:
-        # The server forgets a changed automation and reads it again seconds later, or more of them
-        # where it is busy; of what happens meanwhile it sees nothing. A run that is taken once and
-        # has crashed says that it is read.
+    name = "trimtab: a run that does not start has crashed"
+    with running.automation_within(name, 10.0) as before:  # so that nobody waits for minutes here
+        assert before == STARTED.seconds
+        # A run that is taken once and has crashed says that the automation is read again.
         deadline = time.monotonic() + 300
         while (ended := _never_started(running, "PENDING"))["type"] != "CRASHED":
             assert time.monotonic() < deadline, ended
         ended = _never_started(running, "PENDING", "RUNNING", "PENDING")
-    finally:
-        changed["trigger"]["within"] = float(STARTED.seconds)
-        running.prefect("PUT", path, changed)
     assert ended["type"] == "CRASHED" and ended["message"].startswith("Not running "), ended
 
 
@@ -100,31 +88,10 @@ def _never_started(running: Running, first: str, *others: str) -> dict[str, Any]
     run: dict[str, Any] = answer.json()
     for state in others:
         time.sleep(1)  # as workers do; of two at once the server may evaluate one much later
-        _force(running, run, state)
+        running.force(run, state)
     try:
         return running.end_of(run, seconds=60)
     except TimeoutError:
         return running.state_of(run)
     finally:
-        _force(running, run, "CANCELLED")
-
-
-def _force(running: Running, run: dict[str, Any], state: str) -> None:
-    body = {"state": {"type": state}, "force": True}
-    running.prefect("POST", f"flow_runs/{run['id']}/set_state", body)
-
-
-def _start_and_train(running: Running, seed: int) -> dict[str, Any]:
-    """A run whose first reward model is being trained."""
-    answer = running.start("label-audit", {"recipe": "smoke", "changes": {"seed": seed}})
-    run: dict[str, Any] = answer.json()
-    deadline = time.monotonic() + 120
-    while running.state_of(run)["type"] != "RUNNING":
-        assert time.monotonic() < deadline, running.state_of(run)
-        time.sleep(0.05)
-    pattern = "worker-1/work/reward_model-*/metrics.jsonl"
-    before = set(running.stack.folder.glob(pattern))  # of runs before this one
-    while set(running.stack.folder.glob(pattern)) <= before:
-        assert time.monotonic() < deadline, running.state_of(run)
-        time.sleep(0.05)
-    return run
+        running.force(run, "CANCELLED")

@@ -19,7 +19,7 @@ from trimtab.infra.stack import flow_runs, secrets
 from trimtab.infra.stack.__main__ import temporary_folder
 from trimtab.infra.stack.programs import StackError
 from trimtab.infra.stack.services import Stack
-from trimtab.infra.stack.supervisor import Service, Supervisor
+from trimtab.infra.stack.supervisor import Service, Supervisor, rotate
 
 TOY = """
 import os, signal, sys, time
@@ -195,6 +195,35 @@ def test_a_server_that_cannot_start_says_why_and_stops_the_others(tmp_path: Path
     ):
         pass
     assert not _is_alive(_pid(tmp_path / "a"))
+
+
+TALKER = """
+import sys, time
+for number in range(400):
+    print(f"{number:04}" + "." * 95, flush=True)
+    time.sleep(0.002)
+open(sys.argv[1], "w").close()
+time.sleep(600)
+"""
+
+
+def test_logs_stay_below_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 kB are written; what is kept are the newest lines, each whole."""
+    said, limit, num_old = tmp_path / "said", 4000, 3
+    talker = Service("talker", [sys.executable, "-c", TALKER, str(said)], is_ready=lambda: True)
+    log = tmp_path / "logs" / "talker.log"
+    with Supervisor([talker], log.parent):
+        while not said.exists():
+            rotate(log, limit, num_old)
+            time.sleep(0.001)
+    kept = sorted(log.parent.iterdir(), key=lambda path: path.name, reverse=True)
+    assert [path.name for path in kept] == [f"talker.log.{n}" for n in (3, 2, 1)] + ["talker.log"]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in kept)
+    assert sum(path.stat().st_size for path in kept) < 2 * (num_old + 1) * limit
+    lines = [line for path in kept for line in path.read_text().splitlines()]
+    numbers = [int(line[:4]) for line in lines]
+    assert {len(line) for line in lines} == {99}
+    assert numbers == sorted(numbers) and numbers[-1] == 399 and len(numbers) > 80
 
 
 def test_a_taken_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
