@@ -22,6 +22,7 @@ from trimtab.models.specs import StageSpec
 from trimtab.tasks.access import judge_access_env, require_access
 from trimtab.tasks.board import board
 from trimtab.tasks.cache_key import read_sources
+from trimtab.tasks.events import advanced
 from trimtab.tasks.execution import Progress, StageContext, StageResult, run_stage
 from trimtab.tasks.gpu_slots import gpu_slots
 from trimtab.tasks.resources import ONE_CORE, Resources, share_of
@@ -123,6 +124,7 @@ def run_stage_task(
     except BaseException:
         board.failed(place)
         raise
+    advanced()
     how = "found in the store" if result.cached else f"{result.seconds:.1f} s"
     board.ended(place, spec.name, was_found=result.cached)
     standing = board.standing()
@@ -151,12 +153,16 @@ class _ProgressArtifact:
         self.label, self.place = label, place
         self.artifact: UUID | None = None
         self.updated = 0.0
+        self.done = 0
         self.logged = time.monotonic()
 
     def __call__(self, progress: Progress) -> None:
         if not progress.total:
             return
         board.advanced(self.place, progress.done, progress.total, progress.metrics)
+        if progress.done > self.done:
+            self.done = progress.done
+            advanced()
         is_done = progress.done >= progress.total
         now = time.monotonic()
         if not is_done and now - self.updated < SECONDS_BETWEEN_UPDATES:
