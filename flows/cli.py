@@ -490,12 +490,16 @@ def deploy(
             "e.g. slack-webhook/alerts.",
         ),
     ] = None,
+    image: Annotated[
+        str | None,
+        Option(metavar="NAME:TAG", help="Image of flow runs on Kubernetes; the pool's if unset."),
+    ] = None,
 ) -> None:
     """Make or update deployments, GPU slots and automations on a Prefect server."""
     from trimtab.flows import commands
 
     _start()
-    commands.deploy_flows(gpus, pool_type, notify)
+    commands.deploy_flows(gpus, pool_type, notify, image)
 
 
 @app.command(rich_help_panel=OPERATE)

@@ -211,7 +211,7 @@ def roll_back_champion(recipe: str, version: str | None) -> None:
     print(f"champion of {now.name}: version {now.number}")
 
 
-def deploy_flows(gpus: int, pool_type: str, notify: str | None) -> None:
+def deploy_flows(gpus: int, pool_type: str, notify: str | None, image: str | None) -> None:
     """Make everything a Prefect server needs to run the flows."""
     address = os.environ.get("PREFECT_API_URL")
     if not address:
@@ -224,7 +224,7 @@ def deploy_flows(gpus: int, pool_type: str, notify: str | None) -> None:
     from trimtab.flows.deploy import POOL, deploy
 
     try:
-        deploy(gpus, pool_type, notify, Path("prefect.yaml"))
+        deploy(gpus, pool_type, notify, image)
     except HTTPError as error:
         first = (str(error).splitlines() or [repr(error)])[0]
         raise CommandError(f"Prefect's server at {address}: {first}") from error

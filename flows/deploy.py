@@ -7,6 +7,8 @@ that tell people what happened.
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -25,7 +27,7 @@ from prefect.exceptions import ObjectNotFound
 import trimtab
 from trimtab.flows.config import ConfigError
 from trimtab.flows.form import as_served
-from trimtab.tasks.events import COLLAPSED, PROMOTED
+from trimtab.tasks.events import ADVANCED, COLLAPSED, PROMOTED
 from trimtab.tasks.gpu_slots import GPU_SLOTS
 
 POOL = "trimtab"
@@ -43,20 +45,23 @@ SILENCE = timedelta(seconds=90)
 SETTLED = timedelta(seconds=20)
 # From a worker's taking a run to its running: a process needs seconds. A pod may wait for a GPU.
 STARTED = timedelta(minutes=5)
+# Stages say once a minute that they get on; one that waits for a GPU says nothing.
+STILL = timedelta(hours=1)
+STUCK = "trimtab.run.stuck"
 
 
-def deploy(gpus: int, pool_type: str, notify: str | None, prefect_file: Path) -> None:
+def deploy(gpus: int, pool_type: str, notify: str | None, image: str | None) -> None:
     """Make or update all of it; ConfigError for what cannot be, e.g. an unknown block.
 
-    prefect_file: your own deployments; if it does not exist, those that come with Trimtab.
+    image: that of flow runs on Kubernetes; None leaves the pool's.
     """
-    if not prefect_file.is_file():
-        prefect_file = PACKAGE / "prefect.yaml"
+    if image and pool_type != "kubernetes":
+        raise ConfigError(f"--image is {image!r}, but runs of a {pool_type!r} pool have no image")
     with get_client(sync_client=True) as client:
         channel = _channel(client, notify) if notify else None
-        _work_pool(client, pool_type)
+        _work_pool(client, pool_type, image)
         client.upsert_global_concurrency_limit_by_name(GPU_SLOTS, gpus)
-        _prefect("--no-prompt", "deploy", "--all", "--prefect-file", str(prefect_file))
+        _prefect("--no-prompt", "deploy", "--all", "--prefect-file", str(PACKAGE / "prefect.yaml"))
         _serve_forms(client)
         for automation in [*recovery(pool_type), *notices(channel)]:
             _replace(client, automation)
@@ -64,9 +69,8 @@ def deploy(gpus: int, pool_type: str, notify: str | None, prefect_file: Path) ->
 
 def recovery(pool_type: str) -> list[AutomationCore]:
     """What finds a run whose worker is dead, and what runs it again from its last checkpoint."""
-    ended = _events("Completed", "Failed", "Cancelled")
+    ended, waits = _ENDED, _WAITS
     crashed, running = _events("Crashed"), _events("Running")
-    waits = _events("Scheduled", "AwaitingRetry", "AwaitingConcurrencySlot")
     silent = _of_our_runs(
         after={"prefect.flow-run.heartbeat"}, expect=ended | crashed, within=SILENCE
     )
@@ -105,12 +109,19 @@ def _events(*states: str) -> set[str]:
     return {f"prefect.flow-run.{state}" for state in states}
 
 
+_ENDED = _events("Completed", "Failed", "Cancelled")
+_WAITS = _events("Scheduled", "AwaitingRetry", "AwaitingConcurrencySlot")
+
+
 def _crash(message: str) -> ChangeFlowRunState:
     return ChangeFlowRunState(state=StateType.CRASHED, message=message)
 
 
 def notices(channel: ActionTypes | None) -> list[AutomationCore]:
-    """What tells people of failures, collapses and promotions; none without a channel."""
+    """What tells people of failures, runs that stand still, collapses and promotions.
+
+    None without a channel.
+    """
     if channel is None:
         return []
     failed = EventTrigger(
@@ -123,10 +134,17 @@ def notices(channel: ActionTypes | None) -> list[AutomationCore]:
         "trimtab: tell of collapses": EventTrigger(expect={COLLAPSED}, posture=Posture.Reactive),
         "trimtab: tell of promotions": EventTrigger(expect={PROMOTED}, posture=Posture.Reactive),
     }
-    return [
+    told = [
         AutomationCore(name=name, trigger=trigger, actions=[channel])
         for name, trigger in events.items()
     ]
+    stuck = _of_our_runs(
+        after=_events("Running") | {ADVANCED},
+        expect=_events("Crashed", "Paused", "Suspended") | _WAITS | _ENDED,
+        within=STILL,
+    )
+    name, actions = "trimtab: tell of runs in which nothing moves", [_saying(channel, STUCK)]
+    return [*told, AutomationCore(name=name, trigger=stuck, actions=actions)]
 
 
 def _tag() -> str:
@@ -151,21 +169,33 @@ def _of_our_runs(after: set[str], expect: set[str], within: timedelta) -> EventT
     )
 
 
-def _work_pool(client: SyncPrefectClient, pool_type: str) -> None:
+def _work_pool(client: SyncPrefectClient, pool_type: str, image: str | None) -> None:
     try:
         found = client.read_work_pool(POOL)
     except ObjectNotFound:
-        template = ["--base-job-template", str(JOB_TEMPLATE)] if pool_type == "kubernetes" else []
-        _prefect("work-pool", "create", POOL, "--type", pool_type, *template)
+        ours = ["--base-job-template", str(JOB_TEMPLATE)] if pool_type == "kubernetes" else []
+        _prefect("work-pool", "create", POOL, "--type", pool_type, *ours)
         found = client.read_work_pool(POOL)
-    if found.type == "process":
-        closed = closed_template(found.base_job_template)
-        client.update_work_pool(found.name, WorkPoolUpdate(base_job_template=closed))
     if found.type != pool_type:
         raise ConfigError(
             f"work pool {POOL!r} is of type {found.type!r}, not {pool_type!r}: delete it first "
             f"(prefect work-pool delete {POOL})"
         )
+    template = found.base_job_template
+    if pool_type == "process":
+        template = closed_template(template)
+    elif image:
+        template = with_image(template, image)
+    client.update_work_pool(found.name, WorkPoolUpdate(base_job_template=template))
+
+
+def with_image(template: Mapping[str, Any], image: str) -> dict[str, Any]:
+    """A pool's template of Kubernetes jobs whose flow runs have this image."""
+    changed: dict[str, Any] = json.loads(json.dumps(template))
+    pod = changed["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
+    for container in pod["containers"]:
+        container["image"] = image
+    return changed
 
 
 def closed_template(template: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,6 +248,15 @@ def _channel(client: SyncPrefectClient, block: str) -> ActionTypes:
     )
 
 
+def _saying(channel: ActionTypes, event: str) -> ActionTypes:
+    """A channel's notice of what is no event of Prefect's: that events stay away."""
+    text = NOTICE.replace(_EVENT, json.dumps(event))
+    if isinstance(channel, CallWebhook):
+        return channel.model_copy(update={"payload": text})
+    return channel.model_copy(update={"body": text, "subject": f"Trimtab: {event}"})
+
+
+_EVENT = "{{ event.event | tojson }}"
 # Who starts a run chooses its name: it comes as a JSON text, and so does all else.
 NOTICE = """{
  "event": {{ event.event | tojson }},
@@ -237,7 +276,8 @@ def _replace(client: SyncPrefectClient, automation: AutomationCore) -> None:
 
 def _prefect(*arguments: str) -> None:
     command = [sys.executable, "-P", "-m", "prefect", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    env = {**os.environ, "TRIMTAB_VERSION": trimtab.__version__}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip()
         raise ConfigError(f"prefect {' '.join(arguments)} failed: {said}")

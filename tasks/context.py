@@ -23,6 +23,7 @@ from trimtab.models.specs import StageSpec
 from trimtab.tasks.access import judge_access_env, require_access
 from trimtab.tasks.board import board
 from trimtab.tasks.cache_key import read_sources
+from trimtab.tasks.events import advanced
 from trimtab.tasks.execution import Progress, StageContext, StageResult, run_stage
 from trimtab.tasks.gpu_slots import gpu_slots
 from trimtab.tasks.resources import ONE_CORE, Resources, share_of
@@ -126,6 +127,7 @@ def run_stage_task(
         board.failed(place)
         progress.end("stopped", is_done=False)
         raise
+    advanced()
     how = "found in the store" if result.cached else f"{result.seconds:.1f} s"
     progress.end(how if result.cached else f"done in {how}")
     board.ended(place, spec.name, was_found=result.cached)
@@ -156,12 +158,16 @@ class _ProgressArtifact:
         self.artifact: UUID | None = None
         self.percent, self.said = 0.0, label
         self.updated = 0.0
+        self.done = 0
         self.logged = time.monotonic()
 
     def __call__(self, progress: Progress) -> None:
         if not progress.total:
             return
         board.advanced(self.place, progress.done, progress.total, progress.metrics)
+        if progress.done > self.done:
+            self.done = progress.done
+            advanced()
         is_done = progress.done >= progress.total
         self.percent = 100.0 * progress.done / progress.total
         self.said = f"{self.label}: {progress.done} of {progress.total}"

