@@ -9,18 +9,22 @@ import dataclasses
 import inspect
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pydantic import BaseModel
 
 from trimtab.flows.config import NUM_JUDGES, RunConfig, seeded
+from trimtab.flows.names import registered_model_name
 from trimtab.flows.runner import resources_of
 from trimtab.models.config.judge import endpoints_of
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.specs import StageSpec
 from trimtab.tasks.board import board
 from trimtab.tasks.execution import StageResult
+from trimtab.tasks.registry import PREFIX
 from trimtab.tasks.resources import ALL_CORES, ALONE, Resources
+from trimtab.tasks.stage_task import of_asset
 from trimtab.tasks.stages import TASKS
 
 # PrefectFuture[StageResult], which Prefect hands to a task as its result (its types do not say so),
@@ -82,11 +86,17 @@ class Run:
         task = TASKS[spec.name]
         if spec.device not in task.tags:
             task = task.with_options(tags=[spec.device])
+        task = of_asset(task, self._data, keywords.get("label") or spec.label)
         if self.name and any(endpoint.is_limited for endpoint in endpoints_of(config)):
             keywords["ledger"] = self.name
         board.submitted(is_last=spec.name in PAGES)
         with resources_of(task, config):
             return task.submit(config, **keywords)
+
+    @cached_property
+    def _data(self) -> str:
+        """Recipe, seed and data, as policies compete by them."""
+        return registered_model_name(self.config).removeprefix(PREFIX)
 
     def submit_to_judge(self, spec: StageSpec, config: Any, **keywords: Any) -> Future:
         """Submit a stage that asks a judge model; a local one takes a GPU and all cores."""

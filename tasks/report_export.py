@@ -83,14 +83,11 @@ def export_report(
     links = _link(tracked, name, pages, card)
     create_markdown_artifact(
         key="trimtab-report",
-        description=f"Report: {pages['report']}; MLflow run {tracked.run_id}",
+        description=_about(name, card),
         markdown="\n".join(
             [
                 *([f"{card['verdict']['sentence']}\n"] if "verdict" in card else []),
-                *(
-                    f"{page.capitalize()}: {_in_markdown(links.get(page))}`{path}`\n"
-                    for page, path in pages.items()
-                ),
+                *_in_markdown(pages, links),
                 *(f"**Warning:** {warning}\n" for warning in warnings),
                 f"MLflow run: {tracked.link}. {counted}.",
                 *(f"\n{line}" for line in told),
@@ -142,8 +139,10 @@ def _link(
     MLflow shows what lies in S3, too, to who may log in there and nowhere else.
     """
     links = {}
-    about = card["verdict"]["sentence"] if "verdict" in card else f"The page of {name}"
-    for page, description in {"report": about, "audit": "The labels, to look through"}.items():
+    for page, description in {
+        "report": _about(name, card),
+        "audit": "The labels, to look through",
+    }.items():
         address = tracked.page(pages[page].name) if page in pages else None
         if address:
             links[page] = address
@@ -156,8 +155,17 @@ def _link(
     return links
 
 
-def _in_markdown(address: str | None) -> str:
-    return f"[in MLflow]({address}), on the worker " if address else ""
+def _about(name: str, card: Mapping[str, Any]) -> str:
+    return str(card["verdict"]["sentence"]) if "verdict" in card else f"The page of {name}"
+
+
+def _in_markdown(pages: Mapping[str, Path], links: Mapping[str, str]) -> list[str]:
+    """A line for each page: its link, and its place on the worker."""
+    found = []
+    for page, path in pages.items():
+        link = f"[in MLflow]({links[page]}), on the worker " if page in links else ""
+        found.append(f"{page.capitalize()}: {link}`{path}`\n")
+    return found
 
 
 def grouped(summary: Mapping[str, Any], groups: Sequence[str]) -> dict[str, float]:

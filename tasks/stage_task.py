@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from prefect import Task, task
+from prefect import Task
+from prefect.assets import Asset, AssetProperties
+from prefect.context import AssetContext
 from prefect.states import Completed
+from prefect.tasks import MaterializingTask
 from pydantic import BaseModel
 
 from trimtab.models.data.records import ArtifactRef
@@ -17,6 +22,14 @@ from trimtab.tasks.context import run_stage_task
 from trimtab.tasks.execution import StageResult
 from trimtab.tasks.resources import ONE_CORE, Resources
 from trimtab.tasks.retries import RETRIES
+
+# Stages that make what a run is for: pairs, scorers, policies. Prefect calls them assets.
+ASSETS = {
+    **dict.fromkeys(("preferences", "comparisons", "relabel"), "pairs"),
+    **dict.fromkeys(("reward_model", "advantage_model", "meta_rm"), "scorer"),
+    **dict.fromkeys(("sft", "constitutional_sft", "ppo_max", "dpo", "cpl"), "policy"),
+    **dict.fromkeys(("rejection_sampling", "rest", "hir"), "policy"),
+}
 
 Files = Callable[[Any], Mapping[str, ArtifactRef]]
 OnResult = Callable[[Any, StageResult, str], None]
@@ -50,15 +63,36 @@ def stage_task(spec: StageSpec, hooks: Hooks) -> Task[..., StageResult]:
         if result.cached:  # as Prefect names what it finds in its own cache
             state: Any = Completed(name="Cached", message="found in the store", data=result)
             return cast(StageResult, state)  # which Prefect unwraps
+        _describe(result)
         return result
 
     run.__name__ = run.__qualname__ = spec.name
     run.__doc__ = spec.doc
     run.__signature__ = _signature(spec)  # type: ignore[attr-defined]
-    made: Task[..., StageResult] = task(
-        name=spec.name, task_run_name="{label}", tags=[spec.device], **RETRIES
-    )(run)
-    return made
+    options: Any = {"name": spec.name, "task_run_name": "{label}", "tags": [spec.device], **RETRIES}
+    if spec.name in ASSETS:  # which one is said when it is submitted
+        return MaterializingTask(run, assets=[], materialized_by="trimtab", **options)
+    return Task(run, **options)
+
+
+def _describe(result: StageResult) -> None:
+    """Say of the asset that a task has made which artifact it is."""
+    context = AssetContext.get()
+    for asset in context.downstream_assets if context else ():
+        asset.add_metadata(dataclasses.asdict(result.ref))
+
+
+def of_asset(task: Task[..., StageResult], data: str, label: str | None) -> Task[..., StageResult]:
+    """The task with the asset that it makes, if it makes one; `data` names recipe and data.
+
+    Runs of the same recipe and data make it anew; Prefect relates it to those that it is made of.
+    """
+    if not isinstance(task, MaterializingTask):
+        return task
+    name = f"{ASSETS[task.name]}: {label or task.name}"
+    key = re.sub(r"[^a-z0-9.]+", "-", (label or task.name).lower())
+    asset = Asset(key=f"trimtab://{data}/{key}", properties=AssetProperties(name=name))
+    return task.with_options(assets=[asset])
 
 
 def _signature(spec: StageSpec) -> inspect.Signature:
