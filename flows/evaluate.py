@@ -10,7 +10,7 @@ from pydantic import Field
 from trimtab.flows.config import ConfigError, load_config
 from trimtab.flows.flow import flow
 from trimtab.flows.lifecycle import tracked_flow
-from trimtab.flows.names import name_run
+from trimtab.flows.names import GivenName, name_run
 from trimtab.flows.pipeline.policies import measure
 from trimtab.flows.run import Future, Run, roles_of_round
 from trimtab.models.specs import HEAD_TO_HEAD
@@ -22,7 +22,10 @@ AnswerSeed = Annotated[int, Field(ge=0, le=1_000_000)]
 
 @flow(name="evaluate")
 def evaluate(
-    recipe: str = "default", policy: str = "candidate", against: str = SFT, seed: AnswerSeed = 0
+    recipe: GivenName = "default",
+    policy: GivenName = "candidate",
+    against: GivenName = SFT,
+    seed: AnswerSeed = 0,
 ) -> dict[str, Any]:
     """Wins, ties and losses of one registered policy against another, with intervals.
 

@@ -9,7 +9,7 @@ from prefect.states import Completed
 from trimtab.flows.config import ConfigError, load_config
 from trimtab.flows.flow import flow
 from trimtab.flows.lifecycle import answered, finish_run, tracked_flow
-from trimtab.flows.names import name_run
+from trimtab.flows.names import GivenName, name_run
 from trimtab.flows.overrides import RoundChanges, apply_changes
 from trimtab.flows.pipeline.rounds import run_round
 from trimtab.flows.recipes import RECIPES
@@ -24,7 +24,7 @@ class NoChampionError(ConfigError):
 
 
 @flow(name="rounds")
-def rounds(recipe: str = "default", changes: RoundChanges | None = None) -> dict[str, Any]:
+def rounds(recipe: GivenName = "default", changes: RoundChanges | None = None) -> dict[str, Any]:
     """One more round of MetaRM and PPO-max from a recipe's champion, promoted if it wins.
 
     Data, scorers and judges are those of the champion's run, so that all rounds are comparable. If

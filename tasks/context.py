@@ -14,6 +14,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.runtime import flow_run, task_run
 from pydantic import BaseModel
 
+from trimtab.infra.prefect.connections import share_connections
 from trimtab.infra.prefect.server import EMBEDDED_VARIABLE
 from trimtab.infra.settings import Settings
 from trimtab.infra.tracking.mlflow_calls import EXPERIMENT
@@ -37,6 +38,7 @@ SECONDS_BETWEEN_LINES = 15.0
 # Prefect sends this logger's lines to the run's page (PREFECT_LOGGING_EXTRA_LOGGERS).
 logger = logging.getLogger("trimtab")
 logger.setLevel(logging.INFO)
+share_connections()  # of every process that runs tasks
 
 # The tag of an MLflow run that names its flow run, and the MLflow run of each flow run so far.
 FLOW_RUN = "prefect.flow_run_id"

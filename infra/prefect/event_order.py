@@ -2,7 +2,9 @@
 
 A run's states are events that follow one another. Prefect holds an event back from automations, for
 up to a quarter of an hour, until they have received the one it follows, and remembers in memory
-what they received. After a restart of the server it would hold back the crash of an older run.
+what they received. After a restart of the server it would hold back the crash of an older run. A
+server that is killed also loses the events of the last moments; the states that they tell of are
+in the database, and have the same id.
 
 PREFECT_SERVER_EVENTS_CAUSAL_ORDERING=trimtab.infra.prefect.event_order
 """
@@ -31,7 +33,11 @@ class CausalOrdering(memory.CausalOrdering):
 
 async def _is_of_before(identifier: UUID) -> bool:
     database = provide_database_interface()
-    query = sa.select(database.Event.received).where(database.Event.id == identifier)
+    event, state = database.Event, database.FlowRunState
+    queries = (
+        sa.select(event.received).where(event.id == identifier),
+        sa.select(state.timestamp).where(state.id == identifier),
+    )
     async with database.session_context() as session:
-        received = await session.scalar(query)
-    return received is not None and received < _started
+        times = [await session.scalar(query) for query in queries]
+    return any(time is not None and time < _started for time in times)

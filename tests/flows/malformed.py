@@ -26,6 +26,9 @@ BOUNDS = {
     "maximum": lambda bound: bound + 1,
     "exclusiveMaximum": lambda bound: bound,
     "minItems": lambda bound: [],
+    "minLength": lambda bound: "",
+    "maxLength": lambda bound: "a" * (bound + 1),
+    "pattern": lambda bound: "../..",
 }
 
 

@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from importlib.util import find_spec
 from typing import Any
 
 import requests
@@ -46,37 +47,33 @@ BY_SCHEMA, PAST_SCHEMA, TOGETHER, ABSENT, AROUND = (
 )
 FAULTS = ("failed late", "not refused")
 # Of each hundred bodies; the rest are wrong by the schema.
-SHARES = {PAST_SCHEMA: 10, TOGETHER: 15, ABSENT: 8, AROUND: 17}
+SHARES = {PAST_SCHEMA: 8, TOGETHER: 12, ABSENT: 8, AROUND: 17}
 
 NOTHING = "00000000-0000-0000-0000-000000000000"
-# Well-formed parameters that name what is not on the worker, by flow.
+# Well-formed changes that need a package which the worker may lack; then they are malformed.
+NEEDS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("deepspeed", {"sft": {"train": {"zero": {"stage": 2}}}}),
+    ("deepspeed", {"ppo": {"zero": {"stage": 3}}}),
+    ("bitsandbytes", {"sft": {"train": {"optimiser": "adamw_8bit"}}}),
+    ("bitsandbytes", {"dpo": {"train": {"optimiser": "adamw_8bit"}}}),
+    ("vllm", {"sft": {"model": {"hidden_size": 128}}, "ppo": {"vllm": {"cache_gib": 1}}}),
+)
+# Well-formed parameters that name what is not there, or need more than any worker has.
 NOT_THERE: tuple[tuple[str, dict[str, Any]], ...] = (
     ("rlhf", {"changes": {"sft": {"model": {"base": "no-such-model-at-all"}}}}),
     ("rlhf", {"changes": {"sft": {"model": {"base": "smollm2-360m-instruct"}}}}),
+    ("rlhf", {"changes": {"sft": {"model": {"hidden_size": 65536, "num_layers": 1024}}}}),
+    ("label-audit", {"changes": {"sft": {"model": {"hidden_size": 65536, "num_layers": 1024}}}}),
     ("rlhf", {"changes": {"preferences": {"sources": ["/srv/none.jsonl"]}}}),
-    ("rlhf", {"changes": {"sft": {"train": {"zero": {"stage": 2}}}}}),
-    ("rlhf", {"changes": {"ppo": {"zero": {"stage": 3}}}}),
-    ("rlhf", {"changes": {"sft": {"train": {"optimiser": "adamw_8bit"}}}}),
-    ("rlhf", {"changes": {"dpo": {"train": {"optimiser": "adamw_8bit"}}}}),
-    ("rlhf", {"changes": {"sft": {"model": {"hidden_size": 128}}, "ppo": {"vllm": {}}}}),
     ("rlhf", {"changes": {"relabel": {"review": "review.jsonl"}}}),
-    (
-        "rlhf",
-        {
-            "changes": {
-                "judge_preferences": {
-                    "judge": {"gold_accuracy": 0.9, "rubric": "x", "constitution": "none"}
-                }
-            }
-        },
-    ),
+    ("rlhf", {"changes": {"judge_preferences": {"judge": {"local_model": "none"}}}}),
     ("evaluate", {"recipe": "no-such-recipe"}),
     ("evaluate", {"recipe": "smoke", "policy": "99"}),
     ("evaluate", {"recipe": "smoke", "policy": "candidate", "against": "99"}),
     ("evaluate", {"recipe": "smoke", "policy": ""}),
     ("evaluate", {"recipe": "../../etc", "policy": "1"}),
-    ("study", {"paper": "part-1", "exhibit": "figure-3", "scale": "smoke"}),
-    ("study", {"paper": "part-2", "exhibit": "figure-99", "scale": "smoke"}),
+    ("study", {"paper": "part-1", "exhibit": "table-2", "scale": "smoke"}),
+    ("study", {"paper": "part-1", "exhibit": "figure-13", "scale": "smoke", "seeds": [2]}),
     ("compare", {"recipe": "smoke", "arms": ["full", "full"]}),
     ("compare", {"recipe": "smoke", "seeds": [1, 1]}),
 )
@@ -274,8 +271,9 @@ def _is_unfinite(value: Any) -> bool:
 
 
 def _not_there() -> Iterator[Body]:
-    for flow, parameters in NOT_THERE:
-        given = {"recipe": "smoke", **parameters} if flow == "rlhf" else parameters
+    lacking = [("rlhf", {"changes": each}) for name, each in NEEDS if find_spec(name) is None]
+    for flow, parameters in (*NOT_THERE, *lacking):
+        given = {"recipe": "smoke", **parameters} if "changes" in parameters else parameters
         yield Body(ABSENT, flow, json.dumps(parameters), _json({"parameters": given}))
 
 

@@ -1,0 +1,43 @@
+"""Which events count as seen after the server was killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+from uuid import UUID, uuid4
+
+from prefect.server.database import provide_database_interface
+from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, temporary_settings
+
+from trimtab.infra.prefect import event_order
+
+
+async def _states(ages: list[timedelta]) -> list[UUID]:
+    """States of a flow run, so old when the server started."""
+    database = provide_database_interface()
+    await database.create_db()
+    async with database.session_context(begin_transaction=True) as session:
+        flow = database.Flow(name="rlhf")
+        session.add(flow)
+        await session.flush()
+        run = database.FlowRun(flow_id=flow.id)
+        session.add(run)
+        await session.flush()
+        times = [event_order._started - age for age in ages]
+        kind = {"flow_run_id": run.id, "type": "PENDING", "name": "Pending"}
+        states = [database.FlowRunState(**kind, timestamp=time) for time in times]
+        session.add_all(states)
+        await session.flush()
+        return [state.id for state in states]
+
+
+def test_a_state_whose_event_went_with_the_server_is_not_waited_for(tmp_path: Path) -> None:
+    async def seen() -> list[bool]:
+        before, after = await _states([timedelta(seconds=1), timedelta(seconds=-1)])
+        ordering = event_order.CausalOrdering("test")
+        return [await ordering.event_has_been_seen(each) for each in (before, after, uuid4())]
+
+    address = f"sqlite+aiosqlite:///{tmp_path / 'prefect.db'}"
+    with temporary_settings({PREFECT_API_DATABASE_CONNECTION_URL: address}):
+        assert asyncio.run(seen()) == [True, False, False]
