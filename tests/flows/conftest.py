@@ -33,7 +33,7 @@ def _shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Made by the first process of pytest that asks for it; the others wait."""
     folder = _shared(tmp_path_factory)
@@ -68,7 +68,7 @@ def home(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def prefect(tmp_path_factory: pytest.TempPathFactory, tables: None) -> Iterator[None]:
     """Commands share a server, which saves time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PREFECT_API_URL", raising=False)

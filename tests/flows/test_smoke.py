@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 from contextlib import closing
@@ -18,6 +19,9 @@ from tests.flows.conftest import FINISHED, NAME
 from tests.registered import downloaded
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
+
+BEFORE_PPO = ("world", "sft", "comparisons", "strength", "relabel", "reward_model")
+BEFORE_PPO += ("advantage_model", "rehearsal")
 
 
 def _run(home: Path, *overrides: str) -> str:
@@ -222,7 +226,13 @@ def _newest_step(home: Path) -> int:
 def test_stopped_and_killed_and_started_again_ends_bit_identical(
     home: Path, tmp_path: Path
 ) -> None:
-    """Ctrl-C, SIGTERM, then kill -9, all in PPO: every time it goes on where it was."""
+    """Ctrl-C, SIGTERM, then kill -9, all in PPO: every time it goes on where it was.
+
+    What PPO starts from is there already; all that runs beside it and after it is computed.
+    """
+    for stage in BEFORE_PPO:
+        there = Path("store/artifacts", stage)
+        shutil.copytree(home / there, tmp_path / there)
     output = ended(tmp_path, signal.SIGINT, "ppo_max", 2, *FINISHED)
     assert output.splitlines()[-1].startswith("trimtab: stopped by Ctrl-C"), output
     assert "Traceback" not in output

@@ -17,11 +17,6 @@ from trimtab.models.studies.registry import TITLES, exhibits_of
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("studies")
-
-
 def _cards(home: Path, paper: str, asked: str, *overrides: str) -> dict[str, Any]:
     """Scorecards of what is asked of a paper, by slug."""
     how = (*overrides, "--scale", "smoke", "--seeds", "0")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from datasets import load_dataset
 from safetensors.numpy import save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -112,6 +111,8 @@ def test_cleaned_pairs_load_with_the_same_fields_in_every_split(tmp_path: Path) 
         with (tmp_path / f"{split}.jsonl").open("w") as stream:
             stream.writelines(json.dumps(each) + "\n" for each in cleaned_pairs(path))
     files = {split: str(tmp_path / f"{split}.jsonl") for split in ("train", "test")}
+    from datasets import load_dataset
+
     found = load_dataset("json", data_files=files, cache_dir=str(tmp_path / "cache"))
     assert found["train"].features == found["test"].features
     (first,), (third,) = found["train"], found["test"]

@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from transformers import PreTrainedModel
-from trl import DPOConfig as TheirConfig
-from trl import DPOTrainer
 
 from trimtab.models.config.policy import DPOConfig
 from trimtab.models.nets.loading import load_policy, load_tokenizer
@@ -60,6 +57,10 @@ def test_loss_and_gradients_are_trls(
     smoothing: float,
     how: dict[str, Any],
 ) -> None:
+    from datasets import Dataset  # which take seconds to load: not where tests are collected
+    from trl import DPOConfig as TheirConfig
+    from trl import DPOTrainer
+
     tokenizer = load_tokenizer(policy / "model")
     pairs = read_pairs(folder, tokenizer, None)
     config = DPOConfig(beta=BETA, label_smoothing=smoothing)

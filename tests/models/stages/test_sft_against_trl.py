@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from tokenizers import ByteLevelBPETokenizer
 from transformers import (
     LlamaConfig,
@@ -17,8 +16,6 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
-from trl import SFTConfig as TheirConfig
-from trl import SFTTrainer
 
 from tests.models.conftest import run_stage
 from trimtab.models.config.data import PreferencesConfig
@@ -127,10 +124,13 @@ def _theirs(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     rows: list[dict[str, Any]],
-) -> SFTTrainer:
+) -> Any:
+    from datasets import Dataset  # which take seconds to load: not where tests are collected
+    from trl import SFTConfig, SFTTrainer
+
     return SFTTrainer(
         model,
-        TheirConfig(
+        SFTConfig(
             output_dir=str(tmp_path),
             per_device_train_batch_size=len(rows),
             bf16=False,
