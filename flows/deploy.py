@@ -192,9 +192,14 @@ def _work_pool(client: SyncPrefectClient, pool_type: str, image: str | None) -> 
 def with_image(template: Mapping[str, Any], image: str) -> dict[str, Any]:
     """A pool's template of Kubernetes jobs whose flow runs have this image."""
     changed: dict[str, Any] = json.loads(json.dumps(template))
-    pod = changed["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
-    for container in pod["containers"]:
-        container["image"] = image
+    try:
+        pod = changed["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
+        pod["containers"][0]["image"] = image  # others serve it
+    except (KeyError, IndexError, TypeError) as error:
+        raise ConfigError(
+            f"--image is {image!r}, but the pool's template has no container at "
+            "job_manifest.spec.template.spec.containers"
+        ) from error
     return changed
 
 

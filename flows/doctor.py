@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 import httpx
 
 from trimtab.flows.checks import check, uncounted_plan
 from trimtab.flows.recipes import RECIPES
 from trimtab.infra.processes.gpus import memory_of, unused_gpus
-from trimtab.infra.settings import Settings
+from trimtab.infra.settings import Settings, without_password
 from trimtab.infra.store.manifest import StorageError
 from trimtab.infra.store.s3 import S3Objects
 from trimtab.infra.store.store import open_store
@@ -108,7 +108,7 @@ def _places(settings: Settings) -> Iterator[Line]:
     yield _store(settings.store_url)
     yield _server("Prefect", os.environ.get("PREFECT_API_URL"), "/health", "started for each run")
     mlflow = None if settings.embedded_mlflow else settings.mlflow_uri
-    yield _server("MLflow", mlflow, "/health", _without_password(settings.mlflow_uri))
+    yield _server("MLflow", mlflow, "/health", without_password(settings.mlflow_uri))
 
 
 def _home(home: Path) -> Line:
@@ -146,7 +146,7 @@ def _server(name: str, url: str | None, path: str, embedded: str) -> Line:
     """Whether a server answers; without a URL, or where it is a file, what is used in its place."""
     if url is None or not url.startswith("http"):
         return Line("ok", name, embedded)
-    shown = _without_password(url)
+    shown = without_password(url)
     try:
         answer = httpx.get(url.rstrip("/") + path, timeout=SECONDS, follow_redirects=True)
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
@@ -156,13 +156,6 @@ def _server(name: str, url: str | None, path: str, embedded: str) -> Line:
     if answer.status_code >= 400:
         return Line("missing", name, f"{shown} answers {answer.status_code}")
     return Line("ok", name, shown)
-
-
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    if "@" not in parts.netloc:
-        return url
-    return urlunsplit(parts._replace(netloc=f"...@{parts.netloc.rpartition('@')[2]}"))
 
 
 def _version(name: str) -> str | None:

@@ -39,7 +39,7 @@ from trimtab.infra.settings import Settings
 from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.config.reporting import ReportConfig
 from trimtab.models.specs import REPORT
-from trimtab.tasks.access import access_of_run, require_access
+from trimtab.tasks.access import access_of_run, require_access, require_files
 from trimtab.tasks.context import start_tracked_run
 from trimtab.tasks.registry import SCORERS, RegisteredRun, register_models
 from trimtab.tasks.report_export import export_report, lineage_of
@@ -62,17 +62,18 @@ SECONDS_FOR_MLFLOW = 60.0
 
 
 def require_startable(config: RunConfig, flow: str | None = None, num_seeds: int = 1) -> None:
-    """Check what a worker's run needs before its first stage; files are left to the stages.
+    """Check what a worker's run needs before its first stage.
 
-    Raises AccessError for what it may not read or ask, and ConfigError for models and packages that
-    are not installed here and, where the `flow` is given, for stages that do not fit on this host.
-    On your own machine and on a Dask cluster nothing but access is looked at: the command line has
-    checked more, and stages run elsewhere.
+    Raises AccessError for what it may not read or ask, and for files that are not there;
+    ConfigError for models and packages that are not installed here and, where the `flow` is given,
+    for stages that do not fit on this host. On your own machine and on a Dask cluster nothing but
+    access is looked at: the command line has checked more, and stages run elsewhere.
     """
     require_access(config)
     settings = Settings.from_env()
     if access_of_run() is None or settings.dask is not None:
         return
+    require_files(config)
     found = Findings()
     check_installed(config, found)
     refuse([*found.mistakes, *found.missing])
@@ -84,7 +85,9 @@ def require_startable(config: RunConfig, flow: str | None = None, num_seeds: int
 def run_name() -> str:
     """A flow run's name until its configuration is known: the typed name, or one made of its flow.
 
-    A typed name is kept; one that Prefect's server or its forms made up is not.
+    A typed name is kept; one that Prefect's server or its forms make up is not, nor one of the same
+    form: two words of the server's lists, a Greek letter and more words, as alpha-sirius, or one of
+    the older form's adjectives and a word, as Sleek-Elk.
     """
     found = str(flow_run.name)
     return _automatic_name() if _is_made_up(found) else found

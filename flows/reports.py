@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 from trimtab.flows.errors import CommandError, ConfigError, unknown_name
 from trimtab.infra.report_folders import AUDIT_FILES, PLOTS, REPORT_FILES, RUN_FILE
-from trimtab.infra.settings import Settings
+from trimtab.infra.settings import Settings, without_password
 from trimtab.infra.tracking.reports import TrackedReport, fetch_report, tracked_reports
 
 ON_THE_SERVER = "MLflow: trimtab report {name}"
@@ -17,14 +18,21 @@ ON_THE_SERVER = "MLflow: trimtab report {name}"
 def report_lines(settings: Settings) -> list[str]:
     """A line a report, the newest last: its name, when it was made, its answer, where it is.
 
-    ConfigError where there is none; CommandError where the MLflow server fails.
+    Where the MLflow server fails a line on stderr says so. ConfigError where there is no report.
     """
     here = {path.parent.name: path for path in _pages(settings)}
     rows = [
         (_made(path), name, _answer(path.with_name("summary.json")), str(path))
         for name, path in here.items()
     ]
-    for report in _tracked(settings):
+    try:
+        tracked = _tracked(settings)
+    except CommandError as error:
+        if not here:
+            raise
+        tracked = []
+        print(f"trimtab: {error}", file=sys.stderr)
+    for report in tracked:
         if report.name not in here:
             place = ON_THE_SERVER.format(name=report.name)
             rows.append((report.ended, report.name, report.answer, place))
@@ -55,11 +63,9 @@ def report_page(settings: Settings, name: str | None) -> Path:
     folder = _folder(settings) / name
     names = (*REPORT_FILES, *AUDIT_FILES, PLOTS, RUN_FILE)
     try:
-        fetch_report(settings.mlflow_uri, tracked[name].run_id, folder, names)
+        fetch_report(settings.mlflow_uri, tracked[name], folder, names)
     except Exception as error:
-        raise CommandError(f"MLflow at {settings.mlflow_uri} failed: {error}") from error
-    if not (folder / "report.html").is_file():
-        raise CommandError(f"MLflow's run {tracked[name].run_id} of {name} has no report.html")
+        raise _failed(settings, error) from error
     return folder / "report.html"
 
 
@@ -86,4 +92,11 @@ def _tracked(settings: Settings) -> list[TrackedReport]:
     try:
         return tracked_reports(settings.mlflow_uri)
     except Exception as error:
-        raise CommandError(f"MLflow at {settings.mlflow_uri} failed: {error}") from error
+        raise _failed(settings, error) from error
+
+
+def _failed(settings: Settings, error: Exception) -> CommandError:
+    """What MLflow says, without its login, which may be a part of the address."""
+    server = without_password(settings.mlflow_uri)
+    said = str(error).replace(settings.mlflow_uri, server)
+    return CommandError(f"MLflow at {server} failed: {said}")

@@ -78,11 +78,9 @@ class Access:
         return (*map(str, self.networks), *(number for number in numbers if number))
 
     def demand_file(self, source: str) -> None:
-        """AccessError unless a file or folder is there and may be read, or an s3:// address may."""
+        """AccessError unless a file, a folder or an s3:// address may be read."""
         if not source.startswith(S3):
-            folder, rest = self.demand_folder(source)
-            if not (folder / rest).exists():
-                raise AccessError(f"found nothing at {source!r}; allowed: a file or folder")
+            self.demand_folder(source)
             return
         for root in self.objects:
             prefix = root.rstrip("/")

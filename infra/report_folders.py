@@ -12,6 +12,7 @@ RUN_FILE = "run.json"
 REPORT_FILES = ("report.html", "scorecard.json", "summary.json", "methods.md", "quarantine.jsonl")
 AUDIT_FILES = ("audit.html", "audited.jsonl.gz", "audited.parquet")
 PLOTS = "plots"
+PAGES = ("report.html", "audit.html", "quarantine.jsonl")
 # Where a page says when and how it was made. An artifact does not: its bytes depend on its inputs.
 MADE = "<!--made-->"
 
@@ -40,8 +41,8 @@ def write_run(folder: Path, run: Mapping[str, Any]) -> None:
 def stamp(page: Path, made: Mapping[str, str], links: Mapping[str, str]) -> None:
     """Write into a page when, where and how it was made, and where to go from it.
 
-    made: `at`, `version`, `host` and, where known, `commit` and `command`. links: words to an
-    address; only a file's name, or an address of http or https, becomes a link.
+    made: `at`, `version`, `host` and, where known, `commit` and `command`. links: words to a page
+    of the folder, or to an address of http or https; nothing else becomes a link.
     """
     commit = f" (commit <code>{escape(made['commit'][:12])}</code>)" if made.get("commit") else ""
     by = f"Made {escape(made['at'])} by Trimtab {escape(made['version'])}{commit}"
@@ -50,7 +51,7 @@ def stamp(page: Path, made: Mapping[str, str], links: Mapping[str, str]) -> None
     found = [
         f'<a href="{escape(address)}">{escape(words)}</a>'
         for words, address in links.items()
-        if "/" not in address or address.startswith(("http://", "https://"))
+        if address in PAGES or address.startswith(("http://", "https://"))
     ]
     if found:
         lines.append(f"See also: {', '.join(found)}.")

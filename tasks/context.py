@@ -125,9 +125,10 @@ def run_stage_task(
             share=share_of(base.settings, config, resources, takes_gpu=takes_gpu),
             without=() if spec.reads_weights else WEIGHTS,
         )
-    except BaseException:
+    except BaseException as error:
         board.failed(place)
-        progress.end("stopped", is_done=False)
+        if isinstance(error, Exception):  # what stops the run does not wait for the server
+            progress.end("failed", is_done=False)
         raise
     advanced()
     how = "found in the store" if result.cached else f"{result.seconds:.1f} s"

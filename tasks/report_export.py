@@ -15,6 +15,7 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from trimtab.infra.processes.locks import file_lock
 from trimtab.infra.report_folders import AUDIT_FILES, PLOTS, REPORT_FILES, stamp, write_run
 from trimtab.infra.store.store import Store
+from trimtab.infra.tracking.reports import REPORT_TAG
 from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.config.reporting import LineageEntry
 from trimtab.models.data.row_account import RowAccount
@@ -76,7 +77,7 @@ def export_report(
         card = _read_card(folder / "scorecard.json")
         told, warnings = _told(card)
         tracked.log_artifacts(folder)
-    _track(tracked, card, result.summary)
+    _track(tracked, name, card, result.summary)
     cached = sum(done.cached for done in results.values())
     counted = f"{cached} of {len(results)} stages were found in the store"
     lines = [f"| {key} | {_shown(value)} |" for key, value in result.summary.items()]
@@ -183,11 +184,14 @@ def grouped(summary: Mapping[str, Any], groups: Sequence[str]) -> dict[str, floa
     return found
 
 
-def _track(tracked: TrackedRun, card: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-    """Numbers as metrics, verdict and claims as tags."""
+def _track(
+    tracked: TrackedRun, name: str, card: Mapping[str, Any], summary: Mapping[str, Any]
+) -> None:
+    """Numbers as metrics; the report's name, verdict and claims as tags."""
     policies = [policy["name"] for policy in card.get("policies", ())]
     claims = {key: str(value) for key, value in summary.items() if key.startswith("claim_")}
     tags = {f"trimtab.{key.replace('_', '.', 1)}": value for key, value in claims.items()}
+    tags[REPORT_TAG] = name
     if "verdict" in card:
         tags["trimtab.verdict"] = str(card["verdict"]["answer"])
         tags["mlflow.note.content"] = str(card["verdict"]["sentence"])

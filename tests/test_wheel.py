@@ -104,9 +104,8 @@ def test_it_deploys_from_any_folder(
     home = str(tmp_path / "home")
     with local_prefect_server() as wait_until_ready:
         wait_until_ready()
-        for image in (["--image", "registry.example/trimtab:1"], []):  # it is safe to repeat
-            kubernetes = ["--pool-type", "kubernetes", *image]
-            installed.python("-m", "trimtab", "deploy", *kubernetes, TRIMTAB_HOME=home)
+        kubernetes = ["--pool-type", "kubernetes", "--image", "registry.example/trimtab:1"]
+        installed.python("-m", "trimtab", "deploy", *kubernetes, TRIMTAB_HOME=home)
         api = os.environ["PREFECT_API_URL"]
         pool = requests.get(f"{api}/work_pools/trimtab", timeout=60).json()
         found = requests.post(f"{api}/deployments/filter", json={}, timeout=60).json()

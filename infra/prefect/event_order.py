@@ -1,4 +1,4 @@
-"""Event ordering for Prefect's server: events from before its start count as seen.
+"""Event ordering for Prefect's server: nothing waits for an event from before its start.
 
 A run's states are events that follow one another. Prefect holds an event back from automations, for
 up to a quarter of an hour, until they have received the one it follows, and remembers in memory
@@ -15,8 +15,8 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from prefect.server.database import provide_database_interface
-from prefect.server.events.ordering import memory
-from prefect.server.events.schemas.events import Event
+from prefect.server.events.ordering import EventArrivedEarly, memory
+from prefect.server.events.schemas.events import ReceivedEvent
 from prefect.types import _datetime
 
 _started = _datetime.now("UTC")
@@ -25,10 +25,17 @@ _started = _datetime.now("UTC")
 class CausalOrdering(memory.CausalOrdering):
     """Prefect's own, with a look into the database."""
 
-    async def event_has_been_seen(self, event: UUID | Event) -> bool:
-        """Whether an event was handed to automations, now or before the server's start."""
-        identifier = event.id if isinstance(event, Event) else event
-        return await super().event_has_been_seen(event) or await _is_of_before(identifier)
+    async def wait_for_leader(self, event: ReceivedEvent) -> None:
+        """Wait for the event that this one follows, unless that is from before the start.
+
+        Raises EventArrivedEarly where it is to come yet.
+        """
+        try:
+            await super().wait_for_leader(event)
+        except EventArrivedEarly:
+            if event.follows is None or not await _is_of_before(event.follows):
+                raise
+            await self.forget_follower(event)
 
 
 async def _is_of_before(identifier: UUID) -> bool:

@@ -15,13 +15,15 @@ a slot; only `hold_slots` uses it, as waiting for a key is not waiting for a slo
 Held for a moment, and nothing of the above is asked for meanwhile: the store's `.tmp/lock` for a
 manifest, `<home>/reports/.<name>.lock` for a report's folder, `<home>/.mlflow.lock` and
 `<home>/prefect/.tables.lock` for making databases, a file of trimtab.infra.tracking.outbox by who
-sends it. The report's lock is the outermost of these. Locks of threads guard single calls; those of
-judges live inside trainers.
+sends it. The report's lock is the outermost of these. A stack's folder and one of backups are
+locked for as long as a command of the stack uses them. Locks of threads guard single calls; those
+of judges live inside trainers.
 """
 
 from __future__ import annotations
 
 import fcntl
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -49,6 +51,24 @@ def file_lock(path: Path, wait: Callable[[], None] = pause) -> Iterator[None]:
         while not _take([stream], 1):
             wait()
         yield
+
+
+@contextmanager
+def try_folder_lock(folder: Path) -> Iterator[bool]:
+    """Hold an exclusive lock on a folder that exists, if nobody has it; whether it is held.
+
+    Nothing is written into the folder.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -11,7 +11,6 @@ python -m trimtab.infra.stack restore    makes the stack's folder anew from the 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import logging
 import os
 import shutil
@@ -23,6 +22,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from trimtab.infra.processes.locks import try_folder_lock
 from trimtab.infra.stack import backup, flow_runs, secrets
 from trimtab.infra.stack.programs import StackError
 from trimtab.infra.stack.services import Ports, Stack
@@ -45,6 +45,10 @@ def main() -> int:
         return 0
     logging.basicConfig(format="%(asctime)s %(message)s")
     logging.getLogger("trimtab.infra").setLevel(logging.INFO)
+    # A script that starts this with `&` has it ignore SIGINT, and so would the servers: Prefect's
+    # worker, which sends itself SIGINT to stop, would keep taking runs.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
         if options.command == "up":
             _up(stack)
@@ -59,21 +63,22 @@ def main() -> int:
     except (StackError, StorageError) as error:
         print(f"trimtab.infra.stack: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # of `up` the way to end
+        return 0 if options.command == "up" else 130
     return 0
 
 
 def _up(stack: Stack) -> None:
-    # A script that starts this with `&` has it ignore SIGINT, and so would the servers: Prefect's
-    # worker, which sends itself SIGINT to stop, would keep taking runs.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
     if os.geteuid() == 0:
         logging.getLogger("trimtab.infra").warning(
             "running as root, as are all servers except PostgreSQL and all flow runs: use a "
             "dedicated user instead"
         )
     flow_runs.adopt_orphans()
-    try:
+    stack.folder.mkdir(parents=True, exist_ok=True)
+    with try_folder_lock(stack.folder) as is_ours:
+        if not is_ours:
+            raise StackError(f"{stack.folder} is in use: a stack is up there, or a backup is taken")
         services = stack.services()
         with temporary_folder(stack.folder), Supervisor(services, stack.folder / "logs") as running:
             prefect, mlflow = stack.ports.prefect, stack.ports.mlflow
@@ -83,41 +88,20 @@ def _up(stack: Stack) -> None:
                 flush=True,
             )
             running.watch()
-    except KeyboardInterrupt:
-        pass
 
 
 @contextmanager
 def temporary_folder(folder: Path) -> Iterator[Path]:
     """Keep temporary files of all processes in the stack's folder, and remove them in the end.
 
-    Killed processes leave theirs behind. Those of a stack that was killed itself go as well; one
-    that is up holds a lock on its own.
+    Killed processes leave theirs behind. Those of a stack that was killed itself go as well: this
+    process holds the folder's lock.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob(f"{_TEMPORARY}*"):
-        if (descriptor := _locked(old)) is not None:
-            shutil.rmtree(old, ignore_errors=True)
-            os.close(descriptor)
+        shutil.rmtree(old, ignore_errors=True)
     with TemporaryDirectory(prefix=_TEMPORARY, dir=folder, ignore_cleanup_errors=True) as place:
-        descriptor = _locked(Path(place))
         os.environ["TMPDIR"] = place
-        try:
-            yield Path(place)
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
-
-
-def _locked(folder: Path) -> int | None:
-    """The descriptor by which this process holds a folder's lock; None where another has it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        yield Path(place)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -17,13 +17,14 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+from trimtab.infra.processes.locks import try_folder_lock
 from trimtab.infra.stack.bucket import BUCKET
 from trimtab.infra.stack.postgres import DATABASES, client_options
 from trimtab.infra.stack.programs import StackError, output_of, program
@@ -47,14 +48,32 @@ def back_up(stack: Stack, folder: Path, keep: int | None = None) -> Path:
     """Write a new backup into `folder` and return its path; the stack may be up or down.
 
     Objects that the newest backup in `folder` has already are linked, not copied. keep: how many
-    backups stay, the new one included; None removes none. StackError if there is no such stack or
-    a server refuses.
+    backups stay, the new one included; None removes none. StackError if there is no such stack,
+    another backup is under way there, or a server refuses.
     """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with try_folder_lock(folder) as is_alone:
+        if not is_alone:
+            raise StackError(f"another backup into {folder} is under way")
+        for left in folder.glob(f"*Z{_DRAFT}"):  # of one that was killed
+            shutil.rmtree(left)
+        others = sorted(path.parent for path in folder.glob(f"*Z/{ABOUT}"))
+        target = _written(stack, folder, others[-1] if others else None)
+        for old in outdated(others, keep):
+            shutil.rmtree(old)
+    return target
+
+
+def outdated(others: Sequence[Path], keep: int | None) -> Sequence[Path]:
+    """Which of the `others`, oldest first, go where `keep` backups stay with the new one."""
+    return others[: max(0, len(others) + 1 - keep)] if keep else ()
+
+
+def _written(stack: Stack, folder: Path, earlier: Path | None) -> Path:
+    """The new backup, which links what the `earlier` one has."""
     target = folder / datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     draft = folder / f"{target.name}{_DRAFT}"
-    draft.mkdir(parents=True, mode=0o700)
-    others = sorted(path.parent for path in folder.glob(f"*Z/{ABOUT}"))
-    earlier = others[-1] if others else None
+    draft.mkdir(mode=0o700)
     try:
         with stack.storage():
             objects = S3Objects(BUCKET, "")
@@ -80,8 +99,6 @@ def back_up(stack: Stack, folder: Path, keep: int | None = None) -> Path:
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     logger.info("%s: %s objects, %s bytes", target, about["num_objects"], about["num_bytes"])
-    for old in others[: len(others) + 1 - keep] if keep else ():
-        shutil.rmtree(old)
     return target
 
 
@@ -99,7 +116,20 @@ def restore(stack: Stack, source: Path) -> None:
     draft = stack.folder.with_name(f"{stack.folder.name}{_DRAFT}")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    with Stack(draft, stack.ports).storage(is_new=True):
+    try:
+        num_objects = _fill(Stack(draft, stack.ports), source, sums)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    with suppress(FileNotFoundError):
+        stack.folder.rmdir()
+    draft.rename(stack.folder)
+    logger.info("%s: restored with %d objects", stack.folder, num_objects)
+
+
+def _fill(stack: Stack, source: Path, sums: Mapping[str, str]) -> int:
+    """Make an empty stack that of a backup; how many objects it has."""
+    with stack.storage(is_new=True):
         for name in DATABASES:
             options = [*client_options(stack.ports.postgres), f"--dbname={name}"]
             output_of(
@@ -118,10 +148,7 @@ def restore(stack: Stack, source: Path) -> None:
 
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(put, names))
-    with suppress(FileNotFoundError):
-        stack.folder.rmdir()
-    draft.rename(stack.folder)
-    logger.info("%s: restored with %d objects", stack.folder, len(names))
+    return len(names)
 
 
 def _take(
@@ -129,8 +156,8 @@ def _take(
 ) -> dict[str, str]:
     """Bring objects into `folder`; the sha256 of each by its name in the backup.
 
-    One that was written before the earlier backup began is the same file as there. One that is
-    deleted meanwhile is left out.
+    One that was written before the earlier backup began, and has the size, is the same file as
+    there. One that is deleted meanwhile is left out.
     """
     known = _sums(earlier) if earlier else {}
     began = json.loads((earlier / ABOUT).read_text())["began"] if earlier else 0.0
@@ -143,8 +170,9 @@ def _take(
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if earlier and name in known and info.modified < began - _RESOLUTION:
             with suppress(OSError):  # gone from there, or another file system
-                os.link(earlier / name, path)
-                return name, known[name]
+                if (earlier / name).stat().st_size == info.size:
+                    os.link(earlier / name, path)
+                    return name, known[name]
         try:
             objects.get_file(item[0], path)
         except KeyError:

@@ -7,8 +7,9 @@ import base64
 import json
 import os
 import sys
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,13 @@ from typing import Any
 
 from trimtab.infra.access import Access
 from trimtab.infra.processes.environment import HUB_TOKENS
+from trimtab.infra.processes.locks import try_folder_lock
 from trimtab.infra.stack import flow_runs, secrets
 from trimtab.infra.stack.bucket import BUCKET
 from trimtab.infra.stack.postgres import database_url, postgres
 from trimtab.infra.stack.programs import StackError, output_of, program
 from trimtab.infra.stack.seaweedfs import seaweedfs
-from trimtab.infra.stack.supervisor import Service, Supervisor
+from trimtab.infra.stack.supervisor import POLL_SECONDS, START_SECONDS, Service, Supervisor
 
 HOST = "127.0.0.1"
 POOL = "trimtab"
@@ -38,6 +40,16 @@ class Ports:
     postgres: int = 5433
     s3: int = 8333
     weed: int = 18081
+
+
+def _wait_for(servers: Sequence[Service]) -> None:
+    """Wait until servers that another process starts are ready; StackError after three minutes."""
+    end = time.monotonic() + START_SECONDS
+    for server in servers:
+        while not server.is_ready():
+            if time.monotonic() > end:
+                raise StackError(f"the stack is up, but its {server.name} does not answer")
+            time.sleep(POLL_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -78,13 +90,15 @@ class Stack:
         StackError where the folder is no stack's; one that `is_new` is made.
         """
         servers = self.services()[:2]
-        if not is_new and all(server.is_ready() for server in servers):
-            yield
-            return
         if not is_new and not all((self.folder / server.name).is_dir() for server in servers):
-            raise StackError(f"{self.folder} is no stack's folder, and none is up on these ports")
-        with Supervisor(servers, self.folder / "logs"):
-            yield
+            raise StackError(f"{self.folder} is no stack's folder")
+        with try_folder_lock(self.folder) as is_down:
+            if is_down:
+                with Supervisor(servers, self.folder / "logs"):
+                    yield
+            else:
+                _wait_for(servers)
+                yield
 
     def upgrade(self) -> None:
         """Bring MLflow's database to the installed version; StackError with what it says if not.

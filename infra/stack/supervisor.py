@@ -24,8 +24,8 @@ from trimtab.infra.stack.secrets import SECRETS
 
 logger = logging.getLogger(__name__)
 
-_START_SECONDS = 180.0
-_POLL_SECONDS = 0.2
+START_SECONDS = 180.0
+POLL_SECONDS = 0.2
 _LOG_LINES = 15
 _LOG_BYTES = 16 << 20
 _OLD_LOGS = 3
@@ -82,6 +82,7 @@ class Supervisor:
     def __init__(self, services: Sequence[Service], logs: Path) -> None:
         self.services, self.logs = list(services), logs
         self._children: dict[str, _Child] = {}
+        self._unkept: set[Path] = set()
 
     def __enter__(self) -> Supervisor:
         """Start all services and wait until they are ready; raises StackError, and none is left."""
@@ -92,7 +93,7 @@ class Supervisor:
             while len(ready) < len(self.services):
                 for service in self.services:
                     self._bring_up(service, ready)
-                time.sleep(_POLL_SECONDS)
+                time.sleep(POLL_SECONDS)
         except BaseException:
             self.__exit__()
             raise
@@ -108,11 +109,20 @@ class Supervisor:
     def watch(self) -> None:
         """Start again what ends, until interrupted."""
         while True:
-            time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
             flow_runs.reap_orphans(but={child.process.pid for child in self._children.values()})
             for service in self.services:
                 self._revive(service, self._children[service.name])
-                rotate(self.logs / f"{service.name}.log")
+                self._rotate(self.logs / f"{service.name}.log")
+
+    def _rotate(self, log: Path) -> None:
+        """A log that cannot be kept, as on a full disk, goes on growing; that is said once."""
+        try:
+            rotate(log)
+        except OSError as error:
+            if log not in self._unkept:
+                logger.warning("%s cannot be rotated: %s", log, error)
+            self._unkept.add(log)
 
     def pid(self, name: str) -> int:
         """The process of a service, which leads a process group of its own."""
@@ -171,7 +181,7 @@ class Supervisor:
         if service.is_ready():
             return True
         has_ended = child.process.poll() is not None
-        if has_ended or time.monotonic() > child.started + _START_SECONDS:
+        if has_ended or time.monotonic() > child.started + START_SECONDS:
             how = "ended" if has_ended else "does not answer"
             log = self.logs / f"{service.name}.log"
             last = "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
@@ -188,11 +198,16 @@ def rotate(path: Path, max_bytes: int = _LOG_BYTES, num_old: int = _OLD_LOGS) ->
     if not path.exists() or path.stat().st_size <= max_bytes:
         return
     old = [path.with_name(f"{path.name}.{number}") for number in range(1, num_old + 1)]
-    for newer, older in reversed(list(pairwise(old))):
-        if newer.exists():
-            newer.replace(older)
-    old[0].touch(mode=0o600)
-    shutil.copyfile(path, old[0])
+    copy = path.with_name(f".{path.name}")
+    try:
+        copy.touch(mode=0o600)
+        shutil.copyfile(path, copy)
+        for newer, older in reversed(list(pairwise(old))):
+            if newer.exists():
+                newer.replace(older)
+        copy.replace(old[0])
+    finally:
+        copy.unlink(missing_ok=True)
     os.truncate(path, 0)
 
 
@@ -218,7 +233,7 @@ def _wait_until_free(port: int, name: str) -> None:
                     ) from error
             else:
                 return
-        time.sleep(_POLL_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def _stop(process: subprocess.Popen[bytes], service: Service) -> None:

@@ -1,8 +1,13 @@
-"""Reports that an MLflow server has, of the runs of every host that tells it of them."""
+"""Reports that an MLflow server has, of the runs of every host that tells it of them.
+
+A run with a report has its name as a tag. What a server says is not trusted: a name is one of a
+folder, and only files of a report are brought.
+"""
 
 from __future__ import annotations
 
-import shutil
+import os
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,9 +15,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from trimtab.infra.processes.locks import file_lock
 from trimtab.infra.tracking.mlflow_calls import EXPERIMENT, new_client
 
 MAX_REPORTS = 200
+REPORT_TAG = "trimtab.report"
+_NAME = re.compile(r"[A-Za-z0-9][^/\\\0]{0,250}")
 
 
 @dataclass(frozen=True)
@@ -37,30 +45,37 @@ def tracked_reports(uri: str) -> list[TrackedReport]:
     found: dict[str, TrackedReport] = {}
     for run in client.search_runs(
         [experiment.experiment_id],
-        "attributes.status = 'FINISHED' and tags.`trimtab.flow` != ''",
+        f"attributes.status = 'FINISHED' and tags.`{REPORT_TAG}` != ''",
         max_results=MAX_REPORTS,
         order_by=["attributes.end_time DESC"],
     ):
         ended = datetime.fromtimestamp(run.info.end_time / 1000, UTC)
-        answer = run.data.tags.get("trimtab.verdict", "")
-        report = TrackedReport(run.info.run_name, ended, answer, run.info.run_id)
-        found.setdefault(report.name, report)
+        name, answer = run.data.tags[REPORT_TAG], run.data.tags.get("trimtab.verdict", "")
+        if _NAME.fullmatch(name):
+            found.setdefault(name, TrackedReport(name, ended, answer, run.info.run_id))
     return list(found.values())[::-1]
 
 
-def fetch_report(uri: str, run_id: str, folder: Path, names: Collection[str]) -> None:
+def fetch_report(uri: str, report: TrackedReport, folder: Path, names: Collection[str]) -> None:
     """Bring files and folders of a run's artifacts, those of `names`, to a new folder.
 
-    The folder is there whole or not at all. Raises what MLflow raises.
+    The folder is there whole, as old as the run's end, or not at all. Raises what MLflow raises,
+    FileExistsError where there is something at its place, and FileNotFoundError for a run without
+    the first of `names`.
     """
     client: Any = new_client(uri)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as scratch:
         whole = Path(scratch) / "report"
         whole.mkdir()
-        for each in client.list_artifacts(run_id):
+        for each in client.list_artifacts(report.run_id):
             if each.path in names:
-                client.download_artifacts(run_id, each.path, str(whole))
-        if folder.exists():
-            shutil.rmtree(folder)
-        whole.replace(folder)
+                client.download_artifacts(report.run_id, each.path, str(whole))
+        first = whole / next(iter(names))
+        if not first.is_file():
+            raise FileNotFoundError(f"run {report.run_id} has no {first.name}")
+        os.utime(first, (report.ended.timestamp(),) * 2)
+        with file_lock(folder.with_name(f".{folder.name}.lock")):  # a run may write the same report
+            if folder.exists():
+                raise FileExistsError(f"{folder} is there already, without a report: remove it")
+            whole.replace(folder)

@@ -26,7 +26,7 @@ from typing import Any, Self, TypeVar
 from trimtab.infra.processes.launch import TrainerStoppedError
 from trimtab.infra.processes.locks import file_lock
 from trimtab.infra.processes.tail import LineTail
-from trimtab.infra.settings import Settings
+from trimtab.infra.settings import Settings, without_password
 from trimtab.infra.tracking.mlflow_calls import (
     Input,
     dataset_input,
@@ -302,7 +302,8 @@ class TrackedRun:
         """The address of the run's page, or of one of its artifacts; None without a server."""
         if self.run_id is None or not self.tracking.uri.startswith("http"):
             return None
-        page = f"{self.tracking.uri}/#/experiments/{self.tracking.experiment_id}/runs/{self.run_id}"
+        server = without_password(self.tracking.uri)
+        page = f"{server}/#/experiments/{self.tracking.experiment_id}/runs/{self.run_id}"
         return f"{page}/artifacts/{artifact}" if artifact else page
 
     @property

@@ -138,11 +138,15 @@ class Running:
     def state_of(self, run: dict[str, Any]) -> dict[str, Any]:
         return dict(self.prefect("GET", f"flow_runs/{run['id']}").json()["state"])
 
-    def end_of(self, run: dict[str, Any], seconds: float = 400.0) -> dict[str, Any]:
+    def end_of(
+        self, run: dict[str, Any], seconds: float = 400.0, *, revived: bool = False
+    ) -> dict[str, Any]:
+        """The last state of a run; one that is `revived` goes on after it crashed."""
+        ends = set(ENDS) - ({"CRASHED"} if revived else set())
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             state = self.state_of(run)
-            if state["type"] in ENDS:
+            if state["type"] in ends:
                 return state
             time.sleep(1)
         raise TimeoutError(state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -33,8 +34,8 @@ def _server(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
     fetched: list[str] = []
     ended = datetime(2026, 1, 2, tzinfo=UTC)
 
-    def fetch(uri: str, run_id: str, folder: Path, names: Collection[str]) -> None:
-        fetched.append(run_id)
+    def fetch(uri: str, report: TrackedReport, folder: Path, names: Collection[str]) -> None:
+        fetched.append(report.run_id)
         folder.mkdir(parents=True)
         (folder / "report.html").write_text(f"fetched from {uri}")
         assert {"audit.html", "run.json", "scorecard.json", "plots"} <= set(names)
@@ -71,12 +72,19 @@ def test_a_report_is_brought_once(settings: Settings, monkeypatch: pytest.Monkey
 
 
 def test_where_the_server_fails_that_is_said(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(uri: str) -> list[TrackedReport]:
-        raise OSError("refused")
+        raise OSError(f"{uri} refused")
 
     monkeypatch.setattr(reports, "tracked_reports", fail)
-    with pytest.raises(CommandError, match="MLflow at http://mlflow failed: refused"):
-        report_lines(settings)
+    elsewhere = replace(settings, mlflow_uri="http://ada:secret@mlflow")
+    said = "MLflow at http://mlflow failed: http://mlflow refused"
+    assert len(report_lines(elsewhere)) == 1
+    assert capsys.readouterr().err == f"trimtab: {said}\n"
+    with pytest.raises(CommandError, match=said):
+        report_page(elsewhere, "other")
     assert report_page(settings, "mine-seed0").is_file()  # asks no server
+    (settings.home / "reports" / "mine-seed0" / "report.html").unlink()
+    with pytest.raises(CommandError, match=said):
+        report_lines(elsewhere)

@@ -208,7 +208,7 @@ from trimtab.tasks import events
 print("ready", flush=True)
 os.environ["PREFECT__FLOW_RUN_ID"] = input()
 events.SECONDS_BETWEEN_ADVANCES = 0.0
-for _ in range(15):
+for _ in range(8):
     events.advanced()
     time.sleep(4)
 """
@@ -233,20 +233,20 @@ def test_a_run_in_which_nothing_moves_is_told_of(running: Running, listener: Lis
         return told_of(run)
 
     name = "trimtab: tell of runs in which nothing moves"
-    with running.automation_within(name, 30.0) as before:
+    with running.automation_within(name, 20.0) as before:
         assert before == STILL.seconds
         deadline = time.monotonic() + 300
         while not is_told_of(stuck := runs()):
             assert time.monotonic() < deadline, listener.received
             running.force(stuck, "CANCELLED")
-        gets_on = _gets_on_for_a_minute(running, runs)
+        gets_on = _gets_on_for_a_while(running, runs)
         assert not told_of(gets_on)
         assert is_told_of(gets_on)  # now that it has ceased to
     for run in (stuck, gets_on):
         running.force(run, "CANCELLED")
 
 
-def _gets_on_for_a_minute(running: Running, start: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _gets_on_for_a_while(running: Running, start: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """A run that is started once there is a process that says of it that it gets on."""
     process = subprocess.Popen(
         [sys.executable, "-c", GETS_ON],

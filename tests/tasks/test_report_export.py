@@ -64,7 +64,7 @@ def test_metrics_are_grouped_by_policy_and_scorer_and_the_verdict_is_a_tag() -> 
         "full_at_equal_kl_main_net": 0.25,
         "advantage_model_label_ece": 0.1,
     }
-    report_module._track(tracked, card, summary)
+    report_module._track(tracked, "smoke-seed0", card, summary)
     assert tracked.metrics == {
         "run/num_pairs": 9.0,
         "full/main_net": 0.5,
@@ -74,6 +74,7 @@ def test_metrics_are_grouped_by_policy_and_scorer_and_the_verdict_is_a_tag() -> 
     assert tracked.tags == {
         "trimtab.claim.beats_sft": "holds",
         "trimtab.verdict": "better",
+        "trimtab.report": "smoke-seed0",
         "mlflow.note.content": "Better: by far.",
     }
 
@@ -196,7 +197,7 @@ def test_a_browser_reaches_report_and_audit_page_and_comes_back(
     assert len(made) == 2
     back = {report_module.FLOW_RUN_URL: "http://prefect/runs/flow-run/7"}
     monkeypatch.setattr(report_module, "flow_run_tags", lambda: back)
-    report_module._track(tracked, card, {})
+    report_module._track(tracked, "smoke-seed0", card, {})
     assert "(http://prefect/runs/flow-run/7)" in tracked.tags["mlflow.note.content"]
 
 

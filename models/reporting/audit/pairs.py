@@ -16,6 +16,7 @@ from trimtab.models.reporting.kit.artifacts import (
 )
 from trimtab.models.reporting.run.labels import voting_mode
 
+MOST_NAMED = 5
 UNTREATED = {"is_flipped": False, "label": 1.0, "margin": 0.0, "weight": 1.0, "review": None}
 
 
@@ -29,7 +30,8 @@ class AuditedPair:
     is_flipped, label, margin, weight, review: of a training pair, as relabelled; held-out pairs are
     not relabelled and stand as annotated. votes: people's. truth: what the synthetic world knows.
     None where there is nothing. source: "file:line" that it was read from. repeats, contradicts:
-    ids of the other pairs with the same prompt and answers, labelled alike and the other way round.
+    ids of other pairs with the same prompt and answers, labelled alike and the other way round, of
+    each the first MOST_NAMED.
     """
 
     id: str
@@ -133,13 +135,16 @@ def _recurring(pairs: Sequence[Row]) -> dict[str, dict[str, tuple[str, ...]]]:
         groups.setdefault((pair["prompt"], *answers), []).append(pair)
     found = {}
     for group in groups.values():
+        by_label: dict[str, list[str]] = {}
         for pair in group if len(group) > 1 else ():
-            others = [other for other in group if other is not pair]
-            same = tuple(other["id"] for other in others if other["chosen"] == pair["chosen"])
-            found[pair["id"]] = {
-                "repeats": same,
-                "contradicts": tuple(o["id"] for o in others if o["id"] not in same),
-            }
+            by_label.setdefault(pair["chosen"], []).append(pair["id"])
+        for chosen, ids in by_label.items():
+            others = [each for label, each in by_label.items() if label != chosen]
+            contradicts = tuple(others[0][:MOST_NAMED]) if others else ()
+            first = ids[: MOST_NAMED + 1]
+            for each in ids:
+                repeats = tuple(other for other in first if other != each)[:MOST_NAMED]
+                found[each] = {"repeats": repeats, "contradicts": contradicts}
     return found
 
 

@@ -19,7 +19,6 @@ BLOCK_SIZE = 400
 # Bits of a pair's flags, by which the page filters.
 LOOKS_WRONG, IS_DISPUTED, IS_FLIPPED, IS_SMOOTHED, IS_UNSUPPORTED = 1, 2, 4, 8, 16
 IS_REPEATED, IS_CONTRADICTED, IS_EXPLAINED_BY_LENGTH, IS_DIVIDED = 32, 64, 128, 256
-IDS_SHOWN = 5  # of the other pairs that are the same
 NO_CATEGORY = "(none)"
 
 
@@ -71,8 +70,8 @@ def category_of(pair: AuditedPair) -> str:
 def _content(pair: AuditedPair) -> dict[str, Any]:
     same = ("prompt", "chosen", "rejected", "label", "margin", "weight", "review", "votes", "truth")
     return {name: getattr(pair, name) for name in (*same, "source")} | {
-        "repeats": pair.repeats[:IDS_SHOWN],
-        "contradicts": pair.contradicts[:IDS_SHOWN],
+        "repeats": pair.repeats,
+        "contradicts": pair.contradicts,
         "differences": [None if d is None else _rounded(d) for d in pair.differences],
     }
 

@@ -161,6 +161,8 @@ def style(index: int) -> tuple[str, str, str]:
 
 def policy_style(name: str) -> tuple[str, str, str]:
     """Colour, line style and marker of a policy."""
+    if name.startswith("round_"):  # after the fourth the styles begin again
+        name = f"round_{2 + (int(name.removeprefix('round_')) - 2) % 3}"
     return POLICY_STYLES.get(name, OTHER_POLICY)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ from mlflow.store.db.utils import _verify_schema
 from sqlalchemy import create_engine
 
 from tests.ports import free_ports
+from trimtab.infra.processes.locks import try_folder_lock
 from trimtab.infra.stack import secrets
-from trimtab.infra.stack.backup import _RESOLUTION, OBJECTS, SUMS, back_up, restore
+from trimtab.infra.stack.backup import _RESOLUTION, OBJECTS, SUMS, back_up, outdated, restore
 from trimtab.infra.stack.bucket import BUCKET
 from trimtab.infra.stack.postgres import DATABASES, client_options
 from trimtab.infra.stack.programs import StackError, output_of, program
@@ -41,8 +43,41 @@ def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
     shutil.rmtree(folder)
 
 
-def _servers(stack: Stack) -> Supervisor:
-    return Supervisor(stack.services()[:2], stack.folder / "logs")
+@contextmanager
+def _servers(stack: Stack) -> Iterator[None]:
+    """The stack as far as a backup is concerned: it is up."""
+    stack.folder.mkdir(exist_ok=True)
+    with (
+        try_folder_lock(stack.folder) as is_ours,
+        Supervisor(stack.services()[:2], stack.folder / "logs"),
+    ):
+        assert is_ours
+        yield
+
+
+@pytest.mark.parametrize(
+    ("num_others", "keep", "gone"),
+    [
+        (5, None, 0),
+        (0, 1, 0),
+        (1, 1, 1),
+        (7, 14, 0),
+        (12, 14, 0),
+        (13, 14, 0),
+        (14, 14, 1),
+        (9, 2, 8),
+    ],
+)
+def test_the_oldest_backups_beyond_those_to_keep_go(
+    num_others: int, keep: int | None, gone: int
+) -> None:
+    others = [Path(f"{number:02}") for number in range(num_others)]
+    assert list(outdated(others, keep)) == others[:gone]
+
+
+def test_two_backups_into_one_folder_do_not_meet(stack: Stack, tmp_path: Path) -> None:
+    with try_folder_lock(tmp_path), pytest.raises(StackError, match="another backup into"):
+        back_up(stack, tmp_path)
 
 
 def _sql(stack: Stack, database: str, query: str) -> str:

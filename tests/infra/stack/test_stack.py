@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from trimtab.infra.processes.locks import try_folder_lock
 from trimtab.infra.stack import flow_runs, secrets
-from trimtab.infra.stack.__main__ import temporary_folder
+from trimtab.infra.stack.__main__ import _up, temporary_folder
 from trimtab.infra.stack.programs import StackError
 from trimtab.infra.stack.services import Stack
 from trimtab.infra.stack.supervisor import Service, Supervisor, rotate
@@ -171,7 +173,7 @@ def test_a_flow_run_outlives_its_worker_but_not_the_stack(
 
 
 def test_temporary_files_go_with_the_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of processes that were killed, and of an earlier stack; not those of one that is up."""
+    """Those of processes that were killed, and of an earlier stack."""
     monkeypatch.setenv("TMPDIR", "/nowhere")
     killed = tmp_path / "tmp-killed"
     (killed / "run").mkdir(parents=True)
@@ -180,8 +182,6 @@ def test_temporary_files_go_with_the_stack(tmp_path: Path, monkeypatch: pytest.M
         assert os.environ["TMPDIR"] == str(first)
         assert first.stat().st_mode & 0o077 == 0
         (first / "left").touch()
-        with temporary_folder(tmp_path) as second:
-            assert (first / "left").exists() and second != first
     assert list(tmp_path.iterdir()) == []
 
 
@@ -195,6 +195,41 @@ def test_a_server_that_cannot_start_says_why_and_stops_the_others(tmp_path: Path
     ):
         pass
     assert not _is_alive(_pid(tmp_path / "a"))
+
+
+def test_where_a_log_cannot_be_kept_the_old_ones_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk, which must not end the stack either."""
+    log = tmp_path / "a.log"
+    log.write_text("x" * 9)
+    log.with_name("a.log.1").write_text("old")
+
+    def fail(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", fail)
+    with pytest.raises(OSError, match="No space"):
+        rotate(log, 8, 3)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.log", "a.log.1"}
+    assert (log.read_text(), log.with_name("a.log.1").read_text()) == ("x" * 9, "old")
+    supervisor = Supervisor([], tmp_path)
+    monkeypatch.setattr("trimtab.infra.stack.supervisor.rotate", fail)
+    supervisor._rotate(log)
+
+
+def test_one_folder_has_one_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = Stack(tmp_path)
+    with try_folder_lock(tmp_path) as is_ours:
+        assert is_ours
+        with pytest.raises(StackError, match="is in use: a stack is up there"):
+            _up(stack)
+    with try_folder_lock(tmp_path) as is_ours:
+        assert is_ours
+    for name, value in secrets.generate().items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(StackError, match="is no stack's folder"):
+        stack.upgrade()
 
 
 TALKER = """

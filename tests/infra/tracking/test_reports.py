@@ -8,8 +8,8 @@ import pytest
 
 from trimtab.infra.settings import Settings
 from trimtab.infra.tracking.mlflow_calls import EXPERIMENT
-from trimtab.infra.tracking.reports import fetch_report, tracked_reports
-from trimtab.infra.tracking.runs import Tracking
+from trimtab.infra.tracking.reports import REPORT_TAG, fetch_report, tracked_reports
+from trimtab.infra.tracking.runs import TrackedRun, Tracking
 
 
 def test_the_newest_finished_run_of_each_name_is_found_and_brought(tmp_path: Path) -> None:
@@ -22,21 +22,38 @@ def test_the_newest_finished_run_of_each_name_is_found_and_brought(tmp_path: Pat
     (folder / "weights.bin").write_text("large")
     for text in ("first", "second"):
         (folder / "report.html").write_text(text)
-        with tracking.start_run("mine-seed0", tags={"trimtab.flow": "rlhf"}) as run:
+        with tracking.start_run("of any name") as run:
             run.log_artifacts(folder)
-            run.log(tags={"trimtab.verdict": f"{text} answer"})
+            run.log(tags={"trimtab.verdict": f"{text} answer", REPORT_TAG: "mine-seed0"})
             with run.child("stage"):
                 pass
     with (
         pytest.raises(ValueError, match="oops"),
-        tracking.start_run("failed", tags={"trimtab.flow": "rlhf"}),
+        tracking.start_run("failed", tags={REPORT_TAG: "failed"}),
     ):
         raise ValueError("oops")
     (found,) = tracked_reports(settings.mlflow_uri)
     assert (found.name, found.answer, found.run_id) == ("mine-seed0", "second answer", run.run_id)
     target = tmp_path / "reports" / "mine-seed0"
-    fetch_report(settings.mlflow_uri, found.run_id, target, ("report.html", "plots"))
+    fetch_report(settings.mlflow_uri, found, target, ("report.html", "plots"))
     files = {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()}
     assert files == {"report.html", "plots/a.svg"}
     assert (target / "report.html").read_text() == "second"
-    assert [path.name for path in target.parent.iterdir()] == ["mine-seed0"]
+    assert (target / "report.html").stat().st_mtime == found.ended.timestamp()
+    assert {path.name for path in target.parent.iterdir()} == {"mine-seed0", ".mine-seed0.lock"}
+    with pytest.raises(FileExistsError, match="without a report"):
+        fetch_report(settings.mlflow_uri, found, target, ("report.html",))
+    with pytest.raises(FileNotFoundError, match=r"has no methods\.md"):
+        fetch_report(settings.mlflow_uri, found, tmp_path / "other", ("methods.md", "plots"))
+    assert not (tmp_path / "other").exists()
+    for name in ("..", "../home", "/etc", ".hidden", "a/b", ""):
+        with tracking.start_run("hostile") as run:
+            run.log(tags={REPORT_TAG: name})
+    assert [report.name for report in tracked_reports(settings.mlflow_uri)] == ["mine-seed0"]
+
+
+def test_a_login_in_the_address_is_not_shown() -> None:
+    tracking = Tracking("http://ada:secret@mlflow:5000/path", EXPERIMENT)
+    tracking._experiment_id, tracking._client = "7", object()
+    page = TrackedRun(tracking, "r1").page("report.html")
+    assert page == "http://mlflow:5000/path/#/experiments/7/runs/r1/artifacts/report.html"
