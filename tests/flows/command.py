@@ -14,6 +14,8 @@ from pathlib import Path
 # Prefect's database with its tables and no rows, which take a server three seconds to make. Set by
 # the fixture `tables`.
 TABLES: list[Path] = []
+# Machines differ threefold in speed; the longest command takes two minutes and a half on a fast one.
+SECONDS = 1200
 
 
 def give_tables(folder: Path) -> None:
@@ -39,9 +41,18 @@ def start(home: Path, *arguments: str, module: str = "trimtab.flows.cli") -> sub
 def trimtab(home: Path, *arguments: str) -> str:
     """Run the command to its end, which must be a good one; returns its output."""
     process = start(home, *arguments)
-    output, _ = process.communicate(timeout=600)
+    output = _output(process)
     assert process.returncode == 0, output
     return output
+
+
+def _output(process: subprocess.Popen[str]) -> str:
+    """What a command printed. One that takes too long is killed, and leaves nothing behind."""
+    try:
+        return process.communicate(timeout=SECONDS)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # it leads a session; its trainers die with it
+        raise
 
 
 def ended(home: Path, number: signal.Signals, stage: str, step: int, *arguments: str) -> str:
@@ -51,7 +62,7 @@ def ended(home: Path, number: signal.Signals, stage: str, step: int, *arguments:
     """
     when = (number.name, stage, str(step))
     process = start(home, *when, *arguments, module="tests.flows.signalled_command")
-    output, _ = process.communicate(timeout=600)
+    output = _output(process)
     # Nobody answers to SIGKILL; to SIGTERM the command does, as a shell would say it.
     status = -number if number == signal.SIGKILL else 128 + number
     assert process.returncode == status, output
