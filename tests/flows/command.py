@@ -14,7 +14,7 @@ from pathlib import Path
 # Prefect's database with its tables and no rows, which take a server three seconds to make. Set by
 # the fixture `tables`.
 TABLES: list[Path] = []
-# Machines differ threefold in speed; on a fast one the longest command takes two minutes and a half.
+# Machines differ threefold in speed; on a fast one the longest takes two minutes and a half.
 SECONDS = 1200
 
 
