@@ -10,8 +10,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import cache, lru_cache
-from importlib.metadata import version
+from functools import cache
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -22,6 +21,7 @@ from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
+import trimtab
 from trimtab.flows.checks import (
     Findings,
     check_installed,
@@ -99,7 +99,7 @@ def _is_made_up(name: str) -> bool:
     return bool(_FORM_S_NAME.fullmatch(name)) or (len(words) == 2 and _words().issuperset(words))
 
 
-@lru_cache(maxsize=1)
+@cache
 def _words() -> frozenset[str]:
     lists: Mapping[str, Any] = load_config(Path(coolname.__file__).parent / "data")
     return frozenset(word for each in lists.values() for word in each.get("words", ()))
@@ -164,7 +164,7 @@ def about_report(name: RunName) -> dict[str, Any]:
     """Whose report a flow's report is, and how it was made: as `export_report` takes it."""
     made = {
         "at": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "version": version("trimtab"),
+        "version": trimtab.__version__,
         "host": socket.gethostname(),
         "commit": _commit() or "",
         "command": command_of(name.about),

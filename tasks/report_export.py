@@ -13,12 +13,13 @@ from typing import Any
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from trimtab.infra.processes.locks import file_lock
-from trimtab.infra.report_folders import AUDIT_FILES, PLOTS, REPORT_FILES, stamp, write_run
+from trimtab.infra.report_folders import AUDIT_FILES, PLOTS, REPORT_FILES, write_run
 from trimtab.infra.store.store import Store
 from trimtab.infra.tracking.reports import REPORT_TAG
 from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.config.reporting import LineageEntry
 from trimtab.models.data.row_account import RowAccount
+from trimtab.models.reporting.kit.stamp import stamp
 from trimtab.tasks.context import FLOW_RUN_URL, base_context, flow_run_tags
 from trimtab.tasks.execution import StageResult
 
@@ -60,7 +61,7 @@ def export_report(
     """Export report and audit page to a folder, MLflow, a Prefect artifact and the console.
 
     `run` says whose report it is (`trimtab.infra.report_folders.write_run`, and what that raises),
-    and under `made` how it was made (`trimtab.infra.report_folders.stamp`).
+    and under `made` how it was made (`trimtab.models.reporting.kit.stamp`).
     """
     context = base_context()
     folder = context.settings.home / "reports" / name

@@ -208,9 +208,9 @@ from trimtab.tasks import events
 print("ready", flush=True)
 os.environ["PREFECT__FLOW_RUN_ID"] = input()
 events.SECONDS_BETWEEN_ADVANCES = 0.0
-for _ in range(8):
+for _ in range(15):
     events.advanced()
-    time.sleep(4)
+    time.sleep(3)
 """
 
 
@@ -233,7 +233,7 @@ def test_a_run_in_which_nothing_moves_is_told_of(running: Running, listener: Lis
         return told_of(run)
 
     name = "trimtab: tell of runs in which nothing moves"
-    with running.automation_within(name, 20.0) as before:
+    with running.automation_within(name, 30.0) as before:
         assert before == STILL.seconds
         deadline = time.monotonic() + 300
         while not is_told_of(stuck := runs()):

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from trimtab.infra.report_folders import AUDIT_FILES, MADE, REPORT_FILES, RUN_FILE, NameTakenError
+from trimtab.infra.report_folders import AUDIT_FILES, REPORT_FILES, RUN_FILE, NameTakenError
 from trimtab.infra.store.store import open_store
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.data.row_account import RowAccount, RowCounts
 from trimtab.models.reporting import templates
 from trimtab.models.reporting.kit.html import read_text
+from trimtab.models.reporting.kit.stamp import MADE
 from trimtab.tasks import report_export as report_module
 from trimtab.tasks.execution import StageResult
 from trimtab.tasks.report_export import export_report

@@ -60,7 +60,7 @@ def render(
         **budget_columns(method.budget for method in methods),
         stylesheet=stylesheet("base.css", "compare.css"),
     )
-    return with_contents(page)
+    return with_contents(page, environment)
 
 
 def spread(found: Spread, digits: int = 3) -> str:

@@ -30,18 +30,16 @@ def new_environment(**filters: Callable[..., str]) -> Environment:
     return environment
 
 
-_SECTION = re.compile(r'<h2 id="([\w-]+)">([^<]+)</h2>')
+# A heading of `macros.html.j2`, and where a page has room for a list of them.
+_SECTION = re.compile(r'<h2 id="([\w-]+)">([^<]+) <a class="up"')
 _CONTENTS = "<!--contents-->"
 
 
-def with_contents(html: str) -> str:
-    """The page with a list of its sections, those with an id, where its template says so."""
-    sections = _SECTION.findall(html)
-    links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, title in sections)
-    listed = f'<nav id="contents" aria-label="Contents"><ul>{links}</ul></nav>' if links else ""
-    html = html.replace(_CONTENTS, listed, 1)
-    up = '<a class="up" href="#contents" aria-label="Back to the contents">↑</a>'
-    return _SECTION.sub(rf'<h2 id="\1">\2 {up}</h2>', html)
+def with_contents(html: str, environment: Environment) -> str:
+    """The page with a list of its sections where its template says so."""
+    sections = [(name, Markup(title)) for name, title in _SECTION.findall(html)]
+    listed = environment.get_template("contents.html.j2").render(sections=sections)
+    return html.replace(_CONTENTS, listed if sections else "", 1)
 
 
 def read_text(package: ModuleType, name: str) -> str:

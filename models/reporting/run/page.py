@@ -86,7 +86,7 @@ def render(
         if final
         else [],
     )
-    return with_contents(page)
+    return with_contents(page, environment)
 
 
 def is_round(name: str) -> bool:
