@@ -61,7 +61,9 @@ LENGTHS_TIMED = tuple(
     (150 + 13 * row % 97, 120 + 7 * row % 61, 90 + 11 * row % 53) for row in range(40)
 )
 TRL = SAME | {
-    "per_device_train_batch_size": BATCH,
+    # Sixty-four pairs at once do not fit beside float32 weights and their optimiser.
+    "per_device_train_batch_size": BATCH // 4,
+    "gradient_accumulation_steps": 4,
     "learning_rate": RATE,
     "max_length": MAX_TOKENS,
     "seed": 0,
@@ -94,6 +96,7 @@ def main() -> None:
         make_model(material / "policy" / "model")
         if "update" in options.part:
             print(update_text(material, rate), flush=True)
+        torch.cuda.empty_cache()  # what follows has processes of its own
         if "sampling" in options.part:
             print(sampling_text(material, options.runs), flush=True)
         if "reward-model" in options.part:
