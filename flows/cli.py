@@ -305,6 +305,52 @@ def run(  # noqa: PLR0913 - an argument is an option of the command
         commands.run_recipe(request, settings)
 
 
+@app.command(rich_help_panel=RUN)
+def audit(
+    files: Annotated[
+        list[str],
+        Argument(
+            metavar="FILE...",
+            help="Preference pairs: files, folders, hub ids or s3:// addresses; and settings to "
+            "change, e.g. preferences.max_pairs=5000.",
+        ),
+    ],
+    name: Annotated[
+        str | None, Option(help="Name of the run; by default made of the files and the changes.")
+    ] = None,
+    fail_over: Annotated[
+        float | None,
+        Option(
+            min=0,
+            max=1,
+            metavar="SHARE",
+            help="Exit with status 1 if more than this share of the labels looks wrong.",
+        ),
+    ] = None,
+    is_json: Annotated[
+        bool, Option("--json", help="Print the numbers as one JSON object, and nothing else.")
+    ] = False,
+) -> int:
+    """Find the labels that look wrong in files of preference pairs, without a language model."""
+    from trimtab.flows import commands
+
+    settings = _start()
+    sources, overrides = commands.files_and_overrides(files)
+    changes = commands.changes_of_audit(sources, overrides)
+    request = commands.parse_request("audit", changes, "label-audit", None, None, name, settings)
+    found = commands.run_audit(request, settings, is_quiet=is_json)
+    if is_json:
+        print(json.dumps(found, indent=1))
+    share = found["num_looks_wrong"] / found["num_pairs"]
+    if fail_over is not None and share > fail_over:
+        print(
+            f"trimtab: {share:.1%} of the labels look wrong, more than --fail-over {fail_over:g}",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
 @app.command(cls=ManyValues, rich_help_panel=RUN)
 def study(
     paper: Annotated[

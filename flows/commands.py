@@ -5,12 +5,14 @@ Mistakes are looked for first. Prefect is loaded once a flow is to run, while it
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +20,7 @@ from typing import Any
 
 from trimtab.flows.checks import check, refuse, refuse_too_large, this_host, uncounted_plan
 from trimtab.flows.compare_config import METHODS, SEEDS, comparison_name, configs_of_seeds
-from trimtab.flows.config import RunConfig, load_config
+from trimtab.flows.config import RunConfig, load_config, require_flow
 from trimtab.flows.errors import CommandError, ConfigError
 from trimtab.flows.exhibits import find_exhibits
 from trimtab.flows.exit_handling import exit_on_signals
@@ -46,6 +48,8 @@ from trimtab.models.estimates.machine import Machine
 from trimtab.models.estimates.shapes import PlanError
 from trimtab.tasks.board import board
 
+# A setting to change: sections and a field, e.g. relabel.flip_below=0.
+SETTING = re.compile(r"[a-z_]+(\.[a-z_0-9]+)*=")
 CONTINUE_HINT = "; run the same command again to continue"
 
 
@@ -124,6 +128,7 @@ def parse_request(
     else:
         config = apply_changes(recipe_named(recipe), changes)
         run_name = name_run(config, flow, name)
+    require_flow(config, flow)
     check_free(run_name, settings)
     parameters = {"recipe": recipe, "changes": changes, "name": name, **compared}
     return RunRequest(run_name.name, flow, config, parameters)
@@ -142,6 +147,44 @@ def _compared(
     if given:
         raise ConfigError(f"found --{option} and {field}={value}; allowed: one of them")
     return value if isinstance(value, list) else [value]
+
+
+def files_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Files, and settings to change (`field=value`, unless there is a file of that name)."""
+    is_setting = [
+        bool(SETTING.match(word)) and not Path(word).expanduser().exists() for word in words
+    ]
+    sources = [word for word, is_own in zip(words, is_setting, strict=True) if not is_own]
+    return sources, [word for word, is_own in zip(words, is_setting, strict=True) if is_own]
+
+
+def changes_of_audit(sources: Sequence[str], overrides: Sequence[str]) -> dict[str, Any]:
+    """What an audit of these files changes in its recipe; ConfigError where there is none."""
+    changes = parse_overrides(overrides)
+    if sources:
+        changes = merged_changes({"preferences": {"sources": list(sources)}}, changes)
+    if not changes.get("preferences", {}).get("sources"):
+        raise ConfigError("found no file; allowed: files, folders, hub ids or s3:// addresses")
+    return changes
+
+
+def run_audit(request: RunRequest, settings: Settings, *, is_quiet: bool) -> dict[str, Any]:
+    """Run a label audit; the numbers of its page, and where its files lie.
+
+    is_quiet: nothing but the log is printed.
+    """
+    with ExitStack() as stack:
+        if is_quiet:
+            nothing = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(redirect_stdout(nothing))
+        run_recipe(request, settings)
+    folder = settings.home / "reports" / request.name
+    card: dict[str, Any] = json.loads((folder / "scorecard.json").read_text("utf-8"))
+    pages = {"page": "audit.html", "pairs": "audited.parquet", "report": "report.html"}
+    if not is_quiet:
+        print(f"annotated pairs: {folder / pages['pairs']}")
+        print(f"to look through the labels: open {folder / pages['page']} in a browser")
+    return {**card["audit"], **{what: str(folder / each) for what, each in pages.items()}}
 
 
 def run_recipe(request: RunRequest, settings: Settings) -> None:

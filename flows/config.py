@@ -57,7 +57,7 @@ Arm = Literal[
     "hir",
     "rlaif_direct",
 ]
-Vote = Literal["in_sample", "cross_fitted"]
+Vote = Literal["in_sample", "cross_fitted", "embedding_models"]
 # Sizes of attention heads for which vLLM has a kernel on every device.
 VLLM_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 # The most that is added to a stage's seed, for its member, round, answers and random streams.
@@ -83,14 +83,40 @@ class EnsembleConfig(Section):
         "also judge policies [RM: 10]",
     )
     votes: tuple[Vote, ...] = Field(
-        ("in_sample",), min_length=1, description="Votes to take; the first decides the labels"
+        ("in_sample",),
+        min_length=1,
+        description="Votes to take; the first decides the labels. embedding_models: no reward "
+        "model is trained for it; the models of `embedding_models` vote, each weighted by what it "
+        "tells of the labels (the flow label-audit alone, and no vote beside it)",
+    )
+    self_test_share: float = Field(
+        0.0,
+        ge=0,
+        lt=0.5,
+        description="Vote once more on a copy of the pairs of which this share of the labels was "
+        "turned round on purpose, to measure how many wrong labels the vote finds "
+        "(votes=embedding_models)",
     )
     member: RewardModelConfig = RewardModelConfig()
 
     @model_validator(mode="after")
     def _votes_differ(self) -> Self:
         require_different("votes", self.votes)
+        if "embedding_models" in self.votes and len(self.votes) > 1:
+            raise ValueError(
+                f"votes must be embedding_models alone or without it, found {', '.join(self.votes)}"
+            )
+        if self.self_test_share and not self.is_of_vectors:
+            raise ValueError(
+                f"self_test_share must be 0 where votes is {', '.join(self.votes)}, found "
+                f"{self.self_test_share}; preferences.flip_share plants flips for reward models"
+            )
         return self
+
+    @property
+    def is_of_vectors(self) -> bool:
+        """Whether embedding models vote, and no reward models."""
+        return "embedding_models" in self.votes
 
 
 class RoundsConfig(Section):
@@ -153,10 +179,10 @@ class RunConfig(Section):
     relabel: RelabelConfig = RelabelConfig()
     embedding_models: tuple[EmbeddingModelConfig, ...] = Field(
         (),
-        max_length=3,
+        max_length=4,
         description="Preference models on vectors of the answers, as baselines of the reward "
-        "models: linear on the policy's hidden states, linear on and nearest by sentence "
-        "embeddings, at most one of each",
+        "models or to vote on the labels (ensemble.votes): linear on the policy's hidden states, "
+        "linear on and nearest by sentence embeddings, on style alone, at most one of each",
     )
     reward_model: RewardModelConfig = RewardModelConfig()
     advantage_model: AdvantageModelConfig = AdvantageModelConfig()
@@ -210,9 +236,22 @@ class RunConfig(Section):
         if len(set(found)) < len(found):
             raise ValueError(
                 f"embedding_models must be of different kinds, found {', '.join(found)}; allowed: "
-                "states_linear (encoder=policy), embedding_linear and embedding_nearest, one each"
+                "states_linear (encoder=policy), embedding_linear, embedding_nearest and style, "
+                "one each"
+            )
+        if self.ensemble.is_of_vectors and not found:
+            raise ValueError(
+                "embedding_models must name some where ensemble.votes is embedding_models, found "
+                "none"
             )
         return self
+
+    @property
+    def needs_policy(self) -> bool:
+        """Whether a label audit needs a language model."""
+        has_policy = any(each.encoder == POLICY for each in self.embedding_models)
+        asks = self.judge_preferences is not None
+        return self.is_synthetic or not self.ensemble.is_of_vectors or has_policy or asks
 
     @model_validator(mode="after")
     def _seeds_are_in_range(self) -> Self:
@@ -248,7 +287,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if not self.is_synthetic and self.sft.model.base is None:
+        if self.needs_policy and not self.is_synthetic and self.sft.model.base is None:
             raise ValueError(
                 "preferences.sources is given but sft.model.base is not: real text needs a base "
                 "model (a folder, a hub id, or `smollm2-135m-instruct`)"
@@ -418,6 +457,16 @@ def _check_lengths(config: RunConfig) -> None:
         raise ValueError(
             f"sft.model.max_length must be at least {longest[path] + 2} where {path} is "
             f"{longest[path]}, found {config.sft.model.max_length}"
+        )
+
+
+def require_flow(config: RunConfig, flow: str | None) -> None:
+    """ConfigError for a flow that needs reward models where embedding models vote instead."""
+    if config.ensemble.is_of_vectors and flow != "label-audit":
+        raise ConfigError(
+            f"ensemble.votes is {', '.join(config.ensemble.votes)}: no reward models are trained, "
+            f"which the flow {flow or 'of this command'} needs; allowed: the flow label-audit, or "
+            "ensemble.votes=in_sample"
         )
 
 

@@ -12,7 +12,7 @@ from trimtab.flows.config import seeded
 from trimtab.flows.lifecycle import answered, finish_run, require_startable, tracked_flow
 from trimtab.flows.names import name_run
 from trimtab.flows.overrides import RunChanges, apply_changes
-from trimtab.flows.pipeline.data import cache_trunk, prepare
+from trimtab.flows.pipeline.data import cache_trunk, prepare, read_pairs
 from trimtab.flows.pipeline.labels import (
     add_embedding_models,
     ask_judge,
@@ -107,9 +107,14 @@ def reward(run: Run) -> None:
 
 
 def label_audit(run: Run) -> None:
-    """The stages of the label audit."""
-    _prepare_labels(run)
-    compare_votes(run)
+    """The stages of the label audit; a vote of embedding models needs no policy."""
+    if run.config.needs_policy:
+        _prepare_labels(run)
+        compare_votes(run)
+    else:
+        read_pairs(run)
+        add_embedding_models(run)
+        audit_labels(run)
 
 
 def _prepare_labels(run: Run) -> None:

@@ -29,7 +29,7 @@ from trimtab.flows.checks import (
     refuse_too_large,
     uncounted_plan,
 )
-from trimtab.flows.config import RunConfig
+from trimtab.flows.config import RunConfig, require_flow
 from trimtab.flows.names import RunName, check_free, command_of, data_name, registered_model_name
 from trimtab.flows.run import Run, roles_of_round
 from trimtab.flows.runner import resources_of
@@ -65,10 +65,12 @@ def require_startable(config: RunConfig, flow: str | None = None, num_seeds: int
     """Check what a worker's run needs before its first stage.
 
     Raises AccessError for what it may not read or ask, and for files that are not there;
-    ConfigError for models and packages that are not installed here and, where the `flow` is given,
-    for stages that do not fit on this host. On your own machine and on a Dask cluster nothing but
-    access is looked at: the command line has checked more, and stages run elsewhere.
+    ConfigError for a flow that the configuration is not for, for models and packages that are not
+    installed here and, where the `flow` is given, for stages that do not fit on this host. On your
+    own machine and on a Dask cluster no more than access and flow is looked at: the command line
+    has checked more, and stages run elsewhere.
     """
+    require_flow(config, flow)
     require_access(config)
     settings = Settings.from_env()
     if access_of_run() is None or settings.dask is not None:

@@ -177,6 +177,7 @@ AUDIT = StageSpec(
     reporting.AuditConfig,
     required=("preferences", "member", "strength", "relabelled"),
     several=("member",),
+    optional=("self_test",),
     doc="The page to review pairs with, and the audited data set; all other stages go first.",
 )
 

@@ -31,11 +31,17 @@ def prepare(run: Run) -> None:
             resources=run.all_cores,
         )
     else:
-        files = run.seeded(config.preferences)
-        run["data"] = run["preferences"] = run.submit(
-            PREFERENCES, files.model_copy(update={"tokenizer": config.sft.model.base})
-        )
+        read_pairs(run)
         _fine_tune(run)
+
+
+def read_pairs(run: Run) -> None:
+    """People's preference pairs; token counts and chat template are the base model's, if any."""
+    config = run.config
+    files = run.seeded(config.preferences)
+    run["data"] = run["preferences"] = run.submit(
+        PREFERENCES, files.model_copy(update={"tokenizer": config.sft.model.base})
+    )
 
 
 def _fine_tune(run: Run) -> None:

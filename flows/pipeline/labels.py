@@ -8,7 +8,13 @@ from trimtab.flows.config import RunConfig, Vote, seeded
 from trimtab.flows.pipeline.data import trunk_for
 from trimtab.flows.run import Future, Run
 from trimtab.models.config.reporting import AuditConfig
-from trimtab.models.config.reward import POLICY, EmbeddingsConfig, RewardModelConfig, StrengthConfig
+from trimtab.models.config.reward import (
+    POLICY,
+    EmbeddingModelConfig,
+    EmbeddingsConfig,
+    RewardModelConfig,
+    StrengthConfig,
+)
 from trimtab.models.specs import (
     AI_LABELS,
     AUDIT,
@@ -23,27 +29,35 @@ from trimtab.tasks.resources import ALL_CORES, Resources, Slot
 
 
 def audit_labels(run: Run) -> None:
-    """The ensemble, its vote, the relabelled pairs, and the page to review them."""
+    """The vote, the relabelled pairs, and the page to review them."""
     config = run.config
-    run["strength"] = _vote(run, config.ensemble.votes[0])
+    if config.ensemble.is_of_vectors:
+        run["strength"], members = _vote_of_vectors(run)
+    else:
+        run["strength"] = _vote(run, config.ensemble.votes[0])
+        members = [run[f"member_{index}"] for index in range(config.ensemble.size)]
     run["relabelled"] = run.submit(
         RELABEL, config.relabel, preferences=run["preferences"], strength=run["strength"]
     )
     run["audit"] = run.submit(
         AUDIT,
-        AuditConfig(recipe=config.recipe, seed=config.seed),
+        AuditConfig(
+            recipe=config.recipe,
+            seed=config.seed,
+            voters=_voters(config) if config.ensemble.is_of_vectors else (),
+        ),
         preferences=run["preferences"],
-        member=[run[f"member_{index}"] for index in range(config.ensemble.size)],
+        member=members,
         strength=run["strength"],
+        self_test=run.get("self_test"),
         relabelled=run["relabelled"],
         resources=Resources(is_patient=True),
     )
 
 
 def add_embedding_models(run: Run) -> None:
-    """`embedding_<kind>` and `states_linear`: preference models on vectors of the answers, which
-    play `vectors_<kind>` and `vectors_states`."""
-    patient = Resources(is_patient=True)
+    """`embedding_<kind>`, `style` and `states_linear`: preference models on vectors of the answers,
+    which play `vectors_<kind>` and `vectors_states`."""
     encoded: dict[EmbeddingsConfig, Future] = {}
     for config in run.config.embedding_models:
         is_policy = config.encoder == POLICY
@@ -59,18 +73,48 @@ def add_embedding_models(run: Run) -> None:
                 preferences=run["preferences"],
                 policy=run["sft"] if is_policy else None,
                 trunk=run.get("trunk") if is_policy else None,
-                resources=ALL_CORES if is_policy else patient,
+                resources=ALL_CORES if is_policy else Resources(is_patient=True),
                 label="hidden states" if is_policy else "embeddings",
             )
-        run[f"vectors_{'states' if is_policy else config.kind}"] = encoded[encoder]
-        run[config.name] = run.submit(
-            EMBEDDING_MODEL,
-            run.seeded(config),
-            preferences=run["preferences"],
-            embeddings=encoded[encoder],
-            label=config.name.replace("_", " "),
-            resources=patient,
+        run[_vectors(config)] = encoded[encoder]
+        run[config.name] = _embedding_model(run, config)
+
+
+def _vectors(config: EmbeddingModelConfig) -> str:
+    """The role of what an embedding model reads."""
+    return f"vectors_{'states' if config.encoder == POLICY else config.kind}"
+
+
+def _embedding_model(run: Run, config: EmbeddingModelConfig, purpose: str = "") -> Future:
+    return run.submit(
+        EMBEDDING_MODEL,
+        run.seeded(config),
+        preferences=run["preferences"],
+        embeddings=run[_vectors(config)],
+        label=purpose + config.name.replace("_", " "),
+        resources=Resources(is_patient=True),
+    )
+
+
+def _voters(config: RunConfig) -> tuple[str, ...]:
+    return tuple(each.name for each in config.embedding_models)
+
+
+def _vote_of_vectors(run: Run) -> tuple[Future, list[Future]]:
+    """The vote of the embedding models, and these; `self_test`, their vote on a copy of the pairs
+    with labels turned round on purpose."""
+    ensemble, calibrated = run.config.ensemble, StrengthConfig(mode="calibrated")
+    if ensemble.self_test_share:
+        copies = [
+            each.model_copy(update={"planted_share": ensemble.self_test_share})
+            for each in run.config.embedding_models
+        ]
+        planted = [_embedding_model(run, each, "self-test, ") for each in copies]
+        run["self_test"] = run.submit(
+            STRENGTH, calibrated, member=planted, label="strength of the self-test"
         )
+    members = [run[name] for name in _voters(run.config)]
+    return run.submit(STRENGTH, calibrated, member=members, label="strength"), members
 
 
 def ask_judge(run: Run) -> None:

@@ -7,12 +7,20 @@ from typing import Literal
 
 from trimtab.flows.config import RunConfig
 from trimtab.flows.errors import ConfigError, unknown_name
-from trimtab.flows.recipes.human import hh_7b, hh_smollm2, ukp_smollm2
+from trimtab.flows.recipes.human import audit, hh_7b, hh_smollm2, ukp_smollm2
 from trimtab.flows.recipes.synthetic import constitutional, default, papers, rlaif, smoke
 from trimtab.models.estimates.machine import Machine
 
 RecipeName = Literal[
-    "smoke", "default", "papers", "rlaif", "constitutional", "hh-smollm2", "ukp-smollm2", "hh-7b"
+    "smoke",
+    "default",
+    "papers",
+    "rlaif",
+    "constitutional",
+    "audit",
+    "hh-smollm2",
+    "ukp-smollm2",
+    "hh-7b",
 ]
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "smoke": smoke,
@@ -20,6 +28,7 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "papers": papers,
     "rlaif": rlaif,
     "constitutional": constitutional,
+    "audit": audit,
     "hh-smollm2": hh_smollm2,
     "ukp-smollm2": ukp_smollm2,
     "hh-7b": hh_7b,

@@ -20,6 +20,27 @@ from trimtab.models.config.training import ModelConfig, SFTConfig, TrainConfig, 
 SENTENCE_MODELS = (EmbeddingModelConfig(), EmbeddingModelConfig(kind="nearest"))
 
 
+def audit() -> RunConfig:
+    """Which labels of your pairs look wrong, without a language model; give `preferences.sources`.
+
+    For the flow label-audit. Every pair is voted on by models that were not trained on it, and no
+    label is changed; rows that cannot be read and ties are set aside.
+    """
+    return RunConfig(
+        recipe="audit",
+        preferences=PreferencesConfig(
+            on_bad_rows="quarantine", on_ties="drop", validation_share=0, test_share=0
+        ),
+        ensemble=EnsembleConfig(votes=("embedding_models",), self_test_share=0.05),
+        embedding_models=(
+            EmbeddingModelConfig(kind="style", fold_by="pair"),
+            EmbeddingModelConfig(kind="linear", fold_by="pair", with_style=True),
+            EmbeddingModelConfig(kind="nearest"),
+        ),
+        relabel=RelabelConfig(flip_below=None),
+    )
+
+
 def hh_smollm2() -> RunConfig:
     """Anthropic's HH pairs with SmolLM2-135M; give `preferences.sources`.
 

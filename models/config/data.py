@@ -156,8 +156,12 @@ class PreferencesConfig(StageConfig):
     split_by: Literal["prompt", "category"] = Field(
         "prompt", description="What stays in one split: all pairs of a prompt, or of a category"
     )
-    validation_share: float = Field(0.1, gt=0, lt=1, description="Share held out for validation")
-    test_share: float = Field(0.15, gt=0, lt=1, description="Share held out for testing")
+    validation_share: float = Field(
+        0.1, ge=0, lt=1, description="Share held out for validation; 0 for a label audit alone"
+    )
+    test_share: float = Field(
+        0.15, ge=0, lt=1, description="Share held out for testing; 0 for a label audit alone"
+    )
     num_eval_prompts: Rows = Field(
         64, description="Prompts on which policies are compared, in each set"
     )

@@ -110,6 +110,9 @@ class AuditConfig(StageConfig):
 
     recipe: str = Field("", description="Name of the recipe, for the page's heading")
     seed: Seed = Field(0, description="Seed of the run, for the page's heading")
+    voters: tuple[str, ...] = Field(
+        (), description="What the members are, in order; none: they are reward models"
+    )
 
 
 class CompareConfig(StageConfig):

@@ -44,10 +44,11 @@ class TrunkCacheConfig(StageConfig):
 class StrengthConfig(StageConfig):
     """The ensemble's vote on the pairs [RM eq. 4]."""
 
-    mode: Literal["in_sample", "cross_fitted"] = Field(
+    mode: Literal["in_sample", "cross_fitted", "calibrated"] = Field(
         "in_sample",
         description="in_sample: members vote on all pairs; cross_fitted: only on pairs they were "
-        "not trained on",
+        "not trained on; calibrated: members of different kinds, each weighted such that together "
+        "they tell the labels best, strength in logits",
     )
 
 
@@ -158,18 +159,35 @@ class EmbeddingModelConfig(EncoderConfig):
     """A preference model on vectors of the answers: what is learned without training a network."""
 
     seed: Seed = Field(0, description="Seed of the pairs drawn, where there are too many")
-    kind: Literal["linear", "nearest"] = Field(
+    kind: Literal["linear", "nearest", "style"] = Field(
         "linear",
         description="linear: Bradley-Terry, linear in the answer's vector and its length, with "
         "weights for all and for each category; nearest: how often the most similar answers were "
-        "chosen",
+        "chosen; style: as linear, but only in how an answer is written (length, sentences, "
+        "punctuation, ...), whatever it says",
     )
     num_folds: int = Field(
         5,
         ge=2,
         le=100,
-        description="Parts of the prompts; a training pair is scored by a model of the others "
-        "(linear)",
+        description="Parts of the pairs; a training pair is scored by a model of the others "
+        "(linear, style)",
+    )
+    fold_by: Literal["prompt", "pair"] = Field(
+        "prompt",
+        description="prompt: a pair is scored by a model that has seen no pair of its prompt, as "
+        "held-out pairs are; pair: by one that has seen the prompt's other pairs, whose labels "
+        "tell something of its own (linear, style)",
+    )
+    with_style: bool = Field(
+        False, description="Style beside the vector, in place of the length alone (linear)"
+    )
+    planted_share: float = Field(
+        0.0,
+        ge=0,
+        lt=0.5,
+        description="Share of the training labels turned round on purpose before anything is "
+        "learned, to measure how many wrong labels a vote finds",
     )
     num_neighbours: Several = Field(
         20, description="Answers to other prompts that a score is a share of (nearest)"
@@ -178,6 +196,8 @@ class EmbeddingModelConfig(EncoderConfig):
     @property
     def name(self) -> str:
         """Its role in a run."""
+        if self.kind == "style":
+            return "style"
         return f"{'states' if self.encoder == POLICY else 'embedding'}_{self.kind}"
 
     @model_validator(mode="after")
@@ -186,6 +206,8 @@ class EmbeddingModelConfig(EncoderConfig):
             raise ValueError(
                 "kind=nearest takes a sentence encoder, found encoder=policy; allowed: kind=linear"
             )
+        if self.kind == "style" and self.encoder == POLICY:
+            raise ValueError("kind=style reads no vector, found encoder=policy; leave it out")
         return self
 
 

@@ -89,9 +89,12 @@ def split_pairs(
     when pairs are added; sizes are right on average. By category: whole categories in an order
     drawn from the seed, each to the part that lacks most pairs. Within a part the order is that
     of `pairs`.
-    Raises SplitError (also where a part would be empty) and LeakageError.
+    A part of fraction 0 gets none. Raises SplitError (also where another part would be empty) and
+    LeakageError.
     """
     _check_fractions(fractions)
+    parts: dict[str, list[PreferencePair]] = {name: [] for name in fractions}
+    fractions = {name: fraction for name, fraction in fractions.items() if fraction > 0}
     if split_by == "prompt":
         keys = [first_turn(pair.prompt) for pair in pairs]
         sides = {key: _side_of(key, fractions, seed) for key in set(keys)}
@@ -106,10 +109,9 @@ def split_pairs(
         sides = _sides_of_categories(Counter(keys), fractions, seed)
     else:
         raise SplitError(f"split_by: found {split_by!r}, allowed: {get_args(SplitBy)}")
-    parts: dict[str, list[PreferencePair]] = {name: [] for name in fractions}
     for key, pair in zip(keys, pairs, strict=True):
         parts[sides[key]].append(pair)
-    empty = [name for name, part in parts.items() if not part]
+    empty = [name for name in fractions if not parts[name]]
     if empty:
         raise SplitError(
             f"split by {split_by}: nothing falls to {empty} ({len(pairs)} pairs, {len(sides)} "
@@ -140,9 +142,9 @@ def check_leakage(splits: Mapping[str, Iterable[PreferencePair]]) -> None:
 
 
 def _check_fractions(fractions: Mapping[str, float]) -> None:
-    is_valid = all(math.isfinite(f) and f > 0 for f in fractions.values())
+    is_valid = all(math.isfinite(f) and f >= 0 for f in fractions.values())
     if not fractions or not is_valid or not math.isclose(sum(fractions.values()), 1.0):
-        allowed = "named fractions above 0 with sum 1"
+        allowed = "named fractions of at least 0 with sum 1"
         raise SplitError(f"fractions: found {dict(fractions)}, allowed: {allowed}")
 
 

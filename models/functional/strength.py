@@ -8,11 +8,17 @@ Deviations
    members that never saw it (cross-fitting). Without it the paper's in-sample vote is computed.
 2. Where the number of pairs is not a multiple of the number of groups, the first groups hold one
    pair more; the paper does not say.
+3. `calibrated_strength` adds up votes of different kinds of models (stacking) in place of a mean,
+   which would let the kind with the largest scores decide.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import expit, log_expit
 from torch import Tensor
 
 from trimtab.models.functional.checks import require_floating, require_mask, require_shape
@@ -69,6 +75,49 @@ def strength_groups(mean: Tensor, std: Tensor, num_groups: int = 20) -> tuple[Te
     group_mean = [group.mean() for group in mean[order].tensor_split(num_groups)]
     group_std = [group.mean() for group in std[order].tensor_split(num_groups)]
     return torch.stack(group_mean), torch.stack(group_std)
+
+
+def calibrated_strength(differences: Tensor, learned: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The vote of M members whose scores are on different scales, in logits.
+
+    Strength is the sum of the members' differences, each times a weight of at least 0 under which
+    the labels are likeliest (logistic regression without intercept, as exchanging the two answers
+    turns the sign). The members must not have been trained on the pairs they vote on, or weights
+    tell who knows the labels by heart.
+
+    differences: (M, N), score of the answer labelled better less that of the other. learned: (N,)
+    bool, the pairs that the weights are found on, at least one. Returns strength (N,), the spread
+    (N,) of what each member says by itself, likewise calibrated, and weights (M,); float64.
+    Raises ValueError for differences that are not finite.
+    """
+    if not bool(differences.isfinite().all()):
+        raise ValueError("calibrated_strength: differences must be finite")
+    votes = differences.double().numpy()
+    known = votes[:, learned.numpy()]
+    scale = np.sqrt((known**2).mean(1, keepdims=True))
+    votes, known = (each / np.where(scale > 0, scale, 1) for each in (votes, known))
+    weights = _likeliest_weights(known)
+    alone = np.stack([_likeliest_weights(own[None]) for own in known]) * votes
+    spread = alone.std(0) if len(votes) > 1 else np.zeros(votes.shape[1])
+    found = weights / np.where(scale > 0, scale, 1)[:, 0]
+    return torch.from_numpy(weights @ votes), torch.from_numpy(spread), torch.from_numpy(found)
+
+
+def _likeliest_weights(votes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Weights w (M,) >= 0 of the largest mean of log sigmoid(w @ votes), votes (M, N) of unit size.
+
+    A penalty that hardly matters, and a bound, keep them finite where the votes know all labels.
+    """
+
+    def loss(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        gap = weights @ votes
+        value = -log_expit(gap).mean() + 1e-4 * weights @ weights
+        return float(value), -(votes * expit(-gap)).mean(1) + 2e-4 * weights
+
+    start = np.full(len(votes), 1 / len(votes))
+    bounds = [(0.0, 100.0)] * len(votes)
+    found: NDArray[np.float64] = minimize(loss, start, jac=True, bounds=bounds).x
+    return found
 
 
 def fold_of(num_pairs: int, num_folds: int, seed: int) -> Tensor:

@@ -15,14 +15,16 @@ from trimtab.models.training.progress import write_json
 
 
 def run(config: AuditConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `preferences`, `member_0` ... `member_{M-1}`, `strength`, `relabelled`.
+    """Inputs: `preferences`, `member_0` ... `member_{M-1}`, `strength`, `relabelled`;
+    of a vote on a copy with labels turned round on purpose `self_test`.
 
     Output: audit.html (self-contained), audited.jsonl.gz and audited.parquet (every pair with its
     vote and its treatment).
     """
     artifacts = Artifacts(inputs)
     pairs = audited_pairs(artifacts)
-    summary = summarise(pairs)
+    tested = artifacts.rows("self_test", "strength.jsonl")
+    summary = summarise(pairs, config.voters, tested)
     output = workdir / "output"
     output.mkdir(parents=True, exist_ok=True)
     export(pairs, output)

@@ -3,27 +3,34 @@
 A reward model has to be better than this to be worth its time. `linear` is Bradley-Terry: the score
 of an answer is linear in its vector and in the logarithm of its length. Each category has weights
 of its own beside those for all, as what is better in one may be worse in another. The penalty on
-the weights is the one under which held-out labels are likeliest. `nearest` scores an answer by how
-often the most similar answers to other prompts were the better ones.
+the weights is the one under which held-out labels are likeliest. `style` is the same without the
+vector: a label that it alone contradicts may be right. `nearest` scores an answer by how often the
+most similar answers to other prompts were the better ones.
 
 Turns of one dialogue are one prompt, as where preferences are split.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors.numpy import load_file
 from scipy.optimize import minimize
 from scipy.special import expit, log_expit, logit
+from threadpoolctl import threadpool_limits
 
 from trimtab.models.config.reward import EmbeddingModelConfig
 from trimtab.models.data.prompts import first_turn
-from trimtab.models.stages.reward_model import prompt_folds
+from trimtab.models.functional.strength import fold_of
+from trimtab.models.stages.reward_model import FOLD_SEED, prompt_folds
 from trimtab.models.training.data import SPLITS, read_rows, write_rows
 from trimtab.models.training.progress import write_json
 
@@ -36,6 +43,9 @@ INVERSE_PENALTIES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0)
 MOST_PAIRS, ROWS_AT_ONCE = 10_000, 1024
 # Far more than it takes under the penalties above.
 MAX_STEPS = 2000
+SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
+LINE_MARK = re.compile(r"^\s*([-*\u2022#>]|\d+[.)])\s", re.MULTILINE)
+LONG_WORD = 8
 
 
 @dataclass(frozen=True)
@@ -59,16 +69,25 @@ class Answers:
 def run(config: EmbeddingModelConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `preferences`, `embeddings`. Output: scores.jsonl, as a reward model's.
 
-    A training pair is scored by a model of other prompts, so that no row `was_trained_on`.
-    Raises ValueError for embeddings of other pairs, or fewer prompts than folds.
+    A training pair is scored by a model of other pairs, so that no row `was_trained_on`. With
+    `planted_share`, `is_planted` says whose label was turned round: there chosen_score is of the
+    answer that stands as the better one in this copy. Raises ValueError for embeddings of other
+    pairs, or fewer prompts than folds.
     """
     answers = read_answers(inputs["preferences"], inputs["embeddings"])
-    train = answers["train"]
-    num_trained = min(len(train.rows), MOST_PAIRS)
-    if config.kind == "linear":
-        scores, summary = linear_scores(answers, config)
-    else:
-        scores, summary = nearest_scores(answers, config), {}
+    turned = planted(answers["train"].rows, config.planted_share)
+    answers["train"] = turn_round(answers["train"], turned)
+    num_trained = min(len(turned), MOST_PAIRS)
+    summary: dict[str, float] = {}
+    # NumPy's own threads, as many as the machine has cores, would wait for each other.
+    with threadpool_limits(torch.get_num_threads()):
+        if config.kind == "nearest":
+            scores = nearest_scores(answers, config)
+        else:
+            scores, summary = linear_scores(answers, config)
+    is_planted = {
+        row["id"] for row, is_own in zip(answers["train"].rows, turned, strict=True) if is_own
+    }
     write_rows(
         workdir / "output" / "scores.jsonl",
         (
@@ -78,6 +97,7 @@ def run(config: EmbeddingModelConfig, inputs: dict[str, Path], workdir: Path) ->
                 "chosen_score": chosen,
                 "rejected_score": rejected,
                 "was_trained_on": False,
+                **({"is_planted": row["id"] in is_planted} if config.planted_share else {}),
             }
             for split in SPLITS
             for row, (chosen, rejected) in zip(
@@ -115,6 +135,27 @@ def read_answers(preferences: Path, embeddings: Path) -> dict[str, Answers]:
     return found
 
 
+def planted(rows: Sequence[Row], share: float) -> Array:
+    """(N,) bool: the pairs whose labels are turned round on purpose, about this share of them.
+
+    A pair's id alone decides, so that all members of a vote turn the same ones.
+    """
+    draws = [hashlib.sha256(f"planted/{row['id']}".encode()).digest()[:8] for row in rows]
+    return np.array([int.from_bytes(draw, "big") < share * 2**64 for draw in draws], bool)
+
+
+def turn_round(answers: Answers, turned: Array) -> Answers:
+    """The pairs, with the answers of those `turned` (N,) bool exchanged."""
+    if not turned.any():
+        return answers
+    rows = [
+        {**row, "chosen": row["rejected"], "rejected": row["chosen"]} if is_turned else row
+        for row, is_turned in zip(answers.rows, turned, strict=True)
+    ]
+    embedding = np.where(turned[:, None, None], answers.embedding[:, ::-1], answers.embedding)
+    return replace(answers, rows=rows, embedding=embedding)
+
+
 def linear_scores(
     answers: dict[str, Answers], config: EmbeddingModelConfig
 ) -> tuple[dict[str, Array], dict[str, float]]:
@@ -123,7 +164,7 @@ def linear_scores(
     categories = sorted({str(row.get("category")) for row in train.rows})
     features, places = {}, {}
     for split, own in answers.items():
-        features[split] = features_of(own)
+        features[split] = features_of(own, config)
         places[split] = places_of(own, categories)
     mine, place = features["train"], places["train"]
     spread = np.sqrt(((mine[:, 0] - mine[:, 1]) ** 2).mean(0))
@@ -131,7 +172,7 @@ def linear_scores(
         values /= np.where(spread > 0, spread, 1)
     learned = drawn(len(train.rows), config.seed)
     difference = mine[learned, 0] - mine[learned, 1]
-    folds = prompt_folds([row["prompt"] for row in train.rows], config.num_folds).numpy()
+    folds = folds_of(train.rows, config)
     zeros = np.zeros((int(place.max(initial=0)) + 1, mine.shape[-1]))
     starts = dict.fromkeys(range(config.num_folds), zeros)  # those of a stronger penalty
     best: tuple[float, float, Array] | None = None
@@ -173,13 +214,59 @@ def drawn(count: int, seed: int) -> Array:
     return np.sort(np.random.default_rng(seed).choice(count, MOST_PAIRS, replace=False))
 
 
-def features_of(answers: Answers) -> Array:
-    """Features (N, 2, D + 1), float32: an answer's vector and the logarithm of its length."""
-    words = [
-        [len(row[answer].split()) for answer in ("chosen", "rejected")] for row in answers.rows
+def folds_of(rows: Sequence[Row], config: EmbeddingModelConfig) -> Array:
+    """(N,) the part of each pair, from 0. By pair, those of one prompt and two answers share one:
+    a copy labelled the other way round would give the label away."""
+    if config.fold_by == "prompt":
+        found: Array = prompt_folds([row["prompt"] for row in rows], config.num_folds).numpy()
+        return found
+    whose = [(row["prompt"], *sorted((row["chosen"], row["rejected"]))) for row in rows]
+    index = {pair: number for number, pair in enumerate(dict.fromkeys(whose))}
+    drawn: Array = fold_of(len(index), config.num_folds, FOLD_SEED).numpy()
+    return drawn[[index[pair] for pair in whose]]
+
+
+def features_of(answers: Answers, config: EmbeddingModelConfig) -> Array:
+    """Features (N, 2, F), float32: an answer's vector, its style, or its vector and its style or
+    the logarithm of its length, as configured."""
+    of_text = style_of if config.kind == "style" or config.with_style else length_of
+    texts = {row[answer] for row in answers.rows for answer in ("chosen", "rejected")}
+    known = {text: of_text(text) for text in texts}
+    count = len(of_text(""))
+    written = np.array(
+        [[known[row[answer]] for answer in ("chosen", "rejected")] for row in answers.rows],
+        np.float32,
+    ).reshape(-1, 2, count)
+    return written if config.kind == "style" else np.concatenate([answers.embedding, written], -1)
+
+
+def length_of(text: str) -> list[float]:
+    """The logarithm of a text's length in words, and one."""
+    return [float(np.log1p(len(text.split())))]
+
+
+def style_of(text: str) -> list[float]:
+    """How a text is written: its length in words, characters and sentences (logarithms), and per
+    word or character: words a sentence, different words, letters a word, long words, capitals,
+    digits, marks; line breaks and list marks; whether it ends with a sentence."""
+    words = text.split()
+    count, size = max(len(words), 1), max(len(text), 1)
+    sentences = len(SENTENCE_END.findall(text))
+    return [
+        *length_of(text),
+        float(np.log1p(len(text))),
+        float(np.log1p(sentences)),
+        float(np.log1p(count / max(sentences, 1))),
+        len({word.lower() for word in words}) / count,
+        sum(map(len, words)) / count,
+        sum(len(word) > LONG_WORD for word in words) / count,
+        sum(each.isupper() for each in text) / size,
+        sum(each.isdigit() for each in text) / size,
+        sum(not each.isalnum() and not each.isspace() for each in text) / size,
+        float(np.log1p(text.count("\n"))),
+        float(np.log1p(len(LINE_MARK.findall(text)))),
+        float(text.rstrip()[-1:] in (".", "!", "?", '"', ")")) if text.strip() else 0.0,
     ]
-    length = np.log1p(np.array(words, np.float32).reshape(-1, 2, 1))
-    return np.concatenate([answers.embedding, length], -1)
 
 
 def places_of(answers: Answers, categories: Sequence[str]) -> Array:
@@ -212,8 +299,12 @@ def bradley_terry(
     place: (N,) category from 1, 0 for none of them. start: weights (C + 1, D) to start from.
     """
     shape = start.shape
-    own = [np.flatnonzero(place == category) for category in range(1, shape[0])]
-    difference, count = difference.astype(float), max(1, len(difference))
+    # Pairs of one category stand together: a slice of them is no copy.
+    order = np.argsort(place, kind="stable")
+    difference, label, place = difference[order].astype(float), label[order], place[order]
+    ends = np.searchsorted(place, np.arange(shape[0]), side="right")
+    own = [slice(low, high) for low, high in itertools.pairwise(ends.tolist())]
+    count = max(1, len(difference))
 
     def loss_and_gradient(flat: Array) -> tuple[float, Array]:
         """Means over the pairs, so that one tolerance serves all sizes."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from trimtab.models.config.reward import StrengthConfig
-from trimtab.models.functional.strength import preference_strength
+from trimtab.models.functional.strength import calibrated_strength, preference_strength
 from trimtab.models.training.data import read_rows, write_rows
 from trimtab.models.training.progress import write_json
 
@@ -16,6 +16,8 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `member_0` ... `member_{M-1}` (scores.jsonl). Output: strength.jsonl of all splits.
 
     In sample every member votes on every pair; cross-fitted, only those never trained on it.
+    Calibrated, members of any kind are weighted by what they tell of the training labels; where
+    labels were planted, that is told for them as for all others, and strength.jsonl says which.
     """
     members = [
         read_rows(inputs[name] / "scores.jsonl")
@@ -32,7 +34,13 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
     counted = torch.ones(differences.shape, dtype=torch.bool)
     if config.mode == "cross_fitted":
         counted = ~torch.tensor([[row["was_trained_on"] for row in member] for member in members])
-    mean, std = preference_strength(differences, counted)
+    in_training = torch.tensor([row["split"] == "train" for row in first])
+    weights: dict[str, float] = {}
+    if config.mode == "calibrated":
+        mean, std, found = calibrated_strength(differences, in_training)
+        weights = {f"weight_{index}": weight for index, weight in enumerate(found.tolist())}
+    else:
+        mean, std = preference_strength(differences, counted)
     write_rows(
         workdir / "output" / "strength.jsonl",
         (
@@ -42,13 +50,13 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
                 "strength_mean": mu,
                 "strength_std": sigma,
                 "num_members": int(votes),
+                **({"is_planted": row["is_planted"]} if "is_planted" in row else {}),
             }
             for row, mu, sigma, votes in zip(
                 first, mean.tolist(), std.tolist(), counted.sum(0).tolist(), strict=True
             )
         ),
     )
-    in_training = torch.tensor([row["split"] == "train" for row in first])
     write_json(
         workdir / "output" / "summary.json",
         {
@@ -56,5 +64,6 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
             "share_negative": float((mean[in_training] < 0).double().mean()),
             "strength_mean": float(mean[in_training].mean()),
             "strength_std": float(std[in_training].mean()),
+            **weights,
         },
     )

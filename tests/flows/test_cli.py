@@ -21,7 +21,7 @@ from trimtab.flows.config import Arm
 from trimtab.flows.recipes import RECIPES
 
 COMMANDS = {
-    "Run": ["run", "study", "rounds"],
+    "Run": ["run", "audit", "study", "rounds"],
     "Before a run": ["recipes", "fields", "doctor"],
     "Read results": ["report", "compare", "export", "papers", "ui"],
     "Operate": ["deploy", "rollback", "clean"],
@@ -112,8 +112,8 @@ def _read(terminal: int) -> bytes:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["rn"], "unknown command 'rn' (did you mean 'run'?); known: run, study, rounds, recipes"),
-        (["xyz"], "unknown command 'xyz'; known: run, study"),
+        (["rn"], "unknown command 'rn' (did you mean 'run'?); known: run, audit, study, rounds, r"),
+        (["xyz"], "unknown command 'xyz'; known: run, audit, study"),
         (["run", "smok"], "unknown recipe 'smok' (did you mean 'smoke'?); known: smoke, default"),
         (["run", "smoke", "--flow", "polcy"], "--flow: unknown flow 'polcy' (did you mean 'polic"),
         (["run", "smoke", "ppo.kl_coeff=1"], "ppo.kl_coeff: unknown field 'kl_coeff'; did you me"),

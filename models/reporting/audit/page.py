@@ -41,7 +41,8 @@ def write_page(
 
     account: where the rows went that they were read from; None where they were made.
     """
-    name = f"Label audit: {config.recipe}, seed {config.seed}" if config.recipe else "Label audit"
+    has_recipe = config.recipe and not config.voters
+    name = f"Label audit: {config.recipe}, seed {config.seed}" if has_recipe else "Label audit"
     style, script = stylesheet("base.css", "audit.css"), page_script()
     pieces = (
         new_environment()
@@ -56,7 +57,7 @@ def write_page(
             style_hash=_hash(style),
             script=script,
             script_hash=_hash(script),
-            index=packed_index(pairs),
+            index=packed_index(pairs, summary.voters),
             blocks=packed_blocks(pairs),
         )
     )

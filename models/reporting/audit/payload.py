@@ -27,9 +27,10 @@ def weakest_first(pairs: Sequence[AuditedPair]) -> list[AuditedPair]:
     return sorted(pairs, key=lambda pair: (pair.strength_mean, pair.id))
 
 
-def packed_index(pairs: Sequence[AuditedPair]) -> str:
+def packed_index(pairs: Sequence[AuditedPair], voters: Sequence[str] = ()) -> str:
     """What the page has of every one of `pairs`, in their order: a list for each property.
 
+    voters: what the members are called; none: they are reward models, which have no names.
     `reach` is where its scale of votes ends; the outermost hundredth would squeeze all others.
     """
     categories = sorted({category_of(pair) for pair in pairs})
@@ -42,6 +43,7 @@ def packed_index(pairs: Sequence[AuditedPair]) -> str:
         {
             "digest": _digest(pairs),
             "block_size": BLOCK_SIZE,
+            "voters": list(voters),
             "categories": categories,
             "splits": splits,
             "reach": _rounded(sizes[int(0.99 * (len(sizes) - 1))]) or 1.0,

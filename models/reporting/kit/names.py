@@ -30,14 +30,16 @@ POLICY_NAMES = {
     "rlaif_direct": "Direct RLAIF",
 }
 # Roles of preference models on vectors of the answers, what an ensemble should be better than.
-EMBEDDING_MODELS = ("states_linear", "embedding_linear", "embedding_nearest")
+EMBEDDING_MODELS = ("states_linear", "embedding_linear", "embedding_nearest", "style")
 # What gives a label its strength: the ensemble's ways of voting, then what stands beside it.
 STRENGTH_NAMES = {
     "in_sample": "in-sample vote",
     "cross_fitted": "cross-fitted vote",
+    "calibrated": "vote of embedding models",
     "states_linear": "linear on hidden states",
     "embedding_linear": "linear on sentence embeddings",
     "embedding_nearest": "nearest sentence embeddings",
+    "style": "how an answer is written",
     "length": "difference in words",
 }
 

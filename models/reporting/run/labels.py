@@ -28,11 +28,11 @@ BY_LENGTH = "length"
 class LabelNoise:
     """How well one way of voting, or a baseline, finds wrong labels, over the training pairs.
 
-    mode: in_sample or cross_fitted; of a baseline, its name. share_negative: pairs of strength
-    below 0. auroc_*: of minus the strength; planted flips among all pairs, planted flips among
-    pairs that are no near-ties, labels wrong by gold among all pairs. negative_precision: share of
-    the pairs below 0 whose label is wrong by gold; negative_recall: share of wrong labels below 0.
-    None without truth.
+    mode: in_sample, cross_fitted or calibrated; of a baseline, its name. share_negative: pairs of
+    strength below 0. auroc_*: of minus the strength; planted flips among all pairs, planted flips
+    among pairs that are no near-ties, labels wrong by gold among all pairs. negative_precision:
+    share of the pairs below 0 whose label is wrong by gold; negative_recall: share of wrong labels
+    below 0. None without truth.
     """
 
     mode: str
@@ -115,7 +115,10 @@ def strengths(artifacts: Artifacts, role: str) -> list[Row]:
 
 
 def voting_mode(artifacts: Artifacts, role: str) -> str:
-    """in_sample where every member voted on every training pair, else cross_fitted."""
+    """calibrated where members were weighted; in_sample where every member voted on every training
+    pair; else cross_fitted."""
+    if "weight_0" in artifacts.document(role, "summary.json"):
+        return "calibrated"
     rows = strength_rows(artifacts, role)
     most = max(row["num_members"] for row in artifacts.rows(role, "strength.jsonl"))
     whole = max(most, len(artifacts.members))

@@ -78,7 +78,8 @@ class Scorecard:
     ai_labeler: the judge model that was asked about the pairs. label_noise: by way of voting,
     in_sample or cross_fitted; vote_used: which of them relabelling used. audit_baselines: the same
     by name, of the embedding models and of length. human_votes: by way of voting or embedding
-    model, then by split; empty where no pair carries people's votes. scorers: baseline (raw labels,
+    model, then by split; empty where no pair carries people's votes. audit: numbers of the audit's
+    page; empty without one. scorers: baseline (raw labels,
     the ensemble's first member), relabelled, advantage_model, states_linear, embedding_linear and
     embedding_nearest (the preference models on vectors of the answers). revisions: None without a
     constitution. policies: sft, the arms, then MetaRM rounds. seeds: every seed of the
@@ -100,6 +101,7 @@ class Scorecard:
     audit_baselines: dict[str, LabelNoise]
     relabelling: Relabelling | None
     human_votes: dict[str, dict[str, VoteAgreement]]
+    audit: dict[str, float]
     scorers: dict[str, Scorer]
     length_baseline: LengthBaseline | None
     revisions: Revisions | None
@@ -133,6 +135,7 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
     }
     by_length = length_baseline(artifacts)
     data = data_counts(artifacts)
+    audited = artifacts.document("audit", "summary.json")
     checked = claims(artifacts, list(noise.values()), found, seed)
     scorecard = Scorecard(
         title=config.title,
@@ -140,7 +143,13 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
         seed=seed,
         has_truth=bool(artifacts.truth),
         has_gold=config.has_gold,
-        verdict=verdict(found, checked, noise.get(vote_used or ""), config.champion),
+        verdict=verdict(
+            found,
+            checked,
+            noise.get(vote_used or ""),
+            config.champion,
+            audited,
+        ),
         warnings=[*warnings_of(data.rows, relabelled), *scorer_warnings(scorers, by_length)],
         claims=checked,
         data=data,
@@ -150,6 +159,7 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
         audit_baselines=audit_baselines(artifacts, seed) if noise else {},
         relabelling=relabelled,
         human_votes=human_votes(artifacts, roles | beside, seed),
+        audit=audited,
         scorers=scorers,
         length_baseline=by_length,
         revisions=revisions(artifacts, config.has_gold, seed),

@@ -12,6 +12,7 @@ from trimtab.models.reporting.kit.charts import (
     GREY,
     ORANGE,
     PURPLE,
+    RED,
     Chart,
     Panel,
 )
@@ -29,6 +30,7 @@ SHOWN = {
     "states_linear": ("linear on hidden states", BLACK, "P"),
     "embedding_linear": ("linear on sentence embeddings", GREEN, "v"),
     "embedding_nearest": ("nearest sentence embeddings", GREY, "D"),
+    "style": ("how an answer is written", RED, "X"),
 }
 # Whose calibration has a curve, and whose scores by category a plot.
 REWARD_MODELS = ("baseline", "relabelled", "advantage_model")

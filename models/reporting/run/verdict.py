@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,11 +32,15 @@ def verdict(
     checked: Sequence[Claim],
     noise: LabelNoise | None,
     champion: str | None,
+    audit: Mapping[str, float] | None = None,
 ) -> Verdict:
-    """Judge the policy the run ends with against SFT; without one, say what the labels showed."""
+    """Judge the policy the run ends with against SFT; without one, say what the labels showed.
+
+    audit: numbers of the label audit, if there was one.
+    """
     policy = final_policy(found, champion)
     if policy is None or not policy.against_sft:
-        return _without_policy(checked, noise)
+        return _without_policy(checked, noise, audit or {})
     measure = decisive_measure(policy)
     place = "main" if "main" in policy.against_sft else next(iter(policy.against_sft))
     net = policy.against_sft[place][measure].net
@@ -109,11 +113,17 @@ def _on_set(place: str, net: Estimate) -> str:
     return f"On {SETS.get(place, place)} it is {how}: {in_points(net)}."
 
 
-def _without_policy(checked: Sequence[Claim], noise: LabelNoise | None) -> Verdict:
+def _without_policy(
+    checked: Sequence[Claim], noise: LabelNoise | None, audit: Mapping[str, float]
+) -> Verdict:
     """The label audit's answer, and the reward model's where there is one."""
     details = []
     sentence = "No policy was trained in this run, and no vote on the labels was taken."
-    if noise is not None:
+    if noise is not None and noise.mode == "calibrated":
+        wrong, count = int(audit["num_looks_wrong"]), int(audit["num_pairs"])
+        sentence = f"{wrong:,} of {count:,} labels look wrong ({100 * wrong / count:.1f} %)."
+        details += _of_audit(audit)
+    elif noise is not None:
         share = noise.share_negative
         sentence = (
             f"Label audit: {noise.num_members} reward models together disagree with "
@@ -129,3 +139,26 @@ def _without_policy(checked: Sequence[Claim], noise: LabelNoise | None) -> Verdi
             f"{100 * change.value:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]."
         )
     return Verdict("labels only", sentence, details, None, None, None)
+
+
+def _of_audit(audit: Mapping[str, float]) -> list[str]:
+    """How far to believe a vote of embedding models."""
+    details = []
+    if "self_test_found" in audit:
+        found, low, high = (
+            100 * audit[f"self_test_{name}"] for name in ("found", "found_low", "found_high")
+        )
+        details = [
+            f"Self-test: of {int(audit['self_test_num_planted']):,} labels turned round on purpose "
+            f"in a copy it contradicts {found:.1f} % [{low:.1f}, {high:.1f}], and "
+            f"{100 * audit['self_test_others']:.1f} % of the others; of as many weakest pairs "
+            f"{100 * audit['self_test_weakest']:.1f} % are of these.",
+            "If wrong labels are as easy to find as those, at most "
+            f"{100 * audit['self_test_most_wrong']:.1f} % of all labels are wrong.",
+        ]
+    if audit.get("num_by_style"):
+        details.append(
+            f"{int(audit['num_by_style']):,} of them look wrong only by how the answers are "
+            "written: longer, say, than what is usually preferred."
+        )
+    return details

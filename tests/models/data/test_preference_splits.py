@@ -70,8 +70,8 @@ def test_by_category_whole_categories_and_sizes_as_near_as_they_allow() -> None:
     [
         ({}, "prompt", PAIRS, "sum 1"),
         ({"a": 0.5}, "prompt", PAIRS, "sum 1"),
-        ({"a": 1.5, "b": -0.5}, "prompt", PAIRS, "above 0"),
-        ({"a": float("nan")}, "prompt", PAIRS, "above 0"),
+        ({"a": 1.5, "b": -0.5}, "prompt", PAIRS, "at least 0"),
+        ({"a": float("nan")}, "prompt", PAIRS, "at least 0"),
         ({"a": 1.0}, "row", PAIRS, "found 'row', allowed"),
         ({"a": 0.5, "b": 0.5}, "prompt", PAIRS[:1], "nothing falls to"),
         ({"a": 1.0}, "category", [pair(1, "Q")], "1 pairs without one"),
@@ -98,3 +98,11 @@ def test_categories_that_share_a_prompt_cannot_be_split_apart() -> None:
     pairs = [pair(1, "Same?", "a"), pair(2, "same?", "b")]
     with pytest.raises(LeakageError, match="same"):
         split_pairs(pairs, {"train": 0.5, "test": 0.5}, seed=0, split_by="category")
+
+
+@pytest.mark.parametrize("split_by", ["prompt", "category"])
+def test_a_part_of_fraction_0_is_empty(split_by: str) -> None:
+    pairs = [pair(n, f"{n}", f"{n % 7}") for n in range(30)]
+    parts = split_pairs(pairs, {"train": 1.0, "test": 0.0}, seed=0, split_by=split_by)
+    assert parts["train"] == pairs
+    assert parts["test"] == []

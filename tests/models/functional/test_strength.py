@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from trimtab.models.functional.checks import ShapeError
-from trimtab.models.functional.strength import fold_of, preference_strength, strength_groups
+from trimtab.models.functional.strength import (
+    calibrated_strength,
+    fold_of,
+    preference_strength,
+    strength_groups,
+)
 
 F64 = torch.float64
 
@@ -145,3 +150,31 @@ def test_folds_are_random_by_seed_and_leave_the_global_state_alone() -> None:
         fold_of(4, 5, seed=0)
     with pytest.raises(ValueError, match="found 1"):
         fold_of(4, 1, seed=0)
+
+
+def test_calibrated_votes_are_the_log_odds_of_what_they_know() -> None:
+    """One member is right nine times in ten, whatever its scale: then that is its log-odds."""
+    vote = torch.tensor([[1.0] * 90 + [-1.0] * 10], dtype=F64)
+    for scale in (1.0, 1000.0, 1e-3):
+        strength, spread, weights = calibrated_strength(scale * vote, torch.ones(100).bool())
+        torch.testing.assert_close(strength, math.log(9) * vote[0], rtol=0, atol=5e-3)
+        torch.testing.assert_close(weights * scale, strength[:1], rtol=1e-9, atol=0)
+        assert not spread.any()
+
+
+def test_a_member_that_knows_nothing_has_no_say_and_one_that_is_wrong_none_against_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    right = torch.where(torch.rand(2000, generator=generator) < 0.8, 1.0, -1.0).double()
+    noise = 100 * torch.randn(2000, generator=generator, dtype=F64)
+    votes = torch.stack([right, noise, -right])
+    learned = torch.arange(2000) < 1500
+    strength, spread, weights = calibrated_strength(votes, learned)
+    assert (strength.sign() == right.sign()).all()
+    assert weights[2] == 0
+    assert float((weights[1] * noise).abs().max()) < 0.4  # of 1.4 for `right`
+    assert (spread > 0).all()
+    # Pairs that nothing is learned from do not change the weights.
+    other = torch.where(learned, votes, -votes)
+    torch.testing.assert_close(calibrated_strength(other, learned)[2], weights)
+    with pytest.raises(ValueError, match="finite"):
+        calibrated_strength(votes / 0, learned)

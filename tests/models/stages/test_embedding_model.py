@@ -16,10 +16,14 @@ from trimtab.models.stages.embedding_model import (
     Answers,
     bradley_terry,
     features_of,
+    folds_of,
     linear_scores,
     nearest_scores,
     places_of,
+    planted,
     read_answers,
+    style_of,
+    turn_round,
 )
 from trimtab.models.training.data import read_rows, write_rows
 
@@ -121,7 +125,7 @@ def test_each_category_may_prefer_what_another_does_not() -> None:
     train = Answers(rows, vectors, np.arange(60), np.ones(60))
     asked = [{**rows[0], "category": name} for name in ("helpful", "harmless", "of no pair")]
     test = Answers(asked, vectors[:1].repeat(3, 0), np.arange(3), np.ones(3))
-    features = features_of(train)
+    features = features_of(train, EmbeddingModelConfig())
     assert features.shape == (60, 2, 5)
     assert np.expm1(features[0, :, 4]).round(4).tolist() == [8, 2]
     assert places_of(test, ["harmless", "helpful"]).tolist() == [2, 1, 0]
@@ -147,6 +151,77 @@ def test_turns_of_one_dialogue_are_one_prompt(tmp_path: Path) -> None:
     tensors = {split: np.zeros((3, 2, 4), np.float16) for split in ("train", "validation", "test")}
     save_file(tensors, tmp_path / "embeddings.safetensors")
     assert read_answers(tmp_path, tmp_path)["train"].prompt.tolist() == [0, 0, 1]
+
+
+def _written(count: int, label: str = "longer") -> list[dict[str, Any]]:
+    """Pairs of which the longer answer is better, whatever it says."""
+    return [
+        {"id": f"{label}{n}", "prompt": f"{n}", "chosen": "Well, it is so. " * 3, "rejected": "no"}
+        for n in range(count)
+    ]
+
+
+def test_style_tells_how_an_answer_is_written_and_reads_no_vector() -> None:
+    short, long = style_of("No."), style_of("Yes: 3 cats!\n- One.\n- Two.")
+    assert len(short) == len(long)
+    np.testing.assert_allclose(np.expm1(long[:3]), [7, 26, 3])  # words, characters, sentences
+    assert np.expm1(long[10:12]).round(6).tolist() == [2, 2]  # line breaks, list marks
+    assert np.isfinite(style_of("")).all()
+    rows = _written(40)
+    noise = np.random.default_rng(0).normal(size=(40, 2, 4)).astype(np.float32)
+    train = Answers(rows, noise, np.arange(40), np.ones(40))
+    other = Answers(rows, noise[::-1].copy(), np.arange(40), np.ones(40))
+    found = [_scores("style", each, each) for each in (train, other)]
+    assert (found[0]["train"][:, 0] > found[0]["train"][:, 1]).all()
+    np.testing.assert_array_equal(found[0]["train"], found[1]["train"])
+    beside = features_of(train, EmbeddingModelConfig(with_style=True))
+    assert beside.shape == (40, 2, 4 + len(short))
+
+
+def test_folds_by_pair_part_a_prompt_but_not_two_answers_labelled_both_ways() -> None:
+    rows = [
+        {"id": f"{n}", "prompt": "the same", "chosen": f"good {n}", "rejected": f"bad {n}"}
+        for n in range(10)
+    ]
+    rows.append({**rows[0], "id": "turned", "chosen": "bad 0", "rejected": "good 0"})
+    folds = folds_of(rows, EmbeddingModelConfig(fold_by="pair"))
+    assert sorted(folds[:10].tolist()) == sorted(list(range(5)) * 2)
+    assert folds[10] == folds[0]
+    with pytest.raises(ValueError, match="num_folds"):  # one prompt is one part
+        folds_of(rows, EmbeddingModelConfig())
+
+
+def test_planted_flips_are_the_same_for_all_voters_and_are_found(tmp_path: Path) -> None:
+    """Turned round before anything is learned: what is written is of the copy."""
+    rows = _written(400)
+    turned = planted(rows, 0.1)
+    assert 20 < turned.sum() < 60
+    assert np.array_equal(turned[::-1], planted(rows[::-1], 0.1))
+    assert not planted(rows, 0.0).any()
+    assert (planted(rows, 0.2) | ~turned).all()  # more are these and others
+    answers = Answers(rows, np.zeros((400, 2, 2), np.float32), np.arange(400), np.ones(400))
+    answers.embedding[:, 0] = 1
+    copy = turn_round(answers, turned)
+    assert copy.rows[int(turned.argmax())]["chosen"] == "no"
+    assert np.array_equal(copy.embedding[:, 1, 0] == 1, turned)
+
+    preferences, vectors = tmp_path / "preferences", tmp_path / "vectors"
+    for split, own in (("train", rows), ("validation", []), ("test", [])):
+        write_rows(preferences / f"{split}.jsonl", own)
+    vectors.mkdir()
+    tensors = {"train": answers.embedding.astype(np.float16)}
+    tensors |= {split: np.zeros((0, 2, 2), np.float16) for split in ("validation", "test")}
+    save_file(tensors, vectors / "embeddings.safetensors")
+    inputs = {"preferences": preferences, "embeddings": vectors}
+    for kind in ("style", "linear"):
+        (tmp_path / kind).mkdir()
+        config = EmbeddingModelConfig(kind=kind, planted_share=0.1, num_neighbours=5)
+        scored = read_rows(
+            run_stage("embedding_model", config, tmp_path / kind, **inputs) / "scores.jsonl"
+        )
+        assert [row["is_planted"] for row in scored] == turned.tolist()
+        contradicted = np.array([row["chosen_score"] < row["rejected_score"] for row in scored])
+        assert np.array_equal(contradicted, turned), kind
 
 
 def _preferences(folder: Path) -> Path:

@@ -54,7 +54,9 @@ export function drawHistogram() {
   picture.append(
     drawn("line", { x1: left, x2: width - right, y1: y(0), y2: y(0), stroke: "#767676" }),
     drawn("text", { x: (left + width) / 2, y: height - 4, "text-anchor": "middle" },
-      "strength (mean score difference over the members)"),
+      index.voters?.length
+        ? "strength (log-odds that the label is as given)"
+        : "strength (mean score difference over the members)"),
     drawn("text", { x: left - 6, y: y(most) + 9, "text-anchor": "end" }, counted(most)),
     drawn("text", { x: left - 6, y: y(0), "text-anchor": "end" }, "0"),
     drawn("text", { x: 12, y: (top + height - bottom) / 2, "text-anchor": "middle",

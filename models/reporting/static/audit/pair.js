@@ -58,8 +58,11 @@ export function strip(row, content) {
   const x = (value) => 208 + 190 * Math.max(-1, Math.min(1, value / index.reach));
   const votes = content.differences.filter((vote) => vote !== null);
   const against = votes.filter((vote) => vote < 0).length;
-  const words = `Votes of ${votes.length} members: ${votes.map((v) => signed(v)).join(", ")}; ` +
-    `mean ${signed(strength)}, deviation ${deviation.toFixed(decimals())}; ` +
+  const said = content.differences
+    .map((vote, at) => vote !== null && [index.voters?.[at], signed(vote)].filter(Boolean).join(" "))
+    .filter(Boolean);
+  const words = `Votes of ${votes.length} members: ${said.join(", ")}; ` +
+    `${index.voters?.length ? "together" : "mean"} ${signed(strength)}, deviation ${deviation.toFixed(decimals())}; ` +
     `${against} against the label`;
   const picture = drawn("svg", {
     class: "strip", viewBox: "0 0 416 66", role: "img", "aria-label": words,

@@ -139,3 +139,36 @@ def test_artifacts_of_other_pairs_are_refused(
     edit(inputs[role] / f"{name}.jsonl", t1={"id": "other"})
     with pytest.raises(ReportInputError, match=f"{role} has . pairs, others or in another order"):
         audited_pairs(Artifacts(inputs))
+
+
+def test_self_test_by_hand(pairs: list[AuditedPair]) -> None:
+    """Of t0, t1, t2 turned round two are contradicted, of the one left alone none is."""
+    strengths = {"t0": -3.0, "t1": 1.0, "t2": -1.0, "t3": 2.0}
+    rows = [
+        {"id": name, "split": "train", "strength_mean": mean, "is_planted": name != "t3"}
+        for name, mean in strengths.items()
+    ]
+    voters = ("style", "embedding_linear")
+    summary = summarise(pairs, voters, rows)
+    test = summary.self_test
+    assert test is not None
+    assert (test.whole.num_planted, test.whole.found.value) == (3, pytest.approx(2 / 3))
+    assert test.others.value == 0
+    assert test.most_wrong == 0
+    assert test.weakest.value == 1  # t0, t2, t1 are the weakest three
+    assert [(each.name, each.num_planted) for each in test.by_category] == [("b", 1), ("a", 2)]
+    assert summary.voters == ("how an answer is written", "linear on sentence embeddings")
+    assert not summary.is_in_sample
+    # t1's second member is against it, t0's too, v0's too: none looks wrong by style alone.
+    assert summary.num_by_style == 0
+    assert summarise(pairs, ("embedding_linear", "style"), rows).num_by_style == 1  # t1
+    numbers = summary.numbers()
+    assert numbers["self_test_found"] == pytest.approx(2 / 3)
+    assert numbers["num_by_style"] == 0
+    assert "self_test_found" not in summarise(pairs).numbers()
+    # Were half of those left alone contradicted: w = .5 / (.5 + 2/3).
+    more = replace(test, others=replace(test.others, value=0.5))
+    assert more.most_wrong == pytest.approx(0.5 / (0.5 + 2 / 3))
+    assert (
+        summarise(pairs, voters, [{**row, "is_planted": False} for row in rows]).self_test is None
+    )

@@ -1,0 +1,139 @@
+"""`trimtab audit`: a file of pairs in, labels that look wrong out, without a language model."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.flows.command import start, trimtab
+from trimtab.flows.cli import main
+from trimtab.flows.commands import changes_of_audit, files_and_overrides
+from trimtab.flows.config import load_config, require_flow
+from trimtab.flows.errors import ConfigError
+from trimtab.flows.recipes import recipe_named
+
+SWEET = ("honey", "cake", "sugar", "fruit tart", "sweet cream", "a ripe pear")
+LOUD = ("an engine", "a motor saw", "a jet", "a loud lorry", "a drill", "an alarm")
+WRONG = {"pair7", "pair23", "pair40"}
+
+
+def _file(folder: Path, count: int = 120) -> Path:
+    """Pairs of which the sweet answer is better, but for those of WRONG; one row cannot be read."""
+    draw = random.Random(0)
+    lines = []
+    for number in range(count):
+        sweet = f"It tastes of {draw.choice(SWEET)} and {draw.choice(SWEET)}, {number} times."
+        loud = f"It sounds like {draw.choice(LOUD)} and {draw.choice(LOUD)}, {number} times."
+        identity = f"pair{number}"
+        better, worse = (loud, sweet) if identity in WRONG else (sweet, loud)
+        lines.append(
+            {"id": identity, "prompt": f"What is {number}?", "chosen": better, "rejected": worse}
+        )
+    path = folder / "pairs.jsonl"
+    text = "".join(json.dumps(line) + "\n" for line in [*lines, {"prompt": "no answers"}])
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect")
+def test_wrong_labels_are_found_in_a_file(tmp_path: Path) -> None:
+    file, home = _file(tmp_path), tmp_path / "home"
+    output = trimtab(home, "audit", str(file))
+    assert "3 of 120 labels look wrong (2.5 %)" in output
+    assert "Self-test: of " in output
+    assert "121 rows read = 120 used + 1 quarantined" in output
+    (folder,) = (home / "reports").glob("audit-*")
+    assert f"annotated pairs: {folder / 'audited.parquet'}" in output
+    rows = pq.read_table(folder / "audited.parquet").to_pylist()
+    assert {row["id"] for row in rows if row["mean preference difference"] < 0} == WRONG
+    assert not any(row["is_flipped"] for row in rows)  # nothing is changed unless asked for
+    page = (folder / "audit.html").read_text()
+    assert "how an answer is written, linear on sentence embeddings" in page
+    assert "turned round on purpose in a copy" in page
+    assert "trimtab audit FILE" in page
+
+    # The numbers for a script, from the store, and a status to stop on.
+    process = start(home, "audit", str(file), "--json", "--fail-over", "0.02")
+    said = process.communicate(timeout=300)[0]
+    assert process.returncode == 1, said
+    assert "2.5% of the labels look wrong, more than --fail-over 0.02" in said
+    numbers = json.loads(said[said.index("{") : said.rindex("}") + 1])
+    assert (numbers["num_pairs"], numbers["num_looks_wrong"]) == (120, 3)
+    assert numbers["self_test_found"] > 0.7
+    assert numbers["pairs"] == str(folder / "audited.parquet")
+
+    # A treatment, and a person's review.
+    review = tmp_path / "review.jsonl"
+    review.write_text('{"id": "pair0", "verdict": "drop", "note": null}\n')
+    settings = ("relabel.flip_below=0", f"relabel.review={review}")
+    trimtab(home, "audit", str(file), *settings, "--name", "treated")
+    rows = pq.read_table(home / "reports/treated/audited.parquet").to_pylist()
+    assert {row["id"] for row in rows if row["is_flipped"]} == WRONG
+    assert {row["id"] for row in rows if row["weight"] == 0} == {"pair0"}
+
+
+def test_words_are_files_or_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a=b.jsonl").touch()
+    words = ["a=b.jsonl", "x/c.jsonl", "s3://b/k=1/d.jsonl", "preferences.max_pairs=9", "seed=1"]
+    sources, settings = files_and_overrides(words)
+    assert sources == ["a=b.jsonl", "x/c.jsonl", "s3://b/k=1/d.jsonl"]
+    assert settings == ["preferences.max_pairs=9", "seed=1"]
+    changes = changes_of_audit(sources, settings)
+    assert changes["preferences"] == {"sources": sources, "max_pairs": 9}
+    assert changes["seed"] == 1
+    with pytest.raises(ConfigError, match="found no file"):
+        changes_of_audit([], settings)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["audit", "nothing.jsonl"], "found nothing at 'nothing.jsonl'"),
+        (["audit", "seed=1"], "found no file"),
+        (["audit", "pairs.jsonl", "relable.flip_below=0"], "did you mean 'relabel'"),
+        (["run", "audit", 'preferences.sources=["pairs.jsonl"]'], "the flow label-audit"),
+        (["audit", "pairs.jsonl", "--fail-over", "2"], "less than or equal to 1"),
+    ],
+)
+def test_a_mistake_is_a_line(
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path / "home"))
+    _file(tmp_path, 3)
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_embedding_models_vote_alone_and_in_a_label_audit_only() -> None:
+    recipe = recipe_named("audit")
+    assert not recipe.model_copy(
+        update={"preferences": recipe.preferences.model_copy(update={"sources": ("x",)})}
+    ).needs_policy
+    require_flow(recipe, "label-audit")
+    for flow in ("rlhf", "policy", "reward", "compare", None):
+        with pytest.raises(ConfigError, match="no reward models are trained"):
+            require_flow(recipe, flow)
+    values = recipe.model_dump(mode="json")
+    for changes, said in (
+        ({"ensemble": {"votes": ["embedding_models", "in_sample"]}}, "alone or without it"),
+        ({"ensemble": {"votes": ["in_sample"]}}, "self_test_share must be 0"),
+        ({"embedding_models": []}, "must name some"),
+        ({"embedding_models": [{"kind": "style", "encoder": "policy"}]}, "reads no vector"),
+    ):
+        changed = {**values}
+        for name, value in changes.items():
+            own = changed[name]
+            changed[name] = {**own, **value} if isinstance(own, dict) else value
+        with pytest.raises(ConfigError, match=said):
+            load_config(changed)
