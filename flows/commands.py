@@ -16,7 +16,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from trimtab.flows.checks import check, refuse, refuse_too_large, this_host, uncounted_plan
+from trimtab.flows.checks import (
+    check,
+    refuse,
+    refuse_suspension,
+    refuse_too_large,
+    this_host,
+    uncounted_plan,
+)
 from trimtab.flows.compare_config import METHODS, SEEDS, comparison_name, configs_of_seeds
 from trimtab.flows.config import RunConfig, load_config
 from trimtab.flows.errors import CommandError, ConfigError
@@ -146,6 +153,7 @@ def _compared(
 
 def run_recipe(request: RunRequest, settings: Settings) -> None:
     """Run a request; ConfigError if something it needs is missing, or it does not fit here."""
+    refuse_suspension(request.config)
     found = check(request.config)
     refuse([*found.mistakes, *(found.missing if settings.dask is None else ())])
     for line in found.notes:
@@ -172,7 +180,9 @@ def run_study(
     """A paper's table or figure over several seeds; prints the status of each exhibit."""
     find_exhibits(paper, exhibit, seeds)
     changes = parse_overrides(overrides)
-    refuse(check(apply_changes(recipe_named(scale), changes)).mistakes)
+    config = apply_changes(recipe_named(scale), changes)
+    refuse_suspension(config)
+    refuse(check(config).mistakes)
     with prefect_server() as wait_until_ready:
         study = load_flow("study")
         wait_until_ready()
@@ -193,7 +203,7 @@ def next_round(recipe: str, overrides: Sequence[str]) -> None:
     with prefect_server() as wait_until_ready:
         rounds = load_flow("rounds")
         champion = import_module("trimtab.flows.rounds").champion_of(recipe)
-        apply_changes(load_config(champion.config), given)
+        refuse_suspension(apply_changes(load_config(champion.config), given))
         wait_until_ready()
         found = rounds(recipe, changes)
         if "idle" in found:

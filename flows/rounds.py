@@ -14,6 +14,7 @@ from trimtab.flows.overrides import RoundChanges, apply_changes
 from trimtab.flows.pipeline.rounds import run_round
 from trimtab.flows.recipes import RECIPES
 from trimtab.flows.run import Run
+from trimtab.flows.suspension import require_resumable
 from trimtab.tasks.registry import TRIED, LineageError, Registered, model_name, registered
 
 __all__ = ["LineageError", "NoChampionError", "champion_of", "rounds"]
@@ -40,6 +41,7 @@ def rounds(recipe: GivenName = "default", changes: RoundChanges | None = None) -
     except NoChampionError as error:
         return _idle(str(error))
     config = apply_changes(load_config(champion.config), changes, RoundChanges)
+    require_resumable(config, "rounds")
     number = champion.round + 1
     if champion.version.tags.get(TRIED) == config.fingerprint:
         return _idle(

@@ -43,6 +43,8 @@ POLICY_ROLE = "policy_"  # what a policy's role begins with
 KEY, DIGEST = "trimtab.key", "trimtab.digest"
 ROUND, REPORT, TRIED = "trimtab.round", "trimtab.report", "trimtab.tried"
 PAIRS, COMMAND = "trimtab.pairs", "trimtab.command"
+# A person's decision on a champion: approved or rejected.
+APPROVAL, REJECTED = "trimtab.approval", "rejected"
 # Scorers that are registered: role -> kind, and their name among the report's numbers.
 SCORERS = {
     "reward_model": ("reward-model", "relabelled"),
@@ -97,11 +99,31 @@ def registry() -> Registry:
 
 
 @dataclass(frozen=True)
+class Approval:
+    """A person's decision on a run's champion: approved or rejected, why, by whom and when."""
+
+    decision: str
+    reason: str
+    by: str
+    at: str
+
+    def __str__(self) -> str:
+        return f"{self.decision} by {self.by}, {self.at}: {self.reason}"
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """As tags of a version."""
+        named = {f"{APPROVAL}.{name}": getattr(self, name) for name in ("reason", "by", "at")}
+        return {APPROVAL: self.decision, **named}
+
+
+@dataclass(frozen=True)
 class RegisteredRun:
     """What is registered of a run.
 
     model: the name of its policies. policies: by round. scorers: by role. champion: the round whose
-    policy becomes champion. settings: their digest. name, command: of the run.
+    policy becomes champion. settings: their digest. name, command: of the run. approval: a
+    person's, of that champion; None: nobody was asked.
     """
 
     model: str
@@ -112,16 +134,40 @@ class RegisteredRun:
     scorers: Mapping[str, StageResult] = field(default_factory=dict)
     name: str = ""
     command: str = ""
+    approval: Approval | None = None
+
+    @property
+    def promoted(self) -> int | None:
+        """The round whose policy becomes champion, unless a person has rejected it."""
+        is_rejected = self.approval is not None and self.approval.decision == REJECTED
+        return None if is_rejected else self.champion
 
 
-@task(
-    name="register",
-    task_run_name="register",
-    tags=["cpu"],
-    retries=5,
-    retry_delay_seconds=[5, 10, 20, 40, 60],  # a server that is restarted is back by then
-    retry_condition_fn=is_transient,
-)
+PATIENT: dict[str, Any] = {
+    "tags": ["cpu"],
+    "retries": 5,
+    "retry_delay_seconds": [5, 10, 20, 40, 60],  # a server that is restarted is back by then
+    "retry_condition_fn": is_transient,
+}
+
+
+@task(name="champion to replace", task_run_name="champion to replace", **PATIENT)
+def champion_to_replace(run: RegisteredRun) -> str | None:
+    """The version, in words, that would no longer be champion if the run were registered.
+
+    None where the champion stays: its policy was champion before, there is none, or tracking is
+    off.
+    """
+    if not base_context().tracking.uri or run.champion is None:
+        return None
+    name, policy = model_name(run.model), run.policies[run.champion].ref
+    if registry().was(name, _identity(policy), "champion"):
+        return None
+    standing = registry().find(name, "champion")
+    return f"version {standing.number}" if standing else "none so far"
+
+
+@task(name="register", task_run_name="register", **PATIENT)
 def register_models(run_id: str | None, run: RegisteredRun) -> str | None:
     """Register policies by round, the last as candidate, that of round `champion` as champion; and
     scorers as candidates, and as champions where a policy of the same run is champion.
@@ -153,12 +199,15 @@ def _register_policies(run_id: str | None, run: RegisteredRun, made: Mapping[str
     before = registry().find(name, "champion")
     numbers = {}
     for number, policy in run.policies.items():
-        aliases = ("candidate",) * (number == last) + ("champion",) * (number == run.champion)
+        aliases = ("candidate",) * (number == last) + ("champion",) * (number == run.promoted)
         roles = (role for role, each in made.items() if each["key"] == policy.ref.key)
         role = next(roles, policy.ref.stage)
         card = _card(run, made, "policy", role, role.removeprefix(POLICY_ROLE))
-        tags = {ROUND: str(number), **_tags(run, made)}
+        decided = run.approval.tags if run.approval and number == run.champion else {}
+        tags = {ROUND: str(number), **_tags(run, made), **decided}
         numbers[number] = _register(run_id, name, policy.ref, aliases, tags, card)
+        if decided:  # of a version without a new alias as well
+            registry().tag(Version(name, numbers[number], {}), tags)
     now = registry().find(name, "champion")
     if now is not None and now.number != numbers[last]:
         registry().tag(now, {TRIED: run.settings})
@@ -168,6 +217,11 @@ def _register_policies(run_id: str | None, run: RegisteredRun, made: Mapping[str
     holders = {"candidate": registry().find(name, "candidate"), "champion": now}
     said = [f"{alias} version {each.number}" for alias, each in holders.items() if each]
     return f"{name}: {', '.join(said)}"
+
+
+def _identity(model: ArtifactRef) -> dict[str, str]:
+    """The tags that say which model a version is."""
+    return {DIGEST: model.digest, KEY: model.key}
 
 
 def _tags(run: RegisteredRun, made: Mapping[str, Any]) -> dict[str, str]:
@@ -224,7 +278,7 @@ def _register(
                 run,
                 name,
                 partial(_bring, manifest, folder, card.kind),
-                identity={DIGEST: model.digest, KEY: model.key},
+                identity=_identity(model),
                 aliases=aliases,
                 tags=tags,
                 card=card,

@@ -24,10 +24,21 @@ from trimtab.tasks.resources import ALL_CORES, Resources, Slot
 
 def audit_labels(run: Run) -> None:
     """The ensemble, its vote, the relabelled pairs, and the page to review them."""
+    run["strength"] = _vote(run, run.config.ensemble.votes[0])
+    relabel_and_audit(run)
+    if run.review is not None:
+        run.review(run)
+
+
+def relabel_and_audit(run: Run, how: str = "") -> None:
+    """The relabelled pairs and the page to review them; `how` ends the names of both stages."""
     config = run.config
-    run["strength"] = _vote(run, config.ensemble.votes[0])
     run["relabelled"] = run.submit(
-        RELABEL, config.relabel, preferences=run["preferences"], strength=run["strength"]
+        RELABEL,
+        config.relabel,
+        preferences=run["preferences"],
+        strength=run["strength"],
+        label=f"relabel{how}",
     )
     run["audit"] = run.submit(
         AUDIT,
@@ -36,6 +47,7 @@ def audit_labels(run: Run) -> None:
         member=[run[f"member_{index}"] for index in range(config.ensemble.size)],
         strength=run["strength"],
         relabelled=run["relabelled"],
+        label=f"audit{how}",
         resources=Resources(is_patient=True),
     )
 

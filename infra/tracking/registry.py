@@ -108,6 +108,14 @@ class Registry:
                 return _version(client.get_model_version(name, which))
         return None
 
+    def was(self, name: str, identity: Mapping[str, str], alias: str) -> bool:
+        """Whether a version with these tags has or had an alias, so that it is not given again."""
+        with self._client() as client:
+            return any(
+                identity.items() <= each.tags.items() and f"was.{alias}" in each.tags
+                for each in _versions(client, name)
+            )
+
     def tag_values(self, prefix: str, key: str) -> set[str]:
         """The values that a tag has at any version of the models whose names begin so."""
         with self._client() as client:

@@ -24,7 +24,9 @@ from trimtab.tasks.registry import (
     KEY,
     REPORT,
     ROUND,
+    Approval,
     RegisteredRun,
+    champion_to_replace,
     model_name,
     register_models,
     register_overwritten_again,
@@ -160,6 +162,27 @@ def test_a_last_round_that_is_not_promoted_leaves_the_champion_its_weights(runs:
     roll_back("toy", None)
     assert runs.in_mlflow("toy", "@champion") == runs.in_store("one")
     assert runs.in_mlflow("toy", "@candidate") == runs.in_store("worse")
+
+
+def test_a_champion_that_a_person_rejects_is_a_version_and_the_alias_stays(runs: _Runs) -> None:
+    runs.end("asked", {1: "first"}, champion=1)
+    client, name = runs.tracking.connect(), model_name("asked")
+    policies = {2: runs.published("ppo_max", "second")}
+    report = runs.published("report", "report-second", policy_2=policies[2])
+    run = RegisteredRun("asked", policies, 2, report, "settings")
+    assert champion_to_replace.fn(run) == "version 1"
+    for decision, holder, reason in (("rejected", "1", "longer"), ("approved", "2", "it wins")):
+        decided = Approval(decision, reason, "Ada", "2026-11-26 14:05 UTC")
+        again = runs.tracking.start_run("asked")
+        register_models.fn(again.run_id, dataclasses.replace(run, approval=decided))
+        assert str(client.get_model_version_by_alias(name, "champion").version) == holder
+        tags = client.get_model_version(name, "2").tags
+        assert decided.tags.items() <= tags.items()
+        assert tags["trimtab.approval"] == decision and tags["trimtab.approval.reason"] == reason
+    assert champion_to_replace.fn(run) is None  # it was champion, and nobody is asked again
+    assert champion_to_replace.fn(dataclasses.replace(run, champion=None)) is None
+    new = dataclasses.replace(run, model="new")
+    assert champion_to_replace.fn(new) == "none so far"
 
 
 def test_a_version_says_what_it_is_and_where_it_is_from(runs: _Runs) -> None:
