@@ -165,10 +165,10 @@ def test_a_last_round_that_is_not_promoted_leaves_the_champion_its_weights(runs:
 
 
 def test_a_champion_that_a_person_rejects_is_a_version_and_the_alias_stays(runs: _Runs) -> None:
-    runs.end("asked", {1: "first"}, champion=1)
+    runs.end("asked", {1: "stands"}, champion=1)
     client, name = runs.tracking.connect(), model_name("asked")
-    policies = {2: runs.published("ppo_max", "second")}
-    report = runs.published("report", "report-second", policy_2=policies[2])
+    policies = {2: runs.published("ppo_max", "comes")}
+    report = runs.published("report", "report-comes", policy_2=policies[2])
     run = RegisteredRun("asked", policies, 2, report, "settings")
     assert champion_to_replace.fn(run) == "version 1"
     for decision, holder, reason in (("rejected", "1", "longer"), ("approved", "2", "it wins")):
