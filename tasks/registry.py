@@ -25,6 +25,7 @@ from trimtab.infra.tracking.model_folder import (
     POLICY,
     SCORER,
     SCORER_OF_SEVERAL,
+    describe_model,
     make_model_folder,
 )
 from trimtab.infra.tracking.registry import ModelCard, Registry, Version
@@ -262,6 +263,7 @@ def _register(
 ) -> str:
     """Make a model a version; where MLflow was down when the run began, in a run of its own."""
     context = base_context()
+    is_in_store = context.settings.registers_in_store and card.kind == "policy"
     manifest = context.store.find(model.stage, model.key)
     if manifest is None:
         raise LookupError(f"model {model} vanished from {context.store.url}")
@@ -277,7 +279,9 @@ def _register(
             version = registry().register(
                 run,
                 name,
-                partial(_bring, manifest, folder, card.kind),
+                partial(_prepare_in_store, manifest, folder)
+                if is_in_store
+                else partial(_bring, manifest, folder, card.kind),
                 identity=_identity(model),
                 aliases=aliases,
                 tags=tags,
@@ -310,6 +314,21 @@ def _bring(manifest: Manifest, folder: Path, kind: str) -> Path:
     scorer = SCORER_OF_SEVERAL if len(labels) > 1 else SCORER
     make_model_folder(model, made, POLICY if kind == "policy" else scorer)
     return made
+
+
+def _prepare_in_store(manifest: Manifest, folder: Path) -> str:
+    """Put beside a policy's weights in the store what MLflow loads them by; their address.
+
+    Scorers are other files in MLflow than in the store, and are copied.
+    """
+    store, made = base_context().store, folder / "mlflow"
+    names = {file.name for file in manifest.files if not file.name.endswith(".safetensors")}
+    small = {name for name in names if name.startswith("model/")}
+    store.materialise_some(manifest, folder / "artifact", small)
+    made.mkdir()
+    describe_model(folder / "artifact" / "model", made, POLICY, ".")
+    store.put_beside(manifest, made, "model")
+    return f"{store.address(manifest)}/model"
 
 
 def register_overwritten_again(name: str, run_id: str | None = None) -> None:

@@ -22,6 +22,8 @@ from trimtab.infra.tracking.runs import TrackedRun, Tracking
 
 logger = logging.getLogger(__name__)
 
+# The tag of a logged model whose files lie elsewhere.
+ADDRESS = "trimtab.address"
 MAX_DESCRIPTION = 5000  # characters; PostgreSQL refuses more
 
 
@@ -57,7 +59,7 @@ class Registry:
         self,
         run: TrackedRun,
         name: str,
-        bring: Callable[[], Path],
+        bring: Callable[[], Path | str],
         *,
         identity: Mapping[str, str],
         aliases: Sequence[str] = (),
@@ -67,7 +69,8 @@ class Registry:
         """Make the folder that `bring` gives, and nobody changes, a version of `name`.
 
         The tags of `identity` say which model it is. It becomes a logged model of the run, whose
-        files are linked where MLflow's artifacts are on the same disk, and copied elsewhere. One
+        files are linked where MLflow's artifacts are on the same disk, and copied elsewhere. Where
+        `bring` gives an address, the version names that, and nothing is copied. One
         that is a version already is not brought again, and gets only aliases it never had, so that
         a run repeated later takes none back from a newer version. Whoever held an alias before is
         noted, for `roll_back`. A version of the same identity that was written over (`overwritten`)
@@ -164,7 +167,7 @@ class Registry:
         client: Any,
         run: TrackedRun,
         name: str,
-        bring: Callable[[], Path],
+        bring: Callable[[], Path | str],
         identity: dict[str, str],
         card: ModelCard,
     ) -> Any:
@@ -181,13 +184,15 @@ class Registry:
                 experiment, name, run.run_id, tags=identity, model_type=card.kind or None
             )
             try:
-                folder = bring()
-                if not _link(folder, logged.artifact_location):
-                    client.log_model_artifacts(logged.model_id, str(folder))
+                brought = bring()
+                if isinstance(brought, str):
+                    client.set_logged_model_tags(logged.model_id, {ADDRESS: brought})
+                elif not _link(brought, logged.artifact_location):
+                    client.log_model_artifacts(logged.model_id, str(brought))
             except BaseException:
                 client.delete_logged_model(logged.model_id)
                 raise
-            client.finalize_logged_model(logged.model_id, "READY")
+            logged = client.finalize_logged_model(logged.model_id, "READY")
         for key, value in card.metrics.items():
             client.log_metric(run.run_id, key, value, model_id=logged.model_id)
         import mlflow
@@ -195,7 +200,7 @@ class Registry:
         mlflow.set_tracking_uri(self.tracking.uri)  # where the registry's client looks for it
         version = client.create_model_version(
             name,
-            f"models:/{logged.model_id}",
+            logged.tags.get(ADDRESS) or f"models:/{logged.model_id}",
             run.run_id,
             tags=identity,
             description=card.description[:MAX_DESCRIPTION] or None,
