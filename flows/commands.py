@@ -218,7 +218,8 @@ def roll_back_champion(recipe: str, version: str | None) -> None:
         now = roll_back(recipe, version)
     except (RegistryError, StorageError) as error:
         raise CommandError(str(error)) from error
-    print(f"champion of {now.name}: version {now.number}")
+    for champion in now:
+        print(f"champion of {champion.name}: version {champion.number}")
 
 
 def deploy_flows(gpus: int, pool_type: str, notify: str | None, image: str | None) -> None:

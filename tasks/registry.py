@@ -186,7 +186,7 @@ def register_models(run_id: str | None, run: RegisteredRun) -> str | None:
     is_champion = champion is not None and champion.tags.get(REPORT) == run.report.ref.key
     for role, scorer in run.scorers.items():
         kind, group = SCORERS[role]
-        name = f"trimtab-{kind}-{model_name(run.model).removeprefix(PREFIX)}"
+        name = _scorer_name(model_name(run.model), kind)
         aliases = ("candidate",) + ("champion",) * is_champion
         card = _card(run, made, kind, role, group)
         number = _register(run_id, name, scorer.ref, aliases, _tags(run, made), card)
@@ -359,11 +359,29 @@ def _policy_of(version: Version) -> ArtifactRef | None:
     return None
 
 
-def roll_back(recipe: str, to: str | None) -> Version:
-    """Make the champion's predecessor, or version `to`, champion again; RegistryError if none."""
+def roll_back(recipe: str, to: str | None) -> list[Version]:
+    """Make the champion's predecessor, or version `to`, champion again; RegistryError if none.
+
+    The registered scorers of the run that made it are champions with it. Returns the versions that
+    are champion now, the policy's first.
+    """
     name = model_name(recipe)
     register_overwritten_again(name)
-    return registry().roll_back(name, "champion", to)
+    policy = registry().roll_back(name, "champion", to)
+    key = policy.tags.get(REPORT)
+    report = base_context().store.find("report", key) if key else None
+    made = dict(report.parents) if report else {}
+    scorers = [
+        registry().move(_scorer_name(name, kind), "champion", _identity(ArtifactRef(**made[role])))
+        for role, (kind, _) in SCORERS.items()
+        if role in made
+    ]
+    return [policy, *(scorer for scorer in scorers if scorer)]
+
+
+def _scorer_name(policies: str, kind: str) -> str:
+    """The registered model of the scorers that are trained beside those policies."""
+    return f"trimtab-{kind}-{policies.removeprefix(PREFIX)}"
 
 
 def _link(name: str, number: str) -> None:

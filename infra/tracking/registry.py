@@ -162,6 +162,17 @@ class Registry:
             client.set_registered_model_alias(name, alias, to)
             return _version(client.get_model_version(name, to))
 
+    def move(self, name: str, alias: str, identity: Mapping[str, str]) -> Version | None:
+        """Give an alias to the version with these tags, and return that; None without one."""
+        with self._client() as client:
+            found = [
+                each for each in _versions(client, name) if identity.items() <= each.tags.items()
+            ]
+            if not found:
+                return None
+            client.set_registered_model_alias(name, alias, found[-1].version)
+            return _version(client.get_model_version(name, found[-1].version))
+
     def _new_version(
         self,
         client: Any,

@@ -85,6 +85,7 @@ class _Runs:
         """Register a run's policies, given by the keys of rounds; returns the MLflow run."""
         found = {number: self.published("ppo_max", key) for number, key in policies.items()}
         made = {f"policy_{number}": policy for number, policy in found.items()}
+        made |= scorers or {}
         report = self.published("report", f"report-{'-'.join(policies.values())}", **made)
         numbers = {
             "verdict": "better than SFT",
@@ -223,6 +224,22 @@ def test_scorers_are_registered_beside_the_policies(runs: _Runs) -> None:
     assert champion is not None and champion.number == "1"
 
 
+def test_scorers_go_back_with_the_policy_of_their_run(runs: _Runs) -> None:
+    for number in (1, 2):
+        scorers = {
+            role: runs.published(role, f"{role}-{number}")
+            for role in ("reward_model", "advantage_model")
+        }
+        runs.end("back", {1: f"policy-{number}"}, champion=1, scorers=scorers)
+    names = [f"trimtab-{kind}-back" for kind in ("policy", "reward-model", "advantage-model")]
+    for to, number in ((None, "1"), ("2", "2")):
+        now = roll_back("back", to)
+        assert [(each.name, each.number) for each in now] == [(name, number) for name in names]
+        for name in names:
+            champion = registry().find(name, "champion")
+            assert champion is not None and champion.number == number
+
+
 def test_weights_are_not_stored_twice(runs: _Runs) -> None:
     runs.end("linked", {1: "shared"}, champion=1)
     folder = downloaded(runs.tracking.uri, "models:/trimtab-policy-linked@champion")
@@ -290,14 +307,16 @@ def test_versions_of_an_earlier_trimtab_get_their_weights_back(runs: _Runs) -> N
     assert runs.in_mlflow("old", "@champion") == runs.in_store("b")
     runs.end("old", {1: "c"}, champion=1)
     assert runs.in_mlflow("old", "@champion") == runs.in_store("c")
-    assert roll_back("old", None).tags[KEY] == "a"
+    (back,) = roll_back("old", None)
+    assert back.tags[KEY] == "a"
     assert runs.in_mlflow("old", "@champion") == runs.in_store("a")
     assert runs.in_mlflow("old", "/2") == runs.in_store("b")
 
 
 def test_going_back_is_enough_to_get_them_back(runs: _Runs) -> None:
     runs.end_as_before("older", "d", "e")
-    assert roll_back("older", "2").tags[KEY] == "e"
+    (back,) = roll_back("older", "2")
+    assert back.tags[KEY] == "e"
     now = registry().find("trimtab-policy-older", "3")
     assert now is not None and now.tags[KEY] == "d"
     assert runs.in_mlflow("older", "/3") == runs.in_store("d")
