@@ -16,6 +16,9 @@ from itertools import count
 from typing import Annotated, Any, Literal, TypeVar
 
 from prefect import suspend_flow_run
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
+from prefect.context import FlowRunContext
 from prefect.input import (
     RunInput,
     create_flow_run_input,
@@ -95,6 +98,22 @@ def require_resumable(config: RunConfig, flow: str | None) -> None:
                 f"{name}: found true for the flow {flow or 'study'}, which does not wait for that; "
                 f"allowed: {', '.join(allowed) or 'false'}"
             )
+
+
+def other_that_waits() -> str | None:
+    """Another run of this deployment with the same parameters that is suspended: its name."""
+    own = FlowRunContext.get()
+    if own is None or own.flow_run is None or own.flow_run.deployment_id is None:
+        return None
+    with get_client(sync_client=True) as client:
+        paused = client.read_flow_runs(
+            flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": ["PAUSED"]}}}),
+            deployment_filter=DeploymentFilter.model_validate(
+                {"id": {"any_": [own.flow_run.deployment_id]}}
+            ),
+        )
+    alike = [each.name for each in paused if each.parameters == own.flow_run.parameters]
+    return alike[0] if alike else None
 
 
 def ask(

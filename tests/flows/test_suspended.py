@@ -198,3 +198,11 @@ def test_a_champion_is_rejected_and_then_approved(running: Running) -> None:
     assert running.end_of(third)["type"] == "COMPLETED"
     for each in (run, again, third):
         assert running.left_running(each) == []
+
+    nightly = {"recipe": "smoke", "changes": {"suspend": {"for_champion_approval": True}}}
+    first = running.start("rounds", nightly).json()
+    assert "Champion of trimtab-policy-smoke is version" in _wait_until_suspended(running, first)
+    second = running.start("rounds", nightly).json()
+    ended = running.end_of(second)
+    assert (ended["name"], "waits for a person" in ended["message"]) == ("Idle", True), ended
+    running.force(first, "CANCELLED")
