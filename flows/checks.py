@@ -20,7 +20,7 @@ from trimtab.flows.config import RunConfig, check_layers, sections_of
 from trimtab.flows.errors import ConfigError
 from trimtab.infra.processes.gpus import memory_of
 from trimtab.infra.settings import Settings
-from trimtab.infra.store.fetch import is_remote
+from trimtab.infra.store.fetch import is_remote, is_stored
 from trimtab.models.config.judge import ChatModelConfig
 from trimtab.models.config.training import TrainerConfig
 from trimtab.models.data import (
@@ -93,6 +93,30 @@ def check_installed(config: RunConfig, found: Findings) -> None:
         _check_model("sft.model.base", config.sft.model.base, found)
         _check_layers(config, found)
     found.missing += dict.fromkeys(_not_installed(config))
+
+
+# Settings that suspend a run.
+REVIEW, APPROVAL = "suspend.for_label_review", "suspend.for_champion_approval"
+
+
+def suspensions_of(config: RunConfig) -> list[str]:
+    """The settings by which a configuration asks that its run waits for a person."""
+    is_asked = {
+        REVIEW: config.suspend.for_label_review,
+        APPROVAL: config.suspend.for_champion_approval,
+    }
+    return [name for name, value in is_asked.items() if value]
+
+
+def refuse_suspension(config: RunConfig) -> None:
+    """ConfigError where a run without a worker would be suspended: nobody could resume it."""
+    for name in suspensions_of(config):
+        instead = "run --flow label-audit first, then with relabel.review=FILE"
+        raise ConfigError(
+            f"{name}: found true, but only a worker resumes a suspended run; allowed: false here, "
+            "or a run of a deployment (docs/how-to/deploy.md)"
+            + (f". To review labels here, {instead}" if name == REVIEW else "")
+        )
 
 
 def _absent(name: str, source: str) -> str:
@@ -186,7 +210,7 @@ def _check_demonstrations(config: RunConfig, max_rows: int | None, found: Findin
 
 def _check_review(config: RunConfig, found: Findings) -> None:
     name, source = "relabel.review", config.relabel.review
-    if source is None or is_remote(source):
+    if source is None or is_remote(source) or is_stored(source):
         return
     path = Path(source).expanduser()
     if not path.exists():

@@ -18,7 +18,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from trimtab.flows.checks import check, refuse, refuse_too_large, this_host, uncounted_plan
+from trimtab.flows.checks import (
+    check,
+    refuse,
+    refuse_suspension,
+    refuse_too_large,
+    this_host,
+    uncounted_plan,
+)
 from trimtab.flows.compare_config import METHODS, SEEDS, comparison_name, configs_of_seeds
 from trimtab.flows.config import RunConfig, load_config, require_flow
 from trimtab.flows.errors import CommandError, ConfigError
@@ -189,6 +196,7 @@ def run_audit(request: RunRequest, settings: Settings, *, is_quiet: bool) -> dic
 
 def run_recipe(request: RunRequest, settings: Settings) -> None:
     """Run a request; ConfigError if something it needs is missing, or it does not fit here."""
+    refuse_suspension(request.config)
     found = check(request.config)
     refuse([*found.mistakes, *(found.missing if settings.dask is None else ())])
     for line in found.notes:
@@ -215,7 +223,9 @@ def run_study(
     """A paper's table or figure over several seeds; prints the status of each exhibit."""
     find_exhibits(paper, exhibit, seeds)
     changes = parse_overrides(overrides)
-    refuse(check(apply_changes(recipe_named(scale), changes)).mistakes)
+    config = apply_changes(recipe_named(scale), changes)
+    refuse_suspension(config)
+    refuse(check(config).mistakes)
     with prefect_server() as wait_until_ready:
         study = load_flow("study")
         wait_until_ready()
@@ -236,7 +246,7 @@ def next_round(recipe: str, overrides: Sequence[str]) -> None:
     with prefect_server() as wait_until_ready:
         rounds = load_flow("rounds")
         champion = import_module("trimtab.flows.rounds").champion_of(recipe)
-        apply_changes(load_config(champion.config), given)
+        refuse_suspension(apply_changes(load_config(champion.config), given))
         wait_until_ready()
         found = rounds(recipe, changes)
         if "idle" in found:
@@ -251,7 +261,8 @@ def roll_back_champion(recipe: str, version: str | None) -> None:
         now = roll_back(recipe, version)
     except (RegistryError, StorageError) as error:
         raise CommandError(str(error)) from error
-    print(f"champion of {now.name}: version {now.number}")
+    for champion in now:
+        print(f"champion of {champion.name}: version {champion.number}")
 
 
 def deploy_flows(gpus: int, pool_type: str, notify: str | None, image: str | None) -> None:

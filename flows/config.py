@@ -62,6 +62,8 @@ Vote = Literal["in_sample", "cross_fitted", "embedding_models"]
 VLLM_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 # The most that is added to a stage's seed, for its member, round, answers and random streams.
 MAX_OFFSET = 2_000_000
+# Sections that say how a run goes on, and not what comes out.
+NOT_COUNTED = {"suspend"}
 # Judges never take part in optimising a policy: they are the members of the raw-label ensemble.
 NUM_JUDGES = 3
 
@@ -148,6 +150,28 @@ class RoundsConfig(Section):
     )
 
 
+class SuspendConfig(Section):
+    """Where a deployed run ends its process and waits until a person answers."""
+
+    for_label_review: bool = Field(
+        False,
+        description="Suspend the run once its labels are audited, until a person has answered with "
+        "verdicts on pairs; they count as those of relabel.review",
+    )
+    for_champion_approval: bool = Field(
+        False,
+        description="Suspend the run before its policy becomes champion in MLflow's registry in "
+        "place of another, until a person approves or rejects it",
+    )
+    timeout_hours: float | None = Field(
+        None,
+        gt=0,
+        le=100_000,
+        description="Hours to wait for each answer; after them the run is Failed, and can be "
+        "started again; none: no end",
+    )
+
+
 class RunConfig(Section):
     """One experiment. Without `preferences.sources` it runs in the synthetic world."""
 
@@ -206,6 +230,7 @@ class RunConfig(Section):
         max_length=100,
         description="Judge models that compare the policies in the flow `compare`",
     )
+    suspend: SuspendConfig = SuspendConfig()
 
     @property
     def is_synthetic(self) -> bool:
@@ -214,8 +239,8 @@ class RunConfig(Section):
 
     @property
     def fingerprint(self) -> str:
-        """sha256 over all of it."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        """sha256 over all that decides its results."""
+        return hashlib.sha256(self.model_dump_json(exclude=NOT_COUNTED).encode()).hexdigest()
 
     @model_validator(mode="before")
     @classmethod

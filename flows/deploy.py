@@ -72,7 +72,7 @@ def recovery(pool_type: str) -> list[AutomationCore]:
     ended, waits = _ENDED, _WAITS
     crashed, running = _events("Crashed"), _events("Running")
     silent = _of_our_runs(
-        after={"prefect.flow-run.heartbeat"}, expect=ended | crashed, within=SILENCE
+        after={"prefect.flow-run.heartbeat"}, expect=ended | crashed | _PAUSED, within=SILENCE
     )
     pending = _events("Pending")
     never_started = _of_our_runs(
@@ -110,6 +110,7 @@ def _events(*states: str) -> set[str]:
 
 
 _ENDED = _events("Completed", "Failed", "Cancelled")
+_PAUSED = _events("Paused", "Suspended")
 _WAITS = _events("Scheduled", "AwaitingRetry", "AwaitingConcurrencySlot")
 
 
@@ -129,8 +130,10 @@ def notices(channel: ActionTypes | None) -> list[AutomationCore]:
         match_related={"prefect.resource.role": "tag", "prefect.resource.id": _tag()},
         posture=Posture.Reactive,
     )
+    waiting = failed.model_copy(update={"expect": _events("Suspended")})
     events = {
         "trimtab: tell of failed runs": failed,
+        "trimtab: tell of runs that wait for a person": waiting,
         "trimtab: tell of collapses": EventTrigger(expect={COLLAPSED}, posture=Posture.Reactive),
         "trimtab: tell of promotions": EventTrigger(expect={PROMOTED}, posture=Posture.Reactive),
     }
@@ -140,7 +143,7 @@ def notices(channel: ActionTypes | None) -> list[AutomationCore]:
     ]
     stuck = _of_our_runs(
         after=_events("Running") | {ADVANCED},
-        expect=_events("Crashed", "Paused", "Suspended") | _WAITS | _ENDED,
+        expect=_events("Crashed") | _PAUSED | _WAITS | _ENDED,
         within=STILL,
     )
     name, actions = "trimtab: tell of runs in which nothing moves", [_saying(channel, STUCK)]

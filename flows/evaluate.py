@@ -11,6 +11,7 @@ from trimtab.flows.config import ConfigError, load_config
 from trimtab.flows.flow import flow
 from trimtab.flows.lifecycle import tracked_flow
 from trimtab.flows.names import GivenName, name_run
+from trimtab.flows.outcomes import outcomes_by_judge
 from trimtab.flows.pipeline.policies import measure
 from trimtab.flows.run import Future, Run, roles_of_round
 from trimtab.models.specs import HEAD_TO_HEAD
@@ -59,7 +60,7 @@ def evaluate(
         tracked.log(metrics={name: float(value) for name, value in numbers.items()})
         create_table_artifact(
             key="trimtab-evaluation",
-            table=_table(numbers),
+            table=outcomes_by_judge(numbers),
             description=f"{model_name(recipe)}: {policy} against {against}",
         )
     return numbers
@@ -82,13 +83,3 @@ def _opponent(run: Run, recipe: str, against: str) -> tuple[Future, Future]:
     if against == SFT:
         return run["sft"], run["advantage_model"]
     return _contender(_registered(recipe, against))
-
-
-def _table(numbers: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row for each set of prompts and who judged it."""
-    judged = [name.removesuffix("_win") for name in numbers if name.endswith("_win")]
-    outcomes = ("win", "tie", "lose", "net", "net_low", "net_high")
-    return [
-        {"judged": name, **{each: round(numbers[f"{name}_{each}"], 3) for each in outcomes}}
-        for name in judged
-    ]

@@ -7,9 +7,16 @@ and a process that runs one flow has no use for the forms of the others.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from trimtab.flows.config import seeded
-from trimtab.flows.lifecycle import answered, finish_run, require_startable, tracked_flow
+from trimtab.flows.lifecycle import (
+    about_report,
+    answered,
+    finish_run,
+    require_startable,
+    tracked_flow,
+)
 from trimtab.flows.names import name_run
 from trimtab.flows.overrides import RunChanges, apply_changes
 from trimtab.flows.pipeline.data import cache_trunk, prepare, read_pairs
@@ -24,6 +31,7 @@ from trimtab.flows.pipeline.rewards import train_scorers
 from trimtab.flows.pipeline.rounds import first_champion, improve_in_rounds
 from trimtab.flows.recipes import RecipeName, recipe_named
 from trimtab.flows.run import Run
+from trimtab.flows.suspension import review_labels
 from trimtab.models.config.reporting import WinMatrixConfig
 from trimtab.models.specs import JUDGE_ANSWERS, WIN_MATRIX
 
@@ -41,6 +49,9 @@ def run_flow(
     name = name_run(config, flow, given_name)
     run = Run(config, name=name.name)
     with tracked_flow(config, name) as tracked:
+        if config.suspend.for_label_review:
+            about = about_report(name)
+            run.review = partial(review_labels, tracked=tracked, name=name.name, about=about)
         champion = stages(run)
         numbers = finish_run(run, tracked, champion, name)
     found: dict[str, object] = answered(numbers)

@@ -42,8 +42,8 @@ LIMITS_OF_SCORER = (
     "against it finds its mistakes: keep a KL penalty, and judge by other models."
 )
 LIMITS_OF_PAIRS = (
-    "Flips follow what reward models believe, and some of them are wrong. Pairs of validation and "
-    "test are as they were given."
+    "Flips follow what the models that voted believe, and some of them are wrong. Pairs of "
+    "validation and test are as they were given."
 )
 ONE_LABEL = (
     " Its one score is r(x, y): e(x), which is the same for all responses to a prompt, is left "
@@ -128,9 +128,12 @@ def _write(
             store.materialise(_manifest(store, entries["preferences"]), preferences)
             sources = dict.fromkeys(SPLITS, preferences) | {"train": artifact}
             for split, folder in sources.items():
-                with (target / f"{split}.jsonl").open("w", encoding="utf-8") as stream:
+                path = target / f"{split}.jsonl"
+                with path.open("w", encoding="utf-8") as stream:
                     for row in cleaned_pairs(folder / f"{split}.jsonl"):
                         stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+                if not path.stat().st_size:  # `datasets` does not read an empty file
+                    path.unlink()
         else:
             # Contents alone: files of the store are read-only.
             shutil.copytree(artifact / "model", target, copy_function=shutil.copyfile)
@@ -152,9 +155,9 @@ def _about(
     if stage == "relabel":
         kind, limits = "pairs", LIMITS_OF_PAIRS
         text = (
-            "Preference pairs, cleaned by Trimtab: training labels that an ensemble of reward "
-            "models contradicts are turned round (`is_flipped`), others smoothed (`label`, the "
-            "probability that `chosen` is better, which TRL does not read; 0.5 is a tie). TRL's "
+            "Preference pairs with training labels treated by Trimtab, as a vote of models or a "
+            "person's review has it: `is_flipped` says which are turned round, `label` is the "
+            "probability that `chosen` is better (TRL does not read it; 0.5 is a tie). TRL's "
             "RewardTrainer reads `margin`."
         )
     elif stage in SCORER_STAGES:

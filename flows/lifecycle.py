@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import re
@@ -18,6 +19,7 @@ from uuid import UUID
 import coolname
 from coolname.loader import load_config
 from prefect.client.orchestration import get_client
+from prefect.exceptions import Pause
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
@@ -29,10 +31,18 @@ from trimtab.flows.checks import (
     refuse_too_large,
     uncounted_plan,
 )
-from trimtab.flows.config import RunConfig, require_flow
-from trimtab.flows.names import RunName, check_free, command_of, data_name, registered_model_name
-from trimtab.flows.run import Run, roles_of_round
+from trimtab.flows.config import NOT_COUNTED, RunConfig, require_flow
+from trimtab.flows.names import (
+    RunName,
+    check_free,
+    command_of,
+    data_name,
+    registered_model_name,
+    settings_of,
+)
+from trimtab.flows.run import Run, judgement_of_round, roles_of_round
 from trimtab.flows.runner import resources_of
+from trimtab.flows.suspension import approval_of, require_resumable
 from trimtab.infra.processes.gpus import unused_gpus
 from trimtab.infra.processes.launch import stop_trainers_on_sigterm
 from trimtab.infra.settings import Settings
@@ -40,7 +50,7 @@ from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.config.reporting import ReportConfig
 from trimtab.models.specs import REPORT
 from trimtab.tasks.access import access_of_run, require_access, require_files
-from trimtab.tasks.context import start_tracked_run
+from trimtab.tasks.context import FLOW_RUN_URL, flow_run_tags, start_tracked_run
 from trimtab.tasks.registry import SCORERS, RegisteredRun, register_models
 from trimtab.tasks.report_export import export_report, lineage_of
 from trimtab.tasks.restarts import close_earlier_starts, close_leftovers
@@ -65,12 +75,14 @@ def require_startable(config: RunConfig, flow: str | None = None, num_seeds: int
     """Check what a worker's run needs before its first stage.
 
     Raises AccessError for what it may not read or ask, and for files that are not there;
-    ConfigError for a flow that the configuration is not for, for models and packages that are not
-    installed here and, where the `flow` is given, for stages that do not fit on this host. On your
-    own machine and on a Dask cluster no more than access and flow is looked at: the command line
-    has checked more, and stages run elsewhere.
+    ConfigError for a flow that the configuration is not for, where it cannot be suspended as it is
+    asked to, for models and packages that are not installed here and, where the `flow` is given,
+    for stages that do not fit on this host. On your own machine and on a Dask cluster no more than
+    access, flow and suspension is looked at: the command line has checked more, and stages run
+    elsewhere.
     """
     require_flow(config, flow)
+    require_resumable(config, flow)
     require_access(config)
     settings = Settings.from_env()
     if access_of_run() is None or settings.dask is not None:
@@ -132,9 +144,14 @@ def answered(numbers: Mapping[str, Any]) -> Any:
         _tag_flow_run({f"verdict:{verdict}"})
     answer = str(verdict or numbers.get("answer") or "")
     said = f"{answer[:1].upper()}{answer[1:]}".rstrip(".") + ". " if answer else ""
-    place = numbers.get("report_link", numbers["report"])
-    state: Any = Completed(message=f"{said}Report: {place}", data=dict(numbers))
+    said += f"{numbers['approval']}. " if "approval" in numbers else ""
+    state: Any = Completed(message=f"{said}Report: {page_of(numbers)}", data=dict(numbers))
     return state
+
+
+def page_of(numbers: Mapping[str, Any]) -> str:
+    """The address of a run's report, or its path where MLflow is no server."""
+    return str(numbers.get("report_link", numbers["report"]))
 
 
 def _tag_flow_run(tags: set[str], name: str | None = None) -> None:
@@ -162,14 +179,18 @@ def _commit() -> str | None:
     return done.stdout.strip()
 
 
-def about_report(name: RunName) -> dict[str, Any]:
-    """Whose report a flow's report is, and how it was made: as `export_report` takes it."""
+def about_report(name: RunName, reviewed: str = "") -> dict[str, Any]:
+    """Whose report a flow's report is, and how it was made: as `export_report` takes it.
+
+    reviewed: what came of a person's review of the labels.
+    """
     made = {
         "at": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "version": trimtab.__version__,
         "host": socket.gethostname(),
         "commit": _commit() or "",
         "command": command_of(name.about),
+        "reviewed": reviewed,
     }
     return {**name.about, "made": made}
 
@@ -197,11 +218,15 @@ def tracked_flow(config: RunConfig, name: RunName) -> Iterator[TrackedRun]:
         **({"mlflow.source.git.commit": commit} if commit else {}),
     }
     tracked, patience = start_tracked_run(name.name, tags), SECONDS_FOR_MLFLOW
+    suspension: Pause | None = None
     try:
         with stop_trainers_on_sigterm(), tracked:
             tracked.log(params=config.model_dump(mode="json"))
             try:
                 yield tracked
+            except Pause as raised:  # no failure; the start after it has an MLflow run of its own
+                suspension, patience = raised, 0.0
+                tracked.log(tags=_suspended_tags())
             finally:
                 tracked.tracking.background.wait()
     except (KeyboardInterrupt, SystemExit):
@@ -210,6 +235,17 @@ def tracked_flow(config: RunConfig, name: RunName) -> Iterator[TrackedRun]:
     finally:
         tracked.tracking.flush(patience)
         close_leftovers(tracked)
+    if suspension is not None:
+        raise suspension
+
+
+def _suspended_tags() -> dict[str, str]:
+    """What MLflow says of the run of a start that ended because its flow run was suspended."""
+    at = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    address = flow_run_tags().get(FLOW_RUN_URL)
+    of = f"[Its flow run]({address})" if address else "Its flow run"
+    note = f"{of} was suspended at {at}; resumed, it goes on in another MLflow run."
+    return {"trimtab.suspended": at, "mlflow.note.content": note}
 
 
 def finish_run(
@@ -222,6 +258,7 @@ def finish_run(
     """
     results = {role: run.result(role) for role in run.roles}
     config = run.config
+    name = dataclasses.replace(name, settings=settings_of(config))  # with a person's review
     rounds = range(2, (run.last_round or 1) + 1)
     promoted = roles_of_round(champion, config.rounds.meta_rm_from).policy if champion else None
     summary = run.submit(
@@ -230,7 +267,7 @@ def finish_run(
             title=f"Trimtab: {name.name}",
             recipe=config.recipe,
             seed=config.seed,
-            config=config.model_dump(mode="json"),
+            config=config.model_dump(mode="json", exclude=NOT_COUNTED),
             lineage=lineage_of(results),
             arms=tuple(arm for arm in config.arms if f"eval_{arm}" in results),
             rounds=tuple(rounds),
@@ -241,7 +278,8 @@ def finish_run(
             role: done for role, done in results.items() if not role.startswith("cross_fitted_")
         },
     ).result()
-    numbers = export_report(tracked, summary, results, name.name, about_report(name))
+    about = about_report(name, run.reviewed)
+    numbers = export_report(tracked, summary, results, name.name, about)
     rounds_to_keep = sorted(number for number in {champion, run.last_round} if number is not None)
     policies = {
         number: run.result(roles_of_round(number, config.rounds.meta_rm_from).policy)
@@ -259,6 +297,11 @@ def finish_run(
         name.name,
         command_of(name.about),
     )
+    if config.suspend.for_champion_approval and champion is not None:
+        judged = run.result(judgement_of_round(champion)).summary
+        approval = approval_of(registered_run, judged, page_of(numbers), config.suspend)
+        registered_run = dataclasses.replace(registered_run, approval=approval)
+        numbers |= {"approval": f"Champion {approval}"} if approval else {}
     with resources_of(register_models, config):
         registered = register_models.submit(tracked.run_id, registered_run).result()
     if registered:

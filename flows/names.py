@@ -25,7 +25,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from trimtab.flows.config import NUM_JUDGES, ConfigError, RunConfig
+from trimtab.flows.config import NOT_COUNTED, NUM_JUDGES, ConfigError, RunConfig
 from trimtab.flows.overrides import format_overrides
 from trimtab.flows.recipes import RECIPES, recipe_named
 from trimtab.infra.report_folders import NameTakenError, check_owner
@@ -139,8 +139,9 @@ def _judged_on(config: RunConfig) -> dict[str, Any]:
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
-    """All settings by dotted path; a file is `<name> <sha256>`."""
-    return dict(_leaves(_plain(config)))
+    """All settings that count for results by dotted path; a file is `<name> <sha256>`."""
+    counted = {name: own for name, own in _plain(config).items() if name not in NOT_COUNTED}
+    return dict(_leaves(counted))
 
 
 def command_of(about: Mapping[str, Any]) -> str:

@@ -171,7 +171,13 @@ class RunChanges(ExplainedChanges, changes_to(RunConfig, FIELDS)):  # type: igno
     """Settings that a run changes in its recipe."""
 
 
-OF_A_ROUND = ("ppo", "rounds.meta_rm", "rounds.promote")
+OF_A_ROUND = (
+    "ppo",
+    "rounds.meta_rm",
+    "rounds.promote",
+    "suspend.for_champion_approval",
+    "suspend.timeout_hours",
+)
 
 
 class RoundChanges(ExplainedChanges, changes_to(RunConfig, OF_A_ROUND)):  # type: ignore[misc]

@@ -14,6 +14,7 @@ from trimtab.flows.overrides import RoundChanges, apply_changes
 from trimtab.flows.pipeline.rounds import run_round
 from trimtab.flows.recipes import RECIPES
 from trimtab.flows.run import Run
+from trimtab.flows.suspension import other_that_waits, require_resumable
 from trimtab.tasks.registry import TRIED, LineageError, Registered, model_name, registered
 
 __all__ = ["LineageError", "NoChampionError", "champion_of", "rounds"]
@@ -28,8 +29,9 @@ def rounds(recipe: GivenName = "default", changes: RoundChanges | None = None) -
     """One more round of MetaRM and PPO-max from a recipe's champion, promoted if it wins.
 
     Data, scorers and judges are those of the champion's run, so that all rounds are comparable. If
-    there is no champion yet, or this round was already tried with these settings and lost, the run
-    ends as `Idle`. Returns the report's key numbers and where the report lies.
+    there is no champion yet, this round was already tried with these settings and lost, or a run of
+    it waits for approval, the run ends as `Idle`. Returns the report's key numbers and where the
+    report lies.
 
     Args:
         recipe: The recipe or registered model whose champion to continue from
@@ -40,12 +42,16 @@ def rounds(recipe: GivenName = "default", changes: RoundChanges | None = None) -
     except NoChampionError as error:
         return _idle(str(error))
     config = apply_changes(load_config(champion.config), changes, RoundChanges)
+    require_resumable(config, "rounds")
     number = champion.round + 1
     if champion.version.tags.get(TRIED) == config.fingerprint:
         return _idle(
             f"Nothing new: round {number} from version {champion.version.number} of "
-            f"{champion.version.name} was judged no better, and the settings are the same"
+            f"{champion.version.name} was judged no better, or rejected, and the settings are the "
+            "same"
         )
+    if config.suspend.for_champion_approval and (other := other_that_waits()):
+        return _idle(f"Nothing new: the run {other} waits for a person to approve its round")
     name = name_run(config, "rounds")
     run = Run(config, dict(champion.artifacts), name.name)
     with tracked_flow(config, name) as tracked:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -53,16 +53,25 @@ def roles_of_round(number: int, meta_rm_from: int) -> RoundRoles:
     return RoundRoles(f"policy_round_{number}", f"eval_round_{number}", f"meta_rm_{number}")
 
 
+def judgement_of_round(number: int) -> str:
+    """The role of the judgement that decides whether a round is promoted."""
+    return "judge_full" if number == 1 else f"judge_round_{number}"
+
+
 @dataclass
 class Run:
     """A run under way: its configuration and every artifact so far by role.
 
     name: under which its stages share what they may spend on judges (`trimtab.tasks.spending`).
+    review: lets a person review the labels once they are audited; None: nobody is asked.
+    reviewed: what came of that, in words.
     """
 
     config: RunConfig
     roles: dict[str, Future] = field(default_factory=dict)
     name: str = ""
+    review: Callable[[Run], None] | None = None
+    reviewed: str = ""
 
     def __setitem__(self, role: str, future: Future) -> None:
         self.roles[role] = future

@@ -5,6 +5,8 @@ TRIMTAB_STORE        a folder or s3://bucket/prefix; `<home>/store`
 MLFLOW_TRACKING_URI  `sqlite:///<home>/mlflow.db`
 TRIMTAB_ANSWERS      answers of judge models, which all runs share; `<home>/answers`
 TRIMTAB_MAX_PARALLEL cores that trainers share, each taking one or more; those this process may use
+TRIMTAB_REGISTER     copy: policies are copied to MLflow; in-store: their versions name the folder
+                     in the S3 store; copy
 TRIMTAB_DASK         scheduler of a Dask cluster, such as tls://10.0.0.5:8786; unset, threads
 CUDA_VISIBLE_DEVICES GPUs that trainers may use, a trainer one (or more); all of this host
 """
@@ -35,6 +37,7 @@ class Settings:
     max_parallel: int
     gpus: tuple[str, ...] = ()
     dask: str | None = None
+    registers_in_store: bool = False
 
     @property
     def work(self) -> Path:
@@ -59,6 +62,7 @@ class Settings:
             max_parallel=_max_parallel(env.get("TRIMTAB_MAX_PARALLEL", "")),
             gpus=gpus_of_host(env),
             dask=env.get("TRIMTAB_DASK") or None,
+            registers_in_store=_registers_in_store(env),
         )
 
 
@@ -73,6 +77,16 @@ def without_password(url: str) -> str:
 def embedded_mlflow_uri(home: Path) -> str:
     """The tracking URI used when none is given."""
     return f"sqlite:///{home / 'mlflow.db'}"
+
+
+def _registers_in_store(env: Mapping[str, str]) -> bool:
+    how, store = env.get("TRIMTAB_REGISTER") or "copy", env.get("TRIMTAB_STORE") or "a folder"
+    if how not in ("copy", "in-store") or (how == "in-store" and not store.startswith("s3://")):
+        raise SettingsError(
+            f"TRIMTAB_REGISTER is {how!r} and TRIMTAB_STORE {store!r}; allowed: copy, or in-store "
+            "with a store in S3 (on one disk weights are links)"
+        )
+    return how == "in-store"
 
 
 def _max_parallel(text: str) -> int:

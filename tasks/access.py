@@ -14,7 +14,7 @@ from prefect.context import FlowRunContext
 from pydantic import BaseModel
 
 from trimtab.infra.access import Access, AccessError
-from trimtab.infra.store.fetch import is_remote
+from trimtab.infra.store.fetch import is_remote, is_stored
 from trimtab.models.config.judge import EndpointConfig
 from trimtab.models.config.reward import POLICY
 from trimtab.models.data.readers import SUFFIXES, looks_like_hub_id
@@ -124,6 +124,8 @@ def _denied(where: str, demand: Callable[..., None], *arguments: Any) -> Iterato
 def _demand_place(value: str, kind: str, access: Access) -> None:
     if value in OUR_OWN or (kind == ENCODER and value == POLICY):
         return
+    if kind == FILE and is_stored(value):
+        return
     if kind == FILE:
         access.demand_file(value)
     elif kind == SOURCE:
@@ -134,7 +136,7 @@ def _demand_place(value: str, kind: str, access: Access) -> None:
 
 def _demand_there(value: str, kind: str, access: Access) -> None:
     """AccessError where a local file or folder of data is allowed and absent."""
-    if value in OUR_OWN or kind not in (FILE, SOURCE) or is_remote(value):
+    if value in OUR_OWN or kind not in (FILE, SOURCE) or is_remote(value) or is_stored(value):
         return
     if kind == SOURCE and looks_like_hub_id(value):
         return

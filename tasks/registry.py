@@ -25,6 +25,7 @@ from trimtab.infra.tracking.model_folder import (
     POLICY,
     SCORER,
     SCORER_OF_SEVERAL,
+    describe_model,
     make_model_folder,
 )
 from trimtab.infra.tracking.registry import ModelCard, Registry, Version
@@ -43,6 +44,8 @@ POLICY_ROLE = "policy_"  # what a policy's role begins with
 KEY, DIGEST = "trimtab.key", "trimtab.digest"
 ROUND, REPORT, TRIED = "trimtab.round", "trimtab.report", "trimtab.tried"
 PAIRS, COMMAND = "trimtab.pairs", "trimtab.command"
+# A person's decision on a champion: approved or rejected.
+APPROVAL, REJECTED = "trimtab.approval", "rejected"
 # Scorers that are registered: role -> kind, and their name among the report's numbers.
 SCORERS = {
     "reward_model": ("reward-model", "relabelled"),
@@ -97,11 +100,31 @@ def registry() -> Registry:
 
 
 @dataclass(frozen=True)
+class Approval:
+    """A person's decision on a run's champion: approved or rejected, why, by whom and when."""
+
+    decision: str
+    reason: str
+    by: str
+    at: str
+
+    def __str__(self) -> str:
+        return f"{self.decision} by {self.by}, {self.at}: {self.reason}"
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """As tags of a version."""
+        named = {f"{APPROVAL}.{name}": getattr(self, name) for name in ("reason", "by", "at")}
+        return {APPROVAL: self.decision, **named}
+
+
+@dataclass(frozen=True)
 class RegisteredRun:
     """What is registered of a run.
 
     model: the name of its policies. policies: by round. scorers: by role. champion: the round whose
-    policy becomes champion. settings: their digest. name, command: of the run.
+    policy becomes champion. settings: their digest. name, command: of the run. approval: a
+    person's, of that champion; None: nobody was asked.
     """
 
     model: str
@@ -112,16 +135,40 @@ class RegisteredRun:
     scorers: Mapping[str, StageResult] = field(default_factory=dict)
     name: str = ""
     command: str = ""
+    approval: Approval | None = None
+
+    @property
+    def promoted(self) -> int | None:
+        """The round whose policy becomes champion, unless a person has rejected it."""
+        is_rejected = self.approval is not None and self.approval.decision == REJECTED
+        return None if is_rejected else self.champion
 
 
-@task(
-    name="register",
-    task_run_name="register",
-    tags=["cpu"],
-    retries=5,
-    retry_delay_seconds=[5, 10, 20, 40, 60],  # a server that is restarted is back by then
-    retry_condition_fn=is_transient,
-)
+PATIENT: dict[str, Any] = {
+    "tags": ["cpu"],
+    "retries": 5,
+    "retry_delay_seconds": [5, 10, 20, 40, 60],  # a server that is restarted is back by then
+    "retry_condition_fn": is_transient,
+}
+
+
+@task(name="champion to replace", task_run_name="champion to replace", **PATIENT)
+def champion_to_replace(run: RegisteredRun) -> str | None:
+    """The version, in words, that would no longer be champion if the run were registered.
+
+    None where the champion stays: its policy was champion before, there is none, or tracking is
+    off.
+    """
+    if not base_context().tracking.uri or run.champion is None:
+        return None
+    name, policy = model_name(run.model), run.policies[run.champion].ref
+    if registry().was(name, _identity(policy), "champion"):
+        return None
+    standing = registry().find(name, "champion")
+    return f"version {standing.number}" if standing else "none so far"
+
+
+@task(name="register", task_run_name="register", **PATIENT)
 def register_models(run_id: str | None, run: RegisteredRun) -> str | None:
     """Register policies by round, the last as candidate, that of round `champion` as champion; and
     scorers as candidates, and as champions where a policy of the same run is champion.
@@ -139,7 +186,7 @@ def register_models(run_id: str | None, run: RegisteredRun) -> str | None:
     is_champion = champion is not None and champion.tags.get(REPORT) == run.report.ref.key
     for role, scorer in run.scorers.items():
         kind, group = SCORERS[role]
-        name = f"trimtab-{kind}-{model_name(run.model).removeprefix(PREFIX)}"
+        name = _scorer_name(model_name(run.model), kind)
         aliases = ("candidate",) + ("champion",) * is_champion
         card = _card(run, made, kind, role, group)
         number = _register(run_id, name, scorer.ref, aliases, _tags(run, made), card)
@@ -153,12 +200,15 @@ def _register_policies(run_id: str | None, run: RegisteredRun, made: Mapping[str
     before = registry().find(name, "champion")
     numbers = {}
     for number, policy in run.policies.items():
-        aliases = ("candidate",) * (number == last) + ("champion",) * (number == run.champion)
+        aliases = ("candidate",) * (number == last) + ("champion",) * (number == run.promoted)
         roles = (role for role, each in made.items() if each["key"] == policy.ref.key)
         role = next(roles, policy.ref.stage)
         card = _card(run, made, "policy", role, role.removeprefix(POLICY_ROLE))
-        tags = {ROUND: str(number), **_tags(run, made)}
+        decided = run.approval.tags if run.approval and number == run.champion else {}
+        tags = {ROUND: str(number), **_tags(run, made), **decided}
         numbers[number] = _register(run_id, name, policy.ref, aliases, tags, card)
+        if decided:  # of a version without a new alias as well
+            registry().tag(Version(name, numbers[number], {}), tags)
     now = registry().find(name, "champion")
     if now is not None and now.number != numbers[last]:
         registry().tag(now, {TRIED: run.settings})
@@ -168,6 +218,11 @@ def _register_policies(run_id: str | None, run: RegisteredRun, made: Mapping[str
     holders = {"candidate": registry().find(name, "candidate"), "champion": now}
     said = [f"{alias} version {each.number}" for alias, each in holders.items() if each]
     return f"{name}: {', '.join(said)}"
+
+
+def _identity(model: ArtifactRef) -> dict[str, str]:
+    """The tags that say which model a version is."""
+    return {DIGEST: model.digest, KEY: model.key}
 
 
 def _tags(run: RegisteredRun, made: Mapping[str, Any]) -> dict[str, str]:
@@ -208,6 +263,7 @@ def _register(
 ) -> str:
     """Make a model a version; where MLflow was down when the run began, in a run of its own."""
     context = base_context()
+    is_in_store = context.settings.registers_in_store and card.kind == "policy"
     manifest = context.store.find(model.stage, model.key)
     if manifest is None:
         raise LookupError(f"model {model} vanished from {context.store.url}")
@@ -223,8 +279,10 @@ def _register(
             version = registry().register(
                 run,
                 name,
-                partial(_bring, manifest, folder, card.kind),
-                identity={DIGEST: model.digest, KEY: model.key},
+                partial(_prepare_in_store, manifest, folder)
+                if is_in_store
+                else partial(_bring, manifest, folder, card.kind),
+                identity=_identity(model),
                 aliases=aliases,
                 tags=tags,
                 card=card,
@@ -258,6 +316,21 @@ def _bring(manifest: Manifest, folder: Path, kind: str) -> Path:
     return made
 
 
+def _prepare_in_store(manifest: Manifest, folder: Path) -> str:
+    """Put beside a policy's weights in the store what MLflow loads them by; their address.
+
+    Scorers are other files in MLflow than in the store, and are copied.
+    """
+    store, made = base_context().store, folder / "mlflow"
+    names = {file.name for file in manifest.files if not file.name.endswith(".safetensors")}
+    small = {name for name in names if name.startswith("model/")}
+    store.materialise_some(manifest, folder / "artifact", small)
+    made.mkdir()
+    describe_model(folder / "artifact" / "model", made, POLICY, ".")
+    store.put_beside(manifest, made, "model")
+    return f"{store.address(manifest)}/model"
+
+
 def register_overwritten_again(name: str, run_id: str | None = None) -> None:
     """Register again, from the store, the versions whose folder holds other weights.
 
@@ -286,11 +359,29 @@ def _policy_of(version: Version) -> ArtifactRef | None:
     return None
 
 
-def roll_back(recipe: str, to: str | None) -> Version:
-    """Make the champion's predecessor, or version `to`, champion again; RegistryError if none."""
+def roll_back(recipe: str, to: str | None) -> list[Version]:
+    """Make the champion's predecessor, or version `to`, champion again; RegistryError if none.
+
+    The registered scorers of the run that made it are champions with it. Returns the versions that
+    are champion now, the policy's first.
+    """
     name = model_name(recipe)
     register_overwritten_again(name)
-    return registry().roll_back(name, "champion", to)
+    policy = registry().roll_back(name, "champion", to)
+    key = policy.tags.get(REPORT)
+    report = base_context().store.find("report", key) if key else None
+    made = dict(report.parents) if report else {}
+    scorers = [
+        registry().move(_scorer_name(name, kind), "champion", _identity(ArtifactRef(**made[role])))
+        for role, (kind, _) in SCORERS.items()
+        if role in made
+    ]
+    return [policy, *(scorer for scorer in scorers if scorer)]
+
+
+def _scorer_name(policies: str, kind: str) -> str:
+    """The registered model of the scorers that are trained beside those policies."""
+    return f"trimtab-{kind}-{policies.removeprefix(PREFIX)}"
 
 
 def _link(name: str, number: str) -> None:

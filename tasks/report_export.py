@@ -109,6 +109,21 @@ def export_report(
     return shown | json.loads(json.dumps(result.summary))
 
 
+def export_audit(
+    tracked: TrackedRun, result: StageResult, name: str, run: Mapping[str, Any]
+) -> str:
+    """Export a run's audit page before its report, as `export_report` does; its address or path."""
+    context = base_context()
+    folder = context.settings.home / "reports" / name
+    pages = {"audit": folder / "audit.html"}
+    with file_lock(folder.with_name(f".{name}.lock")):
+        write_run(folder, run)
+        _lay_out(context.store, result, folder, AUDIT_FILES)
+        _stamp(pages, tracked, run)
+        tracked.log_artifacts(folder, "audit*")
+    return _link(tracked, name, pages, {}).get("audit", str(pages["audit"]))
+
+
 def _print(
     card: Mapping[str, Any],
     summary: Mapping[str, Any],

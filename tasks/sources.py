@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from trimtab.infra.store.fetch import FetchError, digest_of, fetch
+from trimtab.infra.store.fetch import FetchError, digest_of, fetch, is_stored
 from trimtab.infra.store.manifest import Provenance
 from trimtab.models.data.readers import SUFFIXES
 from trimtab.models.data.records import ArtifactRef
@@ -23,7 +23,6 @@ def import_source(source: str, check: Callable[[Path], object] | None = None) ->
     trimtab.infra.store.fetch.FetchError where nothing of the kind is there,
     trimtab.infra.access.AccessError, and what `check` raises.
     """
-    store = base_context().store
     with tempfile.TemporaryDirectory(prefix="trimtab-") as scratch:
         folder = Path(scratch)
         copy = fetch(source, folder, access_of_run(), is_data if check is None else lambda _: True)
@@ -31,13 +30,29 @@ def import_source(source: str, check: Callable[[Path], object] | None = None) ->
             check(folder)
         elif copy.is_file() and not is_data(copy.name):
             raise FetchError(f"{source}: found {copy.suffix!r}; allowed: {', '.join(SUFFIXES)}")
-        key = digest_of(copy)
-        manifest = store.find("raw", key) or store.publish(
-            "raw",
-            key,
-            folder,
-            Provenance(config={"name": source.rstrip("/").rpartition("/")[2]}),
-        )
+        return publish_file(copy)
+
+
+def publish_file(path: Path) -> ArtifactRef:
+    """Publish a file or folder that is alone in its folder, once."""
+    store, key = base_context().store, digest_of(path)
+    manifest = store.find("raw", key) or store.publish(
+        "raw", key, path.parent, Provenance(config={"name": path.name})
+    )
+    return ArtifactRef(manifest.stage, manifest.key, manifest.digest)
+
+
+def import_review(source: str) -> ArtifactRef:
+    """A review's file as an artifact, also one that the store has already (`raw:`).
+
+    Raises what `import_source` raises; FetchError where the store does not have it.
+    """
+    if not is_stored(source):
+        return import_source(source)
+    store, key = base_context().store, source.removeprefix("raw:").partition("/")[0]
+    manifest = store.find("raw", key)
+    if manifest is None:
+        raise FetchError(f"{source}: found no such file in the store {store.url}")
     return ArtifactRef(manifest.stage, manifest.key, manifest.digest)
 
 

@@ -17,7 +17,7 @@ from trimtab.tasks.access import require_access
 from trimtab.tasks.context import logger
 from trimtab.tasks.events import COLLAPSED, emit
 from trimtab.tasks.execution import StageResult
-from trimtab.tasks.sources import import_constitution, import_source, is_data
+from trimtab.tasks.sources import import_constitution, import_review, import_source, is_data
 from trimtab.tasks.stage_task import Hooks, stage_task
 
 
@@ -53,7 +53,7 @@ def _emit_collapse(config: PPOConfig, result: StageResult, label: str) -> None:
 
 
 def _review(config: Any) -> dict[str, ArtifactRef]:
-    return {} if config.review is None else {"review": import_source(config.review)}
+    return {} if config.review is None else {"review": import_review(config.review)}
 
 
 def _judge_constitution(config: Any) -> dict[str, ArtifactRef]:

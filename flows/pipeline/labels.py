@@ -30,27 +30,40 @@ from trimtab.tasks.resources import ALL_CORES, Resources, Slot
 
 def audit_labels(run: Run) -> None:
     """The vote, the relabelled pairs, and the page to review them."""
-    config = run.config
-    if config.ensemble.is_of_vectors:
-        run["strength"], members = _vote_of_vectors(run)
+    ensemble = run.config.ensemble
+    if ensemble.is_of_vectors:
+        run["strength"] = _vote_of_vectors(run)
     else:
-        run["strength"] = _vote(run, config.ensemble.votes[0])
-        members = [run[f"member_{index}"] for index in range(config.ensemble.size)]
+        run["strength"] = _vote(run, ensemble.votes[0])
+    relabel_and_audit(run)
+    if run.review is not None:
+        run.review(run)
+
+
+def relabel_and_audit(run: Run, how: str = "") -> None:
+    """The relabelled pairs and the page to review them; `how` ends the names of both stages."""
+    config = run.config
+    voters = _voters(config)
     run["relabelled"] = run.submit(
-        RELABEL, config.relabel, preferences=run["preferences"], strength=run["strength"]
+        RELABEL,
+        config.relabel,
+        preferences=run["preferences"],
+        strength=run["strength"],
+        label=f"relabel{how}",
     )
     run["audit"] = run.submit(
         AUDIT,
         AuditConfig(
             recipe=config.recipe,
             seed=config.seed,
-            voters=_voters(config) if config.ensemble.is_of_vectors else (),
+            voters=voters,
         ),
         preferences=run["preferences"],
-        member=members,
+        member=[run[name] for name in voters or _members(config)],
         strength=run["strength"],
         self_test=run.get("self_test"),
         relabelled=run["relabelled"],
+        label=f"audit{how}",
         resources=Resources(is_patient=True),
     )
 
@@ -97,12 +110,19 @@ def _embedding_model(run: Run, config: EmbeddingModelConfig, purpose: str = "") 
 
 
 def _voters(config: RunConfig) -> tuple[str, ...]:
-    return tuple(each.name for each in config.embedding_models)
+    """The roles of the embedding models that vote; none where reward models do."""
+    is_of_vectors = config.ensemble.is_of_vectors
+    return tuple(each.name for each in config.embedding_models) if is_of_vectors else ()
 
 
-def _vote_of_vectors(run: Run) -> tuple[Future, list[Future]]:
-    """The vote of the embedding models, and these; `self_test`, their vote on a copy of the pairs
-    with labels turned round on purpose."""
+def _members(config: RunConfig) -> tuple[str, ...]:
+    """The roles of the reward models that vote."""
+    return tuple(f"member_{index}" for index in range(config.ensemble.size))
+
+
+def _vote_of_vectors(run: Run) -> Future:
+    """The vote of the embedding models; `self_test`, their vote on a copy of the pairs with labels
+    turned round on purpose."""
     ensemble, calibrated = run.config.ensemble, StrengthConfig(mode="calibrated")
     if ensemble.self_test_share:
         copies = [
@@ -114,7 +134,7 @@ def _vote_of_vectors(run: Run) -> tuple[Future, list[Future]]:
             STRENGTH, calibrated, member=planted, label="strength of the self-test"
         )
     members = [run[name] for name in _voters(run.config)]
-    return run.submit(STRENGTH, calibrated, member=members, label="strength"), members
+    return run.submit(STRENGTH, calibrated, member=members, label="strength")
 
 
 def ask_judge(run: Run) -> None:

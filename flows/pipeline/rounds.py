@@ -5,14 +5,14 @@ from __future__ import annotations
 from trimtab.flows.pipeline.labels import compare_votes
 from trimtab.flows.pipeline.policies import measure
 from trimtab.flows.pipeline.rewards import train_meta_rm
-from trimtab.flows.run import RoundRoles, Run, roles_of_round
+from trimtab.flows.run import RoundRoles, Run, judgement_of_round, roles_of_round
 from trimtab.models.specs import HEAD_TO_HEAD, PPO_MAX
 from trimtab.tasks.resources import ALL_CORES, ALONE, ONE_CORE
 
 
 def first_champion(run: Run) -> int | None:
     """Round 1 is the arm `full`: 1 if it is promoted, `None` where it did not beat SFT."""
-    if "full" not in run.config.arms or not _is_promoted(run, "judge_full"):
+    if "full" not in run.config.arms or not _is_promoted(run, judgement_of_round(1)):
         return None
     return 1
 
@@ -56,7 +56,7 @@ def _start_round(run: Run, number: int) -> str:
     before, role = roles_of_round(number - 1, first), roles_of_round(number, first)
     _train_round(run, number, before, role)
     for judgement, opponent in (
-        (f"judge_round_{number}", before.evaluation),
+        (judgement_of_round(number), before.evaluation),
         (f"judge_round_{number}_sft", "eval_sft"),
     ):
         run[judgement] = run.submit(
@@ -66,7 +66,7 @@ def _start_round(run: Run, number: int) -> str:
             theirs=run[opponent],
             label=judgement.replace("_", " "),
         )
-    return f"judge_round_{number}"
+    return judgement_of_round(number)
 
 
 def _train_round(run: Run, number: int, before: RoundRoles, role: RoundRoles) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,14 @@ class FetchError(ValueError):
 def is_remote(source: str) -> bool:
     """Whether a source lies in object storage."""
     return source.startswith("s3://")
+
+
+def is_stored(source: str) -> bool:
+    """Whether a source is a file that the store has as an artifact of stage `raw`.
+
+    raw:<sha256>/<name of the file>
+    """
+    return re.fullmatch(r"raw:[0-9a-f]{64}/[^/\0]+", source) is not None
 
 
 def digest_of(path: Path) -> str:

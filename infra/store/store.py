@@ -101,6 +101,21 @@ class Store:
         if not holds(folder, files):
             self._fetch(_artifact(manifest.stage, manifest.key), manifest, folder, files=files)
 
+    def materialise_some(self, manifest: Manifest, folder: Path, names: Collection[str]) -> None:
+        """As `materialise`, but only the files of these names."""
+        files = [entry for entry in manifest.files if entry.name in names]
+        self._fetch(_artifact(manifest.stage, manifest.key), manifest, folder, files=files)
+
+    def put_beside(self, manifest: Manifest, folder: Path, place: str) -> None:
+        """Put the files of `folder` beside those of an artifact, into its folder `place`.
+
+        They are no part of the artifact: whoever reads it does not get them, and they go with it.
+        """
+        root = f"{_artifact(manifest.stage, manifest.key)}/{manifest.content_digest[:16]}"
+        for entry in scan_folder(folder):
+            path = folder / entry.name
+            self.objects.put_file(f"{root}/{place}/{entry.name}", path, entry.sha256)
+
     def delete(self, stage: str, key: str) -> None:
         """Remove an artifact."""
         self._delete_manifest_first(_artifact(stage, key))

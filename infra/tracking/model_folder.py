@@ -56,7 +56,17 @@ SCORER_OF_SEVERAL = ModelKind(SCORER.task, SCORER.pipeline, (), {**SCORER.option
 def make_model_folder(saved: Path, folder: Path, kind: ModelKind) -> None:
     """Make `folder` of a `save_pretrained` folder, which is moved into it.
 
-    OSError and ValueError for a folder that transformers did not save.
+    Raises as `describe_model`.
+    """
+    describe_model(saved, folder, kind, "model")
+    os.replace(saved, folder / "model")
+
+
+def describe_model(saved: Path, folder: Path, kind: ModelKind, weights: str) -> None:
+    """Write into `folder` what MLflow loads a `save_pretrained` folder by.
+
+    weights: where that folder lies, from the description. Of `saved` the settings and the tokenizer
+    are read. OSError and ValueError for a folder that transformers did not save.
     """
     from mlflow import pyfunc
     from mlflow.models import Model, ModelSignature
@@ -68,7 +78,6 @@ def make_model_folder(saved: Path, folder: Path, kind: ModelKind) -> None:
     for path in saved.iterdir():
         if path.name.startswith(TOKENIZER):
             shutil.copyfile(path, components / path.name)
-    os.replace(saved, folder / "model")
     outputs = Schema([ColSpec(*each) for each in kind.outputs]) if kind.outputs else None
     model = Model(signature=ModelSignature(Schema([ColSpec("string")]), outputs))
     model.add_flavor(
@@ -80,7 +89,7 @@ def make_model_folder(saved: Path, folder: Path, kind: ModelKind) -> None:
         framework="pt",
         pipeline_model_type=architecture,
         source_model_name=architecture,
-        model_binary="model",
+        model_binary=weights,
         components=["tokenizer"],
         tokenizer_type="AutoTokenizer",
     )

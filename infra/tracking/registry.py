@@ -22,6 +22,8 @@ from trimtab.infra.tracking.runs import TrackedRun, Tracking
 
 logger = logging.getLogger(__name__)
 
+# The tag of a logged model whose files lie elsewhere.
+ADDRESS = "trimtab.address"
 MAX_DESCRIPTION = 5000  # characters; PostgreSQL refuses more
 
 
@@ -57,7 +59,7 @@ class Registry:
         self,
         run: TrackedRun,
         name: str,
-        bring: Callable[[], Path],
+        bring: Callable[[], Path | str],
         *,
         identity: Mapping[str, str],
         aliases: Sequence[str] = (),
@@ -67,7 +69,8 @@ class Registry:
         """Make the folder that `bring` gives, and nobody changes, a version of `name`.
 
         The tags of `identity` say which model it is. It becomes a logged model of the run, whose
-        files are linked where MLflow's artifacts are on the same disk, and copied elsewhere. One
+        files are linked where MLflow's artifacts are on the same disk, and copied elsewhere. Where
+        `bring` gives an address, the version names that, and nothing is copied. One
         that is a version already is not brought again, and gets only aliases it never had, so that
         a run repeated later takes none back from a newer version. Whoever held an alias before is
         noted, for `roll_back`. A version of the same identity that was written over (`overwritten`)
@@ -107,6 +110,14 @@ class Registry:
             with _unless_missing():
                 return _version(client.get_model_version(name, which))
         return None
+
+    def was(self, name: str, identity: Mapping[str, str], alias: str) -> bool:
+        """Whether a version with these tags has or had an alias, so that it is not given again."""
+        with self._client() as client:
+            return any(
+                identity.items() <= each.tags.items() and f"was.{alias}" in each.tags
+                for each in _versions(client, name)
+            )
 
     def tag_values(self, prefix: str, key: str) -> set[str]:
         """The values that a tag has at any version of the models whose names begin so."""
@@ -151,12 +162,23 @@ class Registry:
             client.set_registered_model_alias(name, alias, to)
             return _version(client.get_model_version(name, to))
 
+    def move(self, name: str, alias: str, identity: Mapping[str, str]) -> Version | None:
+        """Give an alias to the version with these tags, and return that; None without one."""
+        with self._client() as client:
+            found = [
+                each for each in _versions(client, name) if identity.items() <= each.tags.items()
+            ]
+            if not found:
+                return None
+            client.set_registered_model_alias(name, alias, found[-1].version)
+            return _version(client.get_model_version(name, found[-1].version))
+
     def _new_version(
         self,
         client: Any,
         run: TrackedRun,
         name: str,
-        bring: Callable[[], Path],
+        bring: Callable[[], Path | str],
         identity: dict[str, str],
         card: ModelCard,
     ) -> Any:
@@ -173,13 +195,15 @@ class Registry:
                 experiment, name, run.run_id, tags=identity, model_type=card.kind or None
             )
             try:
-                folder = bring()
-                if not _link(folder, logged.artifact_location):
-                    client.log_model_artifacts(logged.model_id, str(folder))
+                brought = bring()
+                if isinstance(brought, str):
+                    client.set_logged_model_tags(logged.model_id, {ADDRESS: brought})
+                elif not _link(brought, logged.artifact_location):
+                    client.log_model_artifacts(logged.model_id, str(brought))
             except BaseException:
                 client.delete_logged_model(logged.model_id)
                 raise
-            client.finalize_logged_model(logged.model_id, "READY")
+            logged = client.finalize_logged_model(logged.model_id, "READY")
         for key, value in card.metrics.items():
             client.log_metric(run.run_id, key, value, model_id=logged.model_id)
         import mlflow
@@ -187,7 +211,7 @@ class Registry:
         mlflow.set_tracking_uri(self.tracking.uri)  # where the registry's client looks for it
         version = client.create_model_version(
             name,
-            f"models:/{logged.model_id}",
+            logged.tags.get(ADDRESS) or f"models:/{logged.model_id}",
             run.run_id,
             tags=identity,
             description=card.description[:MAX_DESCRIPTION] or None,

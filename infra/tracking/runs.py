@@ -350,9 +350,9 @@ class TrackedRun:
                 return False
         return True
 
-    def log_artifacts(self, folder: Path) -> None:
-        """Copy all files below a folder to the run's artifacts, several at a time."""
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    def log_artifacts(self, folder: Path, pattern: str = "**/*") -> None:
+        """Copy the files below a folder to the run's artifacts, several at a time."""
+        for path in sorted(path for path in folder.glob(pattern) if path.is_file()):
             inner = str(path.parent.relative_to(folder))
             record = {"artifact": (str(path.resolve()), None if inner == "." else inner)}
             self.tracking.background.submit(partial(self._send, record))

@@ -103,7 +103,8 @@ class RelabelConfig(StageConfig):
         None,
         min_length=1,
         description="A person's verdicts, downloaded from the audit's page, which replace "
-        "relabelling on the reviewed pairs: a file, a folder or an s3:// address",
+        "relabelling on the reviewed pairs: a file, a folder, an s3:// address, or "
+        "raw:<sha256>/<name>, a file that the store has from an earlier run",
     )
 
     @model_validator(mode="after")

@@ -28,6 +28,7 @@ from trimtab.flows.deploy import (
     closed_template,
     deploy,
     notices,
+    recovery,
     with_image,
 )
 from trimtab.flows.form import OFTEN, as_served
@@ -141,6 +142,18 @@ def test_a_notice_of_what_stays_away_names_no_event_of_before() -> None:
     for text in (action.payload, _saying(block, STUCK).body):  # type: ignore[union-attr]
         assert json.loads(render_user_template_sync(text, {"event": event}))["event"] == STUCK
     assert notices(None) == []
+
+
+def test_a_suspended_run_is_told_of_and_is_neither_dead_nor_stuck() -> None:
+    suspended = "prefect.flow-run.Suspended"
+    webhook = CallWebhook(block_document_id=uuid4(), payload=NOTICE)
+    told = {each.name: each.trigger for each in [*recovery("process"), *notices(webhook)]}
+    for name in ("a run without heartbeats has crashed", "tell of runs in which nothing moves"):
+        assert suspended in told[f"trimtab: {name}"].expect  # type: ignore[union-attr]
+    waiting: Any = told["trimtab: tell of runs that wait for a person"]
+    failed: Any = told["trimtab: tell of failed runs"]
+    assert waiting.expect == {suspended}
+    assert waiting.match_related == failed.match_related
 
 
 def test_the_form_has_all_recipes() -> None:

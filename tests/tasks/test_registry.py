@@ -24,7 +24,9 @@ from trimtab.tasks.registry import (
     KEY,
     REPORT,
     ROUND,
+    Approval,
     RegisteredRun,
+    champion_to_replace,
     model_name,
     register_models,
     register_overwritten_again,
@@ -83,6 +85,7 @@ class _Runs:
         """Register a run's policies, given by the keys of rounds; returns the MLflow run."""
         found = {number: self.published("ppo_max", key) for number, key in policies.items()}
         made = {f"policy_{number}": policy for number, policy in found.items()}
+        made |= scorers or {}
         report = self.published("report", f"report-{'-'.join(policies.values())}", **made)
         numbers = {
             "verdict": "better than SFT",
@@ -162,6 +165,27 @@ def test_a_last_round_that_is_not_promoted_leaves_the_champion_its_weights(runs:
     assert runs.in_mlflow("toy", "@candidate") == runs.in_store("worse")
 
 
+def test_a_champion_that_a_person_rejects_is_a_version_and_the_alias_stays(runs: _Runs) -> None:
+    runs.end("asked", {1: "stands"}, champion=1)
+    client, name = runs.tracking.connect(), model_name("asked")
+    policies = {2: runs.published("ppo_max", "comes")}
+    report = runs.published("report", "report-comes", policy_2=policies[2])
+    run = RegisteredRun("asked", policies, 2, report, "settings")
+    assert champion_to_replace.fn(run) == "version 1"
+    for decision, holder, reason in (("rejected", "1", "longer"), ("approved", "2", "it wins")):
+        decided = Approval(decision, reason, "Ada", "2026-11-26 14:05 UTC")
+        again = runs.tracking.start_run("asked")
+        register_models.fn(again.run_id, dataclasses.replace(run, approval=decided))
+        assert str(client.get_model_version_by_alias(name, "champion").version) == holder
+        tags = client.get_model_version(name, "2").tags
+        assert decided.tags.items() <= tags.items()
+        assert tags["trimtab.approval"] == decision and tags["trimtab.approval.reason"] == reason
+    assert champion_to_replace.fn(run) is None  # it was champion, and nobody is asked again
+    assert champion_to_replace.fn(dataclasses.replace(run, champion=None)) is None
+    new = dataclasses.replace(run, model="new")
+    assert champion_to_replace.fn(new) == "none so far"
+
+
 def test_a_version_says_what_it_is_and_where_it_is_from(runs: _Runs) -> None:
     run_id = runs.end("said", {1: "told"}, champion=1)
     client = runs.tracking.connect()
@@ -198,6 +222,22 @@ def test_scorers_are_registered_beside_the_policies(runs: _Runs) -> None:
     runs.end("scored", {1: "second"}, champion=1, scorers=scorers)
     champion = registry().find("trimtab-advantage-model-scored", "champion")
     assert champion is not None and champion.number == "1"
+
+
+def test_scorers_go_back_with_the_policy_of_their_run(runs: _Runs) -> None:
+    for number in (1, 2):
+        scorers = {
+            role: runs.published(role, f"{role}-{number}")
+            for role in ("reward_model", "advantage_model")
+        }
+        runs.end("back", {1: f"policy-{number}"}, champion=1, scorers=scorers)
+    names = [f"trimtab-{kind}-back" for kind in ("policy", "reward-model", "advantage-model")]
+    for to, number in ((None, "1"), ("2", "2")):
+        now = roll_back("back", to)
+        assert [(each.name, each.number) for each in now] == [(name, number) for name in names]
+        for name in names:
+            champion = registry().find(name, "champion")
+            assert champion is not None and champion.number == number
 
 
 def test_weights_are_not_stored_twice(runs: _Runs) -> None:
@@ -267,14 +307,16 @@ def test_versions_of_an_earlier_trimtab_get_their_weights_back(runs: _Runs) -> N
     assert runs.in_mlflow("old", "@champion") == runs.in_store("b")
     runs.end("old", {1: "c"}, champion=1)
     assert runs.in_mlflow("old", "@champion") == runs.in_store("c")
-    assert roll_back("old", None).tags[KEY] == "a"
+    (back,) = roll_back("old", None)
+    assert back.tags[KEY] == "a"
     assert runs.in_mlflow("old", "@champion") == runs.in_store("a")
     assert runs.in_mlflow("old", "/2") == runs.in_store("b")
 
 
 def test_going_back_is_enough_to_get_them_back(runs: _Runs) -> None:
     runs.end_as_before("older", "d", "e")
-    assert roll_back("older", "2").tags[KEY] == "e"
+    (back,) = roll_back("older", "2")
+    assert back.tags[KEY] == "e"
     now = registry().find("trimtab-policy-older", "3")
     assert now is not None and now.tags[KEY] == "d"
     assert runs.in_mlflow("older", "/3") == runs.in_store("d")

@@ -19,7 +19,8 @@ MADE = "<!--made-->"
 def stamp(page: Path, made: Mapping[str, str], links: Mapping[str, str]) -> None:
     """Write into a page when, where and how it was made, and where to go from it.
 
-    made: `at`, `version`, `host`, and `commit` and `command`, empty where they are not known.
+    made: `at`, `version`, `host`, and `commit` and `command`, empty where they are not known;
+    `reviewed`, what came of a person's review of the labels, if there was one.
     links: words to a file beside the page, or to an address of http or https; nothing else becomes
     a link.
     """
