@@ -10,6 +10,9 @@ and on stdout:
     {"event": "started", "id", "pid"}
     {"event": "exited", "id", "code", "signal"}          exit code, or the number of the signal
 
+A child has what MODULE imported, of Trimtab's own modules too, unless a file of the package has
+changed since: then it reads all of them from disk, so that it runs the code that is there.
+
 Each child leads its own session, writes to its log file and is killed when this process dies. This
 process ends, and kills its children's groups, when its stdin closes or its parent is gone. It must
 stay single-threaded: a fork copies only the calling thread, and whatever locks the others held.
@@ -28,7 +31,10 @@ import selectors
 import signal
 import sys
 import traceback
+from collections.abc import Mapping
 from typing import Any, NoReturn
+
+import trimtab
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_POLL_SECONDS = 1.0
@@ -40,6 +46,7 @@ class Server:
 
     def __init__(self, requests: int, events: int) -> None:
         """`requests` and `events` are file descriptors."""
+        self._files = _files_of_package()  # before anything of it is imported
         self._requests = requests
         self._events = events
         self._children: dict[int, str] = {}
@@ -89,7 +96,8 @@ class Server:
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            _run_child(request, server, (self._requests, self._events, *self._wakeup))
+            own = (self._requests, self._events, *self._wakeup)
+            _run_child(request, server, own, self._files)
         self._children[pid] = request["id"]
         self._emit(event="started", id=request["id"], pid=pid)
 
@@ -116,13 +124,44 @@ class Server:
             data = data[os.write(self._events, data) :]
 
 
-def _run_child(request: dict[str, Any], server: int, descriptors: tuple[int, ...]) -> NoReturn:
-    """In the forked child: become an ordinary process, run the job, leave by os._exit."""
+Files = Mapping[str, tuple[int, int]]
+
+
+def _files_of_package() -> Files:
+    """When each file of the package last changed in any way, in ns, and its size in bytes."""
+    found = {}
+    folders = [os.path.dirname(trimtab.__file__)]
+    for folder in folders:
+        for entry in os.scandir(folder):
+            if not entry.is_dir():
+                status = entry.stat()
+                found[entry.path] = (status.st_ctime_ns, status.st_size)
+            elif entry.name != "__pycache__":
+                folders.append(entry.path)
+    return found
+
+
+def _forget_package() -> None:
+    """Have the next import of any of its modules read it from disk."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == trimtab.__name__]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def _run_child(
+    request: dict[str, Any], server: int, descriptors: tuple[int, ...], files: Files
+) -> NoReturn:
+    """In the forked child: become an ordinary process, run the job, leave by os._exit.
+
+    `files` are those of the package before the server imported it.
+    """
     code = 1
     try:
         _detach(request["log"], server, descriptors)
         os.environ.clear()
         os.environ.update(request["env"])
+        if _files_of_package() != files:
+            _forget_package()
         importlib.import_module(request["entry"]).main(request["job"])
         code = 0
     except SystemExit as stop:
