@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import gc
 import importlib
 import json
 import os
@@ -32,10 +31,14 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 import trimtab
+from trimtab.infra.imports import quick_imports
+from trimtab.infra.processes.file_states import State, file_states
 
+PACKAGE = Path(trimtab.__file__).parent
 _PR_SET_PDEATHSIG = 1
 _PARENT_POLL_SECONDS = 1.0
 _DEFERRED = (signal.SIGINT, signal.SIGTERM)
@@ -46,7 +49,7 @@ class Server:
 
     def __init__(self, requests: int, events: int) -> None:
         """`requests` and `events` are file descriptors."""
-        self._files = _files_of_package()  # before anything of it is imported
+        self._files = file_states(PACKAGE)  # before the preload
         self._requests = requests
         self._events = events
         self._children: dict[int, str] = {}
@@ -124,23 +127,6 @@ class Server:
             data = data[os.write(self._events, data) :]
 
 
-Files = Mapping[str, tuple[int, int]]
-
-
-def _files_of_package() -> Files:
-    """When each file of the package last changed in any way, in ns, and its size in bytes."""
-    found = {}
-    folders = [os.path.dirname(trimtab.__file__)]
-    for folder in folders:
-        for entry in os.scandir(folder):
-            if not entry.is_dir():
-                status = entry.stat()
-                found[entry.path] = (status.st_ctime_ns, status.st_size)
-            elif entry.name != "__pycache__":
-                folders.append(entry.path)
-    return found
-
-
 def _forget_package() -> None:
     """Have the next import of any of its modules read it from disk."""
     for name in [name for name in sys.modules if name.partition(".")[0] == trimtab.__name__]:
@@ -149,7 +135,7 @@ def _forget_package() -> None:
 
 
 def _run_child(
-    request: dict[str, Any], server: int, descriptors: tuple[int, ...], files: Files
+    request: dict[str, Any], server: int, descriptors: tuple[int, ...], files: Mapping[str, State]
 ) -> NoReturn:
     """In the forked child: become an ordinary process, run the job, leave by os._exit.
 
@@ -160,7 +146,7 @@ def _run_child(
         _detach(request["log"], server, descriptors)
         os.environ.clear()
         os.environ.update(request["env"])
-        if _files_of_package() != files:
+        if file_states(PACKAGE) != files:
             _forget_package()
         importlib.import_module(request["entry"]).main(request["job"])
         code = 0
@@ -224,13 +210,12 @@ def main(argv: list[str] | None = None) -> int:
     server = Server(requests, events)
     if options.preload:
         try:
-            importlib.import_module(options.preload)
+            with quick_imports():  # it also keeps the collector off pages shared with children
+                importlib.import_module(options.preload)
         except Exception:
             # Reported to the orchestrator, which raises it where the user sees it.
             server._emit(event="failed", error=traceback.format_exc())
             return 1
-    gc.collect()
-    gc.freeze()  # keeps the collector from touching, and so copying, pages shared with children
     server.serve()
     return 0
 

@@ -118,8 +118,8 @@ def _package(root: Path) -> Path:
     for name, text in PACKAGE.items():
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text(text)
-    server = Path(trimtab.__file__).parent / "infra" / "processes" / "fork_server.py"
-    shutil.copy(server, package / "infra" / "processes")
+    for name in ("imports.py", "processes/fork_server.py", "processes/file_states.py"):
+        shutil.copy(Path(trimtab.__file__).parent / "infra" / name, package / "infra" / name)
     return package
 
 
