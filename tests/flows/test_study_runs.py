@@ -66,11 +66,18 @@ def _refs(given: Any) -> Any:
     return given.result().ref if isinstance(given, Done) else given.ref
 
 
+@pytest.fixture(scope="module")
+def fork_server() -> Iterator[str]:
+    """One for all papers; gives what it loads."""
+    yield "tests.flows.preload_exhibits"
+    close_servers()
+
+
 @pytest.fixture
-def direct(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StageContext]:
+def direct(home: Path, fork_server: str, monkeypatch: pytest.MonkeyPatch) -> StageContext:
     """Stages of all runs are computed where they are submitted."""
     settings = Settings.from_env({"TRIMTAB_HOME": str(home)})
-    modules = StageModules(preload="tests.flows.preload_exhibits")
+    modules = StageModules(preload=fork_server)
     store = open_store(settings.store_url)
     context = StageContext(settings, store, Tracking("", ""), modules=modules)
 
@@ -83,37 +90,41 @@ def direct(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StageContext
 
     monkeypatch.setattr(Run, "submit", submit)
     monkeypatch.setattr(report_export, "base_context", lambda: context)
-    yield context
-    close_servers()
+    return context
+
+
+def _pages(
+    direct: StageContext, monkeypatch: pytest.MonkeyPatch, paper: str
+) -> Iterator[tuple[Exhibit, str, Path]]:
+    """Each exhibit of a paper with its status and the folder of its page."""
+    config = apply_changes(recipe_named("smoke"), {"seed": 0, **parse_overrides(SHORT)})
+    made: dict[Any, Any] = {}
+    runs = {each: {0: SharedRun(config, made=made)} for each in exhibits_of(paper, "all")}
+    keys: list[str] = []
+
+    def exported(_: None, found: StageResult, *_others: object) -> dict[str, Any]:
+        keys.append(found.ref.key)
+        return found.summary
+
+    monkeypatch.setattr(flow, "export_report", exported)
+    for each, of_seeds in runs.items():
+        ARMS[each.slug](of_seeds[0])
+    how = (*SHORT, *HOW)
+    found = flow.read_all(
+        runs, lambda each, of_seeds: flow._read(each, of_seeds, config, None, how)
+    )
+    for each, key in zip(runs, keys, strict=True):
+        (folder,) = direct.settings.home.glob(f"store/artifacts/study/{key}/*/")
+        yield each, found[each.slug], folder
 
 
 @pytest.mark.parametrize("paper", [paper for paper in TITLES if paper != "human-votes"])
 def test_every_exhibit_is_read_from_its_own_arms(
     direct: StageContext, monkeypatch: pytest.MonkeyPatch, paper: str
 ) -> None:
-    changes = {"seed": 0, **parse_overrides(SHORT)}
-    config = apply_changes(recipe_named("smoke"), changes)
-    how = (*SHORT, *HOW)
-    made: dict[Any, Any] = {}
-    runs = {each: {0: SharedRun(config, made=made)} for each in exhibits_of(paper, "all")}
-    pages: dict[str, Path] = {}
-
-    def exported(_: None, found: StageResult, *_others: object) -> dict[str, Any]:
-        (pages[found.ref.key],) = direct.settings.home.glob(
-            f"store/artifacts/study/{found.ref.key}/*/"
-        )
-        return found.summary
-
-    monkeypatch.setattr(flow, "export_report", exported)
-    for each, of_seeds in runs.items():
-        for run in of_seeds.values():
-            ARMS[each.slug](run)
-    found = flow.read_all(
-        runs, lambda each, of_seeds: flow._read(each, of_seeds, config, None, how)
-    )
-    for each, folder in zip(runs, pages.values(), strict=True):
-        card = _card(each, folder, how)
-        assert card["status"] == found[each.slug]
+    for each, status, folder in _pages(direct, monkeypatch, paper):
+        card = _card(each, folder, (*SHORT, *HOW))
+        assert card["status"] == status
         assert card["checks"], each.slug
         cells = [cell for row in card["table"].values() for cell in row.values()]
         assert cells and all(math.isfinite(cell["mean"]) for cell in cells), each.slug
@@ -140,10 +151,12 @@ def _cards(home: Path, paper: str, asked: str, *overrides: str) -> tuple[dict[st
     return cards, output
 
 
-def test_the_command_reads_all_of_a_paper(home: Path, prefect: None) -> None:
-    """From the artifacts of the test above."""
+def test_the_command_finds_all_of_a_paper(
+    home: Path, direct: StageContext, prefect: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = list(_pages(direct, monkeypatch, "constants"))
     cards, output = _cards(home, "constants", "all", *SHORT)
-    assert len(cards) == len(exhibits_of("constants", "all")) > 1
+    assert cards.keys() == {each.slug for each, _, _ in pages} and len(pages) > 1
     num_found, num_stages = from_store(output)
     assert num_found == num_stages
 
