@@ -45,7 +45,9 @@ NOT_NAN: dict[str, Any] = {"not": {"type": "number", "exclusiveMinimum": sys.flo
 
 
 class _Changes(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, title=CHANGE)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, title=CHANGE, defer_build=True
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import trimtab
+from trimtab.infra.processes.file_states import State, file_states
 from trimtab.infra.processes.launch import ENTRY, PRELOAD
 from trimtab.models.data.records import ArtifactRef
 
@@ -123,7 +124,18 @@ def _version(distribution: str) -> str:
         return "absent"
 
 
-def _closure(module: str, root: Path, packages: tuple[str, ...]) -> dict[str, _Source]:
+def _closure(module: str, root: Path, packages: tuple[str, ...]) -> Mapping[str, _Source]:
+    found: dict[str, State] = {}
+    for folder in _folders(root, packages):
+        found |= file_states(folder)
+    return _closure_of(module, root, packages, tuple(found.items()))
+
+
+@lru_cache(maxsize=128)
+def _closure_of(
+    module: str, root: Path, packages: tuple[str, ...], _: tuple[tuple[str, State], ...]
+) -> Mapping[str, _Source]:
+    """Found once for each state of all the files."""
     paths = _modules(root, packages)
     found: dict[str, _Source] = {}
     waiting = [module]
@@ -141,8 +153,7 @@ def _closure(module: str, root: Path, packages: tuple[str, ...]) -> dict[str, _S
 def _modules(root: Path, packages: tuple[str, ...]) -> dict[str, Path]:
     """The source of every module but those of CONFIG; of a package, its __init__.py."""
     paths = {}
-    folders = [root.joinpath(*package.split(".")) for package in packages]
-    for file in (file for folder in folders for file in folder.rglob("*.py")):
+    for file in (file for each in _folders(root, packages) for file in each.rglob("*.py")):
         parts = file.relative_to(root).with_suffix("").parts
         if ".".join(parts[:3]) == CONFIG:
             continue
@@ -151,6 +162,10 @@ def _modules(root: Path, packages: tuple[str, ...]) -> dict[str, Path]:
         else:
             paths.setdefault(".".join(parts), file)  # Python prefers a package of that name
     return paths
+
+
+def _folders(root: Path, packages: tuple[str, ...]) -> list[Path]:
+    return [root.joinpath(*package.split(".")) for package in packages]
 
 
 def _source(module: str, path: Path) -> _Source:

@@ -11,7 +11,7 @@ import pytest
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The files that take minutes, the longest first: what begins last should not be what ends last.
-LONGEST = ("study_runs", "backup", "dispatch", "service", "smoke", "compare", "constitution_run")
+LONGEST = ("service", "backup", "study_runs", "dispatch", "smoke", "compare", "constitution_run")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,6 +6,9 @@ what they received. After a restart of the server it would hold back the crash o
 server that is killed also loses the events of the last moments; the states that they tell of are
 in the database, and have the same id.
 
+Each Prefect server of ours loads this module, which therefore also has it check schemas once
+(`trimtab.infra.prefect.checked_schemas`).
+
 PREFECT_SERVER_EVENTS_CAUSAL_ORDERING=trimtab.infra.prefect.event_order
 """
 
@@ -19,7 +22,10 @@ from prefect.server.events.ordering import EventArrivedEarly, memory
 from prefect.server.events.schemas.events import ReceivedEvent
 from prefect.types import _datetime
 
+from trimtab.infra.prefect.checked_schemas import check_schemas_once
+
 _started = _datetime.now("UTC")
+check_schemas_once()
 
 
 class CausalOrdering(memory.CausalOrdering):

@@ -10,6 +10,9 @@ and on stdout:
     {"event": "started", "id", "pid"}
     {"event": "exited", "id", "code", "signal"}          exit code, or the number of the signal
 
+A child has what MODULE imported, of Trimtab's own modules too, unless a file of the package has
+changed since: then it reads all of them from disk, so that it runs the code that is there.
+
 Each child leads its own session, writes to its log file and is killed when this process dies. This
 process ends, and kills its children's groups, when its stdin closes or its parent is gone. It must
 stay single-threaded: a fork copies only the calling thread, and whatever locks the others held.
@@ -20,7 +23,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import gc
 import importlib
 import json
 import os
@@ -28,8 +30,15 @@ import selectors
 import signal
 import sys
 import traceback
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
+import trimtab
+from trimtab.infra.imports import quick_imports
+from trimtab.infra.processes.file_states import State, file_states
+
+PACKAGE = Path(trimtab.__file__).parent
 _PR_SET_PDEATHSIG = 1
 _PARENT_POLL_SECONDS = 1.0
 _DEFERRED = (signal.SIGINT, signal.SIGTERM)
@@ -40,6 +49,7 @@ class Server:
 
     def __init__(self, requests: int, events: int) -> None:
         """`requests` and `events` are file descriptors."""
+        self._files = file_states(PACKAGE)  # before the preload
         self._requests = requests
         self._events = events
         self._children: dict[int, str] = {}
@@ -89,7 +99,8 @@ class Server:
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            _run_child(request, server, (self._requests, self._events, *self._wakeup))
+            own = (self._requests, self._events, *self._wakeup)
+            _run_child(request, server, own, self._files)
         self._children[pid] = request["id"]
         self._emit(event="started", id=request["id"], pid=pid)
 
@@ -116,13 +127,27 @@ class Server:
             data = data[os.write(self._events, data) :]
 
 
-def _run_child(request: dict[str, Any], server: int, descriptors: tuple[int, ...]) -> NoReturn:
-    """In the forked child: become an ordinary process, run the job, leave by os._exit."""
+def _forget_package() -> None:
+    """Have the next import of any of its modules read it from disk."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == trimtab.__name__]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def _run_child(
+    request: dict[str, Any], server: int, descriptors: tuple[int, ...], files: Mapping[str, State]
+) -> NoReturn:
+    """In the forked child: become an ordinary process, run the job, leave by os._exit.
+
+    `files` are those of the package before the server imported it.
+    """
     code = 1
     try:
         _detach(request["log"], server, descriptors)
         os.environ.clear()
         os.environ.update(request["env"])
+        if file_states(PACKAGE) != files:
+            _forget_package()
         importlib.import_module(request["entry"]).main(request["job"])
         code = 0
     except SystemExit as stop:
@@ -185,13 +210,12 @@ def main(argv: list[str] | None = None) -> int:
     server = Server(requests, events)
     if options.preload:
         try:
-            importlib.import_module(options.preload)
+            with quick_imports():  # it also keeps the collector off pages shared with children
+                importlib.import_module(options.preload)
         except Exception:
             # Reported to the orchestrator, which raises it where the user sees it.
             server._emit(event="failed", error=traceback.format_exc())
             return 1
-    gc.collect()
-    gc.freeze()  # keeps the collector from touching, and so copying, pages shared with children
     server.serve()
     return 0
 

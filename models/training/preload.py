@@ -1,10 +1,11 @@
 """What the warm fork server loads before its first fork: the slow imports every stage shares.
 
 Imports only. No tensor operation may run here: it would start thread pools (and, on a GPU machine,
-a CUDA context), which do not survive a fork. The project's own modules are left out, so that each
-fork reads them as they are on disk.
+a CUDA context), which do not survive a fork. Stages that load scikit-learn, or what draws pages and
+writes tables, are left out: scikit-learn reads how many threads it may take as it loads.
 """
 
+import importlib
 from contextlib import suppress
 
 import httpx  # noqa: F401
@@ -24,3 +25,11 @@ with suppress(ImportError):  # an older torch
 
 # Every first model that a process loads compiles 900 regular expressions of names (half a second).
 get_checkpoint_conversion_mapping("llama")
+
+importlib.import_module("trimtab.models.training.entry")
+for _stage in (
+    *("world", "sft", "comparisons", "preferences", "reward_model", "strength", "relabel"),
+    *("trunk_cache", "advantage_model", "sample_responses", "meta_rm", "ppo_max", "dpo", "cpl"),
+    *("rejection_sampling", "rest", "hir", "evaluate", "head_to_head", "win_matrix", "embeddings"),
+):
+    importlib.import_module(f"trimtab.models.stages.{_stage}")

@@ -1,4 +1,8 @@
-"""Every table and figure at smoke size, through the command people use."""
+"""Every table and figure at smoke size: its arms are computed, and its page is read from them.
+
+Stages run as a flow runs them, each a trainer of its own whose result is in the store, but without
+Prefect and MLflow; the command, which people use, then finds the results of one paper.
+"""
 
 from __future__ import annotations
 
@@ -6,42 +10,158 @@ import html
 import json
 import math
 import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.flows.command import trimtab
-from trimtab.models.studies.registry import TITLES, exhibits_of
+from tests.flows.command import from_store, trimtab
+from trimtab.flows import study as flow
+from trimtab.flows.overrides import apply_changes, parse_overrides
+from trimtab.flows.recipes import recipe_named
+from trimtab.flows.run import Run, SharedRun
+from trimtab.flows.studies.registry import ARMS
+from trimtab.infra.processes.fork_client import close_servers
+from trimtab.infra.settings import Settings
+from trimtab.infra.store.store import open_store
+from trimtab.infra.tracking.runs import Tracking
+from trimtab.models.specs import StageSpec
+from trimtab.models.studies.registry import TITLES, Exhibit, exhibits_of
+from trimtab.tasks import report_export
+from trimtab.tasks.cache_key import StageModules
+from trimtab.tasks.context import WEIGHTS
+from trimtab.tasks.execution import StageContext, StageResult, run_stage
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
+pytestmark = pytest.mark.slow
+SHORT = ("ppo.num_steps=2",)
+HOW = ("--scale", "smoke", "--seeds", "0")
 
 
-def _cards(home: Path, paper: str, asked: str, *overrides: str) -> dict[str, Any]:
-    """Scorecards of what is asked of a paper, by slug."""
-    how = (*overrides, "--scale", "smoke", "--seeds", "0")
+class Done:
+    """What a task's future is once the stage has run."""
+
+    def __init__(self, found: StageResult) -> None:
+        self.found = found
+        self.state = self
+
+    def wait(self) -> None:
+        """Nothing is left to wait for."""
+
+    def is_completed(self) -> bool:
+        """A stage that fails raises at once."""
+        return True
+
+    def result(self) -> StageResult:
+        """The stage's artifact."""
+        return self.found
+
+
+def _refs(given: Any) -> Any:
+    """The artifacts that futures, or lists or dictionaries of them, stand for."""
+    if isinstance(given, dict):
+        return {name: _refs(each) for name, each in given.items()}
+    if isinstance(given, list):
+        return [_refs(each) for each in given]
+    return given.result().ref if isinstance(given, Done) else given.ref
+
+
+@pytest.fixture(scope="module")
+def fork_server() -> Iterator[str]:
+    """One for all papers; gives what it loads."""
+    yield "tests.flows.preload_exhibits"
+    close_servers()
+
+
+@pytest.fixture
+def direct(home: Path, fork_server: str, monkeypatch: pytest.MonkeyPatch) -> StageContext:
+    """Stages of all runs are computed where they are submitted."""
+    settings = Settings.from_env({"TRIMTAB_HOME": str(home)})
+    modules = StageModules(preload=fork_server)
+    store = open_store(settings.store_url)
+    context = StageContext(settings, store, Tracking("", ""), modules=modules)
+
+    def submit(run: Run, spec: StageSpec, config: Any, **keywords: Any) -> Done:
+        given = {name: keywords[name] for name in spec.inputs if keywords.get(name) is not None}
+        inputs = spec.named({name: _refs(each) for name, each in given.items()})
+        spec.check(inputs)
+        without = () if spec.reads_weights else WEIGHTS
+        return Done(run_stage(context, spec.name, config, inputs, without=without))
+
+    monkeypatch.setattr(Run, "submit", submit)
+    monkeypatch.setattr(report_export, "base_context", lambda: context)
+    return context
+
+
+def _pages(
+    direct: StageContext, monkeypatch: pytest.MonkeyPatch, paper: str
+) -> Iterator[tuple[Exhibit, str, Path]]:
+    """Each exhibit of a paper with its status and the folder of its page."""
+    config = apply_changes(recipe_named("smoke"), {"seed": 0, **parse_overrides(SHORT)})
+    made: dict[Any, Any] = {}
+    runs = {each: {0: SharedRun(config, made=made)} for each in exhibits_of(paper, "all")}
+    keys: list[str] = []
+
+    def exported(_: None, found: StageResult, *_others: object) -> dict[str, Any]:
+        keys.append(found.ref.key)
+        return found.summary
+
+    monkeypatch.setattr(flow, "export_report", exported)
+    for each, of_seeds in runs.items():
+        ARMS[each.slug](of_seeds[0])
+    how = (*SHORT, *HOW)
+    found = flow.read_all(
+        runs, lambda each, of_seeds: flow._read(each, of_seeds, config, None, how)
+    )
+    for each, key in zip(runs, keys, strict=True):
+        (folder,) = direct.settings.home.glob(f"store/artifacts/study/{key}/*/")
+        yield each, found[each.slug], folder
+
+
+@pytest.mark.parametrize("paper", [paper for paper in TITLES if paper != "human-votes"])
+def test_every_exhibit_is_read_from_its_own_arms(
+    direct: StageContext, monkeypatch: pytest.MonkeyPatch, paper: str
+) -> None:
+    for each, status, folder in _pages(direct, monkeypatch, paper):
+        card = _card(each, folder, (*SHORT, *HOW))
+        assert card["status"] == status
+        assert card["checks"], each.slug
+        cells = [cell for row in card["table"].values() for cell in row.values()]
+        assert cells and all(math.isfinite(cell["mean"]) for cell in cells), each.slug
+
+
+def _card(exhibit: Exhibit, folder: Path, how: Sequence[str]) -> dict[str, Any]:
+    """The scorecard of an exhibit, beside its page."""
+    card: dict[str, Any] = json.loads((folder / "scorecard.json").read_text())
+    page = html.unescape((folder / "report.html").read_text())
+    assert f"Here: {next(iter(card['table']))}: " in page
+    assert card["command"] == shlex.join(["trimtab", "study", exhibit.paper, exhibit.name, *how])
+    return card
+
+
+def _cards(home: Path, paper: str, asked: str, *overrides: str) -> tuple[dict[str, Any], str]:
+    """Scorecards of what the command is asked of a paper, by slug, and what it printed."""
+    how = (*overrides, *HOW)
     output = trimtab(home, "study", paper, asked, *how)
     cards = {}
     for exhibit in exhibits_of(paper, asked):
         (folder,) = home.glob(f"reports/study-{exhibit.slug}-smoke*")
-        card = json.loads((folder / "scorecard.json").read_text())
+        card = cards[exhibit.slug] = _card(exhibit, folder, how)
         assert f"{exhibit.slug}: {card['status']}\n" in output
-        page = html.unescape((folder / "report.html").read_text())
-        assert f"Here: {next(iter(card['table']))}: " in page
-        assert card["command"] == shlex.join(["trimtab", "study", paper, exhibit.name, *how])
-        cards[exhibit.slug] = card
-    return cards
+    return cards, output
 
 
-@pytest.mark.parametrize("paper", [paper for paper in TITLES if paper != "human-votes"])
-def test_every_exhibit_is_read_from_its_own_arms(home: Path, paper: str) -> None:
-    for slug, card in _cards(home, paper, "all").items():
-        assert card["checks"], slug
-        cells = [cell for row in card["table"].values() for cell in row.values()]
-        assert cells and all(math.isfinite(cell["mean"]) for cell in cells), slug
+def test_the_command_finds_all_of_a_paper(
+    home: Path, direct: StageContext, prefect: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = list(_pages(direct, monkeypatch, "constants"))
+    cards, output = _cards(home, "constants", "all", *SHORT)
+    assert cards.keys() == {each.slug for each, _, _ in pages} and len(pages) > 1
+    num_found, num_stages = from_store(output)
+    assert num_found == num_stages
 
 
-def test_people_s_votes_are_read(finished: Path, home: Path, tmp_path: Path) -> None:
+def test_people_s_votes_are_read(finished: Path, home: Path, tmp_path: Path, prefect: None) -> None:
     """Of pairs with votes, on a model that has been trained already."""
     (base,) = finished.glob("store/artifacts/sft/*/*/model")
     (pairs,) = finished.glob("store/artifacts/comparisons/*/*/train.jsonl")
@@ -54,5 +174,5 @@ def test_people_s_votes_are_read(finished: Path, home: Path, tmp_path: Path) -> 
             kept = {name: row[name] for name in ("prompt", "chosen", "rejected", "category")}
             stream.write(json.dumps({**kept, **votes}) + "\n")
     of_people = (f'preferences.sources=["{source}"]', "preferences.on_bad_rows=quarantine")
-    cards = _cards(home, "human-votes", "planted-flips", *of_people, f"sft.model.base={base}")
+    cards, _ = _cards(home, "human-votes", "planted-flips", *of_people, f"sft.model.base={base}")
     assert cards["human-votes-planted-flips"]["table"]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 
+import trimtab
 from tests.infra.toy_launch import launch_toy, write_job
-from trimtab.infra.processes.fork_client import running_fork_server
+from trimtab.infra.processes import fork_client
+from trimtab.infra.processes.fork_client import close_servers, running_fork_server
 from trimtab.infra.processes.launch import TrainerError, TrainerKilledError, launch
 
 pytestmark = pytest.mark.usefixtures("toys")
@@ -89,3 +92,54 @@ def test_preload_that_fails_says_why(tmp_path: Path) -> None:
 def test_entry_that_does_not_exist_says_why(tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match="No module named 'no_such_entry'"):
         launch(write_job(tmp_path, "report"), entry="no_such_entry", preload="toy_preload")
+
+
+PACKAGE = {
+    "__init__.py": "",
+    "infra/__init__.py": "",
+    "infra/processes/__init__.py": "",
+    "models/__init__.py": "",
+    "models/preload.py": "import trimtab.models.formula",
+    "models/formula.py": "import os\nIMPORTED_BY = os.getpid()\nfrom .term import TERM",
+    "models/term.py": "TERM = 1",
+    "models/entry.py": (
+        "from pathlib import Path\n"
+        "from trimtab.models import formula\n"
+        "def main(job):\n"
+        "    told = f'{formula.IMPORTED_BY} {formula.TERM}'\n"
+        "    Path(job).with_name('seen').write_text(told)\n"
+    ),
+}
+
+
+def _package(root: Path) -> Path:
+    """A package `trimtab` with the real fork server, whose modules can be edited."""
+    package = root / "trimtab"
+    for name, text in PACKAGE.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)
+    for name in ("imports.py", "processes/fork_server.py", "processes/file_states.py"):
+        shutil.copy(Path(trimtab.__file__).parent / "infra" / name, package / "infra" / name)
+    return package
+
+
+@pytest.mark.parametrize("edited", ["term.py", "new.txt"])
+def test_modules_are_those_of_the_server_until_the_package_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edited: str
+) -> None:
+    package = _package(tmp_path)
+    monkeypatch.setattr(fork_client, "ROOT", tmp_path)
+    monkeypatch.setattr(fork_client, "_servers", {})
+    preload = "trimtab.models.preload"
+
+    def seen(job: str) -> tuple[bool, int]:
+        """Whether the server had imported the module, and the value that it has."""
+        path = write_job(tmp_path / job, "")
+        launch(path, entry="trimtab.models.entry", preload=preload)
+        process, term = path.with_name("seen").read_text().split()
+        return int(process) == running_fork_server(preload).pid, int(term)
+
+    assert seen("first") == (True, 1)
+    (package / "models" / edited).write_text("TERM = 2")
+    assert seen("second") == (False, 2 if edited == "term.py" else 1)
+    close_servers()

@@ -68,8 +68,19 @@ def build(config: ReportConfig, inputs: Inputs, workdir: Path) -> tuple[str, dic
     return html, json.loads((output / "scorecard.json").read_text())
 
 
-def test_whole_page_is_safe_and_self_contained(full_inputs: Inputs, tmp_path: Path) -> None:
+def test_whole_page(full_inputs: Inputs, tmp_path: Path) -> None:
+    """Safe and self-contained; its sections are listed; a policy has one look in all plots."""
     html, card = build(FULL, full_inputs, tmp_path)
+    plots = list((tmp_path / "output" / "plots").glob("*.svg"))
+    _is_safe_and_self_contained(html, plots)
+    _lists_its_sections(html)
+    _shows_a_policy_alike({plot.stem: plot.read_text() for plot in plots})
+    assert card["seeds"] == {"seed": 3, "ppo.seed": 4, "run": 3}
+    assert card["total_seconds"] == 42.5
+    assert card["seconds_per_stage"] == {"sft": 12.5, "ppo_max": 30.0}
+
+
+def _is_safe_and_self_contained(html: str, plots: list[Path]) -> None:
     tags = _Tags()
     tags.feed(html)
     names = {tag for tag, _ in tags.found}
@@ -87,7 +98,6 @@ def test_whole_page_is_safe_and_self_contained(full_inputs: Inputs, tmp_path: Pa
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
     assert not re.search(r"https?:|@import|url\((?!#)", html)
     assert "default-src &#39;none&#39;" in html or "default-src 'none'" in html
-    plots = list((tmp_path / "output" / "plots").glob("*.svg"))
     drawings = [attributes for tag, attributes in tags.found if tag == "svg"]
     assert len(plots) == len(drawings) > 10
     assert all(str(each["aria-label"]).count(" ") > 3 for each in drawings)
@@ -97,23 +107,9 @@ def test_whole_page_is_safe_and_self_contained(full_inputs: Inputs, tmp_path: Pa
         "What it cost", "Lineage",
     ):  # fmt: skip
         assert heading in html, heading
-    assert card["seeds"] == {"seed": 3, "ppo.seed": 4, "run": 3}
-    assert card["total_seconds"] == 42.5
-    assert card["seconds_per_stage"] == {"sft": 12.5, "ppo_max": 30.0}
 
 
-def test_the_audit_s_page_is_linked_where_there_is_one(
-    label_inputs: Inputs, tmp_path: Path
-) -> None:
-    html, _ = build(ReportConfig(), label_inputs | {"audit": tmp_path}, tmp_path / "work")
-    tags = _Tags()
-    tags.feed(html)
-    links = [str(found["href"]) for tag, found in tags.found if tag == "a"]
-    assert [link for link in links if not link.startswith("#")] == ["audit.html"]
-
-
-def test_sections_are_listed_and_lead_back(full_inputs: Inputs, tmp_path: Path) -> None:
-    html, _ = build(FULL, full_inputs, tmp_path)
+def _lists_its_sections(html: str) -> None:
     contents = html.partition('<nav id="contents"')[2].partition("</nav>")[0]
     listed = re.findall(r'<a href="#([\w-]+)">([^<]+)</a>', contents)
     assert listed == re.findall(r'<h2 id="([\w-]+)">([^<]+) <a', html)
@@ -121,12 +117,10 @@ def test_sections_are_listed_and_lead_back(full_inputs: Inputs, tmp_path: Path) 
     assert html.count('<a class="up" href="#contents"') == len(listed)
 
 
-def test_a_policy_has_one_look_in_all_plots(full_inputs: Inputs, tmp_path: Path) -> None:
+def _shows_a_policy_alike(drawings: dict[str, str]) -> None:
     """Also where the run has other policies: the look is the name's, not the place's."""
-    build(FULL, full_inputs, tmp_path)
     for section in ("policies_1", "rounds_1"):
-        drawing = (tmp_path / "output" / "plots" / f"{section}.svg").read_text()
-        assert policy_style("full")[0].lower() in drawing, section
+        assert policy_style("full")[0].lower() in drawings[section], section
     assert len({style[:2] for style in POLICY_STYLES.values()}) == len(POLICY_STYLES)
     assert set(POLICY_NAMES) <= set(POLICY_STYLES)
 
@@ -188,12 +182,6 @@ def test_what_was_read_adds_up_on_the_first_screen(label_inputs: Inputs, tmp_pat
     assert (tmp_path / "output" / "quarantine.jsonl").read_text() == refused.read_text()
 
 
-def test_without_refused_rows_there_is_no_quarantine(label_inputs: Inputs, tmp_path: Path) -> None:
-    (label_inputs["preferences"] / "quarantine.jsonl").write_text("")
-    build(ReportConfig(), label_inputs, tmp_path)
-    assert not (tmp_path / "output" / "quarantine.jsonl").exists()
-
-
 def test_same_inputs_give_the_same_bytes(label_inputs: Inputs, tmp_path: Path) -> None:
     inputs = {role: label_inputs[role] for role in ("preferences", "member_0")}
     first, _ = build(ReportConfig(), inputs, tmp_path / "first")
@@ -203,7 +191,14 @@ def test_same_inputs_give_the_same_bytes(label_inputs: Inputs, tmp_path: Path) -
 
 
 def test_label_audit_alone(label_inputs: Inputs, tmp_path: Path) -> None:
-    html, card = build(ReportConfig(), label_inputs, tmp_path)
+    """Its own page is linked; without refused rows there is no quarantine."""
+    (label_inputs["preferences"] / "quarantine.jsonl").write_text("")
+    html, card = build(ReportConfig(), label_inputs | {"audit": tmp_path}, tmp_path / "work")
+    assert not (tmp_path / "work" / "output" / "quarantine.jsonl").exists()
+    tags = _Tags()
+    tags.feed(html)
+    links = [str(found["href"]) for tag, found in tags.found if tag == "a"]
+    assert [link for link in links if not link.startswith("#")] == ["audit.html"]
     assert card["verdict"]["answer"] == "labels only"  # type: ignore[index]
     for absent in (
         "PPO, step by step", "Win, tie, lose", "Before and after", "What it cost", "Better or not",

@@ -1,0 +1,45 @@
+"""Parameters are checked at every start of a run, their schema once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from jsonschema import SchemaError
+from prefect.utilities.schema_tools import validation
+
+from trimtab.infra.prefect.checked_schemas import check_schemas_once
+
+STEPS = {"type": "object", "properties": {"steps": {"type": "integer"}}}
+
+
+def _validate(parameters: dict[str, Any], schema: dict[str, Any]) -> None:
+    """As Prefect's server does where a run is started."""
+    validation.validate(parameters, schema, raise_on_error=True)
+
+
+def test_a_schema_is_checked_once_and_parameters_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Any] = []
+    own = validation._VALIDATOR.check_schema
+
+    def check(schema: Any, *given: Any, **named: Any) -> None:
+        checked.append(schema)
+        own(schema, *given, **named)
+
+    monkeypatch.setattr(validation._VALIDATOR, "check_schema", check)
+    check_schemas_once()
+    for _ in range(3):
+        _validate({"steps": 3}, STEPS)
+        with pytest.raises(validation.ValidationError, match="'steps'"):
+            _validate({"steps": "three"}, STEPS)
+    assert len(checked) == 1
+    _validate({"steps": "three"}, {"type": "object", "properties": {"steps": {"type": "string"}}})
+    assert len(checked) == 2
+
+
+def test_a_wrong_schema_stays_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation._VALIDATOR, "check_schema", validation._VALIDATOR.check_schema)
+    check_schemas_once()
+    for _ in range(2):
+        with pytest.raises(SchemaError):
+            _validate({}, {"type": "object", "properties": {"steps": {"type": "numbr"}}})
