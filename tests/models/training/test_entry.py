@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.infra.toy_launch import assert_gone
 from trimtab.infra.processes import launch as launch_module
 from trimtab.infra.processes.fork_client import close_servers
 from trimtab.infra.processes.launch import TrainerError, TrainerStoppedError, launch
@@ -143,10 +144,7 @@ def test_ranks_die_with_the_trainer(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="cancelled"):
         launch(_job(tmp_path, 2, size=1), entry="toy_torch_entry", on_lines=cancel)
-    deadline = time.monotonic() + 5
-    while any(Path(f"/proc/{pid}").exists() for pid in ranks):
-        assert time.monotonic() < deadline, "a rank was left behind"
-        time.sleep(0.02)
+    assert_gone(" ".join(map(str, ranks)))
 
 
 @pytest.mark.parametrize(
