@@ -7,6 +7,7 @@ not checked.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -117,8 +118,11 @@ def _local(name: str, sources: Sequence[str], found: Findings) -> Iterator[tuple
 def _check_preferences(config: RunConfig, max_rows: int | None, found: Findings) -> None:
     given, name = config.preferences, "preferences.sources"
     sources = [
-        Source(
-            source.path, given.categories[index] if given.categories else None, None, source.name
+        dataclasses.replace(
+            source,
+            category=given.categories[index] if given.categories else None,
+            format=given.format,
+            columns=given.columns,
         )
         for index, source in _local(name, given.sources, found)
     ]

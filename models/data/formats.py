@@ -1,10 +1,11 @@
-"""From one raw row to a prompt and its answers, best first, whatever format it is written in.
+"""From one row in Trimtab's own columns to a prompt and its answers, best first.
 
-The format is told row by row from the fields and their types:
+Rows in other columns are brought into these first (`trimtab.models.data.presets`). The format is
+told row by row from the fields and their types:
 - hh: `chosen`, `rejected` are whole dialogues in HH-RLHF text [Bai et al. 2022].
 - explicit: `prompt`, `chosen`, `rejected` are texts, taken as they are.
 - messages: `chosen`, `rejected` are message lists, whole or (with `prompt`, a list or a text)
-  only the answer.
+  only the answer. Two dialogues that part before the last turn share what comes before.
 - kwise: `prompt` (text or messages) and `responses`, 2 to 9 of them, best first.
 Optional everywhere: `id`, `category`, `group`, `tie`. For pairs: `rating` 1 to 4, and
 `votes_chosen`, `votes_rejected`, `votes_equal`, or one `votes` object as records write it.
@@ -12,6 +13,7 @@ Nothing here raises for a bad row: all problems are returned with the parsed row
 """
 
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any, Final
 
 from trimtab.models.data.messages import (
@@ -39,7 +41,13 @@ ALLOWED_FORMATS: Final = "chosen + rejected, prompt + chosen + rejected, or prom
 
 @dataclass(slots=True)
 class ParsedRow:
-    """A row's content. answers is empty, and values are None, where problems says why."""
+    """A row's content. answers is empty, and values are None, where problems says why.
+
+    pairs: which answer is better than which, by their positions; None: each than all behind it.
+    lines, rows: of the rows it was made of, where these are several: their places in the file, and
+    among all rows of the source. is_waiting: it is half of a pair
+    whose other half has not been read. ignored: the row's columns that mean nothing here.
+    """
 
     format: str = "unknown"
     id: str | None = None
@@ -51,12 +59,30 @@ class ParsedRow:
     prompt: str = ""
     answers: tuple[str, ...] = ()
     answer_fields: tuple[str, ...] = ()
+    is_ranking: bool = False
+    pairs: tuple[tuple[int, int], ...] | None = None
+    lines: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    is_waiting: bool = False
+    ignored: tuple[str, ...] = ()
     problems: list[Problem] = field(default_factory=list)
 
+    @property
+    def better_worse(self) -> list[tuple[int, int]]:
+        """The pairs by the positions of their answers; none where there are problems."""
+        if self.pairs is not None:
+            return list(self.pairs) if self.answers else []
+        return list(combinations(range(len(self.answers)), 2))
 
-def parse_row(row: Any, render: Render | None) -> ParsedRow:
-    """Parse one row. render: for message lists (None: HH-RLHF text)."""
-    parsed = ParsedRow()
+
+def parse_row(
+    row: Any, render: Render | None, pairs: tuple[tuple[int, int], ...] | None = None
+) -> ParsedRow:
+    """Parse one row. render: for message lists (None: HH-RLHF text).
+
+    pairs: of `responses` that are no ranking, which is better than which.
+    """
+    parsed = ParsedRow(pairs=pairs)
     if not isinstance(row, dict):
         found = f"{type(row).__name__} {shorten(row)}"
         parsed.problems.append(Problem("not_an_object", None, found, "an object with fields"))
@@ -130,7 +156,7 @@ def _parse_message_pair(
 
 
 def _parse_ranking(row: dict[str, Any], parsed: ParsedRow, render: Render | None) -> None:
-    parsed.format = "kwise"
+    parsed.format, parsed.is_ranking = "kwise", True
     for name in PAIR_FIELDS:
         if row.get(name) is not None:
             allowed = "nothing: it belongs to one pair, and this row ranks several answers"
@@ -141,7 +167,7 @@ def _parse_ranking(row: dict[str, Any], parsed: ParsedRow, render: Render | None
         found = f"{type(responses).__name__} {shorten(responses)}"
         parsed.problems.append(Problem("wrong_type", "responses", found, allowed))
         responses = []
-    elif not MIN_RANKED <= len(responses) <= MAX_RANKED:
+    elif parsed.pairs is None and not MIN_RANKED <= len(responses) <= MAX_RANKED:
         found = f"{len(responses)} answers"
         parsed.problems.append(Problem("out_of_range", "responses", found, allowed))
     parsed.answer_fields = tuple(f"responses[{i}]" for i in range(len(responses)))
@@ -197,23 +223,36 @@ def _finish_messages(
         parsed.problems.append(Problem("no_common_prompt", None, found, allowed))
         return
     before = len(parsed.problems)
-    if start[-1]["role"] != "user":
-        found, allowed = _roles(start), "a last turn of the user"
+    if start[-1]["role"] not in ("user", "tool"):
+        found, allowed = _roles(start), "a last turn of the user, or of a tool"
         parsed.problems.append(Problem("bad_turns", "prompt", found, allowed))
     for name, side in zip(parsed.answer_fields, sides, strict=True):
-        if [m["role"] for m in side] != ["assistant"]:
-            allowed = "one turn of the assistant after the prompt"
+        if not side or {side[0]["role"], side[-1]["role"]} != {"assistant"}:
+            allowed = "turns after the prompt, the first and the last of the assistant"
             parsed.problems.append(Problem("bad_turns", name, _roles(side), allowed))
     if len(parsed.problems) > before:
         return
     try:
-        parsed.prompt = render_hh(start) if render is None else render(start)
+        prompt = render_hh(start) if render is None else render(start)
+        parsed.answers = tuple(_answer_text(start, side, prompt, render) for side in sides)
+        parsed.prompt = prompt
     except ValueError as error:
         allowed = "messages that the tokenizer's chat template takes"
         parsed.problems.append(Problem("not_renderable", "prompt", str(error)[:200], allowed))
-        return
-    space = " " if render is None else ""
-    parsed.answers = tuple(space + side[0]["content"] for side in sides)
+
+
+def _answer_text(
+    start: list[Message], side: list[Message], prompt: str, render: Render | None
+) -> str:
+    """An answer's text behind the prompt; of several turns all, up to where the last one ends."""
+    last = (" " if render is None else "") + side[-1]["content"]
+    if len(side) == 1:
+        return last
+    before = [*start, *side[:-1]]
+    text = render_hh(before) if render is None else render(before)
+    if not text.startswith(prompt):
+        raise ValueError("the chat template changes earlier turns when further ones follow")
+    return text[len(prompt) :] + last
 
 
 def _roles(messages: list[Message]) -> str:
