@@ -8,7 +8,9 @@ told row by row from the fields and their types:
   only the answer. Two dialogues that part before the last turn share what comes before.
 - kwise: `prompt` (text or messages) and `responses`, 2 to 9 of them, best first.
 Optional everywhere: `id`, `category`, `group`, `tie`. For pairs: `rating` 1 to 4, and
-`votes_chosen`, `votes_rejected`, `votes_equal`, or one `votes` object as records write it.
+`votes_chosen`, `votes_rejected`, `votes_equal`, or one `votes` object as records write it; and
+`opinions`, a list of {annotator, prefers: chosen | rejected | equal}, which are the votes where no
+others are given.
 Nothing here raises for a bad row: all problems are returned with the parsed row.
 """
 
@@ -27,12 +29,13 @@ from trimtab.models.data.messages import (
     text_problem,
 )
 from trimtab.models.data.problems import Problem, shorten
-from trimtab.models.data.records import Votes
+from trimtab.models.data.records import Opinion, Votes
 
 MIN_RATING, MAX_RATING = 1, 4
 VOTE_FIELDS: Final = ("votes_chosen", "votes_rejected", "votes_equal")
 MIN_RANKED, MAX_RANKED = 2, 9
-PAIR_FIELDS: Final = ("rating", "votes", *VOTE_FIELDS)
+PREFERS: Final = ("chosen", "rejected", "equal")
+PAIR_FIELDS: Final = ("rating", "votes", "opinions", *VOTE_FIELDS)
 KNOWN_FIELDS: Final = frozenset(
     {"prompt", "chosen", "rejected", "responses", "id", "category", "group", "tie", *PAIR_FIELDS}
 )
@@ -55,6 +58,7 @@ class ParsedRow:
     group: str | None = None
     rating: int | None = None
     votes: Votes | None = None
+    opinions: tuple[Opinion, ...] | None = None
     is_tie: bool = False
     prompt: str = ""
     answers: tuple[str, ...] = ()
@@ -281,6 +285,8 @@ def parse_metadata(row: dict[str, Any], parsed: ParsedRow) -> None:
     rating = _optional_int("rating", row.get("rating"), MIN_RATING, MAX_RATING, parsed)
     parsed.rating = rating
     parsed.votes = _parse_votes(row, parsed)
+    if row.get("opinions") is not None:
+        _parse_opinions(row["opinions"], parsed)
     tie = row.get("tie")
     if tie is not None and not isinstance(tie, bool):
         parsed.problems.append(Problem("wrong_type", "tie", shorten(tie), "true, false or null"))
@@ -337,3 +343,23 @@ def _parse_votes(row: dict[str, Any], parsed: ParsedRow) -> Votes | None:
         parsed.problems.append(Problem("out_of_range", names[0], "no votes at all", allowed))
         return None
     return Votes(*counts)
+
+
+def _parse_opinions(given: Any, parsed: ParsedRow) -> None:
+    """Read who voted how; the votes follow from it where there are no others."""
+    allowed = f"a list of objects with annotator (text) and prefers ({' | '.join(PREFERS)})"
+    rows = given if isinstance(given, list) else [given]
+    opinions = [
+        Opinion(str(row["annotator"]), row["prefers"])
+        for row in rows
+        if isinstance(row, dict)
+        and isinstance(row.get("annotator"), str | int)
+        and row.get("prefers") in PREFERS
+    ]
+    if not opinions or len(opinions) < len(rows):
+        parsed.problems.append(Problem("wrong_type", "opinions", shorten(given), allowed))
+        return
+    parsed.opinions = tuple(opinions)
+    if parsed.votes is None:
+        counts = [sum(each.prefers == name for each in opinions) for name in PREFERS]
+        parsed.votes = Votes(*counts)

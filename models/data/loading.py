@@ -280,6 +280,7 @@ def _pairs_of(parsed: ParsedRow, source: Source, place: str) -> list[PreferenceP
             votes=parsed.votes,
             group=parsed.group or (parsed.id if parsed.is_ranking else None),
             source=place,
+            opinions=parsed.opinions,
         )
         for identity, (better, worse) in zip(
             _pair_ids(parsed) or [str(parsed.id)], parsed.better_worse, strict=True

@@ -43,9 +43,10 @@ class Mapped:
 
 
 Convert = Callable[[Row, Mapped], None]
-Opinion = Callable[[Row, Mapped], float | None]
+Preference = Callable[[Row, Mapped], float | None]
 """How much better the first answer is than the second: 0 a tie, below 0 worse, None a problem."""
-Opinions = Callable[[Row, Mapped], list[float]]
+People = Callable[[Row, Mapped], list[tuple[str | None, float]]]
+"""Several people's opinions, each with who it is of where that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def list_of(value: Any) -> Any:
         return value
 
 
-def _score(column: str, limit: int) -> Opinion:
+def _score(column: str, limit: int) -> Preference:
     """From -limit (the first answer is much better) to limit (the second is)."""
 
     def opinion(row: Row, mapped: Mapped) -> float | None:
@@ -103,7 +104,7 @@ def _score(column: str, limit: int) -> Opinion:
     return opinion
 
 
-def _choice(column: str, meanings: dict[Any, int]) -> Opinion:
+def _choice(column: str, meanings: dict[Any, int]) -> Preference:
     """One of some values, each with what it means."""
 
     def opinion(row: Row, mapped: Mapped) -> float | None:
@@ -118,7 +119,7 @@ def _choice(column: str, meanings: dict[Any, int]) -> Opinion:
     return opinion
 
 
-def _flags(first: str, second: str, neither: str) -> Opinion:
+def _flags(first: str, second: str, neither: str) -> Preference:
     """Three columns, of which one is 1 and the others are 0."""
 
     def opinion(row: Row, mapped: Mapped) -> float | None:
@@ -132,16 +133,16 @@ def _flags(first: str, second: str, neither: str) -> Opinion:
     return opinion
 
 
-def _scores_of(column: str, key: str) -> Opinions:
+def _scores_of(column: str, key: str) -> People:
     """Several people's scores, as in `_score`; those without a number are left out."""
 
-    def opinions(row: Row, mapped: Mapped) -> list[float]:
+    def opinions(row: Row, mapped: Mapped) -> list[tuple[str | None, float]]:
         people = list_of(row.get(column))
         if people is not None and not isinstance(people, list):
             mapped.refuse("wrong_type", column, people, f"a list of objects with {key}")
             return []
         scores = [number_of(each.get(key)) for each in people or [] if isinstance(each, dict)]
-        return [-score for score in scores if isinstance(score, int | float)]
+        return [(None, -score) for score in scores if isinstance(score, int | float)]
 
     return opinions
 
@@ -156,24 +157,25 @@ MULTIPREF: Final = {
 MULTIPREF_PEOPLE: Final = ("normal_worker_annotations", "expert_worker_annotations")
 
 
-def _multipref(row: Row, mapped: Mapped) -> list[float]:
-    found = []
+def _multipref(row: Row, mapped: Mapped) -> list[tuple[str | None, float]]:
+    found: list[tuple[str | None, float]] = []
     for column in MULTIPREF_PEOPLE:
         for index, each in enumerate(list_of(row.get(column)) or []):
-            said = each.get("overall_pref") if isinstance(each, dict) else each
-            if said in MULTIPREF:
-                found.append(float(MULTIPREF[said]))
+            said = each.get("overall_pref") if isinstance(each, dict) else None
+            if isinstance(said, str) and said in MULTIPREF:
+                who = each.get("evaluator")
+                found.append((who if isinstance(who, str) else None, float(MULTIPREF[said])))
             else:
                 place = f"{column}[{index}].overall_pref"
                 mapped.refuse("out_of_range", place, said, " | ".join(MULTIPREF))
     return found
 
 
-def _majority(people: Opinions) -> Opinion:
+def _majority(people: People) -> Preference:
     """What more people prefer, however strongly."""
 
     def opinion(row: Row, mapped: Mapped) -> float | None:
-        signs = [(each > 0) - (each < 0) for each in people(row, Mapped({}))]
+        signs = [(each > 0) - (each < 0) for _, each in people(row, Mapped({}))]
         return sum(signs)
 
     return opinion
@@ -191,8 +193,8 @@ class TwoAnswers:
     prompt: str | None
     first: str
     second: str
-    opinion: Opinion
-    people: Opinions | None = None
+    opinion: Preference
+    people: People | None = None
     counts: tuple[str, str] | None = None
     is_rated: bool = False
     category: str | None = None
@@ -219,12 +221,20 @@ class TwoAnswers:
         if self.is_rated and preference:
             mapped.values["rating"] = 1 + round(abs(preference))
         if self.people is not None and (said := self.people(row, mapped)):
-            own = [each if is_first else -each for each in said]
-            mapped.values["votes"] = {
-                "chosen": sum(each > 0 for each in own),
-                "rejected": sum(each < 0 for each in own),
-                "equal": sum(each == 0 for each in own),
-            }
+            mapped.values |= _votes([(who, each if is_first else -each) for who, each in said])
+
+
+def _votes(said: Sequence[tuple[str | None, float]]) -> Row:
+    """People's opinions of the better answer over the worse, as Trimtab's columns."""
+    prefers = ["equal" if each == 0 else "chosen" if each > 0 else "rejected" for _, each in said]
+    counts = {name: prefers.count(name) for name in ("chosen", "rejected", "equal")}
+    values: Row = {"votes": counts}
+    if all(who is not None for who, _ in said):
+        values["opinions"] = [
+            {"annotator": who, "prefers": name}
+            for (who, _), name in zip(said, prefers, strict=True)
+        ]
+    return values
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -476,7 +486,7 @@ NATIVE: Final = Preset(
     "Trimtab's own columns, TRL's, HH-RLHF, Tulu's and UltraFeedback's binarized sets",
     (),
     None,
-    ("prompt", "chosen", "rejected", "responses", "rating", "tie", "votes",
+    ("prompt", "chosen", "rejected", "responses", "rating", "tie", "votes", "opinions",
      "votes_chosen", "votes_rejected", "votes_equal"),
     lambda row: "chosen" in row or "rejected" in row or "responses" in row,
 )  # fmt: skip

@@ -19,7 +19,7 @@ from trimtab.models.data import (
     load_preferences,
 )
 from trimtab.models.data.presets import BY_NAME, FORMATS
-from trimtab.models.data.records import PreferencePair, Votes
+from trimtab.models.data.records import Opinion, PreferencePair, Votes
 
 WriteRows = Callable[..., str]
 Text = tuple[str, str, str]
@@ -357,7 +357,17 @@ CASES = [
     Case(
         "multipref",
         [MULTIPREF],
-        carries={"id": "d0be61f1", "category": "Open QA", "votes": Votes(2, 1, 1)},
+        carries={
+            "id": "d0be61f1",
+            "category": "Open QA",
+            "votes": Votes(2, 1, 1),
+            "opinions": (
+                Opinion("w1", "chosen"),
+                Opinion("w2", "rejected"),
+                Opinion("e1", "chosen"),
+                Opinion("e2", "equal"),
+            ),
+        },
     ),
     Case("turns", [FNLP], [(FNLP_PROMPT, " 2", " 3")]),
     Case(
