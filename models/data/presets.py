@@ -7,6 +7,7 @@ are those of the data sets' own cards.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -142,7 +143,8 @@ def _scores_of(column: str, key: str) -> People:
             mapped.refuse("wrong_type", column, people, f"a list of objects with {key}")
             return []
         scores = [number_of(each.get(key)) for each in people or [] if isinstance(each, dict)]
-        return [(None, -score) for score in scores if isinstance(score, int | float)]
+        numbers = [score for score in scores if isinstance(score, int | float)]
+        return [(None, -score) for score in numbers if not math.isnan(score)]
 
     return opinions
 
@@ -160,7 +162,11 @@ MULTIPREF_PEOPLE: Final = ("normal_worker_annotations", "expert_worker_annotatio
 def _multipref(row: Row, mapped: Mapped) -> list[tuple[str | None, float]]:
     found: list[tuple[str | None, float]] = []
     for column in MULTIPREF_PEOPLE:
-        for index, each in enumerate(list_of(row.get(column)) or []):
+        people = list_of(row.get(column))
+        if people is not None and not isinstance(people, list):
+            mapped.refuse("wrong_type", column, people, "a list of objects with overall_pref")
+            continue
+        for index, each in enumerate(people or []):
             said = each.get("overall_pref") if isinstance(each, dict) else None
             if isinstance(said, str) and said in MULTIPREF:
                 who = each.get("evaluator")
@@ -473,10 +479,15 @@ class ScoredList:
 
     def _scores(self, given: Sequence[Any], mapped: Mapped) -> Iterator[tuple[int, float]]:
         for index, each in enumerate(given):
-            value = number_of(each.get(self.score)) if isinstance(each, dict) else each
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                place = f"{self.answers}[{index}].{self.score}"
-                mapped.refuse("wrong_type", place, value, "a number")
+            place = f"{self.answers}[{index}]"
+            if not isinstance(each, dict):
+                allowed = f"an object with {self.text} and {self.score}"
+                mapped.refuse("wrong_type", place, each, allowed)
+                continue
+            value = number_of(each.get(self.score))
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or math.isnan(value):
+                mapped.refuse("wrong_type", f"{place}.{self.score}", value, "a number")
             else:
                 yield index, -value if self.is_rank else value
 

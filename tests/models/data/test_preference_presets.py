@@ -5,6 +5,7 @@ else each pair carries.
 """
 
 import json
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.models.data.test_preference_mutations import mutate_value
 from trimtab.models.data import (
     PreferenceDataError,
     PreferenceOptionError,
@@ -632,3 +634,25 @@ def test_the_documented_table_has_every_preset_in_its_order() -> None:
     table = page.read_text(encoding="utf-8").partition("| `preferences.format` |")[2]
     rows = table.partition("\n\n")[0].splitlines()
     assert [row.split("`")[1] for row in rows if row.startswith("| `")] == list(BY_NAME)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.preset)
+def test_damaged_rows_of_every_preset_are_pairs_or_reported(
+    write_rows: WriteRows, case: Case
+) -> None:
+    rng = random.Random(0)
+    rows = []
+    for number in range(150):
+        row = json.loads(json.dumps(rng.choice(case.rows)))
+        row |= {name: f"r{number}" for name in ("id", "comparison_id") if name in row}
+        for _ in range(rng.randint(0, 2)):
+            mutate_value(rng, row)
+        rows.append(row)
+    source = Source(write_rows([*rows, *case.rows]), format=case.asked)
+    pairs, bad, report = load_preferences([source], on_bad_rows="quarantine", on_ties="drop")
+    report.check()
+    assert report.total.rows_read == len(rows) + len(case.rows)
+    assert pairs and bad and len(bad) == report.total.quarantined
+    for pair in pairs:
+        json.dumps(pair.to_json()).encode()
+        assert pair.prompt.strip() and pair.chosen.strip() != pair.rejected.strip()
