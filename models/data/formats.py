@@ -76,6 +76,8 @@ class ParsedRow:
         """The pairs by the positions of their answers; none where there are problems."""
         if self.pairs is not None:
             return list(self.pairs) if self.answers else []
+        if len(self.answers) == 2:
+            return [(0, 1)]
         return list(combinations(range(len(self.answers)), 2))
 
 

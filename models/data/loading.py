@@ -263,8 +263,9 @@ def _short_place(raw: RawRow, source: Source, lines: Sequence[int]) -> str:
 
     lines: of the rows that make one pair: "file:3,7".
     """
+    line = ",".join(map(str, lines)) if lines else raw.line
     above = "" if source.name else source.label.rstrip("/").rpartition("/")[0]
-    return f"{raw.file.removeprefix(above).lstrip('/')}:{','.join(map(str, lines or (raw.line,)))}"
+    return f"{raw.file.removeprefix(above).lstrip('/')}:{line}"
 
 
 def _pairs_of(parsed: ParsedRow, source: Source, place: str) -> list[PreferencePair]:
