@@ -7,6 +7,7 @@ not checked.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +39,7 @@ from trimtab.models.data import (
 )
 from trimtab.models.data.problems import SOURCE_REASONS
 from trimtab.models.data.readers import looks_like_hub_id
+from trimtab.models.data.row_reader import check_form
 from trimtab.models.estimates.machine import GIB, Machine
 from trimtab.models.estimates.shapes import PlanError, shape_of
 from trimtab.models.judge.constitutions import (
@@ -140,9 +142,15 @@ def _local(name: str, sources: Sequence[str], found: Findings) -> Iterator[tuple
 
 def _check_preferences(config: RunConfig, max_rows: int | None, found: Findings) -> None:
     given, name = config.preferences, "preferences.sources"
+    if wrong := check_form(given.format, given.columns):
+        found.mistakes += [f"preferences.{problem}" for problem in wrong]
+        return
     sources = [
-        Source(
-            source.path, given.categories[index] if given.categories else None, None, source.name
+        dataclasses.replace(
+            source,
+            category=given.categories[index] if given.categories else None,
+            format=given.format,
+            columns=given.columns,
         )
         for index, source in _local(name, given.sources, found)
     ]

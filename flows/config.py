@@ -346,6 +346,18 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _some_are_held_out(self) -> Self:
+        given = self.preferences
+        if not self.ensemble.is_of_vectors and 0 in (given.validation_share, given.test_share):
+            raise ValueError(
+                "preferences.validation_share and preferences.test_share must be above 0 unless "
+                "ensemble.votes is embedding_models, found "
+                f"{given.validation_share:g} and {given.test_share:g}: scorers and policies are "
+                "measured on these pairs"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _judges_can_judge(self) -> Self:
         names = [each.name for each in self.judges]
         if len(set(names)) < len(names):

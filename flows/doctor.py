@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 import httpx
 
 from trimtab.flows.checks import check, uncounted_plan
-from trimtab.flows.recipes import RECIPES
+from trimtab.flows.recipes import ONLY_FLOW, RECIPES
 from trimtab.infra.processes.gpus import memory_of, unused_gpus
 from trimtab.infra.settings import Settings, without_password
 from trimtab.infra.store.manifest import StorageError
@@ -183,7 +183,9 @@ def _recipes(settings: Settings) -> Iterator[Line]:
     for name, make in RECIPES.items():
         config = make()
         missing = check(config).missing
-        plan = None if settings.dask else uncounted_plan(config, "rlhf", settings)
+        plan = (
+            None if settings.dask else uncounted_plan(config, ONLY_FLOW.get(name, "rlhf"), settings)
+        )
         reason = plan and plan.too_large()
         if reason:
             missing = [f"does not fit on this machine: {reason}", *missing]
@@ -191,5 +193,7 @@ def _recipes(settings: Settings) -> Iterator[Line]:
             yield Line("note", name, "; ".join(missing))
         elif config.is_synthetic:
             yield Line("ok", name, f"trimtab run {name}")
+        elif name in ONLY_FLOW:
+            yield Line("ok", name, "trimtab audit FILE")
         else:
             yield Line("ok", name, f"trimtab run {name} preferences.sources=FILE")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trimtab.flows.checks import uncounted_plan
-from trimtab.flows.recipes import MACHINES, RECIPES
+from trimtab.flows.recipes import MACHINES, ONLY_FLOW, RECIPES
 from trimtab.infra.settings import Settings
 from trimtab.models.estimates.machine import GIB
 
@@ -28,7 +28,7 @@ def recipes_text(settings: Settings) -> str:
         if (machine := MACHINES.get(name)) is not None:
             memory = f"{machine.num_devices} x {machine.memory / GIB:.0f} GiB"
         else:
-            plan = uncounted_plan(config, "rlhf", settings)
+            plan = uncounted_plan(config, ONLY_FLOW.get(name, "rlhf"), settings)
             memory = f"{max(map(plan.needed, plan.rows)) / GIB:.1f} GiB" if plan else "?"
         minutes = MINUTES.get(name)
         lines.append((name, memory, f"{minutes} min" if minutes else "not timed", about))

@@ -17,7 +17,8 @@ from trimtab.infra.access import Access, AccessError
 from trimtab.infra.store.fetch import is_remote, is_stored
 from trimtab.models.config.judge import EndpointConfig
 from trimtab.models.config.reward import POLICY
-from trimtab.models.data.readers import SUFFIXES, looks_like_hub_id
+from trimtab.models.data.files import SUFFIXES
+from trimtab.models.data.readers import looks_like_hub_id
 from trimtab.models.judge.addresses import CONFINED_VARIABLE, NETWORKS_VARIABLE
 from trimtab.models.judge.constitutions import PACKAGED
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trimtab.infra.store.fetch import FetchError, digest_of, fetch, is_stored
 from trimtab.infra.store.manifest import Provenance
-from trimtab.models.data.readers import SUFFIXES
+from trimtab.models.data.files import KINDS, SUFFIXES
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.judge.constitutions import PACKAGED, load_constitution
 from trimtab.tasks.access import access_of_run
@@ -29,7 +29,7 @@ def import_source(source: str, check: Callable[[Path], object] | None = None) ->
         if check is not None:
             check(folder)
         elif copy.is_file() and not is_data(copy.name):
-            raise FetchError(f"{source}: found {copy.suffix!r}; allowed: {', '.join(SUFFIXES)}")
+            raise FetchError(f"{source}: found {copy.suffix!r}; allowed: {KINDS}")
         return publish_file(copy)
 
 

@@ -33,6 +33,8 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "ukp-smollm2": ukp_smollm2,
     "hh-7b": hh_7b,
 }
+# The only flow of a recipe; without an entry it is for all of them.
+ONLY_FLOW = {"audit": "label-audit"}
 # The machine that a recipe is for, against which its plan is held where the command line names no
 # GPUs; without an entry it is the computer at hand.
 MACHINES = {"hh-7b": Machine.of_gpus(8, 80)}

@@ -130,6 +130,17 @@ class PreferencesConfig(StageConfig):
         description="Category of each source, in order; a recipe's categories apply only if as "
         "many sources are given as it has",
     )
+    format: str = Field(
+        "auto",
+        min_length=1,
+        description="Preset that reads the rows, as in docs/how-to/own-preferences.md; auto: by "
+        "the names of the columns",
+    )
+    columns: dict[str, str] = Field(
+        {},
+        description="What the sources call a column, by the name that Trimtab or a preset has for "
+        "it, such as {prompt: question, chosen: better, rejected: worse}",
+    )
     demonstrations: tuple[str, ...] = Field(
         (),
         description="Sources that SFT learns from in place of the chosen answers: rows of prompt + "

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
+from trimtab.models.data.files import RawRow, SourceError
 from trimtab.models.data.messages import (
     Message,
     Render,
@@ -31,7 +32,7 @@ from trimtab.models.data.problems import (
     raw_text,
     shorten,
 )
-from trimtab.models.data.readers import RawRow, Source, SourceError, read_source
+from trimtab.models.data.readers import Source, read_source
 
 SHAPES: Final = (("prompt", "completion"), ("messages",), ("text",))
 FIELDS: Final = tuple(name for shape in SHAPES for name in shape)

@@ -1,17 +1,21 @@
-"""From one raw row to a prompt and its answers, best first, whatever format it is written in.
+"""From one row in Trimtab's own columns to a prompt and its answers, best first.
 
-The format is told row by row from the fields and their types:
+Rows in other columns are brought into these first (`trimtab.models.data.presets`). The format is
+told row by row from the fields and their types:
 - hh: `chosen`, `rejected` are whole dialogues in HH-RLHF text [Bai et al. 2022].
 - explicit: `prompt`, `chosen`, `rejected` are texts, taken as they are.
 - messages: `chosen`, `rejected` are message lists, whole or (with `prompt`, a list or a text)
-  only the answer.
+  only the answer. Two dialogues that part before the last turn share what comes before.
 - kwise: `prompt` (text or messages) and `responses`, 2 to 9 of them, best first.
 Optional everywhere: `id`, `category`, `group`, `tie`. For pairs: `rating` 1 to 4, and
-`votes_chosen`, `votes_rejected`, `votes_equal`, or one `votes` object as records write it.
+`votes_chosen`, `votes_rejected`, `votes_equal`, or one `votes` object as records write it; and
+`opinions`, a list of {annotator, prefers: chosen | rejected | equal}, which are the votes where no
+others are given.
 Nothing here raises for a bad row: all problems are returned with the parsed row.
 """
 
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any, Final
 
 from trimtab.models.data.messages import (
@@ -25,12 +29,13 @@ from trimtab.models.data.messages import (
     text_problem,
 )
 from trimtab.models.data.problems import Problem, shorten
-from trimtab.models.data.records import Votes
+from trimtab.models.data.records import Opinion, Votes
 
 MIN_RATING, MAX_RATING = 1, 4
 VOTE_FIELDS: Final = ("votes_chosen", "votes_rejected", "votes_equal")
 MIN_RANKED, MAX_RANKED = 2, 9
-PAIR_FIELDS: Final = ("rating", "votes", *VOTE_FIELDS)
+PREFERS: Final = ("chosen", "rejected", "equal")
+PAIR_FIELDS: Final = ("rating", "votes", "opinions", *VOTE_FIELDS)
 KNOWN_FIELDS: Final = frozenset(
     {"prompt", "chosen", "rejected", "responses", "id", "category", "group", "tie", *PAIR_FIELDS}
 )
@@ -39,7 +44,13 @@ ALLOWED_FORMATS: Final = "chosen + rejected, prompt + chosen + rejected, or prom
 
 @dataclass(slots=True)
 class ParsedRow:
-    """A row's content. answers is empty, and values are None, where problems says why."""
+    """A row's content. answers is empty, and values are None, where problems says why.
+
+    pairs: which answer is better than which, by their positions; None: each than all behind it.
+    lines, rows: of the rows it was made of, where these are several: their places in the file, and
+    among all rows of the source. is_waiting: it is half of a pair
+    whose other half has not been read. ignored: the row's columns that mean nothing here.
+    """
 
     format: str = "unknown"
     id: str | None = None
@@ -47,16 +58,37 @@ class ParsedRow:
     group: str | None = None
     rating: int | None = None
     votes: Votes | None = None
+    opinions: tuple[Opinion, ...] | None = None
     is_tie: bool = False
     prompt: str = ""
     answers: tuple[str, ...] = ()
     answer_fields: tuple[str, ...] = ()
+    is_ranking: bool = False
+    pairs: tuple[tuple[int, int], ...] | None = None
+    lines: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    is_waiting: bool = False
+    ignored: tuple[str, ...] = ()
     problems: list[Problem] = field(default_factory=list)
 
+    @property
+    def better_worse(self) -> list[tuple[int, int]]:
+        """The pairs by the positions of their answers; none where there are problems."""
+        if self.pairs is not None:
+            return list(self.pairs) if self.answers else []
+        if len(self.answers) == 2:
+            return [(0, 1)]
+        return list(combinations(range(len(self.answers)), 2))
 
-def parse_row(row: Any, render: Render | None) -> ParsedRow:
-    """Parse one row. render: for message lists (None: HH-RLHF text)."""
-    parsed = ParsedRow()
+
+def parse_row(
+    row: Any, render: Render | None, pairs: tuple[tuple[int, int], ...] | None = None
+) -> ParsedRow:
+    """Parse one row. render: for message lists (None: HH-RLHF text).
+
+    pairs: of `responses` that are no ranking, which is better than which.
+    """
+    parsed = ParsedRow(pairs=pairs)
     if not isinstance(row, dict):
         found = f"{type(row).__name__} {shorten(row)}"
         parsed.problems.append(Problem("not_an_object", None, found, "an object with fields"))
@@ -130,7 +162,7 @@ def _parse_message_pair(
 
 
 def _parse_ranking(row: dict[str, Any], parsed: ParsedRow, render: Render | None) -> None:
-    parsed.format = "kwise"
+    parsed.format, parsed.is_ranking = "kwise", True
     for name in PAIR_FIELDS:
         if row.get(name) is not None:
             allowed = "nothing: it belongs to one pair, and this row ranks several answers"
@@ -141,7 +173,7 @@ def _parse_ranking(row: dict[str, Any], parsed: ParsedRow, render: Render | None
         found = f"{type(responses).__name__} {shorten(responses)}"
         parsed.problems.append(Problem("wrong_type", "responses", found, allowed))
         responses = []
-    elif not MIN_RANKED <= len(responses) <= MAX_RANKED:
+    elif parsed.pairs is None and not MIN_RANKED <= len(responses) <= MAX_RANKED:
         found = f"{len(responses)} answers"
         parsed.problems.append(Problem("out_of_range", "responses", found, allowed))
     parsed.answer_fields = tuple(f"responses[{i}]" for i in range(len(responses)))
@@ -197,23 +229,36 @@ def _finish_messages(
         parsed.problems.append(Problem("no_common_prompt", None, found, allowed))
         return
     before = len(parsed.problems)
-    if start[-1]["role"] != "user":
-        found, allowed = _roles(start), "a last turn of the user"
+    if start[-1]["role"] not in ("user", "tool"):
+        found, allowed = _roles(start), "a last turn of the user, or of a tool"
         parsed.problems.append(Problem("bad_turns", "prompt", found, allowed))
     for name, side in zip(parsed.answer_fields, sides, strict=True):
-        if [m["role"] for m in side] != ["assistant"]:
-            allowed = "one turn of the assistant after the prompt"
+        if not side or {side[0]["role"], side[-1]["role"]} != {"assistant"}:
+            allowed = "turns after the prompt, the first and the last of the assistant"
             parsed.problems.append(Problem("bad_turns", name, _roles(side), allowed))
     if len(parsed.problems) > before:
         return
     try:
-        parsed.prompt = render_hh(start) if render is None else render(start)
+        prompt = render_hh(start) if render is None else render(start)
+        parsed.answers = tuple(_answer_text(start, side, prompt, render) for side in sides)
+        parsed.prompt = prompt
     except ValueError as error:
         allowed = "messages that the tokenizer's chat template takes"
         parsed.problems.append(Problem("not_renderable", "prompt", str(error)[:200], allowed))
-        return
-    space = " " if render is None else ""
-    parsed.answers = tuple(space + side[0]["content"] for side in sides)
+
+
+def _answer_text(
+    start: list[Message], side: list[Message], prompt: str, render: Render | None
+) -> str:
+    """An answer's text behind the prompt; of several turns all, up to where the last one ends."""
+    last = (" " if render is None else "") + side[-1]["content"]
+    if len(side) == 1:
+        return last
+    before = [*start, *side[:-1]]
+    text = render_hh(before) if render is None else render(before)
+    if not text.startswith(prompt):
+        raise ValueError("the chat template changes earlier turns when further ones follow")
+    return text[len(prompt) :] + last
 
 
 def _roles(messages: list[Message]) -> str:
@@ -242,6 +287,8 @@ def parse_metadata(row: dict[str, Any], parsed: ParsedRow) -> None:
     rating = _optional_int("rating", row.get("rating"), MIN_RATING, MAX_RATING, parsed)
     parsed.rating = rating
     parsed.votes = _parse_votes(row, parsed)
+    if row.get("opinions") is not None:
+        _parse_opinions(row["opinions"], parsed)
     tie = row.get("tie")
     if tie is not None and not isinstance(tie, bool):
         parsed.problems.append(Problem("wrong_type", "tie", shorten(tie), "true, false or null"))
@@ -298,3 +345,23 @@ def _parse_votes(row: dict[str, Any], parsed: ParsedRow) -> Votes | None:
         parsed.problems.append(Problem("out_of_range", names[0], "no votes at all", allowed))
         return None
     return Votes(*counts)
+
+
+def _parse_opinions(given: Any, parsed: ParsedRow) -> None:
+    """Read who voted how; the votes follow from it where there are no others."""
+    allowed = f"a list of objects with annotator (text) and prefers ({' | '.join(PREFERS)})"
+    rows = given if isinstance(given, list) else [given]
+    opinions = [
+        Opinion(str(row["annotator"]), row["prefers"])
+        for row in rows
+        if isinstance(row, dict)
+        and isinstance(row.get("annotator"), str | int)
+        and row.get("prefers") in PREFERS
+    ]
+    if not opinions or len(opinions) < len(rows):
+        parsed.problems.append(Problem("wrong_type", "opinions", shorten(given), allowed))
+        return
+    parsed.opinions = tuple(opinions)
+    if parsed.votes is None:
+        counts = [sum(each.prefers == name for each in opinions) for name in PREFERS]
+        parsed.votes = Votes(*counts)

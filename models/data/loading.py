@@ -3,10 +3,11 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import combinations, islice
+from itertools import islice
 from typing import Literal, get_args
 
-from trimtab.models.data.formats import KNOWN_FIELDS, ParsedRow, parse_row
+from trimtab.models.data.files import RawRow, SourceError
+from trimtab.models.data.formats import ParsedRow
 from trimtab.models.data.messages import Render
 from trimtab.models.data.problems import (
     BadRow,
@@ -16,8 +17,9 @@ from trimtab.models.data.problems import (
     raw_text,
     shorten,
 )
-from trimtab.models.data.readers import RawRow, Source, SourceError, read_source
+from trimtab.models.data.readers import Source, read_source
 from trimtab.models.data.records import PreferencePair
+from trimtab.models.data.row_reader import RowReader, check_form
 from trimtab.models.data.summary import PreferenceReport, SourceCounts, content_digest
 
 OnBadRows = Literal["fail", "quarantine"]
@@ -101,6 +103,8 @@ def _check_options(
     problems: list[str] = []
     if not sources:
         problems.append("sources: found none, allowed: at least one")
+    for source in sources:
+        problems += check_form(source.format, source.columns)
     keys = Counter(source.key for source in sources)
     repeated = [key for key, count in keys.items() if count > 1]
     if repeated:
@@ -144,33 +148,47 @@ class _Loader:
     def read(self, source: Source) -> None:
         """Take in all rows of a source."""
         counts = self.report.by_source.setdefault(source.key, SourceCounts())
+        reader = RowReader(source, self.render)
         try:
             rows = read_source(source, self.report.ignored_files)
             for raw in islice(rows, self.max_rows):
                 if raw.is_blank:
                     counts.blank_lines += 1
-                else:
+                elif raw.file not in reader.given_up:
                     counts.rows_read += 1
-                    self._take(raw, source, counts)
-            self.is_whole &= self.max_rows is None or next(rows, None) is None
-            if counts.rows_read == 0 and self.is_whole:
+                    self._take(raw, source, counts, reader)
+            is_whole = self.max_rows is None or next(rows, None) is None
+            self.is_whole &= is_whole
+            if counts.rows_read == 0 and is_whole:
                 problem = Problem("empty_source", None, "0 rows", "at least one row")
                 self.bad_rows.append(BadRow(source.label, 0, "", (problem,)))
+            self._refuse_files(reader, is_whole=is_whole)
         except SourceError as error:
             self.bad_rows.append(BadRow(error.file, error.line, "", (error.problem,)))
+        counts.unpaired = reader.num_waiting
         for name in (item.name for item in dataclasses.fields(SourceCounts)):
             total = getattr(self.report.total, name) + getattr(counts, name)
             setattr(self.report.total, name, total)
 
-    def _take(self, raw: RawRow, source: Source, counts: SourceCounts) -> None:
-        """Count one row as used, dropped or quarantined: exactly one of them."""
+    def _refuse_files(self, reader: RowReader, *, is_whole: bool) -> None:
+        """Put one problem in place of those that follow from a file's columns in all its rows."""
+        followed = {"unknown_format", "missing_field"}
+        for file, problem in reader.problems_of_files(is_whole=is_whole).items():
+            self.bad_rows = [
+                bad for bad in self.bad_rows if bad.file != file or bad.reason not in followed
+            ]
+            self.bad_rows.append(BadRow(file, 0, "", (problem,)))
+
+    def _take(self, raw: RawRow, source: Source, counts: SourceCounts, reader: RowReader) -> None:
+        """Count one row as used, dropped, quarantined or waiting: exactly one of them."""
         place = f"{raw.file}:{raw.line}"
         if raw.problem is not None:
             parsed = ParsedRow(problems=[raw.problem])
         else:
-            parsed = parse_row(raw.value, self.render)
+            parsed = reader.parse(raw, counts.rows_read)
             self._check_lengths(parsed)
-            self._claim_id(parsed, place)
+            if not parsed.is_waiting:
+                self._claim_id(parsed, place)
         if parsed.is_tie and not self.drop_ties:
             parsed.problems.append(Problem("tie", "tie", "true", "false, as pairs need a winner"))
         if parsed.problems:
@@ -180,16 +198,22 @@ class _Loader:
             counts.quarantined += 1
         elif parsed.is_tie:
             counts.ties_dropped += 1
-        else:
-            pairs = _pairs_of(parsed, source, _short_place(raw, source))
-            self.pairs.extend(pairs)
-            self.report.row_of |= dict.fromkeys(
-                (pair.id for pair in pairs), (source.key, counts.rows_read)
-            )
-            counts.pairs += len(pairs)
-            counts.rows_used += 1
-            self.report.rows_by_format[parsed.format] += 1
-            self.report.ignored_fields.update(str(k) for k in raw.value if k not in KNOWN_FIELDS)
+        elif not parsed.is_waiting:
+            self._use(parsed, source, _short_place(raw, source, parsed.lines), counts)
+
+    def _use(self, parsed: ParsedRow, source: Source, place: str, counts: SourceCounts) -> None:
+        """Take in the pairs of a good row, or of two rows that make one."""
+        pairs = _pairs_of(parsed, source, place)
+        self.pairs.extend(pairs)
+        rows: tuple[str | int, ...] = (source.key, *(parsed.rows or (counts.rows_read,)))
+        for pair in pairs:
+            self.report.row_of[pair.id] = rows
+        num_rows = len(rows) - 1
+        counts.pairs += len(pairs)
+        counts.rows_used += num_rows
+        self.report.rows_by_format[parsed.format] += num_rows
+        for name in parsed.ignored:
+            self.report.ignored_fields[name] += num_rows
 
     def _check_lengths(self, parsed: ParsedRow) -> None:
         for name, answer in zip(parsed.answer_fields, parsed.answers, strict=False):
@@ -229,34 +253,37 @@ class _Loader:
 
 def _pair_ids(parsed: ParsedRow) -> list[str]:
     """Return the ids of the pairs of a ranking, by ranks from 1: "row#1-2" is best over second."""
-    if parsed.format != "kwise":
+    if not parsed.is_ranking:
         return []
-    ranks = range(1, len(parsed.answers) + 1)
-    return [f"{parsed.id}#{better}-{worse}" for better, worse in combinations(ranks, 2)]
+    return [f"{parsed.id}#{better + 1}-{worse + 1}" for better, worse in parsed.better_worse]
 
 
-def _short_place(raw: RawRow, source: Source) -> str:
-    """Return "file:line" without the folders above a source, which differ by machine."""
+def _short_place(raw: RawRow, source: Source, lines: Sequence[int]) -> str:
+    """Return "file:line" without the folders above a source, which differ by machine.
+
+    lines: of the rows that make one pair: "file:3,7".
+    """
+    line = ",".join(map(str, lines)) if lines else raw.line
     above = "" if source.name else source.label.rstrip("/").rpartition("/")[0]
-    return f"{raw.file.removeprefix(above).lstrip('/')}:{raw.line}"
+    return f"{raw.file.removeprefix(above).lstrip('/')}:{line}"
 
 
 def _pairs_of(parsed: ParsedRow, source: Source, place: str) -> list[PreferencePair]:
-    """Return a good row's pairs: one, or K(K-1)/2 of a ranking, which share a group."""
-    is_ranking = parsed.format == "kwise"
+    """Return a good row's pairs: one, or those of a ranking, which share a group."""
     return [
         PreferencePair(
             id=identity,
             prompt=parsed.prompt,
-            chosen=chosen,
-            rejected=rejected,
+            chosen=parsed.answers[better],
+            rejected=parsed.answers[worse],
             category=parsed.category or source.category,
             rating=parsed.rating,
             votes=parsed.votes,
-            group=parsed.group or (parsed.id if is_ranking else None),
+            group=parsed.group or (parsed.id if parsed.is_ranking else None),
             source=place,
+            opinions=parsed.opinions,
         )
-        for identity, (chosen, rejected) in zip(
-            _pair_ids(parsed) or [str(parsed.id)], combinations(parsed.answers, 2), strict=True
+        for identity, (better, worse) in zip(
+            _pair_ids(parsed) or [str(parsed.id)], parsed.better_worse, strict=True
         )
     ]

@@ -1,11 +1,14 @@
 """Message lists and dialogues in text: validation, the common prompt, rendering.
 
-A message is {"role": "system" | "user" | "assistant", "content": str}. Without a chat template
-it is rendered as Anthropic's HH-RLHF data is written: "\\n\\nHuman: ...\\n\\nAssistant: ...", the
-prompt ending in "\\n\\nAssistant:" and the answer starting with the space that follows.
+A message is {"role": "system" | "user" | "assistant" | "tool", "content": str}. Content in parts
+of type text is joined; an assistant's `tool_calls` become text behind its content. Without a chat
+template messages are rendered as Anthropic's HH-RLHF data is written: "\\n\\nHuman: ..." and
+"\\n\\nAssistant: ...", the prompt ending in "\\n\\nAssistant:" and the answer starting with the
+space that follows.
 """
 
 import importlib
+import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -17,7 +20,7 @@ Render = Callable[[list[Message]], str]
 
 ASSISTANT_MARK: Final = "\n\nAssistant:"
 HUMAN_MARK: Final = "\n\nHuman:"
-HH_NAMES: Final = {"system": "System", "user": "Human", "assistant": "Assistant"}
+HH_NAMES: Final = {"system": "System", "user": "Human", "assistant": "Assistant", "tool": "Tool"}
 
 
 def chat_renderer(tokenizer: Any, *, is_whole: bool = False) -> Render | None:
@@ -80,20 +83,63 @@ def check_messages(field: str, value: Any, problems: list[Problem]) -> list[Mess
     before = len(problems)
     messages: list[Message] = []
     for index, message in enumerate(value):
-        place = f"{field}[{index}]"
-        if not isinstance(message, dict):
-            allowed = "an object with role and content"
-            problems.append(Problem("wrong_type", place, shorten(message), allowed))
-            continue
-        role, content = message.get("role"), message.get("content")
-        problem = text_problem(f"{place}.content", content)
-        if problem is not None:
-            problems.append(problem)
-        if not isinstance(role, str) or role not in HH_NAMES:
-            allowed = " | ".join(HH_NAMES)
-            problems.append(Problem("out_of_range", f"{place}.role", shorten(role), allowed))
-        messages.append({"role": str(role), "content": str(content)})
+        if (plain := _plain(message)) is not None:
+            messages.append(plain)
+        else:
+            messages += _message(f"{field}[{index}]", message, problems)
     return messages if len(problems) == before else None
+
+
+def _plain(message: Any) -> Message | None:
+    """A message of nothing but text that is right, which nearly all are."""
+    if type(message) is not dict or message.get("tool_calls"):
+        return None
+    role, content = message.get("role"), message.get("content")
+    if type(role) is not str or role not in HH_NAMES or type(content) is not str:
+        return None
+    return {"role": role, "content": content} if text_problem("", content) is None else None
+
+
+def _message(place: str, message: Any, problems: list[Problem]) -> list[Message]:
+    """A message with its parts and calls as text; empty where it is none; problems are added."""
+    if not isinstance(message, dict):
+        allowed = "an object with role and content"
+        problems.append(Problem("wrong_type", place, shorten(message), allowed))
+        return []
+    role, content = message.get("role"), message.get("content")
+    problem = None
+    if isinstance(content, list):
+        content, problem = _joined(f"{place}.content", content)
+    if calls := message.get("tool_calls"):
+        said = [] if content is None else [str(content)]
+        content = "\n".join([*filter(None, said), *_calls(calls)])
+    problem = problem or text_problem(f"{place}.content", content)
+    if problem is not None:
+        problems.append(problem)
+    if not isinstance(role, str) or role not in HH_NAMES:
+        allowed = " | ".join(HH_NAMES)
+        problems.append(Problem("out_of_range", f"{place}.role", shorten(role), allowed))
+    return [{"role": str(role), "content": str(content)}]
+
+
+def _joined(place: str, parts: list[Any]) -> tuple[str, Problem | None]:
+    """The text of content in parts, and what is wrong where a part is none of text."""
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            found = shorten(parts[index])
+            return "", Problem("wrong_type", f"{place}[{index}]", found, "a part of type text")
+    return "\n".join(map(str, texts)), None
+
+
+def _calls(calls: Any) -> list[str]:
+    """An assistant's calls of tools as text, each in the tags that Hermes and Qwen write."""
+    texts = []
+    for call in calls if isinstance(calls, list) else [calls]:
+        function = call.get("function", call) if isinstance(call, dict) else call
+        text = json.dumps(function, ensure_ascii=False, default=str)
+        texts.append(f"<tool_call>\n{text}\n</tool_call>")
+    return texts
 
 
 def split_common_messages(

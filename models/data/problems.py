@@ -13,6 +13,7 @@ MAX_FOUND_CHARACTERS: Final = 120
 
 REASONS: Final[dict[str, str]] = {
     "not_json": "the line is not one JSON value",
+    "not_csv": "the line is no row of the table: its quotes, or its number of values",
     "not_an_object": "the row is not an object with named fields",
     "invalid_utf8": "bytes or characters that UTF-8 does not have",
     "unknown_format": "the fields match no known format, or more than one",
@@ -29,14 +30,17 @@ REASONS: Final[dict[str, str]] = {
     "duplicate_id": "an earlier row has the same id",
     "unknown_id": "a review's id that no pair has",
     "tie": "neither answer was preferred",
+    "unknown_columns": "no row of the file has a known form, or a named column",
     "missing_source": "nothing was found at the source",
     "unreadable_source": "the source cannot be read to its end",
     "empty_source": "the source has no rows",
 }
-"""Every reason a row (or, the last three, a whole source) can be refused for."""
+"""Every reason a row (or, the last four, a whole source) can be refused for."""
 
-SOURCE_REASONS: Final = frozenset({"missing_source", "unreadable_source", "empty_source"})
-"""Never quarantined: how many rows are lost is unknown, so counts could not add up."""
+SOURCE_REASONS: Final = frozenset(
+    {"unknown_columns", "missing_source", "unreadable_source", "empty_source"}
+)
+"""Never quarantined: nothing of the source is usable, or how many rows are lost is unknown."""
 
 
 def shorten(value: object) -> str:

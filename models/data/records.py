@@ -25,11 +25,25 @@ class Votes:
 
 
 @dataclass(frozen=True, slots=True)
+class Opinion:
+    """What one annotator said about a pair. prefers: "chosen", "rejected" or "equal"."""
+
+    annotator: str
+    prefers: str
+
+    def exchanged(self) -> Opinion:
+        """The same opinion of the pair with the other label."""
+        other = {"chosen": "rejected", "rejected": "chosen"}
+        return Opinion(self.annotator, other.get(self.prefers, self.prefers))
+
+
+@dataclass(frozen=True, slots=True)
 class PreferencePair:
     """One comparison as it was given; no stage changes it.
 
     prompt: the whole dialogue up to the last assistant turn; chosen, rejected: only the answer.
     rating: 1 (barely better) to 4 (much better). group: one ranking's pairs. source: "file:line".
+    opinions: who voted how, where that is known.
     """
 
     id: str
@@ -41,10 +55,17 @@ class PreferencePair:
     votes: Votes | None = None
     group: str | None = None
     source: str = ""
+    opinions: tuple[Opinion, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, in order of declaration, as values that `json.dumps` takes."""
-        return dataclasses.asdict(self)
+        """The fields, in order of declaration, as values that `json.dumps` takes.
+
+        Without `opinions` where nobody's are known.
+        """
+        values = dataclasses.asdict(self)
+        if self.opinions is None:
+            del values["opinions"]
+        return values
 
 
 @dataclass(frozen=True, slots=True)

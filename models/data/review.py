@@ -6,8 +6,9 @@ The page of the label audit writes such files. All that is wrong with one is rep
 from collections.abc import Collection, Iterator
 from typing import Any, Final
 
+from trimtab.models.data.files import RawRow, SourceError
 from trimtab.models.data.problems import BadRow, PreferenceDataError, Problem, raw_text, shorten
-from trimtab.models.data.readers import RawRow, Source, SourceError, read_source
+from trimtab.models.data.readers import Source, read_source
 
 VERDICTS: Final = ("keep", "flip", "drop", "unsure")
 FIELDS: Final = ("id", "verdict", "note")

@@ -14,11 +14,12 @@ MAX_NAMES, MAX_CHARACTERS = 12, 60
 class RowCounts:
     """Counts of rows. Every row that was read is in exactly one place:
 
-    read = used + quarantined + ties_dropped + over_limit.
+    read = used + quarantined + ties_dropped + over_limit + unpaired.
 
     used: at least one of the row's pairs is in a split (a ranking gives several). quarantined:
     refused, kept aside with the reasons. ties_dropped: nobody won, and `on_ties` drops such rows.
-    over_limit: good, but `max_pairs` left out all of its pairs. Blank lines are no rows.
+    over_limit: good, but `max_pairs` left out all of its pairs. unpaired: one answer to a
+    prompt, which has none of the other kind. Blank lines are no rows.
     """
 
     read: int
@@ -26,9 +27,10 @@ class RowCounts:
     quarantined: int
     ties_dropped: int
     over_limit: int
+    unpaired: int = 0
 
     def __post_init__(self) -> None:
-        places = (self.used, self.quarantined, self.ties_dropped, self.over_limit)
+        places = dataclasses.astuple(self)[1:]
         if self.read != sum(places) or min(places) < 0:
             raise ValueError(f"rows do not add up: {self}")
 
@@ -94,6 +96,8 @@ class RowAccount:
             parts.append(f"{rows.ties_dropped:,} ties dropped")
         if rows.over_limit:
             parts.append(f"{rows.over_limit:,} left out by max_pairs={self.max_pairs}")
+        if rows.unpaired:
+            parts.append(f"{rows.unpaired:,} without an answer of the other kind")
         return f"{rows.read:,} rows read = {' + '.join(parts)}"
 
     def reasons(self) -> str:

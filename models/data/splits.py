@@ -42,7 +42,8 @@ def exchanged(pair: PreferencePair) -> PreferencePair:
     """The pair with the other label."""
     votes = pair.votes
     turned = None if votes is None else Votes(votes.rejected, votes.chosen, votes.equal)
-    return replace(pair, chosen=pair.rejected, rejected=pair.chosen, votes=turned)
+    said = pair.opinions and tuple(opinion.exchanged() for opinion in pair.opinions)
+    return replace(pair, chosen=pair.rejected, rejected=pair.chosen, votes=turned, opinions=said)
 
 
 def truth_of(before: PreferencePair, after: PreferencePair, split: str) -> dict[str, Any]:

@@ -20,20 +20,24 @@ MARKS: Final = (HUMAN_MARK, ASSISTANT_MARK)
 class SourceCounts:
     """Counts of rows; `pairs` is larger than `rows_used` where rankings were expanded.
 
-    Always: rows_read = rows_used + quarantined + ties_dropped. A blank line is no row.
+    Always: rows_read = rows_used + quarantined + ties_dropped + unpaired. A blank line is no row.
+    unpaired: rows with one answer, for which none of the other kind to the same prompt was read; a
+    pair of two such rows uses both.
     """
 
     rows_read: int = 0
     rows_used: int = 0
     quarantined: int = 0
     ties_dropped: int = 0
+    unpaired: int = 0
     blank_lines: int = 0
     pairs: int = 0
 
     def check(self) -> None:
         """Assert that no row was lost."""
-        assert self.rows_read == self.rows_used + self.quarantined + self.ties_dropped, self
-        assert self.pairs >= self.rows_used, self
+        places = (self.rows_used, self.quarantined, self.ties_dropped, self.unpaired)
+        assert self.rows_read == sum(places), self
+        assert 2 * self.pairs >= self.rows_used, self
 
 
 @dataclass(slots=True)
@@ -46,7 +50,8 @@ class PreferenceReport:
     num_contradicting_pairs: pairs whose answers an earlier pair has the other way round.
     num_pairs_with_votes, num_against_votes: pairs with counts, and those where more annotators
     preferred the rejected answer. num_dialogue_answers: pairs with an answer in which a further
-    turn is marked. row_of: by a pair's id the key of its source and the number of its row, from 1.
+    turn is marked. row_of: by a pair's id the key of its source and the
+    numbers of its rows, from 1.
     ignored_fields: fields of used rows that mean nothing here, and in how many
     rows; ignored_files: files of folders that are no data, or of another split.
     Characters are Unicode code points.
@@ -72,7 +77,7 @@ class PreferenceReport:
     mean_chosen_characters: float = 0.0
     mean_rejected_characters: float = 0.0
     max_pair_characters: int = 0
-    row_of: dict[str, tuple[str, int]] = field(default_factory=dict, repr=False)
+    row_of: dict[str, tuple[str | int, ...]] = field(default_factory=dict, repr=False)
 
     def check(self) -> None:
         """Assert that all counts add up, in total and by source, format, reason, category."""
@@ -107,7 +112,9 @@ class PreferenceReport:
     ) -> RowAccount:
         """Return where the rows went once some of all `pairs` were taken to be `used`."""
         identities = {pair.id for pair in used}
-        rows_used = Counter(key for key, _ in {self.row_of[name] for name in identities})
+        rows_used: Counter[str | int] = Counter()
+        for key, *rows in {self.row_of[name] for name in identities}:
+            rows_used[key] += len(rows)
         by_source = {
             key: RowCounts(
                 read=counts.rows_read,
@@ -115,6 +122,7 @@ class PreferenceReport:
                 quarantined=counts.quarantined,
                 ties_dropped=counts.ties_dropped,
                 over_limit=counts.rows_used - rows_used[key],
+                unpaired=counts.unpaired,
             )
             for key, counts in self.by_source.items()
         }
@@ -152,9 +160,11 @@ class PreferenceReport:
                 self.num_against_votes += pair.votes.rejected > pair.votes.chosen
             answers = pair.chosen, pair.rejected
             self.num_dialogue_answers += any(m in text for m in MARKS for text in answers)
-            digest = content_digest(pair.prompt, *answers)
+            prompt, chosen, rejected = map(_digest, (pair.prompt, *answers))
+            digest = hashlib.sha256(prompt + chosen + rejected).digest()
             self.num_repeated_pairs += digest in forward
-            self.num_contradicting_pairs += content_digest(pair.prompt, *answers[::-1]) in forward
+            reverse = hashlib.sha256(prompt + rejected + chosen).digest()
+            self.num_contradicting_pairs += reverse in forward
             forward.add(digest)
         self.num_prompts = len({normalise_prompt(pair.prompt) for pair in pairs})
         self._describe_lengths([(len(p.prompt), len(p.chosen), len(p.rejected)) for p in pairs])
@@ -177,5 +187,8 @@ def _printable(text: str) -> str:
 
 def content_digest(*texts: str) -> bytes:
     """Return a sha256 over texts that tells apart where one ends and the next begins."""
-    parts = b"".join(hashlib.sha256(text.encode("utf-8")).digest() for text in texts)
-    return hashlib.sha256(parts).digest()
+    return hashlib.sha256(b"".join(map(_digest, texts))).digest()
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8")).digest()

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from trimtab.models import counts
 from trimtab.models.config.base import PolicyPrompts
 from trimtab.models.config.data import ComparisonsConfig, PreferencesConfig, WorldConfig
-from trimtab.models.data.formats import parse_row
-from trimtab.models.data.readers import Source, SourceError, read_source
+from trimtab.models.data.files import SourceError
+from trimtab.models.data.readers import Source, read_source
+from trimtab.models.data.row_reader import ColumnsError, RowReader
 from trimtab.models.data.written_prompts import SETS, load_written
 from trimtab.models.estimates.shapes import PlanError
 from trimtab.models.synthetic.demonstrations import MAX_ADDED
@@ -126,7 +127,7 @@ def amounts_of_preferences(config: PreferencesConfig, max_length: int) -> Amount
 
     Raises PlanError for a source that is here and cannot be read.
     """
-    counted = [_count_pairs(source) for source in config.sources]
+    counted = [_count_pairs(source, config) for source in config.sources]
     found = [count for count in counted if count is not None]
     pairs, how = _total([None if count is None else count.pairs for count in counted], config)
     rankings, ranked = pairs, 2
@@ -217,21 +218,23 @@ class _Counted(NamedTuple):
     ranked: int
 
 
-def _count_pairs(source: str) -> _Counted | None:
+def _count_pairs(name: str, config: PreferencesConfig) -> _Counted | None:
     """What a file or folder holds, a ranking of K giving K(K-1)/2; None for what is not here."""
-    path = Path(source).expanduser()
+    path = Path(name).expanduser()
     if not path.exists():
         return None
+    source = Source(str(path), format=config.format, columns=config.columns)
     count = 0
     responses: dict[int, set[int]] = {}  # by hashes: the texts themselves may be gigabytes
     try:
-        for raw in read_source(Source(str(path)), []):
+        reader = RowReader(source)
+        for raw in read_source(source, []):
             if raw.problem is None and not raw.is_blank:
-                row = parse_row(raw.value, None)
+                row = reader.parse(raw)
                 if not row.problems and not row.is_tie:
-                    count += math.comb(len(row.answers), 2)
+                    count += len(row.better_worse)
                     own = responses.setdefault(hash((row.group, row.prompt)), set())
                     own.update(map(hash, row.answers))
-    except SourceError as error:
+    except (SourceError, ColumnsError) as error:
         raise PlanError(f"preferences.sources: {error}") from error
     return _Counted(count, len(responses), max(map(len, responses.values()), default=2))

@@ -19,6 +19,7 @@ follows its label:
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -27,6 +28,7 @@ from typing import Any
 import torch
 
 from trimtab.models.config.judge import AILabelsConfig
+from trimtab.models.data.records import Opinion
 from trimtab.models.functional.verdicts import preferred_labels
 from trimtab.models.training.data import read_rows, write_rows
 from trimtab.models.training.progress import write_json
@@ -96,6 +98,9 @@ def _labelled(pair: Row, labels: dict[str, tuple[bool, float]]) -> Row:
     if is_turned:
         pair = pair | {"chosen": pair["rejected"], "rejected": pair["chosen"]}
         pair |= {"rating": None, "votes": _exchanged(pair.get("votes"), "chosen", "rejected")}
+        if pair.get("opinions"):
+            said = [Opinion(**opinion).exchanged() for opinion in pair["opinions"]]
+            pair |= {"opinions": [dataclasses.asdict(opinion) for opinion in said]}
     return pair if label == 1 else pair | {"label": label}
 
 

@@ -96,6 +96,7 @@ def _summary(
         **{f"num_quarantined_{why}": n for why, n in account.quarantined_by_reason.items()},
         "num_ties_dropped": rows.ties_dropped,
         "num_over_limit": rows.over_limit,
+        "num_unpaired": rows.unpaired,
         "num_pairs": account.pairs_used,
         "num_repeated": account.repeated,
         "num_contradicting": account.contradicting,
@@ -183,28 +184,29 @@ def _write_own_prompts(prompts: Sequence[str], render: Render | None, output: Pa
 
 
 def _sources(config: PreferencesConfig, inputs: dict[str, Path]) -> list[Source]:
-    """Sources with their categories."""
+    """Sources with their categories, format and columns."""
     if config.categories and len(config.categories) != len(config.sources):
         raise ValueError(
             f"preferences.categories has {len(config.categories)} entries for "
             f"{len(config.sources)} sources; give one each, or none"
         )
     return [
-        _source(
-            name,
-            inputs.get(f"source_{index}"),
-            config.categories[index] if config.categories else None,
+        dataclasses.replace(
+            _source(name, inputs.get(f"source_{index}")),
+            category=config.categories[index] if config.categories else None,
+            format=config.format,
+            columns=config.columns,
         )
         for index, name in enumerate(config.sources)
     ]
 
 
-def _source(name: str, folder: Path | None, category: str | None = None) -> Source:
+def _source(name: str, folder: Path | None) -> Source:
     """A source; a file is named as the user named it, wherever it lies now."""
     if folder is None:
-        return Source(name, category=category)
+        return Source(name)
     label = name.rstrip("/").rpartition("/")[2]
-    return Source(str(folder / label), category=category, name=label)
+    return Source(str(folder / label), name=label)
 
 
 def _prompts(pairs: Sequence[PreferencePair]) -> list[dict[str, Any]]:

@@ -88,7 +88,7 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     "world.num_eval_prompts": (0, 10**6),
     "comparisons.num_responses": (1, 10, 2**40),
     "comparisons.temperature": (0, -1, 1e-300, 1e300),
-    "preferences.validation_share": (0, 1, -0.1, 1e300),
+    "preferences.validation_share": (1, -0.1, 1e300),
     "preferences.max_tokens": (1, 2**63),
     "sft.seed": (-1, 2**32, 2**64),
     "sft.model.hidden_size": (0, 10**9),

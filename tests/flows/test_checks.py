@@ -37,6 +37,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     _write("few.jsonl", GOOD[:2])
     _write("review.jsonl", [{"id": "x", "verdict": "flop"}])
     _write("shown.jsonl", [{"prompt": "p", "completion": "c"}, {"prompt": "p"}])
+    lines = [f"p {number},a {number},b {number}\n" for number in range(40)]
+    Path("other.csv").write_text("question,better,worse\n" + "".join(lines))
     Path("principles.txt").write_text("Be kind.\nBe kind.\n")
     Path("model").mkdir()
     return tmp_path
@@ -54,6 +56,16 @@ MISTAKES = {
         "set preferences.on_bad_rows=quarantine to run without",
     ],
     'preferences.sources=["principles.txt"]': ["preferences.sources: principles.txt: unreadable"],
+    'preferences.sources=["other.csv"]': [
+        "preferences.sources: other.csv: unknown_columns: found columns question: str 'p 0', "
+        "better: str 'a 0', worse: str 'b 0', allowed: a form of docs/how-to/own-preferences.md; "
+        "the nearest is native (prompt, chosen, rejected), which lacks prompt, chosen, rejected; "
+        'name the columns: preferences.columns={"prompt": "question", "chosen": "better", '
+        '"rejected": "worse"}',
+    ],
+    'preferences.sources=["good.jsonl"] preferences.format=helpster2': [
+        "preferences.format: found 'helpster2', allowed: auto, ",
+    ],
     'preferences.sources=["few.jsonl"]': ["preferences.sources: split by prompt: nothing falls"],
     'preferences.sources=["good.jsonl"] relabel.review=none.jsonl': [
         "relabel.review: found nothing at 'none.jsonl'"

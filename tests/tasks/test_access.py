@@ -41,6 +41,7 @@ from trimtab.tasks.sources import import_constitution, import_source
 # Fields that are texts and name no place.
 WORDS = {
     *("RunConfig.recipe", "JudgeAnswersConfig.name", "SampleResponsesConfig.instruction"),
+    *("PreferencesConfig.format", "PreferencesConfig.columns"),
     *("EvaluateConfig.instruction", "HIRConfig.instructions", "PreferencesConfig.categories"),
     *("EndpointConfig.model", "HarmlessConfig.categories", "RewardModelConfig.categories"),
     *("ScorersConfig.safety_categories", "JudgeAnswersConfig.sets"),
@@ -211,7 +212,7 @@ def test_nothing_is_published_that_may_not_be_read(source: str, store: Store) ->
 
 def test_nothing_is_published_that_is_no_data(tmp_path: Path, store: Store) -> None:
     """On one's own machine as well."""
-    with pytest.raises(ValueError, match=r"environ: found ''; allowed: .jsonl"):
+    with pytest.raises(ValueError, match=r"environ: found ''; allowed: files ending in .jsonl"):
         import_source("/proc/self/environ")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(ConstitutionError, match="found the byte"):

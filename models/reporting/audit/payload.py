@@ -95,6 +95,7 @@ def _flags(pair: AuditedPair) -> int:
 def _place(source: str) -> tuple[str, int]:
     """File and line of a source, to sort by."""
     file, _, line = source.rpartition(":")
+    line = line.partition(",")[0]  # of several rows that made the pair, the first
     return (file, int(line)) if line.isdecimal() else (source, 0)
 
 

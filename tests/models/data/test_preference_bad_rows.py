@@ -63,6 +63,9 @@ BAD_ROWS: list[tuple[str, str | None, dict[str, Any] | bytes]] = [
     ("wrong_type", "votes_chosen", GOOD | {"votes_chosen": 1.5, "votes_rejected": 0}),
     ("wrong_type", "responses", {"prompt": "Q", "responses": "A"}),
     ("wrong_type", "rejected[1]", {"chosen": [USER, YES], "rejected": [USER, "no"]}),
+    ("wrong_type", "opinions", GOOD | {"opinions": []}),
+    ("wrong_type", "opinions", GOOD | {"opinions": [{"annotator": "a", "prefers": "A"}]}),
+    ("misplaced_field", "opinions", RANKING | {"opinions": [{"annotator": 1, "prefers": "equal"}]}),
     ("out_of_range", "rating", GOOD | {"rating": 0}),
     ("out_of_range", "rating", GOOD | {"rating": 5}),
     ("out_of_range", "votes_chosen", GOOD | {"votes_chosen": -1, "votes_rejected": 2}),
@@ -80,7 +83,7 @@ BAD_ROWS: list[tuple[str, str | None, dict[str, Any] | bytes]] = [
     ("no_common_prompt", "prompt", {"prompt": "R", "chosen": [USER, YES], "rejected": [USER, NO]}),
     ("bad_turns", "prompt", {"prompt": [USER, YES], "chosen": [YES], "rejected": [NO]}),
     ("bad_turns", "chosen", {"prompt": [USER], "chosen": [USER], "rejected": [NO]}),
-    ("bad_turns", "rejected", {"chosen": [USER, YES], "rejected": [USER, NO, USER, YES]}),
+    ("bad_turns", "rejected", {"chosen": [USER, YES], "rejected": [USER, NO, USER]}),
     ("identical_responses", "rejected", GOOD | {"rejected": " A\n"}),
     ("identical_responses", "rejected", {"chosen": HH + " yes", "rejected": HH + " yes"}),
     ("identical_responses", "rejected", {"chosen": [USER, YES], "rejected": [USER, YES]}),
@@ -93,7 +96,8 @@ BAD_ROWS: list[tuple[str, str | None, dict[str, Any] | bytes]] = [
 
 
 def test_every_reason_has_a_row() -> None:
-    elsewhere = {"not_renderable", "unknown_id"}  # among the formats, among the reviews
+    # among the formats, the reviews, the tables
+    elsewhere = {"not_renderable", "unknown_id", "not_csv"}
     tested = {reason for reason, _, _ in BAD_ROWS} | elsewhere
     assert tested | SOURCE_REASONS == set(REASONS)
 

@@ -1,5 +1,6 @@
 """Every format, to records written out by hand."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,8 @@ import jinja2
 import pytest
 
 from trimtab.models.data import Render, Source, chat_renderer, load_preferences, render_hh
-from trimtab.models.data.records import PreferencePair, Votes
+from trimtab.models.data.records import Opinion, PreferencePair, Votes
+from trimtab.models.data.splits import exchanged
 
 WriteRows = Callable[..., str]
 
@@ -85,6 +87,15 @@ def test_explicit_texts_are_taken_as_they_are(write_rows: WriteRows) -> None:
 def test_a_record_that_was_written_is_read_again(write_rows: WriteRows) -> None:
     pair = PreferencePair("x", "Q", "A", "B", None, 1, Votes(0, 2, 3), "g", "rows.jsonl:1")
     assert load_one(write_rows, pair.to_json()) == pair
+    said = (Opinion("a", "rejected"), Opinion("b", "equal"), Opinion("c", "chosen"))
+    pair = dataclasses.replace(pair, votes=Votes(1, 1, 1), opinions=said)
+    assert load_one(write_rows, pair.to_json()) == pair
+    # and they are the votes where no others are given
+    assert load_one(write_rows, pair.to_json() | {"votes": None}) == pair
+    assert exchanged(exchanged(pair)) == pair
+    turned = exchanged(pair)
+    assert turned.opinions is not None
+    assert [opinion.prefers for opinion in turned.opinions] == ["chosen", "equal", "rejected"]
 
 
 def test_whole_dialogues_beside_their_prompt_are_not_read_twice(write_rows: WriteRows) -> None:

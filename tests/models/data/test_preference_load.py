@@ -69,6 +69,7 @@ def test_the_report_counts_what_was_read(write_rows: WriteRows) -> None:
         "rows_used": 4,
         "quarantined": 1,
         "ties_dropped": 1,
+        "unpaired": 0,
         "blank_lines": 1,
         "pairs": 4,
     }

@@ -157,9 +157,12 @@ def test_a_source_that_breaks_off_is_never_quarantined(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 and no more")
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "table.csv").write_text("prompt,chosen,rejected\n")
-    names = ["cut.jsonl.gz", "damaged.jsonl.gz", "bad.parquet", "empty.jsonl", "table.csv"]
-    sources = [Source(str(tmp_path / name)) for name in names]
+    (tmp_path / "table.xlsx").write_bytes(b"PK")
+    names = ["cut.jsonl.gz", "damaged.jsonl.gz", "bad.parquet", "table.xlsx"]
+    empty = ["empty.jsonl", "table.csv"]
+    sources = [Source(str(tmp_path / name)) for name in names + empty]
     with pytest.raises(PreferenceDataError) as caught:
         load_preferences(sources, on_bad_rows="quarantine")
     found = {Path(b.file).name: b.reason for b in caught.value.bad_rows if "source" in b.reason}
-    assert found == dict.fromkeys(names, "unreadable_source") | {"empty.jsonl": "empty_source"}
+    expected = dict.fromkeys(names, "unreadable_source") | dict.fromkeys(empty, "empty_source")
+    assert found == expected

@@ -92,8 +92,7 @@ def test_hh_splits_share_no_prompt_and_no_dialogue() -> None:
         check_leakage({"train": [first_pair], "test": [second_pair]})
 
 
-def test_prompts_without_an_answer_are_refused_row_by_row() -> None:
-    rows = len(rows_of("alpaca-20k.jsonl.gz"))
+def test_prompts_without_an_answer_are_refused_at_once() -> None:
     with pytest.raises(PreferenceDataError) as caught:
         load_preferences([Source(file_of("alpaca-20k.jsonl.gz"))], on_bad_rows="quarantine")
-    assert caught.value.by_reason == {"unknown_format": rows}
+    assert caught.value.by_reason == {"unknown_columns": 1}

@@ -78,7 +78,8 @@ def test_unknown_ids_are_counted_and_the_first_is_named(write_rows: WriteRows) -
     ("name", "content", "reason"),
     [
         ("review.jsonl", b"\n \n", "empty_source"),
-        ("review.csv", b"id,verdict", "unreadable_source"),
+        ("review.csv", b"id,verdict", "empty_source"),
+        ("review.txt", b"id,verdict", "unreadable_source"),
         (
             "review.jsonl.gz",
             gzip.compress(b'{"id": "a", "verdict": "keep"}\n', mtime=0)[:-9],

@@ -91,9 +91,9 @@ def test_sources_that_are_not_here_are_not_fetched(tmp_path: Path) -> None:
 
 
 def test_a_broken_source_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "pairs.csv"
+    path = tmp_path / "pairs.txt"
     path.write_text("prompt,chosen,rejected\n")
-    with pytest.raises(PlanError, match=r"preferences\.sources: .*pairs\.csv"):
+    with pytest.raises(PlanError, match=r"preferences\.sources: .*pairs\.txt"):
         amounts_of_preferences(PreferencesConfig(sources=(str(path),)), max_length=64)
 
 
@@ -109,8 +109,8 @@ def test_demonstrations_of_files_are_counted(tmp_path: Path) -> None:
     assumed = amounts_of_preferences(elsewhere, max_length=64)
     assert assumed.demonstrations == 75
     assert "demonstrations: UNKNOWN" in assumed.assumptions[-1]
-    renamed = str(path.rename(tmp_path / "shown.csv"))
-    with pytest.raises(PlanError, match=r"preferences\.demonstrations: .*shown\.csv"):
+    renamed = str(path.rename(tmp_path / "shown.txt"))
+    with pytest.raises(PlanError, match=r"preferences\.demonstrations: .*shown\.txt"):
         amounts_of_preferences(
             config.model_copy(update={"demonstrations": (renamed,)}), max_length=64
         )

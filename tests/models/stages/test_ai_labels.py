@@ -30,6 +30,7 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
     train = [
         {"id": name, "prompt": "sort the list", "chosen": "a b", "rejected": "b a"}
         | {"category": "harmless", "rating": 3, "votes": votes}
+        | {"opinions": [{"annotator": "a", "prefers": "chosen"}]}
         for name in (*JUDGED, "unasked")
     ]
     given, told = tmp_path / "given", tmp_path / "told"
@@ -75,6 +76,7 @@ def test_labels_and_what_follows_them(tmp_path: Path, inputs: dict[str, Path]) -
         "category": "harmless",
         "rating": None,
         "votes": {"chosen": 1, "rejected": 4, "equal": 0},
+        "opinions": [{"annotator": "a", "prefers": "rejected"}],
         "label": pytest.approx(0.8),
     }
     assert rows["agrees"] == before["agrees"] | {"label": pytest.approx(0.9)}

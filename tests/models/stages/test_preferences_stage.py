@@ -30,6 +30,7 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
+SPLITS = ("train", "validation", "test")
 CONFIG = PreferencesConfig(
     sources=("elsewhere/pairs.jsonl",),
     categories=("helpful",),
@@ -57,6 +58,40 @@ def test_counts_add_up_and_nothing_leaks(tmp_path: Path, source: Path) -> None:
     assert policy_prompts == prompts[0]
     assert len(read_rows(output / "eval" / "main.jsonl")) == 5
     assert {row["prompt"] for row in read_rows(output / "eval" / "main.jsonl")} <= prompts[2]
+
+
+def test_named_columns_of_a_table(tmp_path: Path) -> None:
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    rows = [f'"question {n}",good {n},bad {n},topic {n % 2}' for n in range(40)]
+    (folder / "pairs.csv").write_text("\n".join(["question,better,worse,topic", *rows]))
+    columns = {"prompt": "question", "chosen": "better", "rejected": "worse", "category": "topic"}
+    config = CONFIG.model_copy(
+        update={"sources": ("pairs.csv",), "categories": (), "columns": columns}
+    )
+    output = run_stage("preferences", config, tmp_path / "work", source_0=folder)
+    pairs = [row for name in SPLITS for row in read_rows(output / f"{name}.jsonl")]
+    assert {row["source"] for row in pairs} == {f"pairs.csv:{n}" for n in range(2, 42)}
+    (pair,) = [row for row in pairs if row["prompt"] == "question 7"]
+    assert (pair["chosen"], pair["rejected"], pair["category"]) == ("good 7", "bad 7", "topic 1")
+
+
+def test_unpaired_rows_are_in_the_account(tmp_path: Path) -> None:
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    rows = [
+        {"prompt": f"question {n}", "completion": f"answer {label}", "label": label}
+        for label in (True, False)
+        for n in range(40 + label)
+    ]
+    (folder / "kto.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = CONFIG.model_copy(update={"sources": ("kto.jsonl",), "max_pairs": 30})
+    output = run_stage("preferences", config, tmp_path / "work", source_0=folder)
+    account = RowAccount.from_json(json.loads((output / "rows.json").read_text()))
+    assert account.rows == RowCounts(
+        read=81, used=60, quarantined=0, ties_dropped=0, over_limit=20, unpaired=1
+    )
+    assert json.loads((output / "summary.json").read_text())["num_unpaired"] == 1
 
 
 def test_the_first_prompts_are_of_every_source(tmp_path: Path, source: Path) -> None:

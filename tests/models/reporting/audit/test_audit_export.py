@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from trimtab.models.data import Source, load_preferences
 from trimtab.models.reporting.audit.export import export
 from trimtab.models.reporting.audit.pairs import AuditedPair
 
@@ -69,3 +70,12 @@ def test_same_pairs_give_the_same_bytes(pairs: list[AuditedPair], tmp_path: Path
 def test_no_number_that_is_none_is_written(pairs: list[AuditedPair], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         export([replace(pairs[0], margin=float("nan"))], tmp_path)
+
+
+def test_what_was_exported_is_read_as_preferences(pairs: list[AuditedPair], tmp_path: Path) -> None:
+    export(pairs, tmp_path)
+    for name in ("audited.jsonl.gz", "audited.parquet"):
+        read, _, report = load_preferences([Source(str(tmp_path / name))])
+        found = [(p.id, p.prompt, p.chosen, p.rejected, p.category) for p in read]
+        assert found == [(p.id, p.prompt, p.chosen, p.rejected, p.category) for p in pairs]
+        assert {"label", "weight", "mean preference difference"} <= set(report.ignored_fields)

@@ -111,7 +111,7 @@ def test_pairs_that_recur_are_found_and_lengths_and_votes_compared(
     same = {"prompt": "Q", "chosen": "one", "rejected": "one two"}
     edit(
         inputs["preferences"] / "train.jsonl",
-        t0=same | {"source": "mine.jsonl:10", "votes": {"chosen": 2, "rejected": 1, "equal": 0}},
+        t0=same | {"source": "mine.jsonl:10,12", "votes": {"chosen": 2, "rejected": 1, "equal": 0}},
         t1=same | {"source": "mine.jsonl:9"},
         t2={"prompt": "Q", "chosen": "one two", "rejected": "one", "source": "a.jsonl:1"},
     )

@@ -136,7 +136,8 @@ def test_warnings_stand_on_the_first_screen(label_inputs: Inputs, tmp_path: Path
 
 def test_what_was_read_adds_up_on_the_first_screen(label_inputs: Inputs, tmp_path: Path) -> None:
     """And the refused rows lie beside the page."""
-    counts = {"read": 140, "used": 10, "quarantined": 14, "ties_dropped": 6, "over_limit": 110}
+    counts = {"read": 141, "used": 10, "quarantined": 14, "ties_dropped": 6, "over_limit": 110}
+    counts["unpaired"] = 1
     account = {
         "rows": counts,
         "by_source": {
@@ -161,7 +162,7 @@ def test_what_was_read_adds_up_on_the_first_screen(label_inputs: Inputs, tmp_pat
     html, card = build(ReportConfig(), label_inputs, tmp_path)
     first_screen = re.sub(r"\s+", " ", html.partition("<h3>Label audit")[0])
     cells = re.findall(r'<td>([^<]*).*?</td> ?<td class="n">([\d,]+)</td>', first_screen)
-    assert [number for _, number in cells[:4]] == ["10", "14", "6", "110"]
+    assert [number for _, number in cells[:5]] == ["10", "14", "6", "110", "1"]
     for told in (
         "What was read",
         "quarantined: 12 too_long, 2 not_json",
@@ -171,14 +172,14 @@ def test_what_was_read_adds_up_on_the_first_screen(label_inputs: Inputs, tmp_pat
         "used pairs with a label against most of people&#39;s votes: 2 of 5",
         "5 demonstrations read = 3 learned + 1 held out + 1 quarantined",
         "<b>⚠</b> preferences.max_pairs=11 left out 110 of 121 good pairs",
-        "<b>⚠</b> 15 of 145 rows were refused",
+        "<b>⚠</b> 15 of 146 rows were refused",
     ):
         assert told in first_screen, told
     assert HOSTILE not in html
     assert card["data"]["rows"] == account
     summary = json.loads((tmp_path / "output" / "summary.json").read_text())
     parts = [summary[f"rows_{name}"] for name in counts]
-    assert parts[0] == sum(parts[1:]) == 140
+    assert parts[0] == sum(parts[1:]) == 141
     assert (tmp_path / "output" / "quarantine.jsonl").read_text() == refused.read_text()
 
 

@@ -1,0 +1,357 @@
+"""From raw rows to parsed ones: which preset reads a row, renamed columns, rows that pair up.
+
+A reader is of one source. It knows for each set of columns which preset reads it, so that telling
+costs nothing for a row. Rows of unpaired data (KTO) wait until an answer of the other kind to the
+same prompt is read, wherever in their file it is: what waits is held in memory, at most the file's
+own texts.
+"""
+
+import dataclasses
+import re
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, Final
+
+from trimtab.models.data.files import RawRow
+from trimtab.models.data.formats import (
+    ParsedRow,
+    parse_metadata,
+    parse_row,
+)
+from trimtab.models.data.messages import Render
+from trimtab.models.data.presets import (
+    BY_NAME,
+    COLUMNS,
+    FORMATS,
+    KTO,
+    METADATA,
+    NATIVE,
+    PRESETS,
+    Mapped,
+    Preset,
+    Row,
+    list_of,
+    list_of_messages,
+    number_of,
+)
+from trimtab.models.data.problems import Problem, shorten
+from trimtab.models.data.readers import Source
+
+MAX_UNKNOWN: Final = 1000
+NUM_COLUMNS_SHOWN, NUM_CHARACTERS_SHOWN = 12, 24
+WRITTEN_BY_PYTHON: Final = re.compile(r"\s*\[\{'(role|content)'")
+_NUMBERS: Final = frozenset({"rating", "votes_chosen", "votes_rejected", "votes_equal"})
+_TEXTS: Final = frozenset({"prompt", "chosen", "rejected", "completion", *METADATA})
+# Columns whose names say what they are, for advice about an unknown file.
+_ALIKE: Final = {
+    "prompt": ("question", "instruction", "query", "input", "context", "history", "text", "post"),
+    "chosen": ("better", "preferred", "good", "positive", "accepted", "winner", "best", "win"),
+    "rejected": ("worse", "dispreferred", "bad", "negative", "loser", "worst", "lose"),
+}
+
+
+class ColumnsError(ValueError):
+    """An invalid `format` or `columns` of a source."""
+
+
+def check_form(name: str, columns: Mapping[str, str]) -> list[str]:
+    """What is wrong with a source's `format` and `columns`."""
+    problems = []
+    if name not in FORMATS:
+        near = get_close_matches(name, FORMATS, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        problems.append(f"format: found {name!r}, allowed: {', '.join(FORMATS)}{hint}")
+    for own in columns:
+        if own not in COLUMNS:
+            near = get_close_matches(own, COLUMNS, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            allowed = f"{', '.join(NATIVE.reads)}, {', '.join(METADATA)}, or a preset's column"
+            problems.append(f"columns: found {own!r}, allowed: {allowed}{hint}")
+    theirs = list(columns.values())
+    if len(set(theirs)) < len(theirs):
+        problems.append(f"columns: found {theirs}, allowed: a column of its own for each")
+    return problems
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A row of unpaired data: its answer, parsed on its own, and where it was."""
+
+    parsed: ParsedRow
+    line: int
+    number: int
+
+
+@dataclass(slots=True)
+class _File:
+    """What was seen of a file: whether a row's form was known, columns, and a row that was not."""
+
+    is_known: bool = False
+    num_unknown: int = 0
+    columns: set[str] = field(default_factory=set)
+    example: Row = field(default_factory=dict)
+
+
+class RowReader:
+    """Reads the rows of one source by its `format` and `columns`. Raises ColumnsError.
+
+    given_up: files of which so many rows are of no known form, and none of one, that the rest need
+    not be read.
+    """
+
+    def __init__(self, source: Source, render: Render | None = None) -> None:
+        if problems := check_form(source.format, source.columns):
+            raise ColumnsError("; ".join(problems))
+        self.render = render
+        self.given_up: set[str] = set()
+        self.format, self.columns = source.format, source.columns
+        self._renamed = {theirs: own for own, theirs in source.columns.items()}
+        self._presets: dict[tuple[str, ...], list[tuple[Preset, tuple[str, ...]]]] = {}
+        self._files: dict[str, _File] = defaultdict(_File)
+        self._waiting: dict[tuple[str, str, bool], deque[_Waiting]] = defaultdict(deque)
+
+    @property
+    def num_waiting(self) -> int:
+        """Rows of unpaired data for which no other half was read."""
+        return sum(map(len, self._waiting.values()))
+
+    def parse(self, raw: RawRow, number: int = 0) -> ParsedRow:
+        """Parse one row that could be read. number: among all rows of the source."""
+        row = raw.value
+        if not isinstance(row, dict):
+            return parse_row(row, self.render)
+        seen = self._files[raw.file]
+        if self._renamed:
+            seen.columns.update(row)
+            row = {own: value for own, value in row.items() if own not in self.columns} | {
+                own: row[theirs] for own, theirs in self.columns.items() if theirs in row
+            }
+            row = {name: value for name, value in row.items() if name not in self._renamed}
+        if raw.is_text:
+            row = {name: _typed(name, value) for name, value in row.items()}
+        found = self._preset_of(row)
+        if found is None:
+            seen.num_unknown += 1
+            seen.example = seen.example or row
+            if seen.num_unknown == MAX_UNKNOWN and not seen.is_known:
+                self.given_up.add(raw.file)
+            return self._unknown(raw.value)
+        seen.is_known = True
+        preset, ignored = found
+        if preset is KTO:
+            parsed = self._pair_up(row, raw, number)
+        elif preset.convert is None:
+            parsed = parse_row(row, self.render)
+        else:
+            parsed = _convert(preset, row, self.render)
+        parsed.ignored = ignored
+        if raw.is_text:
+            parsed.problems += _of_text(row)
+        if self.columns and parsed.problems:
+            _rename(parsed, self.columns)
+        return parsed
+
+    def _preset_of(self, row: Row) -> tuple[Preset, tuple[str, ...]] | None:
+        """The preset that reads a row, and the columns that it does not read."""
+        keys = tuple(row)
+        candidates = self._presets.get(keys)
+        if candidates is None:
+            candidates = self._presets[keys] = list(self._candidates(keys))
+        for preset, ignored in candidates:
+            if preset.matches is None or preset.matches(row):
+                return preset, ignored
+        return None
+
+    def _candidates(self, keys: tuple[str, ...]) -> Iterable[tuple[Preset, tuple[str, ...]]]:
+        for preset in PRESETS:
+            is_asked = preset.is_automatic if self.format == "auto" else preset.name == self.format
+            if is_asked and set(preset.tells) <= set(keys):
+                known = {*preset.tells, *preset.reads, *METADATA}
+                yield preset, tuple(str(name) for name in keys if name not in known)
+
+    def _unknown(self, row: Row) -> ParsedRow:
+        parsed = ParsedRow()
+        parse_metadata({name: row.get(name) for name in METADATA}, parsed)
+        needs = "a form of docs/how-to/own-preferences.md, or preferences.columns"
+        if self.format != "auto":
+            needs = f"columns of format {self.format}: {', '.join(_needs(BY_NAME[self.format]))}"
+        parsed.problems.append(
+            Problem("unknown_format", None, f"fields {shorten(list(row))}", needs)
+        )
+        return parsed
+
+    def _pair_up(self, row: Row, raw: RawRow, number: int) -> ParsedRow:
+        """A pair with a row that waits, or this row as one that waits."""
+        parsed = _convert(_ANSWER, row, self.render)
+        is_good = _is_good(row.get("label"), parsed)
+        if parsed.problems or is_good is None:
+            return parsed
+        key = raw.file, parsed.prompt
+        others = self._waiting.get((*key, not is_good))
+        if not others:
+            self._waiting[*key, is_good].append(_Waiting(parsed, raw.line, number))
+            return dataclasses.replace(parsed, is_waiting=True)
+        other = others[0]
+        answers = [other.parsed.answers[0], parsed.answers[0]]
+        if answers[0].strip() == answers[1].strip():
+            allowed = f"an answer other than that of line {other.line}, whose label differs"
+            problem = Problem("identical_responses", "completion", shorten(answers[1]), allowed)
+            return dataclasses.replace(parsed, problems=[problem], answers=())
+        others.popleft()
+        if not others:
+            del self._waiting[*key, not is_good]
+        return dataclasses.replace(
+            parsed,
+            id=None,
+            answers=tuple(answers[::-1] if is_good else answers),
+            answer_fields=("completion", "completion"),
+            category=parsed.category or other.parsed.category,
+            lines=(other.line, raw.line),
+            rows=(other.number, number),
+            pairs=None,
+            is_ranking=False,
+        )
+
+    def problems_of_files(self, *, is_whole: bool = True) -> dict[str, Problem]:
+        """By file, what is wrong with all its rows: no known form, or a named column is in none.
+
+        is_whole: all rows were read, so that a column that none has is known to be absent.
+        """
+        found = {}
+        for file, seen in self._files.items():
+            absent = [name for name in self.columns.values() if name not in seen.columns]
+            if not seen.is_known and seen.num_unknown:
+                found[file] = self._describe(seen, absent)
+            elif absent and is_whole:
+                allowed = f"columns of the file: {shorten(sorted(seen.columns))}"
+                shown = f"preferences.columns names {', '.join(map(repr, absent))}"
+                found[file] = Problem("unknown_columns", None, shown, allowed)
+        return found
+
+    def _describe(self, seen: _File, absent: list[str]) -> Problem:
+        shown = [
+            f"{name}: {type(value).__name__} {_short(value)}"
+            for name, value in seen.example.items()
+        ]
+        more = len(shown) - NUM_COLUMNS_SHOWN
+        shown = [*shown[:NUM_COLUMNS_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+        found = f"columns {', '.join(shown) or 'none'}"
+        if absent:
+            found += f"; preferences.columns names {', '.join(map(repr, absent))}, which no row has"
+        return Problem("unknown_columns", None, found, _advice(seen.example, self.format))
+
+
+def _one_answer(row: Row, mapped: Mapped) -> None:
+    mapped.values |= {"prompt": row.get("prompt"), "responses": [row.get("completion")]}
+    mapped.names, mapped.pairs = {"responses[0]": "completion"}, ()
+
+
+_ANSWER: Final = Preset("kto", "one answer of unpaired data", (), _one_answer)
+
+
+def _is_good(label: Any, parsed: ParsedRow) -> bool | None:
+    known = {True: True, False: False, "true": True, "false": False, "1": True, "0": False}
+    key = label.strip().lower() if isinstance(label, str) else label
+    if isinstance(key, str | bool | int) and key in known:
+        return known[key]
+    found = "nothing" if label is None else f"{type(label).__name__} {shorten(label)}"
+    reason = "missing_field" if label is None else "wrong_type"
+    parsed.problems.append(Problem(reason, "label", found, "true or false"))
+    return None
+
+
+def _convert(preset: Preset, row: Row, render: Render | None) -> ParsedRow:
+    """Parse a row that a preset brings into Trimtab's columns; problems name the row's own."""
+    assert preset.convert is not None
+    mapped = Mapped({name: row[name] for name in METADATA if name in row})
+    preset.convert(row, mapped)
+    parsed = parse_row(mapped.values, render, mapped.pairs)
+    parsed.format = preset.name
+    if mapped.names:
+        _rename(parsed, mapped.names)
+    known = {problem.field for problem in mapped.problems}
+    parsed.problems[:0] = mapped.problems
+    parsed.problems = [
+        problem
+        for index, problem in enumerate(parsed.problems)
+        if index < len(mapped.problems) or problem.field not in known
+    ]
+    return parsed
+
+
+def _rename(parsed: ParsedRow, names: Mapping[str, str]) -> None:
+    """Give problems and answers the names that the row itself has for its columns."""
+    parsed.answer_fields = tuple(_name(place, names) for place in parsed.answer_fields)
+    parsed.problems = [
+        dataclasses.replace(problem, field=problem.field and _name(problem.field, names))
+        for problem in parsed.problems
+    ]
+
+
+def _name(place: str, names: Mapping[str, str]) -> str:
+    """ "chosen[1].content" with the row's name for "chosen", or for "chosen[1]"."""
+    for end in (place.find(".", 0), place.find("["), len(place)):
+        if end > 0 and place[:end] in names:
+            return names[place[:end]] + place[end:]
+    return place
+
+
+def _typed(name: str, value: Any) -> Any:
+    """A cell of a table as what its column holds: a number, a list, true or false, or text."""
+    if not isinstance(value, str) or name not in COLUMNS:
+        return value
+    if name in _NUMBERS:
+        return number_of(value)
+    if name == "tie":
+        return {"true": True, "1": True, "false": False, "0": False}.get(value.lower(), value)
+    if name in _TEXTS or name.startswith(("response_", "response1", "response2", "human_ref")):
+        return list_of_messages(value)
+    return list_of(value)
+
+
+def _of_text(row: Row) -> list[Problem]:
+    """Cells that hold a message list as Python writes it, which would be read as plain text."""
+    return [
+        Problem("wrong_type", name, shorten(value), 'a message list as JSON: [{"role": ...}]')
+        for name, value in row.items()
+        if name in COLUMNS and isinstance(value, str) and WRITTEN_BY_PYTHON.match(value)
+    ]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= NUM_CHARACTERS_SHOWN else f"{text[:NUM_CHARACTERS_SHOWN]}..."
+
+
+def _needs(preset: Preset) -> tuple[str, ...]:
+    return preset.tells or ("prompt", "chosen", "rejected")
+
+
+def _advice(row: Row, asked: str) -> str:
+    """The preset that lacks the least, what it lacks, and the setting to give."""
+    presets = [preset for preset in PRESETS if asked in ("auto", preset.name)]
+    near = max(
+        presets,
+        key=lambda preset: (
+            len(set(_needs(preset)) & set(row)) / len(_needs(preset)),
+            preset is NATIVE,
+        ),
+    )
+    lacks = [name for name in _needs(near) if name not in row]
+    taken: set[str] = set()
+    setting = {}
+    for name in lacks:
+        free = [other for other in row if other not in taken and other not in _needs(near)]
+        alike = next((o for o in free if o.lower() in _ALIKE.get(name, ())), None)
+        close = get_close_matches(name, free, 1)
+        setting[name] = alike or (close[0] if close else "...")
+        taken.add(setting[name])
+    shown = ", ".join(f'"{own}": "{theirs}"' for own, theirs in setting.items())
+    lacking = f"which lacks {', '.join(lacks)}" if lacks else "whose values are of another type"
+    return (
+        f"a form of docs/how-to/own-preferences.md; the nearest is {near.name} "
+        f"({', '.join(_needs(near))}), {lacking}; name the columns: "
+        f"preferences.columns={{{shown}}}"
+    )
