@@ -324,7 +324,8 @@ def audit(
             min=0,
             max=1,
             metavar="SHARE",
-            help="Exit with status 1 if more than this share of the labels looks wrong.",
+            help="Exit with status 3 if more than this share of the labels looks wrong, or nothing "
+            "can be told.",
         ),
     ] = None,
     is_json: Annotated[
@@ -341,14 +342,7 @@ def audit(
     found = commands.run_audit(request, settings, is_quiet=is_json)
     if is_json:
         print(json.dumps(found, indent=1))
-    share = found["num_looks_wrong"] / found["num_pairs"]
-    if fail_over is not None and share > fail_over:
-        print(
-            f"trimtab: {share:.1%} of the labels look wrong, more than --fail-over {fail_over:g}",
-            file=sys.stderr,
-        )
-        return 1
-    return 0
+    return commands.status_of_audit(found, fail_over)
 
 
 @app.command(cls=ManyValues, rich_help_panel=RUN)

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
@@ -192,6 +192,21 @@ def run_audit(request: RunRequest, settings: Settings, *, is_quiet: bool) -> dic
         print(f"annotated pairs: {folder / pages['pairs']}")
         print(f"to look through the labels: open {folder / pages['page']} in a browser")
     return {**card["audit"], **{what: str(folder / each) for what, each in pages.items()}}
+
+
+def status_of_audit(found: Mapping[str, Any], fail_over: float | None) -> int:
+    """The exit status of an audit, with a line on stderr where it is not 0."""
+    if fail_over is None:
+        return 0
+    share = found["num_looks_wrong"] / found["num_pairs"]
+    if found["tells_nothing"]:
+        why = "which labels are wrong cannot be told: no model that votes is better than chance"
+    elif share > fail_over:
+        why = f"{share:.1%} of the labels look wrong, more than --fail-over {fail_over:g}"
+    else:
+        return 0
+    print(f"trimtab: {why}", file=sys.stderr)
+    return 3
 
 
 def run_recipe(request: RunRequest, settings: Settings) -> None:

@@ -8,13 +8,15 @@ from trimtab.infra.settings import Settings
 from trimtab.models.estimates.machine import GIB
 
 # Minutes, rounded up, of `trimtab run RECIPE` on two x86-64 cores without GPU; of people's data
-# as many pairs as the recipe takes (docs/explanation/results.md). Others have not been timed.
+# as many pairs as the recipe takes (docs/explanation/results.md), for `audit` 5,000. Others have
+# not been timed.
 MINUTES = {
     "smoke": 1,
     "default": 5,
     "papers": 10,
     "rlaif": 5,
     "constitutional": 5,
+    "audit": 2,
     "hh-smollm2": 86,
 }
 

@@ -21,10 +21,10 @@ SENTENCE_MODELS = (EmbeddingModelConfig(), EmbeddingModelConfig(kind="nearest"))
 
 
 def audit() -> RunConfig:
-    """Which labels of your pairs look wrong, without a language model; give `preferences.sources`.
+    """Which labels of your pairs look wrong; give `preferences.sources`.
 
-    For the flow label-audit. Every pair is voted on by models that were not trained on it, and no
-    label is changed; rows that cannot be read and ties are set aside.
+    For the flow label-audit, without a language model. Every pair is voted on by models that were
+    not trained on it, and no label is changed; rows that cannot be read and ties are set aside.
     """
     return RunConfig(
         recipe="audit",

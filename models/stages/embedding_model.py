@@ -138,9 +138,11 @@ def read_answers(preferences: Path, embeddings: Path) -> dict[str, Answers]:
 def planted(rows: Sequence[Row], share: float) -> Array:
     """(N,) bool: the pairs whose labels are turned round on purpose, about this share of them.
 
-    A pair's id alone decides, so that all members of a vote turn the same ones.
+    The two answers alone decide, so that all members of a vote turn the same ones, and copies of a
+    pair are turned together.
     """
-    draws = [hashlib.sha256(f"planted/{row['id']}".encode()).digest()[:8] for row in rows]
+    texts = ["\0".join(sorted((row["chosen"], row["rejected"]))) for row in rows]
+    draws = [hashlib.sha256(f"planted/{text}".encode()).digest()[:8] for text in texts]
     return np.array([int.from_bytes(draw, "big") < share * 2**64 for draw in draws], bool)
 
 
@@ -215,15 +217,24 @@ def drawn(count: int, seed: int) -> Array:
 
 
 def folds_of(rows: Sequence[Row], config: EmbeddingModelConfig) -> Array:
-    """(N,) the part of each pair, from 0. By pair, those of one prompt and two answers share one:
-    a copy labelled the other way round would give the label away."""
+    """(N,) the part of each pair, from 0. By pair, those of the same two answers share one, under
+    whatever prompt: a copy would give the label away."""
     if config.fold_by == "prompt":
         found: Array = prompt_folds([row["prompt"] for row in rows], config.num_folds).numpy()
         return found
-    whose = [(row["prompt"], *sorted((row["chosen"], row["rejected"]))) for row in rows]
-    index = {pair: number for number, pair in enumerate(dict.fromkeys(whose))}
-    drawn: Array = fold_of(len(index), config.num_folds, FOLD_SEED).numpy()
-    return drawn[[index[pair] for pair in whose]]
+    twins = twins_of(rows)
+    drawn: Array = fold_of(int(twins.max()) + 1, config.num_folds, FOLD_SEED).numpy()
+    return drawn[twins]
+
+
+def twins_of(rows: Sequence[Row], index: dict[tuple[str, ...], int] | None = None) -> Array:
+    """(N,) a number from 0 for each two answers, whichever stands as the better one.
+
+    index: the numbers given so far, to which new ones are added.
+    """
+    index = {} if index is None else index
+    whose = [tuple(sorted((row["chosen"], row["rejected"]))) for row in rows]
+    return np.array([index.setdefault(pair, len(index)) for pair in whose], int)
 
 
 def features_of(answers: Answers, config: EmbeddingModelConfig) -> Array:
@@ -329,9 +340,11 @@ def bradley_terry(
 
 def nearest_scores(answers: dict[str, Answers], config: EmbeddingModelConfig) -> dict[str, Array]:
     """Scores (N, 2) of each split: the log-odds that an answer's neighbours were chosen, each
-    weighed by its cosine."""
+    weighed by its cosine. Neighbours are answers to other prompts, and of other pairs."""
     train = answers["train"]
     train = train[drawn(len(train.rows), config.seed)]
+    numbers: dict[tuple[str, ...], int] = {}
+    pair = np.repeat(twins_of(train.rows, numbers), 2)
     known = train.embedding.reshape(-1, train.embedding.shape[-1])
     outcome = np.stack([train.label, 1 - train.label], 1).reshape(-1)
     prompt = np.repeat(train.prompt, 2)
@@ -339,11 +352,13 @@ def nearest_scores(answers: dict[str, Answers], config: EmbeddingModelConfig) ->
     found = {}
     for split, own in answers.items():
         asked, whose = own.embedding.reshape(-1, known.shape[1]), np.repeat(own.prompt, 2)
+        twin = np.repeat(twins_of(own.rows, numbers), 2)
         shares = np.zeros(len(asked))
         for start in range(0, len(asked), ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)
             likeness = asked[part] @ known.T
-            likeness[whose[part, None] == prompt[None]] = -np.inf
+            is_own = (whose[part, None] == prompt[None]) | (twin[part, None] == pair[None])
+            likeness[is_own] = -np.inf
             nearest = np.argpartition(-likeness, k - 1, axis=1)[:, :k]
             weight = np.take_along_axis(likeness, nearest, 1).clip(min=0)
             # One chosen and one rejected neighbour more, so that no share is 0 or 1.

@@ -11,7 +11,11 @@ import pytest
 
 from tests.flows.command import start, trimtab
 from trimtab.flows.cli import main
-from trimtab.flows.commands import changes_of_audit, files_and_overrides
+from trimtab.flows.commands import (
+    changes_of_audit,
+    files_and_overrides,
+    status_of_audit,
+)
 from trimtab.flows.config import load_config, require_flow
 from trimtab.flows.errors import ConfigError
 from trimtab.flows.recipes import recipe_named
@@ -60,7 +64,7 @@ def test_wrong_labels_are_found_in_a_file(tmp_path: Path) -> None:
     # The numbers for a script, from the store, and a status to stop on.
     process = start(home, "audit", str(file), "--json", "--fail-over", "0.02")
     said = process.communicate(timeout=300)[0]
-    assert process.returncode == 1, said
+    assert process.returncode == 3, said
     assert "2.5% of the labels look wrong, more than --fail-over 0.02" in said
     numbers = json.loads(said[said.index("{") : said.rindex("}") + 1])
     assert (numbers["num_pairs"], numbers["num_looks_wrong"]) == (120, 3)
@@ -97,6 +101,7 @@ def test_words_are_files_or_settings(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (["audit", "nothing.jsonl"], "found nothing at 'nothing.jsonl'"),
         (["audit", "seed=1"], "found no file"),
         (["audit", "pairs.jsonl", "relable.flip_below=0"], "did you mean 'relabel'"),
+        (["audit", "pairs.jsonl"], "found 3 usable pairs; allowed: at least 5"),
         (["run", "audit", 'preferences.sources=["pairs.jsonl"]'], "the flow label-audit"),
         (["audit", "pairs.jsonl", "--fail-over", "2"], "less than or equal to 1"),
     ],
@@ -115,6 +120,19 @@ def test_a_mistake_is_a_line(
     assert said in capsys.readouterr().err
 
 
+def test_a_script_is_stopped_by_too_many_and_where_nothing_can_be_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = {"num_pairs": 100, "num_looks_wrong": 10, "tells_nothing": False}
+    assert status_of_audit(found, None) == 0
+    assert status_of_audit(found, 0.1) == 0
+    assert capsys.readouterr().err == ""
+    assert status_of_audit(found, 0.05) == 3
+    assert "10.0% of the labels look wrong" in capsys.readouterr().err
+    assert status_of_audit({**found, "num_looks_wrong": 0, "tells_nothing": True}, 0.5) == 3
+    assert "cannot be told" in capsys.readouterr().err
+
+
 def test_embedding_models_vote_alone_and_in_a_label_audit_only() -> None:
     recipe = recipe_named("audit")
     assert not recipe.model_copy(
@@ -128,6 +146,10 @@ def test_embedding_models_vote_alone_and_in_a_label_audit_only() -> None:
     for changes, said in (
         ({"ensemble": {"votes": ["embedding_models", "in_sample"]}}, "alone or without it"),
         ({"ensemble": {"votes": ["in_sample"]}}, "self_test_share must be 0"),
+        (
+            {"ensemble": {"votes": ["in_sample"], "self_test_share": 0}},
+            "test_share must be above 0 unless",
+        ),
         ({"embedding_models": []}, "must name some"),
         ({"embedding_models": [{"kind": "style", "encoder": "policy"}]}, "reads no vector"),
     ):

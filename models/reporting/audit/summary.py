@@ -62,15 +62,17 @@ class SelfTest:
     weakest: Estimate
 
     @property
-    def most_wrong(self) -> float:
-        """The largest share of wrong labels that the test allows, at the values found.
+    def most_wrong(self) -> float | None:
+        """The largest share of wrong labels that the test allows; None where it allows any.
 
         If wrong labels are contradicted as often (r) as those turned round, and right ones at rate
         a, of which a share w is wrong: others = (1 - w) a + w r and found = (1 - w) r + w a, as a
-        wrong label turned round is right. Both add up to r + a; w is largest where a is 0.
+        wrong label turned round is right. Both add up to r + a. Where found is above others w is
+        largest where a is 0, others / (others + found): taken at the ends of the two intervals that
+        make it largest. Otherwise the vote does not tell wrong labels from right ones.
         """
-        both = self.others.value + self.whole.found.value
-        return self.others.value / both if both else 0.0
+        others, found = self.others.high, self.whole.found.low
+        return others / (others + found) if found > others else None
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,9 @@ class Summary:
 
     has_truth: whether the right labels of all pairs are known. is_in_sample: whether members vote
     on pairs they were trained on. voters: what the members are; none: reward models. num_by_style:
-    pairs that look wrong only because of how the answers are written: to all other members they
-    look right. self_test: None where there was none.
+    pairs that look wrong though they do so only to the member that sees nothing but how an answer
+    is written. self_test: None where there was none, or too few pairs for one. tells_nothing:
+    whether no member is better than chance, so that every strength is 0.
     """
 
     whole: Group
@@ -92,6 +95,7 @@ class Summary:
     voters: tuple[str, ...] = ()
     num_by_style: int = 0
     self_test: SelfTest | None = None
+    tells_nothing: bool = False
 
     def numbers(self) -> dict[str, float]:
         """Flat, as summary.json holds them."""
@@ -106,6 +110,8 @@ class Summary:
         for name, estimate in (("precision", self.whole.precision), ("recall", self.whole.recall)):
             if estimate is not None:
                 found[name] = estimate.value
+        if self.voters:
+            found["tells_nothing"] = self.tells_nothing
         if STYLE in self.voters:
             found["num_by_style"] = self.num_by_style
         if test := self.self_test:
@@ -116,8 +122,9 @@ class Summary:
                 "self_test_found_high": test.whole.found.high,
                 "self_test_weakest": test.weakest.value,
                 "self_test_others": test.others.value,
-                "self_test_most_wrong": test.most_wrong,
             }
+            if (most := test.most_wrong) is not None:
+                found["self_test_most_wrong"] = most
         return found
 
 
@@ -142,6 +149,7 @@ def summarise(
         voters=tuple(STRENGTH_NAMES.get(each, each) for each in voters),
         num_by_style=_num_by_style(pairs, voters),
         self_test=_self_test(pairs, self_test),
+        tells_nothing=bool(voters) and all(pair.strength_mean == 0 for pair in pairs),
     )
 
 

@@ -63,7 +63,7 @@ def _answers(count: int, seed: int, wrong: int = 0) -> Answers:
     worse[:wrong] = ~worse[:wrong]
     embedding[worse] = embedding[worse][:, ::-1]
     rows = [
-        {"id": str(n), "prompt": f"{seed} {n // 2}", "chosen": "a b", "rejected": "a b"}
+        {"id": str(n), "prompt": f"{seed} {n // 2}", "chosen": f"a {n}", "rejected": f"b {n}"}
         for n in range(count)
     ]
     return Answers(rows, embedding, np.arange(count) // 2 + 1000 * seed, np.ones(count))
@@ -153,10 +153,10 @@ def test_turns_of_one_dialogue_are_one_prompt(tmp_path: Path) -> None:
     assert read_answers(tmp_path, tmp_path)["train"].prompt.tolist() == [0, 0, 1]
 
 
-def _written(count: int, label: str = "longer") -> list[dict[str, Any]]:
+def _written(count: int) -> list[dict[str, Any]]:
     """Pairs of which the longer answer is better, whatever it says."""
     return [
-        {"id": f"{label}{n}", "prompt": f"{n}", "chosen": "Well, it is so. " * 3, "rejected": "no"}
+        {"id": f"{n}", "prompt": f"{n}", "chosen": f"Well, it is {n}. " * 3, "rejected": f"no {n}"}
         for n in range(count)
     ]
 
@@ -178,17 +178,36 @@ def test_style_tells_how_an_answer_is_written_and_reads_no_vector() -> None:
     assert beside.shape == (40, 2, 4 + len(short))
 
 
-def test_folds_by_pair_part_a_prompt_but_not_two_answers_labelled_both_ways() -> None:
+def test_folds_by_pair_part_a_prompt_but_not_the_same_two_answers() -> None:
     rows = [
         {"id": f"{n}", "prompt": "the same", "chosen": f"good {n}", "rejected": f"bad {n}"}
         for n in range(10)
     ]
-    rows.append({**rows[0], "id": "turned", "chosen": "bad 0", "rejected": "good 0"})
+    turned = {"chosen": "bad 0", "rejected": "good 0", "prompt": "another"}
+    rows.append({**rows[0], "id": "turned", **turned})
     folds = folds_of(rows, EmbeddingModelConfig(fold_by="pair"))
     assert sorted(folds[:10].tolist()) == sorted(list(range(5)) * 2)
     assert folds[10] == folds[0]
-    with pytest.raises(ValueError, match="num_folds"):  # one prompt is one part
+    assert planted(rows, 0.3)[0] == planted(rows, 0.3)[10]
+    with pytest.raises(ValueError, match="num_folds"):  # two prompts are two parts
         folds_of(rows, EmbeddingModelConfig())
+
+
+def test_a_copy_under_another_prompt_does_not_tell_the_nearest_its_label() -> None:
+    """Labels drawn at random, each pair twice: nothing can be known of them."""
+    own = _answers(200, 1, wrong=0)
+    turned = np.random.default_rng(5).random(200) < 0.5
+    embedding = np.where(turned[:, None, None], own.embedding[:, ::-1], own.embedding)
+    rows = [{**row, "chosen": f"a{n}", "rejected": f"b{n}"} for n, row in enumerate(own.rows)]
+    twice = Answers(
+        rows + [{**row, "id": f"copy {row['id']}"} for row in rows],
+        np.concatenate([embedding, embedding]),
+        np.arange(400),
+        np.ones(400),
+    )
+    config = EmbeddingModelConfig(kind="nearest", num_neighbours=3)
+    found = nearest_scores({"train": twice, "test": twice[np.arange(0)]}, config)["train"]
+    assert 0.3 < (found[:, 0] > found[:, 1]).mean() < 0.7
 
 
 def test_planted_flips_are_the_same_for_all_voters_and_are_found(tmp_path: Path) -> None:
@@ -202,7 +221,7 @@ def test_planted_flips_are_the_same_for_all_voters_and_are_found(tmp_path: Path)
     answers = Answers(rows, np.zeros((400, 2, 2), np.float32), np.arange(400), np.ones(400))
     answers.embedding[:, 0] = 1
     copy = turn_round(answers, turned)
-    assert copy.rows[int(turned.argmax())]["chosen"] == "no"
+    assert copy.rows[int(turned.argmax())]["chosen"].startswith("no ")
     assert np.array_equal(copy.embedding[:, 1, 0] == 1, turned)
 
     preferences, vectors = tmp_path / "preferences", tmp_path / "vectors"

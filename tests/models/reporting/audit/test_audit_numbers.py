@@ -154,7 +154,8 @@ def test_self_test_by_hand(pairs: list[AuditedPair]) -> None:
     assert test is not None
     assert (test.whole.num_planted, test.whole.found.value) == (3, pytest.approx(2 / 3))
     assert test.others.value == 0
-    assert test.most_wrong == 0
+    # Of three and of one pair the intervals overlap.
+    assert test.most_wrong is None and "self_test_most_wrong" not in summary.numbers()
     assert test.weakest.value == 1  # t0, t2, t1 are the weakest three
     assert [(each.name, each.num_planted) for each in test.by_category] == [("b", 1), ("a", 2)]
     assert summary.voters == ("how an answer is written", "linear on sentence embeddings")
@@ -166,9 +167,17 @@ def test_self_test_by_hand(pairs: list[AuditedPair]) -> None:
     assert numbers["self_test_found"] == pytest.approx(2 / 3)
     assert numbers["num_by_style"] == 0
     assert "self_test_found" not in summarise(pairs).numbers()
-    # Were half of those left alone contradicted: w = .5 / (.5 + 2/3).
-    more = replace(test, others=replace(test.others, value=0.5))
-    assert more.most_wrong == pytest.approx(0.5 / (0.5 + 2 / 3))
+    # At the ends of the intervals that make it largest: w = .2 / (.2 + .6).
+    wide = replace(test.whole, found=replace(test.whole.found, low=0.6))
+    more = replace(test, whole=wide, others=replace(test.others, high=0.2))
+    assert more.most_wrong == pytest.approx(0.25)
     assert (
         summarise(pairs, voters, [{**row, "is_planted": False} for row in rows]).self_test is None
     )
+
+
+def test_votes_that_know_nothing_are_said_to(pairs: list[AuditedPair]) -> None:
+    zero = [replace(pair, strength_mean=0.0) for pair in pairs]
+    assert summarise(zero, ("style",)).numbers()["tells_nothing"] is True
+    assert summarise(pairs, ("style",)).numbers()["tells_nothing"] is False
+    assert "tells_nothing" not in summarise(zero).numbers()
