@@ -160,8 +160,8 @@ class SuspendConfig(Section):
     )
     for_champion_approval: bool = Field(
         False,
-        description="Suspend the run before its policy becomes champion in MLflow's registry in "
-        "place of another, until a person approves or rejects it",
+        description="Suspend the run before its policy becomes champion in MLflow's registry, the "
+        "first or in place of another, until a person approves or rejects it",
     )
     timeout_hours: float | None = Field(
         None,

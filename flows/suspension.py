@@ -10,6 +10,7 @@ later asks nobody again, although Prefect then forgets which suspensions there h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count
@@ -145,12 +146,18 @@ def ask(
             used = use(form(**found[0].decoded_value))
         except ValueError as error:
             logger.warning("the answer is asked for again: %s", error)
-            refused = f"**The last answer cannot be used.**\n\n~~~\n{error}\n~~~\n\n"
+            refused = f"**The last answer cannot be used.**\n\n{_fenced(str(error))}\n\n"
         else:
             used["at"] = f"{found[0].created:%Y-%m-%d %H:%M} UTC"
             create_flow_run_input(f"{key}-used", used)
             return used
     raise AssertionError  # numbers have no end
+
+
+def _fenced(text: str) -> str:
+    """A text as a block of Markdown's that nothing in it ends."""
+    fence = "~" * max([3, *(len(run) + 1 for run in re.findall("~+", text))])
+    return f"{fence}\n{text}\n{fence}"
 
 
 def _suspend(form: type[RunInput], key: str, hours: float | None) -> None:
@@ -169,7 +176,9 @@ def review_labels(run: Run, tracked: TrackedRun, name: str, about: Mapping[str, 
     pairs, audit = results["preferences"].ref, results["audit"]
 
     def describe() -> str:
-        return _on_labels(name, export_audit(tracked, audit, name, about), audit.summary)
+        page = export_audit(tracked, audit, name, about)
+        tracked.tracking.background.wait()  # whoever is asked finds the page there
+        return _on_labels(name, page, audit.summary)
 
     def use(answer: LabelReview) -> dict[str, str]:
         kept = keep_review(answer.verdicts, answer.file, pairs)
@@ -204,12 +213,14 @@ def approval_of(
 ) -> Approval | None:
     """A person's decision on the policy that would become champion; None where none would.
 
-    judged: numbers of its judgement. page: address or path of the run's report.
+    It holds against the champion that stands: if another is champion when the run goes on, it is
+    asked for again. judged: numbers of its judgement. page: address or path of the run's report.
     """
     standing = champion_to_replace.submit(run).result()
     if run.champion is None or standing is None:
         return None
-    key = f"approve-{run.policies[run.champion].ref.digest[:12]}"
+    policy = run.policies[run.champion].ref.digest[:12]
+    key = f"approve-{policy}-over-{standing or 'none'}"  # asked again if the champion has moved
 
     def use(answer: ChampionApproval) -> dict[str, str]:
         decision = REJECTED if answer.decision == "reject" else "approved"
@@ -226,10 +237,12 @@ def approval_of(
 
 
 def _on_champion(run: RegisteredRun, standing: str, judged: Mapping[str, Any], page: str) -> str:
+    now = f"{run.model} has no champion so far"
+    if standing:
+        now = f"Champion of {run.model} is version {standing}"
     return f"""**Shall the policy of {run.name}, round {run.champion}, become champion?**
 
-Champion of {run.model} is {standing}. {_linked("The report", page)} says more. Judged against the
-policy before it:
+{now}. {_linked("The report", page)} says more. Judged against the policy before it:
 
 {markdown_table(outcomes_by_judge(judged))}
 

@@ -154,18 +154,18 @@ PATIENT: dict[str, Any] = {
 
 @task(name="champion to replace", task_run_name="champion to replace", **PATIENT)
 def champion_to_replace(run: RegisteredRun) -> str | None:
-    """The version, in words, that would no longer be champion if the run were registered.
+    """The number of the version that would no longer be champion if the run were registered.
 
-    None where the champion stays: its policy was champion before, there is none, or tracking is
-    off.
+    Empty where there is no champion so far. None where nothing would change: the run's policy was
+    champion before, the run has none, or tracking is off.
     """
     if not base_context().tracking.uri or run.champion is None:
         return None
     name, policy = model_name(run.model), run.policies[run.champion].ref
-    if registry().was(name, _identity(policy), "champion"):
+    if any("was.champion" in each.tags for each in registry().versions_of(name, _identity(policy))):
         return None
     standing = registry().find(name, "champion")
-    return f"version {standing.number}" if standing else "none so far"
+    return standing.number if standing else ""
 
 
 @task(name="register", task_run_name="register", **PATIENT)
@@ -173,9 +173,10 @@ def register_models(run_id: str | None, run: RegisteredRun) -> str | None:
     """Register policies by round, the last as candidate, that of round `champion` as champion; and
     scorers as candidates, and as champions where a policy of the same run is champion.
 
-    What is registered already is not brought again. Where another version stays champion it is
-    noted there that a round under these `settings` did not take its place. Nothing is done with
-    tracking off. Returns in words what is registered.
+    A policy that a person has rejected does not become champion by a run that asked nobody. What is
+    registered already is not brought again. Where another version stays champion it is noted there
+    that a round under these `settings` did not take its place. Nothing is done with tracking off.
+    Returns in words what is registered.
     """
     if not base_context().tracking.uri:
         return None
@@ -197,10 +198,11 @@ def register_models(run_id: str | None, run: RegisteredRun) -> str | None:
 def _register_policies(run_id: str | None, run: RegisteredRun, made: Mapping[str, Any]) -> str:
     last, name = max(run.policies), model_name(run.model)
     register_overwritten_again(name, run_id)
-    before = registry().find(name, "champion")
+    before, withheld = registry().find(name, "champion"), _rejection(name, run)
+    promoted = None if withheld else run.promoted
     numbers = {}
     for number, policy in run.policies.items():
-        aliases = ("candidate",) * (number == last) + ("champion",) * (number == run.promoted)
+        aliases = ("candidate",) * (number == last) + ("champion",) * (number == promoted)
         roles = (role for role, each in made.items() if each["key"] == policy.ref.key)
         role = next(roles, policy.ref.stage)
         card = _card(run, made, "policy", role, role.removeprefix(POLICY_ROLE))
@@ -217,7 +219,22 @@ def _register_policies(run_id: str | None, run: RegisteredRun, made: Mapping[str
     _link(name, numbers[last])
     holders = {"candidate": registry().find(name, "candidate"), "champion": now}
     said = [f"{alias} version {each.number}" for alias, each in holders.items() if each]
-    return f"{name}: {', '.join(said)}"
+    return f"{name}: {', '.join([*said, *withheld])}"
+
+
+def _rejection(name: str, run: RegisteredRun) -> list[str]:
+    """In words that a person rejected the policy that would become champion; else nothing.
+
+    A decision on this run counts instead.
+    """
+    if run.promoted is None or run.approval is not None:
+        return []
+    policy = _identity(run.policies[run.promoted].ref)
+    return [
+        f"version {each.number} not champion, as {each.tags.get(f'{APPROVAL}.by')} rejected it"
+        for each in registry().versions_of(name, policy)
+        if each.tags.get(APPROVAL) == REJECTED
+    ]
 
 
 def _identity(model: ArtifactRef) -> dict[str, str]:
@@ -362,12 +379,13 @@ def _policy_of(version: Version) -> ArtifactRef | None:
 def roll_back(recipe: str, to: str | None) -> list[Version]:
     """Make the champion's predecessor, or version `to`, champion again; RegistryError if none.
 
-    The registered scorers of the run that made it are champions with it. Returns the versions that
-    are champion now, the policy's first.
+    The registered scorers of the run that made it are champions with it. They move first: until
+    the policy has moved, the same call does all of it again. Returns the versions that are champion
+    now, the policy's first.
     """
     name = model_name(recipe)
     register_overwritten_again(name)
-    policy = registry().roll_back(name, "champion", to)
+    policy = registry().earlier(name, "champion", to)
     key = policy.tags.get(REPORT)
     report = base_context().store.find("report", key) if key else None
     made = dict(report.parents) if report else {}
@@ -376,6 +394,7 @@ def roll_back(recipe: str, to: str | None) -> list[Version]:
         for role, (kind, _) in SCORERS.items()
         if role in made
     ]
+    policy = registry().roll_back(name, "champion", policy.number)
     return [policy, *(scorer for scorer in scorers if scorer)]
 
 

@@ -11,7 +11,7 @@ from trimtab.infra.store.manifest import Manifest
 from trimtab.models.data import Source, read_review
 from trimtab.models.data.records import ArtifactRef
 from trimtab.tasks.context import base_context
-from trimtab.tasks.sources import import_review, publish_file
+from trimtab.tasks.sources import import_review, publish_review
 
 NAME = "review.jsonl"  # of verdicts that came as text: as the audit page's download
 SPLITS = ("train", "validation", "test")
@@ -31,19 +31,17 @@ def keep_review(text: str, file: str, pairs: ArtifactRef) -> str | None:
         raise ValueError(f"found verdicts and the file {file!r}; allowed: one of them")
     if not text and not file:
         return None
-    name = NAME if text else file.rpartition("/")[2]
     with tempfile.TemporaryDirectory(prefix="trimtab-") as scratch:
         given = Path(scratch) / "given"
         given.mkdir()
         if text:
-            (given / name).write_text(one_a_line(text), "utf-8")
+            (given / NAME).write_text(one_a_line(text), "utf-8")
         else:
-            kept = import_review(file)
-            base_context().store.materialise(_found(kept), given)
-        read_review(Source(str(given / name), name=name), _ids(pairs, Path(scratch) / "pairs"))
-        if text:
-            kept = publish_file(given / name)
-    return f"raw:{kept.key}/{name}"
+            base_context().store.materialise(_found(import_review(file)), given)
+        (path,) = given.iterdir()
+        read_review(Source(str(path), name=path.name), _ids(pairs, Path(scratch) / "pairs"))
+        kept = publish_review(path)
+    return f"raw:{kept.key}/{path.name}"
 
 
 def one_a_line(text: str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from trimtab.infra.access import AccessError
 from trimtab.infra.store.fetch import FetchError, digest_of, fetch, is_stored
 from trimtab.infra.store.manifest import Provenance
 from trimtab.models.data.files import KINDS, SUFFIXES
@@ -13,6 +16,8 @@ from trimtab.models.data.records import ArtifactRef
 from trimtab.models.judge.constitutions import PACKAGED, load_constitution
 from trimtab.tasks.access import access_of_run
 from trimtab.tasks.context import base_context
+
+_IS_REVIEW = "is_review"  # in the provenance of a file
 
 
 def import_source(source: str, check: Callable[[Path], object] | None = None) -> ArtifactRef:
@@ -30,14 +35,23 @@ def import_source(source: str, check: Callable[[Path], object] | None = None) ->
             check(folder)
         elif copy.is_file() and not is_data(copy.name):
             raise FetchError(f"{source}: found {copy.suffix!r}; allowed: {KINDS}")
-        return publish_file(copy)
+        return _publish(copy, digest_of(copy), {"name": copy.name})
 
 
-def publish_file(path: Path) -> ArtifactRef:
-    """Publish a file or folder that is alone in its folder, once."""
-    store, key = base_context().store, digest_of(path)
+def publish_review(path: Path) -> ArtifactRef:
+    """Publish a file or folder that has been checked to be a review, once: every run may read it.
+
+    Its key is not that of the same file given as data, which has no such mark.
+    """
+    key = hashlib.sha256(f"review {digest_of(path)}".encode()).hexdigest()
+    return _publish(path, key, {"name": path.name, _IS_REVIEW: True})
+
+
+def _publish(path: Path, key: str, config: Mapping[str, Any]) -> ArtifactRef:
+    """Publish a file or folder that is alone in its folder."""
+    store = base_context().store
     manifest = store.find("raw", key) or store.publish(
-        "raw", key, path.parent, Provenance(config={"name": path.name})
+        "raw", key, path.parent, Provenance(config=config)
     )
     return ArtifactRef(manifest.stage, manifest.key, manifest.digest)
 
@@ -45,12 +59,18 @@ def publish_file(path: Path) -> ArtifactRef:
 def import_review(source: str) -> ArtifactRef:
     """A review's file as an artifact, also one that the store has already (`raw:`).
 
-    Raises what `import_source` raises; FetchError where the store does not have it.
+    Of those a worker's run may read what `publish_review` has published. Raises what
+    `import_source` raises; FetchError where the store does not have it.
     """
     if not is_stored(source):
         return import_source(source)
     store, key = base_context().store, source.removeprefix("raw:").partition("/")[0]
     manifest = store.find("raw", key)
+    if access_of_run() is not None and not (manifest and manifest.config.get(_IS_REVIEW)):
+        raise AccessError(
+            f"{source!r} may not be read; allowed are addresses of reviews that were given to a "
+            "suspended run"
+        )
     if manifest is None:
         raise FetchError(f"{source}: found no such file in the store {store.url}")
     return ArtifactRef(manifest.stage, manifest.key, manifest.digest)

@@ -18,6 +18,8 @@ from typing import Any
 
 from trimtab.infra.access import Access, AccessError, open_in
 
+_STORED = r"raw:[0-9a-f]{64}/[^/\x00-\x1f\x7f-\x9f\u2028\u2029]+"
+
 
 class FetchError(ValueError):
     """A source that is not there."""
@@ -31,9 +33,9 @@ def is_remote(source: str) -> bool:
 def is_stored(source: str) -> bool:
     """Whether a source is a file that the store has as an artifact of stage `raw`.
 
-    raw:<sha256>/<name of the file>
+    raw:<sha256>/<name of the file, without control characters and ends of lines>
     """
-    return re.fullmatch(r"raw:[0-9a-f]{64}/[^/\0]+", source) is not None
+    return re.fullmatch(_STORED, source) is not None
 
 
 def digest_of(path: Path) -> str:

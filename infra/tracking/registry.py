@@ -111,13 +111,17 @@ class Registry:
                 return _version(client.get_model_version(name, which))
         return None
 
-    def was(self, name: str, identity: Mapping[str, str], alias: str) -> bool:
-        """Whether a version with these tags has or had an alias, so that it is not given again."""
+    def versions_of(self, name: str, identity: Mapping[str, str]) -> list[Version]:
+        """The versions with these tags, the oldest first.
+
+        One that has or had an alias, and is not given it again, has the tag `was.<alias>`.
+        """
         with self._client() as client:
-            return any(
-                identity.items() <= each.tags.items() and f"was.{alias}" in each.tags
+            return [
+                _version(each)
                 for each in _versions(client, name)
-            )
+                if identity.items() <= each.tags.items()
+            ]
 
     def tag_values(self, prefix: str, key: str) -> set[str]:
         """The values that a tag has at any version of the models whose names begin so."""
@@ -136,8 +140,11 @@ class Registry:
             for key, value in tags.items():
                 client.set_model_version_tag(version.name, version.number, key, value)
 
-    def roll_back(self, name: str, alias: str, to: str | None = None) -> Version:
-        """Give an alias back to the version that held it before, or to version `to`."""
+    def earlier(self, name: str, alias: str, to: str | None = None) -> Version:
+        """The version that held an alias before, or version `to`, if it can have the alias again.
+
+        Raises RegistryError.
+        """
         with self._client() as client:
             current = _holder(client, name, alias)
             if current is None:
@@ -159,8 +166,14 @@ class Registry:
                     f"version {to} of {name} holds the weights of a later version (a fault of an "
                     "earlier Trimtab), and the store has its own no more: name another version"
                 )
-            client.set_registered_model_alias(name, alias, to)
             return _version(client.get_model_version(name, to))
+
+    def roll_back(self, name: str, alias: str, to: str | None = None) -> Version:
+        """Give an alias back to the version that held it before, or to version `to`."""
+        found = self.earlier(name, alias, to)
+        with self._client() as client:
+            client.set_registered_model_alias(name, alias, found.number)
+        return found
 
     def move(self, name: str, alias: str, identity: Mapping[str, str]) -> Version | None:
         """Give an alias to the version with these tags, and return that; None without one."""

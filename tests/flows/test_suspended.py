@@ -173,7 +173,11 @@ def test_a_suspended_run_is_cancelled_or_ends_when_its_time_is_over(running: Run
 def test_a_champion_is_rejected_and_then_approved(running: Running) -> None:
     run = _start(running, "rlhf", CHAMPION)
     said = _wait_until_suspended(running, run)
-    assert "is none so far" in said and "| net_low |" in said and "/artifacts/report.html)" in said
+    assert (
+        "has no champion so far" in said
+        and "| net_low |" in said
+        and "/artifacts/report.html)" in said
+    )
     assert _champion(running) is None
     given = {"reviewer": "Ada", "reason": "longer answers, no better ones"}
     _resume(running, run, decision="reject", **given)

@@ -17,9 +17,13 @@ from trimtab.flows.checks import refuse_suspension
 from trimtab.flows.cli import main
 from trimtab.flows.config import ConfigError, RunConfig
 from trimtab.flows.names import command_of, name_run
+from trimtab.flows.outcomes import OUTCOMES
 from trimtab.flows.overrides import RoundChanges, apply_changes, parse_overrides
 from trimtab.flows.recipes import recipe_named
 from trimtab.flows.suspension import ChampionApproval, LabelReview, ask, require_resumable
+from trimtab.models.data.records import ArtifactRef
+from trimtab.tasks.execution import StageResult
+from trimtab.tasks.registry import Approval, RegisteredRun
 
 AT = datetime(2026, 11, 26, 14, 5, tzinfo=UTC)
 
@@ -60,8 +64,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
 
 def _use(answer: LabelReview) -> dict[str, str]:
-    if answer.verdicts == "bad":
-        raise ValueError("line 1: found bad")
+    if answer.verdicts.startswith("bad"):
+        raise ValueError(f"line 1: found {answer.verdicts}")
     return {"review": answer.verdicts, "by": answer.reviewer}
 
 
@@ -92,6 +96,17 @@ def test_an_answer_that_cannot_be_used_is_asked_for_again(server: Server) -> Non
     assert _asked()["review"] == "good"
 
 
+def test_what_an_answer_holds_does_not_leave_the_block_that_quotes_it(server: Server) -> None:
+    with pytest.raises(Pause):
+        _asked()
+    server.answer(reviewer="Ada", verdicts="bad\n~~~\n# Approved\n~~~~")
+    with pytest.raises(Pause):
+        _asked()
+    fence = "~" * 5
+    quoted = f"{fence}\nline 1: found bad\n~~~\n# Approved\n~~~~\n{fence}\n"
+    assert quoted in server.forms[1]._description
+
+
 def test_a_run_that_is_started_again_without_an_answer_asks_again(server: Server) -> None:
     for number in (1, 2):
         with pytest.raises(Pause):
@@ -114,6 +129,32 @@ def test_who_decides_says_who_and_why() -> None:
     for wrong in ({"reviewer": " "}, {"reason": ""}, {"decision": "maybe"}):
         with pytest.raises(ValidationError):
             ChampionApproval(**{**whole, **wrong})
+
+
+def test_an_approval_holds_against_the_champion_that_was_asked_about(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = ArtifactRef("ppo_max", "k", "d" * 64)
+    policy = StageResult(ref, {}, False, 1.0)
+    run = RegisteredRun("trimtab-policy-toy", {1: policy}, 1, policy, "settings", name="toy")
+
+    judged = {f"gold_{each}": 0.5 for each in OUTCOMES}
+
+    def decide() -> Approval | None:
+        return suspension.approval_of(run, judged, "report.html", recipe_named("smoke").suspend)
+
+    for number, (standing, said) in enumerate(
+        (("", "has no champion so far."), ("3", "version 3."))
+    ):
+        waiting = SimpleNamespace(result=lambda standing=standing: standing)
+        submitted = SimpleNamespace(submit=lambda _, waiting=waiting: waiting)
+        monkeypatch.setattr(suspension, "champion_to_replace", submitted)
+        with pytest.raises(Pause):
+            decide()
+        assert said in server.forms[number]._description
+        server.answer(decision="approve", reason=f"better than {standing}", reviewer="Ada")
+        found = decide()
+        assert found is not None and found.reason == f"better than {standing}".strip()
 
 
 def _config(**asked: Any) -> RunConfig:

@@ -14,7 +14,7 @@ from tests.registered import downloaded
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.manifest import Provenance
 from trimtab.infra.store.store import Store, open_store
-from trimtab.infra.tracking.registry import RegistryError
+from trimtab.infra.tracking.registry import Registry, RegistryError
 from trimtab.infra.tracking.runs import Tracking
 from trimtab.models.data.records import ArtifactRef
 from trimtab.tasks import registry as registry_module
@@ -171,7 +171,7 @@ def test_a_champion_that_a_person_rejects_is_a_version_and_the_alias_stays(runs:
     policies = {2: runs.published("ppo_max", "comes")}
     report = runs.published("report", "report-comes", policy_2=policies[2])
     run = RegisteredRun("asked", policies, 2, report, "settings")
-    assert champion_to_replace.fn(run) == "version 1"
+    assert champion_to_replace.fn(run) == "1"
     for decision, holder, reason in (("rejected", "1", "longer"), ("approved", "2", "it wins")):
         decided = Approval(decision, reason, "Ada", "2026-11-26 14:05 UTC")
         again = runs.tracking.start_run("asked")
@@ -180,10 +180,15 @@ def test_a_champion_that_a_person_rejects_is_a_version_and_the_alias_stays(runs:
         tags = client.get_model_version(name, "2").tags
         assert decided.tags.items() <= tags.items()
         assert tags["trimtab.approval"] == decision and tags["trimtab.approval.reason"] == reason
+        # The same command where nobody is asked.
+        said = str(register_models.fn(runs.tracking.start_run("asked").run_id, run))
+        assert f"champion version {holder}" in said
+        assert ("version 2 not champion, as Ada rejected it" in said) == (decision == "rejected")
+        assert str(client.get_model_version_by_alias(name, "champion").version) == holder
     assert champion_to_replace.fn(run) is None  # it was champion, and nobody is asked again
     assert champion_to_replace.fn(dataclasses.replace(run, champion=None)) is None
     new = dataclasses.replace(run, model="new")
-    assert champion_to_replace.fn(new) == "none so far"
+    assert champion_to_replace.fn(new) == ""
 
 
 def test_a_version_says_what_it_is_and_where_it_is_from(runs: _Runs) -> None:
@@ -238,6 +243,19 @@ def test_scorers_go_back_with_the_policy_of_their_run(runs: _Runs) -> None:
         for name in names:
             champion = registry().find(name, "champion")
             assert champion is not None and champion.number == number
+
+
+def test_going_back_is_done_again_after_a_failure_halfway(
+    runs: _Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        made = {"reward_model": runs.published("reward_model", f"halfway-{number}")}
+        runs.end("halfway", {1: f"halfway-policy-{number}"}, champion=1, scorers=made)
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "move", _stopped)
+        with pytest.raises(KeyboardInterrupt):
+            roll_back("halfway", None)
+    assert [each.number for each in roll_back("halfway", None)] == ["1", "1"]
 
 
 def test_weights_are_not_stored_twice(runs: _Runs) -> None:

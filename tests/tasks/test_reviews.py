@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from trimtab.infra.store.fetch import FetchError, digest_of, is_stored
+from trimtab.infra.access import AccessError
+from trimtab.infra.store.fetch import FetchError, is_stored
 from trimtab.infra.store.store import Store, open_store
 from trimtab.models.data import ReviewError
 from trimtab.models.data.records import ArtifactRef
 from trimtab.tasks import reviews, sources
 from trimtab.tasks.reviews import SPLITS, keep_review, one_a_line
-from trimtab.tasks.sources import import_review
+from trimtab.tasks.sources import import_review, import_source
 
 LINE = '{"id": "train-1", "verdict": "flip", "note": null}\n'
 
@@ -43,8 +44,7 @@ def test_a_text_and_a_file_of_it_are_one_review(
 ) -> None:
     (tmp_path / "review.jsonl").write_text(LINE)
     address = keep_review(LINE, "", pairs)
-    assert address == f"raw:{digest_of(tmp_path / 'review.jsonl')}/review.jsonl"
-    assert is_stored(address)
+    assert address is not None and is_stored(address)
     assert keep_review("", str(tmp_path / "review.jsonl"), pairs) == address
     assert keep_review("", address, pairs) == address
     kept = import_review(address)
@@ -88,6 +88,22 @@ def test_a_file_that_is_not_there(pairs: ArtifactRef, store: Store) -> None:
         keep_review("", "/gone.jsonl", pairs)
     with pytest.raises(FetchError, match="found no such file in the store"):
         keep_review("", f"raw:{'1' * 64}/review.jsonl", pairs)
+
+
+def test_a_worker_s_run_reads_no_file_of_the_store_but_reviews(
+    pairs: ArtifactRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also not one that another run had as data, with the same name and content."""
+    (tmp_path / "review.jsonl").write_text(LINE)
+    data = import_source(str(tmp_path / "review.jsonl"))
+    address = keep_review(LINE, "", pairs)
+    assert address is not None
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "0")
+    assert import_review(address).digest == data.digest
+    assert keep_review("", address, pairs) == address
+    for other in (data.key, "1" * 64):
+        with pytest.raises(AccessError, match=f"raw:{other}/review.jsonl' may not be read"):
+            keep_review("", f"raw:{other}/review.jsonl", pairs)
 
 
 def test_ends_of_lines_that_a_form_has_lost_come_back() -> None:

@@ -9,7 +9,7 @@ import boto3
 import pytest
 
 from tests.infra.conftest import S3Server
-from trimtab.infra.store.fetch import FetchError, _targets, fetch
+from trimtab.infra.store.fetch import FetchError, _targets, fetch, is_stored
 
 
 def test_file_and_folder(tmp_path: Path) -> None:
@@ -19,6 +19,13 @@ def test_file_and_folder(tmp_path: Path) -> None:
     assert copy == tmp_path / "one" / "a.jsonl"
     assert copy.read_text() == "1"
     assert (fetch(str(tmp_path / "data") + "/", tmp_path / "two") / "a.jsonl").read_text() == "1"
+
+
+def test_the_name_of_a_stored_file_is_one_line() -> None:
+    address = f"raw:{'a' * 64}/"
+    assert is_stored(f"{address}r\u00e9view 1.jsonl")
+    for wrong in ("", "a/b", "a\n~~~\n# b", "a\0", "a\x1b[2J", "a\u2028b", "a\n"):
+        assert not is_stored(address + wrong)
 
 
 def test_missing_is_named(tmp_path: Path) -> None:
