@@ -54,6 +54,7 @@ from trimtab.tasks.context import FLOW_RUN_URL, flow_run_tags, start_tracked_run
 from trimtab.tasks.registry import SCORERS, RegisteredRun, register_models
 from trimtab.tasks.report_export import export_report, lineage_of
 from trimtab.tasks.restarts import close_earlier_starts, close_leftovers
+from trimtab.tasks.sources import require_review
 
 logger = logging.getLogger("trimtab")
 # What Prefect's two pages name a run whose name nobody typed: alpha2-sirius, Sleek-Elk.
@@ -76,10 +77,10 @@ def require_startable(config: RunConfig, flow: str | None = None, num_seeds: int
 
     Raises AccessError for what it may not read or ask, and for files that are not there;
     ConfigError for a flow that the configuration is not for, where it cannot be suspended as it is
-    asked to, for models and packages that are not installed here and, where the `flow` is given,
-    for stages that do not fit on this host. On your own machine and on a Dask cluster no more than
-    access, flow and suspension is looked at: the command line has checked more, and stages run
-    elsewhere.
+    asked to, for a review that the store does not give it, for models and packages that are not
+    installed here and, where the `flow` is given, for stages that do not fit on this host. On your
+    own machine and on a Dask cluster no more than access, flow and suspension is looked at: the
+    command line has checked more, and stages run elsewhere.
     """
     require_flow(config, flow)
     require_resumable(config, flow)
@@ -89,6 +90,10 @@ def require_startable(config: RunConfig, flow: str | None = None, num_seeds: int
         return
     require_files(config)
     found = Findings()
+    try:
+        require_review(config.relabel.review)
+    except ValueError as error:
+        found.mistakes.append(f"relabel.review: {error}")
     check_installed(config, found)
     refuse([*found.mistakes, *found.missing])
     plan = uncounted_plan(config, flow, settings, num_seeds) if flow else None

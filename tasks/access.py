@@ -24,7 +24,7 @@ from trimtab.models.judge.constitutions import PACKAGED
 
 # Every field of a configuration that names a place, and what lies there. A test holds this against
 # all fields that are texts.
-FILE, SOURCE, MODEL, ENCODER = "file", "source", "model", "encoder"
+FILE, REVIEW, SOURCE, MODEL, ENCODER = "file", "review", "source", "model", "encoder"
 PLACES: Final[Mapping[str, str]] = {
     "PreferencesConfig.sources": SOURCE,
     "PreferencesConfig.demonstrations": SOURCE,
@@ -33,7 +33,7 @@ PLACES: Final[Mapping[str, str]] = {
     "ChatModelConfig.local_model": MODEL,
     "RehearsalConfig.encoder": MODEL,
     "EncoderConfig.encoder": ENCODER,
-    "RelabelConfig.review": FILE,
+    "RelabelConfig.review": REVIEW,
     "JudgeConfig.constitution": FILE,
     "ReviseConfig.constitution": FILE,
 }
@@ -125,9 +125,9 @@ def _denied(where: str, demand: Callable[..., None], *arguments: Any) -> Iterato
 def _demand_place(value: str, kind: str, access: Access) -> None:
     if value in OUR_OWN or (kind == ENCODER and value == POLICY):
         return
-    if kind == FILE and is_stored(value):
-        return
-    if kind == FILE:
+    if kind == REVIEW and is_stored(value):
+        return  # which of them is the store's to say: trimtab.tasks.sources.import_review
+    if kind in (FILE, REVIEW):
         access.demand_file(value)
     elif kind == SOURCE:
         access.demand_source(value, SUFFIXES)
@@ -137,7 +137,9 @@ def _demand_place(value: str, kind: str, access: Access) -> None:
 
 def _demand_there(value: str, kind: str, access: Access) -> None:
     """AccessError where a local file or folder of data is allowed and absent."""
-    if value in OUR_OWN or kind not in (FILE, SOURCE) or is_remote(value) or is_stored(value):
+    if value in OUR_OWN or kind not in (FILE, REVIEW, SOURCE) or is_remote(value):
+        return
+    if kind == REVIEW and is_stored(value):
         return
     if kind == SOURCE and looks_like_hub_id(value):
         return

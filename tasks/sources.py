@@ -76,6 +76,12 @@ def import_review(source: str) -> ArtifactRef:
     return ArtifactRef(manifest.stage, manifest.key, manifest.digest)
 
 
+def require_review(source: str | None) -> None:
+    """Raise what `import_review` raises for a review that the store should have already."""
+    if source is not None and is_stored(source):
+        import_review(source)
+
+
 def import_constitution(name: str | None) -> dict[str, ArtifactRef]:
     """The user's constitution as an input of the stage; no input for a packaged one.
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ from trimtab.flows.lifecycle import require_startable
 from trimtab.flows.overrides import apply_changes, parse_overrides
 from trimtab.flows.recipes import recipe_named
 from trimtab.infra.access import AccessError
+from trimtab.infra.store.store import open_store
+from trimtab.tasks import sources
 
 RECIPE = "hh-smollm2"
 GOOD = [
@@ -195,6 +199,26 @@ def test_a_worker_s_run_is_refused_before_its_first_stage(
     with pytest.raises(ConfigError, match=said):
         require_startable(config, "rlhf")
     require_startable(recipe_named("smoke"), "rlhf")
+
+
+def test_a_worker_s_run_is_refused_a_file_of_the_store_that_is_no_review(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = SimpleNamespace(store=open_store(str(folder / "store")))
+    monkeypatch.setattr(sources, "base_context", lambda: context)
+    data = sources.import_source(str(folder / "good.jsonl"))
+    review = sources.publish_review(folder / "model")
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "0")
+    for key, is_refused in ((data.key, True), (review.key, False)):
+        config = apply_changes(
+            recipe_named("smoke"), {"relabel": {"review": f"raw:{key}/good.jsonl"}}
+        )
+        with (
+            pytest.raises(ConfigError, match="^relabel.review: 'raw:.*' may not be read")
+            if is_refused
+            else nullcontext()
+        ):
+            require_startable(config, "label-audit")
 
 
 def test_a_worker_s_run_is_refused_where_its_file_is_not_there(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,6 +130,32 @@ def test_who_decides_says_who_and_why() -> None:
     for wrong in ({"reviewer": " "}, {"reason": ""}, {"decision": "maybe"}):
         with pytest.raises(ValidationError):
             ChampionApproval(**{**whole, **wrong})
+
+
+def test_the_audit_page_is_there_before_a_person_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    audit = StageResult(
+        ArtifactRef("audit", "k", "d"), {"num_looks_wrong": 1, "num_pairs": 2}, False, 1.0
+    )
+    run: Any = SimpleNamespace(
+        roles=("preferences", "audit"), result=lambda _: audit, config=recipe_named("smoke")
+    )
+    background = SimpleNamespace(wait=lambda: done.append("uploaded"))
+    tracked: Any = SimpleNamespace(tracking=SimpleNamespace(background=background))
+
+    def suspend(form: Any, key: str, describe: Callable[[], str], *_: Any) -> None:
+        done.append(describe().splitlines()[0])
+        raise Pause
+
+    def export(*_: Any) -> str:
+        done.append("exported")
+        return "audit.html"
+
+    monkeypatch.setattr(suspension, "export_audit", export)
+    monkeypatch.setattr(suspension, "ask", suspend)
+    with pytest.raises(Pause):
+        suspension.review_labels(run, tracked, "mine", {})
+    assert done == ["exported", "uploaded", "**Labels of mine: 1 of 2 pairs look wrong.**"]
 
 
 def test_an_approval_holds_against_the_champion_that_was_asked_about(
