@@ -315,6 +315,14 @@ def audit(
             "change, e.g. preferences.max_pairs=5000.",
         ),
     ],
+    columns: Annotated[
+        str | None,
+        Option(
+            metavar="chosen=A,rejected=B",
+            help="What the files call the columns, where they have no form that is known: prompt, "
+            "chosen, rejected, and others.",
+        ),
+    ] = None,
     name: Annotated[
         str | None, Option(help="Name of the run; by default made of the files and the changes.")
     ] = None,
@@ -337,7 +345,7 @@ def audit(
 
     settings = _start()
     sources, overrides = commands.files_and_overrides(files)
-    changes = commands.changes_of_audit(sources, overrides)
+    changes = commands.changes_of_audit(sources, overrides, columns)
     request = commands.parse_request("audit", changes, "label-audit", None, None, name, settings)
     found = commands.run_audit(request, settings, is_quiet=is_json)
     if is_json:

@@ -165,11 +165,24 @@ def files_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return sources, [word for word, is_own in zip(words, is_setting, strict=True) if is_own]
 
 
-def changes_of_audit(sources: Sequence[str], overrides: Sequence[str]) -> dict[str, Any]:
-    """What an audit of these files changes in its recipe; ConfigError where there is none."""
+def changes_of_audit(
+    sources: Sequence[str], overrides: Sequence[str], columns: str | None = None
+) -> dict[str, Any]:
+    """What an audit of these files changes in its recipe; ConfigError where there is none.
+
+    columns: what the files call them, as `chosen=A,rejected=B`.
+    """
     changes = parse_overrides(overrides)
+    own: dict[str, Any] = {}
     if sources:
-        changes = merged_changes({"preferences": {"sources": list(sources)}}, changes)
+        own["sources"] = list(sources)
+    if columns is not None:
+        named = [each.partition("=") for each in columns.split(",")]
+        if not all(ours.strip() and theirs.strip() for ours, _, theirs in named):
+            raise ConfigError(f"--columns: found {columns!r}; allowed: chosen=A,rejected=B")
+        own["columns"] = {ours.strip(): theirs.strip() for ours, _, theirs in named}
+    if own:
+        changes = merged_changes({"preferences": own}, changes)
     if not changes.get("preferences", {}).get("sources"):
         raise ConfigError("found no file; allowed: files, folders, hub ids or s3:// addresses")
     return changes

@@ -93,6 +93,11 @@ def test_words_are_files_or_settings(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert changes["seed"] == 1
     with pytest.raises(ConfigError, match="found no file"):
         changes_of_audit([], settings)
+    named = changes_of_audit(["a"], [], "chosen=better, rejected=worse")["preferences"]
+    assert named == {"sources": ["a"], "columns": {"chosen": "better", "rejected": "worse"}}
+    for wrong in ("chosen", "chosen=", "chosen=a,", ""):
+        with pytest.raises(ConfigError, match="--columns: found"):
+            changes_of_audit(["a"], [], wrong)
 
 
 @pytest.mark.parametrize(
