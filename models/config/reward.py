@@ -188,7 +188,8 @@ class EmbeddingModelConfig(EncoderConfig):
         ge=0,
         lt=0.5,
         description="Share of the training labels turned round on purpose before anything is "
-        "learned, to measure how many wrong labels a vote finds",
+        "learned, to measure how many wrong labels a vote finds; at least ten, if that is no more "
+        "than a fifth",
     )
     num_neighbours: Several = Field(
         20, description="Answers to other prompts that a score is a share of (nearest)"

@@ -43,6 +43,7 @@ INVERSE_PENALTIES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0)
 MOST_PAIRS, ROWS_AT_ONCE = 10_000, 1024
 # Far more than it takes under the penalties above.
 MAX_STEPS = 2000
+FEWEST_PLANTED = 10
 SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
 LINE_MARK = re.compile(r"^\s*([-*\u2022#>]|\d+[.)])\s", re.MULTILINE)
 LONG_WORD = 8
@@ -136,14 +137,23 @@ def read_answers(preferences: Path, embeddings: Path) -> dict[str, Answers]:
 
 
 def planted(rows: Sequence[Row], share: float) -> Array:
-    """(N,) bool: the pairs whose labels are turned round on purpose, about this share of them.
+    """(N,) bool: the pairs whose labels are turned round on purpose, this share of them.
 
-    The two answers alone decide, so that all members of a vote turn the same ones, and copies of a
-    pair are turned together.
+    At least FEWEST_PLANTED, unless that is more than a fifth. Drawn by the two answers, so that all
+    members of a vote turn the same ones, and copies of a pair are turned together.
     """
-    texts = ["\0".join(sorted((row["chosen"], row["rejected"]))) for row in rows]
-    draws = [hashlib.sha256(f"planted/{text}".encode()).digest()[:8] for text in texts]
-    return np.array([int.from_bytes(draw, "big") < share * 2**64 for draw in draws], bool)
+    twins = twins_of(rows)
+    texts = dict(zip(twins.tolist(), rows, strict=True))
+    draws = sorted(
+        texts,
+        key=lambda twin: hashlib.sha256(
+            "\0".join(sorted((texts[twin]["chosen"], texts[twin]["rejected"]))).encode()
+        ).digest(),
+    )
+    count = len(draws)
+    taken = max(round(share * count), min(FEWEST_PLANTED, count // 5)) if share else 0
+    found: Array = np.isin(twins, draws[:taken])
+    return found
 
 
 def turn_round(answers: Answers, turned: Array) -> Answers:
