@@ -43,7 +43,7 @@ def sample(
     generator: torch.Generator,
     *,
     progress: Progress | None = None,
-    cache_tokens: int = chunk_sizes.CACHE_TOKENS,
+    cache_tokens: int | None = None,
 ) -> Samples:
     """One sampled response for every prompt, in order.
 
@@ -54,7 +54,8 @@ def sample(
     model.eval()
     length = sampling.max_new_tokens
     at_least = counts.least_sampling_batches(distributed.world_size())
-    batches = decoding_batches(prompts, length, cache_tokens, at_least)
+    limit = chunk_sizes.CACHE_TOKENS if cache_tokens is None else cache_tokens
+    batches = decoding_batches(prompts, length, limit, at_least)
     draws = torch.rand(len(prompts), length, generator=generator, device="cpu").to(model.device)
     # Token ids are stored as one more each, before zeros.
     tokens, logprobs, entropies = (torch.zeros(len(prompts), length) for _ in range(3))

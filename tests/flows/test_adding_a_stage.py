@@ -41,7 +41,7 @@ def code(tmp_path: Path) -> Path:
     _insert(tmp_path / "models/specs.py", spec, before="SPECS: Final")
     (tmp_path / "models/stages/length_bias.py").write_text(trainer)
     labels = tmp_path / "flows/pipeline/labels.py"
-    _insert(labels, textwrap.indent(call, "    "), before="def ask_judge")
+    _insert(labels, textwrap.indent(call, "    "), before="def relabel_and_audit")
     _insert(labels, imports, before="from trimtab.models.config")
     return tmp_path
 

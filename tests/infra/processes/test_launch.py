@@ -140,6 +140,6 @@ def test_modules_are_those_of_the_server_until_the_package_changes(
         return int(process) == running_fork_server(preload).pid, int(term)
 
     assert seen("first") == (True, 1)
-    (package / "models" / edited).write_text("TERM = 2")
+    (package / "models" / edited).write_text("TERM = 2  # another size")
     assert seen("second") == (False, 2 if edited == "term.py" else 1)
     close_servers()
