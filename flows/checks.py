@@ -193,10 +193,11 @@ def _of_pairs(config: RunConfig, look: Look) -> Iterator[str]:
         yield "preferences.sources: found no usable row; allowed: at least one"
         return
     folds = [each.num_folds for each in config.embedding_models if each.kind != "nearest"]
-    if config.ensemble.is_of_vectors and len(look.pairs) < max(folds, default=0):
+    different = {frozenset((pair.chosen, pair.rejected)) for pair in look.pairs}
+    if config.ensemble.embedding_models_vote and len(different) < max(folds, default=0):
         yield (
-            f"preferences.sources: found {len(look.pairs)} usable pairs; allowed: at least "
-            f"{max(folds)}, as many as embedding_models.num_folds"
+            f"preferences.sources: found {len(different)} pairs of different answers; allowed: at "
+            f"least {max(folds)}, as many as embedding_models.num_folds"
         )
         return
     if config.relabel.rating_margins is not None and not look.report.pairs_by_rating:

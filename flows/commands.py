@@ -212,7 +212,7 @@ def status_of_audit(found: Mapping[str, Any], fail_over: float | None) -> int:
     if fail_over is None:
         return 0
     share = found["num_looks_wrong"] / found["num_pairs"]
-    if found["tells_nothing"]:
+    if found["is_uninformative"]:
         why = "which labels are wrong cannot be told: no model that votes is better than chance"
     elif share > fail_over:
         why = f"{share:.1%} of the labels look wrong, more than --fail-over {fail_over:g}"

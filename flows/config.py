@@ -108,7 +108,7 @@ class EnsembleConfig(Section):
             raise ValueError(
                 f"votes must be embedding_models alone or without it, found {', '.join(self.votes)}"
             )
-        if self.self_test_share and not self.is_of_vectors:
+        if self.self_test_share and not self.embedding_models_vote:
             raise ValueError(
                 f"self_test_share must be 0 where votes is {', '.join(self.votes)}, found "
                 f"{self.self_test_share}; preferences.flip_share plants flips for reward models"
@@ -116,7 +116,7 @@ class EnsembleConfig(Section):
         return self
 
     @property
-    def is_of_vectors(self) -> bool:
+    def embedding_models_vote(self) -> bool:
         """Whether embedding models vote, and no reward models."""
         return "embedding_models" in self.votes
 
@@ -264,7 +264,7 @@ class RunConfig(Section):
                 "states_linear (encoder=policy), embedding_linear, embedding_nearest and style, "
                 "one each"
             )
-        if self.ensemble.is_of_vectors and not found:
+        if self.ensemble.embedding_models_vote and not found:
             raise ValueError(
                 "embedding_models must name some where ensemble.votes is embedding_models, found "
                 "none"
@@ -276,7 +276,7 @@ class RunConfig(Section):
         """Whether a label audit needs a language model."""
         has_policy = any(each.encoder == POLICY for each in self.embedding_models)
         asks = self.judge_preferences is not None
-        return self.is_synthetic or not self.ensemble.is_of_vectors or has_policy or asks
+        return self.is_synthetic or not self.ensemble.embedding_models_vote or has_policy or asks
 
     @model_validator(mode="after")
     def _seeds_are_in_range(self) -> Self:
@@ -348,7 +348,10 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _some_are_held_out(self) -> Self:
         given = self.preferences
-        if not self.ensemble.is_of_vectors and 0 in (given.validation_share, given.test_share):
+        if not self.ensemble.embedding_models_vote and 0 in (
+            given.validation_share,
+            given.test_share,
+        ):
             raise ValueError(
                 "preferences.validation_share and preferences.test_share must be above 0 unless "
                 "ensemble.votes is embedding_models, found "
@@ -499,7 +502,7 @@ def _check_lengths(config: RunConfig) -> None:
 
 def require_flow(config: RunConfig, flow: str | None) -> None:
     """ConfigError for a flow that needs reward models where embedding models vote instead."""
-    if config.ensemble.is_of_vectors and flow != "label-audit":
+    if config.ensemble.embedding_models_vote and flow != "label-audit":
         raise ConfigError(
             f"ensemble.votes is {', '.join(config.ensemble.votes)}: no reward models are trained, "
             f"which the flow {flow or 'of this command'} needs; allowed: the flow label-audit, or "

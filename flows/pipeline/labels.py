@@ -31,8 +31,8 @@ from trimtab.tasks.resources import ALL_CORES, Resources, Slot
 def audit_labels(run: Run) -> None:
     """The vote, the relabelled pairs, and the page to review them."""
     ensemble = run.config.ensemble
-    if ensemble.is_of_vectors:
-        run["strength"] = _vote_of_vectors(run)
+    if ensemble.embedding_models_vote:
+        run["strength"] = _vote_of_embedding_models(run)
     else:
         run["strength"] = _vote(run, ensemble.votes[0])
     relabel_and_audit(run)
@@ -53,11 +53,7 @@ def relabel_and_audit(run: Run, how: str = "") -> None:
     )
     run["audit"] = run.submit(
         AUDIT,
-        AuditConfig(
-            recipe=config.recipe,
-            seed=config.seed,
-            voters=voters,
-        ),
+        AuditConfig(recipe=config.recipe, seed=config.seed, voters=voters),
         preferences=run["preferences"],
         member=[run[name] for name in voters or _members(config)],
         strength=run["strength"],
@@ -111,8 +107,8 @@ def _embedding_model(run: Run, config: EmbeddingModelConfig, purpose: str = "") 
 
 def _voters(config: RunConfig) -> tuple[str, ...]:
     """The roles of the embedding models that vote; none where reward models do."""
-    is_of_vectors = config.ensemble.is_of_vectors
-    return tuple(each.name for each in config.embedding_models) if is_of_vectors else ()
+    embedding_models_vote = config.ensemble.embedding_models_vote
+    return tuple(each.name for each in config.embedding_models) if embedding_models_vote else ()
 
 
 def _members(config: RunConfig) -> tuple[str, ...]:
@@ -120,7 +116,7 @@ def _members(config: RunConfig) -> tuple[str, ...]:
     return tuple(f"member_{index}" for index in range(config.ensemble.size))
 
 
-def _vote_of_vectors(run: Run) -> Future:
+def _vote_of_embedding_models(run: Run) -> Future:
     """The vote of the embedding models; `self_test`, their vote on a copy of the pairs with labels
     turned round on purpose."""
     ensemble, calibrated = run.config.ensemble, StrengthConfig(mode="calibrated")

@@ -168,10 +168,16 @@ class PreferencesConfig(StageConfig):
         "prompt", description="What stays in one split: all pairs of a prompt, or of a category"
     )
     validation_share: float = Field(
-        0.1, ge=0, lt=1, description="Share held out for validation; 0 for a label audit alone"
+        0.1,
+        ge=0,
+        lt=1,
+        description="Share held out for validation; 0 only where embedding models vote",
     )
     test_share: float = Field(
-        0.15, ge=0, lt=1, description="Share held out for testing; 0 for a label audit alone"
+        0.15,
+        ge=0,
+        lt=1,
+        description="Share held out for testing; 0 only where embedding models vote",
     )
     num_eval_prompts: Rows = Field(
         64, description="Prompts on which policies are compared, in each set"

@@ -77,7 +77,7 @@ def run(config: EmbeddingModelConfig, inputs: dict[str, Path], workdir: Path) ->
     """
     answers = read_answers(inputs["preferences"], inputs["embeddings"])
     turned = planted(answers["train"].rows, config.planted_share)
-    answers["train"] = turn_round(answers["train"], turned)
+    answers["train"] = with_flips(answers["train"], turned)
     num_trained = min(len(turned), MOST_PAIRS)
     summary: dict[str, float] = {}
     # NumPy's own threads, as many as the machine has cores, would wait for each other.
@@ -142,7 +142,7 @@ def planted(rows: Sequence[Row], share: float) -> Array:
     At least FEWEST_PLANTED, unless that is more than a fifth. Drawn by the two answers, so that all
     members of a vote turn the same ones, and copies of a pair are turned together.
     """
-    twins = twins_of(rows)
+    twins = answer_pairs_of(rows)
     texts = dict(zip(twins.tolist(), rows, strict=True))
     draws = sorted(
         texts,
@@ -156,7 +156,7 @@ def planted(rows: Sequence[Row], share: float) -> Array:
     return found
 
 
-def turn_round(answers: Answers, turned: Array) -> Answers:
+def with_flips(answers: Answers, turned: Array) -> Answers:
     """The pairs, with the answers of those `turned` (N,) bool exchanged."""
     if not turned.any():
         return answers
@@ -232,12 +232,12 @@ def folds_of(rows: Sequence[Row], config: EmbeddingModelConfig) -> Array:
     if config.fold_by == "prompt":
         found: Array = prompt_folds([row["prompt"] for row in rows], config.num_folds).numpy()
         return found
-    twins = twins_of(rows)
+    twins = answer_pairs_of(rows)
     drawn: Array = fold_of(int(twins.max()) + 1, config.num_folds, FOLD_SEED).numpy()
     return drawn[twins]
 
 
-def twins_of(rows: Sequence[Row], index: dict[tuple[str, ...], int] | None = None) -> Array:
+def answer_pairs_of(rows: Sequence[Row], index: dict[tuple[str, ...], int] | None = None) -> Array:
     """(N,) a number from 0 for each two answers, whichever stands as the better one.
 
     index: the numbers given so far, to which new ones are added.
@@ -354,7 +354,7 @@ def nearest_scores(answers: dict[str, Answers], config: EmbeddingModelConfig) ->
     train = answers["train"]
     train = train[drawn(len(train.rows), config.seed)]
     numbers: dict[tuple[str, ...], int] = {}
-    pair = np.repeat(twins_of(train.rows, numbers), 2)
+    pair = np.repeat(answer_pairs_of(train.rows, numbers), 2)
     known = train.embedding.reshape(-1, train.embedding.shape[-1])
     outcome = np.stack([train.label, 1 - train.label], 1).reshape(-1)
     prompt = np.repeat(train.prompt, 2)
@@ -362,7 +362,7 @@ def nearest_scores(answers: dict[str, Answers], config: EmbeddingModelConfig) ->
     found = {}
     for split, own in answers.items():
         asked, whose = own.embedding.reshape(-1, known.shape[1]), np.repeat(own.prompt, 2)
-        twin = np.repeat(twins_of(own.rows, numbers), 2)
+        twin = np.repeat(answer_pairs_of(own.rows, numbers), 2)
         shares = np.zeros(len(asked))
         for start in range(0, len(asked), ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)

@@ -68,7 +68,7 @@ def test_wrong_labels_are_found_in_a_file(tmp_path: Path) -> None:
     assert "2.5% of the labels look wrong, more than --fail-over 0.02" in said
     numbers = json.loads(said[said.index("{") : said.rindex("}") + 1])
     assert (numbers["num_pairs"], numbers["num_looks_wrong"]) == (120, 3)
-    assert numbers["self_test_found"] > 0.7
+    assert numbers["self_test_recall"] > 0.7
     assert numbers["pairs"] == str(folder / "audited.parquet")
 
     # A treatment, and a person's review.
@@ -106,7 +106,7 @@ def test_words_are_files_or_settings(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (["audit", "nothing.jsonl"], "found nothing at 'nothing.jsonl'"),
         (["audit", "seed=1"], "found no file"),
         (["audit", "pairs.jsonl", "relable.flip_below=0"], "did you mean 'relabel'"),
-        (["audit", "pairs.jsonl"], "found 3 usable pairs; allowed: at least 5"),
+        (["audit", "pairs.jsonl"], "found 3 pairs of different answers; allowed: at least 5"),
         (["run", "audit", 'preferences.sources=["pairs.jsonl"]'], "the flow label-audit"),
         (["audit", "pairs.jsonl", "--fail-over", "2"], "less than or equal to 1"),
     ],
@@ -128,13 +128,13 @@ def test_a_mistake_is_a_line(
 def test_a_script_is_stopped_by_too_many_and_where_nothing_can_be_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = {"num_pairs": 100, "num_looks_wrong": 10, "tells_nothing": False}
+    found = {"num_pairs": 100, "num_looks_wrong": 10, "is_uninformative": False}
     assert status_of_audit(found, None) == 0
     assert status_of_audit(found, 0.1) == 0
     assert capsys.readouterr().err == ""
     assert status_of_audit(found, 0.05) == 3
     assert "10.0% of the labels look wrong" in capsys.readouterr().err
-    assert status_of_audit({**found, "num_looks_wrong": 0, "tells_nothing": True}, 0.5) == 3
+    assert status_of_audit({**found, "num_looks_wrong": 0, "is_uninformative": True}, 0.5) == 3
     assert "cannot be told" in capsys.readouterr().err
 
 

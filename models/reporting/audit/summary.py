@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from trimtab.models.reporting.audit.pairs import AuditedPair
 from trimtab.models.reporting.audit.payload import category_of
 from trimtab.models.reporting.kit.artifacts import SPLITS, Row
@@ -39,40 +37,40 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Found:
-    """Of labels turned round on purpose, the share that the vote contradicts."""
+class Recall:
+    """Of the labels turned round on purpose in some pairs, the share that the vote contradicts."""
 
     name: str
     num_planted: int
-    found: Estimate
+    recall: Estimate
 
 
 @dataclass(frozen=True)
 class SelfTest:
     """The vote on a copy of the pairs of which some labels were turned round on purpose.
 
-    whole: all of them; by_category: of each category, most found first. others: share of the
-    labels left alone that the vote contradicts in this copy. weakest: of as many weakest pairs as
-    labels were turned round, the share of these; others among them may be wrong, too.
+    whole: of all of them; by_category: of each category's, largest first. others_flagged: share of
+    the labels left alone that the vote contradicts in this copy. precision_at_k: of the k weakest
+    pairs, k labels being turned round, the share of these; others among them may be wrong, too.
     """
 
-    whole: Found
-    by_category: list[Found]
-    others: Estimate
-    weakest: Estimate
+    whole: Recall
+    by_category: list[Recall]
+    others_flagged: Estimate
+    precision_at_k: Estimate
 
     @property
-    def most_wrong(self) -> float | None:
+    def max_share_wrong(self) -> float | None:
         """The largest share of wrong labels that the test allows; None where it allows any.
 
-        If wrong labels are contradicted as often (r) as those turned round, and right ones at rate
-        a, of which a share w is wrong: others = (1 - w) a + w r and found = (1 - w) r + w a, as a
-        wrong label turned round is right. Both add up to r + a. Where found is above others w is
-        largest where a is 0, others / (others + found): taken at the ends of the two intervals that
-        make it largest. Otherwise the vote does not tell wrong labels from right ones.
+        Let wrong labels be contradicted as often (r) as those turned round, right ones at rate a,
+        and a share w be wrong. Then others_flagged = (1 - w) a + w r, and recall = (1 - w) r + w a,
+        as a wrong label turned round is right: both add up to r + a. Where recall is the larger, w
+        is largest at a = 0, others_flagged / (others_flagged + recall), here at the ends of both
+        intervals that make it largest. Otherwise the vote does not tell wrong labels from right.
         """
-        others, found = self.others.high, self.whole.found.low
-        return others / (others + found) if found > others else None
+        others, recall = self.others_flagged.high, self.whole.recall.low
+        return others / (others + recall) if recall > others else None
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ class Summary:
     has_truth: whether the right labels of all pairs are known. is_in_sample: whether members vote
     on pairs they were trained on. voters: what the members are; none: reward models. num_by_style:
     pairs that look wrong though they do so only to the member that sees nothing but how an answer
-    is written. self_test: None where there was none, or too few pairs for one. tells_nothing:
+    is written. self_test: None where there was none, or too few pairs for one. is_uninformative:
     whether no member is better than chance, so that every strength is 0.
     """
 
@@ -95,7 +93,7 @@ class Summary:
     voters: tuple[str, ...] = ()
     num_by_style: int = 0
     self_test: SelfTest | None = None
-    tells_nothing: bool = False
+    is_uninformative: bool = False
 
     def numbers(self) -> dict[str, float]:
         """Flat, as summary.json holds them."""
@@ -111,20 +109,20 @@ class Summary:
             if estimate is not None:
                 found[name] = estimate.value
         if self.voters:
-            found["tells_nothing"] = self.tells_nothing
+            found["is_uninformative"] = self.is_uninformative
         if STYLE in self.voters:
             found["num_by_style"] = self.num_by_style
         if test := self.self_test:
             found |= {
                 "self_test_num_planted": test.whole.num_planted,
-                "self_test_found": test.whole.found.value,
-                "self_test_found_low": test.whole.found.low,
-                "self_test_found_high": test.whole.found.high,
-                "self_test_weakest": test.weakest.value,
-                "self_test_others": test.others.value,
+                "self_test_recall": test.whole.recall.value,
+                "self_test_recall_low": test.whole.recall.low,
+                "self_test_recall_high": test.whole.recall.high,
+                "self_test_precision_at_k": test.precision_at_k.value,
+                "self_test_others_flagged": test.others_flagged.value,
             }
-            if (most := test.most_wrong) is not None:
-                found["self_test_most_wrong"] = most
+            if (most := test.max_share_wrong) is not None:
+                found["self_test_max_share_wrong"] = most
         return found
 
 
@@ -149,7 +147,7 @@ def summarise(
         voters=tuple(STRENGTH_NAMES.get(each, each) for each in voters),
         num_by_style=_num_by_style(pairs, voters),
         self_test=_self_test(pairs, self_test),
-        tells_nothing=bool(voters) and all(pair.strength_mean == 0 for pair in pairs),
+        is_uninformative=bool(voters) and all(pair.strength_mean == 0 for pair in pairs),
     )
 
 
@@ -166,38 +164,29 @@ def _num_by_style(pairs: Sequence[AuditedPair], voters: Sequence[str]) -> int:
 
 def _self_test(pairs: Sequence[AuditedPair], rows: Sequence[Row]) -> SelfTest | None:
     """What the vote finds of the planted flips; None where nothing was planted."""
-    strength = {row["id"]: row for row in rows if row["split"] == "train"}
-    own = [pair for pair in pairs if pair.id in strength]
-    clusters = cluster_ids(pair.prompt for pair in own)
-    negative = torch.tensor([strength[pair.id]["strength_mean"] < 0 for pair in own])
-    planted = torch.tensor([bool(strength[pair.id].get("is_planted")) for pair in own])
-    if not bool(planted.any()):
+    known = {row["id"]: row for row in rows if row.get("is_planted") is not None}
+    voted = [(pair, known[pair.id]) for pair in pairs if pair.split == "train" and known]
+    planted = [(pair, row) for pair, row in voted if row["is_planted"]]
+    others = _share_contradicted([each for each in voted if not each[1]["is_planted"]])
+    if not planted or others is None:
         return None
-    order = torch.argsort(
-        torch.tensor([strength[pair.id]["strength_mean"] for pair in own]), stable=True
-    )[: int(planted.sum())]
-
-    def found_of(name: str, chosen: torch.Tensor) -> Found | None:
-        share = share_estimate(negative[chosen], clusters[chosen])
-        return None if share is None else Found(name, int(chosen.sum()), share)
-
-    names = [category_of(pair) for pair in own]
-    by_category = [
-        found_of(name, planted & torch.tensor([each == name for each in names]))
-        for name in sorted(set(names))
-    ]
-    whole, others = (
-        found_of("all pairs", planted),
-        share_estimate(negative[~planted], clusters[~planted]),
+    weakest = sorted(voted, key=lambda each: float(each[1]["strength_mean"]))[: len(planted)]
+    precision = _share([row["is_planted"] for _, row in weakest], [pair for pair, _ in weakest])
+    by_category: dict[str, list[tuple[AuditedPair, Row]]] = {}
+    for each in planted:
+        by_category.setdefault(category_of(each[0]), []).append(each)
+    whole, *categories = (
+        Recall(name, len(part), recall)
+        for name, part in [("all pairs", planted), *sorted(by_category.items())]
+        if (recall := _share_contradicted(part)) is not None
     )
-    weakest = share_estimate(planted[order], clusters[order])
-    assert whole is not None and others is not None and weakest is not None
-    return SelfTest(
-        whole,
-        sorted((each for each in by_category if each), key=lambda each: -each.found.value),
-        others,
-        weakest,
-    )
+    assert precision is not None
+    categories.sort(key=lambda each: -each.recall.value)
+    return SelfTest(whole, categories, others, precision)
+
+
+def _share_contradicted(voted: Sequence[tuple[AuditedPair, Row]]) -> Estimate | None:
+    return _share([row["strength_mean"] < 0 for _, row in voted], [pair for pair, _ in voted])
 
 
 def _group(name: str, pairs: Sequence[AuditedPair]) -> Group:

@@ -122,7 +122,7 @@ def _without_policy(
     if noise is not None and noise.mode == "calibrated":
         wrong, count = int(audit["num_looks_wrong"]), int(audit["num_pairs"])
         sentence = f"{wrong:,} of {count:,} labels look wrong ({100 * wrong / count:.1f} %)."
-        if audit.get("tells_nothing"):
+        if audit.get("is_uninformative"):
             sentence = (
                 f"Which of the {count:,} labels are wrong cannot be told: no model that votes is "
                 "better than chance on pairs that it was not trained on."
@@ -155,21 +155,19 @@ def _of_audit(audit: Mapping[str, float]) -> list[str]:
             f"{int(audit['num_by_style']):,} of these look wrong only to the model that sees "
             "nothing but how an answer is written, its length for instance."
         )
-    if "self_test_found" not in audit:
+    if "self_test_recall" not in audit:
         return [*details, "There was no self-test, or there were too few pairs for one."]
-    found, low, high = (
-        100 * audit[f"self_test_{name}"] for name in ("found", "found_low", "found_high")
-    )
+    recall, low, high = (100 * audit[f"self_test_recall{end}"] for end in ("", "_low", "_high"))
     details.append(
         f"Self-test: of {int(audit['self_test_num_planted']):,} labels turned round on purpose in "
-        f"a copy it contradicts {found:.1f} % [{low:.1f}, {high:.1f}], and "
-        f"{100 * audit['self_test_others']:.1f} % of the others; of as many weakest pairs "
-        f"{100 * audit['self_test_weakest']:.1f} % are of these."
+        f"a copy it contradicts {recall:.1f} % [{low:.1f}, {high:.1f}], and "
+        f"{100 * audit['self_test_others_flagged']:.1f} % of the others; of as many weakest pairs "
+        f"{100 * audit['self_test_precision_at_k']:.1f} % are of these."
     )
-    if "self_test_most_wrong" in audit:
+    if "self_test_max_share_wrong" in audit:
         details.append(
             "If wrong labels are as easy to find as those, at most "
-            f"{100 * audit['self_test_most_wrong']:.1f} % of all labels are wrong."
+            f"{100 * audit['self_test_max_share_wrong']:.1f} % of all labels are wrong."
         )
     else:
         details.append(

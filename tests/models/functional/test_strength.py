@@ -153,11 +153,15 @@ def test_folds_are_random_by_seed_and_leave_the_global_state_alone() -> None:
 
 
 def test_calibrated_votes_are_the_log_odds_of_what_they_know() -> None:
-    """One member is right nine times in ten, whatever its scale: then that is its log-odds."""
+    """One member is right nine times in ten, whatever its scale: then that is its log-odds w, but
+    for the penalty: .9 sigmoid(-w) - .1 sigmoid(w) = 2e-4 w."""
     vote = torch.tensor([[1.0] * 90 + [-1.0] * 10], dtype=F64)
+    log_odds = math.log(9)
+    # One step of Newton's from the root without penalty, where the slope is -.9 * .1.
+    expected = log_odds - 2e-4 * log_odds / (0.9 * 0.1 + 2e-4)
     for scale in (1.0, 1000.0, 1e-3):
         strength, spread, weights = calibrated_strength(scale * vote, torch.ones(100).bool())
-        torch.testing.assert_close(strength, math.log(9) * vote[0], rtol=0, atol=5e-3)
+        torch.testing.assert_close(strength, expected * vote[0], rtol=0, atol=5e-4)
         torch.testing.assert_close(weights * scale, strength[:1], rtol=1e-9, atol=0)
         assert not spread.any()
 

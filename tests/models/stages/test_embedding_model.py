@@ -23,7 +23,7 @@ from trimtab.models.stages.embedding_model import (
     planted,
     read_answers,
     style_of,
-    turn_round,
+    with_flips,
 )
 from trimtab.models.training.data import read_rows, write_rows
 
@@ -222,7 +222,7 @@ def test_planted_flips_are_the_same_for_all_voters_and_are_found(tmp_path: Path)
     assert (planted(rows, 0.2) | ~turned).all()  # more are these and others
     answers = Answers(rows, np.zeros((400, 2, 2), np.float32), np.arange(400), np.ones(400))
     answers.embedding[:, 0] = 1
-    copy = turn_round(answers, turned)
+    copy = with_flips(answers, turned)
     assert copy.rows[int(turned.argmax())]["chosen"].startswith("no ")
     assert np.array_equal(copy.embedding[:, 1, 0] == 1, turned)
 

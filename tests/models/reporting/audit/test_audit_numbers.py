@@ -152,11 +152,11 @@ def test_self_test_by_hand(pairs: list[AuditedPair]) -> None:
     summary = summarise(pairs, voters, rows)
     test = summary.self_test
     assert test is not None
-    assert (test.whole.num_planted, test.whole.found.value) == (3, pytest.approx(2 / 3))
-    assert test.others.value == 0
+    assert (test.whole.num_planted, test.whole.recall.value) == (3, pytest.approx(2 / 3))
+    assert test.others_flagged.value == 0
     # Of three and of one pair the intervals overlap.
-    assert test.most_wrong is None and "self_test_most_wrong" not in summary.numbers()
-    assert test.weakest.value == 1  # t0, t2, t1 are the weakest three
+    assert test.max_share_wrong is None and "self_test_max_share_wrong" not in summary.numbers()
+    assert test.precision_at_k.value == 1  # t0, t2, t1 are the weakest three
     assert [(each.name, each.num_planted) for each in test.by_category] == [("b", 1), ("a", 2)]
     assert summary.voters == ("how an answer is written", "linear on sentence embeddings")
     assert not summary.is_in_sample
@@ -164,13 +164,13 @@ def test_self_test_by_hand(pairs: list[AuditedPair]) -> None:
     assert summary.num_by_style == 0
     assert summarise(pairs, ("embedding_linear", "style"), rows).num_by_style == 1  # t1
     numbers = summary.numbers()
-    assert numbers["self_test_found"] == pytest.approx(2 / 3)
+    assert numbers["self_test_recall"] == pytest.approx(2 / 3)
     assert numbers["num_by_style"] == 0
-    assert "self_test_found" not in summarise(pairs).numbers()
+    assert "self_test_recall" not in summarise(pairs).numbers()
     # At the ends of the intervals that make it largest: w = .2 / (.2 + .6).
-    wide = replace(test.whole, found=replace(test.whole.found, low=0.6))
-    more = replace(test, whole=wide, others=replace(test.others, high=0.2))
-    assert more.most_wrong == pytest.approx(0.25)
+    wide = replace(test.whole, recall=replace(test.whole.recall, low=0.6))
+    more = replace(test, whole=wide, others_flagged=replace(test.others_flagged, high=0.2))
+    assert more.max_share_wrong == pytest.approx(0.25)
     assert (
         summarise(pairs, voters, [{**row, "is_planted": False} for row in rows]).self_test is None
     )
@@ -178,6 +178,6 @@ def test_self_test_by_hand(pairs: list[AuditedPair]) -> None:
 
 def test_votes_that_know_nothing_are_said_to(pairs: list[AuditedPair]) -> None:
     zero = [replace(pair, strength_mean=0.0) for pair in pairs]
-    assert summarise(zero, ("style",)).numbers()["tells_nothing"] is True
-    assert summarise(pairs, ("style",)).numbers()["tells_nothing"] is False
-    assert "tells_nothing" not in summarise(zero).numbers()
+    assert summarise(zero, ("style",)).numbers()["is_uninformative"] is True
+    assert summarise(pairs, ("style",)).numbers()["is_uninformative"] is False
+    assert "is_uninformative" not in summarise(zero).numbers()
