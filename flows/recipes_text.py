@@ -16,7 +16,7 @@ MINUTES = {
     "papers": 10,
     "rlaif": 5,
     "constitutional": 5,
-    "audit": 2,
+    "audit": 1,
     "hh-smollm2": 86,
 }
 
