@@ -326,14 +326,29 @@ def audit(
     name: Annotated[
         str | None, Option(help="Name of the run; by default made of the files and the changes.")
     ] = None,
+    review: Annotated[
+        str | None,
+        Option(
+            "--apply",
+            metavar="REVIEW",
+            help="A person's verdicts, as the page downloads them: kept, flipped and dropped.",
+        ),
+    ] = None,
     fail_over: Annotated[
         float | None,
         Option(
             min=0,
             max=1,
             metavar="SHARE",
-            help="Exit with status 3 if more than this share of the labels looks wrong, or nothing "
-            "can be told.",
+            help="Exit with status 3 if more than this share of the labels looks wrong (with "
+            "--baseline: of those that are not in it), or nothing can be told.",
+        ),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        Option(
+            metavar="AUDITED",
+            help="audited.parquet or audited.jsonl.gz of an earlier audit, to compare with.",
         ),
     ] = None,
     is_json: Annotated[
@@ -345,9 +360,9 @@ def audit(
 
     settings = _start()
     sources, overrides = commands.files_and_overrides(files)
-    changes = commands.changes_of_audit(sources, overrides, columns)
+    changes = commands.changes_of_audit(sources, overrides, columns, review)
     request = commands.parse_request("audit", changes, "label-audit", None, None, name, settings)
-    found = commands.run_audit(request, settings, is_quiet=is_json)
+    found = commands.run_audit(request, settings, baseline, is_quiet=is_json)
     if is_json:
         print(json.dumps(found, indent=1))
     return commands.status_of_audit(found, fail_over)

@@ -51,8 +51,10 @@ from trimtab.infra.settings import Settings
 from trimtab.infra.store.fetch import FetchError
 from trimtab.infra.store.manifest import StorageError
 from trimtab.infra.tracking.registry import RegistryError
+from trimtab.models.data.baseline import BaselineError, compare, read_baseline
 from trimtab.models.estimates.machine import Machine
 from trimtab.models.estimates.shapes import PlanError
+from trimtab.models.reporting.kit.audit_words import changes_made
 from trimtab.tasks.board import board
 
 # A setting to change: sections and a field, e.g. relabel.flip_below=0.
@@ -166,13 +168,20 @@ def files_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def changes_of_audit(
-    sources: Sequence[str], overrides: Sequence[str], columns: str | None = None
+    sources: Sequence[str],
+    overrides: Sequence[str],
+    columns: str | None = None,
+    review: str | None = None,
 ) -> dict[str, Any]:
     """What an audit of these files changes in its recipe; ConfigError where there is none.
 
-    columns: what the files call them, as `chosen=A,rejected=B`.
+    columns: what the files call them, as `chosen=A,rejected=B`. review: a file of verdicts.
     """
     changes = parse_overrides(overrides)
+    if review is not None:
+        if "review" in changes.get("relabel", {}):
+            raise ConfigError("found --apply and relabel.review; allowed: one of them")
+        changes = merged_changes(changes, {"relabel": {"review": review}})
     own: dict[str, Any] = {}
     if sources:
         own["sources"] = list(sources)
@@ -188,11 +197,19 @@ def changes_of_audit(
     return changes
 
 
-def run_audit(request: RunRequest, settings: Settings, *, is_quiet: bool) -> dict[str, Any]:
+def run_audit(
+    request: RunRequest, settings: Settings, baseline: Path | None = None, *, is_quiet: bool
+) -> dict[str, Any]:
     """Run a label audit; the numbers of its page, and where its files lie.
 
-    is_quiet: nothing but the log is printed.
+    baseline: what an earlier audit wrote, to compare with: under `baseline` are the numbers of
+    `Difference`. is_quiet: nothing but the log is printed. ConfigError for a baseline that is none,
+    CommandError for one without a pair of these.
     """
+    try:  # before the run, which may write to that very file
+        earlier = None if baseline is None else read_baseline(baseline)
+    except BaselineError as error:
+        raise ConfigError(f"--baseline: {error}") from error
     with ExitStack() as stack:
         if is_quiet:
             nothing = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
@@ -201,21 +218,40 @@ def run_audit(request: RunRequest, settings: Settings, *, is_quiet: bool) -> dic
     folder = settings.home / "reports" / request.name
     card: dict[str, Any] = json.loads((folder / "scorecard.json").read_text("utf-8"))
     pages = {"page": "audit.html", "pairs": "audited.parquet", "report": "report.html"}
+    found = {**card["audit"], **{what: str(folder / each) for what, each in pages.items()}}
+    lines = [f"annotated pairs: {found['pairs']}"]
+    if earlier is not None:
+        try:
+            difference = compare(earlier, Path(found["pairs"]))
+        except BaselineError as error:
+            raise CommandError(f"--baseline: {error}") from error
+        lines += difference.lines()
+        found["baseline"] = difference.numbers()
+    if changed := list(changes_made(found)):
+        command = f"trimtab export {request.name} pairs --to DIR"
+        lines += [*changed, f"to write the cleaned pairs as TRL reads them, with a card: {command}"]
     if not is_quiet:
-        print(f"annotated pairs: {folder / pages['pairs']}")
-        print(f"to look through the labels: open {folder / pages['page']} in a browser")
-    return {**card["audit"], **{what: str(folder / each) for what, each in pages.items()}}
+        print("\n".join(lines))
+        print(f"to look through the labels: open {found['page']} in a browser")
+    return found
 
 
 def status_of_audit(found: Mapping[str, Any], fail_over: float | None) -> int:
-    """The exit status of an audit, with a line on stderr where it is not 0."""
+    """The exit status of an audit, with a line on stderr where it is not 0.
+
+    fail_over: the largest share of labels that may look wrong; where the audit was compared with an
+    earlier one, of the labels that were not in it.
+    """
     if fail_over is None:
         return 0
-    share = found["num_looks_wrong"] / found["num_pairs"]
+    which, count, wrong = "the labels", found["num_pairs"], found["num_looks_wrong"]
+    if "baseline" in found:
+        which = "the labels that are not in the baseline"
+        count, wrong = (found["baseline"][f"num_changed{end}"] for end in ("", "_wrong"))
     if found["is_uninformative"]:
         why = "which labels are wrong cannot be told: no model that votes is better than chance"
-    elif share > fail_over:
-        why = f"{share:.1%} of the labels look wrong, more than --fail-over {fail_over:g}"
+    elif wrong > fail_over * count:
+        why = f"{wrong / count:.1%} of {which} look wrong, more than --fail-over {fail_over:g}"
     else:
         return 0
     print(f"trimtab: {why}", file=sys.stderr)

@@ -194,6 +194,11 @@ class PreferencesConfig(StageConfig):
         description="Share of clear training labels (all votes agree) flipped on purpose, "
         "to measure how many of them the audit finds",
     )
+    annotator_labels: bool = Field(
+        False,
+        description="Train on how likely a label is right (Dawid-Skene), where it is known who "
+        "labelled what and several people labelled the pair",
+    )
     seed: Seed = Field(0, description="Seed of the split")
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ from trimtab.models.data.loading import (
     OnBadRows,
     OnTies,
     PreferenceOptionError,
+    TokenLimit,
     load_preferences,
     look_through,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "SourceCounts",
     "SplitBy",
     "SplitError",
+    "TokenLimit",
     "chat_renderer",
     "check_leakage",
     "load_demonstrations",

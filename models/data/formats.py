@@ -7,7 +7,8 @@ told row by row from the fields and their types:
 - messages: `chosen`, `rejected` are message lists, whole or (with `prompt`, a list or a text)
   only the answer. Two dialogues that part before the last turn share what comes before.
 - kwise: `prompt` (text or messages) and `responses`, 2 to 9 of them, best first.
-Optional everywhere: `id`, `category`, `group`, `tie`. For pairs: `rating` 1 to 4, and
+Optional everywhere: `id`, `category`, `group`, `tie`, and who labelled the row (ANNOTATORS; other
+values than text and whole numbers are left alone). For pairs: `rating` 1 to 4, and
 `votes_chosen`, `votes_rejected`, `votes_equal`, or one `votes` object as records write it; and
 `opinions`, a list of {annotator, prefers: chosen | rejected | equal}, which are the votes where no
 others are given.
@@ -35,10 +36,8 @@ MIN_RATING, MAX_RATING = 1, 4
 VOTE_FIELDS: Final = ("votes_chosen", "votes_rejected", "votes_equal")
 MIN_RANKED, MAX_RANKED = 2, 9
 PREFERS: Final = ("chosen", "rejected", "equal")
+ANNOTATORS: Final = ("annotator", "annotator_id", "worker_id")
 PAIR_FIELDS: Final = ("rating", "votes", "opinions", *VOTE_FIELDS)
-KNOWN_FIELDS: Final = frozenset(
-    {"prompt", "chosen", "rejected", "responses", "id", "category", "group", "tie", *PAIR_FIELDS}
-)
 ALLOWED_FORMATS: Final = "chosen + rejected, prompt + chosen + rejected, or prompt + responses"
 
 
@@ -48,8 +47,8 @@ class ParsedRow:
 
     pairs: which answer is better than which, by their positions; None: each than all behind it.
     lines, rows: of the rows it was made of, where these are several: their places in the file, and
-    among all rows of the source. is_waiting: it is half of a pair
-    whose other half has not been read. ignored: the row's columns that mean nothing here.
+    among all rows of the source, first the row of the better answer. is_waiting: it is half of a
+    pair whose other half has not been read. ignored: the row's columns that mean nothing here.
     """
 
     format: str = "unknown"
@@ -289,10 +288,17 @@ def parse_metadata(row: dict[str, Any], parsed: ParsedRow) -> None:
     parsed.votes = _parse_votes(row, parsed)
     if row.get("opinions") is not None:
         _parse_opinions(row["opinions"], parsed)
+    elif (who := next(filter(_is_name, map(row.get, ANNOTATORS)), None)) is not None:
+        parsed.opinions = (Opinion(str(who), "chosen"),)
     tie = row.get("tie")
     if tie is not None and not isinstance(tie, bool):
         parsed.problems.append(Problem("wrong_type", "tie", shorten(tie), "true, false or null"))
     parsed.is_tie = tie is True
+
+
+def _is_name(value: Any) -> bool:
+    """Whether this says who labelled a row: text, or a whole number."""
+    return type(value) is int or (isinstance(value, str) and text_problem("", value) is None)
 
 
 def _optional_text(name: str, value: Any, parsed: ParsedRow) -> str | None:

@@ -19,6 +19,7 @@ from trimtab.models.data.problems import (
 )
 from trimtab.models.data.readers import Source, read_source
 from trimtab.models.data.records import PreferencePair
+from trimtab.models.data.row_fields import RowFields, further_fields
 from trimtab.models.data.row_reader import RowReader, check_form
 from trimtab.models.data.summary import PreferenceReport, SourceCounts, content_digest
 
@@ -30,6 +31,14 @@ class PreferenceOptionError(ValueError):
     """An invalid argument of `load_preferences`."""
 
 
+@dataclasses.dataclass(frozen=True)
+class TokenLimit:
+    """The most tokens of a prompt and any one of its answers together, and how they are counted."""
+
+    most: int
+    count: Callable[[str], int]
+
+
 def load_preferences(
     sources: Sequence[Source],
     *,
@@ -37,21 +46,21 @@ def load_preferences(
     max_characters: int | None = None,
     on_ties: OnTies = "fail",
     render: Render | None = None,
-    count_tokens: Callable[[str], int] | None = None,
-    max_tokens: int | None = None,
+    max_tokens: TokenLimit | None = None,
+    fields: RowFields | None = None,
 ) -> tuple[list[PreferencePair], list[BadRow], PreferenceReport]:
     """Read preference pairs from all sources.
 
     on_bad_rows: "fail" raises PreferenceDataError with all of them, "quarantine" returns them.
     on_ties: rows with `tie: true` are bad rows, or dropped and counted. render: prompt text of
     message lists (see `chat_renderer`; None: HH-RLHF text). max_characters, max_tokens: of a
-    prompt and any one of its answers together.
+    prompt and any one of its answers together. fields: takes what pairs do not hold of their rows.
 
     Raises PreferenceDataError in both modes where a source is missing, empty or unreadable, or
     where no usable row is left; PreferenceOptionError for arguments.
     """
-    _check_options(sources, on_bad_rows, on_ties, max_characters, count_tokens, max_tokens)
-    loader = _Loader(render, on_ties == "drop", max_characters, count_tokens, max_tokens)
+    _check_options(sources, on_bad_rows, on_ties, max_characters, max_tokens)
+    loader = _Loader(render, on_ties == "drop", max_characters, max_tokens, fields=fields)
     for source in sources:
         loader.read(source)
     bad_rows, report = loader.bad_rows, loader.report
@@ -84,8 +93,8 @@ def look_through(
     As `load_preferences` without a tokenizer: message lists are HH-RLHF text, and how long rows
     are is not looked at. Raises PreferenceOptionError for sources of one name.
     """
-    _check_options(sources, "fail", on_ties, None, None, None)
-    loader = _Loader(None, on_ties == "drop", None, None, None, max_rows)
+    _check_options(sources, "fail", on_ties, None, None)
+    loader = _Loader(None, on_ties == "drop", None, None, max_rows)
     for source in sources:
         loader.read(source)
     loader.report.describe_pairs(loader.pairs)
@@ -97,8 +106,7 @@ def _check_options(
     on_bad_rows: str,
     on_ties: str,
     max_characters: int | None,
-    count_tokens: Callable[[str], int] | None,
-    max_tokens: int | None,
+    max_tokens: TokenLimit | None,
 ) -> None:
     problems: list[str] = []
     if not sources:
@@ -115,11 +123,10 @@ def _check_options(
     ):
         if value not in get_args(kind):
             problems.append(f"{name}: found {value!r}, allowed: {get_args(kind)}")
-    for name, limit in (("max_characters", max_characters), ("max_tokens", max_tokens)):
+    tokens = None if max_tokens is None else max_tokens.most
+    for name, limit in (("max_characters", max_characters), ("max_tokens", tokens)):
         if limit is not None and limit < 1:
             problems.append(f"{name}: found {limit}, allowed: 1 or more, or None")
-    if (count_tokens is None) != (max_tokens is None):
-        problems.append("count_tokens, max_tokens: found one, allowed: both or neither")
     if problems:
         raise PreferenceOptionError("load_preferences: " + "; ".join(problems))
 
@@ -132,14 +139,14 @@ class _Loader:
         render: Render | None,
         drop_ties: bool,
         max_characters: int | None,
-        count_tokens: Callable[[str], int] | None,
-        max_tokens: int | None,
+        max_tokens: TokenLimit | None,
         max_rows: int | None = None,
+        fields: RowFields | None = None,
     ) -> None:
         self.render, self.drop_ties = render, drop_ties
         self.max_rows, self.is_whole = max_rows, True
-        self.max_characters = max_characters
-        self.count_tokens, self.max_tokens = count_tokens, max_tokens
+        self.max_characters, self.max_tokens = max_characters, max_tokens
+        self.fields = fields
         self.pairs: list[PreferencePair] = []
         self.bad_rows: list[BadRow] = []
         self.report = PreferenceReport()
@@ -198,8 +205,12 @@ class _Loader:
             counts.quarantined += 1
         elif parsed.is_tie:
             counts.ties_dropped += 1
-        elif not parsed.is_waiting:
-            self._use(parsed, source, _short_place(raw, source, parsed.lines), counts)
+        else:
+            if self.fields is not None:
+                further = further_fields(raw.value, parsed, source.columns)
+                self.fields.add(source.key, counts.rows_read, further)
+            if not parsed.is_waiting:
+                self._use(parsed, source, _short_place(raw, source, parsed.lines), counts)
 
     def _use(self, parsed: ParsedRow, source: Source, place: str, counts: SourceCounts) -> None:
         """Take in the pairs of a good row, or of two rows that make one."""
@@ -219,9 +230,9 @@ class _Loader:
         for name, answer in zip(parsed.answer_fields, parsed.answers, strict=False):
             limit, count = self.max_characters, len(parsed.prompt) + len(answer)
             unit = "characters"
-            if (limit is None or count <= limit) and self.count_tokens is not None:
-                limit, count = self.max_tokens, self.count_tokens(parsed.prompt + answer)
-                unit = "tokens"
+            if (limit is None or count <= limit) and self.max_tokens is not None:
+                limit = self.max_tokens.most
+                count, unit = self.max_tokens.count(parsed.prompt + answer), "tokens"
             if limit is not None and count > limit:
                 found = f"{count} {unit} of prompt and answer"
                 problem = Problem("too_long", name, found, f"at most {limit} {unit}")

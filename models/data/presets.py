@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Final
 
+from trimtab.models.data.formats import ANNOTATORS
 from trimtab.models.data.messages import ASSISTANT_MARK
 from trimtab.models.data.problems import Problem, shorten
 
 Row = dict[str, Any]
-METADATA: Final = ("id", "category", "group")
+METADATA: Final = ("id", "category", "group", *ANNOTATORS)
 MAX_ANSWERS: Final = 64
 
 

@@ -208,8 +208,9 @@ class RowReader:
             answers=tuple(answers[::-1] if is_good else answers),
             answer_fields=("completion", "completion"),
             category=parsed.category or other.parsed.category,
+            opinions=None,  # each annotator judged one answer
             lines=(other.line, raw.line),
-            rows=(other.number, number),
+            rows=(number, other.number) if is_good else (other.number, number),
             pairs=None,
             is_ranking=False,
         )

@@ -51,7 +51,7 @@ class PreferenceReport:
     num_pairs_with_votes, num_against_votes: pairs with counts, and those where more annotators
     preferred the rejected answer. num_dialogue_answers: pairs with an answer in which a further
     turn is marked. row_of: by a pair's id the key of its source and the
-    numbers of its rows, from 1.
+    numbers of its rows, from 1, of two rows first that of the chosen answer.
     ignored_fields: fields of used rows that mean nothing here, and in how many
     rows; ignored_files: files of folders that are no data, or of another split.
     Characters are Unicode code points.

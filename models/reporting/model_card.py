@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS
+from trimtab.models.reporting.kit.audit_words import agreement, changes_made, finding, reliability
+from trimtab.models.reporting.kit.names import (
+    EMBEDDING_MODELS,
+    MEASURE_NAMES,
+    SETS,
+    STRENGTH_NAMES,
+)
 
 # Packaged base models: repository on the Hub, licence.
 ORIGINS = {"smollm2-135m-instruct": ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0")}
@@ -73,6 +79,7 @@ def model_card(exported: Exported) -> str:
         exported.about,
         f"## Use\n\n```python\n{load.format(name='FOLDER', label=exported.label)}\n```",
         *_figures(exported),
+        *_audit(exported),
         f"## How it was made\n\n{_origin(exported)}"
         + (f"\n\n```bash\n{exported.command}\n```" if exported.command else ""),
         f"## Limits\n\n{exported.limits}",
@@ -125,7 +132,8 @@ def _origin(exported: Exported) -> str:
         said += ", whose licence holds for this model too"
     sources = exported.settings.get("preferences.sources") or ["the synthetic world"]
     used = f"{data.get('num_pairs', 0):,} preference pairs of {', '.join(map(str, sources))}"
-    treated = "" if exported.role.startswith(UNTREATED) else _treatment(exported.card)
+    is_treated = not exported.role.startswith(UNTREATED) and exported.kind != "pairs"
+    treated = _treatment(exported.card) if is_treated else ""
     return f"{said}. Data: {used}{treated}."
 
 
@@ -138,6 +146,36 @@ def _treatment(card: Mapping[str, Any]) -> str:
         f"; of {found['num_pairs']:,} training labels {found['num_flipped']:,} were flipped where "
         f"the ensemble contradicts them, {share} smoothed"
     )
+
+
+def _audit(exported: Exported) -> Iterator[str]:
+    """Of pairs: who judged the labels, what was found, how sure that is, and what was changed."""
+    audit = exported.card.get("audit")
+    if exported.kind != "pairs" or not audit:
+        return
+    found = [f"{_voters(exported.card)} {finding(audit)}"]
+    if exported.card.get("vote_used") == "calibrated" and not audit.get("is_uninformative"):
+        found += reliability(audit)
+    else:
+        found.append("There was no self-test: how many of these are wrong is not known.")
+    found += agreement(audit)
+    done = " ".join(changes_made(audit)) or "No label was changed."
+    found.append(
+        f"{done} A person's verdict comes before the vote; pairs that are left out are not in "
+        "these files."
+    )
+    yield "## What was found and changed\n\n" + "\n\n".join(found)
+
+
+def _voters(card: Mapping[str, Any]) -> str:
+    """Who voted on the labels."""
+    vote = card.get("vote_used")
+    if vote == "calibrated":
+        roles = [each["role"] for each in card["lineage"] if each["role"] in EMBEDDING_MODELS]
+        names = ", ".join(STRENGTH_NAMES[role] for role in roles)
+        return f"{len(roles)} models that were not trained on the pair voted on each ({names})."
+    number = card.get("label_noise", {}).get(vote, {}).get("num_members")
+    return f"{number or 'Several'} reward models voted on each pair."
 
 
 def _figures(exported: Exported) -> Iterator[str]:

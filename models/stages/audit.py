@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trimtab.models.config.reporting import AuditConfig
-from trimtab.models.reporting.audit.export import export
+from trimtab.models.reporting.audit.export import FurtherFields, export
 from trimtab.models.reporting.audit.page import write_page
 from trimtab.models.reporting.audit.pairs import audited_pairs
 from trimtab.models.reporting.audit.payload import weakest_first
@@ -19,7 +19,7 @@ def run(config: AuditConfig, inputs: dict[str, Path], workdir: Path) -> None:
     of a vote on a copy with labels turned round on purpose `self_test`.
 
     Output: audit.html (self-contained), audited.jsonl.gz and audited.parquet (every pair with its
-    vote and its treatment).
+    vote, its treatment and the further fields of its row).
     """
     artifacts = Artifacts(inputs)
     pairs = audited_pairs(artifacts)
@@ -27,7 +27,7 @@ def run(config: AuditConfig, inputs: dict[str, Path], workdir: Path) -> None:
     summary = summarise(pairs, config.voters, tested)
     output = workdir / "output"
     output.mkdir(parents=True, exist_ok=True)
-    export(pairs, output)
+    export(pairs, output, FurtherFields(inputs["preferences"] / "fields"))
     ordered = weakest_first(pairs)
     write_page(output / "audit.html", config, summary, ordered, artifacts.row_account)
     write_json(output / "summary.json", summary.numbers())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from trimtab.models.data import (
     Render,
     Shaping,
     Source,
+    TokenLimit,
     chat_renderer,
     load_demonstrations,
     load_preferences,
@@ -28,9 +30,11 @@ from trimtab.models.data import (
 from trimtab.models.data.prompts import first_turn
 from trimtab.models.data.records import PreferencePair
 from trimtab.models.data.row_account import RowAccount
+from trimtab.models.data.row_fields import RowFields
 from trimtab.models.data.splits import plant_flips, truth_of
 from trimtab.models.data.written_prompts import SETS, load_written, written_like
 from trimtab.models.nets.loading import load_base_tokenizer
+from trimtab.models.statistics.annotators import consensus, label_probabilities, opinions_of
 from trimtab.models.training.data import HELD_OUT, write_rows
 from trimtab.models.training.progress import write_json
 
@@ -41,33 +45,38 @@ def run(config: PreferencesConfig, inputs: dict[str, Path], workdir: Path) -> No
     Output: train, validation and test pairs; demonstrations (those given, else chosen answers of
     the training pairs), policy_prompts, eval/main (test prompts), eval/validation and, where they
     are wanted, eval/helpful and eval/harmless (prompts of our own, written as those of the pairs);
+    fields (of the rows of each split's pairs, what the pairs do not hold: `RowFields.write`);
     quarantine.jsonl (every refused row with its file, line and reasons); rows.json (where every row
     went: a `trimtab.models.data.row_account.RowAccount`); where labels were turned round on purpose
-    truth.jsonl.
+    truth.jsonl. With `annotator_labels` training pairs have a `label`, where it is not 1.
     """
     output = workdir / "output"
     output.mkdir(parents=True, exist_ok=True)
     tokenizer = load_base_tokenizer(config.tokenizer) if config.tokenizer else None
     render = chat_renderer(tokenizer) if tokenizer is not None else None
-    good, bad_rows, report = _load(config, inputs, tokenizer, render)
+    with tempfile.TemporaryFile(dir=workdir) as scratch:
+        fields = RowFields(scratch)
+        good, bad_rows, report = _load(config, inputs, tokenizer, render, fields)
+        # In random order, as stages that need only some prompts take the first.
+        count = counts.num_taken(len(good), config.max_pairs)
+        pairs = random.Random(f"subset/{config.seed}").sample(good, count)
+        splits = split_pairs(
+            pairs,
+            counts.split_shares(config),
+            seed=config.seed,
+            split_by=config.split_by,
+        )
+        fields.write(output / "fields", splits, report.row_of)
     sources = [
         _source(name, inputs.get(f"demonstrations_{index}"))
         for index, name in enumerate(config.demonstrations)
     ]
     shown, bad_demonstrations = read_demonstrations(config, sources, tokenizer)
     write_quarantine(output / "quarantine.jsonl", bad_rows + bad_demonstrations)
-    # In random order, as stages that need only some prompts take the first.
-    count = counts.num_taken(len(good), config.max_pairs)
-    pairs = random.Random(f"subset/{config.seed}").sample(good, count)
-    splits = split_pairs(
-        pairs,
-        counts.split_shares(config),
-        seed=config.seed,
-        split_by=config.split_by,
-    )
     if config.flip_share > 0:
         splits["train"] = _planted(config, splits, output)
-    _write_splits(splits, config.num_eval_prompts, output)
+    labels = _annotator_labels(splits) if config.annotator_labels else {}
+    _write_splits(splits, labels, config.num_eval_prompts, output)
     if config.written_prompts:
         _write_own_prompts([pair.prompt for pair in splits["test"]], render, output)
     learned, held_out = write_demonstrations(shown, splits, output)
@@ -138,30 +147,59 @@ def _planted(
     return turned["train"]
 
 
+def _annotator_labels(splits: dict[str, list[PreferencePair]]) -> dict[str, float]:
+    """By id how likely the labels of pairs are right that several annotators voted on."""
+    rows = (pair.to_json() for pairs in splits.values() for pair in pairs if pair.opinions)
+    opinions = opinions_of(rows)
+    found = {} if opinions is None else label_probabilities(opinions, consensus(opinions))
+    if not found:
+        raise ValueError(
+            "preferences.annotator_labels is true, but no pair has votes of several annotators "
+            "whose names are known; leave it out, or name the column: "
+            'preferences.columns={"annotator": "..."}'
+        )
+    return found
+
+
 def _load(
     config: PreferencesConfig,
     inputs: dict[str, Path],
     tokenizer: PreTrainedTokenizerBase | None,
     render: Render | None,
+    fields: RowFields,
 ) -> tuple[list[PreferencePair], list[BadRow], PreferenceReport]:
     """Read all sources, with the tokenizer's chat template and token counts where there is one."""
+    limit = None
+    if tokenizer is not None and config.max_tokens is not None:
+        limit = TokenLimit(config.max_tokens, lambda text: len(tokenizer(text)["input_ids"]))
     return load_preferences(
         _sources(config, inputs),
         on_bad_rows=config.on_bad_rows,
         on_ties=config.on_ties,
         max_characters=config.max_characters,
         render=render,
-        count_tokens=None if tokenizer is None else lambda text: len(tokenizer(text)["input_ids"]),
-        max_tokens=None if tokenizer is None else config.max_tokens,
+        max_tokens=limit,
+        fields=fields,
     )
 
 
 def _write_splits(
-    splits: dict[str, list[PreferencePair]], num_eval_prompts: int, output: Path
+    splits: dict[str, list[PreferencePair]],
+    labels: dict[str, float],
+    num_eval_prompts: int,
+    output: Path,
 ) -> None:
-    """Write the pairs, and the prompts that other stages take from them."""
+    """Write the pairs, and the prompts that other stages take from them.
+
+    labels: of training pairs, by id, where they are not 1.
+    """
     for name, rows in splits.items():
-        write_rows(output / f"{name}.jsonl", (pair.to_json() for pair in rows))
+        own = labels if name == "train" else {}
+        values = (pair.to_json() for pair in rows)
+        write_rows(
+            output / f"{name}.jsonl",
+            (row | {"label": own[row["id"]]} if row["id"] in own else row for row in values),
+        )
     write_rows(output / "policy_prompts.jsonl", _prompts(splits["train"]))
     for split, name in (("test", "main"), ("validation", "validation")):
         prompts = _prompts(splits[split])

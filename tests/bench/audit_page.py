@@ -18,6 +18,17 @@ from tests.tools.browser import Browser, browser
 from trimtab.models.reporting.audit.pairs import AuditedPair
 
 NUM_WORDS = 20_000
+# Notes the longest time between two frames, in milliseconds.
+FRAMES = """(() => {
+  let last = performance.now();
+  window.longest = 0;
+  const look = (now) => {
+    window.longest = Math.max(window.longest, now - last);
+    last = now;
+    requestAnimationFrame(look);
+  };
+  requestAnimationFrame(look);
+})()"""
 
 
 def main() -> None:
@@ -73,20 +84,32 @@ def measure(page: Browser, folder: Path, number: int) -> dict[str, Any]:
         "page, MB": path.stat().st_size / 1e6,
         "seconds to write it, CPU": time.process_time() - started,
     }
+    return found | browser_times(page, path, number)
+
+
+def browser_times(page: Browser, path: Path, number: int) -> dict[str, float]:
+    """Seconds until a page of `number` pairs can be used, and of what a person does there.
+
+    The longest time in which it does not answer is that between two frames.
+    """
+    found = {}
     started = time.monotonic()
     page.open(path)
     page.wait(SHOWN)
     found["seconds to the first pair"] = time.monotonic() - started
     page.wait("document.readyState === 'complete'")
     found["seconds to the end of the page"] = time.monotonic() - started
+    page.run(FRAMES)
     started = time.monotonic()
     give(page, "kind", "contradicts it: looks wrong")
     found["seconds to filter"] = time.monotonic() - started
+    page.run("window.longest = 0")
     give(page, "search", "no such word", "input")
     said = f"0 of {number:,} pairs"
     found["seconds to search all texts"] = page.wait(
         f"document.getElementById('count').textContent === {said!r}"
     )
+    found["seconds without an answer meanwhile"] = page.run("window.longest") / 1000
     return found
 
 

@@ -43,6 +43,10 @@ def _file(folder: Path, count: int = 120) -> Path:
     return path
 
 
+def _turned(row: dict[str, str]) -> dict[str, str]:
+    return {"chosen": row["rejected"], "rejected": row["chosen"]}
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect")
 def test_wrong_labels_are_found_in_a_file(tmp_path: Path) -> None:
@@ -71,14 +75,57 @@ def test_wrong_labels_are_found_in_a_file(tmp_path: Path) -> None:
     assert numbers["self_test_recall"] > 0.7
     assert numbers["pairs"] == str(folder / "audited.parquet")
 
-    # A treatment, and a person's review.
+    _check_review(tmp_path, file)
+    _check_baseline(home, file, folder / "audited.parquet")
+
+
+def _check_review(tmp_path: Path, file: Path) -> None:
+    """A person's review, and the cleaned pairs."""
+    home = tmp_path / "home"
     review = tmp_path / "review.jsonl"
-    review.write_text('{"id": "pair0", "verdict": "drop", "note": null}\n')
-    settings = ("relabel.flip_below=0", f"relabel.review={review}")
-    trimtab(home, "audit", str(file), *settings, "--name", "treated")
+    verdicts = {
+        "pair0": "drop",
+        "pair7": "flip",
+        "pair23": "flip",
+        "pair1": "keep",
+        "pair2": "unsure",
+    }
+    lines = ({"id": identity, "verdict": said, "note": None} for identity, said in verdicts.items())
+    review.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    output = trimtab(home, "audit", str(file), "--apply", str(review), "--name", "treated")
+    looked = "A person looked at 5 of 120 labels: 1 kept, 2 flipped, 1 dropped, 1 unsure."
+    assert looked in output
+    assert "Of all labels 2 turned round, 1 left out." in output
+    assert "trimtab export treated pairs --to DIR" in output
     rows = pq.read_table(home / "reports/treated/audited.parquet").to_pylist()
-    assert {row["id"] for row in rows if row["is_flipped"]} == WRONG
+    assert {row["id"] for row in rows if row["is_flipped"]} == {"pair7", "pair23"}
     assert {row["id"] for row in rows if row["weight"] == 0} == {"pair0"}
+    trimtab(home, "export", "treated", "pairs", "--to", str(tmp_path / "cleaned"))
+    card = (tmp_path / "cleaned/README.md").read_text()
+    assert looked in card and "3 of 120 labels look wrong (2.5 %)." in card
+    assert "3 models that were not trained on the pair voted on each (" in card
+    assert "Self-test: of " in card
+    cleaned = [json.loads(line) for line in (tmp_path / "cleaned/train.jsonl").open()]
+    assert len(cleaned) == 119
+    (turned,) = (row for row in cleaned if row["id"] == "pair7")
+    assert "tastes" in turned["chosen"]
+
+
+def _check_baseline(home: Path, file: Path, baseline: Path) -> None:
+    """More pairs, and a label corrected: only what the baseline does not have counts."""
+    lines = file.read_text().splitlines()
+    lines[7] = json.dumps(json.loads(lines[7]) | _turned(json.loads(lines[7])))
+    more = [json.loads(line) for line in lines[50:60]]
+    more = [row | {"id": f"new{row['id']}", "prompt": f"Again: {row['prompt']}"} for row in more]
+    more[0] |= _turned(more[0])
+    file.write_text("".join(f"{line}\n" for line in [*lines, *map(json.dumps, more)]))
+    options = ("--baseline", str(baseline), "--fail-over", "0.2", "--json")
+    process = start(home, "audit", str(file), *options)
+    said = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, said
+    numbers = json.loads(said[said.index("{") : said.rindex("}") + 1])["baseline"]
+    assert (numbers["num_common"], numbers["num_turned"], numbers["num_new"]) == (119, 1, 10)
+    assert (numbers["num_turned_wrong"], numbers["num_new_wrong"], numbers["num_gone"]) == (0, 1, 0)
 
 
 def test_words_are_files_or_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +142,9 @@ def test_words_are_files_or_settings(tmp_path: Path, monkeypatch: pytest.MonkeyP
         changes_of_audit([], settings)
     named = changes_of_audit(["a"], [], "chosen=better, rejected=worse")["preferences"]
     assert named == {"sources": ["a"], "columns": {"chosen": "better", "rejected": "worse"}}
+    assert changes_of_audit(["a"], [], review="r.jsonl")["relabel"] == {"review": "r.jsonl"}
+    with pytest.raises(ConfigError, match="--apply and relabel.review"):
+        changes_of_audit(["a"], ["relabel.review=x"], review="r.jsonl")
     for wrong in ("chosen", "chosen=", "chosen=a,", ""):
         with pytest.raises(ConfigError, match="--columns: found"):
             changes_of_audit(["a"], [], wrong)
@@ -109,6 +159,9 @@ def test_words_are_files_or_settings(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (["audit", "pairs.jsonl"], "found 3 pairs of different answers; allowed: at least 5"),
         (["run", "audit", 'preferences.sources=["pairs.jsonl"]'], "the flow label-audit"),
         (["audit", "pairs.jsonl", "--fail-over", "2"], "less than or equal to 1"),
+        (["audit", "pairs.jsonl", "--apply", "none.jsonl"], "found nothing at 'none.jsonl'"),
+        (["audit", "pairs.jsonl", "--baseline", "none"], "--baseline: found no file none"),
+        (["audit", "pairs.jsonl", "--baseline", "pairs.jsonl"], "is no row of an audit"),
     ],
 )
 def test_a_mistake_is_a_line(
@@ -136,6 +189,11 @@ def test_a_script_is_stopped_by_too_many_and_where_nothing_can_be_told(
     assert "10.0% of the labels look wrong" in capsys.readouterr().err
     assert status_of_audit({**found, "num_looks_wrong": 0, "is_uninformative": True}, 0.5) == 3
     assert "cannot be told" in capsys.readouterr().err
+    # Compared with a baseline only labels that it does not have count, if there are any.
+    for count, wrong, status in ((0, 0, 0), (10, 2, 0), (10, 3, 3)):
+        numbers = {"num_changed": count, "num_changed_wrong": wrong}
+        assert status_of_audit({**found, "baseline": numbers}, 0.2) == status
+    assert "30.0% of the labels that are not in the baseline look wrong" in capsys.readouterr().err
 
 
 def test_embedding_models_vote_alone_and_in_a_label_audit_only() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from trimtab.models.data.review import VERDICTS
+from trimtab.models.reporting.audit.annotators import Annotators, annotators_of
 from trimtab.models.reporting.audit.pairs import AuditedPair
 from trimtab.models.reporting.audit.payload import category_of
 from trimtab.models.reporting.kit.artifacts import SPLITS, Row
@@ -81,7 +83,9 @@ class Summary:
     on pairs they were trained on. voters: what the members are; none: reward models. num_by_style:
     pairs that look wrong though they do so only to the member that sees nothing but how an answer
     is written. self_test: None where there was none, or too few pairs for one. is_uninformative:
-    whether no member is better than chance, so that every strength is 0.
+    whether no member is better than chance, so that every strength is 0. verdicts: of a person, how
+    many of each. num_dropped: pairs of weight 0; num_smoothed: with a label softer than it came.
+    annotators: None where nobody knows who labelled which pair.
     """
 
     whole: Group
@@ -94,6 +98,10 @@ class Summary:
     num_by_style: int = 0
     self_test: SelfTest | None = None
     is_uninformative: bool = False
+    verdicts: Mapping[str, int] = field(default_factory=dict)
+    num_dropped: int = 0
+    num_smoothed: int = 0
+    annotators: Annotators | None = None
 
     def numbers(self) -> dict[str, float]:
         """Flat, as summary.json holds them."""
@@ -104,7 +112,11 @@ class Summary:
             "num_flipped": self.whole.num_flipped,
             "num_unsupported_flips": self.whole.num_unsupported,
             "num_reviewed": self.whole.num_reviewed,
+            "num_dropped": self.num_dropped,
+            "num_smoothed": self.num_smoothed,
         }
+        if self.whole.num_reviewed:
+            found |= {f"num_review_{verdict}": n for verdict, n in self.verdicts.items()}
         for name, estimate in (("precision", self.whole.precision), ("recall", self.whole.recall)):
             if estimate is not None:
                 found[name] = estimate.value
@@ -123,7 +135,7 @@ class Summary:
             }
             if (most := test.max_share_wrong) is not None:
                 found["self_test_max_share_wrong"] = most
-        return found
+        return found | (self.annotators.numbers() if self.annotators else {})
 
 
 def summarise(
@@ -148,6 +160,10 @@ def summarise(
         num_by_style=_num_by_style(pairs, voters),
         self_test=_self_test(pairs, self_test),
         is_uninformative=bool(voters) and all(pair.strength_mean == 0 for pair in pairs),
+        verdicts={each: sum(pair.review == each for pair in pairs) for each in VERDICTS},
+        num_dropped=sum(pair.weight == 0 for pair in pairs),
+        num_smoothed=sum(pair.is_smoothed for pair in pairs),
+        annotators=annotators_of(pairs),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from trimtab.models.reporting.kit.audit_words import agreement, finding, reliability
 from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS, policy_name
 from trimtab.models.reporting.run.claims import Claim
 from trimtab.models.reporting.run.labels import LabelNoise
@@ -120,15 +121,9 @@ def _without_policy(
     details = []
     sentence = "No policy was trained in this run, and no vote on the labels was taken."
     if noise is not None and noise.mode == "calibrated":
-        wrong, count = int(audit["num_looks_wrong"]), int(audit["num_pairs"])
-        sentence = f"{wrong:,} of {count:,} labels look wrong ({100 * wrong / count:.1f} %)."
-        if audit.get("is_uninformative"):
-            sentence = (
-                f"Which of the {count:,} labels are wrong cannot be told: no model that votes is "
-                "better than chance on pairs that it was not trained on."
-            )
-        else:
-            details += _of_audit(audit)
+        sentence = finding(audit)
+        details += [] if audit.get("is_uninformative") else reliability(audit)
+        details += agreement(audit)
     elif noise is not None:
         share = noise.share_negative
         sentence = (
@@ -145,33 +140,3 @@ def _without_policy(
             f"{100 * change.value:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]."
         )
     return Verdict("labels only", sentence, details, None, None, None)
-
-
-def _of_audit(audit: Mapping[str, float]) -> list[str]:
-    """How far to believe a vote of embedding models."""
-    details = []
-    if audit.get("num_by_style"):
-        details.append(
-            f"{int(audit['num_by_style']):,} of these look wrong only to the model that sees "
-            "nothing but how an answer is written, its length for instance."
-        )
-    if "self_test_recall" not in audit:
-        return [*details, "There was no self-test, or there were too few pairs for one."]
-    recall, low, high = (100 * audit[f"self_test_recall{end}"] for end in ("", "_low", "_high"))
-    details.append(
-        f"Self-test: of {int(audit['self_test_num_planted']):,} labels turned round on purpose in "
-        f"a copy it contradicts {recall:.1f} % [{low:.1f}, {high:.1f}], and "
-        f"{100 * audit['self_test_others_flagged']:.1f} % of the others; of as many weakest pairs "
-        f"{100 * audit['self_test_precision_at_k']:.1f} % are of these."
-    )
-    if "self_test_max_share_wrong" in audit:
-        details.append(
-            "If wrong labels are as easy to find as those, at most "
-            f"{100 * audit['self_test_max_share_wrong']:.1f} % of all labels are wrong."
-        )
-    else:
-        details.append(
-            "The two shares cannot be told apart: do not believe what looks wrong here, and do not "
-            "take the rest for right."
-        )
-    return details

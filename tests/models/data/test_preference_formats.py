@@ -8,6 +8,7 @@ import jinja2
 import pytest
 
 from trimtab.models.data import Render, Source, chat_renderer, load_preferences, render_hh
+from trimtab.models.data.formats import parse_row
 from trimtab.models.data.records import Opinion, PreferencePair, Votes
 from trimtab.models.data.splits import exchanged
 
@@ -209,3 +210,20 @@ def test_nine_ranked_answers_make_36_pairs(write_rows: WriteRows) -> None:
     assert len(pairs) == len({pair.id for pair in pairs}) == 36
     assert len({pair.group for pair in pairs}) == 1
     assert all(pair.chosen < pair.rejected for pair in pairs)
+
+
+@pytest.mark.parametrize(
+    ("columns", "who"),
+    [
+        ({"annotator": "ann"}, "ann"),
+        ({"annotator": None, "annotator_id": 7}, "7"),
+        ({"annotator": ["a", "b"], "worker_id": "w"}, "w"),
+        ({"worker_id": " "}, None),
+        ({"annotator": True}, None),
+    ],
+)
+def test_who_labelled_a_row(columns: dict[str, Any], who: str | None) -> None:
+    row = {"prompt": "Q", "chosen": "A", "rejected": "B", **columns}
+    parsed = parse_row(row, None)
+    assert parsed.problems == [] and parsed.votes is None
+    assert parsed.opinions == (None if who is None else (Opinion(who, "chosen"),))

@@ -13,6 +13,7 @@ from trimtab.models.data import (
     PreferenceDataError,
     PreferenceOptionError,
     Source,
+    TokenLimit,
     load_preferences,
 )
 
@@ -26,8 +27,7 @@ GOOD: dict[str, Any] = {"prompt": "Q", "chosen": "A", "rejected": "B"}
         ({"on_bad_rows": "ignore"}, "on_bad_rows: found 'ignore', allowed: .'fail', 'quarantine'"),
         ({"on_ties": "keep"}, "on_ties: found 'keep'"),
         ({"max_characters": 0}, "max_characters: found 0"),
-        ({"max_tokens": 5}, "both or neither"),
-        ({"count_tokens": len}, "both or neither"),
+        ({"max_tokens": TokenLimit(0, len)}, "max_tokens: found 0"),
     ],
 )
 def test_wrong_options_are_named(
@@ -144,10 +144,10 @@ def test_limits_hold_for_prompt_and_answer_together(write_rows: WriteRows) -> No
     def count(text: str) -> int:
         return len(text.split())
 
-    load_preferences([source], max_characters=18, count_tokens=count, max_tokens=4)
+    load_preferences([source], max_characters=18, max_tokens=TokenLimit(4, count))
     cases: list[dict[str, Any]] = [
         {"max_characters": 17},
-        {"count_tokens": count, "max_tokens": 3},
+        {"max_tokens": TokenLimit(3, count)},
     ]
     for options in cases:
         with pytest.raises(PreferenceDataError, match="too_long in field 'rejected'") as caught:

@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from trimtab.models.data import PreferenceDataError, Source, load_preferences, write_quarantine
+from trimtab.models.data import (
+    PreferenceDataError,
+    Source,
+    TokenLimit,
+    load_preferences,
+    write_quarantine,
+)
 from trimtab.models.training.data import write_rows as write_json_lines
 
 WriteRows = Callable[..., str]
@@ -112,7 +118,7 @@ def test_damaged_json_lines_are_pairs_or_reported(write_rows: WriteRows, seed: i
     path = write_rows(lines)
     options: dict[str, Any] = {"max_characters": 2000, "on_ties": "drop"}
     if seed % 2:
-        options |= {"count_tokens": lambda text: len(text.encode()), "max_tokens": 1500}
+        options |= {"max_tokens": TokenLimit(1500, lambda text: len(text.encode()))}
     pairs, bad_rows, report = load_preferences([Source(path)], on_bad_rows="quarantine", **options)
     total = report.total
     num_blank = sum(not line.strip() for line in lines)

@@ -94,6 +94,32 @@ def test_unpaired_rows_are_in_the_account(tmp_path: Path) -> None:
     assert json.loads((output / "summary.json").read_text())["num_unpaired"] == 1
 
 
+def test_rows_of_one_pair_by_several_annotators_may_have_soft_labels(tmp_path: Path) -> None:
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    rows = []
+    for n in range(40):
+        for who in ("ann", "bob", 3):
+            better, worse = ("bad", "good") if who == 3 and n % 4 == 0 else ("good", "bad")
+            rows.append({"prompt": f"q{n}", "chosen": better, "rejected": worse, "worker_id": who})
+    rows.append({"prompt": "alone", "chosen": "x", "rejected": "y", "worker_id": "ann"})
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = CONFIG.model_copy(update={"annotator_labels": True})
+    output = run_stage("preferences", config, tmp_path / "work", source_0=folder)
+    train, *held_out = ([*read_rows(output / f"{name}.jsonl")] for name in SPLITS)
+    assert not any("label" in row for rows in held_out for row in rows)
+    for row in train:
+        assert row["opinions"][0]["prefers"] == "chosen"
+        if row["prompt"] == "alone":
+            assert "label" not in row
+        else:
+            assert row["label"] > 0.9 if row["chosen"] == "good" else row["label"] < 0.1
+    assert any(row["chosen"] == "bad" for row in train)
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows[::3])))
+    with pytest.raises(ValueError, match="no pair has votes of several annotators"):
+        run_stage("preferences", config, tmp_path / "again", source_0=folder)
+
+
 def test_the_first_prompts_are_of_every_source(tmp_path: Path, source: Path) -> None:
     """Evaluation and MetaRM take the first prompts of a split: sources may not stand in a row."""
     rows = [json.loads(line) for line in (source / "pairs.jsonl").read_text().splitlines()[:60]]

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from trimtab.models.config.reporting import AuditConfig
+from trimtab.models.reporting.audit.page import write_page
 from trimtab.models.reporting.audit.pairs import AuditedPair, audited_pairs
 from trimtab.models.reporting.audit.summary import Group, summarise
 from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
@@ -64,6 +66,8 @@ def test_first_screen_by_hand(pairs: list[AuditedPair]) -> None:
         "num_flipped": 1,
         "num_unsupported_flips": 0,
         "num_reviewed": 0,
+        "num_dropped": 0,
+        "num_smoothed": 1,
         "precision": pytest.approx(2 / 3),
         "recall": pytest.approx(2 / 3),
     }
@@ -181,3 +185,52 @@ def test_votes_that_know_nothing_are_said_to(pairs: list[AuditedPair]) -> None:
     assert summarise(zero, ("style",)).numbers()["is_uninformative"] is True
     assert summarise(pairs, ("style",)).numbers()["is_uninformative"] is False
     assert "is_uninformative" not in summarise(zero).numbers()
+
+
+def test_annotators_by_hand(pairs: list[AuditedPair], tmp_path: Path) -> None:
+    """Two rows are of one pair, labelled the one and the other way round."""
+    said = {
+        "t0": [("ann", "chosen"), ("<b>bob", "rejected")],  # the models contradict the label
+        "t1": [("ann", "equal")],  # contradicted, too
+        "t2": [("cy", "chosen"), ("ann", "chosen")],
+    }
+    texts = {name: getattr(pairs[2], name) for name in ("prompt", "chosen", "rejected")}
+    labelled = [
+        replace(
+            pair,
+            opinions=tuple(
+                {"annotator": who, "prefers": what} for who, what in said.get(pair.id, [])
+            ),
+        )
+        for pair in pairs
+    ]
+    turned = replace(
+        pairs[3],
+        prompt=texts["prompt"],
+        chosen=texts["rejected"],
+        rejected=texts["chosen"],
+        strength_mean=-3.0,
+        opinions=({"annotator": "dee", "prefers": "chosen"},),
+    )
+    labelled[3] = turned
+    found = summarise(labelled).annotators
+    assert found is not None
+    assert (found.num_pairs, found.num_shared, len(found.people)) == (3, 2, 4)
+    # Of five votes in two items: "chosen" against "rejected", and two against one. Both answers
+    # are equally frequent: observed 2 + 2, expected 2 * 2.5 * 2.5 / 4.
+    assert found.alpha == pytest.approx(1 - 4 / 3.125)
+    by_name = {one.name: one for one in found.people}
+    ann = by_name["ann"]
+    assert (ann.num_votes, ann.num_shared, ann.num_decided, ann.num_contradicted) == (3, 2, 2, 1)
+    assert (by_name["dee"].num_decided, by_name["dee"].num_contradicted) == (1, 1)
+    assert by_name["<b>bob"].num_contradicted == 0
+    assert found.people[0].name == "dee" and by_name["cy"].accuracy > 0.6
+    numbers = summarise(labelled).numbers()
+    assert numbers["num_annotators"] == 4
+    assert numbers["krippendorff_alpha"] == found.alpha
+    assert numbers["lowest_annotator_accuracy"] == by_name["dee"].accuracy
+    path = tmp_path / "audit.html"
+    write_page(path, AuditConfig(), summarise(labelled), labelled)
+    page = path.read_text()
+    assert "Annotators, lowest accuracy first" in page and "&lt;b&gt;bob" in page
+    assert summarise(pairs).annotators is None

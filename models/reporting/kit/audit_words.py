@@ -1,0 +1,84 @@
+"""A label audit's numbers (`Summary.numbers`) as sentences: for reports, cards and the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+# A person's verdicts, each with what became of the label.
+VERDICT_WORDS = {"keep": "kept", "flip": "flipped", "drop": "dropped", "unsure": "unsure"}
+
+
+def finding(audit: Mapping[str, float]) -> str:
+    """How many labels look wrong."""
+    wrong, count = int(audit["num_looks_wrong"]), int(audit["num_pairs"])
+    if audit.get("is_uninformative"):
+        return (
+            f"Which of the {count:,} labels are wrong cannot be told: no model that votes is "
+            "better than chance on pairs that it was not trained on."
+        )
+    return f"{wrong:,} of {count:,} labels look wrong ({100 * wrong / count:.1f} %)."
+
+
+def reliability(audit: Mapping[str, float]) -> list[str]:
+    """How far to believe a vote of embedding models."""
+    details = []
+    if audit.get("num_by_style"):
+        details.append(
+            f"{int(audit['num_by_style']):,} of these look wrong only to the model that sees "
+            "nothing but how an answer is written, its length for instance."
+        )
+    if "self_test_recall" not in audit:
+        return [*details, "There was no self-test, or there were too few pairs for one."]
+    recall, low, high = (100 * audit[f"self_test_recall{end}"] for end in ("", "_low", "_high"))
+    details.append(
+        f"Self-test: of {int(audit['self_test_num_planted']):,} labels turned round on purpose in "
+        f"a copy it contradicts {recall:.1f} % [{low:.1f}, {high:.1f}], and "
+        f"{100 * audit['self_test_others_flagged']:.1f} % of the others; of as many weakest pairs "
+        f"{100 * audit['self_test_precision_at_k']:.1f} % are of these."
+    )
+    if "self_test_max_share_wrong" in audit:
+        details.append(
+            "If wrong labels are as easy to find as those, at most "
+            f"{100 * audit['self_test_max_share_wrong']:.1f} % of all labels are wrong."
+        )
+    else:
+        details.append(
+            "The two shares cannot be told apart: do not believe what looks wrong here, and do not "
+            "take the rest for right."
+        )
+    return details
+
+
+def agreement(audit: Mapping[str, float]) -> list[str]:
+    """How far the people agree who labelled the pairs; nothing where they are not known."""
+    if "num_annotators" not in audit:
+        return []
+    people, several = (
+        int(audit[name]) for name in ("num_annotators", "num_pairs_of_several_annotators")
+    )
+    said = f"{people:,} annotators labelled {int(audit['num_annotated_pairs']):,} different pairs"
+    if not several:
+        return [f"{said}, each pair one of them: how far they agree is not known."]
+    alpha = audit.get("krippendorff_alpha")
+    agree = "" if alpha is None else f" Krippendorff's alpha is {alpha:.2f}."
+    return [
+        f"{said}, {several:,} of them by several.{agree} The lowest accuracy of an annotator by "
+        f"Dawid-Skene is {100 * audit['lowest_annotator_accuracy']:.1f} %."
+    ]
+
+
+def changes_made(audit: Mapping[str, float]) -> Iterator[str]:
+    """What a person said of the labels, and what was changed; nothing where nothing was."""
+    if audit.get("num_reviewed"):
+        said = [f"{int(audit[f'num_review_{v}']):,} {words}" for v, words in VERDICT_WORDS.items()]
+        yield (
+            f"A person looked at {int(audit['num_reviewed']):,} of {int(audit['num_pairs']):,} "
+            f"labels: {', '.join(said)}."
+        )
+    done = {
+        "turned round": audit.get("num_flipped"),
+        "left out": audit.get("num_dropped"),
+        "smoothed": audit.get("num_smoothed"),
+    }
+    if parts := [f"{int(count):,} {words}" for words, count in done.items() if count]:
+        yield f"Of all labels {', '.join(parts)}."
