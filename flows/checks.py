@@ -8,6 +8,7 @@ not checked.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from trimtab.flows.errors import ConfigError
 from trimtab.infra.processes.gpus import memory_of
 from trimtab.infra.settings import Settings
 from trimtab.infra.store.fetch import is_remote, is_stored
+from trimtab.models.config.base import last_part
 from trimtab.models.config.judge import ChatModelConfig
 from trimtab.models.config.training import TrainerConfig
 from trimtab.models.data import (
@@ -35,6 +37,7 @@ from trimtab.models.data import (
     load_demonstrations,
     look_through,
     read_review,
+    read_votes,
     split_pairs,
 )
 from trimtab.models.data.problems import SOURCE_REASONS
@@ -48,7 +51,7 @@ from trimtab.models.judge.constitutions import (
     load_constitution,
     parse_constitution,
 )
-from trimtab.models.packages import folder_of, installation_of
+from trimtab.models.packages import PACKAGED_MODELS, folder_of, installation_of
 
 if TYPE_CHECKING:
     from trimtab.flows.plan import Plan
@@ -77,7 +80,7 @@ def check(config: RunConfig, *, max_rows: int | None = MAX_ROWS) -> Findings:
     if not config.is_synthetic:
         _check_preferences(config, max_rows, found)
         _check_demonstrations(config, max_rows, found)
-    _check_review(config, found)
+    _check_reviews_and_votes(config, found)
     for path, section in sections_of(config):
         name = getattr(section, "constitution", None)
         if isinstance(name, str) and name not in PACKAGED:
@@ -91,6 +94,12 @@ def check_installed(config: RunConfig, found: Findings) -> None:
     for path, section in sections_of(config):
         if isinstance(section, ChatModelConfig) and section.local_model is not None:
             _check_model(f"{path}local_model", section.local_model, found)
+    for model in config.ensemble.reward_models:
+        _check_model("ensemble.reward_models", model, found)
+        _check_reward_model("ensemble.reward_models", Path(model).expanduser(), found)
+    for index, each in enumerate(config.embedding_models):
+        if each.encoder in PACKAGED_MODELS:
+            _check_model(f"embedding_models.{index}.encoder", each.encoder, found)
     if config.sft.model.base is not None:
         _check_model("sft.model.base", config.sft.model.base, found)
         _check_layers(config, found)
@@ -131,7 +140,7 @@ def _local(name: str, sources: Sequence[str], found: Findings) -> Iterator[tuple
     for index, source in enumerate(sources):
         path = Path(source).expanduser()
         if not is_remote(source) and path.exists():
-            yield index, Source(str(path), name=source.rstrip("/").rpartition("/")[2])
+            yield index, Source(str(path), name=last_part(source))
         elif is_remote(source) or looks_like_hub_id(source):
             elsewhere.append(source)
         else:
@@ -140,20 +149,38 @@ def _local(name: str, sources: Sequence[str], found: Findings) -> Iterator[tuple
         found.notes.append(f"{name}: not checked, because they are not local files: {elsewhere}")
 
 
-def _check_preferences(config: RunConfig, max_rows: int | None, found: Findings) -> None:
-    given, name = config.preferences, "preferences.sources"
-    if wrong := check_form(given.format, given.columns):
-        found.mistakes += [f"preferences.{problem}" for problem in wrong]
-        return
-    sources = [
+def first_pairs(config: RunConfig) -> Look | None:
+    """The pairs of the first rows of each source; None unless all are here and can be read."""
+    given, found = config.preferences, Findings()
+    sources = [] if check_form(given.format, given.columns) else _sources(config, found)
+    if len(sources) < len(given.sources):
+        return None
+    try:
+        return look_through(sources, on_ties=given.on_ties, max_rows=MAX_ROWS)
+    except PreferenceOptionError:
+        return None
+
+
+def _sources(config: RunConfig, found: Findings) -> list[Source]:
+    """The local sources of pairs as the stage reads them."""
+    given = config.preferences
+    return [
         dataclasses.replace(
             source,
             category=given.categories[index] if given.categories else None,
             format=given.format,
             columns=given.columns,
         )
-        for index, source in _local(name, given.sources, found)
+        for index, source in _local("preferences.sources", given.sources, found)
     ]
+
+
+def _check_preferences(config: RunConfig, max_rows: int | None, found: Findings) -> None:
+    given, name = config.preferences, "preferences.sources"
+    if wrong := check_form(given.format, given.columns):
+        found.mistakes += [f"preferences.{problem}" for problem in wrong]
+        return
+    sources = _sources(config, found)
     if not sources:
         return
     try:
@@ -224,16 +251,22 @@ def _check_demonstrations(config: RunConfig, max_rows: int | None, found: Findin
             found.mistakes += _listed(name, error.bad_rows)
 
 
-def _check_review(config: RunConfig, found: Findings) -> None:
-    name, source = "relabel.review", config.relabel.review
-    if source is None or is_remote(source) or is_stored(source):
+def _check_reviews_and_votes(config: RunConfig, found: Findings) -> None:
+    if (review := config.relabel.review) is not None and not is_stored(review):
+        _check_file("relabel.review", review, lambda source: read_review(source, None), found)
+    for votes in config.ensemble.scores:
+        _check_file("ensemble.scores", votes, read_votes, found)
+
+
+def _check_file(name: str, source: str, read: Callable[[Source], object], found: Findings) -> None:
+    if is_remote(source):
         return
     path = Path(source).expanduser()
     if not path.exists():
         found.mistakes.append(_absent(name, source))
         return
     try:
-        read_review(Source(str(path), name=path.name), None)
+        read(Source(str(path), name=path.name))
     except PreferenceDataError as error:
         found.mistakes += [f"{name}: {row.describe()}" for row in error.bad_rows[:MAX_LISTED]]
 
@@ -267,6 +300,27 @@ def _check_model(name: str, base: str, found: Findings) -> None:
         found.mistakes.append(f"{name}: found no config.json in the folder {base!r}")
     elif not path.exists() and base.startswith((".", "~", "/")):
         found.mistakes.append(f"{name}: found nothing at {base!r}; allowed: a folder or a hub id")
+
+
+def _check_reward_model(name: str, folder: Path, found: Findings) -> None:
+    """Of a model that is a folder here, that it is a reward model of weights that are only data."""
+    if not (folder / "config.json").is_file():
+        return
+    try:
+        values = json.loads((folder / "config.json").read_bytes())
+        labels = len(values["id2label"]) if "id2label" in values else values.get("num_labels", 2)
+    except (ValueError, TypeError, AttributeError) as error:
+        found.mistakes.append(f"{name}: {folder / 'config.json'} is no model's: {error}")
+        return
+    if labels != 1:
+        found.mistakes.append(
+            f"{name}: found {labels} labels in the folder {str(folder)!r}; allowed: one label"
+        )
+    if not any(folder.glob("*.safetensors")):
+        found.mistakes.append(
+            f"{name}: found no *.safetensors in the folder {str(folder)!r}; allowed: weights in "
+            "safetensors alone"
+        )
 
 
 def _check_layers(config: RunConfig, found: Findings) -> None:

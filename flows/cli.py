@@ -246,6 +246,49 @@ Arms = Annotated[
         help="With --flow compare: arms to compare, e.g. dpo rest or dpo,rest.",
     ),
 ]
+# Of an audit.
+Columns = Annotated[
+    str | None,
+    Option(
+        metavar="chosen=A,rejected=B",
+        help="What the files call the columns, where they have no form that is known: prompt, "
+        "chosen, rejected, and others.",
+    ),
+]
+Votes = Annotated[
+    list[str] | None,
+    Option(
+        metavar="FILE",
+        help="Votes that you have already, one more voter each: id, chosen_score and "
+        "rejected_score, or id and vote. May be given several times.",
+    ),
+]
+RewardModels = Annotated[
+    list[str] | None,
+    Option(
+        metavar="MODEL",
+        help="A reward model that you have, one more voter each: a folder or hub id with one "
+        "label, in safetensors. May be given several times.",
+    ),
+]
+Budget = Annotated[
+    str | None,
+    Option(
+        metavar="TIME",
+        help="2m, 20m, 1h30m: more than the usual 2m adds the voters on a language model that are "
+        "estimated to fit.",
+    ),
+]
+FailOver = Annotated[
+    float | None,
+    Option(
+        min=0,
+        max=1,
+        metavar="SHARE",
+        help="Exit with status 3 if more than this share of the labels looks wrong (with "
+        "--baseline: of those that are not in it), or nothing can be told.",
+    ),
+]
 Seeds = partial(Option, metavar="N")
 Days = partial(Option, callback=_above_zero, metavar="DAYS")
 Port = partial(Option, min=1, max=65535)
@@ -306,7 +349,7 @@ def run(  # noqa: PLR0913 - an argument is an option of the command
 
 
 @app.command(rich_help_panel=RUN)
-def audit(
+def audit(  # noqa: PLR0913 - an argument is an option of the command
     files: Annotated[
         list[str],
         Argument(
@@ -315,14 +358,10 @@ def audit(
             "change, e.g. preferences.max_pairs=5000.",
         ),
     ],
-    columns: Annotated[
-        str | None,
-        Option(
-            metavar="chosen=A,rejected=B",
-            help="What the files call the columns, where they have no form that is known: prompt, "
-            "chosen, rejected, and others.",
-        ),
-    ] = None,
+    columns: Columns = None,
+    votes: Votes = None,
+    reward_model: RewardModels = None,
+    budget: Budget = None,
     name: Annotated[
         str | None, Option(help="Name of the run; by default made of the files and the changes.")
     ] = None,
@@ -334,16 +373,7 @@ def audit(
             help="A person's verdicts, as the page downloads them: kept, flipped and dropped.",
         ),
     ] = None,
-    fail_over: Annotated[
-        float | None,
-        Option(
-            min=0,
-            max=1,
-            metavar="SHARE",
-            help="Exit with status 3 if more than this share of the labels looks wrong (with "
-            "--baseline: of those that are not in it), or nothing can be told.",
-        ),
-    ] = None,
+    fail_over: FailOver = None,
     baseline: Annotated[
         Path | None,
         Option(
@@ -360,7 +390,10 @@ def audit(
 
     settings = _start()
     sources, overrides = commands.files_and_overrides(files)
-    changes = commands.changes_of_audit(sources, overrides, columns, review)
+    changes = commands.changes_of_audit(
+        sources, overrides, columns, review, scores=votes, reward_models=reward_model
+    )
+    changes = commands.with_budget(changes, budget, settings)
     request = commands.parse_request("audit", changes, "label-audit", None, None, name, settings)
     found = commands.run_audit(request, settings, baseline, is_quiet=is_json)
     if is_json:

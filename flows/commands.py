@@ -18,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from trimtab.flows.budget import DEFAULT, seconds_of, voters_for
 from trimtab.flows.checks import (
     check,
     refuse,
@@ -172,16 +173,21 @@ def changes_of_audit(
     overrides: Sequence[str],
     columns: str | None = None,
     review: str | None = None,
+    **voters: Sequence[str] | None,
 ) -> dict[str, Any]:
     """What an audit of these files changes in its recipe; ConfigError where there is none.
 
-    columns: what the files call them, as `chosen=A,rejected=B`. review: a file of verdicts.
+    columns: what the files call them, as `chosen=A,rejected=B`. review: a file of verdicts. voters:
+    `scores`, `reward_models`.
     """
     changes = parse_overrides(overrides)
     if review is not None:
         if "review" in changes.get("relabel", {}):
             raise ConfigError("found --apply and relabel.review; allowed: one of them")
         changes = merged_changes(changes, {"relabel": {"review": review}})
+    given = {name: list(several) for name, several in voters.items() if several}
+    if given:
+        changes = merged_changes({"ensemble": given}, changes)
     own: dict[str, Any] = {}
     if sources:
         own["sources"] = list(sources)
@@ -195,6 +201,21 @@ def changes_of_audit(
     if not changes.get("preferences", {}).get("sources"):
         raise ConfigError("found no file; allowed: files, folders, hub ids or s3:// addresses")
     return changes
+
+
+def with_budget(changes: dict[str, Any], budget: str | None, settings: Settings) -> dict[str, Any]:
+    """The changes of an audit with the voters that fit into a time; says which on stderr.
+
+    ConfigError for no time, and for one beside voters that are named.
+    """
+    if "embedding_models" in changes:
+        if budget is not None:
+            raise ConfigError(f"found --budget {budget} and embedding_models; allowed: one of them")
+        return changes
+    seconds = seconds_of(DEFAULT if budget is None else budget)
+    added, line = voters_for(apply_changes(recipe_named("audit"), changes), seconds, settings)
+    print(f"trimtab: voters: {line}", file=sys.stderr)
+    return merged_changes(changes, added)
 
 
 def run_audit(

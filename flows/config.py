@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from trimtab.flows.errors import ConfigError
 from trimtab.flows.explain import explain, short
-from trimtab.models.config.base import LARGEST_SEED, RunSeed, require_different
+from trimtab.models.config.base import LARGEST_SEED, RunSeed, last_part, require_different
 from trimtab.models.config.data import ComparisonsConfig, PreferencesConfig, WorldConfig
 from trimtab.models.config.judge import AILabelsConfig, JudgeAnswersConfig, JudgePreferencesConfig
 from trimtab.models.config.policy import (
@@ -99,7 +99,34 @@ class EnsembleConfig(Section):
         "turned round on purpose, to measure how many wrong labels the vote finds "
         "(votes=embedding_models)",
     )
+    scores: tuple[str, ...] = Field(
+        (),
+        max_length=100,
+        description="Files of votes that you have already, each one more voter: rows with a pair's "
+        "`id` or `line`, and `chosen_score` and `rejected_score`, or one `vote`, positive where "
+        "the label is right (votes=embedding_models)",
+    )
+    reward_models: tuple[str, ...] = Field(
+        (),
+        max_length=100,
+        description="Reward models that you have, each one more voter: folders or hub ids of "
+        "AutoModelForSequenceClassification with one label, in safetensors "
+        "(votes=embedding_models)",
+    )
     member: RewardModelConfig = RewardModelConfig()
+
+    @model_validator(mode="after")
+    def _external_voters_can_be_named(self) -> Self:
+        """The page names each by the last part of its path."""
+        for name in ("scores", "reward_models"):
+            given = getattr(self, name)
+            require_different(name, [last_part(each) for each in given])
+            if given and not self.embedding_models_vote:
+                raise ValueError(
+                    f"{name} must be empty where votes is {', '.join(self.votes)}, found "
+                    f"{', '.join(given)}: they vote beside embedding models"
+                )
+        return self
 
     @model_validator(mode="after")
     def _votes_differ(self) -> Self:
@@ -261,8 +288,8 @@ class RunConfig(Section):
         if len(set(found)) < len(found):
             raise ValueError(
                 f"embedding_models must be of different kinds, found {', '.join(found)}; allowed: "
-                "states_linear (encoder=policy), embedding_linear, embedding_nearest and style, "
-                "one each"
+                "states_linear (encoder=policy or a packaged language model), embedding_linear, "
+                "embedding_nearest and style, one each"
             )
         if self.ensemble.embedding_models_vote and not found:
             raise ValueError(
@@ -277,6 +304,17 @@ class RunConfig(Section):
         has_policy = any(each.encoder == POLICY for each in self.embedding_models)
         asks = self.judge_preferences is not None
         return self.is_synthetic or not self.ensemble.embedding_models_vote or has_policy or asks
+
+    @model_validator(mode="after")
+    def _reward_models_read_dialogues(self) -> Self:
+        """Prompts that a base model's chat template has written have no turns that can be told."""
+        base, given = self.sft.model.base, self.ensemble.reward_models
+        if base is not None and given:
+            raise ValueError(
+                f"sft.model.base must be none with ensemble.reward_models, found {base!r}: its "
+                "chat template would write the prompts, which a reward model reads by its own"
+            )
+        return self
 
     @model_validator(mode="after")
     def _seeds_are_in_range(self) -> Self:

@@ -42,7 +42,7 @@ MAX_CHANGES = 60  # characters of a name that say what is changed
 MAX_STEM = 24  # of a file's name
 NUM_HEX = 8  # of a sha256
 # Settings that name files, whose contents count and not where they lie.
-FILES = ("sources", "demonstrations", "review", "constitution")
+FILES = ("sources", "demonstrations", "scores", "review", "constitution")
 DATA = ("preferences.sources", "preferences.demonstrations")
 # Settings that decide the pairs, the SFT policy and who judges; the rest is what competes.
 JUDGED_ON = ("world", "comparisons", "preferences", "sft", "constitution", "ai_labels", "evaluate")

@@ -20,7 +20,7 @@ from trimtab.flows.plan_layout import size
 from trimtab.flows.run import PlannedRun, PlannedStage, Run, stages_in
 from trimtab.models.config.training import TrainerConfig
 from trimtab.models.estimates.amounts import Amounts, amounts_of_preferences, amounts_of_world
-from trimtab.models.estimates.machine import Machine
+from trimtab.models.estimates.machine import OPERATIONS_A_SECOND, Machine
 from trimtab.models.estimates.shapes import ModelShape, shape_of
 from trimtab.models.estimates.stages import work_of
 from trimtab.models.estimates.work import StageInputs, Work
@@ -34,8 +34,7 @@ FLOWS: dict[str, Callable[[Run], Any]] = {
 }
 
 
-# Two cores, in round numbers; a sampled token costs some more than one that is passed with others.
-OPERATIONS_A_SECOND = 1e11
+# A sampled token costs some more than one that is passed with others.
 SAMPLED_AS_PASSED = 4
 SECONDS_OF_A_STAGE = 1.0
 ONCE = ("win_matrix", "judge_answers")  # stages of a comparison that all its seeds share

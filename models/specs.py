@@ -157,6 +157,23 @@ AI_LABELS = StageSpec(
     doc="The pairs, of which those to train on prefer what the judge prefers.",
     label="AI labels",
 )
+EXTERNAL_VOTES = StageSpec(
+    "external_votes",
+    reward.ExternalVotesConfig,
+    required=("preferences",),
+    files=("votes",),
+    doc="Votes on the pairs from a file of the user's.",
+    label="external votes",
+)
+EXTERNAL_REWARD_MODEL = StageSpec(
+    "external_reward_model",
+    reward.ExternalRewardModelConfig,
+    "gpu",
+    required=("preferences",),
+    files=("content",),
+    doc="Scores of the pairs by a reward model of the user's.",
+    label="external reward model",
+)
 STRENGTH = StageSpec(
     "strength",
     reward.StrengthConfig,

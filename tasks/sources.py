@@ -38,6 +38,14 @@ def import_source(source: str, check: Callable[[Path], object] | None = None) ->
         return _publish(copy, digest_of(copy), {"name": copy.name})
 
 
+def publish_digest(folder: Path) -> ArtifactRef:
+    """Publish, once, the sha256 over what a folder holds, and nothing of the folder itself."""
+    with tempfile.TemporaryDirectory(prefix="trimtab-") as scratch:
+        path = Path(scratch) / "sha256"
+        path.write_text(f"{digest_of(folder)}\n", "utf-8")
+        return _publish(path, digest_of(path), {"name": path.name})
+
+
 def publish_review(path: Path) -> ArtifactRef:
     """Publish a file or folder that has been checked to be a review, once: every run may read it.
 

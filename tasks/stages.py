@@ -11,13 +11,20 @@ from prefect import Task
 from trimtab.infra.store.fetch import is_remote
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.config.policy import PPOConfig
+from trimtab.models.config.reward import ExternalRewardModelConfig
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.specs import SPECS
 from trimtab.tasks.access import require_access
 from trimtab.tasks.context import logger
 from trimtab.tasks.events import COLLAPSED, emit
 from trimtab.tasks.execution import StageResult
-from trimtab.tasks.sources import import_constitution, import_review, import_source, is_data
+from trimtab.tasks.sources import (
+    import_constitution,
+    import_review,
+    import_source,
+    is_data,
+    publish_digest,
+)
 from trimtab.tasks.stage_task import Hooks, stage_task
 
 
@@ -56,6 +63,17 @@ def _review(config: Any) -> dict[str, ArtifactRef]:
     return {} if config.review is None else {"review": import_review(config.review)}
 
 
+def _votes(config: Any) -> dict[str, ArtifactRef]:
+    return {"votes": import_source(config.source)}
+
+
+def _content_of_model(config: ExternalRewardModelConfig) -> dict[str, ArtifactRef]:
+    """What a folder of a model holds, so that a changed one is asked anew; it is not copied."""
+    require_access(config)
+    folder = Path(config.model).expanduser()
+    return {"content": publish_digest(folder)} if folder.is_dir() else {}
+
+
 def _judge_constitution(config: Any) -> dict[str, ArtifactRef]:
     return import_constitution(config.judge.constitution)
 
@@ -66,6 +84,8 @@ def _constitution(config: Any) -> dict[str, ArtifactRef]:
 
 HOOKS: Final[Mapping[str, Hooks]] = {
     "preferences": Hooks(files=_preference_files, on_result=_log_account),
+    "external_votes": Hooks(files=_votes),
+    "external_reward_model": Hooks(files=_content_of_model),
     "relabel": Hooks(files=_review),
     "revise": Hooks(files=_constitution),
     "judge_preferences": Hooks(files=_judge_constitution),

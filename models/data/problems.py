@@ -28,7 +28,7 @@ REASONS: Final[dict[str, str]] = {
     "identical_responses": "two answers are the same",
     "too_long": "prompt and answer together pass the limit",
     "duplicate_id": "an earlier row has the same id",
-    "unknown_id": "a review's id that no pair has",
+    "unknown_id": "an id or a line, in a review or in votes, that no pair has",
     "tie": "neither answer was preferred",
     "unknown_columns": "no row of the file has a known form, or a named column",
     "missing_source": "nothing was found at the source",

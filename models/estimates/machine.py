@@ -12,6 +12,8 @@ GIB = 2**30
 CUDA_CONTEXT = 3 * GIB // 2
 NCCL_BUFFERS = 3 * GIB // 2
 PYTHON_PROCESS = 2 * GIB // 5
+# Two cores, in round numbers; of a plan's stages and of a budget's voters.
+OPERATIONS_A_SECOND = 1e11
 # Share of a device's memory that should stay free: for fragmentation, and errors of the estimates.
 MARGIN = 0.1
 

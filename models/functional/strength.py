@@ -77,30 +77,46 @@ def strength_groups(mean: Tensor, std: Tensor, num_groups: int = 20) -> tuple[Te
     return torch.stack(group_mean), torch.stack(group_std)
 
 
-def calibrated_strength(differences: Tensor, learned: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def calibrated_strength(
+    differences: Tensor, learned: Tensor, counted: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """The vote of M members whose scores are on different scales, in logits.
 
     Strength is the sum of the members' differences, each times a weight of at least 0 under which
     the labels are likeliest (logistic regression without intercept, as exchanging the two answers
     turns the sign). The members must not have been trained on the pairs they vote on, or weights
-    tell who knows the labels by heart.
+    tell who knows the labels by heart. A member that abstains on a pair adds nothing to its
+    strength, and the pair tells nothing of the member's weight.
 
     differences: (M, N), score of the answer labelled better less that of the other. learned: (N,)
-    bool, the pairs that the weights are found on, at least one. Returns strength (N,), the spread
-    (N,) of what each member says by itself, likewise calibrated, and weights (M,); float64.
-    Raises ValueError for differences that are not finite.
+    bool, the pairs that the weights are found on, at least one. counted: (M, N) bool, True = member
+    m votes on pair i, None = all do. Returns strength (N,), 0 where nobody votes, the spread (N,)
+    of what each member that votes says by itself, likewise calibrated, and weights (M,), 0 of a
+    member that votes on none of the learned pairs; float64.
+    Raises ShapeError for other shapes, ValueError for counted differences that are not finite.
     """
-    if not bool(differences.isfinite().all()):
+    require_shape("calibrated_strength", 2, differences=differences, counted=counted)
+    if counted is None:
+        counted = torch.ones_like(differences, dtype=torch.bool)
+    require_mask("calibrated_strength", counted, "counted")
+    if not bool(differences[counted].isfinite().all()):
         raise ValueError("calibrated_strength: differences must be finite")
-    votes = differences.double().numpy()
-    known = votes[:, learned.numpy()]
-    scale = np.sqrt((known**2).mean(1, keepdims=True))
+    voted, is_known = counted.numpy(), learned.numpy()
+    votes = np.where(voted, differences.double().numpy(), 0.0)
+    known = votes[:, is_known]
+    count = voted[:, is_known].sum(1, keepdims=True)
+    scale = np.sqrt((known**2).sum(1, keepdims=True) / np.maximum(count, 1))
     votes, known = (each / np.where(scale > 0, scale, 1) for each in (votes, known))
-    weights = _likeliest_weights(known)
-    alone = np.stack([_likeliest_weights(own[None]) for own in known]) * votes
-    spread = alone.std(0) if len(votes) > 1 else np.zeros(votes.shape[1])
+    weights = np.where(scale[:, 0] > 0, _likeliest_weights(known), 0.0)
+    own = [
+        _likeliest_weights(vote[None, where]) if where.any() else np.zeros(1)
+        for vote, where in zip(known, voted[:, is_known], strict=True)
+    ]
+    alone = torch.from_numpy(np.stack(own) * votes)
+    mean = masked_mean(alone, counted, dim=0)
+    spread = masked_mean((alone - mean).square(), counted, dim=0).sqrt()
     found = weights / np.where(scale > 0, scale, 1)[:, 0]
-    return torch.from_numpy(weights @ votes), torch.from_numpy(spread), torch.from_numpy(found)
+    return torch.from_numpy(weights @ votes), spread, torch.from_numpy(found)
 
 
 def _likeliest_weights(votes: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,7 +1,8 @@
 """Stage `embeddings`: a vector of each answer of all pairs.
 
-A sentence encoder reads the answer alone. A policy reads the prompt too; an answer is the mean of
-its tokens' hidden states and the last of them.
+A sentence encoder reads the answer alone. A language model reads the prompt too; an answer is the
+mean of its tokens' hidden states and the last of them. A packaged model, which is taken as it is,
+reads the dialogue as its chat template writes it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,20 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from trimtab.models import counts
 from trimtab.models.config.reward import POLICY, EmbeddingsConfig
+from trimtab.models.data.messages import chat_renderer, dialogue_of
 from trimtab.models.nets.freezing import layers_of
-from trimtab.models.nets.loading import load_policy, load_tokenizer
-from trimtab.models.nets.packing import Candidates
+from trimtab.models.nets.fused import with_fused_layers
+from trimtab.models.nets.loading import (
+    load_base_policy,
+    load_base_tokenizer,
+    load_policy,
+    load_tokenizer,
+)
+from trimtab.models.nets.packing import Candidates, encode
 from trimtab.models.training.data import SPLITS, context_length, read_pairs, read_rows
 from trimtab.models.training.embedding import embed
 from trimtab.models.training.progress import Progress, write_json
@@ -32,7 +41,7 @@ def run(config: EmbeddingsConfig, inputs: dict[str, Path], workdir: Path) -> Non
     of each of its pairs, in their order, float16; sentence embeddings are of unit length. Raises
     ValueError for a layer that the policy does not have.
     """
-    if config.encoder == POLICY:
+    if config.is_language_model:
         found, summary = hidden_states(config, inputs, workdir)
     else:
         found, summary = sentence_embeddings(config, inputs, workdir)
@@ -69,20 +78,28 @@ def hidden_states(
     config: EmbeddingsConfig, inputs: dict[str, Path], workdir: Path
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
     """Vectors (N, 2, 2 H) by split, from the cached trunk where it ends at the layer."""
-    tokenizer = load_tokenizer(inputs["policy"] / "model")
-    model = load_policy(inputs["policy"] / "model").eval()
+    is_policy = config.encoder == POLICY
+    if is_policy:
+        tokenizer = load_tokenizer(inputs["policy"] / "model")
+        model = load_policy(inputs["policy"] / "model").eval()
+    else:
+        tokenizer = load_base_tokenizer(config.encoder)
+        model = with_fused_layers(load_base_policy(config.encoder)).eval()
     count = len(layers_of(model))
     depth = counts.layer_of_vectors(config.layer, count)
     if depth > count:
-        raise ValueError(f"layer must be in [1, {count}] (the policy's layers), found {depth}")
+        raise ValueError(f"layer must be in [1, {count}] (the model's layers), found {depth}")
     stored = cached_trunk(inputs, model)
     if stored is not None and stored.depth != depth:
         stored = None
     limit = context_length(model.config)
-    rows = {
-        split: read_pairs(inputs["preferences"] / f"{split}.jsonl", tokenizer, limit, stored).rows
-        for split in SPLITS
-    }
+    rows = {}
+    for split in SPLITS:
+        path = inputs["preferences"] / f"{split}.jsonl"
+        if is_policy:
+            rows[split] = read_pairs(path, tokenizer, limit, stored).rows
+        else:
+            rows[split] = encode(tokenizer, *_dialogues(path, tokenizer), limit)
     total, done = sum(map(num_parts, rows.values())), 0
     found = {}
     for split, own in rows.items():
@@ -95,6 +112,16 @@ def hidden_states(
                 found[split][index, part - 1] = answer_vector(values)
         done += num_parts(own)
     return found, {"layer": depth}
+
+
+def _dialogues(path: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], list[list[str]]]:
+    """Prompts as the chat template writes them, and the answers to each."""
+    write, rows = chat_renderer(tokenizer), read_rows(path)
+    asked: dict[str, str] = {row["prompt"]: row["prompt"] for row in rows}
+    if write is not None:
+        asked = {prompt: write(dialogue_of(prompt, "")[:-1]) for prompt in asked}
+    answers = [[row[name].strip() for name in ("chosen", "rejected")] for row in rows]
+    return [asked[row["prompt"]] for row in rows], answers
 
 
 def _stored(rows: Sequence[Candidates]) -> Iterator[tuple[int, int, Tensor]]:

@@ -12,6 +12,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from trimtab.models import counts
+from trimtab.models.config.base import last_part
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.data import (
     BadRow,
@@ -243,7 +244,7 @@ def _source(name: str, folder: Path | None) -> Source:
     """A source; a file is named as the user named it, wherever it lies now."""
     if folder is None:
         return Source(name)
-    label = name.rstrip("/").rpartition("/")[2]
+    label = last_part(name)
     return Source(str(folder / label), name=label)
 
 

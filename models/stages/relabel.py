@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trimtab.models.config.base import last_part
 from trimtab.models.config.reward import RelabelConfig
 from trimtab.models.data import Source, read_review
 from trimtab.models.functional.relabel import (
@@ -162,7 +163,7 @@ def _verdicts(config: RelabelConfig, inputs: dict[str, Path]) -> dict[str, str]:
         for split in SPLITS
         for row in read_rows(inputs["preferences"] / f"{split}.jsonl")
     }
-    name = config.review.rstrip("/").rpartition("/")[2]
+    name = last_part(config.review)
     verdicts = read_review(Source(str(inputs["review"] / name), name=name), split_of.keys())
     held_out = sum(split_of[identifier] != "train" for identifier in verdicts)
     if held_out:

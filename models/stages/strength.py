@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,8 +17,11 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `member_0` ... `member_{M-1}` (scores.jsonl). Output: strength.jsonl of all splits.
 
     In sample every member votes on every pair; cross-fitted, only those never trained on it.
-    Calibrated, members of any kind are weighted by what they tell of the training labels; where
-    labels were planted, that is told for them as for all others, and strength.jsonl says which.
+    Calibrated, members of any kind are weighted by what they tell of the training labels, and one
+    whose scores are null abstains. Where members say that they learned from a copy with labels
+    turned round on purpose (`is_planted`), their weights are found on that copy, strength.jsonl
+    says which labels, and the other members, who learned from no label, score the copy as it is:
+    the difference of a pair turned round changes its sign.
     """
     members = [
         read_rows(inputs[name] / "scores.jsonl")
@@ -27,17 +31,19 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
     identifiers = [row["id"] for row in first]
     if any([row["id"] for row in member] != identifiers for member in members):
         raise ValueError("ensemble members scored different pairs; they must share one dataset")
-    differences = torch.tensor(
-        [[row["chosen_score"] - row["rejected_score"] for row in member] for member in members],
-        dtype=torch.float64,
+    planted = next(
+        ([row["is_planted"] for row in rows] for rows in members if "is_planted" in rows[0]), None
     )
-    counted = torch.ones(differences.shape, dtype=torch.bool)
+    differences = torch.tensor(
+        [_differences(rows, planted) for rows in members], dtype=torch.float64
+    )
+    counted = torch.tensor([[row["chosen_score"] is not None for row in rows] for rows in members])
     if config.mode == "cross_fitted":
         counted = ~torch.tensor([[row["was_trained_on"] for row in member] for member in members])
     in_training = torch.tensor([row["split"] == "train" for row in first])
     weights: dict[str, float] = {}
     if config.mode == "calibrated":
-        mean, std, found = calibrated_strength(differences, in_training)
+        mean, std, found = calibrated_strength(differences, in_training, counted)
         weights = {f"weight_{index}": weight for index, weight in enumerate(found.tolist())}
     else:
         mean, std = preference_strength(differences, counted)
@@ -50,10 +56,10 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
                 "strength_mean": mu,
                 "strength_std": sigma,
                 "num_members": int(votes),
-                **({"is_planted": row["is_planted"]} if "is_planted" in row else {}),
+                **({"is_planted": planted[index]} if planted else {}),
             }
-            for row, mu, sigma, votes in zip(
-                first, mean.tolist(), std.tolist(), counted.sum(0).tolist(), strict=True
+            for index, (row, mu, sigma, votes) in enumerate(
+                zip(first, mean.tolist(), std.tolist(), counted.sum(0).tolist(), strict=True)
             )
         ),
     )
@@ -67,3 +73,14 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
             **weights,
         },
     )
+
+
+def _differences(rows: list[dict[str, Any]], planted: list[bool] | None) -> list[float]:
+    """A member's score differences, 0 where it abstains; `planted`: of the labels turned round."""
+    found = [
+        0.0 if row["chosen_score"] is None else row["chosen_score"] - row["rejected_score"]
+        for row in rows
+    ]
+    if planted is None or "is_planted" in rows[0]:
+        return found
+    return [-own if is_turned else own for own, is_turned in zip(found, planted, strict=True)]

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.flows.command import start, trimtab
+from tests.models.training.test_external_scorer import save_scorer
 from trimtab.flows.cli import main
 from trimtab.flows.commands import (
     changes_of_audit,
@@ -128,6 +129,37 @@ def _check_baseline(home: Path, file: Path, baseline: Path) -> None:
     assert (numbers["num_turned_wrong"], numbers["num_new_wrong"], numbers["num_gone"]) == (0, 1, 0)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect")
+def test_your_own_voters_vote_beside_the_others(tmp_path: Path) -> None:
+    """Votes on some pairs, right of the wrong labels among them, and a reward model that knows
+    nothing."""
+    file, home, votes = _file(tmp_path), tmp_path / "home", tmp_path / "my votes.csv"
+    own = {f"pair{n}": -2 if f"pair{n}" in WRONG else 2 for n in range(60)}
+    lines = (f"{identity},{vote}\n" for identity, vote in own.items())
+    votes.write_text("id,vote\n" + "".join(lines))
+    model = save_scorer(tmp_path / "model")
+    output = trimtab(home, "audit", str(file), "--votes", str(votes), "--reward-model", str(model))
+    assert "3 of 120 labels look wrong (2.5 %)" in output
+    (folder,) = (home / "reports").glob("audit-*")
+    page = (folder / "audit.html").read_text()
+    assert "5 models vote" in page
+    assert "votes of my votes.csv, reward model model." in " ".join(page.split())
+    rows = pq.read_table(folder / "audited.parquet").to_pylist()
+    assert {row["id"] for row in rows if row["mean preference difference"] < 0} == WRONG
+    assert {row["id"]: row["differences"][3] for row in rows} == {
+        row["id"]: own.get(row["id"]) for row in rows
+    }
+    assert all(row["differences"][4] is not None for row in rows)
+
+    # A mistake in a file that is right in form is found once pairs are read.
+    votes.write_text("id,vote\npair0,1\npair999,1\nx,2\n")
+    process = start(home, "audit", str(file), "--votes", str(votes))
+    said = process.communicate(timeout=300)[0]
+    assert process.returncode == 1, said
+    assert "my votes.csv:3: unknown_id in field 'id': found 'pair999'" in said
+
+
 def test_words_are_files_or_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a=b.jsonl").touch()
@@ -140,6 +172,8 @@ def test_words_are_files_or_settings(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert changes["seed"] == 1
     with pytest.raises(ConfigError, match="found no file"):
         changes_of_audit([], settings)
+    voters = changes_of_audit(["a"], ["ensemble.self_test_share=0"], scores=["v.csv"])
+    assert voters["ensemble"] == {"scores": ["v.csv"], "self_test_share": 0}
     named = changes_of_audit(["a"], [], "chosen=better, rejected=worse")["preferences"]
     assert named == {"sources": ["a"], "columns": {"chosen": "better", "rejected": "worse"}}
     assert changes_of_audit(["a"], [], review="r.jsonl")["relabel"] == {"review": "r.jsonl"}
@@ -162,6 +196,23 @@ def test_words_are_files_or_settings(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (["audit", "pairs.jsonl", "--apply", "none.jsonl"], "found nothing at 'none.jsonl'"),
         (["audit", "pairs.jsonl", "--baseline", "none"], "--baseline: found no file none"),
         (["audit", "pairs.jsonl", "--baseline", "pairs.jsonl"], "is no row of an audit"),
+        (["audit", "pairs.jsonl", "--votes", "no.csv"], "ensemble.scores: found nothing at 'no"),
+        (
+            ["audit", "pairs.jsonl", "--votes", "votes.jsonl"],
+            "ensemble.scores: votes.jsonl:2: wrong_type in field 'vote': found 'yes', allowed: a",
+        ),
+        (
+            ["audit", "pairs.jsonl", "--votes", "votes.jsonl", "--votes", "a/votes.jsonl"],
+            "scores must differ, found votes.jsonl more than once",
+        ),
+        (
+            ["audit", "pairs.jsonl", "--reward-model", "./none"],
+            "ensemble.reward_models: found nothing at './none'",
+        ),
+        (
+            ["audit", "pairs.jsonl", "--reward-model", "two"],
+            "ensemble.reward_models: found 2 labels in the folder 'two'; allowed: one label",
+        ),
     ],
 )
 def test_a_mistake_is_a_line(
@@ -174,6 +225,10 @@ def test_a_mistake_is_a_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path / "home"))
     _file(tmp_path, 3)
+    (tmp_path / "votes.jsonl").write_text('{"id": "x", "vote": 1}\n{"id": "y", "vote": "yes"}\n')
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two/config.json").write_text('{"id2label": {"0": "good", "1": "bad"}}')
+    (tmp_path / "two/model.safetensors").touch()
     assert main(words) == 2
     assert said in capsys.readouterr().err
 
@@ -214,6 +269,14 @@ def test_embedding_models_vote_alone_and_in_a_label_audit_only() -> None:
             "test_share must be above 0 unless",
         ),
         ({"embedding_models": []}, "must name some"),
+        (
+            {"ensemble": {"reward_models": ["a/b"]}, "sft": {"model": {"base": "c"}}},
+            "sft.model.base must be none with ensemble.reward_models",
+        ),
+        (
+            {"ensemble": {"votes": ["in_sample"], "self_test_share": 0, "scores": ["a"]}},
+            "scores must be empty where votes is in_sample",
+        ),
         ({"embedding_models": [{"kind": "style", "encoder": "policy"}]}, "reads no vector"),
     ):
         changed = {**values}

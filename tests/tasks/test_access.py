@@ -19,6 +19,7 @@ from trimtab.infra.access import AccessError
 from trimtab.infra.store.store import Store, open_store
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.config.judge import JudgePreferencesConfig
+from trimtab.models.config.reward import ExternalRewardModelConfig, ExternalVotesConfig
 from trimtab.models.config.training import SFTConfig
 from trimtab.models.judge.constitutions import ConstitutionError
 from trimtab.models.packages import PACKAGED_MODELS
@@ -89,7 +90,8 @@ def _leaves(kind: Any) -> set[Any]:
 
 def test_every_text_of_a_configuration_is_a_place_or_known_to_be_none() -> None:
     """A new field that holds a path must be named here, or in PLACES, which limits it."""
-    found = set(_text_fields(RunConfig))
+    of_stages = (ExternalRewardModelConfig, ExternalVotesConfig)
+    found = {each for kind in (RunConfig, *of_stages) for each in _text_fields(kind)}
     assert len(found) > 25
     unknown = {
         f"{owner.__name__}.{name}"
@@ -122,6 +124,11 @@ def _judged(constitution: str | None = None, **endpoint: Any) -> JudgePreference
     return JudgePreferencesConfig.model_validate({"judge": judge})
 
 
+def _audit(**ensemble: Any) -> RunConfig:
+    values = recipe_named("audit").model_dump(mode="json")
+    return load_config({**values, "ensemble": {**values["ensemble"], **ensemble}})
+
+
 ATTACKS: dict[str, BaseModel] = {
     "preferences.sources": _config(
         preferences={"sources": ["/proc/self/environ"]}, sft={"model": {"base": "gpt2"}}
@@ -135,6 +142,8 @@ ATTACKS: dict[str, BaseModel] = {
     "rehearsal.encoder": _config(rehearsal={"encoder": "../../model"}),
     "embedding_models.encoder": _config(embedding_models=[{"encoder": "some/model"}]),
     "relabel.review": _config(relabel={"review": "/etc/passwd"}),
+    "ensemble.scores": _audit(scores=["/etc/votes.csv"]),
+    "ensemble.reward_models": _audit(reward_models=["/srv/model"]),
     "judge_preferences.judge.constitution": _config(
         judge_preferences=_judged("/etc/passwd").model_dump(mode="json")
     ),

@@ -27,6 +27,7 @@ from trimtab.models.estimates.stages.sampling import (
 from trimtab.models.estimates.stages.scorers import (
     advantage_model,
     embeddings,
+    external_reward_model,
     meta_rm,
     reward_model,
     trunk_cache,
@@ -41,6 +42,7 @@ _MODEL_STAGES: dict[str, Callable[[Any, StageInputs], Work]] = {
     "comparisons": comparisons,
     "trunk_cache": trunk_cache,
     "embeddings": embeddings,
+    "external_reward_model": external_reward_model,
     "reward_model": reward_model,
     "advantage_model": advantage_model,
     "rehearsal": rehearsal,
@@ -61,6 +63,7 @@ _PLAIN_STAGES = {
     "world": "demonstrations",
     "preferences": "pairs",
     "embedding_model": "pairs",
+    "external_votes": "pairs",
     "strength": "pairs",
     "ai_labels": "train_pairs",
     "relabel": "train_pairs",

@@ -10,13 +10,15 @@ from trimtab.models.config.reward import (
     AdvantageModelConfig,
     EmbeddingsConfig,
     ExpectedRewardConfig,
+    ExternalRewardModelConfig,
     MetaRMConfig,
     PairLossConfig,
     RewardModelConfig,
     TrunkCacheConfig,
 )
-from trimtab.models.config.training import TrainConfig
+from trimtab.models.config.training import ModelConfig, TrainConfig
 from trimtab.models.estimates.memory import FLOAT_BYTES, Memory
+from trimtab.models.estimates.shapes import PlanError, shape_of
 from trimtab.models.estimates.work import (
     Rows,
     StageInputs,
@@ -41,10 +43,29 @@ def trunk_cache(config: TrunkCacheConfig | EmbeddingsConfig, inputs: StageInputs
 
 
 def embeddings(config: EmbeddingsConfig, inputs: StageInputs) -> Work:
-    """Nothing of a sentence encoder; of a policy one pass, which the cached trunk may save."""
-    if config.encoder != POLICY:
+    """Nothing of a sentence encoder; of a language model one pass, which the cached trunk of a
+    policy may save."""
+    if not config.is_language_model:
         return Work(examples=inputs.amounts.pairs)
+    if config.encoder != POLICY:
+        inputs = replace(inputs, shape=shape_of(ModelConfig(base=config.encoder)))
     return trunk_cache(config, inputs)
+
+
+def external_reward_model(config: ExternalRewardModelConfig, inputs: StageInputs) -> Work:
+    """One pass over all pairs of a model of its own; nothing is known of one that is not here."""
+    try:
+        shape = shape_of(ModelConfig(base=config.model), "ensemble.reward_models")
+    except PlanError:
+        return Work(examples=inputs.amounts.pairs)
+    own = replace(inputs, shape=shape)
+    pairs = Rows(own.amounts.pairs, own.pair_tokens)
+    frozen = FLOAT_BYTES * shape.scorer_parameters(1)
+    return Work(
+        examples=pairs.count,
+        forward_tokens=pairs.tokens,
+        phases={"scoring": scoring_memory(own, frozen, pairs)},
+    )
 
 
 def reward_model(config: RewardModelConfig, inputs: StageInputs) -> Work:

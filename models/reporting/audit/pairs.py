@@ -25,14 +25,14 @@ class AuditedPair:
     """A raw pair, the ensemble's vote on it, and what relabelling decided.
 
     differences: each member's score of `chosen` minus that of `rejected`, in the members' order;
-    None where the member was trained on the pair and has no vote. strength_mean, strength_std: of
-    those that vote. label_given: what the pair came with, below 1 where a judge was unsure.
-    is_flipped, label, margin, weight, review: of a training pair, as relabelled; held-out pairs are
-    not relabelled and stand as annotated. votes: people's. truth: what the synthetic world knows.
-    None where there is nothing. source: "file:line" that it was read from. opinions: which of the
-    votes is whose, where that is known. repeats, contradicts:
-    ids of other pairs with the same prompt and answers, labelled alike and the other way round, of
-    each the first MOST_NAMED.
+    None where the member has no vote: it was trained on the pair, or abstains. strength_mean,
+    strength_std: of those that vote. label_given: what the pair came with, below 1 where a judge
+    was unsure. is_flipped, label, margin, weight, review: of a training pair, as relabelled;
+    held-out pairs are not relabelled and stand as annotated. votes: people's. truth: what the
+    synthetic world knows. None where there is nothing. source: "file:line" that it was read from.
+    opinions: which of the votes is whose, where that is known. repeats, contradicts: ids of other
+    pairs with the same prompt and answers, labelled alike and the other way round, of each the
+    first MOST_NAMED.
     """
 
     id: str
@@ -161,7 +161,7 @@ def _differences(artifacts: Artifacts, strength: Sequence[Row]) -> list[tuple[fl
         columns.append(
             [
                 None
-                if is_crossed and row["was_trained_on"]
+                if row["chosen_score"] is None or (is_crossed and row["was_trained_on"])
                 else row["chosen_score"] - row["rejected_score"]
                 for row in rows
             ]

