@@ -53,7 +53,8 @@ class StrengthConfig(StageConfig):
 
 
 class RelabelConfig(StageConfig):
-    """Relabelling by strength: flips, label smoothing, adaptive margins [RM section 2.4].
+    """Relabelling by strength: flips, label smoothing, adaptive margins [RM section 2.4]; leaving
+    out what looks wrong, and weights.
 
     The settings for each method of Part II stand in `trimtab.models.functional.relabel`.
     """
@@ -89,6 +90,23 @@ class RelabelConfig(StageConfig):
         False,
         description="Rate all responses to a prompt by the Bradley-Terry model of its pairs' "
         "labels, and take a pair's label from its two ratings",
+    )
+    drop_below: float | None = Field(
+        None,
+        ge=-1e6,
+        le=1e6,
+        description="Leave out pairs of strength below this, in logits, flipped ones too; none: no "
+        "such condition",
+    )
+    drop_against: Literal["majority", "all"] | None = Field(
+        None,
+        description="Leave out pairs of which more than half of the voters, or all, prefer the "
+        "answer labelled worse [PrefCleanBench]; none: no such condition",
+    )
+    weights: Literal["none", "probability"] = Field(
+        "none",
+        description="probability: a pair counts as its label is likely to be right, the sigmoid of "
+        "its strength, which `strength` has in logits where its mode is calibrated",
     )
     keep_from: float = Field(
         0.0, ge=0, lt=1, description="Leave out this share of the pairs, those of lowest strength"
