@@ -178,28 +178,34 @@ class EmbeddingModelConfig(EncoderConfig):
     """A preference model on vectors of the answers: what is learned without training a network."""
 
     seed: Seed = Field(0, description="Seed of the pairs drawn, where there are too many")
-    kind: Literal["linear", "nearest", "style"] = Field(
+    kind: Literal["linear", "nearest", "style", "ratings"] = Field(
         "linear",
         description="linear: Bradley-Terry, linear in the answer's vector and its length, with "
         "weights for all and for each category; nearest: how often the most similar answers were "
         "chosen; style: as linear, but only in how an answer is written (length, sentences, "
-        "punctuation, ...), whatever it says",
+        "punctuation, ...), whatever it says; ratings: of answers that stand in several pairs, by "
+        "the others (fold_by=pair)",
     )
     num_folds: int = Field(
         5,
         ge=2,
         le=100,
         description="Parts of the pairs; a training pair is scored by a model of the others "
-        "(linear, style)",
+        "(all but nearest)",
     )
     fold_by: Literal["prompt", "pair"] = Field(
         "prompt",
         description="prompt: a pair is scored by a model that has seen no pair of its prompt, as "
         "held-out pairs are; pair: by one that has seen the prompt's other pairs, whose labels "
-        "tell something of its own (linear, style)",
+        "tell something of its own (all but nearest)",
     )
     with_style: bool = Field(
         False, description="Style beside the vector, in place of the length alone (linear)"
+    )
+    second_fit: bool = Field(
+        False,
+        description="Learn once more without the pairs whose label looks wrong, and add both fits, "
+        "weighted such that held-out labels are likeliest: wrong labels mislead less (linear)",
     )
     planted_share: float = Field(
         0.0,
@@ -216,8 +222,8 @@ class EmbeddingModelConfig(EncoderConfig):
     @property
     def name(self) -> str:
         """Its role in a run."""
-        if self.kind == "style":
-            return "style"
+        if self.kind in ("style", "ratings"):
+            return self.kind
         return f"{'states' if self.encoder == POLICY else 'embedding'}_{self.kind}"
 
     @model_validator(mode="after")
@@ -226,8 +232,14 @@ class EmbeddingModelConfig(EncoderConfig):
             raise ValueError(
                 "kind=nearest takes a sentence encoder, found encoder=policy; allowed: kind=linear"
             )
-        if self.kind == "style" and self.encoder == POLICY:
-            raise ValueError("kind=style reads no vector, found encoder=policy; leave it out")
+        if self.kind in ("style", "ratings") and self.encoder == POLICY:
+            raise ValueError(
+                f"kind={self.kind} reads no vector, found encoder=policy; leave it out"
+            )
+        if self.kind == "ratings" and self.fold_by == "prompt":
+            raise ValueError(
+                "kind=ratings needs fold_by=pair, found prompt: another prompt has other answers"
+            )
         return self
 
 

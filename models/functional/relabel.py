@@ -123,8 +123,8 @@ def doubt_weight(
 ) -> Tensor:
     """What each pair counts by the doubt of its label (deviation 4).
 
-    strength_mean: (N,), logits. share_against: (N,), share in [0, 1] of the voters on a pair who
-    prefer the answer labelled worse; needed for drop_against.
+    strength_mean: (N,), logits. share_against: (N,), share in [0, 1] of the voters on a pair, those
+    that prefer one of its answers, who prefer that labelled worse; needed for drop_against.
     drop_below: logits, weight 0 for pairs of strength_mean < drop_below. drop_against: weight 0 for
     pairs that more than half of their voters ("majority"), or all of them, contradict [CLEAN:
     Vote-Maj, Vote-All]; both given, either is enough. weights: "probability" = other pairs count

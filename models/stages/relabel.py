@@ -98,7 +98,9 @@ def treated(
     relabelled = relabel(mean, **config.model_dump(exclude=own | BY_DOUBT))
     against = None
     if config.drop_against is not None:
-        shares = [vote["num_against"] / vote["num_members"] for vote in votes]
+        shares = [
+            vote["num_against"] / max(vote["num_for"] + vote["num_against"], 1) for vote in votes
+        ]
         against = torch.tensor(shares, dtype=torch.float64)
     relabelled = relabelled._replace(
         weight=doubt_weight(relabelled, mean, against, **config.model_dump(include=BY_DOUBT))

@@ -16,7 +16,7 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `member_0` ... `member_{M-1}` (scores.jsonl). Output: strength.jsonl of all splits.
 
     In sample every member votes on every pair; cross-fitted, only those never trained on it.
-    num_against: members that prefer the answer labelled worse.
+    num_for and num_against: members that prefer the answer labelled better, and worse.
     Calibrated, members of any kind are weighted by what they tell of the training labels; where
     labels were planted, that is told for them as for all others, and strength.jsonl says which.
     """
@@ -51,14 +51,16 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
                 "strength_mean": mu,
                 "strength_std": sigma,
                 "num_members": int(votes),
+                "num_for": int(favour),
                 "num_against": int(against),
                 **({"is_planted": row["is_planted"]} if "is_planted" in row else {}),
             }
-            for row, mu, sigma, votes, against in zip(
+            for row, mu, sigma, votes, favour, against in zip(
                 first,
                 mean.tolist(),
                 std.tolist(),
                 counted.sum(0).tolist(),
+                (counted & (differences > 0)).sum(0).tolist(),
                 (counted & (differences < 0)).sum(0).tolist(),
                 strict=True,
             )
