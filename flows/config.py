@@ -230,10 +230,11 @@ class RunConfig(Section):
     relabel: RelabelConfig = RelabelConfig()
     embedding_models: tuple[EmbeddingModelConfig, ...] = Field(
         (),
-        max_length=4,
+        max_length=5,
         description="Preference models on vectors of the answers, as baselines of the reward "
         "models or to vote on the labels (ensemble.votes): linear on the policy's hidden states, "
-        "linear on and nearest by sentence embeddings, on style alone, at most one of each",
+        "linear on and nearest by sentence embeddings, on style alone, ratings of answers that "
+        "recur, at most one of each",
     )
     reward_model: RewardModelConfig = RewardModelConfig()
     advantage_model: AdvantageModelConfig = AdvantageModelConfig()
@@ -289,7 +290,7 @@ class RunConfig(Section):
             raise ValueError(
                 f"embedding_models must be of different kinds, found {', '.join(found)}; allowed: "
                 "states_linear (encoder=policy or a packaged language model), embedding_linear, "
-                "embedding_nearest and style, one each"
+                "embedding_nearest, style and ratings, one each"
             )
         if self.ensemble.embedding_models_vote and not found:
             raise ValueError(

@@ -34,8 +34,9 @@ def audit() -> RunConfig:
         ensemble=EnsembleConfig(votes=("embedding_models",), self_test_share=0.05),
         embedding_models=(
             EmbeddingModelConfig(kind="style", fold_by="pair"),
-            EmbeddingModelConfig(kind="linear", fold_by="pair", with_style=True),
+            EmbeddingModelConfig(fold_by="pair", with_style=True, second_fit=True),
             EmbeddingModelConfig(kind="nearest"),
+            EmbeddingModelConfig(kind="ratings", fold_by="pair"),
         ),
         relabel=RelabelConfig(flip_below=None),
     )

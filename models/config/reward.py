@@ -75,7 +75,8 @@ class ExternalRewardModelConfig(StageConfig):
 
 
 class RelabelConfig(StageConfig):
-    """Relabelling by strength: flips, label smoothing, adaptive margins [RM section 2.4].
+    """Relabelling by strength: flips, label smoothing, adaptive margins [RM section 2.4]; leaving
+    out what looks wrong, and weights.
 
     The settings for each method of Part II stand in `trimtab.models.functional.relabel`.
     """
@@ -111,6 +112,23 @@ class RelabelConfig(StageConfig):
         False,
         description="Rate all responses to a prompt by the Bradley-Terry model of its pairs' "
         "labels, and take a pair's label from its two ratings",
+    )
+    drop_below: float | None = Field(
+        None,
+        ge=-1e6,
+        le=1e6,
+        description="Leave out pairs of strength below this, in logits, flipped ones too; none: no "
+        "such condition",
+    )
+    drop_against: Literal["majority", "all"] | None = Field(
+        None,
+        description="Leave out pairs of which more than half of the voters, or all, prefer the "
+        "answer labelled worse [PrefCleanBench]; none: no such condition",
+    )
+    weights: Literal["none", "probability"] = Field(
+        "none",
+        description="probability: a pair counts as its label is likely to be right, the sigmoid of "
+        "its strength, which `strength` has in logits where its mode is calibrated",
     )
     keep_from: float = Field(
         0.0, ge=0, lt=1, description="Leave out this share of the pairs, those of lowest strength"
@@ -189,28 +207,34 @@ class EmbeddingModelConfig(EncoderConfig):
     """A preference model on vectors of the answers: what is learned without training a network."""
 
     seed: Seed = Field(0, description="Seed of the pairs drawn, where there are too many")
-    kind: Literal["linear", "nearest", "style"] = Field(
+    kind: Literal["linear", "nearest", "style", "ratings"] = Field(
         "linear",
         description="linear: Bradley-Terry, linear in the answer's vector and its length, with "
         "weights for all and for each category; nearest: how often the most similar answers were "
         "chosen; style: as linear, but only in how an answer is written (length, sentences, "
-        "punctuation, ...), whatever it says",
+        "punctuation, ...), whatever it says; ratings: of answers that stand in several pairs, by "
+        "the others (fold_by=pair)",
     )
     num_folds: int = Field(
         5,
         ge=2,
         le=100,
         description="Parts of the pairs; a training pair is scored by a model of the others "
-        "(linear, style)",
+        "(all but nearest)",
     )
     fold_by: Literal["prompt", "pair"] = Field(
         "prompt",
         description="prompt: a pair is scored by a model that has seen no pair of its prompt, as "
         "held-out pairs are; pair: by one that has seen the prompt's other pairs, whose labels "
-        "tell something of its own (linear, style)",
+        "tell something of its own (all but nearest)",
     )
     with_style: bool = Field(
         False, description="Style beside the vector, in place of the length alone (linear)"
+    )
+    second_fit: bool = Field(
+        False,
+        description="Learn once more without the pairs whose label looks wrong, and add both fits, "
+        "weighted such that held-out labels are likeliest: wrong labels mislead less (linear)",
     )
     planted_share: float = Field(
         0.0,
@@ -227,8 +251,8 @@ class EmbeddingModelConfig(EncoderConfig):
     @property
     def name(self) -> str:
         """Its role in a run."""
-        if self.kind == "style":
-            return "style"
+        if self.kind in ("style", "ratings"):
+            return self.kind
         return f"{'states' if self.is_language_model else 'embedding'}_{self.kind}"
 
     @model_validator(mode="after")
@@ -238,9 +262,13 @@ class EmbeddingModelConfig(EncoderConfig):
                 f"kind=nearest takes a sentence encoder, found encoder={self.encoder}; allowed: "
                 "kind=linear"
             )
-        if self.kind == "style" and self.is_language_model:
+        if self.kind in ("style", "ratings") and self.is_language_model:
             raise ValueError(
-                f"kind=style reads no vector, found encoder={self.encoder}; leave it out"
+                f"kind={self.kind} reads no vector, found encoder={self.encoder}; leave it out"
+            )
+        if self.kind == "ratings" and self.fold_by == "prompt":
+            raise ValueError(
+                "kind=ratings needs fold_by=pair, found prompt: another prompt has other answers"
             )
         return self
 

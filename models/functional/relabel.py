@@ -1,6 +1,7 @@
 """Using the preference strength: flips, soft labels and adaptive margins; and people's ratings.
 
 [RM] Secrets of RLHF Part II, arXiv 2401.06080. [LLAMA] Llama 2, arXiv 2307.09288.
+[CLEAN] PrefCleanBench, arXiv 2509.23564.
 
 The methods of [RM section 2.5], m a scale of margins, flip_below none where it is not given:
 - baseline: nothing.
@@ -18,8 +19,9 @@ Deviations
    flipped because of a negative mean carries a positive margin.
 3. "Smooth the pairs with a negative mean" leaves out those that were flipped: a flip already
    corrects them, and smoothing doubts the ones left as annotated.
-4. No pair is reweighted; weight 0 has what a study leaves out by strength [RM figures 4 to 6] and
-   what a person drops.
+4. In the paper no pair is reweighted but those that a study leaves out by strength [RM figures 4 to
+   6]. `doubt_weight` leaves out what looks wrong, which [CLEAN] finds better than to flip it, or
+   lets a pair count as its label is likely. What a person drops has weight 0.
 5. `apply_review` is not in the paper: where a person has read a pair, its vote no longer counts.
 6. A flipped pair gets no margin by rating. The rating says how much better its annotator found the
    answer that the ensemble finds worse; of the order after the flip it says nothing.
@@ -48,6 +50,8 @@ from trimtab.models.functional.checks import (
 )
 
 Smooth = Literal["none", "negative", "not_flipped", "all"]
+Against = Literal["majority", "all"]
+Weights = Literal["none", "probability"]
 
 
 class Relabel(NamedTuple):
@@ -106,6 +110,54 @@ def relabel(
         ),
         weight=torch.ones_like(strength),
     )
+
+
+def doubt_weight(
+    relabelled: Relabel,
+    strength_mean: Tensor,
+    share_against: Tensor | None = None,
+    *,
+    drop_below: float | None,
+    drop_against: Against | None,
+    weights: Weights,
+) -> Tensor:
+    """What each pair counts by the doubt of its label (deviation 4).
+
+    strength_mean: (N,), logits. share_against: (N,), share in [0, 1] of the voters on a pair, those
+    that prefer one of its answers, who prefer that labelled worse; needed for drop_against.
+    drop_below: logits, weight 0 for pairs of strength_mean < drop_below. drop_against: weight 0 for
+    pairs that more than half of their voters ("majority"), or all of them, contradict [CLEAN:
+    Vote-Maj, Vote-All]; both given, either is enough. weights: "probability" = other pairs count
+    as their label is likely to be right, sigmoid(strength after the flip).
+    Returns (N,), in [0, 1], in strength_mean's dtype.
+    Raises ShapeError for other shapes, ValueError for an option outside its range.
+    """
+    require_shape(
+        "doubt_weight",
+        1,
+        is_flipped=relabelled.is_flipped,
+        strength_mean=strength_mean,
+        share_against=share_against,
+    )
+    if drop_below is not None and not math.isfinite(drop_below):
+        raise ValueError(f"doubt_weight: drop_below must be finite, found {drop_below}")
+    for name, value, allowed in (
+        ("drop_against", drop_against, (None, *get_args(Against))),
+        ("weights", weights, get_args(Weights)),
+    ):
+        if value not in allowed:
+            raise ValueError(f"doubt_weight: {name} must be one of {allowed}, found {value!r}")
+    if drop_against is not None and share_against is None:
+        raise ValueError("doubt_weight: drop_against needs share_against, found None")
+    weight = torch.ones_like(strength_mean)
+    if weights == "probability":
+        weight = torch.where(relabelled.is_flipped, -strength_mean, strength_mean).sigmoid()
+    if drop_below is not None:
+        weight = weight.masked_fill(strength_mean < drop_below, 0.0)
+    if share_against is not None and drop_against is not None:
+        contradicted = share_against > 0.5 if drop_against == "majority" else share_against >= 1
+        weight = weight.masked_fill(contradicted, 0.0)
+    return weight
 
 
 def relabel_soft_labels(relabelled: Relabel, given: Tensor) -> Relabel:

@@ -3,9 +3,11 @@
 A reward model has to be better than this to be worth its time. `linear` is Bradley-Terry: the score
 of an answer is linear in its vector and in the logarithm of its length. Each category has weights
 of its own beside those for all, as what is better in one may be worse in another. The penalty on
-the weights is the one under which held-out labels are likeliest. `style` is the same without the
-vector: a label that it alone contradicts may be right. `nearest` scores an answer by how often the
-most similar answers to other prompts were the better ones.
+the weights is the one under which held-out labels are likeliest. With `second_fit` a model that has
+left out what the first one contradicts is added, as far as it makes held-out labels likelier.
+`style` is the same without the vector: a label that it alone contradicts may be right. `nearest`
+scores an answer by how often the most similar answers to other prompts were the better ones.
+`ratings` scores an answer that stands in several pairs by its others, and any other answer by 0.
 
 Turns of one dialogue are one prompt, as where preferences are split.
 """
@@ -29,7 +31,7 @@ from threadpoolctl import threadpool_limits
 
 from trimtab.models.config.reward import EmbeddingModelConfig
 from trimtab.models.data.prompts import first_turn
-from trimtab.models.functional.strength import fold_of
+from trimtab.models.functional.strength import calibrated_strength, fold_of
 from trimtab.models.stages.reward_model import FOLD_SEED, prompt_folds
 from trimtab.models.training.data import SPLITS, read_rows, write_rows
 from trimtab.models.training.progress import write_json
@@ -43,6 +45,8 @@ INVERSE_PENALTIES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0)
 MOST_PAIRS, ROWS_AT_ONCE = 10_000, 1024
 # Far more than it takes under the penalties above.
 MAX_STEPS = 2000
+# Below it two fits together tell nothing of the labels.
+NO_WEIGHT = 1e-6
 FEWEST_PLANTED = 10
 SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
 LINE_MARK = re.compile(r"^\s*([-*\u2022#>]|\d+[.)])\s", re.MULTILINE)
@@ -79,13 +83,9 @@ def run(config: EmbeddingModelConfig, inputs: dict[str, Path], workdir: Path) ->
     turned = planted(answers["train"].rows, config.planted_share)
     answers["train"] = with_flips(answers["train"], turned)
     num_trained = min(len(turned), MOST_PAIRS)
-    summary: dict[str, float] = {}
     # NumPy's own threads, as many as the machine has cores, would wait for each other.
     with threadpool_limits(torch.get_num_threads()):
-        if config.kind == "nearest":
-            scores = nearest_scores(answers, config)
-        else:
-            scores, summary = linear_scores(answers, config)
+        scores, summary = preference_scores(answers, config)
     is_planted = {
         row["id"] for row, is_own in zip(answers["train"].rows, turned, strict=True) if is_own
     }
@@ -115,6 +115,16 @@ def run(config: EmbeddingModelConfig, inputs: dict[str, Path], workdir: Path) ->
         workdir / "output" / "summary.json",
         {"num_trained_pairs": num_trained, **accuracy, **summary},
     )
+
+
+def preference_scores(
+    answers: dict[str, Answers], config: EmbeddingModelConfig
+) -> tuple[dict[str, Array], dict[str, float]]:
+    """Scores (N, 2) of each split by a model of this kind, and what was chosen."""
+    if config.kind == "nearest":
+        return nearest_scores(answers, config), {}
+    by_kind = rating_scores if config.kind == "ratings" else linear_scores
+    return by_kind(answers, config)
 
 
 def read_answers(preferences: Path, embeddings: Path) -> dict[str, Answers]:
@@ -168,6 +178,49 @@ def with_flips(answers: Answers, turned: Array) -> Answers:
     return replace(answers, rows=rows, embedding=embedding)
 
 
+@dataclass(frozen=True)
+class LinearModel:
+    """N pairs that models linear in F features are learned from, or some of them.
+
+    features: (N, 2, F), of differences of unit spread. place: (N,), as `places_of`. label: (N,).
+    learned: places of those that are learned from. difference: theirs, (L, F).
+    """
+
+    features: Array
+    place: Array
+    label: Array
+    learned: Array
+    difference: Array
+
+    @property
+    def zeros(self) -> Array:
+        """Weights (C + 1, F) of 0."""
+        return np.zeros((int(self.place.max(initial=0)) + 1, self.features.shape[-1]))
+
+    def fit(self, used: Array, inverse_penalty: float, start: Array) -> Array:
+        """Weights (C + 1, F) by the pairs `used`, (N,) bool, of those learned from."""
+        rest = used[self.learned]
+        whose = self.learned[rest]
+        return bradley_terry(
+            self.difference[rest], self.place[whose], self.label[whose], inverse_penalty, start
+        )
+
+    def scores(self, whose: Array, weights: Array) -> Array:
+        """Scores of the pairs `whose`, (N,) bool."""
+        return scores_of(self.features[whose], self.place[whose], weights)
+
+    def unopposed(self, used: Array, folds: Array, inverse_penalty: float, start: Array) -> Array:
+        """(N,) bool: of the pairs `used`, those whose label a model of their other folds does not
+        contradict."""
+        kept = used.copy()
+        is_learned = np.isin(np.arange(len(used)), self.learned)
+        for fold in np.unique(folds[used]):
+            own = used & (folds == fold) & is_learned
+            found = self.scores(own, self.fit(used & (folds != fold), inverse_penalty, start))
+            kept[own] = (2 * self.label[own] - 1) * (found[:, 0] - found[:, 1]) >= 0
+        return kept
+
+
 def linear_scores(
     answers: dict[str, Answers], config: EmbeddingModelConfig
 ) -> tuple[dict[str, Array], dict[str, float]]:
@@ -178,45 +231,146 @@ def linear_scores(
     for split, own in answers.items():
         features[split] = features_of(own, config)
         places[split] = places_of(own, categories)
-    mine, place = features["train"], places["train"]
+    mine = features["train"]
     spread = np.sqrt(((mine[:, 0] - mine[:, 1]) ** 2).mean(0))
     for values in features.values():
         values /= np.where(spread > 0, spread, 1)
     learned = drawn(len(train.rows), config.seed)
     difference = mine[learned, 0] - mine[learned, 1]
+    model = LinearModel(mine, places["train"], train.label, learned, difference)
     folds = folds_of(train.rows, config)
-    zeros = np.zeros((int(place.max(initial=0)) + 1, mine.shape[-1]))
-    starts = dict.fromkeys(range(config.num_folds), zeros)  # those of a stronger penalty
-    best: tuple[float, float, Array] | None = None
+    loss, inverse_penalty, scores, starts = _likeliest(model, folds, config.num_folds)
+    summary = {"inverse_penalty": inverse_penalty, "cross_fitted_loss": loss}
+    weights = model.fit(np.ones(len(folds), bool), inverse_penalty, model.zeros)
+    if config.second_fit:
+        again, weights_again = _second_fit(model, folds, inverse_penalty, {**starts, None: weights})
+        first, second = _stacked(scores, again)
+        scores, weights = first * scores + second * again, first * weights + second * weights_again
+        summary |= {"weight_first_fit": first, "weight_second_fit": second}
+    found = {split: scores_of(own, places[split], weights) for split, own in features.items()}
+    return found | {"train": scores}, summary
+
+
+def _likeliest(
+    model: LinearModel, folds: Array, num_folds: int
+) -> tuple[float, float, Array, dict[int | None, Array]]:
+    """The loss, inverse penalty, cross-fitted scores (N, 2), and weights by fold left out, of the
+    penalty under which the labels are likeliest."""
+    starts: dict[int | None, Array] = dict.fromkeys(range(num_folds), model.zeros)
+    best: tuple[float, float, Array, dict[int | None, Array]] | None = None
     num_worse = 0
     for inverse_penalty in INVERSE_PENALTIES:
-        scores = np.zeros(mine.shape[:2])
-        for fold, start in starts.items():
-            rest, held_out = folds[learned] != fold, folds == fold
-            from_rest = learned[rest]
-            weights = bradley_terry(
-                difference[rest], place[from_rest], train.label[from_rest], inverse_penalty, start
-            )
-            starts[fold] = weights
-            scores[held_out] = scores_of(mine[held_out], place[held_out], weights)
-        gap = scores[:, 0] - scores[:, 1]
-        loss = -(train.label * log_expit(gap) + (1 - train.label) * log_expit(-gap)).mean()
+        scores = np.zeros(model.features.shape[:2])
+        # Each from the weights of a stronger penalty.
+        starts = {
+            fold: model.fit(folds != fold, inverse_penalty, start) for fold, start in starts.items()
+        }
+        for fold, weights in starts.items():
+            scores[folds == fold] = model.scores(folds == fold, weights)
+        loss = loss_of(scores, model.label)
         if best is None or loss < best[0]:
-            best, num_worse = (float(loss), inverse_penalty, scores), 0
+            best, num_worse = (loss, inverse_penalty, scores, starts), 0
         else:
             num_worse += 1
         if num_worse == 2:  # the weaker the penalty, the longer it takes
             break
     assert best is not None
-    loss, inverse_penalty, scores = best
-    weights = bradley_terry(
-        difference, place[learned], train.label[learned], inverse_penalty, zeros
+    return best
+
+
+def _second_fit(
+    model: LinearModel, folds: Array, inverse_penalty: float, starts: dict[int | None, Array]
+) -> tuple[Array, Array]:
+    """Cross-fitted scores (N, 2), and weights of all pairs, of models that leave out what models of
+    other pairs contradict.
+
+    What is left out for a fold is told by the other folds alone, so that no pair's label has a part
+    in its score. starts: weights by fold left out, and under None, the last, those of all pairs.
+    """
+    scores, weights = np.zeros(model.features.shape[:2]), model.zeros
+    for fold, start in starts.items():
+        used = np.ones(len(folds), bool) if fold is None else folds != fold
+        kept = model.unopposed(used, folds, inverse_penalty, start)
+        weights = model.fit(kept, inverse_penalty, start)
+        if fold is not None:
+            scores[~used] = model.scores(~used, weights)
+    return scores, weights
+
+
+def _stacked(first: Array, second: Array) -> tuple[float, float]:
+    """The weights of two scores (N, 2) under which the labels are likeliest; the first alone where
+    neither tells anything of them."""
+    gaps = np.stack([each[:, 0] - each[:, 1] for each in (first, second)])
+    _, _, found = calibrated_strength(
+        torch.from_numpy(gaps), torch.ones(gaps.shape[1], dtype=torch.bool)
     )
-    found = {split: scores_of(own, places[split], weights) for split, own in features.items()}
-    return found | {"train": scores}, {
+    one, other = found.tolist()
+    return (one, other) if one + other > NO_WEIGHT else (1.0, 0.0)
+
+
+def loss_of(scores: Array, label: Array) -> float:
+    """The mean loss of labels (N,) under scores (N, 2), nats."""
+    gap = scores[:, 0] - scores[:, 1]
+    return float(-(label * log_expit(gap) + (1 - label) * log_expit(-gap)).mean())
+
+
+def rating_scores(
+    answers: dict[str, Answers], config: EmbeddingModelConfig
+) -> tuple[dict[str, Array], dict[str, float]]:
+    """Scores (N, 2) of each split, logits: each answer's rating by the pairs of other folds, all of
+    them, and what was chosen."""
+    numbers: dict[str, int] = {}
+    players = {
+        split: np.array(
+            [
+                [numbers.setdefault(row[answer], len(numbers)) for answer in ("chosen", "rejected")]
+                for row in own.rows
+            ],
+            int,
+        ).reshape(-1, 2)
+        for split, own in answers.items()
+    }
+    mine, label = players["train"], answers["train"].label
+    folds = folds_of(answers["train"].rows, config)
+    found = []
+    for inverse_penalty in INVERSE_PENALTIES:
+        scores = np.zeros(mine.shape)
+        for fold in range(config.num_folds):
+            rest = folds != fold
+            rating = ratings_of(mine[rest], label[rest], len(numbers), inverse_penalty)
+            scores[~rest] = rating[mine[~rest]]
+        found.append((loss_of(scores, label), inverse_penalty, scores))
+    loss, inverse_penalty, scores = min(found, key=lambda each: each[0])
+    rating = ratings_of(mine, label, len(numbers), inverse_penalty)
+    others = {split: rating[own] for split, own in players.items()}
+    return others | {"train": scores}, {
         "inverse_penalty": inverse_penalty,
         "cross_fitted_loss": loss,
     }
+
+
+def ratings_of(players: Array, label: Array, count: int, inverse_penalty: float) -> Array:
+    """Ratings r (count,), logits, of the largest log-likelihood of labels (N,) under the model of
+    Bradley and Terry, less |r|^2 / (2 inverse_penalty). players: (N, 2), which answers the pairs
+    have. An answer of no pair has 0."""
+    better, worse = players.T
+    size = max(1, len(players))
+
+    def loss_and_gradient(rating: Array) -> tuple[float, Array]:
+        gap = rating[better] - rating[worse]
+        loss = -(label * log_expit(gap) + (1 - label) * log_expit(-gap)).sum()
+        loss += rating @ rating / (2 * inverse_penalty)
+        excess = expit(gap) - label
+        gradient = rating / inverse_penalty + np.bincount(better, excess, count)
+        gradient -= np.bincount(worse, excess, count)
+        return loss / size, gradient / size
+
+    options = {"maxiter": MAX_STEPS, "gtol": 1e-6, "ftol": 1e-12}
+    start = np.zeros(count)
+    found: Array = minimize(
+        loss_and_gradient, start, jac=True, method="L-BFGS-B", options=options
+    ).x
+    return found
 
 
 def drawn(count: int, seed: int) -> Array:

@@ -22,6 +22,7 @@ from trimtab.models.data import Source, read_review
 from trimtab.models.functional.relabel import (
     Relabel,
     apply_review,
+    doubt_weight,
     rating_margin,
     relabel,
     relabel_soft_labels,
@@ -33,6 +34,8 @@ from trimtab.models.training.progress import write_json
 
 # Of shares nearer to one half neither response is rated better.
 TIED = 1e-6
+# What `doubt_weight` takes.
+BY_DOUBT = {"drop_below", "drop_against", "weights"}
 # Verdicts that stand in place of the vote's; the fourth, unsure, leaves the pair to the vote.
 OVERRULING = ("keep", "flip", "drop")
 
@@ -44,15 +47,12 @@ def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """
     pairs = read_rows(inputs["preferences"] / "train.jsonl")
     verdicts = _verdicts(config, inputs)
-    strength = {
-        row["id"]: row["strength_mean"] for row in read_rows(inputs["strength"] / "strength.jsonl")
-    }
-    missing = [pair["id"] for pair in pairs if pair["id"] not in strength]
+    votes = {row["id"]: row for row in read_rows(inputs["strength"] / "strength.jsonl")}
+    missing = [pair["id"] for pair in pairs if pair["id"] not in votes]
     if missing:
         raise ValueError(f"{len(missing)} pairs have no strength, the first: {missing[0]!r}")
-    mean = torch.tensor([strength[pair["id"]] for pair in pairs], dtype=torch.float64)
     given = [verdicts.get(pair["id"]) for pair in pairs]
-    relabelled = _relabelled(config, pairs, mean, given)
+    relabelled = treated(config, pairs, [votes[pair["id"]] for pair in pairs], given)
     columns = zip(
         pairs,
         relabelled.is_flipped.tolist(),
@@ -78,6 +78,7 @@ def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
             "num_pairs": len(pairs),
             "share_flipped": float(relabelled.is_flipped.double().mean()),
             "share_smoothed": num_smoothed / len(pairs),
+            "share_left_out": float((relabelled.weight == 0).double().mean()),
             "mean_margin": float(relabelled.margin.mean()),
             "num_reviewed": num_reviewed,
             "num_reviewed_held_out": len(verdicts) - num_reviewed,
@@ -85,13 +86,26 @@ def run(config: RelabelConfig, inputs: dict[str, Path], workdir: Path) -> None:
     )
 
 
-def _relabelled(
-    config: RelabelConfig, pairs: list[dict[str, Any]], mean: Tensor, given: list[str | None]
+def treated(
+    config: RelabelConfig,
+    pairs: list[dict[str, Any]],
+    votes: list[dict[str, Any]],
+    given: list[str | None],
 ) -> Relabel:
     """Relabelling by strength, then by the responses' ratings and the pairs', then by the review,
     with weight 0 outside the slice and the number of pairs."""
+    mean = torch.tensor([vote["strength_mean"] for vote in votes], dtype=torch.float64)
     own = {"rating_margins", "response_ratings", "keep_from", "keep_to", "max_pairs", "review"}
-    relabelled = relabel(mean, **config.model_dump(exclude=own))
+    relabelled = relabel(mean, **config.model_dump(exclude=own | BY_DOUBT))
+    against = None
+    if config.drop_against is not None:
+        shares = [
+            vote["num_against"] / max(vote["num_for"] + vote["num_against"], 1) for vote in votes
+        ]
+        against = torch.tensor(shares, dtype=torch.float64)
+    relabelled = relabelled._replace(
+        weight=doubt_weight(relabelled, mean, against, **config.model_dump(include=BY_DOUBT))
+    )
     labels = torch.tensor([pair.get("label", 1.0) for pair in pairs], dtype=torch.float64)
     relabelled = relabel_soft_labels(relabelled, labels)
     verdicts = {name: torch.tensor([each == name for each in given]) for name in OVERRULING}

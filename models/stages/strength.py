@@ -17,6 +17,7 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `member_0` ... `member_{M-1}` (scores.jsonl). Output: strength.jsonl of all splits.
 
     In sample every member votes on every pair; cross-fitted, only those never trained on it.
+    num_for and num_against: members that prefer the answer labelled better, and worse.
     Calibrated, members of any kind are weighted by what they tell of the training labels, and one
     whose scores are null abstains. Where members say that they learned from a copy with labels
     turned round on purpose (`is_planted`), their weights are found on that copy, strength.jsonl
@@ -56,10 +57,20 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
                 "strength_mean": mu,
                 "strength_std": sigma,
                 "num_members": int(votes),
+                "num_for": int(favour),
+                "num_against": int(against),
                 **({"is_planted": planted[index]} if planted else {}),
             }
-            for index, (row, mu, sigma, votes) in enumerate(
-                zip(first, mean.tolist(), std.tolist(), counted.sum(0).tolist(), strict=True)
+            for index, (row, mu, sigma, votes, favour, against) in enumerate(
+                zip(
+                    first,
+                    mean.tolist(),
+                    std.tolist(),
+                    counted.sum(0).tolist(),
+                    (counted & (differences > 0)).sum(0).tolist(),
+                    (counted & (differences < 0)).sum(0).tolist(),
+                    strict=True,
+                )
             )
         ),
     )

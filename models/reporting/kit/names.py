@@ -30,7 +30,13 @@ POLICY_NAMES = {
     "rlaif_direct": "Direct RLAIF",
 }
 # Roles of preference models on vectors of the answers, what an ensemble should be better than.
-EMBEDDING_MODELS = ("states_linear", "embedding_linear", "embedding_nearest", "style")
+EMBEDDING_MODELS = (
+    "states_linear",
+    "embedding_linear",
+    "embedding_nearest",
+    "style",
+    "ratings",
+)
 # What gives a label its strength: the ensemble's ways of voting, then what stands beside it.
 STRENGTH_NAMES = {
     "in_sample": "in-sample vote",
@@ -40,6 +46,7 @@ STRENGTH_NAMES = {
     "embedding_linear": "linear on sentence embeddings",
     "embedding_nearest": "nearest sentence embeddings",
     "style": "how an answer is written",
+    "ratings": "the same answers in other pairs",
     "length": "difference in words",
 }
 

@@ -10,6 +10,7 @@ from trimtab.models.reporting.kit.charts import (
     BLUE,
     GREEN,
     GREY,
+    LIGHT,
     ORANGE,
     PURPLE,
     RED,
@@ -31,6 +32,7 @@ SHOWN = {
     "embedding_linear": ("linear on sentence embeddings", GREEN, "v"),
     "embedding_nearest": ("nearest sentence embeddings", GREY, "D"),
     "style": ("how an answer is written", RED, "X"),
+    "ratings": ("the same answers in other pairs", LIGHT, "p"),
 }
 # Whose calibration has a curve, and whose scores by category a plot.
 REWARD_MODELS = ("baseline", "relabelled", "advantage_model")

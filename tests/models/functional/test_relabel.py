@@ -1,12 +1,19 @@
 """relabel: flips, soft labels and adaptive margins; ratings."""
 
+import math
 from typing import Any
 
 import pytest
 import torch
 
 from trimtab.models.functional.checks import ShapeError
-from trimtab.models.functional.relabel import Relabel, rating_margin, relabel, strength_slice
+from trimtab.models.functional.relabel import (
+    Relabel,
+    doubt_weight,
+    rating_margin,
+    relabel,
+    strength_slice,
+)
 from trimtab.models.functional.reward import ranking_losses
 
 F64 = torch.float64
@@ -126,6 +133,48 @@ def test_the_methods_of_part_two_by_hand(
     assert got.is_flipped.nonzero()[:, 0].tolist() == [int(pair) for pair in flipped]
     assert got.label.tolist() == [float(value) for value in label.split()]
     assert got.margin.tolist() == [float(value) for value in margin.split()]
+
+
+def doubted(mean: torch.Tensor, share: list[float] | None = None, **options: Any) -> list[float]:
+    """`doubt_weight` with everything off but the options given; the pair of strength -3 is
+    flipped."""
+    off: dict[str, Any] = {"drop_below": None, "drop_against": None, "weights": "none"}
+    against = None if share is None else torch.tensor(share, dtype=F64)
+    flipped = relabelled(mean, flip_below=-2.0)
+    found: list[float] = doubt_weight(flipped, mean, against, **{**off, **options}).tolist()
+    return found
+
+
+def test_what_looks_wrong_is_left_out_by_hand() -> None:
+    assert doubted(MEAN) == [1, 1, 1, 1, 1]
+    # Strictly below: -3 and -1, flipped or not, and not 0 itself.
+    assert doubted(MEAN, drop_below=0.0) == [1, 0, 1, 0, 1]
+    # Two of four are no majority of them.
+    shares = [0.0, 1.0, 0.5, 0.75, 0.25]
+    assert doubted(MEAN, shares, drop_against="majority") == [1, 0, 1, 0, 1]
+    assert doubted(MEAN, shares, drop_against="all") == [1, 0, 1, 1, 1]
+    # Either is enough.
+    assert doubted(MEAN, shares, drop_against="all", drop_below=0.25) == [1, 0, 1, 0, 0]
+
+
+def test_weights_are_the_probability_of_the_label_after_the_flip() -> None:
+    # Odds of 3 to 1, of 1 to 9, which were turned round, of 1 to 4, and even ones.
+    odds = torch.tensor([3.0, 1 / 9, 1 / 4, 1.0], dtype=F64).log()
+    assert doubted(odds, weights="probability") == pytest.approx([0.75, 0.9, 0.2, 0.5])
+    assert doubted(odds, weights="probability", drop_below=0.0) == pytest.approx([0.75, 0, 0, 0.5])
+
+
+def test_wrong_options_of_weights_are_refused() -> None:
+    with pytest.raises(ValueError, match="drop_below must be finite, found nan"):
+        doubted(MEAN, drop_below=math.nan)
+    with pytest.raises(ValueError, match="drop_against needs share_against"):
+        doubted(MEAN, drop_against="all")
+    with pytest.raises(ValueError, match=r"drop_against must be one of .*, found 'most'"):
+        doubted(MEAN, [0.0] * 5, drop_against="most")
+    with pytest.raises(ValueError, match=r"weights must be one of .*, found 'rank'"):
+        doubted(MEAN, weights="rank")
+    with pytest.raises(ShapeError):
+        doubted(MEAN, [0.0] * 4, drop_against="all")
 
 
 def test_rating_margin_by_hand() -> None:

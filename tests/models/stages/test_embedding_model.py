@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from safetensors.numpy import load_file, save_file
 from scipy.special import expit
+from sklearn.metrics import roc_auc_score
 
 from tests.models.conftest import run_stage
 from trimtab.models.config.reward import EmbeddingModelConfig, EmbeddingsConfig
 from trimtab.models.stages.embedding_model import (
     Answers,
+    LinearModel,
+    _second_fit,
+    _stacked,
     bradley_terry,
     features_of,
     folds_of,
@@ -21,6 +27,8 @@ from trimtab.models.stages.embedding_model import (
     nearest_scores,
     places_of,
     planted,
+    rating_scores,
+    ratings_of,
     read_answers,
     style_of,
     with_flips,
@@ -137,6 +145,100 @@ def test_each_category_may_prefer_what_another_does_not() -> None:
     assert abs(gap[2]) < min(gap[0], -gap[1])
     assert scores["validation"].shape == (0, 2)
     assert summary["cross_fitted_loss"] < np.log(2)
+
+
+def _linear_model(answers: Answers) -> LinearModel:
+    """Of the vectors alone, learned from all pairs."""
+    count = len(answers.rows)
+    difference = answers.embedding[:, 0] - answers.embedding[:, 1]
+    everyone = np.arange(count)
+    return LinearModel(answers.embedding, np.zeros(count, int), answers.label, everyone, difference)
+
+
+def test_what_other_folds_contradict_is_left_out_by_hand() -> None:
+    """Of answers on a line four pairs prefer the right one, and the fifth, alone in its fold, the
+    left one. A sixth is not asked about."""
+    vectors = np.array([[[1.0], [0.0]]] * 4 + [[[0.0], [1.0]], [[0.0], [5.0]]])
+    model = LinearModel(
+        vectors, np.zeros(6, int), np.ones(6), np.arange(6), vectors[:, 0] - vectors[:, 1]
+    )
+    used, folds = np.array([True] * 5 + [False]), np.array([0, 0, 1, 1, 2, 3])
+    kept = model.unopposed(used, folds, 1.0, model.zeros)
+    assert kept.tolist() == [True] * 4 + [False, False]
+
+
+def test_a_second_fit_finds_more_of_many_wrong_labels_and_no_pair_sees_itself() -> None:
+    answers = _answers(600, 1, wrong=180)
+    folds = np.arange(600) % 5
+    model = _linear_model(answers)
+    starts: dict[int | None, Any] = {
+        fold: model.fit(folds != fold, 0.1, model.zeros) for fold in range(5)
+    }
+    starts[None] = model.fit(np.ones(600, bool), 0.1, model.zeros)
+    again, weights = _second_fit(model, folds, 0.1, starts)
+    is_wrong = np.arange(600) < 180
+    once = np.zeros((600, 2))
+    for fold in range(5):
+        once[folds == fold] = model.scores(folds == fold, starts[fold])
+
+    def auroc(scores: Any) -> float:
+        return float(roc_auc_score(is_wrong, scores[:, 1] - scores[:, 0]))
+
+    assert auroc(again) > auroc(once) + 0.005
+    assert weights[0].argmax() == np.abs(weights[0]).argmax() == 0
+    # Turned round, a pair has the scores it had.
+    embedding = answers.embedding.copy()
+    embedding[0] = embedding[0, ::-1]
+    turned = _linear_model(replace(answers, embedding=embedding))
+    np.testing.assert_allclose(
+        _second_fit(turned, folds, 0.1, starts)[0][0], again[0, ::-1], rtol=1e-3, atol=1e-4
+    )
+
+
+def test_fits_are_added_up_as_far_as_they_tell_the_labels() -> None:
+    """The first is right as often as not: alone it stays as it is."""
+    gap = np.array([[0.0, 1.0], [1.0, 0.0]] * 4)
+    assert _stacked(gap, -gap) == (1.0, 0.0)
+    right = np.array([[1.0, 0.0]] * 8)
+    first, second = _stacked(gap, right)
+    assert second > 1 > first
+
+
+def test_ratings_are_the_maximum_of_the_penalised_likelihood() -> None:
+    generator = np.random.default_rng(0)
+    players = np.array([generator.choice(6, 2, replace=False) for _ in range(30)])
+    label = generator.choice([1.0, 0.7], size=30)
+    found = ratings_of(players, label, 8, 0.5)
+    assert found[6:].tolist() == [0, 0]
+    gradient = found / 0.5
+    for (better, worse), given in zip(players, label, strict=True):
+        excess = expit(found[better] - found[worse]) - given
+        gradient[better] += excess
+        gradient[worse] -= excess
+    assert np.abs(gradient).max() < 1e-3
+
+
+def test_an_answer_is_rated_by_its_other_pairs() -> None:
+    """`a` wins against each of 30 others, but for one label; b and c stand in one pair alone."""
+    rows = [{"id": f"{n}", "prompt": "q", "chosen": "a", "rejected": f"r{n}"} for n in range(30)]
+    rows[7] = {**rows[7], "chosen": "r7", "rejected": "a"}
+    rows.append({"id": "alone", "prompt": "q", "chosen": "b", "rejected": "c"})
+    train = Answers(rows, np.zeros((31, 2, 1), np.float32), np.zeros(31, int), np.ones(31))
+    config = EmbeddingModelConfig(kind="ratings", fold_by="pair")
+    scores, summary = rating_scores({"train": train, "test": train[np.array([0, 30])]}, config)
+    gap = scores["train"][:, 0] - scores["train"][:, 1]
+    assert gap.argmin() == 7 and gap[7] < -0.3
+    assert (np.delete(gap, [7, 30]) > 0.3).all()
+    assert gap[30] == 0  # nothing is known of either from other pairs
+    assert scores["test"][0, 0] > 0 > scores["test"][0, 1]
+    assert summary["cross_fitted_loss"] < np.log(2)
+
+
+def test_ratings_know_other_pairs_only() -> None:
+    with pytest.raises(ValidationError, match="kind=ratings needs fold_by=pair, found prompt"):
+        EmbeddingModelConfig(kind="ratings")
+    with pytest.raises(ValidationError, match="kind=ratings reads no vector"):
+        EmbeddingModelConfig(kind="ratings", encoder="policy", fold_by="pair")
 
 
 def test_turns_of_one_dialogue_are_one_prompt(tmp_path: Path) -> None:

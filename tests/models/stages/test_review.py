@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,15 @@ def test_verdicts_overrule_the_vote(tmp_path: Path, inputs: dict[str, Path]) -> 
     assert all(before.items() <= after.items() for before, after in zip(raw, rows, strict=True))
     assert (summary["num_reviewed"], summary["num_reviewed_held_out"]) == (3, 0)
     assert summary["share_flipped"] == 0.5
+
+
+def test_a_verdict_keeps_what_would_be_left_out(tmp_path: Path, inputs: dict[str, Path]) -> None:
+    inputs["review"] = _review(tmp_path, p0="keep", p1="unsure")
+    changes = {"review": "review.jsonl", "drop_below": 0.0, "weights": "probability"}
+    config = CONFIG.model_copy(update=changes)
+    output = run_stage("relabel", config, tmp_path / "work", **inputs)
+    weights = [row["weight"] for row in read_rows(output / "train.jsonl")]
+    assert weights == pytest.approx([1.0, 0.0, *[1 / (1 + math.exp(-0.5))] * 2])
 
 
 def test_unsure_leaves_the_pair_to_the_vote(tmp_path: Path, inputs: dict[str, Path]) -> None:

@@ -86,6 +86,8 @@ def test_cross_fitted_votes_come_from_members_that_never_saw_the_pair(
         assert row["num_members"] == len(voters) == (1 if row["split"] == "train" else 2)
         mean = sum(v["chosen_score"] - v["rejected_score"] for v in voters) / len(voters)
         assert row["strength_mean"] == pytest.approx(mean)
+        against = sum(vote["chosen_score"] < vote["rejected_score"] for vote in voters)
+        assert (row["num_for"], row["num_against"]) == (len(voters) - against, against)
 
 
 def test_relabelling_keeps_the_raw_pair(

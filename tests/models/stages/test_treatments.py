@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from trimtab.models.training.data import read_pairs, read_rows, write_rows
 
 # Three pairs that the ensemble agrees with, and "wrong", planted wrong, which it does not.
 STRENGTH = {"strong": 2.0, "wrong": -1.5, "plain": 1.0, "weak": 0.1}
+# For each label and against it, of three voters; one cannot tell the answers of two pairs apart.
+VOTES = ((3, 0), (0, 2), (1, 2), (1, 1))
 RATING = {"strong": 4, "wrong": 4, "plain": 2, "weak": None}
 LLAMA_2 = (0.0, 1 / 3, 2 / 3, 1.0)
 
@@ -32,7 +36,10 @@ def _relabel(folder: Path, config: RelabelConfig, rating: dict[str, Any] = RATIN
         for name in STRENGTH
     ]
     write_rows(folder / "preferences" / "train.jsonl", rows)
-    strength = [{"id": name, "strength_mean": mean} for name, mean in STRENGTH.items()]
+    strength = [
+        {"id": name, "strength_mean": mean, "num_for": favour, "num_against": against}
+        for (name, mean), (favour, against) in zip(STRENGTH.items(), VOTES, strict=True)
+    ]
     write_rows(folder / "strength" / "strength.jsonl", strength)
     inputs = {name: folder / name for name in ("preferences", "strength")}
     return run_stage("relabel", config, folder, **inputs) / "train.jsonl"
@@ -74,6 +81,34 @@ def test_a_pair_planted_wrong_pulls_less_or_the_other_way(
     pulls = _pull(policy, _relabel(tmp_path, config))
     assert pulls == pytest.approx(
         {"strong": of_right, "wrong": of_wrong, "plain": of_right, "weak": of_right}
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"drop_below": 0.0}, [1, 0, 1, 1]),
+        ({"drop_below": 0.5, "keep_to": 0.75}, [0, 0, 1, 0]),
+        ({"drop_against": "all"}, [1, 0, 1, 1]),
+        ({"drop_against": "majority"}, [1, 0, 0, 1]),
+    ],
+)
+def test_pairs_whose_label_looks_wrong_are_not_trained_on(
+    tmp_path: Path, policy: Path, changes: dict[str, Any], expected: list[float]
+) -> None:
+    path = _relabel(tmp_path, RelabelConfig(flip_below=None, **changes))
+    assert [row["weight"] for row in read_rows(path)] == expected
+    left = read_pairs(path, load_tokenizer(policy / "model")).identifiers
+    assert left == [name for name, weight in zip(STRENGTH, expected, strict=True) if weight]
+    summary = json.loads((path.parent / "summary.json").read_text())
+    assert summary["share_left_out"] == expected.count(0) / 4
+
+
+def test_a_pair_counts_as_its_label_is_likely(tmp_path: Path, policy: Path) -> None:
+    path = _relabel(tmp_path, RelabelConfig(flip_below=None, weights="probability"))
+    pairs = read_pairs(path, load_tokenizer(policy / "model"))
+    assert pairs.weight.tolist() == pytest.approx(
+        [1 / (1 + math.exp(-mean)) for mean in STRENGTH.values()]
     )
 
 

@@ -94,8 +94,9 @@ export function decision(row, content) {
   }
   const what = content.weight === 0 ? "dropped" : has(row, IS_FLIPPED) ? "flipped" : "kept";
   const who = content.review && content.review !== "unsure" ? " by review" : "";
+  const counts = content.weight % 1 ? `, weight ${content.weight.toFixed(2)}` : "";
   return `Relabelling: ${what}${who}, label ${content.label.toFixed(2)}, ` +
-    `margin ${signed(content.margin, 2)}.`;
+    `margin ${signed(content.margin, 2)}${counts}.`;
 }
 
 export function known(content) {
