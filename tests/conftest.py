@@ -11,7 +11,10 @@ import pytest
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The files that take minutes, the longest first: what begins last should not be what ends last.
-LONGEST = ("service", "backup", "study_runs", "dispatch", "smoke", "compare", "constitution_run")
+LONGEST = (
+    *("service", "study_runs", "suspended", "smoke", "dispatch", "backup"),
+    *("compare", "audit", "vllm_sampler", "avx2", "constitution_run", "rlaif_http"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,7 +14,13 @@ import pytest
 from filelock import FileLock
 
 from tests.flows.command import TABLES, give_tables, trimtab
-from tests.flows.running_stack import Running, running_stack
+from tests.flows.running_stack import (
+    DATABASES,
+    Deployed,
+    Running,
+    deployed_stack,
+    running_stack,
+)
 from trimtab.infra.prefect.server import local_prefect_server
 
 FINISHED = ("run", "smoke", "ppo.num_steps=12")
@@ -80,8 +87,22 @@ def prefect(tmp_path_factory: pytest.TempPathFactory, tables: None) -> Iterator[
             yield
 
 
+@pytest.fixture(scope="session")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Deployed:
+    """Made by the first process of pytest that asks for it; the others wait."""
+    folder = _shared(tmp_path_factory) / "deployed"
+    about = folder / "secrets.json"
+    with FileLock(folder.with_suffix(".lock")):
+        if not about.exists():
+            folder.mkdir(mode=0o755)
+            made = deployed_stack(folder)
+            about.touch(mode=0o600)
+            about.write_text(json.dumps(dict(made.secrets)))
+    return Deployed(folder / DATABASES, json.loads(about.read_text()))
+
+
 @pytest.fixture(scope="module")
-def running() -> Iterator[Running]:
+def running(deployed: Deployed) -> Iterator[Running]:
     """A stack of the module's own, with the flows deployed."""
-    with running_stack() as running:
+    with running_stack(deployed) as running:
         yield running

@@ -22,9 +22,11 @@ from tests.ports import free_ports
 from trimtab.infra.stack import secrets
 from trimtab.infra.stack.seaweedfs import NUM_INNER_PORTS
 from trimtab.infra.stack.services import Ports, Stack
+from trimtab.infra.stack.supervisor import Supervisor
 from trimtab.infra.store.manifest import Manifest
 from trimtab.infra.store.store import Store, open_store
 
+DATABASES = "postgres"  # where a stack has its databases, below its folder
 ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
@@ -230,19 +232,52 @@ def _span(run: dict[str, Any]) -> Span:
     return Span(info["start_time"] / 1000, info["end_time"] / 1000, tags["trimtab.key"])
 
 
+@dataclass(frozen=True)
+class Deployed:
+    """A stack to which the flows were deployed, and which is down: its databases and secrets."""
+
+    databases: Path
+    secrets: Mapping[str, str]
+
+
+def deployed_stack(folder: Path) -> Deployed:
+    """Make one below a folder, without a worker."""
+    with new_stack() as (stack, environment), pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        *servers, _ = stack.services()
+        with Supervisor(servers, stack.folder / "logs"):
+            command = [sys.executable, "-m", "trimtab.flows.cli", "deploy", "--gpus", "2"]
+            subprocess.run(command, check=True)
+        _copy(stack.folder / DATABASES, folder / DATABASES)
+        own = {name: environment[name] for name in secrets.SECRETS}
+    return Deployed(folder / DATABASES, own)
+
+
+def _copy(databases: Path, to: Path) -> None:
+    """Copy PostgreSQL's files, with their owner."""
+    subprocess.run(["cp", "--archive", str(databases), str(to)], check=True)
+
+
 @contextmanager
-def running_stack() -> Iterator[Running]:
-    """Bring up a stack and deploy; at the end none of its processes may be left."""
-    with new_stack() as (stack, environment), stack_up(stack, environment) as running:
-        running.trimtab("deploy", "--gpus", "2")
+def running_stack(deployed: Deployed | None = None) -> Iterator[Running]:
+    """Bring up a stack with the flows deployed; at the end none of its processes may be left."""
+    with new_stack(deployed) as (stack, environment), stack_up(stack, environment) as running:
+        if deployed is None:
+            running.trimtab("deploy", "--gpus", "2")
         yield running
 
 
 @contextmanager
-def new_stack() -> Iterator[tuple[Stack, dict[str, str]]]:
-    """A stack that is down, and the environment of its clients; its folder goes in the end."""
+def new_stack(deployed: Deployed | None = None) -> Iterator[tuple[Stack, dict[str, str]]]:
+    """A stack that is down, and the environment of its clients; its folder goes in the end.
+
+    Its databases and secrets are those of the stack that was `deployed` to, if one is given.
+    """
     folder = Path(tempfile.mkdtemp(prefix="stack-"))
     folder.chmod(0o755)  # PostgreSQL runs as another user where the tests run as root
+    if deployed is not None:
+        _copy(deployed.databases, folder / DATABASES)
     first = free_ports(4 + NUM_INNER_PORTS)
     stack = Stack(folder, Ports(first, first + 1, first + 2, first + 3, first + 4))
     with pytest.MonkeyPatch.context() as patch:
@@ -250,7 +285,7 @@ def new_stack() -> Iterator[tuple[Stack, dict[str, str]]]:
             patch.delenv(name, raising=False)
         environment = {
             **os.environ,
-            **secrets.generate(),
+            **(secrets.generate() if deployed is None else deployed.secrets),
             **stack.client_environment,
             "TRIMTAB_HOME": str(folder / "client"),
         }

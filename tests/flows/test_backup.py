@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.running_stack import Running, new_stack, of_stack, stack_up
+from tests.flows.running_stack import Deployed, Running, new_stack, of_stack, stack_up
 
 pytestmark = pytest.mark.slow
 
@@ -25,11 +25,12 @@ def _champion(running: Running, to: Path) -> dict[str, bytes]:
     return {str(path.relative_to(to)): path.read_bytes() for path in to.rglob("*.safetensors")}
 
 
-def test_a_lost_stack_is_there_again_and_its_run_goes_on(tmp_path: Path) -> None:
+def test_a_lost_stack_is_there_again_and_its_run_goes_on(
+    deployed: Deployed, tmp_path: Path
+) -> None:
     backups = tmp_path / "backups"
-    with new_stack() as (stack, environment):
+    with new_stack(deployed) as (stack, environment):
         with stack_up(stack, environment) as running:
-            running.trimtab("deploy", "--gpus", "1")
             done = running.start("rlhf", {"recipe": "smoke"}).json()
             assert running.end_of(done)["type"] == "COMPLETED"
             champion = _champion(running, tmp_path / "before")
@@ -39,7 +40,7 @@ def test_a_lost_stack_is_there_again_and_its_run_goes_on(tmp_path: Path) -> None
             slots = running.prefect("GET", "v2/concurrency_limits/trimtab-gpu").json()
             command = of_stack(stack, "backup", "--to", str(backups))
             subprocess.run(command, env=environment, check=True)
-        assert champion and slots["active_slots"] == 1
+        assert champion and slots["active_slots"] > 0
         for path in stack.folder.iterdir():
             shutil.rmtree(path)
         (backup,) = backups.iterdir()

@@ -169,7 +169,9 @@ def _attacked(running: Running, attacker: Listener) -> dict[str, Any]:
     return state
 
 
-def test_deploying_again_changes_nothing(running: Running) -> None:
+def test_deploying_again_adds_notices_and_changes_nothing_else(
+    running: Running, listener: Listener
+) -> None:
     def automations() -> set[str]:
         found = running.prefect("POST", "automations/filter", {}).json()
         assert len(found) == len({each["name"] for each in found})
@@ -178,21 +180,22 @@ def test_deploying_again_changes_nothing(running: Running) -> None:
     def count() -> int:
         return int(running.prefect("POST", "deployments/count", {}).json())
 
+    running.python(
+        "from prefect.blocks.webhook import Webhook\n"
+        f"Webhook(url={listener.address!r}).save('alerts')"
+    )
     before, num_deployments = automations(), count()
     assert len(before) == 3
-    running.trimtab("deploy", "--gpus", "3")
-    assert automations() == before
+    running.trimtab("deploy", "--gpus", "3", "--notify", "webhook/alerts")
+    added = automations() - before
+    assert automations() >= before
+    assert added and all(name.startswith("trimtab: tell of ") for name in added)
     limit = running.prefect("GET", "v2/concurrency_limits/trimtab-gpu").json()
     assert limit["limit"] == 3
     assert count() == num_deployments == PREFECT_FILE.read_text().count("entrypoint:")
 
 
 def test_notices_go_to_a_block(running: Running, listener: Listener) -> None:
-    running.python(
-        "from prefect.blocks.webhook import Webhook\n"
-        f"Webhook(url={listener.address!r}).save('alerts')"
-    )
-    running.trimtab("deploy", "--gpus", "2", "--notify", "webhook/alerts")
     running.python("from trimtab.tasks.events import COLLAPSED, emit; emit(COLLAPSED, 'p', step=3)")
     assert listener.wait_for("trimtab.policy.collapsed")["payload"] == {"step": 3}
     run = running.start("evaluate", {"recipe": "smoke", "policy": "99"}).json()
@@ -394,20 +397,20 @@ def _members(number: int) -> list[str]:
     return ['ensemble.votes=["in_sample"]', f"ensemble.size={number}"]
 
 
-def test_five_members_take_two_slots(running: Running) -> None:
+def test_five_members_take_three_slots(running: Running) -> None:
     run = ("run", "smoke", "seed=2", *_members(5), "--flow", "label-audit", "--name", "five")
     assert running.trimtab_started(*run, TRIMTAB_MAX_PARALLEL="4").wait() == 0
     timeline = running.timeline("five")
     spans = [span for name, span in timeline.items() if "member" in name]
     assert len(spans) == 5
     at_once = [sum(s.start <= each.start < s.end for s in spans) for each in spans]
-    assert max(at_once) == 2
+    assert max(at_once) == 3
     running.python(
         "import pytest\n"
         "from trimtab.tasks.gpu_slots import SlotsError, gpu_slots\n"
-        "with gpu_slots(2): pass\n"
-        "with pytest.raises(SlotsError, match='take 3 GPU slots, and there are fewer'):\n"
-        "    with gpu_slots(3): pass"
+        "with gpu_slots(3): pass\n"
+        "with pytest.raises(SlotsError, match='take 4 GPU slots, and there are fewer'):\n"
+        "    with gpu_slots(4): pass"
     )
 
 
