@@ -48,32 +48,23 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
         weights = {f"weight_{index}": weight for index, weight in enumerate(found.tolist())}
     else:
         mean, std = preference_strength(differences, counted)
-    write_rows(
-        workdir / "output" / "strength.jsonl",
-        (
-            {
-                "id": row["id"],
-                "split": row["split"],
-                "strength_mean": mu,
-                "strength_std": sigma,
-                "num_members": int(votes),
-                "num_for": int(favour),
-                "num_against": int(against),
-                **({"is_planted": planted[index]} if planted else {}),
-            }
-            for index, (row, mu, sigma, votes, favour, against) in enumerate(
-                zip(
-                    first,
-                    mean.tolist(),
-                    std.tolist(),
-                    counted.sum(0).tolist(),
-                    (counted & (differences > 0)).sum(0).tolist(),
-                    (counted & (differences < 0)).sum(0).tolist(),
-                    strict=True,
-                )
-            )
-        ),
+    columns = zip(
+        mean.tolist(),
+        std.tolist(),
+        counted.sum(0).tolist(),
+        (counted & (differences > 0)).sum(0).tolist(),
+        (counted & (differences < 0)).sum(0).tolist(),
+        strict=True,
     )
+    names = ("strength_mean", "strength_std", "num_members", "num_for", "num_against")
+    rows: list[dict[str, Any]] = [
+        {"id": row["id"], "split": row["split"], **dict(zip(names, values, strict=True))}
+        for row, values in zip(first, columns, strict=True)
+    ]
+    if planted:
+        for row, is_turned in zip(rows, planted, strict=True):
+            row["is_planted"] = is_turned
+    write_rows(workdir / "output" / "strength.jsonl", rows)
     write_json(
         workdir / "output" / "summary.json",
         {
