@@ -12,7 +12,6 @@ Turns of one dialogue are one prompt, as where preferences are split.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import re
 from collections.abc import Sequence
@@ -29,8 +28,8 @@ from threadpoolctl import threadpool_limits
 
 from trimtab.models.config.reward import EmbeddingModelConfig
 from trimtab.models.data.prompts import first_turn
-from trimtab.models.functional.strength import fold_of
-from trimtab.models.stages.reward_model import FOLD_SEED, prompt_folds
+from trimtab.models.data.self_test import answer_pairs_of, planted
+from trimtab.models.stages.reward_model import folds_of
 from trimtab.models.training.data import SPLITS, read_rows, write_rows
 from trimtab.models.training.progress import write_json
 
@@ -43,7 +42,6 @@ INVERSE_PENALTIES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0)
 MOST_PAIRS, ROWS_AT_ONCE = 10_000, 1024
 # Far more than it takes under the penalties above.
 MAX_STEPS = 2000
-FEWEST_PLANTED = 10
 SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
 LINE_MARK = re.compile(r"^\s*([-*\u2022#>]|\d+[.)])\s", re.MULTILINE)
 LONG_WORD = 8
@@ -136,26 +134,6 @@ def read_answers(preferences: Path, embeddings: Path) -> dict[str, Answers]:
     return found
 
 
-def planted(rows: Sequence[Row], share: float) -> Array:
-    """(N,) bool: the pairs whose labels are turned round on purpose, this share of them.
-
-    At least FEWEST_PLANTED, unless that is more than a fifth. Drawn by the two answers, so that all
-    members of a vote turn the same ones, and copies of a pair are turned together.
-    """
-    twins = answer_pairs_of(rows)
-    texts = dict(zip(twins.tolist(), rows, strict=True))
-    draws = sorted(
-        texts,
-        key=lambda twin: hashlib.sha256(
-            "\0".join(sorted((texts[twin]["chosen"], texts[twin]["rejected"]))).encode()
-        ).digest(),
-    )
-    count = len(draws)
-    taken = max(round(share * count), min(FEWEST_PLANTED, count // 5)) if share else 0
-    found: Array = np.isin(twins, draws[:taken])
-    return found
-
-
 def with_flips(answers: Answers, turned: Array) -> Answers:
     """The pairs, with the answers of those `turned` (N,) bool exchanged."""
     if not turned.any():
@@ -184,7 +162,7 @@ def linear_scores(
         values /= np.where(spread > 0, spread, 1)
     learned = drawn(len(train.rows), config.seed)
     difference = mine[learned, 0] - mine[learned, 1]
-    folds = folds_of(train.rows, config)
+    folds = folds_of(train.rows, config.num_folds, config.fold_by).numpy()
     zeros = np.zeros((int(place.max(initial=0)) + 1, mine.shape[-1]))
     starts = dict.fromkeys(range(config.num_folds), zeros)  # those of a stronger penalty
     best: tuple[float, float, Array] | None = None
@@ -224,27 +202,6 @@ def drawn(count: int, seed: int) -> Array:
     if count <= MOST_PAIRS:
         return np.arange(count)
     return np.sort(np.random.default_rng(seed).choice(count, MOST_PAIRS, replace=False))
-
-
-def folds_of(rows: Sequence[Row], config: EmbeddingModelConfig) -> Array:
-    """(N,) the part of each pair, from 0. By pair, those of the same two answers share one, under
-    whatever prompt: a copy would give the label away."""
-    if config.fold_by == "prompt":
-        found: Array = prompt_folds([row["prompt"] for row in rows], config.num_folds).numpy()
-        return found
-    twins = answer_pairs_of(rows)
-    drawn: Array = fold_of(int(twins.max()) + 1, config.num_folds, FOLD_SEED).numpy()
-    return drawn[twins]
-
-
-def answer_pairs_of(rows: Sequence[Row], index: dict[tuple[str, ...], int] | None = None) -> Array:
-    """(N,) a number from 0 for each two answers, whichever stands as the better one.
-
-    index: the numbers given so far, to which new ones are added.
-    """
-    index = {} if index is None else index
-    whose = [tuple(sorted((row["chosen"], row["rejected"]))) for row in rows]
-    return np.array([index.setdefault(pair, len(index)) for pair in whose], int)
 
 
 def features_of(answers: Answers, config: EmbeddingModelConfig) -> Array:
