@@ -5,8 +5,8 @@ Their time is estimated from the texts of the first rows and the cores or GPUs o
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,20 +15,24 @@ from trimtab.flows.config import RunConfig
 from trimtab.flows.errors import ConfigError
 from trimtab.infra.settings import Settings
 from trimtab.models import counts
-from trimtab.models.config.reward import EmbeddingModelConfig
+from trimtab.models.config.reward import CrossFittedConfig, EmbeddingModelConfig
 from trimtab.models.data import Look
 from trimtab.models.estimates.amounts import amounts_of_preferences
 from trimtab.models.estimates.machine import OPERATIONS_A_SECOND
-from trimtab.models.estimates.shapes import KNOWN_SHAPES, ModelShape
+from trimtab.models.estimates.shapes import KNOWN_SHAPES
 from trimtab.models.reporting.kit.names import STRENGTH_NAMES
 
 DEFAULT = "2m"
 LANGUAGE_MODEL = "smollm2-135m-instruct"
-# What a larger budget adds.
+SHAPE = KNOWN_SHAPES[LANGUAGE_MODEL]
+# What larger budgets add, in this order.
 STATES = EmbeddingModelConfig(encoder=LANGUAGE_MODEL, with_style=True, fold_by="pair")
+MEMBERS = CrossFittedConfig(base=LANGUAGE_MODEL)
 # Measured on two cores: seconds of an audit however small, and of the other voters for each answer;
-# of a linear voter for each pair that it learns from, its self-test included.
+# of a linear voter for each pair that it learns from, its self-test included; of a reward model
+# however small.
 SECONDS_OF_AN_AUDIT, SECONDS_AN_ANSWER, SECONDS_A_PAIR = 30.0, 0.012, 0.01
+SECONDS_OF_A_MEMBER = 10.0
 MOST_PAIRS = 10_000
 CHARACTERS_A_TOKEN = 4
 CORES, A_GPU_IN_CORES = 2, 100
@@ -37,12 +41,13 @@ _BUDGET = re.compile(r"(?:(\d{1,4})h)?(?:(\d{1,4})m)?")
 
 @dataclass(frozen=True)
 class Amount:
-    """What is to be voted on: pairs, different answers, and tokens of different prompts and of
-    different answers to them."""
+    """What is to be voted on: pairs, different answers, tokens of different prompts and of the
+    different answers to them, tokens of all pairs."""
 
     pairs: int
     answers: int
     tokens: int
+    pair_tokens: int
 
 
 def seconds_of(budget: str) -> int:
@@ -65,16 +70,32 @@ def voters_for(config: RunConfig, budget: int, settings: Settings) -> tuple[dict
         return {}, "found no pairs on this machine to estimate a time from: no voter is added"
     amount = amount_of(config, look)
     cores = len(settings.gpus) * A_GPU_IN_CORES or settings.max_parallel
-    usual = SECONDS_OF_AN_AUDIT + SECONDS_AN_ANSWER * amount.answers * CORES / cores
-    whole = usual + seconds_of_states(amount, KNOWN_SHAPES[LANGUAGE_MODEL], cores)
-    models = [*config.embedding_models, STATES]
-    name = STRENGTH_NAMES[STATES.name]
-    if seconds_of(DEFAULT) < budget and whole <= budget:
-        changes = {"embedding_models": [each.model_dump(mode="json") for each in models]}
-        return changes, f"{_listed(models)}; about {_shown(whole)}"
-    needed = max(whole, seconds_of(DEFAULT) + 60)
-    said = f"{_listed(models[:-1])}; about {_shown(usual)}"
-    return {}, f"{said}. A budget of {_shown(needed)} would add: {name}"
+    passes = 1 if config.ensemble.self_test_share == 0 else 2
+    whole = SECONDS_OF_AN_AUDIT + SECONDS_AN_ANSWER * amount.answers * CORES / cores
+    names = [STRENGTH_NAMES[each.name] for each in config.embedding_models]
+    models = [each.model_dump(mode="json") for each in (*config.embedding_models, STATES)]
+    further: list[tuple[str, float, dict[str, Any]]] = [
+        (
+            STRENGTH_NAMES[STATES.name],
+            seconds_of_states(amount, cores),
+            {"embedding_models": models},
+        ),
+        (
+            f"{MEMBERS.size} reward models",
+            seconds_of_reward_models(amount, cores, passes),
+            {"ensemble": {"cross_fitted": MEMBERS.model_dump(mode="json")}},
+        ),
+    ]
+    changes: dict[str, Any] = {}
+    for name, seconds, change in further:
+        least = seconds_of(DEFAULT) + 1
+        if max(whole + seconds, least) > budget:
+            more = f". A budget of {_shown(max(whole + seconds, least))} would add: {name}"
+            return changes, f"{', '.join(names)}; about {_shown(whole)}{more}"
+        names.append(name)
+        whole += seconds
+        changes |= change
+    return changes, f"{', '.join(names)}; about {_shown(whole)}"
 
 
 def amount_of(config: RunConfig, look: Look) -> Amount:
@@ -86,26 +107,41 @@ def amount_of(config: RunConfig, look: Look) -> Amount:
         (pair.prompt, answer) for pair in look.pairs for answer in (pair.chosen, pair.rejected)
     }
     texts = [*{prompt for prompt, _ in asked}, *(answer for _, answer in asked)]
-    share = total / len(look.pairs)
-    tokens = sum(map(len, texts)) / CHARACTERS_A_TOKEN
+    whole = sum(len(pair.prompt) + len(pair.chosen) + len(pair.rejected) for pair in look.pairs)
     answers = len({answer for _, answer in asked})
-    # Of fewer pairs than were looked at the answers may still be all of them.
-    more = max(share, 1.0)
-    return Amount(total, min(round(answers * more), 2 * total), round(tokens * more))
+    share = total / len(look.pairs)
+    more = max(share, 1.0)  # of fewer pairs than were looked at the texts may still be all
+    return Amount(
+        total,
+        min(round(answers * more), 2 * total),
+        round(sum(map(len, texts)) * more / CHARACTERS_A_TOKEN),
+        round(whole * share / CHARACTERS_A_TOKEN),
+    )
 
 
-def seconds_of_states(amount: Amount, shape: ModelShape, cores: int) -> float:
-    """What the linear voter on a language model's hidden states takes: one pass of the lower
-    layers, and its fits."""
-    weights = counts.layer_of_vectors(STATES.layer, shape.num_layers) * shape.layer_parameters
-    passed = 2 * weights * amount.tokens / (OPERATIONS_A_SECOND * cores / CORES)
-    return passed + SECONDS_A_PAIR * min(amount.pairs, MOST_PAIRS)
+def seconds_of_states(amount: Amount, cores: int) -> float:
+    """What the linear voter on hidden states takes: a pass of the lower layers, and its fits."""
+    layers = counts.layer_of_vectors(STATES.layer, SHAPE.num_layers)
+    operations = 2 * layers * SHAPE.layer_parameters * amount.tokens
+    return _seconds(operations, cores) + SECONDS_A_PAIR * min(amount.pairs, MOST_PAIRS)
 
 
-def _listed(models: Sequence[EmbeddingModelConfig]) -> str:
-    return ", ".join(STRENGTH_NAMES[each.name] for each in models)
+def seconds_of_reward_models(amount: Amount, cores: int, passes: int) -> float:
+    """What the cross-fitted reward models take: a pass of the frozen layers, which are kept, and
+    `passes` times training and scoring, once more for the self-test."""
+    train, size = MEMBERS.train, MEMBERS.size
+    upper = train.trainable_layers or SHAPE.num_layers
+    kept = 2 * (SHAPE.num_layers - upper) * amount.tokens
+    trained = 6 * upper * train.num_epochs * (size - 1) * amount.pair_tokens
+    scored = 2 * upper * size * amount.pair_tokens
+    operations = SHAPE.layer_parameters * (kept + passes * (trained + scored))
+    return _seconds(operations, cores) + SECONDS_OF_A_MEMBER * size * passes
+
+
+def _seconds(operations: float, cores: int) -> float:
+    return operations / (OPERATIONS_A_SECOND * cores / CORES)
 
 
 def _shown(seconds: float) -> str:
-    minutes = max(1, -(-round(seconds) // 60))
+    minutes = max(1, -(-math.ceil(seconds) // 60))
     return f"{minutes // 60}h{minutes % 60}m" if minutes >= 60 else f"{minutes}m"

@@ -94,6 +94,8 @@ def check_installed(config: RunConfig, found: Findings) -> None:
     for path, section in sections_of(config):
         if isinstance(section, ChatModelConfig) and section.local_model is not None:
             _check_model(f"{path}local_model", section.local_model, found)
+    if config.ensemble.cross_fitted is not None:
+        _check_model("ensemble.cross_fitted.base", config.ensemble.cross_fitted.base, found)
     for model in config.ensemble.reward_models:
         _check_model("ensemble.reward_models", model, found)
         _check_reward_model("ensemble.reward_models", Path(model).expanduser(), found)

@@ -32,6 +32,7 @@ from trimtab.models.config.reporting import EvaluateConfig
 from trimtab.models.config.reward import (
     POLICY,
     AdvantageModelConfig,
+    CrossFittedConfig,
     EmbeddingModelConfig,
     MetaRMConfig,
     RelabelConfig,
@@ -113,11 +114,21 @@ class EnsembleConfig(Section):
         "AutoModelForSequenceClassification with one label, in safetensors "
         "(votes=embedding_models)",
     )
+    cross_fitted: CrossFittedConfig | None = Field(
+        None,
+        description="Reward models that vote beside embedding models (votes=embedding_models); "
+        "none: no such",
+    )
     member: RewardModelConfig = RewardModelConfig()
 
     @model_validator(mode="after")
     def _external_voters_can_be_named(self) -> Self:
         """The page names each by the last part of its path."""
+        if self.cross_fitted is not None and not self.embedding_models_vote:
+            raise ValueError(
+                f"cross_fitted must be none where votes is {', '.join(self.votes)}, found one: "
+                "votes=cross_fitted is a vote of reward models alone"
+            )
         for name in ("scores", "reward_models"):
             given = getattr(self, name)
             require_different(name, [last_part(each) for each in given])
@@ -478,6 +489,8 @@ def check_layers(config: RunConfig, num_layers: int) -> None:
         f"{path}trainable_layers": section.trainable_layers
         for path, section in sections_of(config)
         if isinstance(section, TrainerConfig) and section.trainable_layers is not None
+        # These have a base model of their own.
+        if not path.startswith("ensemble.cross_fitted.")
     }
     wrong = [f"{path} = {number}" for path, number in trained.items() if number > num_layers]
     if wrong:

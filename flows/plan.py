@@ -93,8 +93,9 @@ class Plan:
         passed, six a weight trained, and what a stage takes however small it is. The last stage
         writes the page.
         """
-        size, found = self.shape.policy_parameters, defaultdict[str, list[float]](list)
+        found = defaultdict[str, list[float]](list)
         for row in self.rows:
+            size = row.inputs.shape.policy_parameters
             passed = row.work.forward_tokens + SAMPLED_AS_PASSED * row.work.sampled_tokens
             operations = 2 * size * passed + 6 * row.work.parameters * row.work.trained_tokens
             cost = SECONDS_OF_A_STAGE + operations / OPERATIONS_A_SECOND
@@ -140,7 +141,7 @@ def make_plan(config: RunConfig, flow: str, machine: Machine, num_seeds: int = 1
     stages = {id(stage): stage for stage in run.roles.values()}
     rows = []
     for key, stage in stages.items():
-        inputs = _stage_inputs(stage, shape, amounts)
+        inputs = _stage_inputs(stage, _shape_of(stage, shape), amounts)
         work = work_of(stage.stage, stage.config, inputs)
         rows.append(PlanRow(tuple(roles[key]), stage, inputs, work))
     rows.sort(key=lambda row: row.stage.step)
@@ -176,6 +177,13 @@ def _stage_inputs(stage: PlannedStage, shape: ModelShape, amounts: Amounts) -> S
         num_policies=len(stages_in(stage.inputs.get("evaluations"))),
         revised=next((each.config for each in stages_in(stage.inputs.get("revisions"))), None),
     )
+
+
+def _shape_of(stage: PlannedStage, usual: ModelShape) -> ModelShape:
+    """The shape of a stage's model: of one that starts from a base of its own, that one's."""
+    policies = [stage, *stages_in(stage.inputs.get("policy"))]
+    own = [each.config.model for each in policies if each.stage == "sft"]
+    return shape_of(own[0]) if own else usual
 
 
 def _num_heads(scorer: PlannedStage) -> int:

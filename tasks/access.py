@@ -30,6 +30,7 @@ PLACES: Final[Mapping[str, str]] = {
     "PreferencesConfig.demonstrations": SOURCE,
     "PreferencesConfig.tokenizer": MODEL,
     "ModelConfig.base": MODEL,
+    "CrossFittedConfig.base": MODEL,
     "ChatModelConfig.local_model": MODEL,
     "RehearsalConfig.encoder": MODEL,
     "EncoderConfig.encoder": ENCODER,

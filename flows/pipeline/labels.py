@@ -11,13 +11,16 @@ from trimtab.models.config.base import last_part
 from trimtab.models.config.reporting import AuditConfig
 from trimtab.models.config.reward import (
     POLICY,
+    CrossFittedConfig,
     EmbeddingModelConfig,
     EmbeddingsConfig,
     ExternalRewardModelConfig,
     ExternalVotesConfig,
     RewardModelConfig,
     StrengthConfig,
+    TrunkCacheConfig,
 )
+from trimtab.models.config.training import ModelConfig, SFTConfig
 from trimtab.models.specs import (
     AI_LABELS,
     AUDIT,
@@ -28,7 +31,9 @@ from trimtab.models.specs import (
     JUDGE_PREFERENCES,
     RELABEL,
     REWARD_MODEL,
+    SFT,
     STRENGTH,
+    TRUNK_CACHE,
 )
 from trimtab.tasks.resources import ALL_CORES, Resources, Slot
 
@@ -118,11 +123,57 @@ def _voters(config: RunConfig) -> dict[str, str]:
     if not ensemble.embedding_models_vote:
         return {}
     found = {each.name: each.name for each in config.embedding_models}
+    for index in range(ensemble.cross_fitted.size if ensemble.cross_fitted else 0):
+        found[f"cross_fitted_{index}"] = f"reward model {index + 1}"
     for index, source in enumerate(ensemble.scores):
         found[f"external_votes_{index}"] = f"votes of {last_part(source)}"
     for index, model in enumerate(ensemble.reward_models):
         found[f"external_reward_model_{index}"] = f"reward model {last_part(model)}"
     return found
+
+
+def _prepare_base(run: Run, config: CrossFittedConfig) -> None:
+    """`base`, the language model as it is, and `base_trunk`, what its frozen layers make."""
+    policy = SFTConfig(model=ModelConfig(base=config.base), fine_tune=False)
+    run["base"] = run.submit(SFT, policy, data=run["data"], label="base model")
+    if config.train.trainable_layers is not None:
+        run["base_trunk"] = run.submit(
+            TRUNK_CACHE,
+            TrunkCacheConfig(
+                trainable_layers=config.train.trainable_layers, precision=config.train.precision
+            ),
+            policy=run["base"],
+            preferences=run["preferences"],
+            resources=ALL_CORES,
+        )
+
+
+def _cross_fitted(run: Run, planted_share: float = 0.0, purpose: str = "") -> list[Future]:
+    """Reward models that vote each on its own part of the pairs; none unless asked for."""
+    config = run.config.ensemble.cross_fitted
+    if config is None:
+        return []
+    if "base" not in run.roles:
+        _prepare_base(run, config)
+    member = RewardModelConfig(
+        num_folds=config.size,
+        fold_by="pair",
+        train=config.train,
+        planted_share=planted_share,
+        saves_model=False,
+    )
+    return [
+        run.submit(
+            REWARD_MODEL,
+            run.seeded(member.model_copy(update={"fold": index}), index + 1),
+            policy=run["base"],
+            preferences=run["preferences"],
+            trunk=run.get("base_trunk"),
+            label=f"{purpose}reward model {index + 1}",
+            resources=Resources(slot=Slot(index, config.size)),
+        )
+        for index in range(config.size)
+    ]
 
 
 def _add_external_voters(run: Run) -> None:
@@ -154,13 +205,16 @@ def _vote_of_embedding_models(run: Run) -> Future:
     """The vote of the embedding models, and of the user's voters; `self_test`, their vote on a copy
     of the pairs with labels turned round on purpose, from which the user's have not learned."""
     ensemble, calibrated = run.config.ensemble, StrengthConfig(mode="calibrated")
-    external = [run[name] for name in list(_voters(run.config))[len(run.config.embedding_models) :]]
+    for index, member in enumerate(_cross_fitted(run)):
+        run[f"cross_fitted_{index}"] = member
     if ensemble.self_test_share:
         copies = [
             each.model_copy(update={"planted_share": ensemble.self_test_share})
             for each in run.config.embedding_models
         ]
         planted = [_embedding_model(run, each, "self-test, ") for each in copies]
+        planted += _cross_fitted(run, ensemble.self_test_share, "self-test, ")
+        external = [run[name] for name in _voters(run.config) if name.startswith("external_")]
         run["self_test"] = run.submit(
             STRENGTH, calibrated, member=planted + external, label="strength of the self-test"
         )

@@ -25,6 +25,17 @@ from trimtab.models.config.base import (
 from trimtab.models.config.training import Precision, TrainConfig
 from trimtab.models.packages import PACKAGED_MODELS
 
+FoldBy = Literal["prompt", "pair"]
+OF_FOLDS = (
+    "prompt: a pair is scored by a model that has seen no pair of its prompt, as held-out pairs "
+    "are; pair: by one that has seen the prompt's other pairs, whose labels tell something of its "
+    "own"
+)
+OF_PLANTED = (
+    "Share of the training labels turned round on purpose before anything is learned, to measure "
+    "how many wrong labels a vote finds; at least ten, if that is no more than a fifth"
+)
+
 
 class TrunkCacheConfig(StageConfig):
     """Keeping the frozen lower layers' output for all preference pairs."""
@@ -222,12 +233,7 @@ class EmbeddingModelConfig(EncoderConfig):
         description="Parts of the pairs; a training pair is scored by a model of the others "
         "(all but nearest)",
     )
-    fold_by: Literal["prompt", "pair"] = Field(
-        "prompt",
-        description="prompt: a pair is scored by a model that has seen no pair of its prompt, as "
-        "held-out pairs are; pair: by one that has seen the prompt's other pairs, whose labels "
-        "tell something of its own (all but nearest)",
-    )
+    fold_by: FoldBy = Field("prompt", description=f"{OF_FOLDS} (all but nearest)")
     with_style: bool = Field(
         False, description="Style beside the vector, in place of the length alone (linear)"
     )
@@ -236,14 +242,7 @@ class EmbeddingModelConfig(EncoderConfig):
         description="Learn once more without the pairs whose label looks wrong, and add both fits, "
         "weighted such that held-out labels are likeliest: wrong labels mislead less (linear)",
     )
-    planted_share: float = Field(
-        0.0,
-        ge=0,
-        lt=0.5,
-        description="Share of the training labels turned round on purpose before anything is "
-        "learned, to measure how many wrong labels a vote finds; at least ten, if that is no more "
-        "than a fifth",
-    )
+    planted_share: float = Field(0.0, ge=0, lt=0.5, description=OF_PLANTED)
     num_neighbours: Several = Field(
         20, description="Answers to other prompts that a score is a share of (nearest)"
     )
@@ -344,6 +343,11 @@ class RewardModelConfig(PairLossConfig):
         None, ge=0, le=999, description="Fold held out from training (cross-fitting)"
     )
     num_folds: int = Field(2, ge=2, le=1000, description="Folds of the cross-fitted vote")
+    fold_by: FoldBy = Field("prompt", description=OF_FOLDS)
+    planted_share: float = Field(0.0, ge=0, lt=0.5, description=OF_PLANTED)
+    saves_model: bool = Field(
+        True, description="Save the model; a member that only votes is needed for its scores"
+    )
     categories: tuple[str, ...] = Field(
         (), description="Train on pairs of these categories only; none: of all"
     )
@@ -381,6 +385,31 @@ class RewardModelConfig(PairLossConfig):
                 f"{self.score_every}: while training, each rank has only a part of the model"
             )
         return self
+
+
+class CrossFittedConfig(StageConfig):
+    """Reward models that vote beside embedding models in a label audit, on pairs they never saw."""
+
+    size: int = Field(
+        3,
+        ge=2,
+        le=100,
+        description="Reward models; each votes on a part of the pairs and is trained on the rest",
+    )
+    base: str = Field(
+        "smollm2-135m-instruct",
+        min_length=1,
+        description="Language model that they start from as it is: the packaged one, a folder or a "
+        "hub id",
+    )
+    train: TrainConfig = TrainConfig(
+        learning_rate=3e-4,
+        num_epochs=2,
+        batch_size=16,
+        micro_batch_tokens=4096,
+        checkpoint_every=25,
+        trainable_layers=6,
+    )
 
 
 class ExpectedRewardConfig(StageConfig):

@@ -14,7 +14,6 @@ Turns of one dialogue are one prompt, as where preferences are split.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import re
 from collections.abc import Sequence
@@ -31,8 +30,9 @@ from threadpoolctl import threadpool_limits
 
 from trimtab.models.config.reward import EmbeddingModelConfig
 from trimtab.models.data.prompts import first_turn
-from trimtab.models.functional.strength import calibrated_strength, fold_of
-from trimtab.models.stages.reward_model import FOLD_SEED, prompt_folds
+from trimtab.models.data.self_test import answer_pairs_of, planted
+from trimtab.models.functional.strength import calibrated_strength
+from trimtab.models.stages.reward_model import folds_of
 from trimtab.models.training.data import SPLITS, read_rows, write_rows
 from trimtab.models.training.progress import write_json
 
@@ -47,7 +47,6 @@ MOST_PAIRS, ROWS_AT_ONCE = 10_000, 1024
 MAX_STEPS = 2000
 # Below it two fits together tell nothing of the labels.
 NO_WEIGHT = 1e-6
-FEWEST_PLANTED = 10
 SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
 LINE_MARK = re.compile(r"^\s*([-*\u2022#>]|\d+[.)])\s", re.MULTILINE)
 LONG_WORD = 8
@@ -146,26 +145,6 @@ def read_answers(preferences: Path, embeddings: Path) -> dict[str, Answers]:
     return found
 
 
-def planted(rows: Sequence[Row], share: float) -> Array:
-    """(N,) bool: the pairs whose labels are turned round on purpose, this share of them.
-
-    At least FEWEST_PLANTED, unless that is more than a fifth. Drawn by the two answers, so that all
-    members of a vote turn the same ones, and copies of a pair are turned together.
-    """
-    twins = answer_pairs_of(rows)
-    texts = dict(zip(twins.tolist(), rows, strict=True))
-    draws = sorted(
-        texts,
-        key=lambda twin: hashlib.sha256(
-            "\0".join(sorted((texts[twin]["chosen"], texts[twin]["rejected"]))).encode()
-        ).digest(),
-    )
-    count = len(draws)
-    taken = max(round(share * count), min(FEWEST_PLANTED, count // 5)) if share else 0
-    found: Array = np.isin(twins, draws[:taken])
-    return found
-
-
 def with_flips(answers: Answers, turned: Array) -> Answers:
     """The pairs, with the answers of those `turned` (N,) bool exchanged."""
     if not turned.any():
@@ -238,7 +217,7 @@ def linear_scores(
     learned = drawn(len(train.rows), config.seed)
     difference = mine[learned, 0] - mine[learned, 1]
     model = LinearModel(mine, places["train"], train.label, learned, difference)
-    folds = folds_of(train.rows, config)
+    folds = folds_of(train.rows, config.num_folds, config.fold_by).numpy()
     loss, inverse_penalty, scores, starts = _likeliest(model, folds, config.num_folds)
     summary = {"inverse_penalty": inverse_penalty, "cross_fitted_loss": loss}
     weights = model.fit(np.ones(len(folds), bool), inverse_penalty, model.zeros)
@@ -331,7 +310,7 @@ def rating_scores(
         for split, own in answers.items()
     }
     mine, label = players["train"], answers["train"].label
-    folds = folds_of(answers["train"].rows, config)
+    folds = folds_of(answers["train"].rows, config.num_folds, config.fold_by).numpy()
     found = []
     for inverse_penalty in INVERSE_PENALTIES:
         scores = np.zeros(mine.shape)
@@ -378,27 +357,6 @@ def drawn(count: int, seed: int) -> Array:
     if count <= MOST_PAIRS:
         return np.arange(count)
     return np.sort(np.random.default_rng(seed).choice(count, MOST_PAIRS, replace=False))
-
-
-def folds_of(rows: Sequence[Row], config: EmbeddingModelConfig) -> Array:
-    """(N,) the part of each pair, from 0. By pair, those of the same two answers share one, under
-    whatever prompt: a copy would give the label away."""
-    if config.fold_by == "prompt":
-        found: Array = prompt_folds([row["prompt"] for row in rows], config.num_folds).numpy()
-        return found
-    twins = answer_pairs_of(rows)
-    drawn: Array = fold_of(int(twins.max()) + 1, config.num_folds, FOLD_SEED).numpy()
-    return drawn[twins]
-
-
-def answer_pairs_of(rows: Sequence[Row], index: dict[tuple[str, ...], int] | None = None) -> Array:
-    """(N,) a number from 0 for each two answers, whichever stands as the better one.
-
-    index: the numbers given so far, to which new ones are added.
-    """
-    index = {} if index is None else index
-    whose = [tuple(sorted((row["chosen"], row["rejected"]))) for row in rows]
-    return np.array([index.setdefault(pair, len(index)) for pair in whose], int)
 
 
 def features_of(answers: Answers, config: EmbeddingModelConfig) -> Array:

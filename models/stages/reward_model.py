@@ -12,12 +12,15 @@ import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trimtab.models.config.reward import PairLossConfig, RewardModelConfig
 from trimtab.models.data.prompts import first_turn
+from trimtab.models.data.self_test import answer_pairs_of, planted
 from trimtab.models.functional.strength import fold_of
 from trimtab.models.nets.auxiliary_heads import auxiliary_heads
 from trimtab.models.nets.loading import (
@@ -35,6 +38,8 @@ from trimtab.models.training.data import (
     Pairs,
     context_length,
     read_pairs,
+    read_rows,
+    splits_of,
     write_rows,
 )
 from trimtab.models.training.learner import TrainingRows
@@ -51,7 +56,9 @@ FOLD_SEED = 0
 def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `policy` (trunk), `preferences`, optionally `pairs` and `trunk`.
 
-    Output: model/, scores.jsonl; with `score_every`, validation.jsonl.
+    Output: scores.jsonl; unless told otherwise model/; with `score_every`, validation.jsonl. With
+    `planted_share`, rows say `is_planted`, and chosen_score is of the answer that stands as the
+    better one in the copy, as of `embedding_model`.
     """
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     model = new_scorer(inputs["policy"] / "model", config.seed)
@@ -59,8 +66,12 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
     limit, states = context_length(model.config), cached_trunk(inputs, model)
     pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
     unseen = _other_categories(config, pairs)
+    known = {row["id"]: row for row in read_rows(source / "train.jsonl")}
+    rows = [known[identifier] for identifier in pairs.identifiers]
+    turned = planted(rows, config.planted_share).tolist()
+    pairs = pairs.turned_round(turned)
     if config.fold is not None:
-        folds = prompt_folds(pairs.prompts, config.num_folds).tolist()
+        folds = folds_of(rows, config.num_folds, config.fold_by).tolist()
         unseen |= {index for index, fold in enumerate(folds) if fold == config.fold}
     seen = pairs.subset([index for index in range(len(pairs.rows)) if index not in unseen])
     if config.category_heads:
@@ -83,12 +94,14 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
             extras=StepExtras(after_step=curve),
         )
     fit_gate(model, seen)
-    save_model(model, tokenizer, workdir / "output" / "model")
+    if config.saves_model:
+        save_model(model, tokenizer, workdir / "output" / "model")
     if curve is not None and curve.path.exists():  # not in fewer steps than between scorings
         shutil.copyfile(curve.path, workdir / "output" / curve.path.name)
     # Training pairs need the score of a member only: it votes on their labels.
     splits = HELD_OUT if "pairs" in inputs else SPLITS
-    summary |= score_splits(model, tokenizer, inputs, workdir / "output", splits, unseen)
+    copy = turned if config.planted_share else None
+    summary |= score_splits(model, tokenizer, inputs, workdir / "output", splits, unseen, copy)
     summary["num_trained_pairs"] = len(seen.rows)
     summary["num_category_heads"] = len(category_heads(model))
     write_json(workdir / "output" / "summary.json", summary)
@@ -136,6 +149,17 @@ def prompt_folds(prompts: Sequence[str], num_folds: int) -> Tensor:
     return folds[[index[turn] for turn in turns]]
 
 
+def folds_of(
+    rows: Sequence[dict[str, Any]], num_folds: int, fold_by: Literal["prompt", "pair"]
+) -> Tensor:
+    """(N,) the fold of each pair, from 0. By pair, those of the same two answers share one, under
+    whatever prompt: a copy would give the label away."""
+    if fold_by == "prompt":
+        return prompt_folds([row["prompt"] for row in rows], num_folds)
+    twins = torch.from_numpy(answer_pairs_of(rows))
+    return fold_of(int(twins.max()) + 1, num_folds, FOLD_SEED)[twins]
+
+
 def score_splits(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -143,18 +167,22 @@ def score_splits(
     output: Path,
     splits: Sequence[str] = HELD_OUT,
     unseen: set[int] | None = None,
+    turned: Sequence[bool] | None = None,
 ) -> dict[str, float]:
     """Score the raw pairs of splits into scores.jsonl; returns the accuracy on each one's labels.
 
-    With category heads also how often the gate finds a prompt's category.
+    With category heads also how often the gate finds a prompt's category. A split without a pair
+    has none.
     Inputs: `preferences`, optionally `trunk`. `unseen` holds the training pairs that the model was
-    not trained on.
+    not trained on, `turned` says of each whether it was turned round on purpose.
     """
     rows: list[dict[str, object]] = []
     accuracy = {}
     limit, states = context_length(model.config), cached_trunk(inputs, model)
-    for split in splits:
+    for split in [each for each in splits if each in splits_of(inputs["preferences"])]:
         pairs = read_pairs(inputs["preferences"] / f"{split}.jsonl", tokenizer, limit, states)
+        is_turned = turned if turned is not None and split == "train" else [False] * len(pairs.rows)
+        pairs = pairs.turned_round(is_turned)
         scores = score_rows(model, pairs.rows)
         accuracy[f"{split}_accuracy"] = float((scores[:, 0] > scores[:, 1]).float().mean())
         of_gate = gate_accuracy(model, pairs)
@@ -167,6 +195,7 @@ def score_splits(
                 "chosen_score": float(chosen),
                 "rejected_score": float(rejected),
                 "was_trained_on": split == "train" and index not in (unseen or set()),
+                **({} if turned is None else {"is_planted": is_turned[index]}),
             }
             for index, (identifier, (chosen, rejected)) in enumerate(
                 zip(pairs.identifiers, scores.tolist(), strict=True)

@@ -19,10 +19,10 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
     In sample every member votes on every pair; cross-fitted, only those never trained on it.
     num_for and num_against: members that prefer the answer labelled better, and worse.
     Calibrated, members of any kind are weighted by what they tell of the training labels, and one
-    whose scores are null abstains. Where members say that they learned from a copy with labels
-    turned round on purpose (`is_planted`), their weights are found on that copy, strength.jsonl
-    says which labels, and the other members, who learned from no label, score the copy as it is:
-    the difference of a pair turned round changes its sign.
+    whose scores are null, or that was trained on the pair, abstains. Where members say that they
+    learned from a copy with labels turned round on purpose (`is_planted`), their weights are found
+    on that copy, strength.jsonl says which labels, and the other members, who learned from no
+    label, score the copy as it is: the difference of a pair turned round changes its sign.
     """
     members = [
         read_rows(inputs[name] / "scores.jsonl")
@@ -39,8 +39,8 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
         [_differences(rows, planted) for rows in members], dtype=torch.float64
     )
     counted = torch.tensor([[row["chosen_score"] is not None for row in rows] for rows in members])
-    if config.mode == "cross_fitted":
-        counted = ~torch.tensor([[row["was_trained_on"] for row in member] for member in members])
+    if config.mode != "in_sample":
+        counted &= ~torch.tensor([[row["was_trained_on"] for row in member] for member in members])
     in_training = torch.tensor([row["split"] == "train" for row in first])
     weights: dict[str, float] = {}
     if config.mode == "calibrated":

@@ -13,14 +13,15 @@ from trimtab.models.config.reward import TrunkCacheConfig
 from trimtab.models.nets.freezing import num_frozen_layers
 from trimtab.models.nets.loading import load_policy, load_tokenizer
 from trimtab.models.nets.trunk import trunk_digest
-from trimtab.models.training.data import SPLITS, context_length, read_pairs
+from trimtab.models.training.data import context_length, read_pairs, splits_of
 from trimtab.models.training.progress import Progress, write_json
 from trimtab.models.training.scoring import num_parts, part_states
 from trimtab.models.training.trunk_cache import write_trunk
 
 
 def run(config: TrunkCacheConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `policy`, `preferences`. Output: train, validation and test.safetensors."""
+    """Inputs: `policy`, `preferences`. Output: train, validation and test.safetensors, of the
+    splits that hold pairs."""
     tokenizer = load_tokenizer(inputs["policy"] / "model")
     model = load_policy(inputs["policy"] / "model").eval()
     depth = num_frozen_layers(model, config.trainable_layers)
@@ -32,7 +33,7 @@ def run(config: TrunkCacheConfig, inputs: dict[str, Path], workdir: Path) -> Non
     limit = context_length(model.config)
     pairs = {
         split: read_pairs(inputs["preferences"] / f"{split}.jsonl", tokenizer, limit).rows
-        for split in SPLITS
+        for split in splits_of(inputs["preferences"])
     }
     metadata = {"depth": str(depth), "digest": trunk_digest(model, depth)}
     total, done = sum(map(num_parts, pairs.values())), 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,11 @@ def one_or_several(inputs: dict[str, Path], name: str) -> list[Path]:
         return [inputs[name]]
     numbers = itertools.takewhile(lambda number: f"{name}_{number}" in inputs, itertools.count())
     return [inputs[f"{name}_{number}"] for number in numbers]
+
+
+def splits_of(preferences: Path) -> list[str]:
+    """The splits that hold pairs."""
+    return [split for split in SPLITS if (preferences / f"{split}.jsonl").stat().st_size > 0]
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -90,6 +95,14 @@ class Pairs:
     label: Tensor
     margin: Tensor
     weight: Tensor
+
+    def turned_round(self, which: Sequence[bool]) -> Pairs:
+        """The pairs, with the responses of those that `which` names (N,) exchanged."""
+        rows = [
+            row.exchanged() if is_turned else row
+            for row, is_turned in zip(self.rows, which, strict=True)
+        ]
+        return replace(self, rows=rows)
 
     def subset(self, indices: Sequence[int]) -> Pairs:
         """The pairs at `indices`, in that order."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import math
 import os
 import random
 import tempfile
@@ -23,7 +24,10 @@ import pyarrow.parquet as pq
 import torch
 
 from trimtab.flows.cli import main as trimtab
+from trimtab.infra.report_folders import read_run
+from trimtab.models.config.reward import EmbeddingModelConfig
 from trimtab.models.functional.strength import calibrated_strength
+from trimtab.models.reporting.kit.names import STRENGTH_NAMES
 from trimtab.models.statistics.estimates import auroc_estimate
 
 
@@ -50,24 +54,32 @@ def measure(options: argparse.Namespace, scratch: Path) -> None:
     folder = scratch / "home" / "reports" / "audit"
     rows = pq.read_table(folder / "audited.parquet").to_pylist()
     is_wrong = torch.tensor([row["id"] in turned for row in rows])
-    votes = torch.tensor([row["differences"] for row in rows], dtype=torch.float64).T
-    everywhere = torch.ones(len(rows), dtype=torch.bool)
+    columns = zip(*(row["differences"] for row in rows), strict=True)
+    votes = torch.tensor([[math.nan if d is None else d for d in own] for own in columns])
     print("| voter | AUROC | with those above |\n|---|---|---|")
-    for index, name in enumerate(_names(folder)):
-        strength, _, _ = calibrated_strength(votes[: index + 1], everywhere)
-        cells = [_shown(-own, is_wrong, options.seed) for own in (votes[index], strength)]
+    done = 0
+    for name, count in _voters(folder):
+        parts = (votes[done : done + count], votes[: done + count])
+        cells = [_shown(own, is_wrong, options.seed) for own in parts]
         print(f"| {name} | {' | '.join(cells)} |")
+        done += count
 
 
-def _shown(doubt: torch.Tensor, is_wrong: torch.Tensor, seed: int) -> str:
-    found = auroc_estimate(doubt, is_wrong, seed)
+def _shown(votes: torch.Tensor, is_wrong: torch.Tensor, seed: int) -> str:
+    everywhere = torch.ones(len(is_wrong), dtype=torch.bool)
+    strength, _, _ = calibrated_strength(votes, everywhere, ~votes.isnan())
+    found = auroc_estimate(-strength, is_wrong, seed)
     assert found is not None
     return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
 
 
-def _names(folder: Path) -> list[str]:
-    settings: dict[str, Any] = json.loads((folder / "run.json").read_text())["settings"]
-    return [f"{each['kind']}, {each['encoder']}" for each in settings["embedding_models"]]
+def _voters(folder: Path) -> list[tuple[str, int]]:
+    """The voters in order: the name of each, and how many members it is."""
+    settings: dict[str, Any] = read_run(folder)["settings"]
+    kinds = [EmbeddingModelConfig.model_validate(each) for each in settings["embedding_models"]]
+    found = [(STRENGTH_NAMES[kind.name], 1) for kind in kinds]
+    size = settings.get("ensemble.cross_fitted.size")
+    return [*found, (f"{size} reward models", size)] if size else found
 
 
 def _draw(options: argparse.Namespace, path: Path) -> set[str]:

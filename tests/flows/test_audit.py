@@ -277,6 +277,10 @@ def test_embedding_models_vote_alone_and_in_a_label_audit_only() -> None:
             {"ensemble": {"votes": ["in_sample"], "self_test_share": 0, "scores": ["a"]}},
             "scores must be empty where votes is in_sample",
         ),
+        (
+            {"ensemble": {"votes": ["in_sample"], "self_test_share": 0, "cross_fitted": {}}},
+            "cross_fitted must be none where votes is in_sample",
+        ),
         ({"embedding_models": [{"kind": "style", "encoder": "policy"}]}, "reads no vector"),
     ):
         changed = {**values}

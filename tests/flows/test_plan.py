@@ -14,6 +14,7 @@ from trimtab.flows.plan_layout import size
 from trimtab.flows.plan_text import plan_text
 from trimtab.flows.recipes import MACHINES, recipe_named
 from trimtab.models.estimates.machine import GIB, PYTHON_PROCESS, Machine
+from trimtab.models.estimates.shapes import KNOWN_SHAPES
 
 ROOT = Path(__file__).parents[2]
 LARGE = Machine(1, 10**15, 2, False)
@@ -266,6 +267,29 @@ def test_the_page_quotes_the_plan_as_it_is_printed() -> None:
     assert len(lines) > 10
     printed = plan_text(_plan("hh-7b", machine=MACHINES["hh-7b"])).splitlines()
     assert not [line for line in lines if line not in printed]
+
+
+def test_voters_of_an_audit_are_planned_with_the_models_that_they_have() -> None:
+    """The audit itself has none: its shape is that of no model that is run."""
+    models = [
+        "ensemble.cross_fitted.size=2",
+        'embedding_models=[{"encoder":"smollm2-135m-instruct"}]',
+    ]
+    given = ["preferences.sources=[a/b]", "preferences.max_pairs=100", *models]
+    plan = _plan("audit", *given, 'ensemble.reward_models=["some/model"]', flow="label-audit")
+    steps, rows = _steps(plan), {role: row for row in plan.rows for role in row.roles}
+    assert steps["base"] < steps["base_trunk"] < steps["cross_fitted_0"] == steps["cross_fitted_1"]
+    assert steps["cross_fitted_0"] < steps["strength"] < steps["audit"]
+    assert steps["external_reward_model_0"] == steps["vectors_states"] < steps["strength"]
+    size = KNOWN_SHAPES["smollm2-135m-instruct"]
+    for role in ("base", "base_trunk", "cross_fitted_0"):
+        assert rows[role].inputs.shape == size
+    assert plan.shape.num_layers == 4
+    work = rows["cross_fitted_0"].work
+    # Six of thirty layers, the last norm and the head.
+    assert work.parameters == 6 * size.layer_parameters + 2 * size.hidden_size
+    assert rows["vectors_states"].work.phases["lower layers"].frozen == 4 * size.policy_parameters
+    assert rows["external_reward_model_0"].work.phases == {}  # of which nothing is known here
 
 
 def test_embedding_models_of_one_encoder_share_its_embeddings() -> None:

@@ -144,6 +144,7 @@ ATTACKS: dict[str, BaseModel] = {
     "relabel.review": _config(relabel={"review": "/etc/passwd"}),
     "ensemble.scores": _audit(scores=["/etc/votes.csv"]),
     "ensemble.reward_models": _audit(reward_models=["/srv/model"]),
+    "ensemble.cross_fitted.base": _audit(cross_fitted={"base": "/srv/model"}),
     "judge_preferences.judge.constitution": _config(
         judge_preferences=_judged("/etc/passwd").model_dump(mode="json")
     ),

@@ -153,7 +153,7 @@ def _recurring(pairs: Sequence[Row]) -> dict[str, dict[str, tuple[str, ...]]]:
 
 def _differences(artifacts: Artifacts, strength: Sequence[Row]) -> list[tuple[float | None, ...]]:
     """Every pair's votes. One member is read after another: their rows would fill the memory."""
-    is_crossed = voting_mode(artifacts, "strength") == "cross_fitted"
+    is_crossed = voting_mode(artifacts, "strength") != "in_sample"
     columns = []
     for role in artifacts.members:
         rows = read_rows(artifacts.inputs[role] / "scores.jsonl")

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.models.conftest import run_stage
-from trimtab.models.config.reward import StrengthConfig
+from trimtab.models.config.reward import StrengthConfig, TrunkCacheConfig
+from trimtab.models.data.self_test import planted
 from trimtab.models.functional.strength import fold_of
 from trimtab.models.stages.reward_model import FOLD_SEED, prompt_folds
 from trimtab.models.training.data import read_rows, write_rows
@@ -88,3 +89,48 @@ def test_dialogues_of_one_opening_share_a_fold() -> None:
 def test_fewer_prompts_than_folds_are_refused() -> None:
     with pytest.raises(ValueError, match="found 3"):
         prompt_folds(["a", "b", "a", "b"], NUM_FOLDS)
+
+
+def test_a_member_learns_from_and_scores_the_copy_with_labels_turned_round(
+    tmp_path: Path, smoke_config: Any, policy: Path, comparisons: Path
+) -> None:
+    """As if the file had them so; with the frozen layers' states, and a split without pairs."""
+    rows = read_rows(comparisons / "train.jsonl")
+    turned = planted(rows, 0.2).tolist()
+    assert 0 < sum(turned) < len(rows)
+    exchanged = [
+        {**row, "chosen": row["rejected"], "rejected": row["chosen"]} if is_turned else row
+        for row, is_turned in zip(rows, turned, strict=True)
+    ]
+    for name, own in (("raw", rows), ("copy", exchanged)):
+        write_rows(tmp_path / name / "train.jsonl", own)
+        write_rows(tmp_path / name / "validation.jsonl", [])
+        write_rows(tmp_path / name / "test.jsonl", read_rows(comparisons / "test.jsonl"))
+    trunk = run_stage(
+        "trunk_cache",
+        TrunkCacheConfig(trainable_layers=1),
+        tmp_path / "trunk",
+        policy=policy,
+        preferences=tmp_path / "raw",
+    )
+    member = smoke_config.ensemble.member
+    train = member.train.model_copy(update={"trainable_layers": 1})
+    own = {"train": train, "fold": 1, "num_folds": NUM_FOLDS, "fold_by": "pair"}
+    member = member.model_copy(update=own)
+    on_purpose = member.model_copy(update={"planted_share": 0.2, "saves_model": False})
+    inputs = {"policy": policy, "preferences": tmp_path / "raw", "trunk": trunk}
+    output = run_stage("reward_model", on_purpose, tmp_path / "a", **inputs)
+    inputs = {"policy": policy, "preferences": tmp_path / "copy"}
+    expected = run_stage("reward_model", member, tmp_path / "b", **inputs)
+    assert (expected / "model").is_dir() and not (output / "model").exists()
+    found, others = (read_rows(each / "scores.jsonl") for each in (output, expected))
+    train_rows = [row for row in found if row["split"] == "train"]
+    assert [row["is_planted"] for row in train_rows] == turned
+    assert {row["split"] for row in found} == {"train", "test"}
+    assert not any(row["is_planted"] for row in found if row["split"] == "test")
+    for row, other in zip(found, others, strict=True):
+        assert (row["id"], row["was_trained_on"]) == (other["id"], other["was_trained_on"])
+        for name in ("chosen_score", "rejected_score"):
+            assert row[name] == pytest.approx(other[name], abs=1e-4)
+    left_out = sum(not row["was_trained_on"] for row in train_rows)
+    assert abs(left_out - len(rows) / NUM_FOLDS) <= 1

@@ -287,12 +287,12 @@ def test_folds_by_pair_part_a_prompt_but_not_the_same_two_answers() -> None:
     ]
     turned = {"chosen": "bad 0", "rejected": "good 0", "prompt": "another"}
     rows.append({**rows[0], "id": "turned", **turned})
-    folds = folds_of(rows, EmbeddingModelConfig(fold_by="pair"))
+    folds = folds_of(rows, 5, "pair")
     assert sorted(folds[:10].tolist()) == sorted(list(range(5)) * 2)
     assert folds[10] == folds[0]
     assert planted(rows, 0.3)[0] == planted(rows, 0.3)[10]
     with pytest.raises(ValueError, match="num_folds"):  # two prompts are two parts
-        folds_of(rows, EmbeddingModelConfig())
+        folds_of(rows, 5, "prompt")
 
 
 def test_a_copy_under_another_prompt_does_not_tell_the_nearest_its_label() -> None:
