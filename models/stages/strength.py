@@ -48,23 +48,22 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
         weights = {f"weight_{index}": weight for index, weight in enumerate(found.tolist())}
     else:
         mean, std = preference_strength(differences, counted)
-    columns = zip(
-        mean.tolist(),
-        std.tolist(),
-        counted.sum(0).tolist(),
-        (counted & (differences > 0)).sum(0).tolist(),
-        (counted & (differences < 0)).sum(0).tolist(),
-        strict=True,
+    values = {
+        "strength_mean": mean,
+        "strength_std": std,
+        "num_members": counted.sum(0),
+        "num_for": (counted & (differences > 0)).sum(0),
+        "num_against": (counted & (differences < 0)).sum(0),
+        **({"is_planted": torch.tensor(planted)} if planted else {}),
+    }
+    columns = zip(*(each.tolist() for each in values.values()), strict=True)
+    write_rows(
+        workdir / "output" / "strength.jsonl",
+        (
+            {"id": row["id"], "split": row["split"], **dict(zip(values, own, strict=True))}
+            for row, own in zip(first, columns, strict=True)
+        ),
     )
-    names = ("strength_mean", "strength_std", "num_members", "num_for", "num_against")
-    rows: list[dict[str, Any]] = [
-        {"id": row["id"], "split": row["split"], **dict(zip(names, values, strict=True))}
-        for row, values in zip(first, columns, strict=True)
-    ]
-    if planted:
-        for row, is_turned in zip(rows, planted, strict=True):
-            row["is_planted"] = is_turned
-    write_rows(workdir / "output" / "strength.jsonl", rows)
     write_json(
         workdir / "output" / "summary.json",
         {
