@@ -57,13 +57,11 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
         **({"is_planted": torch.tensor(planted)} if planted else {}),
     }
     columns = zip(*(each.tolist() for each in values.values()), strict=True)
-    write_rows(
-        workdir / "output" / "strength.jsonl",
-        (
-            {"id": row["id"], "split": row["split"], **dict(zip(values, own, strict=True))}
-            for row, own in zip(first, columns, strict=True)
-        ),
+    voted = (
+        {"id": row["id"], "split": row["split"], **dict(zip(values, own, strict=True))}
+        for row, own in zip(first, columns, strict=True)
     )
+    write_rows(workdir / "output" / "strength.jsonl", voted)
     write_json(
         workdir / "output" / "summary.json",
         {
