@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=200_000)
     parser.add_argument("--answers", type=int, default=10_000)
     parser.add_argument("--browser")
+    parser.add_argument("settings", nargs="*", help="of the audit, e.g. relabel.flip_below=0")
     parser.add_argument("--read-only", action="store_true")
     parser.add_argument("--reads", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -61,7 +62,7 @@ def main() -> None:
         found |= _in_a_process(folder)
         if not options.read_only:
             home = Path(scratch) / "home"
-            found |= audit(folder / "pairs.jsonl", home)
+            found |= audit(folder / "pairs.jsonl", home, options.settings)
             (page,) = (home / "reports").glob("*/audit.html")
             if options.browser:
                 with browser(options.browser) as opened:
@@ -121,10 +122,10 @@ def _read(folder: Path) -> dict[str, Any]:
     return {"seconds to read": took, "MiB of the reader": most, "MiB of its libraries": before}
 
 
-def audit(file: Path, home: Path) -> dict[str, Any]:
+def audit(file: Path, home: Path, settings: Sequence[str]) -> dict[str, Any]:
     """The command, first start included, and the largest memory of its processes together."""
     environment = {**os.environ, "TRIMTAB_HOME": str(home)}
-    command = [sys.executable, "-m", "trimtab.flows.cli", "audit", str(file)]
+    command = [sys.executable, "-m", "trimtab.flows.cli", "audit", str(file), *settings]
     started = time.perf_counter()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     with _memory(process.pid) as most:
