@@ -97,8 +97,7 @@ def split_pairs(
     parts: dict[str, list[PreferencePair]] = {name: [] for name in fractions}
     fractions = {name: fraction for name, fraction in fractions.items() if fraction > 0}
     if split_by == "prompt":
-        keys = [first_turn(pair.prompt) for pair in pairs]
-        sides = {key: _side_of(key, fractions, seed) for key in set(keys)}
+        sides = [_side_of(first_turn(pair.prompt), fractions, seed) for pair in pairs]
     elif split_by == "category":
         without = [pair.id for pair in pairs if pair.category is None]
         if without:
@@ -106,16 +105,20 @@ def split_pairs(
                 f"split by category: found {len(without)} pairs without one, such as "
                 f"{without[:NUM_NAMED]}; give their source a category, or split by prompt"
             )
-        keys = [str(pair.category) for pair in pairs]
-        sides = _sides_of_categories(Counter(keys), fractions, seed)
+        by_category = _sides_of_categories(
+            Counter(str(pair.category) for pair in pairs), fractions, seed
+        )
+        sides = [by_category[str(pair.category)] for pair in pairs]
     else:
         raise SplitError(f"split_by: found {split_by!r}, allowed: {get_args(SplitBy)}")
-    for key, pair in zip(keys, pairs, strict=True):
-        parts[sides[key]].append(pair)
+    for side, pair in zip(sides, pairs, strict=True):
+        parts[side].append(pair)
     empty = [name for name in fractions if not parts[name]]
     if empty:
+        by_prompt = split_by == "prompt"
+        keys = {first_turn(pair.prompt) if by_prompt else pair.category for pair in pairs}
         raise SplitError(
-            f"split by {split_by}: nothing falls to {empty} ({len(pairs)} pairs, {len(sides)} "
+            f"split by {split_by}: nothing falls to {empty} ({len(pairs)} pairs, {len(keys)} "
             f"different keys, fractions {dict(fractions)}); give more data, a larger fraction, "
             "or another seed"
         )
@@ -125,11 +128,11 @@ def split_pairs(
 
 def check_leakage(splits: Mapping[str, Iterable[PreferencePair]]) -> None:
     """Raise LeakageError, naming prompts, splits and pairs, if two splits share a prompt."""
-    first: dict[str, tuple[str, str]] = {}
-    leaks: dict[str, str] = {}
+    first: dict[bytes, tuple[str, str]] = {}  # by digest, as texts would fill the memory
+    leaks: dict[bytes, str] = {}
     for name, pairs in splits.items():
         for pair in pairs:
-            prompt = normalise_prompt(pair.prompt)
+            prompt = hashlib.sha256(normalise_prompt(pair.prompt).encode()).digest()
             other, other_id = first.setdefault(prompt, (name, pair.id))
             if other != name and prompt not in leaks:
                 where = f"in {other} (pair {other_id}) and in {name} (pair {pair.id})"

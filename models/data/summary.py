@@ -166,7 +166,7 @@ class PreferenceReport:
             reverse = hashlib.sha256(prompt + rejected + chosen).digest()
             self.num_contradicting_pairs += reverse in forward
             forward.add(digest)
-        self.num_prompts = len({normalise_prompt(pair.prompt) for pair in pairs})
+        self.num_prompts = len({_digest(normalise_prompt(pair.prompt)) for pair in pairs})
         self._describe_lengths([(len(p.prompt), len(p.chosen), len(p.rejected)) for p in pairs])
 
     def _describe_lengths(self, lengths: list[tuple[int, int, int]]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -66,7 +67,7 @@ def sentence_embeddings(
     texts = [
         row[answer] for own in rows.values() for row in own for answer in ("chosen", "rejected")
     ]
-    found = torch.from_numpy(embed(texts, config.encoder, Progress(workdir))).half()
+    found = torch.from_numpy(embed(texts, config.encoder, Progress(workdir), np.float16))
     parts = found.view(-1, 2, found.shape[-1]).split([len(own) for own in rows.values()])
     return (
         {split: part.contiguous() for split, part in zip(rows, parts, strict=True)},

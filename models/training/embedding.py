@@ -17,9 +17,12 @@ TEXTS_AT_ONCE = 1024
 
 
 def embed(
-    texts: Sequence[str], encoder: str, progress: Progress | None = None
+    texts: Sequence[str],
+    encoder: str,
+    progress: Progress | None = None,
+    dtype: type[np.floating[Any]] = np.float32,
 ) -> np.ndarray[Any, Any]:
-    """Sentence embeddings (N, D), float32, unit length; each different text is encoded once.
+    """Sentence embeddings (N, D), of a data type, unit length; each different text is encoded once.
 
     Raises ValueError for a packaged encoder that is not installed.
     """
@@ -37,7 +40,7 @@ def embed(
         if progress is not None:
             progress.advance(start + len(part), len(different))
     where = {text: index for index, text in enumerate(different)}
-    return np.concatenate(found)[[where[text] for text in texts]]
+    return np.concatenate(found).astype(dtype)[[where[text] for text in texts]]
 
 
 def _encoder_path(encoder: str) -> str:

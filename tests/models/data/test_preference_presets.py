@@ -568,6 +568,23 @@ def test_columns_may_name_a_presets_columns_and_add_to_one(write_rows: WriteRows
     assert pairs[0].category == "english"
 
 
+def test_who_labelled_a_row_is_told_in_any_form(write_rows: WriteRows) -> None:
+    """In a column of its own, or of another name; of unpaired data an answer, which is no pair."""
+    arena = ARENA_100K | {"judge": "arena_user_973"}
+    for row, columns, who in (
+        (arena, {"annotator": "judge"}, "arena_user_973"),
+        (HELPSTEER3 | {"worker_id": 12}, {}, "12"),
+    ):
+        (pair, *_), _ = load(write_rows([row]), columns=columns)
+        assert pair.opinions == (Opinion(who, "chosen"),)
+    kto = [
+        {"prompt": "Q", "completion": text, "label": label, "annotator": "ann"}
+        for text, label in (("good", True), ("bad", False))
+    ]
+    (pair,), _ = load(write_rows(kto))
+    assert pair.opinions is None
+
+
 def refusal(path: str, **form: Any) -> str:
     """The one problem of a file whose columns are unknown; it stops a quarantining run too."""
     with pytest.raises(PreferenceDataError) as caught:
