@@ -28,11 +28,11 @@ SHAPE = KNOWN_SHAPES[LANGUAGE_MODEL]
 # What larger budgets add, in this order.
 STATES = EmbeddingModelConfig(encoder=LANGUAGE_MODEL, with_style=True, fold_by="pair")
 MEMBERS = CrossFittedConfig(base=LANGUAGE_MODEL)
-# Measured on two cores: seconds of an audit however small, and of the other voters for each answer;
-# of a linear voter for each pair that it learns from, its self-test included; of a reward model
-# however small.
+# From runs on two cores, rounded up: seconds of an audit however small, and of the other voters for
+# each answer; of a linear voter for each pair that it learns from, its self-test included; of a
+# reward model however small.
 SECONDS_OF_AN_AUDIT, SECONDS_AN_ANSWER, SECONDS_A_PAIR = 30.0, 0.012, 0.01
-SECONDS_OF_A_MEMBER = 10.0
+SECONDS_OF_A_MEMBER = 20.0
 MOST_PAIRS = 10_000
 CHARACTERS_A_TOKEN = 4
 CORES, A_GPU_IN_CORES = 2, 100

@@ -9,7 +9,9 @@ Deviations
 2. Where the number of pairs is not a multiple of the number of groups, the first groups hold one
    pair more; the paper does not say.
 3. `calibrated_strength` adds up votes of different kinds of models (stacking) in place of a mean,
-   which would let the kind with the largest scores decide.
+   which would let the kind with the largest scores decide. Their weights are found as if a share of
+   the labels were wrong whatever the votes, as some are: without, those labels draw the weights
+   towards members that are sure of nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ from torch import Tensor
 
 from trimtab.models.functional.checks import require_floating, require_mask, require_shape
 from trimtab.models.functional.masked import masked_mean
+
+# With half of the labels wrong, nothing could be told.
+MOST_WRONG = 0.45
 
 
 def preference_strength(
@@ -83,8 +88,9 @@ def calibrated_strength(
     """The vote of M members whose scores are on different scales, in logits.
 
     Strength is the sum of the members' differences, each times a weight of at least 0 under which
-    the labels are likeliest (logistic regression without intercept, as exchanging the two answers
-    turns the sign). The members must not have been trained on the pairs they vote on, or weights
+    the labels are likeliest, a share of them being wrong (logistic regression without intercept, as
+    exchanging the two answers turns the sign). On the whole it is the log-odds that labels are as
+    given. The members must not have been trained on the pairs they vote on, or weights
     tell who knows the labels by heart. A member that abstains on a pair adds nothing to its
     strength, and the pair tells nothing of the member's weight.
 
@@ -107,7 +113,7 @@ def calibrated_strength(
     count = voted[:, is_known].sum(1, keepdims=True)
     scale = np.sqrt((known**2).sum(1, keepdims=True) / np.maximum(count, 1))
     votes, known = (each / np.where(scale > 0, scale, 1) for each in (votes, known))
-    weights = np.where(scale[:, 0] > 0, _likeliest_weights(known), 0.0)
+    weights = np.where(scale[:, 0] > 0, _weights_despite_errors(known), 0.0)
     own = [
         _likeliest_weights(vote[None, where]) if where.any() else np.zeros(1)
         for vote, where in zip(known, voted[:, is_known], strict=True)
@@ -134,6 +140,34 @@ def _likeliest_weights(votes: NDArray[np.float64]) -> NDArray[np.float64]:
     bounds = [(0.0, 100.0)] * len(votes)
     found: NDArray[np.float64] = minimize(loss, start, jac=True, bounds=bounds).x
     return found
+
+
+def _weights_despite_errors(votes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Weights w (M,) >= 0 in whose relation labels are likeliest if a share e of them is wrong.
+
+    A label is then as given at e + (1 - 2 e) sigmoid(v @ votes). Of w = c v the scale c is that of
+    the largest mean of log sigmoid(w @ votes): of all labels, wrong ones too. votes: (M, N) of unit
+    size. e is found with v.
+    """
+
+    def loss(values: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        weights, share = values[:-1], values[-1]
+        right = expit(weights @ votes)
+        given = share + (1 - 2 * share) * right
+        slope = (1 - 2 * share) * right * (1 - right) / given
+        gradient = [*(-(votes * slope).mean(1) + 2e-4 * weights), -((1 - 2 * right) / given).mean()]
+        return float(-np.log(given).mean() + 1e-4 * weights @ weights), np.array(gradient)
+
+    if len(votes) == 1:
+        return _likeliest_weights(votes)
+    start = [*np.full(len(votes), 1 / len(votes)), MOST_WRONG / 10]
+    bounds = [*[(0.0, 100.0)] * len(votes), (0.0, MOST_WRONG)]
+    relation: NDArray[np.float64] = minimize(loss, start, jac=True, bounds=bounds).x[:-1]
+    together = relation @ votes
+    size = np.sqrt((together**2).mean())
+    if size == 0:
+        return relation
+    return relation / size * _likeliest_weights(together[None] / size)
 
 
 def fold_of(num_pairs: int, num_folds: int, seed: int) -> Tensor:

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trimtab.models.config.reward import StrengthConfig
+from trimtab.models.functional.masked import masked_mean
 from trimtab.models.functional.strength import calibrated_strength, preference_strength
 from trimtab.models.training.data import read_rows, write_rows
 from trimtab.models.training.progress import write_json
@@ -32,19 +34,16 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
     identifiers = [row["id"] for row in first]
     if any([row["id"] for row in member] != identifiers for member in members):
         raise ValueError("ensemble members scored different pairs; they must share one dataset")
-    planted = next(
-        ([row["is_planted"] for row in rows] for rows in members if "is_planted" in rows[0]), None
-    )
-    differences = torch.tensor(
-        [_differences(rows, planted) for rows in members], dtype=torch.float64
-    )
+    planted, differences = _differences(members)
     counted = torch.tensor([[row["chosen_score"] is not None for row in rows] for rows in members])
+    trained = torch.tensor([[row["was_trained_on"] for row in member] for member in members])
     if config.mode != "in_sample":
-        counted &= ~torch.tensor([[row["was_trained_on"] for row in member] for member in members])
+        counted &= ~trained
     in_training = torch.tensor([row["split"] == "train" for row in first])
     weights: dict[str, float] = {}
     if config.mode == "calibrated":
-        mean, std, found = calibrated_strength(differences, in_training, counted)
+        voters = _with_parts_as_one(differences, counted, trained.any(1))
+        mean, std, found = calibrated_strength(voters[0], in_training, voters[1])
         weights = {f"weight_{index}": weight for index, weight in enumerate(found.tolist())}
     else:
         mean, std = preference_strength(differences, counted)
@@ -74,12 +73,37 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
     )
 
 
-def _differences(rows: list[dict[str, Any]], planted: list[bool] | None) -> list[float]:
-    """A member's score differences, 0 where it abstains; `planted`: of the labels turned round."""
-    found = [
-        0.0 if row["chosen_score"] is None else row["chosen_score"] - row["rejected_score"]
-        for row in rows
-    ]
-    if planted is None or "is_planted" in rows[0]:
-        return found
-    return [-own if is_turned else own for own, is_turned in zip(found, planted, strict=True)]
+def _with_parts_as_one(
+    differences: Tensor, counted: Tensor, is_part: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The voters (V, N), and who votes: members (M,) that are parts of a cross-fitted voter, each
+    trained on the others' pairs, are one, with one weight, behind the others."""
+    if not bool(is_part.any()):
+        return differences, counted
+    parts, votes = differences[is_part], counted[is_part]
+    together = masked_mean(parts, votes, dim=0)  # of a training pair one part votes
+    return (
+        torch.cat([differences[~is_part], together[None]]),
+        torch.cat([counted[~is_part], votes.any(0)[None]]),
+    )
+
+
+def _differences(members: list[list[dict[str, Any]]]) -> tuple[list[bool] | None, Tensor]:
+    """Whose labels were turned round on purpose, if anybody learned from such a copy, and the
+    members' score differences (M, N) on it, 0 where a member abstains."""
+    learned = [rows for rows in members if "is_planted" in rows[0]]
+    planted = [row["is_planted"] for row in learned[0]] if learned else None
+    found = torch.tensor(
+        [
+            [
+                0.0 if row["chosen_score"] is None else row["chosen_score"] - row["rejected_score"]
+                for row in rows
+            ]
+            for rows in members
+        ],
+        dtype=torch.float64,
+    )
+    if planted is not None:
+        is_outside = torch.tensor(["is_planted" not in rows[0] for rows in members])
+        found = torch.where(is_outside[:, None] & torch.tensor(planted), -found, found)
+    return planted, found

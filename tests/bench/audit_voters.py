@@ -57,12 +57,13 @@ def measure(options: argparse.Namespace, scratch: Path) -> None:
     columns = zip(*(row["differences"] for row in rows), strict=True)
     votes = torch.tensor([[math.nan if d is None else d for d in own] for own in columns])
     print("| voter | AUROC | with those above |\n|---|---|---|")
-    done = 0
+    so_far: list[torch.Tensor] = []
     for name, count in _voters(folder):
-        parts = (votes[done : done + count], votes[: done + count])
-        cells = [_shown(own, is_wrong, options.seed) for own in parts]
+        own, votes = votes[:count].nanmean(0), votes[count:]  # of several parts one votes
+        so_far.append(own)
+        together = torch.stack(so_far)
+        cells = [_shown(each, is_wrong, options.seed) for each in (own[None], together)]
         print(f"| {name} | {' | '.join(cells)} |")
-        done += count
 
 
 def _shown(votes: torch.Tensor, is_wrong: torch.Tensor, seed: int) -> str:

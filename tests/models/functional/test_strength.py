@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from trimtab.models.functional.checks import ShapeError
 from trimtab.models.functional.strength import (
@@ -12,6 +13,7 @@ from trimtab.models.functional.strength import (
     preference_strength,
     strength_groups,
 )
+from trimtab.models.statistics.estimates import auroc
 
 F64 = torch.float64
 
@@ -217,3 +219,30 @@ def test_a_weight_is_found_on_the_pairs_that_are_voted_on() -> None:
     assert not (strength.any() or spread.any() or weights.any())
     with pytest.raises(ValueError, match="finite"):
         calibrated_strength(votes, everywhere)
+
+
+def _of_logits(wrong: float) -> tuple[Tensor, Tensor]:
+    """Differences (2, N), by whose sum as logit an answer is the better one, and which of the
+    labels (N,) are wrong. Of the first member some differences are very large."""
+    count, generator = 20_000, torch.Generator().manual_seed(3)
+    votes = torch.randn(2, count, generator=generator, dtype=F64)
+    votes[0] = 1.5 * votes[0] ** 3
+    is_first = torch.rand(count, generator=generator, dtype=F64) < votes.sum(0).sigmoid()
+    is_wrong = torch.rand(count, generator=generator, dtype=F64) < wrong
+    return torch.where(is_first ^ is_wrong, votes, -votes), is_wrong
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.1, 0.25])
+def test_members_count_by_what_they_tell_of_right_labels(wrong: float) -> None:
+    """Both members' differences are logits, and count alike, however many labels are wrong."""
+    votes, is_wrong = _of_logits(wrong)
+    everywhere = torch.ones(votes.shape[1], dtype=torch.bool)
+    strength, _, weights = calibrated_strength(votes, everywhere)
+    # The penalty makes large weights somewhat smaller.
+    assert float(weights[1] / weights[0]) == pytest.approx(1.0, abs=0.25)
+    if wrong:
+        best = auroc(-votes.sum(0), is_wrong)
+        assert float(auroc(-strength, is_wrong)) == pytest.approx(float(best), abs=3e-3)
+    # The scale is that under which labels as given, the wrong ones too, are likeliest.
+    loss = torch.stack([-(c * strength).sigmoid().log().mean() for c in (0.9, 1.0, 1.1)])
+    assert loss.argmin() == 1

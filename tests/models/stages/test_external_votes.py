@@ -102,7 +102,8 @@ def test_in_the_self_test_an_outside_vote_turns_with_the_label(
 
 
 def test_members_of_parts_vote_on_their_own_part_alone(tmp_path: Path) -> None:
-    """Calibrated as any other: each abstains on what it was trained on, however sure it is."""
+    """However sure they are of what they were trained on; together they have one weight."""
+    wrong = (1, 2, 4, 6)
     for part in (0, 1):
         write_rows(
             tmp_path / f"{part}" / "scores.jsonl",
@@ -110,7 +111,7 @@ def test_members_of_parts_vote_on_their_own_part_alone(tmp_path: Path) -> None:
                 {
                     "id": f"p{n}",
                     "split": "train",
-                    "chosen_score": 100.0 if n % 2 != part else (1.0 if n < 12 else -1.0),
+                    "chosen_score": 100.0 if n % 2 != part else (-1.0 if n in wrong else 1.0),
                     "rejected_score": 0.0,
                     "was_trained_on": n % 2 != part,
                 }
@@ -120,7 +121,7 @@ def test_members_of_parts_vote_on_their_own_part_alone(tmp_path: Path) -> None:
     members = {f"member_{part}": tmp_path / f"{part}" for part in (0, 1)}
     config = StrengthConfig(mode="calibrated")
     rows = read_rows(run_stage("strength", config, tmp_path / "s", **members) / "strength.jsonl")
-    # Each is right on six of its eight.
-    expected = [math.log(3) * (1 if n < 12 else -1) for n in range(16)]
+    # One is right on five of its eight, the other on seven: together on three of four.
+    expected = [math.log(3) * (-1 if n in wrong else 1) for n in range(16)]
     assert [row["strength_mean"] for row in rows] == pytest.approx(expected, abs=0.01)
     assert {row["num_members"] for row in rows} == {1}
