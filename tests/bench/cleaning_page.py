@@ -19,7 +19,7 @@ from trimtab.models.reporting.kit.charts import style
 
 Row = dict[str, Any]
 DATA = {"ukp": "UKP", "hh": "HH"}
-AS_GIVEN = "as given"
+AS_GIVEN, AUDIT = "as given", "Trimtab's audit"
 # Columns of tables: kind of noise and share of wrong labels.
 AT_25 = {
     "uniform": ("uniform", 0.25),
@@ -152,7 +152,7 @@ def flagged(rows: Sequence[Row]) -> str:
             found = at(rows, data, *key)
             measures = ("auroc", "average_precision", "share_flagged", "precision", "recall")
             if found:
-                numbers = [number(of(found, "Trimtab's audit", each)) for each in measures]
+                numbers = [number(of(found, AUDIT, each)) for each in measures]
                 lines.append([f"{told}, {name}", *numbers])
     heads = ("AUROC", "average precision", "share flagged", "precision", "recall")
     return table(["", *heads], lines)
@@ -183,7 +183,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     """AUROC by the share of wrong labels, a panel for each data."""
     figure, panels = plt.subplots(1, len(DATA), figsize=(9, 4.2), sharey=True, layout="constrained")
     for panel, (data, told) in zip(panels, DATA.items(), strict=True):
-        names = list(at(rows, data, "uniform", 0.25)[0]["finding"])
+        names = sorted(
+            at(rows, data, "uniform", 0.25)[0]["finding"], key=lambda name: name != AUDIT
+        )
         shares = [share for share in SHARES if at(rows, data, "uniform", share)]
         x = [100 * share for share in shares]
         for index, name in enumerate(name for name in names if name not in LEFT_OUT):
