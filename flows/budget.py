@@ -15,6 +15,7 @@ from trimtab.flows.config import RunConfig
 from trimtab.flows.errors import ConfigError
 from trimtab.infra.settings import Settings
 from trimtab.models import counts
+from trimtab.models.config.base import last_part
 from trimtab.models.config.reward import CrossFittedConfig, EmbeddingModelConfig
 from trimtab.models.data import Look
 from trimtab.models.estimates.amounts import amounts_of_preferences
@@ -59,20 +60,26 @@ def seconds_of(budget: str) -> int:
     return 60 * (60 * hours + minutes)
 
 
-def voters_for(config: RunConfig, budget: int, settings: Settings) -> tuple[dict[str, Any], str]:
+def voters_for(
+    config: RunConfig, budget: int, settings: Settings
+) -> tuple[dict[str, Any], str | None]:
     """The changes that add the voters which fit into `budget` seconds, and a line that says which
     vote, how long that takes, and what more time would add.
 
-    None are added up to DEFAULT, nor where the pairs do not lie on this machine.
+    None are added up to DEFAULT, nor where the pairs do not lie on this machine: then there is no
+    line. The time is without that of the user's own voters.
     """
     look = first_pairs(config)
     if look is None or not look.pairs:
-        return {}, "found no pairs on this machine to estimate a time from: no voter is added"
+        return {}, None
     amount = amount_of(config, look)
     cores = len(settings.gpus) * A_GPU_IN_CORES or settings.max_parallel
     passes = 1 if config.ensemble.self_test_share == 0 else 2
     whole = SECONDS_OF_AN_AUDIT + SECONDS_AN_ANSWER * amount.answers * CORES / cores
     names = [STRENGTH_NAMES[each.name] for each in config.embedding_models]
+    ensemble = config.ensemble
+    yours = [last_part(each) for each in (*ensemble.scores, *ensemble.reward_models)]
+    beside = f", beside yours ({', '.join(yours)})" if yours else ""
     models = [each.model_dump(mode="json") for each in (*config.embedding_models, STATES)]
     further: list[tuple[str, float, dict[str, Any]]] = [
         (
@@ -91,11 +98,11 @@ def voters_for(config: RunConfig, budget: int, settings: Settings) -> tuple[dict
         least = seconds_of(DEFAULT) + 1
         if max(whole + seconds, least) > budget:
             more = f". A budget of {_shown(max(whole + seconds, least))} would add: {name}"
-            return changes, f"{', '.join(names)}; about {_shown(whole)}{more}"
+            return changes, f"{', '.join(names)}; about {_shown(whole)}{beside}{more}"
         names.append(name)
         whole += seconds
         changes |= change
-    return changes, f"{', '.join(names)}; about {_shown(whole)}"
+    return changes, f"{', '.join(names)}; about {_shown(whole)}{beside}"
 
 
 def amount_of(config: RunConfig, look: Look) -> Amount:

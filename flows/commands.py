@@ -186,6 +186,9 @@ def changes_of_audit(
             raise ConfigError("found --apply and relabel.review; allowed: one of them")
         changes = merged_changes(changes, {"relabel": {"review": review}})
     given = {name: list(several) for name, several in voters.items() if several}
+    for name in given.keys() & changes.get("ensemble", {}).keys():
+        option = "--votes" if name == "scores" else "--reward-model"
+        raise ConfigError(f"found {option} and ensemble.{name}; allowed: one of them")
     if given:
         changes = merged_changes({"ensemble": given}, changes)
     own: dict[str, Any] = {}
@@ -208,13 +211,28 @@ def with_budget(changes: dict[str, Any], budget: str | None, settings: Settings)
 
     ConfigError for no time, and for one beside voters that are named.
     """
-    if "embedding_models" in changes:
+    own = [
+        name
+        for name, is_given in {
+            "embedding_models": "embedding_models" in changes,
+            "ensemble.cross_fitted": "cross_fitted" in changes.get("ensemble", {}),
+        }.items()
+        if is_given
+    ]
+    if own:
         if budget is not None:
-            raise ConfigError(f"found --budget {budget} and embedding_models; allowed: one of them")
+            raise ConfigError(f"found --budget {budget} and {own[0]}; allowed: one of them")
         return changes
     seconds = seconds_of(DEFAULT if budget is None else budget)
-    added, line = voters_for(apply_changes(recipe_named("audit"), changes), seconds, settings)
-    print(f"trimtab: voters: {line}", file=sys.stderr)
+    config = apply_changes(recipe_named("audit"), changes)
+    added, line = voters_for(config, seconds, settings)
+    if line is not None:
+        print(f"trimtab: voters: {line}", file=sys.stderr)
+    elif budget is not None:
+        print(
+            "trimtab: found no pairs on this machine to estimate a time from: no voter is added",
+            file=sys.stderr,
+        )
     return merged_changes(changes, added)
 
 
@@ -271,7 +289,7 @@ def status_of_audit(found: Mapping[str, Any], fail_over: float | None) -> int:
         count, wrong = (found["baseline"][f"num_changed{end}"] for end in ("", "_wrong"))
     if found["is_uninformative"]:
         why = "which labels are wrong cannot be told: no model that votes is better than chance"
-    elif wrong > fail_over * count:
+    elif count and wrong / count > fail_over:
         why = f"{wrong / count:.1%} of {which} look wrong, more than --fail-over {fail_over:g}"
     else:
         return 0

@@ -124,7 +124,7 @@ def _voters(config: RunConfig) -> dict[str, str]:
         return {}
     found = {each.name: each.name for each in config.embedding_models}
     for index in range(ensemble.cross_fitted.size if ensemble.cross_fitted else 0):
-        found[f"cross_fitted_{index}"] = f"reward model {index + 1}"
+        found[f"cross_fitted_{index}"] = f"cross-fitted reward model {index + 1}"
     for index, source in enumerate(ensemble.scores):
         found[f"external_votes_{index}"] = f"votes of {last_part(source)}"
     for index, model in enumerate(ensemble.reward_models):

@@ -9,6 +9,7 @@ are not read. All that is wrong with a file is reported at once.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -57,8 +58,9 @@ def read_votes(source: Source, pairs: VotedPairs | None = None) -> dict[str, tup
     """The scores of the better and of the worse answer of each pair voted on, by the pair's id.
 
     Of one `vote` the second is 0. pairs: None: not known yet, and any is taken. Raises VotesError:
-    for a pair that there is not, unless no more of them are named than were set aside; for a second
-    vote on a pair, numbers that are not finite, lines of another form, a source without a vote.
+    for a pair that there is not, if none was set aside; for a second vote on a pair, numbers that
+    are not finite, lines of another form, a source without a vote. A row whose scores are empty
+    abstains. Warns of votes on pairs that there are not.
     """
     reader = _Reader(pairs)
     try:
@@ -74,6 +76,13 @@ def read_votes(source: Source, pairs: VotedPairs | None = None) -> dict[str, tup
         bad_rows.append(BadRow(source.label, 0, "", (problem,)))
     if bad_rows:
         raise VotesError(sorted(bad_rows, key=lambda row: (row.file, row.line)), ADVICE)
+    if reader.unknown and pairs is not None:
+        first = reader.unknown[0]
+        warnings.warn(
+            f"{source.label}: {len(reader.unknown)} votes are on no pair of this run (the first in "
+            f"line {first.line}) and are left out; {pairs.num_set_aside} rows were set aside",
+            stacklevel=2,
+        )
     return reader.votes
 
 
@@ -89,8 +98,8 @@ class _Reader:
 
     @property
     def has_strangers(self) -> bool:
-        """Whether more unknown pairs are named than were set aside."""
-        return self.pairs is not None and len(self.unknown) > self.pairs.num_set_aside
+        """Whether pairs are named that there are not, though none were set aside."""
+        return bool(self.unknown) and self.pairs is not None and not self.pairs.num_set_aside
 
     def take(self, raw: RawRow) -> None:
         """Take in one row."""
@@ -118,7 +127,7 @@ class _Reader:
             self.unknown.append(_bad(raw, problems))
         elif problems:
             self._refuse(raw, problems)
-        else:
+        elif scores is not None:
             self.votes[known] = scores
 
     def _refuse(self, raw: RawRow, problems: Sequence[Problem]) -> None:
@@ -172,22 +181,29 @@ def _key_problems(row: Mapping[str, Any], key: str) -> Iterator[Problem]:
         yield Problem("wrong_type", key, shorten(value), 'a whole number, or a text "file:line"')
 
 
-def _scores(row: Mapping[str, Any]) -> tuple[tuple[float, float], list[Problem]]:
-    """A row's two scores, and what is wrong with them."""
+def _scores(row: Mapping[str, Any]) -> tuple[tuple[float, float] | None, list[Problem]]:
+    """A row's two scores, None where all are empty: it abstains; and what is wrong with them."""
     names = [name for name in (*SCORES, VOTE) if name in row]
     if names not in (list(SCORES), [VOTE]):
         found = ", ".join(names) or "none of them"
         allowed = f"{' and '.join(SCORES)}, or {VOTE}"
-        return (0.0, 0.0), [Problem("missing_field", None, found, allowed)]
+        return None, [Problem("missing_field", None, found, allowed)]
+    if all(_is_empty(row[name]) for name in names):
+        return None, []
     problems = []
     for name in names:
         value = row[name]
-        if value is None or isinstance(value, bool) or not isinstance(value, int | float):
-            found = "nothing" if value is None else shorten(value)
+        if _is_empty(value) or isinstance(value, bool) or not isinstance(value, int | float):
+            found = "nothing" if _is_empty(value) else shorten(value)
             problems.append(Problem("wrong_type", name, found, "a number"))
         elif not math.isfinite(value) or abs(value) > LARGEST:
             allowed = f"a finite number, at most {LARGEST:g} in size"
             problems.append(Problem("out_of_range", name, shorten(value), allowed))
     if problems:
-        return (0.0, 0.0), problems
+        return None, problems
     return (float(row[names[0]]), float(row[names[1]]) if len(names) == 2 else 0.0), []
+
+
+def _is_empty(value: Any) -> bool:
+    """What tables have in a cell without a value: null, an empty text, NaN."""
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))

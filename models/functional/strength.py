@@ -11,7 +11,8 @@ Deviations
 3. `calibrated_strength` adds up votes of different kinds of models (stacking) in place of a mean,
    which would let the kind with the largest scores decide. Their weights are found as if a share of
    the labels were wrong whatever the votes, as some are: without, those labels draw the weights
-   towards members that are sure of nothing.
+   towards members that are sure of nothing. Where members abstain, a sum of fewer votes has a scale
+   of its own.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from trimtab.models.functional.masked import masked_mean
 
 # With half of the labels wrong, nothing could be told.
 MOST_WRONG = 0.45
+# Pairs on which the same members vote, from which their scale is found.
+FEWEST_ALIKE = 200
 
 
 def preference_strength(
@@ -92,7 +95,8 @@ def calibrated_strength(
     exchanging the two answers turns the sign). On the whole it is the log-odds that labels are as
     given. The members must not have been trained on the pairs they vote on, or weights
     tell who knows the labels by heart. A member that abstains on a pair adds nothing to its
-    strength, and the pair tells nothing of the member's weight.
+    strength, and the pair tells nothing of the member's weight. Strengths of pairs on which the
+    same members vote are scaled together, if FEWEST_ALIKE of them are learned from.
 
     differences: (M, N), score of the answer labelled better less that of the other. learned: (N,)
     bool, the pairs that the weights are found on, at least one. counted: (M, N) bool, True = member
@@ -122,7 +126,25 @@ def calibrated_strength(
     mean = masked_mean(alone, counted, dim=0)
     spread = masked_mean((alone - mean).square(), counted, dim=0).sqrt()
     found = weights / np.where(scale > 0, scale, 1)[:, 0]
-    return torch.from_numpy(weights @ votes), spread, torch.from_numpy(found)
+    total = _scaled_by_voters(weights @ votes, voted, is_known)
+    return torch.from_numpy(total), spread, torch.from_numpy(found)
+
+
+def _scaled_by_voters(
+    total: NDArray[np.float64], voted: NDArray[np.bool_], is_known: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Strengths (N,) whose scale is the likeliest for each set of members that vote (M, N)."""
+    sets, whose = np.unique(voted, axis=1, return_inverse=True)
+    scaled = total.copy()
+    if sets.shape[1] == 1:
+        return scaled
+    for number in range(sets.shape[1]):
+        own = whose.ravel() == number
+        known = total[own & is_known]
+        size = np.sqrt((known**2).mean()) if len(known) >= FEWEST_ALIKE else 0.0
+        if size > 0:
+            scaled[own] *= _likeliest_weights(known[None] / size)[0] / size
+    return scaled
 
 
 def _likeliest_weights(votes: NDArray[np.float64]) -> NDArray[np.float64]:

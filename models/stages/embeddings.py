@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trimtab.models import counts
 from trimtab.models.config.reward import POLICY, EmbeddingsConfig
-from trimtab.models.data.messages import chat_renderer, dialogue_of
+from trimtab.models.data.messages import Message, chat_renderer, dialogue_of
 from trimtab.models.nets.freezing import layers_of
 from trimtab.models.nets.fused import with_fused_layers
 from trimtab.models.nets.loading import (
@@ -120,9 +120,14 @@ def _dialogues(path: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[list[str
     write, rows = chat_renderer(tokenizer), read_rows(path)
     asked: dict[str, str] = {row["prompt"]: row["prompt"] for row in rows}
     if write is not None:
-        asked = {prompt: write(dialogue_of(prompt, "")[:-1]) for prompt in asked}
+        asked = {prompt: write(_asking(prompt)) for prompt in asked}
     answers = [[row[name].strip() for name in ("chosen", "rejected")] for row in rows]
     return [asked[row["prompt"]] for row in rows], answers
+
+
+def _asking(prompt: str) -> list[Message]:
+    """The messages before the answer; of a prompt that is a mark alone its text."""
+    return dialogue_of(prompt, "")[:-1] or [{"role": "user", "content": prompt}]
 
 
 def _stored(rows: Sequence[Candidates]) -> Iterator[tuple[int, int, Tensor]]:

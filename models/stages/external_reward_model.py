@@ -14,8 +14,9 @@ from trimtab.models.training.progress import Progress, write_json
 def run(config: ExternalRewardModelConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `preferences`; of a model that is a folder `content`, which says what it holds.
 
-    Output: scores.jsonl, as a reward model's. Raises ValueError for a model of another kind, and
-    for a score that is not finite.
+    Output: scores.jsonl, as a reward model's; null where the model's chat template refuses one of a
+    pair's dialogues. Raises ValueError for a model of another kind, one that refuses all, and for a
+    score that is not finite.
     """
     pairs = [
         (split, row)
@@ -25,34 +26,38 @@ def run(config: ExternalRewardModelConfig, inputs: dict[str, Path], workdir: Pat
     scorer = ExternalScorer.load(config.model)
     asked = [(row["prompt"], row[name]) for _, row in pairs for name in ("chosen", "rejected")]
     scores = scorer.score(asked, Progress(workdir))
-    if wrong := [each for each in asked if not math.isfinite(scores[each])]:
+    if wrong := [each for each in scores if not math.isfinite(scores[each])]:
         raise ValueError(
             f"{config.model}: found the score {scores[wrong[0]]} of {len(wrong)} answers; allowed: "
             "finite numbers"
         )
+    both = [
+        (scores.get((row["prompt"], row["chosen"])), scores.get((row["prompt"], row["rejected"])))
+        for _, row in pairs
+    ]
+    both = [each if None not in each else (None, None) for each in both]
     write_rows(
         workdir / "output" / "scores.jsonl",
         (
             {
                 "id": row["id"],
                 "split": split,
-                "chosen_score": scores[row["prompt"], row["chosen"]],
-                "rejected_score": scores[row["prompt"], row["rejected"]],
+                "chosen_score": chosen,
+                "rejected_score": rejected,
                 "was_trained_on": False,
             }
-            for split, row in pairs
+            for (split, row), (chosen, rejected) in zip(pairs, both, strict=True)
         ),
     )
-    agreeing = sum(
-        scores[row["prompt"], row["chosen"]] > scores[row["prompt"], row["rejected"]]
-        for _, row in pairs
-    )
+    gaps = [better - worse for better, worse in both if better is not None and worse is not None]
     write_json(
         workdir / "output" / "summary.json",
         {
             "num_pairs": len(pairs),
             "num_answers": len(scores),
             "num_cut": scorer.num_cut,
-            "share_for_the_label": agreeing / len(pairs),
+            "num_refused": len(scorer.refused),
+            "num_votes": len(gaps),
+            "share_for_the_label": sum(gap > 0 for gap in gaps) / max(len(gaps), 1),
         },
     )

@@ -19,7 +19,8 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `member_0` ... `member_{M-1}` (scores.jsonl). Output: strength.jsonl of all splits.
 
     In sample every member votes on every pair; cross-fitted, only those never trained on it.
-    num_for and num_against: members that prefer the answer labelled better, and worse.
+    num_for and num_against: members that prefer the answer labelled better, and worse; calibrated,
+    of those that have a weight.
     Calibrated, members of any kind are weighted by what they tell of the training labels, and one
     whose scores are null, or that was trained on the pair, abstains. Where members say that they
     learned from a copy with labels turned round on purpose (`is_planted`), their weights are found
@@ -41,18 +42,20 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
         counted &= ~trained
     in_training = torch.tensor([row["split"] == "train" for row in first])
     weights: dict[str, float] = {}
+    says, speaks = differences, counted
     if config.mode == "calibrated":
-        voters = _with_parts_as_one(differences, counted, trained.any(1))
-        mean, std, found = calibrated_strength(voters[0], in_training, voters[1])
+        says, speaks = _with_parts_as_one(differences, counted, trained.any(1))
+        mean, std, found = calibrated_strength(says, in_training, speaks)
         weights = {f"weight_{index}": weight for index, weight in enumerate(found.tolist())}
+        speaks = speaks & (found > 0)[:, None]
     else:
         mean, std = preference_strength(differences, counted)
     values = {
         "strength_mean": mean,
         "strength_std": std,
         "num_members": counted.sum(0),
-        "num_for": (counted & (differences > 0)).sum(0),
-        "num_against": (counted & (differences < 0)).sum(0),
+        "num_for": (speaks & (says > 0)).sum(0),
+        "num_against": (speaks & (says < 0)).sum(0),
         **({"is_planted": torch.tensor(planted)} if planted else {}),
     }
     columns = zip(*(each.tolist() for each in values.values()), strict=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -48,11 +49,14 @@ class ExternalScorer:
         )
         self.limit = min(int(longest), tokenizer.model_max_length)
         self.num_cut = 0
+        self.refused: dict[Asked, str] = {}
 
     @classmethod
     def load(cls, name: str) -> ExternalScorer:
         """A folder or hub id. Raises ValueError for a model of another kind, OSError for none."""
-        if (Path(name).expanduser() / "adapter_config.json").is_file():
+        folder = Path(name).expanduser()
+        name = str(folder) if folder.is_dir() else name
+        if (folder / "adapter_config.json").is_file():
             raise ValueError(f"{name}: found an adapter; allowed: merged weights")
         model, info = AutoModelForSequenceClassification.from_pretrained(
             name,
@@ -75,8 +79,20 @@ class ExternalScorer:
 
     @torch.no_grad()
     def score(self, asked: Sequence[Asked], progress: Progress) -> dict[Asked, float]:
-        """The score of every different prompt and answer; `num_cut` of them were too long."""
-        texts = {each: self._encode(*each) for each in dict.fromkeys(asked)}
+        """The score of every different prompt and answer; `num_cut` of them were too long.
+
+        `refused` has those that have none, as the chat template does not take their roles, with
+        what it says. Raises ValueError where these are all.
+        """
+        texts = {}
+        for each in dict.fromkeys(asked):
+            try:
+                texts[each] = self._encode(*each)
+            except (TemplateError, ValueError) as error:
+                self.refused[each] = str(error)
+        if not texts:
+            said = next(iter(self.refused.values()))
+            raise ValueError(f"the model's chat template refuses every dialogue: {said}")
         if not self._is_packed(max(len(text["input_ids"]) for text in texts.values())):
             return dict(progress.follow(self._padded(texts), len(texts)))
         end = self.model.config.pad_token_id

@@ -58,7 +58,7 @@ MISTAKES = [
     ({"vote": 1}, "missing_field in field 'id': found nothing, allowed: a pair's id, or its line"),
     ({"id": ["a"], "vote": 1}, "wrong_type in field 'id': found ['a'], allowed: a text"),
     ({"line": 1.5, "vote": 1}, "wrong_type in field 'line': found 1.5"),
-    ({"id": "a", "vote": None}, "wrong_type in field 'vote': found nothing, allowed: a number"),
+    ({"id": "a", "vote": "x"}, "wrong_type in field 'vote': found 'x', allowed: a number"),
     ({"id": "a", "vote": True}, "wrong_type in field 'vote': found True, allowed: a number"),
     ({"id": "a", "vote": 1e31}, "out_of_range in field 'vote': found 1e+31, allowed: a finite"),
     ({"id": "a"}, "missing_field: found none of them, allowed: chosen_score and rejected_score"),
@@ -104,14 +104,28 @@ def test_numbers_of_lines_are_of_one_file_of_pairs(tmp_path: Path) -> None:
 
 
 def test_votes_on_what_was_set_aside_are_left_out(tmp_path: Path) -> None:
-    """A file may speak of all rows; more strangers than rows set aside are mistakes."""
+    """One row that was set aside may have given several pairs."""
     rows = [{"id": "a", "vote": 1}, {"id": "tie", "vote": 1}, {"line": 4, "vote": 1}]
-    votes = read_votes(_file(tmp_path, *rows), VotedPairs(PAIRS, num_set_aside=2))
+    with pytest.warns(UserWarning, match="2 votes are on no pair of this run .the first in line 2"):
+        votes = read_votes(_file(tmp_path, *rows), VotedPairs(PAIRS, num_set_aside=1))
     assert votes == {"a": (1.0, 0.0)}
     with pytest.raises(VotesError, match="votes: 2 refused"):
-        read_votes(_file(tmp_path, *rows), VotedPairs(PAIRS, num_set_aside=1))
+        read_votes(_file(tmp_path, *rows), VotedPairs(PAIRS))
     with pytest.raises(VotesError, match="2 votes, none of them on a pair of this run"):
         read_votes(_file(tmp_path, *rows[1:]), VotedPairs(PAIRS, num_set_aside=2))
+
+
+@pytest.mark.parametrize("text", ["id,vote\na,\nb,1\n", "id,vote\na,nan\nb,1\n"])
+def test_an_empty_score_is_an_abstention(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "votes.csv"
+    path.write_text(text)
+    assert read_votes(Source(str(path)), VotedPairs(PAIRS)) == {"b": (1.0, 0.0)}
+
+
+def test_one_score_of_two_is_a_mistake(tmp_path: Path) -> None:
+    row = {"id": "a", "chosen_score": 1.0, "rejected_score": None}
+    with pytest.raises(VotesError, match="wrong_type in field 'rejected_score': found nothing"):
+        read_votes(_file(tmp_path, row), VotedPairs(PAIRS))
 
 
 def test_before_pairs_are_read_the_form_is_checked(tmp_path: Path) -> None:

@@ -246,3 +246,25 @@ def test_members_count_by_what_they_tell_of_right_labels(wrong: float) -> None:
     # The scale is that under which labels as given, the wrong ones too, are likeliest.
     loss = torch.stack([-(c * strength).sigmoid().log().mean() for c in (0.9, 1.0, 1.1)])
     assert loss.argmin() == 1
+
+
+def test_where_a_member_abstains_the_other_s_vote_has_its_own_scale() -> None:
+    """A noisy copy of a member that abstains on half of the pairs."""
+    generator = torch.Generator().manual_seed(5)
+    vote = torch.randn(8000, generator=generator, dtype=F64) * 2
+    noisy = vote + torch.randn(8000, generator=generator, dtype=F64) * 2
+    is_right = torch.rand(8000, generator=generator, dtype=F64) < vote.sigmoid()
+    votes = torch.where(is_right, torch.stack([noisy, vote]), -torch.stack([noisy, vote]))
+    counted = torch.ones(2, 8000, dtype=torch.bool)
+    counted[1, 4000:] = False
+    everywhere = torch.ones(8000, dtype=torch.bool)
+    strength, _, _ = calibrated_strength(votes, everywhere, counted)
+    for part in (strength[:4000], strength[4000:]):
+        loss = torch.stack([-(c * part).sigmoid().log().mean() for c in (0.9, 1.0, 1.1)])
+        assert loss.argmin() == 1
+    # Where the members that vote are the same on all pairs, or on too few, nothing is scaled.
+    few = counted.clone()
+    few[1, :] = True
+    few[1, :100] = False
+    whole, _, weights = calibrated_strength(votes, everywhere, few)
+    torch.testing.assert_close(whole[:100], weights[0] * votes[0, :100])

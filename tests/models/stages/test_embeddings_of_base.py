@@ -12,6 +12,7 @@ from tests.models.conftest import run_stage
 from tests.models.judge.tiny import tiny_model, tiny_tokenizer
 from trimtab.models.config.reward import EmbeddingsConfig
 from trimtab.models.stages import embeddings
+from trimtab.models.stages.embeddings import _asking
 from trimtab.models.training.data import write_rows
 
 HH = "\n\nHuman: What is {}?\n\nAssistant:"
@@ -45,3 +46,8 @@ def test_answers_are_read_behind_the_chat_template(
             own = outputs.hidden_states[1][0, len(before) :]
             expected = torch.cat([own.mean(0), own[-1]])
             torch.testing.assert_close(vector.float(), expected, rtol=2e-3, atol=2e-3)
+
+
+def test_a_prompt_that_is_a_mark_alone_is_asked_as_it_is() -> None:
+    assert _asking("\n\nAssistant:") == [{"role": "user", "content": "\n\nAssistant:"}]
+    assert _asking("Hi") == [{"role": "user", "content": "Hi"}]

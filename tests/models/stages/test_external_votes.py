@@ -58,7 +58,8 @@ def test_pairs_without_a_vote_are_abstained_from(tmp_path: Path, preferences: Pa
     assert summary == {"num_pairs": 8, "num_votes": 2, "share_for_the_label": 0.5}
 
 
-def test_more_strangers_than_rows_set_aside_are_refused(tmp_path: Path, preferences: Path) -> None:
+def test_without_rows_set_aside_a_stranger_is_refused(tmp_path: Path, preferences: Path) -> None:
+    (preferences / "rows.json").unlink()
     with pytest.raises(VotesError, match=r"mine.jsonl:2: unknown_id in field 'id': found 'x'"):
         _votes(tmp_path, preferences, p0=1.0, x=1.0, y=1.0)
 
@@ -125,3 +126,31 @@ def test_members_of_parts_vote_on_their_own_part_alone(tmp_path: Path) -> None:
     expected = [math.log(3) * (-1 if n in wrong else 1) for n in range(16)]
     assert [row["strength_mean"] for row in rows] == pytest.approx(expected, abs=0.01)
     assert {row["num_members"] for row in rows} == {1}
+
+
+def test_who_has_no_weight_is_not_counted_for_or_against(tmp_path: Path) -> None:
+    """One member is right on nine of ten pairs, the other on one of ten."""
+    for name, sign in (("good", 1.0), ("bad", -1.0)):
+        write_rows(
+            tmp_path / name / "scores.jsonl",
+            (
+                {
+                    "id": f"p{n}",
+                    "split": "train",
+                    "chosen_score": sign * (-1.0 if n % 10 == 0 else 1.0),
+                    "rejected_score": 0.0,
+                    "was_trained_on": False,
+                }
+                for n in range(40)
+            ),
+        )
+    output = run_stage(
+        "strength",
+        StrengthConfig(mode="calibrated"),
+        tmp_path / "s",
+        member_0=tmp_path / "good",
+        member_1=tmp_path / "bad",
+    )
+    rows = read_rows(output / "strength.jsonl")
+    assert [row["num_against"] for row in rows] == [int(n % 10 == 0) for n in range(40)]
+    assert [row["num_for"] for row in rows] == [int(n % 10 != 0) for n in range(40)]

@@ -228,3 +228,38 @@ def test_the_stage_scores_the_pairs_of_all_splits(tmp_path: Path) -> None:
             assert row[f"{name}_score"] == pytest.approx(expected, abs=1e-4)
     summary = json.loads((output / "summary.json").read_text())
     assert (summary["num_pairs"], summary["num_answers"], summary["num_cut"]) == (6, 9, 0)
+
+
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system turn') }}"
+    "{% endif %}{{ m.content }} {% endfor %}"
+)
+
+
+def test_a_pair_whose_roles_the_template_refuses_gets_no_vote(tmp_path: Path) -> None:
+    model = save_scorer(tmp_path / "model")
+    (model / "chat_template.jinja").write_text(NO_SYSTEM)
+    asked = ("\n\nSystem: Be kind." + HH.format("one"), HH.format("two"))
+    folder = tmp_path / "preferences"
+    write_rows(
+        folder / "train.jsonl",
+        ({"id": each[-30:], "prompt": each, "chosen": " 1", "rejected": " 2"} for each in asked),
+    )
+    for split in ("validation", "test"):
+        write_rows(folder / f"{split}.jsonl", [])
+    config = ExternalRewardModelConfig(model=str(model))
+    output = run_stage("external_reward_model", config, tmp_path / "work", preferences=folder)
+    refused, scored = read_rows(output / "scores.jsonl")
+    assert refused["chosen_score"] is None and refused["rejected_score"] is None
+    assert scored["chosen_score"] is not None and scored["rejected_score"] is not None
+    summary = json.loads((output / "summary.json").read_text())
+    assert (summary["num_refused"], summary["num_votes"]) == (2, 1)
+    scorer = ExternalScorer.load(str(model))
+    with pytest.raises(ValueError, match="refuses every dialogue: no system turn"):
+        scorer.score([(asked[0], " 1")], Progress(tmp_path))
+
+
+def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save_scorer(tmp_path / "model")
+    assert ExternalScorer.load("~/model").limit == 512
