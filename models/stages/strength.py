@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from trimtab.models.config.reward import StrengthConfig
 from trimtab.models.functional.strength import calibrated_strength, preference_strength
@@ -42,30 +45,7 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
         weights = {f"weight_{index}": weight for index, weight in enumerate(found.tolist())}
     else:
         mean, std = preference_strength(differences, counted)
-    write_rows(
-        workdir / "output" / "strength.jsonl",
-        (
-            {
-                "id": row["id"],
-                "split": row["split"],
-                "strength_mean": mu,
-                "strength_std": sigma,
-                "num_members": int(votes),
-                "num_for": int(favour),
-                "num_against": int(against),
-                **({"is_planted": row["is_planted"]} if "is_planted" in row else {}),
-            }
-            for row, mu, sigma, votes, favour, against in zip(
-                first,
-                mean.tolist(),
-                std.tolist(),
-                counted.sum(0).tolist(),
-                (counted & (differences > 0)).sum(0).tolist(),
-                (counted & (differences < 0)).sum(0).tolist(),
-                strict=True,
-            )
-        ),
-    )
+    write_rows(workdir / "output" / "strength.jsonl", _rows(first, mean, std, differences, counted))
     write_json(
         workdir / "output" / "summary.json",
         {
@@ -76,3 +56,33 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
             **weights,
         },
     )
+
+
+def _rows(
+    pairs: Sequence[dict[str, Any]],
+    mean: Tensor,
+    std: Tensor,
+    differences: Tensor,
+    counted: Tensor,
+) -> Iterator[dict[str, Any]]:
+    """strength.jsonl, of pairs as a member scored them. differences, counted: (M, N)."""
+    columns = zip(
+        pairs,
+        mean.tolist(),
+        std.tolist(),
+        counted.sum(0).tolist(),
+        (counted & (differences > 0)).sum(0).tolist(),
+        (counted & (differences < 0)).sum(0).tolist(),
+        strict=True,
+    )
+    for row, mu, sigma, votes, favour, against in columns:
+        yield {
+            "id": row["id"],
+            "split": row["split"],
+            "strength_mean": mu,
+            "strength_std": sigma,
+            "num_members": votes,
+            "num_for": favour,
+            "num_against": against,
+            **({"is_planted": row["is_planted"]} if "is_planted" in row else {}),
+        }
