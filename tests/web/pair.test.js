@@ -27,6 +27,7 @@ test("what relabelling did", () => {
     [0, { label: 0.9, margin: -1.5 }, "Relabelling: flipped, label 0.90, margin −1.50."],
     [2, {}, "Relabelling: kept, label 1.00, margin +0.00."],
     [0, { weight: 0, review: "drop" }, "Relabelling: dropped by review, label 1.00, margin +0.00."],
+    [2, { weight: 0.25 }, "Relabelling: kept, label 1.00, margin +0.00, weight 0.25."],
     [2, { review: "unsure" }, "Relabelling: kept, label 1.00, margin +0.00."],
     [1, {}, "Held out: not relabelled. A verdict on it is noted, and changes nothing."],
   ])

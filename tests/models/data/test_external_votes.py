@@ -84,8 +84,8 @@ def test_all_mistakes_are_said_at_once_in_the_order_of_the_lines(tmp_path: Path)
     with pytest.raises(VotesError, match=f"votes: {len(rows)} refused") as error:
         read_votes(_file(tmp_path, *rows), VotedPairs(PAIRS))
     assert [bad.line for bad in error.value.bad_rows] == list(range(1, len(rows) + 1))
-    pq.write_table(pa.table({"id": ["a"], "vote": [float("nan")]}), tmp_path / "v.parquet")
-    with pytest.raises(VotesError, match="found nan, allowed: a finite number"):
+    pq.write_table(pa.table({"id": ["a"], "vote": [float("inf")]}), tmp_path / "v.parquet")
+    with pytest.raises(VotesError, match="found inf, allowed: a finite number"):
         read_votes(Source(str(tmp_path / "v.parquet")), VotedPairs(PAIRS))
 
 
