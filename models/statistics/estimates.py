@@ -22,7 +22,12 @@ import torch
 from torch import Tensor
 
 from trimtab.models.data import prompts as prompt_rules
-from trimtab.models.statistics.calibration import auroc, spearman
+from trimtab.models.statistics.calibration import (
+    auroc,
+    places_of,
+    spearman,
+    spearman_of_places,
+)
 from trimtab.models.statistics.intervals import effective_count, net_interval, wilson_interval
 from trimtab.models.statistics.win_rates import bootstrap_interval
 
@@ -137,12 +142,9 @@ def spearman_estimate(first: Tensor, second: Tensor, seed: int) -> Estimate | No
     if math.isnan(value):
         return None
     generator = torch.Generator().manual_seed(seed)
-    resampled = torch.stack(
-        [
-            spearman(first[index], second[index])
-            for index in (redraw(torch.arange(len(first)), generator) for _ in range(NUM_RESAMPLES))
-        ]
-    )
+    one, two, examples = places_of(first), places_of(second), torch.arange(len(first))
+    draws = (redraw(examples, generator) for _ in range(NUM_RESAMPLES))
+    resampled = torch.stack([spearman_of_places(one[draw], two[draw]) for draw in draws])
     low, high = resampled.nanquantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
     return Estimate(value, float(low), float(high), len(first))
 

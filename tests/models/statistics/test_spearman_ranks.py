@@ -10,8 +10,10 @@ import torch
 from trimtab.models.functional.checks import ShapeError
 from trimtab.models.statistics.calibration import (
     auroc,
+    places_of,
     spearman,
     spearman_ceiling,
+    spearman_of_places,
 )
 
 F64 = torch.float64
@@ -102,3 +104,13 @@ def test_spearman_refuses_bad_arguments() -> None:
         spearman(torch.zeros(2), torch.zeros(3))
     with pytest.raises(ValueError, match="found 1"):
         spearman_ceiling(torch.zeros(1))
+
+
+def test_draws_of_places_have_the_correlation_of_drawn_values() -> None:
+    generator = torch.Generator().manual_seed(3)
+    first = torch.randint(6, (200,), generator=generator).double()
+    second = first + torch.randn(200, generator=generator, dtype=torch.float64)
+    draw = torch.randint(200, (200,), generator=generator)
+    found = spearman_of_places(places_of(first)[draw], places_of(second)[draw])
+    assert torch.equal(found, spearman(first[draw], second[draw]))
+    assert places_of(torch.tensor([2.0, -1.0, 2.0, 0.5])).tolist() == [2, 0, 2, 1]
