@@ -151,6 +151,11 @@ def test_your_own_voters_vote_beside_the_others(tmp_path: Path) -> None:
         row["id"]: own.get(row["id"]) for row in rows
     }
     assert all(row["differences"][4] is not None for row in rows)
+    trimtab(home, "export", folder.name, "pairs", "--to", str(tmp_path / "cleaned"))
+    card = (tmp_path / "cleaned/README.md").read_text()
+    assert "3 models that were not trained on the pair voted on each (" in card
+    assert "and 2 that the user brought (votes of my votes.csv " in card
+    assert "reward model model): what these learned from is not known." in card
 
     # A mistake in a file that is right in form is found once pairs are read.
     votes.write_text("id,vote\npair0,1\npair999,1\nx,2\n")

@@ -67,6 +67,7 @@ def test_first_screen_by_hand(pairs: list[AuditedPair]) -> None:
         "num_unsupported_flips": 0,
         "num_reviewed": 0,
         "num_dropped": 0,
+        "num_weighted": 0,
         "num_smoothed": 1,
         "precision": pytest.approx(2 / 3),
         "recall": pytest.approx(2 / 3),
