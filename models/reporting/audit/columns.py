@@ -87,9 +87,9 @@ def _add_keys(
     """Add the paths of all objects' keys; False, and not all of them, where there are too many."""
     if isinstance(value, dict):
         keys.update((*path, name) for name in value)
-        parts = [((*path, name), each) for name, each in value.items()]
+        parts = (((*path, name), each) for name, each in value.items())
     else:
-        parts = [(path, each) for each in value]
+        parts = ((path, each) for each in value)
     return len(keys) <= most and all(
         _add_keys(each, place, keys, most) for place, each in parts if isinstance(each, dict | list)
     )
