@@ -37,6 +37,8 @@ from trimtab.models.specs import (
 )
 from trimtab.tasks.resources import ALL_CORES, Resources, Slot
 
+EXTERNAL = "external_"  # how roles of voters begin that the user has
+
 
 def audit_labels(run: Run) -> None:
     """The vote, the relabelled pairs, and the page to review them."""
@@ -64,7 +66,12 @@ def relabel_and_audit(run: Run, how: str = "") -> None:
     )
     run["audit"] = run.submit(
         AUDIT,
-        AuditConfig(recipe=config.recipe, seed=config.seed, voters=tuple(voters.values())),
+        AuditConfig(
+            recipe=config.recipe,
+            seed=config.seed,
+            voters=tuple(voters.values()),
+            num_external=sum(name.startswith(EXTERNAL) for name in voters),
+        ),
         preferences=run["preferences"],
         member=[run[name] for name in voters or _members(config)],
         strength=run["strength"],
@@ -214,7 +221,7 @@ def _vote_of_embedding_models(run: Run) -> Future:
         ]
         planted = [_embedding_model(run, each, "self-test, ") for each in copies]
         planted += _cross_fitted(run, ensemble.self_test_share, "self-test, ")
-        external = [run[name] for name in _voters(run.config) if name.startswith("external_")]
+        external = [run[name] for name in _voters(run.config) if name.startswith(EXTERNAL)]
         run["self_test"] = run.submit(
             STRENGTH, calibrated, member=planted + external, label="strength of the self-test"
         )

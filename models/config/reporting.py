@@ -113,6 +113,9 @@ class AuditConfig(StageConfig):
     voters: tuple[str, ...] = Field(
         (), description="What the members are, in order; none: they are reward models"
     )
+    num_external: int = Field(
+        0, ge=0, le=200, description="How many of the voters, the last ones, are the user's own"
+    )
 
 
 class CompareConfig(StageConfig):

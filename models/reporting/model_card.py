@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trimtab.models.config.base import last_part
 from trimtab.models.reporting.kit.audit_words import agreement, changes_made, finding, reliability
 from trimtab.models.reporting.kit.names import (
     EMBEDDING_MODELS,
@@ -27,6 +29,14 @@ FIGURES = {
 }
 # Roles, by their beginning, that are made before labels are treated.
 UNTREATED = ("sft", "member_", "cross_fitted_member_")
+# Roles of voters beside embedding models; of those that the user has, by kind, the setting that
+# names them and what they are called.
+CROSS_FITTED = re.compile(r"cross_fitted_(\d+)")
+EXTERNAL = re.compile(r"external_(votes|reward_model)_(\d+)")
+EXTERNAL_NAMES = {
+    "votes": ("ensemble.scores", "votes of"),
+    "reward_model": ("ensemble.reward_models", "reward model"),
+}
 LOAD_POLICY = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 policy = AutoModelForCausalLM.from_pretrained("{name}")
@@ -153,7 +163,7 @@ def _audit(exported: Exported) -> Iterator[str]:
     audit = exported.card.get("audit")
     if exported.kind != "pairs" or not audit:
         return
-    found = [f"{_voters(exported.card)} {finding(audit)}"]
+    found = [f"{_voters(exported)} {finding(audit)}"]
     if exported.card.get("vote_used") == "calibrated" and not audit.get("is_uninformative"):
         found += reliability(audit)
     else:
@@ -167,15 +177,30 @@ def _audit(exported: Exported) -> Iterator[str]:
     yield "## What was found and changed\n\n" + "\n\n".join(found)
 
 
-def _voters(card: Mapping[str, Any]) -> str:
-    """Who voted on the labels."""
-    vote = card.get("vote_used")
-    if vote == "calibrated":
-        roles = [each["role"] for each in card["lineage"] if each["role"] in EMBEDDING_MODELS]
-        names = ", ".join(STRENGTH_NAMES[role] for role in roles)
-        return f"{len(roles)} models that were not trained on the pair voted on each ({names})."
-    number = card.get("label_noise", {}).get(vote, {}).get("num_members")
-    return f"{number or 'Several'} reward models voted on each pair."
+def _voters(exported: Exported) -> str:
+    """Who voted on the labels, and whether they had learned from them."""
+    vote = exported.card.get("vote_used")
+    if vote != "calibrated":
+        number = exported.card.get("label_noise", {}).get(vote, {}).get("num_members")
+        return f"{number or 'Several'} reward models voted on each pair."
+    own, external = [], []
+    for entry in exported.card["lineage"]:
+        role = entry["role"]
+        if role in EMBEDDING_MODELS:
+            own.append(STRENGTH_NAMES[role])
+        elif found := CROSS_FITTED.fullmatch(role):
+            own.append(f"reward model {int(found[1]) + 1}")
+        elif found := EXTERNAL.fullmatch(role):
+            path, words = EXTERNAL_NAMES[found[1]]
+            external.append(f"{words} {last_part(exported.settings[path][int(found[2])])}")
+    were = "model that was" if len(own) == 1 else "models that were"
+    said = f"{len(own)} {were} not trained on the pair voted on each ({', '.join(own)})"
+    if external:
+        said += (
+            f", and {len(external)} that the user brought ({', '.join(external)}): what these "
+            "learned from is not known"
+        )
+    return f"{said}."
 
 
 def _figures(exported: Exported) -> Iterator[str]:

@@ -14,6 +14,8 @@ Deviations
    labelled what others did thus has 2/3, where the likelihood alone would make each of their labels
    certain.
 3. Chance agreement in [KA] (nominal) takes votes for either answer to be equally frequent.
+4. An annotator has one vote on an item, however many rows repeat it; one for neither answer where
+   the rows differ.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ class Opinions:
     """V votes on I items by A annotators.
 
     An item is a prompt with two answers, whichever is labelled better, in however many rows.
-    item, annotator: (V,) long. vote: (V,) long, 1 for the answer that sorts first, -1 for the
-    other, 0 for neither. names: of the annotators. item_of: by a row's id its item, and 1 where its
-    chosen answer is the one that sorts first, else -1.
+    item, annotator: (V,) long, each item and annotator together once. vote: (V,) long, 1 for the
+    answer that sorts first, -1 for the other, 0 for neither. names: of the annotators. item_of: by
+    a row's id its item, and 1 where its chosen answer is the one that sorts first, else -1.
     """
 
     item: Tensor
@@ -50,8 +52,7 @@ class Opinions:
     @property
     def is_shared(self) -> Tensor:
         """(I,) bool, whether several annotators voted on an item."""
-        seen = torch.unique(torch.stack([self.item, self.annotator]), dim=1)[0]
-        return torch.bincount(seen, minlength=self.num_items) > 1
+        return torch.bincount(self.item, minlength=self.num_items) > 1
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def opinions_of(rows: Iterable[Mapping[str, Any]]) -> Opinions | None:
     items: dict[tuple[str, str, str], int] = {}
     names: dict[str, int] = {}
     item_of: dict[str, tuple[int, int]] = {}
-    votes: list[tuple[int, int, int]] = []
+    votes: dict[tuple[int, int], int] = {}
     for row in rows:
         if not row.get("opinions"):
             continue
@@ -80,33 +81,44 @@ def opinions_of(rows: Iterable[Mapping[str, Any]]) -> Opinions | None:
         item_of[row["id"]] = (item, sign)
         for said in row["opinions"]:
             who = names.setdefault(said["annotator"], len(names))
-            votes.append((item, who, sign * VALUES[said["prefers"]]))
+            vote = sign * VALUES[said["prefers"]]
+            if votes.setdefault((item, who), vote) != vote:
+                votes[item, who] = 0
     if not votes:
         return None
-    columns = torch.tensor(votes)
-    return Opinions(columns[:, 0], columns[:, 1], columns[:, 2], list(names), item_of, len(items))
+    keys, vote_on = torch.tensor(list(votes)), torch.tensor(list(votes.values()))
+    return Opinions(keys[:, 0], keys[:, 1], vote_on, list(names), item_of, len(items))
 
 
 def consensus(opinions: Opinions) -> Consensus:
-    """Accuracies of the annotators and probabilities of the items, by EM [DS] from the majority."""
+    """Accuracies of the annotators and probabilities of the items, by EM [DS] from the majority.
+
+    EM is over the items that several annotators decided. The only vote on an item is as likely to
+    be right as its annotator, and so tells nothing of the accuracy; in EM it would confirm itself,
+    and EM would converge ever more slowly the more of them there are.
+    """
     is_cast = opinions.vote != 0
-    item, who = opinions.item[is_cast], opinions.annotator[is_cast]
-    vote = opinions.vote[is_cast].double()
+    is_compared = torch.bincount(opinions.item[is_cast], minlength=opinions.num_items) > 1
+    is_used = is_cast & is_compared[opinions.item]
+    item, who = opinions.item[is_used], opinions.annotator[is_used]
+    vote = opinions.vote[is_used].double()
     number = torch.bincount(who, minlength=len(opinions.names)).double()
 
-    def summed(values: Tensor, index: Tensor, size: int) -> Tensor:
-        return torch.zeros(size, dtype=torch.float64).index_add(0, index, values)
-
-    probability = (summed(vote, item, opinions.num_items).sign() + 1) / 2
+    probability = (_summed(vote, item, opinions.num_items).sign() + 1) / 2
     for _ in range(MAX_STEPS):
         right = torch.where(vote > 0, probability[item], 1 - probability[item])
-        right = summed(right, who, len(opinions.names))
+        right = _summed(right, who, len(opinions.names))
         accuracy = (PRIOR_RIGHT + right) / (PRIOR_VOTES + number)
         weights = vote * accuracy.logit()[who]
-        before, probability = probability, summed(weights, item, opinions.num_items).sigmoid()
+        before, probability = probability, _summed(weights, item, opinions.num_items).sigmoid()
         if bool((probability - before).abs().max() < CLOSE_ENOUGH):
             break
-    return Consensus(probability, accuracy)
+    weights = opinions.vote * accuracy.logit()[opinions.annotator]
+    return Consensus(_summed(weights, opinions.item, opinions.num_items).sigmoid(), accuracy)
+
+
+def _summed(values: Tensor, index: Tensor, size: int) -> Tensor:
+    return torch.zeros(size, dtype=torch.float64).index_add(0, index, values)
 
 
 def krippendorff_alpha(opinions: Opinions) -> float | None:

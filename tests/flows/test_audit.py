@@ -104,7 +104,7 @@ def _check_review(tmp_path: Path, file: Path) -> None:
     trimtab(home, "export", "treated", "pairs", "--to", str(tmp_path / "cleaned"))
     card = (tmp_path / "cleaned/README.md").read_text()
     assert looked in card and "3 of 120 labels look wrong (2.5 %)." in card
-    assert "3 models that were not trained on the pair voted on each (" in card
+    assert "4 models that were not trained on the pair voted on each (" in card
     assert "Self-test: of " in card
     cleaned = [json.loads(line) for line in (tmp_path / "cleaned/train.jsonl").open()]
     assert len(cleaned) == 119
@@ -143,14 +143,19 @@ def test_your_own_voters_vote_beside_the_others(tmp_path: Path) -> None:
     assert "3 of 120 labels look wrong (2.5 %)" in output
     (folder,) = (home / "reports").glob("audit-*")
     page = (folder / "audit.html").read_text()
-    assert "5 models vote" in page
+    assert "6 models vote: " in page
     assert "votes of my votes.csv, reward model model." in " ".join(page.split())
     rows = pq.read_table(folder / "audited.parquet").to_pylist()
     assert {row["id"] for row in rows if row["mean preference difference"] < 0} == WRONG
-    assert {row["id"]: row["differences"][3] for row in rows} == {
+    assert {row["id"]: row["differences"][4] for row in rows} == {
         row["id"]: own.get(row["id"]) for row in rows
     }
-    assert all(row["differences"][4] is not None for row in rows)
+    assert all(row["differences"][5] is not None for row in rows)
+    trimtab(home, "export", folder.name, "pairs", "--to", str(tmp_path / "cleaned"))
+    card = (tmp_path / "cleaned/README.md").read_text()
+    assert "4 models that were not trained on the pair voted on each (" in card
+    assert "and 2 that the user brought (votes of my votes.csv " in card
+    assert "reward model model): what these learned from is not known." in card
 
     # A mistake in a file that is right in form is found once pairs are read.
     votes.write_text("id,vote\npair0,1\npair999,1\nx,2\n")

@@ -11,9 +11,10 @@ from trimtab.models.statistics.annotators import consensus, krippendorff_alpha, 
 
 @dataclass(frozen=True)
 class Annotator:
-    """num_votes: on all pairs. num_shared: on those that others voted on, too. accuracy: by
-    Dawid-Skene over all votes. num_decided: votes for either answer; num_contradicted: of these the
-    ones that the audit's vote contradicts."""
+    """num_votes: on all pairs, repeated ones too. num_shared: on those that others voted on, too.
+    accuracy: by Dawid-Skene; the prior's, which tells nothing, of who shares no pair. num_decided:
+    votes for either answer; num_contradicted: of these the ones that the audit's vote
+    contradicts."""
 
     name: str
     num_votes: int
@@ -25,8 +26,9 @@ class Annotator:
 
 @dataclass(frozen=True)
 class Annotators:
-    """people: those of lowest accuracy first. alpha: Krippendorff's, None where nobody's votes can
-    be compared. num_pairs: different ones with votes; num_shared: that several people voted on."""
+    """people: those of lowest accuracy first, last those who share no pair. alpha: Krippendorff's,
+    None where nobody's votes can be compared. num_pairs: different ones with votes; num_shared:
+    that several people voted on."""
 
     people: list[Annotator]
     alpha: float | None
@@ -70,7 +72,8 @@ def annotators_of(pairs: Sequence[AuditedPair]) -> Annotators | None:
     accuracy = consensus(opinions).accuracy.tolist()
     columns = zip(opinions.names, votes, shared, accuracy, decided, contradicted, strict=True)
     people = sorted(
-        (Annotator(*each) for each in columns), key=lambda one: (one.accuracy, one.name)
+        (Annotator(*each) for each in columns),
+        key=lambda one: (not one.num_shared, one.accuracy, one.name),
     )
     alpha = krippendorff_alpha(opinions)
     return Annotators(people, alpha, opinions.num_items, sum(is_shared))

@@ -20,6 +20,7 @@ from trimtab.models.data.row_account import RowAccount
 from trimtab.models.reporting.audit.pairs import AuditedPair
 from trimtab.models.reporting.audit.payload import packed_blocks, packed_index
 from trimtab.models.reporting.audit.summary import Summary
+from trimtab.models.reporting.kit.audit_words import changes_made
 from trimtab.models.reporting.kit.html import new_environment, read_text, stylesheet
 from trimtab.models.reporting.static import audit as scripts
 
@@ -53,6 +54,8 @@ def write_page(
             summary=summary,
             whole=summary.whole,
             account=account,
+            num_external=config.num_external,
+            changes=list(changes_made(summary.numbers())),
             stylesheet=style,
             style_hash=_hash(style),
             script=script,

@@ -84,7 +84,8 @@ class Summary:
     pairs that look wrong though they do so only to the member that sees nothing but how an answer
     is written. self_test: None where there was none, or too few pairs for one. is_uninformative:
     whether no member is better than chance, so that every strength is 0. verdicts: of a person, how
-    many of each. num_dropped: pairs of weight 0; num_smoothed: with a label softer than it came.
+    many of each. num_dropped: pairs of weight 0; num_weighted: of a weight between 0 and 1;
+    num_smoothed: with a label softer than it came.
     annotators: None where nobody knows who labelled which pair.
     """
 
@@ -100,6 +101,7 @@ class Summary:
     is_uninformative: bool = False
     verdicts: Mapping[str, int] = field(default_factory=dict)
     num_dropped: int = 0
+    num_weighted: int = 0
     num_smoothed: int = 0
     annotators: Annotators | None = None
 
@@ -113,6 +115,7 @@ class Summary:
             "num_unsupported_flips": self.whole.num_unsupported,
             "num_reviewed": self.whole.num_reviewed,
             "num_dropped": self.num_dropped,
+            "num_weighted": self.num_weighted,
             "num_smoothed": self.num_smoothed,
         }
         if self.whole.num_reviewed:
@@ -162,6 +165,7 @@ def summarise(
         is_uninformative=bool(voters) and all(pair.strength_mean == 0 for pair in pairs),
         verdicts={each: sum(pair.review == each for pair in pairs) for each in VERDICTS},
         num_dropped=sum(pair.weight == 0 for pair in pairs),
+        num_weighted=sum(0 < pair.weight < 1 for pair in pairs),
         num_smoothed=sum(pair.is_smoothed for pair in pairs),
         annotators=annotators_of(pairs),
     )

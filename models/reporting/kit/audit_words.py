@@ -79,6 +79,7 @@ def changes_made(audit: Mapping[str, float]) -> Iterator[str]:
         "turned round": audit.get("num_flipped"),
         "left out": audit.get("num_dropped"),
         "smoothed": audit.get("num_smoothed"),
+        "given a lower weight": audit.get("num_weighted"),
     }
     if parts := [f"{int(count):,} {words}" for words, count in done.items() if count]:
         yield f"Of all labels {', '.join(parts)}."

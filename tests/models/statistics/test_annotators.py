@@ -46,9 +46,9 @@ def test_rows_of_one_pair_are_one_item_whichever_answer_is_labelled_better() -> 
         _row(1, turned=True, y="a"),
     ]
     found = _opinions(*rows, {"id": "none", "prompt": "q", "opinions": None})
-    assert found.item.tolist() == [0, 0, 0, 1]
-    assert found.annotator.tolist() == [0, 1, 0, 1]
-    assert found.vote.tolist() == [1, -1, 0, 1]
+    assert found.item.tolist() == [0, 0, 1]
+    assert found.annotator.tolist() == [0, 1, 1]
+    assert found.vote.tolist() == [0, -1, 1]  # x contradicts himself
     assert found.item_of["0b['y']"] == (0, -1)
     assert found.is_shared.tolist() == [True, False]
     assert opinions_of([{"id": "none", "opinions": None}]) is None
@@ -76,6 +76,47 @@ def test_two_who_agree_by_hand() -> None:
     assert a == pytest.approx((2 + p) / 4, abs=1e-6)
     assert math.sqrt(p / (1 - p)) == pytest.approx(a / (1 - a), abs=1e-5)
     assert p == pytest.approx(0.8641, abs=1e-4)  # the root of the two, by bisection: 0.8641
+
+
+def test_labels_that_nobody_else_decided_do_not_confirm_themselves() -> None:
+    """Two share 50 items and differ over 20: of both a = (2 + 30 p + 10) / 53, and p / (1 - p) =
+    (a / (1 - a))^2 where they agree. By bisection a is 0.7146, with any number of other labels."""
+    shared = [_row(item, x="a", y="a" if item < 30 else "b") for item in range(50)]
+    for num_others in (0, 20_000):
+        others = [_row(100 + n, x="a") for n in range(num_others)]
+        others += [_row(100_000 + n, y="a", z="-") for n in range(num_others)]
+        found = consensus(_opinions(*shared, *others))
+        a, other = found.accuracy[:2].tolist()
+        assert a == pytest.approx(other) and a == pytest.approx(0.7146, abs=1e-4)
+        p = a**2 / (a**2 + (1 - a) ** 2)
+        assert a == pytest.approx((2 + 30 * p + 10) / 53, abs=1e-6)
+        assert found.probability.tolist() == pytest.approx(
+            [p] * 30 + [0.5] * 20 + [a] * 2 * num_others, abs=1e-6
+        )
+
+
+def test_many_labels_of_who_shares_nothing_are_taken_for_the_prior() -> None:
+    found = consensus(_opinions(*(_row(item, x="a") for item in range(10_000))))
+    assert found.accuracy.tolist() == pytest.approx([2 / 3])
+
+
+def test_repeated_rows_of_one_annotator_are_one_vote() -> None:
+    """Ten items in two equal rows each by x alone: nobody to agree with."""
+    repeated = [_row(item, x="a") for item in range(10)]
+    found = _opinions(*repeated, *repeated)
+    assert found.vote.tolist() == [1] * 10
+    assert krippendorff_alpha(found) is None
+    assert not found.is_shared.any()
+    # Beside y, who differs once, x's rows count once: 0.25 as by hand below.
+    rows = [_row(0, x="a", y="a"), _row(1, x="a", y="b"), _row(0, x="a"), _row(1, x="a")]
+    opinions = _opinions(*rows)
+    assert krippendorff_alpha(opinions) == 0.25
+    assert consensus(opinions).accuracy.tolist() == pytest.approx(
+        consensus(_opinions(*rows[:2])).accuracy.tolist()
+    )
+    # Who says both of one pair has not decided, whatever a third row says.
+    both = _opinions(_row(0, x="a"), _row(0, x="b"), _row(0, x="b"), _row(0, y="a"))
+    assert both.vote.tolist() == [0, 1]
 
 
 def test_planted_accuracies_are_found_and_beat_the_majority() -> None:

@@ -20,6 +20,7 @@ from tests.models.conftest import run_stage
 from tests.tools.audit_page import PAIR
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.data.row_fields import MAX_DEPTH, _plain
+from trimtab.models.reporting.audit import columns
 from trimtab.models.reporting.audit import export as exporting
 from trimtab.models.reporting.audit.export import FurtherFields, export
 from trimtab.models.training.data import read_rows
@@ -171,7 +172,8 @@ def test_rows_of_several_pairs_and_pairs_of_two_rows(tmp_path: Path) -> None:
 
 
 def _exported(folder: Path, values: list[Row]) -> tuple[list[Row], list[Row], Any]:
-    export([replace(PAIR, id=str(n)) for n in range(len(values))], folder, values)
+    pairs = [replace(PAIR, id=str(n)) for n in range(len(values))]
+    export(pairs, folder, list(map(json.dumps, values)))
     with gzip.open(folder / "audited.jsonl.gz", "rt", encoding="utf-8") as stream:
         lines = [json.loads(line) for line in stream]
     table = parquet.read_table(folder / "audited.parquet")
@@ -222,6 +224,78 @@ def test_objects_of_very_many_keys_are_text_in_parquet(tmp_path: Path) -> None:
     assert [json.loads(row["meta"]) for row in rows] == [each["meta"] for each in values]
 
 
+def test_an_object_of_very_many_keys_is_never_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow would make a column of each of its keys, and those of rows before it."""
+    typed: list[int] = []
+    common_type = columns._common_type
+
+    def watched(known: Any, values: list[Any]) -> Any:
+        typed.append(len(values))
+        return common_type(known, values)
+
+    monkeypatch.setattr(columns, "_common_type", watched)
+    monkeypatch.setattr(exporting, "ROWS_AT_ONCE", 2)
+    many = {f"key {n}": n for n in range(2_000)}
+    values = [{"meta": {"a": 1}}, {"meta": None}, {"meta": [{"deep": many}]}, {"meta": {"a": 2}}]
+    lines, rows, schema = _exported(tmp_path, values)
+    assert typed == [2]  # the first batch alone
+    assert schema.field("meta").type == pyarrow.string()
+    assert [row["meta"] for row in lines] == [each["meta"] for each in values]
+    assert rows[1]["meta"] is None
+    assert json.loads(rows[2]["meta"]) == values[2]["meta"]
+
+
+def test_keys_of_all_objects_together_have_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of five keys `a` takes two, `b` would take four, which are not left, and `c` takes three."""
+    monkeypatch.setattr(columns, "MAX_PARTS", 5)
+    values: list[Row] = [
+        {"a": {"x": 1, "y": [{}]}, "b": {"s": {"t": {"u": 1, "v": 2}}}, "c": {"p": {"q": 1}}},
+        {"a": {"x": 2}, "c": {"p": {"r": 2}}},
+    ]
+    _, rows, schema = _exported(tmp_path, values)
+    kinds = {name: pyarrow.types.is_struct(schema.field(name).type) for name in "bc"}
+    assert kinds == {"b": False, "c": True}
+    assert json.loads(rows[0]["b"]) == values[0]["b"]
+    assert rows[1]["c"] == {"p": {"q": None, "r": 2}}
+    assert json.loads(rows[0]["a"]) == values[0]["a"]  # an object without keys is no column
+
+
+def test_fields_beyond_a_number_are_one_column(tmp_path: Path) -> None:
+    """A field of its own in each row; one of the rest, and one of all, have the names of ours."""
+    most = columns.MAX_FIELDS
+    values: list[Row] = [{f"key {n}": n} for n in range(most + 20)]
+    values[0] = {"key 0": 0, "further_fields": "mine"}
+    values[-1] |= {"label": "good"}
+    lines, rows, schema = _exported(tmp_path, values)
+    assert len(schema) == len(exporting.SCHEMA) + most + 1
+    own = range(most - 1)  # beside `further_fields`
+    assert all(rows[n][f"key {n}"] == n for n in own)
+    assert rows[0]["given_further_fields"] == "mine"
+    assert all(rows[n]["further_fields"] is None for n in own)
+    for n in range(most - 1, most + 20):
+        assert json.loads(rows[n]["further_fields"]) == values[n]
+        assert lines[n][f"key {n}"] == n
+    assert (lines[-1]["label"], lines[-1]["given_label"]) == (1.0, "good")
+
+
+def test_rows_are_in_memory_by_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row is some 500 characters: two together have more than 900."""
+    monkeypatch.setattr(exporting, "CHARACTERS_AT_ONCE", 900)
+    values = [{"text": f"{n}" * 500} for n in range(5)]
+    _, rows, _ = _exported(tmp_path, values)
+    assert [row["text"] for row in rows] == [each["text"] for each in values]
+    table = parquet.ParquetFile(tmp_path / "audited.parquet").metadata
+    groups = [table.row_group(n).num_rows for n in range(table.num_row_groups)]
+    assert groups == [2, 2, 1]
+    texts = [replace(PAIR, prompt="x" * 900)] * 3
+    export(texts, tmp_path)
+    assert parquet.ParquetFile(tmp_path / "audited.parquet").metadata.num_row_groups == 3
+
+
 def test_values_that_are_no_json(tmp_path: Path) -> None:
     deep: Any = "end"
     for _ in range(MAX_DEPTH + 5):
@@ -247,8 +321,8 @@ class _Many:
     def __init__(self, count: int) -> None:
         self.count = count
 
-    def __iter__(self) -> Iterator[Row]:
-        return ({"meta": {"text": f"{n}" * 400}} for n in range(self.count))
+    def __iter__(self) -> Iterator[str]:
+        return (json.dumps({"meta": {"text": f"{n}" * 400}}) for n in range(self.count))
 
 
 def test_memory_does_not_grow_with_the_fields(tmp_path: Path) -> None:

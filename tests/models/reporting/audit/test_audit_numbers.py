@@ -67,6 +67,7 @@ def test_first_screen_by_hand(pairs: list[AuditedPair]) -> None:
         "num_unsupported_flips": 0,
         "num_reviewed": 0,
         "num_dropped": 0,
+        "num_weighted": 0,
         "num_smoothed": 1,
         "precision": pytest.approx(2 / 3),
         "recall": pytest.approx(2 / 3),
@@ -185,6 +186,28 @@ def test_votes_that_know_nothing_are_said_to(pairs: list[AuditedPair]) -> None:
     assert summarise(zero, ("style",)).numbers()["is_uninformative"] is True
     assert summarise(pairs, ("style",)).numbers()["is_uninformative"] is False
     assert "is_uninformative" not in summarise(zero).numbers()
+
+
+def test_the_lowest_accuracy_is_of_who_shares_a_pair(pairs: list[AuditedPair]) -> None:
+    """Two always agree on three pairs, and so are above the prior of 2/3, which is zed's."""
+    opinions = {
+        "t0": ("ann", "bob"), "t1": ("ann", "bob"), "t2": ("ann", "bob"), "t3": ("zed",)
+    }  # fmt: skip
+    labelled = [
+        replace(
+            pair,
+            opinions=tuple(
+                {"annotator": who, "prefers": "chosen"} for who in opinions.get(pair.id, ())
+            ),
+        )
+        for pair in pairs
+    ]
+    found = summarise(labelled).annotators
+    assert found is not None
+    assert [one.name for one in found.people] == ["ann", "bob", "zed"]
+    assert found.people[2].accuracy == pytest.approx(2 / 3)
+    lowest = found.numbers()["lowest_annotator_accuracy"]
+    assert lowest == found.people[0].accuracy > 0.75
 
 
 def test_annotators_by_hand(pairs: list[AuditedPair], tmp_path: Path) -> None:

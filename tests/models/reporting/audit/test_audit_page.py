@@ -105,6 +105,47 @@ def test_what_is_packed_by_hand(pairs: list[AuditedPair], tmp_path: Path) -> Non
     assert (first["differences"], first["label"]) == ([-1.0, -3.0], 1.0)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, "No label was changed."),
+        ({"is_flipped": True}, "Of all labels 1 turned round."),
+        ({"weight": 0.0}, "Of all labels 1 left out."),
+        ({"weight": 0.25}, "Of all labels 1 given a lower weight."),
+        ({"label": 0.8}, "Of all labels 1 smoothed."),
+        (
+            {"weight": 0.0, "review": "drop"},
+            "A person looked at 1 of 6 labels: 0 kept, 0 flipped, 1 dropped, 0 unsure. Of all "
+            "labels 1 left out.",
+        ),
+    ],
+)
+def test_the_page_says_what_was_changed(
+    pairs: list[AuditedPair], tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    as_given = [replace(pair, is_flipped=False, label=1.0) for pair in pairs]
+    as_given[2] = replace(as_given[2], **change)
+    page = " ".join(_written(as_given, tmp_path).split())
+    assert said in page
+    assert ("No label was changed." in page) == (not change)
+    assert ("Validation and test pairs are left alone." in page) == bool(change)
+
+
+def test_what_the_user_s_voters_learned_from_is_not_known(
+    pairs: list[AuditedPair], tmp_path: Path
+) -> None:
+    voters = ("style", "votes of mine.csv")
+    for num_external, said in (
+        (0, "2 models vote that were not trained on the pair: how an answer is written, votes of "),
+        (1, "2 models vote: how an answer is written, votes of mine.csv. What the last one learned "
+        "from is not known; the others were not trained on the pair. A pair's strength"),
+    ):  # fmt: skip
+        config = AuditConfig(voters=voters, num_external=num_external)
+        path = tmp_path / "audit.html"
+        write_page(path, config, summarise(pairs, voters), weakest_first(pairs))
+        assert said in " ".join(path.read_text(encoding="utf-8").split())
+
+
 def test_pairs_that_recur_are_found_and_lengths_and_votes_compared(
     inputs: Inputs, edit: Callable[..., None]
 ) -> None:
