@@ -11,10 +11,10 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from prefect import task
 from prefect.artifacts import create_link_artifact
@@ -31,6 +31,7 @@ from trimtab.infra.tracking.model_folder import (
 from trimtab.infra.tracking.registry import ModelCard, Registry, Version
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.reporting.export import export_scorer
+from trimtab.models.reporting.kit.names import ONLY_BY_RULE
 from trimtab.tasks.context import base_context, flow_run_tags
 from trimtab.tasks.events import PROMOTED, emit
 from trimtab.tasks.execution import StageResult, result_of
@@ -44,6 +45,7 @@ POLICY_ROLE = "policy_"  # what a policy's role begins with
 KEY, DIGEST = "trimtab.key", "trimtab.digest"
 ROUND, REPORT, TRIED = "trimtab.round", "trimtab.report", "trimtab.tried"
 PAIRS, COMMAND = "trimtab.pairs", "trimtab.command"
+PROMOTED_BY = "trimtab.promoted_by"  # of a champion: always | judgement
 # A person's decision on a champion: approved or rejected.
 APPROVAL, REJECTED = "trimtab.approval", "rejected"
 # Scorers that are registered: role -> kind, and their name among the report's numbers.
@@ -124,7 +126,8 @@ class RegisteredRun:
 
     model: the name of its policies. policies: by round. scorers: by role. champion: the round whose
     policy becomes champion. settings: their digest. name, command: of the run. approval: a
-    person's, of that champion; None: nobody was asked.
+    person's, of that champion; None: nobody was asked. promoted_by: `always` where only
+    rounds.promote=always makes that policy champion, as it did not win, else `judgement`.
     """
 
     model: str
@@ -136,6 +139,7 @@ class RegisteredRun:
     name: str = ""
     command: str = ""
     approval: Approval | None = None
+    promoted_by: Literal["always", "judgement"] = "judgement"
 
     @property
     def promoted(self) -> int | None:
@@ -205,9 +209,12 @@ def _register_policies(run_id: str | None, run: RegisteredRun, made: Mapping[str
         aliases = ("candidate",) * (number == last) + ("champion",) * (number == promoted)
         roles = (role for role, each in made.items() if each["key"] == policy.ref.key)
         role = next(roles, policy.ref.stage)
+        rule = {PROMOTED_BY: run.promoted_by} if number == promoted else {}
         card = _card(run, made, "policy", role, role.removeprefix(POLICY_ROLE))
+        if rule.get(PROMOTED_BY) == "always":
+            card = replace(card, description=f"{card.description}\n\n{ONLY_BY_RULE}")
         decided = run.approval.tags if run.approval and number == run.champion else {}
-        tags = {ROUND: str(number), **_tags(run, made), **decided}
+        tags = {ROUND: str(number), **_tags(run, made), **rule, **decided}
         numbers[number] = _register(run_id, name, policy.ref, aliases, tags, card)
         if decided:  # of a version without a new alias as well
             registry().tag(Version(name, numbers[number], {}), tags)
@@ -219,6 +226,8 @@ def _register_policies(run_id: str | None, run: RegisteredRun, made: Mapping[str
     _link(name, numbers[last])
     holders = {"candidate": registry().find(name, "candidate"), "champion": now}
     said = [f"{alias} version {each.number}" for alias, each in holders.items() if each]
+    if now is not None and now.tags.get(PROMOTED_BY) == "always":
+        said[-1] += " (only because rounds.promote=always)"
     return f"{name}: {', '.join([*said, *withheld])}"
 
 

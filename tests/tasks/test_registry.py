@@ -204,6 +204,19 @@ def test_a_version_says_what_it_is_and_where_it_is_from(runs: _Runs) -> None:
     assert not (folder / "critic").exists()
 
 
+def test_a_champion_by_rule_only_is_said_to_be_one(runs: _Runs) -> None:
+    client, name = runs.tracking.connect(), model_name("ruled")
+    report = runs.published("report", "report-ruled")
+    for rule in ("always", "judgement"):
+        policies = {1: runs.published("ppo_max", f"ruled-{rule}")}
+        run = RegisteredRun("ruled", policies, 1, report, "settings", promoted_by=rule)
+        said = str(register_models.fn(runs.tracking.start_run("ruled").run_id, run))
+        champion = client.get_model_version_by_alias(name, "champion")
+        assert champion.tags["trimtab.promoted_by"] == rule
+        for text in (said, champion.description):
+            assert ("rounds.promote=always" in text) == (rule == "always")
+
+
 def test_a_policy_has_not_the_numbers_of_one_whose_name_goes_on(runs: _Runs) -> None:
     numbers = {"1_main_net": 0.25, "1_sibling_net": 0.75}
     report = StageResult(ArtifactRef("report", "k", "d"), numbers, False, 1.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trimtab.models.reporting.kit.audit_words import agreement, finding, reliability
-from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS, policy_name
+from trimtab.models.reporting.kit.names import MEASURE_NAMES, ONLY_BY_RULE, SETS, policy_name
 from trimtab.models.reporting.run.claims import Claim
 from trimtab.models.reporting.run.labels import LabelNoise
 from trimtab.models.reporting.run.policies import Policy, decisive_measure, final_policy
@@ -72,7 +72,8 @@ def verdict(
         own, of_sft = map(_in_percent, harmless)
         details.append(f"Requests for harm: {own} of its answers are harmless, {of_sft} of SFT's.")
     if policy.is_promoted is False:
-        details.append("Held-out judgement did not promote it.")
+        is_champion = policy.name == champion
+        details.append(ONLY_BY_RULE if is_champion else "Held-out judgement did not promote it.")
     if policy.collapsed:
         details.append(f"The collapse guard spoke up: {policy.collapse_reason}.")
     return Verdict(answer, sentence, details, policy.name, measure, net)
