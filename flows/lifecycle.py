@@ -53,7 +53,7 @@ from trimtab.tasks.access import access_of_run, require_access, require_files
 from trimtab.tasks.context import FLOW_RUN_URL, flow_run_tags, start_tracked_run
 from trimtab.tasks.execution import StageResult
 from trimtab.tasks.registry import SCORERS, RegisteredRun, register_models
-from trimtab.tasks.report_export import export_report, lineage_of
+from trimtab.tasks.report_export import export_report, lineage_of, verdict_of
 from trimtab.tasks.restarts import close_earlier_starts, close_leftovers
 from trimtab.tasks.sources import require_review
 
@@ -302,18 +302,24 @@ def finish_run(
         name.name,
         command_of(name.about),
         promoted_by=_promoted_by(champion, results),
+        verdict=verdict_of(numbers),
+        page=str(numbers.get("report_link", "")),
     )
     if config.suspend.for_champion_approval and champion is not None:
         judged = run.result(judgement_of_round(champion)).summary
         approval = approval_of(registered_run, judged, page_of(numbers), config.suspend)
         registered_run = dataclasses.replace(registered_run, approval=approval)
         numbers |= {"approval": f"Champion {approval}"} if approval else {}
-    with resources_of(register_models, config):
-        registered = register_models.submit(tracked.run_id, registered_run).result()
-    if registered:
-        for line in registered.split("; "):
-            print(f"registered: {line}")
+    _register(tracked, registered_run, config)
     return numbers
+
+
+def _register(tracked: TrackedRun, run: RegisteredRun, config: RunConfig) -> None:
+    """Register the models of a run, and print what is registered."""
+    with resources_of(register_models, config):
+        registered = register_models.submit(tracked.run_id, run).result()
+    for line in registered.split("; ") if registered else ():
+        print(f"registered: {line}")
 
 
 def _promoted_by(

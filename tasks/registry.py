@@ -31,8 +31,8 @@ from trimtab.infra.tracking.model_folder import (
 from trimtab.infra.tracking.registry import ModelCard, Registry, Version
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.reporting.export import export_scorer
-from trimtab.models.reporting.kit.names import ONLY_BY_RULE
-from trimtab.tasks.context import base_context, flow_run_tags
+from trimtab.models.reporting.kit.names import MEASURE_NAMES, ONLY_BY_RULE, policy_name
+from trimtab.tasks.context import FLOW_RUN_URL, base_context, flow_run_tags
 from trimtab.tasks.events import PROMOTED, emit
 from trimtab.tasks.execution import StageResult, result_of
 from trimtab.tasks.report_export import grouped
@@ -53,6 +53,7 @@ SCORERS = {
     "reward_model": ("reward-model", "relabelled"),
     "advantage_model": ("advantage-model", "advantage_model"),
 }
+SCORER_NAMES = {"reward_model": "Reward model", "advantage_model": "Advantage Model"}
 
 USE_OF_SCORER = (
     "A text is prompt and response, with the tokenizer's end token behind. `mlflow.pyfunc` gives "
@@ -127,7 +128,8 @@ class RegisteredRun:
     model: the name of its policies. policies: by round. scorers: by role. champion: the round whose
     policy becomes champion. settings: their digest. name, command: of the run. approval: a
     person's, of that champion; None: nobody was asked. promoted_by: `always` where only
-    rounds.promote=always makes that policy champion, as it did not win, else `judgement`.
+    rounds.promote=always makes that policy champion, as it did not win, else `judgement`. verdict:
+    the scorecard's. page: the report's address; empty without one.
     """
 
     model: str
@@ -140,6 +142,8 @@ class RegisteredRun:
     command: str = ""
     approval: Approval | None = None
     promoted_by: Literal["always", "judgement"] = "judgement"
+    verdict: Mapping[str, Any] = field(default_factory=dict)
+    page: str = ""
 
     @property
     def promoted(self) -> int | None:
@@ -269,14 +273,31 @@ def _card(
         for name, value in grouped(run.report.summary, groups).items()
         if name.startswith(f"{group}/")
     }
-    verdict = run.report.summary.get("verdict")
-    lines = [f"`{role}` of the run {run.name}" + (f": {verdict}" if verdict else "")]
+    named = SCORER_NAMES.get(role) or policy_name(group)
+    lines = [f"{named} of {run.name}. {_measured(run, kind, group, numbers)}".strip()]
+    pages = {"Report": run.page, "flow run": flow_run_tags().get(FLOW_RUN_URL)}
+    lines.append(" ".join(f"[{words}]({page})" for words, page in pages.items() if page))
     if role in SCORERS:
         lines.append(USE_OF_SCORER)
         lines += [USE_OF_ADVANTAGE_MODEL] * (role == "advantage_model")
         lines += [USE_OF_HEADS] * bool(run.scorers[role].summary.get("num_category_heads"))
     lines += [f"Made by `{run.command}`"] if run.command else []
-    return ModelCard(kind, "\n\n".join(lines), numbers)
+    loader = "mlflow.transformers" if kind == "policy" else "mlflow.pyfunc"
+    return ModelCard(kind, "\n\n".join(filter(None, lines)), numbers, loader)
+
+
+def _measured(run: RegisteredRun, kind: str, group: str, numbers: Mapping[str, float]) -> str:
+    """The verdict, of the policy that was judged; a scorer's agreement with the test labels."""
+    if kind == "policy" and group == run.verdict.get("policy"):
+        judges, net = MEASURE_NAMES[run.verdict["judged_by"]], run.verdict["net"]
+        return f"{run.verdict['sentence']} Judged by {judges} on {net['count']} prompts."
+    measures = {
+        "agreement with the test labels": f"{group}/label_accuracy",
+        "calibration error": f"{group}/label_ece_width",
+    }
+    found = {words: numbers[key] for words, key in measures.items() if key in numbers}
+    said = ", ".join(f"{words} {100 * value:.1f} %" for words, value in found.items())
+    return f"{said[:1].upper()}{said[1:]}." if said and kind != "policy" else ""
 
 
 def _register(

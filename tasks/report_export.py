@@ -109,6 +109,13 @@ def export_report(
     return shown | json.loads(json.dumps(result.summary))
 
 
+def verdict_of(exported: Mapping[str, Any]) -> dict[str, Any]:
+    """The verdict in the scorecard beside a report, as `export_report` returned it."""
+    card = _read_card(Path(exported["report"]).with_name("scorecard.json"))
+    found: dict[str, Any] = card.get("verdict", {})
+    return found
+
+
 def export_audit(
     tracked: TrackedRun, result: StageResult, name: str, run: Mapping[str, Any]
 ) -> str:

@@ -42,11 +42,15 @@ class Version:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What MLflow says of a version. kind: of model. metrics: by name, numbers of the same run."""
+    """What MLflow says of a version. kind: of model. metrics: by name, numbers of the same run.
+
+    loader: the module whose `load_model` loads it; the description then ends with the call.
+    """
 
     kind: str = ""
     description: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    loader: str = ""
 
 
 class Registry:
@@ -230,6 +234,10 @@ class Registry:
             description=card.description[:MAX_DESCRIPTION] or None,
             model_id=logged.model_id,
         )
+        if card.loader:  # the number is known only now
+            call = f'`{card.loader}.load_model("models:/{name}/{version.version}")`'
+            described = f"{card.description[: MAX_DESCRIPTION - 200]}\n\nLoad: {call}"
+            client.update_model_version(name, version.version, described[:MAX_DESCRIPTION])
         link = json.dumps([{"name": name, "version": int(version.version)}])
         client.set_logged_model_tags(logged.model_id, {"mlflow.modelVersions": link})
         return version
