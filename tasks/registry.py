@@ -41,10 +41,10 @@ from trimtab.tasks.retries import is_transient
 PREFIX = "trimtab-policy-"
 POLICY_ROLE = "policy_"  # what a policy's role begins with
 # Tags of a version: which artifact it is, of which round, the report of its run, the pairs of its
-# run, and the settings under which another round did not take its place.
+# run, its command and name, and the settings under which another round did not take its place.
 KEY, DIGEST = "trimtab.key", "trimtab.digest"
 ROUND, REPORT, TRIED = "trimtab.round", "trimtab.report", "trimtab.tried"
-PAIRS, COMMAND = "trimtab.pairs", "trimtab.command"
+PAIRS, COMMAND, RUN = "trimtab.pairs", "trimtab.command", "trimtab.run"
 PROMOTED_BY = "trimtab.promoted_by"  # of a champion: always | judgement
 # A person's decision on a champion: approved or rejected.
 APPROVAL, REJECTED = "trimtab.approval", "rejected"
@@ -219,6 +219,8 @@ def _register_policies(run_id: str | None, run: RegisteredRun, made: Mapping[str
             card = replace(card, description=f"{card.description}\n\n{ONLY_BY_RULE}")
         decided = run.approval.tags if run.approval and number == run.champion else {}
         tags = {ROUND: str(number), **_tags(run, made), **rule, **decided}
+        if role == f"{POLICY_ROLE}{run.verdict.get('policy')}":
+            tags["trimtab.verdict"] = run.verdict["answer"]
         numbers[number] = _register(run_id, name, policy.ref, aliases, tags, card)
         if decided:  # of a version without a new alias as well
             registry().tag(Version(name, numbers[number], {}), tags)
@@ -258,7 +260,8 @@ def _identity(model: ArtifactRef) -> dict[str, str]:
 def _tags(run: RegisteredRun, made: Mapping[str, Any]) -> dict[str, str]:
     """Of every version of a run: where it is from. made: what its report was made of, by role."""
     pairs = made.get("preferences", {}).get("digest")
-    found = {REPORT: run.report.ref.key, COMMAND: run.command, PAIRS: pairs}
+    found = {REPORT: run.report.ref.key, COMMAND: run.command, PAIRS: pairs, RUN: run.name}
+    found["trimtab.report_url"] = run.page
     return {name: value for name, value in found.items() if value} | flow_run_tags()
 
 

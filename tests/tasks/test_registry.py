@@ -34,7 +34,12 @@ from trimtab.tasks.registry import (
     roll_back,
 )
 
-VERDICT = {"sentence": "Better: by far.", "judged_by": "gold", "net": {"count": 24}}
+VERDICT = {
+    "answer": "better",
+    "sentence": "Better: by far.",
+    "judged_by": "gold",
+    "net": {"count": 24},
+}
 PLACE = "model/model.safetensors"
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -160,6 +165,7 @@ def test_a_last_round_that_is_not_promoted_leaves_the_champion_its_weights(runs:
     assert runs.in_mlflow("toy", "@candidate") == runs.in_store("two")
     other = runs.tracking.connect().get_model_version_by_alias(model_name("toy"), "candidate")
     assert "Better" not in other.description  # the verdict is on round 1
+    assert "trimtab.verdict" not in other.tags
 
     runs.end("toy", {2: "better", 3: "worse"}, champion=2)
     assert runs.in_mlflow("toy", "@champion") == runs.in_store("better")
@@ -205,6 +211,8 @@ def test_a_version_says_what_it_is_and_where_it_is_from(runs: _Runs) -> None:
         'Load: `mlflow.transformers.load_model("models:/trimtab-policy-said/1")`'
     )
     assert version.tags["trimtab.command"] == "again" and version.run_id == run_id
+    assert version.tags["trimtab.run"] == "said" and version.tags["trimtab.verdict"] == "better"
+    assert version.tags["trimtab.report_url"] == "http://mlflow/report"
     model = client.get_logged_model(version.source.removeprefix("models:/"))
     assert {metric.key: metric.value for metric in model.metrics} == {"1/main_net": 0.25}
     assert (model.model_type, str(model.status)) == ("policy", "READY")
