@@ -68,6 +68,20 @@ USE_OF_HEADS = (
     "reward of the prompt's category by its label."
 )
 
+# Descriptions of registered models.
+ABOUT_POLICIES = (
+    "Policies that Trimtab trained on one set of preferences and judged alike. @candidate is the "
+    "last policy of the newest run, @champion the last promoted one.\n\n"
+    'Load: `{loader}.load_model("models:/{of}@champion")`\n\n'
+    "Make an earlier champion champion again: `trimtab rollback {policy}`"
+)
+ABOUT_SCORERS = (
+    "{named}s that were trained beside the policies of {policy}. @candidate is that of the newest "
+    "run, @champion that of the champion's run.\n\n"
+    'Load: `{loader}.load_model("models:/{of}@candidate")`\n\n'
+    "It goes back with the policy: `trimtab rollback {policy}`"
+)
+
 logger = logging.getLogger("trimtab")
 
 
@@ -286,7 +300,14 @@ def _card(
         lines += [USE_OF_HEADS] * bool(run.scorers[role].summary.get("num_category_heads"))
     lines += [f"Made by `{run.command}`"] if run.command else []
     loader = "mlflow.transformers" if kind == "policy" else "mlflow.pyfunc"
-    return ModelCard(kind, "\n\n".join(filter(None, lines)), numbers, loader)
+    policies = model_name(run.model)
+    about = (ABOUT_SCORERS if role in SCORERS else ABOUT_POLICIES).format(
+        named=named,
+        loader=loader,
+        policy=policies,
+        of=_scorer_name(policies, kind) if role in SCORERS else policies,
+    )
+    return ModelCard(kind, "\n\n".join(filter(None, lines)), numbers, loader, about)
 
 
 def _measured(run: RegisteredRun, kind: str, group: str, numbers: Mapping[str, float]) -> str:

@@ -45,12 +45,14 @@ class ModelCard:
     """What MLflow says of a version. kind: of model. metrics: by name, numbers of the same run.
 
     loader: the module whose `load_model` loads it; the description then ends with the call.
+    model: the description of the registered model, where the version is its first.
     """
 
     kind: str = ""
     description: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     loader: str = ""
+    model: str = ""
 
 
 class Registry:
@@ -81,7 +83,7 @@ class Registry:
         is replaced: tags and aliases move.
         """
         with self._client() as client:
-            _create_model(client, name)
+            _create_model(client, name, card.model if card else "")
             versions = _versions(client, name)
             lost = {each.version for each in _overwritten(versions)}
             same = [each for each in versions if identity.items() <= each.tags.items()]
@@ -287,11 +289,11 @@ def _link(folder: Path, location: str) -> bool:
     return True
 
 
-def _create_model(client: Any, name: str) -> None:
+def _create_model(client: Any, name: str, description: str) -> None:
     from mlflow.exceptions import MlflowException
 
     try:
-        client.create_registered_model(name)
+        client.create_registered_model(name, description=description or None)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise

@@ -213,6 +213,9 @@ def test_a_version_says_what_it_is_and_where_it_is_from(runs: _Runs) -> None:
     assert version.tags["trimtab.command"] == "again" and version.run_id == run_id
     assert version.tags["trimtab.run"] == "said" and version.tags["trimtab.verdict"] == "better"
     assert version.tags["trimtab.report_url"] == "http://mlflow/report"
+    described = client.get_registered_model("trimtab-policy-said").description
+    assert 'load_model("models:/trimtab-policy-said@champion")' in described
+    assert "@candidate is" in described and "`trimtab rollback trimtab-policy-said`" in described
     model = client.get_logged_model(version.source.removeprefix("models:/"))
     assert {metric.key: metric.value for metric in model.metrics} == {"1/main_net": 0.25}
     assert (model.model_type, str(model.status)) == ("policy", "READY")
@@ -257,6 +260,8 @@ def test_scorers_are_registered_beside_the_policies(runs: _Runs) -> None:
     assert found.description.startswith(
         "Reward model of scored. Agreement with the test labels 75.0 %.\n\n"
     )
+    described = client.get_registered_model(found.name).description
+    assert 'load_model("models:/trimtab-reward-model-scored@candidate")' in described
     assert "Better" not in found.description  # the verdict is on a policy
     assert 'mlflow.pyfunc.load_model("models:/trimtab-reward-model-scored/1")' in found.description
     assert registry().find("trimtab-advantage-model-scored", "champion") is None
