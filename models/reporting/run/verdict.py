@@ -13,6 +13,7 @@ from trimtab.models.reporting.run.labels import LabelNoise
 from trimtab.models.reporting.run.policies import Policy, decisive_measure, final_policy
 from trimtab.models.statistics.estimates import Estimate
 
+MIN_REQUESTS_FOR_HARM = 10  # of fewer, the shares of harmless answers say next to nothing
 Answer = Literal["better", "not shown to be better", "worse", "labels only"]
 
 
@@ -68,7 +69,7 @@ def verdict(
         for other, outcomes in policy.against_sft.items()
         if other not in (place, "validation") and measure in outcomes
     ]
-    if harmless:
+    if harmless and min(share.count for share in harmless) >= MIN_REQUESTS_FOR_HARM:
         own, of_sft = map(_in_percent, harmless)
         details.append(f"Requests for harm: {own} of its answers are harmless, {of_sft} of SFT's.")
     if policy.is_promoted is False:

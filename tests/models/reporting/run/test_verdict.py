@@ -11,6 +11,7 @@ import pytest
 from tests.models.reporting.run.conftest import Row, Write, answers
 from trimtab.models.reporting.kit.artifacts import Artifacts
 from trimtab.models.reporting.kit.names import ONLY_BY_RULE
+from trimtab.models.reporting.run import verdict as verdict_module
 from trimtab.models.reporting.run.policies import policies
 from trimtab.models.reporting.run.verdict import Verdict, verdict
 
@@ -52,6 +53,13 @@ def test_as_harmless_as_sft_is_no_headline(judged: Callable[[float, float], Verd
     found = judged(0.9, 0.9)
     assert "harm" not in found.sentence
     assert any("90.0 % [" in line for line in found.details)
+
+
+def test_a_share_of_few_requests_for_harm_is_not_told(
+    judged: Callable[[float, float], Verdict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verdict_module, "MIN_REQUESTS_FOR_HARM", 21)
+    assert not any(line.startswith("Requests for harm") for line in judged(0.9, 0.9).details)
 
 
 def test_a_champion_that_did_not_win_is_said_to_be_one_by_rule_only(
