@@ -53,7 +53,7 @@ from trimtab.tasks.access import access_of_run, require_access, require_files
 from trimtab.tasks.context import FLOW_RUN_URL, flow_run_tags, start_tracked_run
 from trimtab.tasks.execution import StageResult
 from trimtab.tasks.registry import SCORERS, RegisteredRun, register_models
-from trimtab.tasks.report_export import export_report, lineage_of, verdict_of
+from trimtab.tasks.report_export import export_report, lineage_of, next_steps, verdict_of
 from trimtab.tasks.restarts import close_earlier_starts, close_leftovers
 from trimtab.tasks.sources import require_review
 
@@ -311,6 +311,7 @@ def finish_run(
         registered_run = dataclasses.replace(registered_run, approval=approval)
         numbers |= {"approval": f"Champion {approval}"} if approval else {}
     _register(tracked, registered_run, config)
+    print(next_steps(numbers, name.name, results))
     return numbers
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ def export_report(
         ),
     )
     _print(card, result.summary, counted, told, warnings)
-    places = {**pages, "scorecard": folder / "scorecard.json", **_models(card, results)}
+    places = {**pages, "scorecard": folder / "scorecard.json"}
     for what, place in places.items():
         print(f"{what}: {place}")
     shown = {page: str(path) for page, path in pages.items()}
@@ -271,23 +272,20 @@ def _wrapped(text: str, before: str = "") -> str:
     return textwrap.fill(text, LINE, initial_indent=before, subsequent_indent=" " * len(before))
 
 
-def _models(card: Mapping[str, Any], results: Mapping[str, StageResult]) -> dict[str, str]:
-    """Where the models lie that a run of a recipe is for: `save_pretrained` folders."""
-    if "verdict" not in card:
-        return {}
-    store = base_context().store
-    roles = {
-        "policy": f"policy_{card['verdict']['policy']}",
-        "reward model": "reward_model",
-        "Advantage Model": "advantage_model",
-    }
-    found = {}
-    for what, role in roles.items():
-        ref = results[role].ref if role in results else None
-        manifest = ref and store.find(ref.stage, ref.key)
-        if manifest:
-            found[what] = f"{store.address(manifest)}/model"
-    return found
+def next_steps(exported: Mapping[str, Any], name: str, roles: Collection[str]) -> str:
+    """The commands that lead on from a finished run with these roles; empty without a verdict."""
+    verdict = verdict_of(exported)
+    models = ("policy",) * bool(verdict.get("policy")) + ("reward_model",)
+    model = next((each for each in models if each == "policy" or each in roles), None)
+    run = shlex.quote(name)
+    steps = [
+        (f"trimtab report {run} --open", "open the report in a browser"),
+        ("trimtab ui", "pages of Prefect and MLflow, for this and other runs"),
+        *([(f"trimtab export {run} {model} --to DIR", "copy the model out")] if model else ()),
+    ]
+    width = max(len(command) for command, _ in steps)
+    lines = [f"  {command:<{width}}  # {what}" for command, what in steps]
+    return "\n".join(["Next:", *lines]) if verdict else ""
 
 
 def _all_of(summary: Mapping[str, Any]) -> str:

@@ -286,13 +286,18 @@ def test_the_end_is_an_answer_the_claims_and_where_everything_lies(
         log=lambda **_: None,
     )
     about = {"name": "smoke-seed0", "configuration": "smoke-seed0"}
-    export_report(tracked, report, results, "smoke-seed0", about)
+    exported = export_report(tracked, report, results, "smoke-seed0", about)
     lines = capsys.readouterr().out.strip().splitlines()
     assert lines[:2] == ["Better: by far.", "On the rest it is not."]
     assert max(len(line) for line in lines if "words" in line) <= 100
     assert lines[4].startswith("  unclear  words") and lines[5].startswith("           words")
     assert "2 of 2 stages were found in the store" in lines
-    (policy,) = [line.partition(": ")[2] for line in lines if line.startswith("policy: ")]
-    assert (Path(policy) / "model.safetensors").read_text() == "weights"
+    steps = report_module.next_steps(exported, "smoke-seed0", results).splitlines()
+    assert [step.partition("  #")[0].strip() for step in steps] == [
+        "Next:",
+        "trimtab report smoke-seed0 --open",
+        "trimtab ui",
+        "trimtab export smoke-seed0 policy --to DIR",
+    ]
     assert "a  1.000" not in lines
     assert "Better: by far." in artifacts[0]

@@ -14,6 +14,7 @@ from trimtab.models.reporting.run.policies import Policy, decisive_measure, fina
 from trimtab.models.statistics.estimates import Estimate
 
 MIN_REQUESTS_FOR_HARM = 10  # of fewer, the shares of harmless answers say next to nothing
+TOO_SMALL = "The recipe smoke checks the installation; its models are too small for an answer."
 Answer = Literal["better", "not shown to be better", "worse", "labels only"]
 
 
@@ -35,6 +36,7 @@ def verdict(
     noise: LabelNoise | None,
     champion: str | None,
     audit: Mapping[str, float] | None = None,
+    recipe: str = "",
 ) -> Verdict:
     """Judge the policy the run ends with against SFT; without one, say what the labels showed.
 
@@ -63,7 +65,8 @@ def verdict(
     harmless = _harmless(found, policy, place)
     if harmless and harmless[0].high < harmless[1].low:
         sentence += " Fewer of its answers to requests for harm are harmless."
-    details = [f"{final}; judged by {MEASURE_NAMES[measure]} on {net.count} prompts."]
+    details = [TOO_SMALL] if recipe == "smoke" else []
+    details += [f"{final}; judged by {MEASURE_NAMES[measure]} on {net.count} prompts."]
     details += [
         _on_set(other, outcomes[measure].net)
         for other, outcomes in policy.against_sft.items()

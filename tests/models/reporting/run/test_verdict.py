@@ -62,6 +62,15 @@ def test_a_share_of_few_requests_for_harm_is_not_told(
     assert not any(line.startswith("Requests for harm") for line in judged(0.9, 0.9).details)
 
 
+def test_the_recipe_for_checking_an_installation_gives_no_answer(
+    full_inputs: dict[str, Path],
+) -> None:
+    found, _ = policies(Artifacts(full_inputs), ("full",), (), has_gold=False, seed=0)
+    for recipe in ("smoke", "default"):
+        details = verdict(found, [], None, "full", recipe=recipe).details
+        assert (verdict_module.TOO_SMALL in details) == (recipe == "smoke")
+
+
 def test_a_champion_that_did_not_win_is_said_to_be_one_by_rule_only(
     full_inputs: dict[str, Path],
 ) -> None:
