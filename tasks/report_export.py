@@ -81,7 +81,7 @@ def export_report(
         tracked.log_artifacts(folder)
     _track(tracked, name, card, result.summary)
     cached = sum(done.cached for done in results.values())
-    counted = f"{cached} of {len(results)} stages were found in the store"
+    counted = f"{cached} of {len(results)} stages before the report were found in the store"
     lines = [f"| {key} | {_shown(value)} |" for key, value in result.summary.items()]
     links = _link(tracked, name, pages, card)
     create_markdown_artifact(

@@ -291,7 +291,7 @@ def test_the_end_is_an_answer_the_claims_and_where_everything_lies(
     assert lines[:2] == ["Better: by far.", "On the rest it is not."]
     assert max(len(line) for line in lines if "words" in line) <= 100
     assert lines[4].startswith("  unclear  words") and lines[5].startswith("           words")
-    assert "2 of 2 stages were found in the store" in lines
+    assert "2 of 2 stages before the report were found in the store" in lines
     steps = report_module.next_steps(exported, "smoke-seed0", results).splitlines()
     assert [step.partition("  #")[0].strip() for step in steps] == [
         "Next:",

@@ -114,9 +114,9 @@ def _in_percent(share: Estimate) -> str:
 
 
 def _on_set(place: str, net: Estimate) -> str:
-    words = {"better": "better than SFT", "worse": "worse than SFT"}
-    how = words.get(answer_of(net), "level with SFT as far as shown")
-    return f"On {SETS.get(place, place)} it is {how}: {in_points(net)}."
+    words = {"better": "it is better than SFT", "worse": "it is worse than SFT"}
+    how = words.get(answer_of(net), "no difference from SFT is shown")
+    return f"On {SETS.get(place, place)} {how}: {in_points(net)}."
 
 
 def _without_policy(
