@@ -243,12 +243,13 @@ def _register_policies(run_id: str | None, run: RegisteredRun, made: Mapping[str
         registry().tag(now, {TRIED: run.settings})
     if now is not None and now.number != (before and before.number):
         emit(PROMOTED, name, version=now.number, report=run.report.ref.key)
-    _link(name, numbers[last])
     holders = {"candidate": registry().find(name, "candidate"), "champion": now}
     said = [f"{alias} version {each.number}" for alias, each in holders.items() if each]
     if now is not None and now.tags.get(PROMOTED_BY) == "always":
         said[-1] += " (only because rounds.promote=always)"
-    return f"{name}: {', '.join([*said, *withheld])}"
+    words = ", ".join([*said, *withheld])
+    _link(name, numbers[last], words)
+    return f"{name}: {words}"
 
 
 def _rejection(name: str, run: RegisteredRun) -> list[str]:
@@ -457,7 +458,7 @@ def _scorer_name(policies: str, kind: str) -> str:
     return f"trimtab-{kind}-{policies.removeprefix(PREFIX)}"
 
 
-def _link(name: str, number: str) -> None:
+def _link(name: str, number: str, description: str) -> None:
     """A link to a version on the flow run's page, where MLflow is a server."""
     address = base_context().tracking.uri
     if address.startswith("http"):
@@ -465,6 +466,7 @@ def _link(name: str, number: str) -> None:
             key="trimtab-policy",
             link=f"{address}/#/models/{name}/versions/{number}",
             link_text=f"{name}, version {number}",
+            description=description[:1].upper() + description[1:],
         )
 
 

@@ -83,10 +83,10 @@ def export_report(
     cached = sum(done.cached for done in results.values())
     counted = f"{cached} of {len(results)} stages before the report were found in the store"
     lines = [f"| {key} | {_shown(value)} |" for key, value in result.summary.items()]
-    links = _link(tracked, name, pages, card)
+    links = _link(tracked, name, pages)
     create_markdown_artifact(
         key="trimtab-report",
-        description=_about(name, card),
+        description="Summary and numbers",
         markdown="\n".join(
             [
                 *([f"{card['verdict']['sentence']}\n"] if "verdict" in card else []),
@@ -129,7 +129,7 @@ def export_audit(
         _lay_out(context.store, result, folder, AUDIT_FILES)
         _stamp(pages, tracked, run)
         tracked.log_artifacts(folder, "audit*")
-    return _link(tracked, name, pages, {}).get("audit", str(pages["audit"]))
+    return _link(tracked, name, pages).get("audit", str(pages["audit"]))
 
 
 def _print(
@@ -156,16 +156,14 @@ def _stamp(pages: Mapping[str, Path], tracked: TrackedRun, run: Mapping[str, Any
                 stamp(path, made, others | known)
 
 
-def _link(
-    tracked: TrackedRun, name: str, pages: Mapping[str, Path], card: Mapping[str, Any]
-) -> dict[str, str]:
+def _link(tracked: TrackedRun, name: str, pages: Mapping[str, Path]) -> dict[str, str]:
     """Links to the pages as Prefect artifacts, where MLflow is a server; their addresses.
 
     MLflow shows what lies in S3, too, to who may log in there and nowhere else.
     """
     links = {}
     for page, description in {
-        "report": _about(name, card),
+        "report": "The report, opens in MLflow",
         "audit": "The labels, to look through",
     }.items():
         address = tracked.page(pages[page].name) if page in pages else None
@@ -178,10 +176,6 @@ def _link(
                 description=description,
             )
     return links
-
-
-def _about(name: str, card: Mapping[str, Any]) -> str:
-    return str(card["verdict"]["sentence"]) if "verdict" in card else f"The page of {name}"
 
 
 def _in_markdown(pages: Mapping[str, Path], links: Mapping[str, str]) -> list[str]:

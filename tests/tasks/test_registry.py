@@ -223,6 +223,19 @@ def test_a_version_says_what_it_is_and_where_it_is_from(runs: _Runs) -> None:
     assert not (folder / "critic").exists()
 
 
+def test_a_flow_run_s_page_leads_to_the_version_and_says_who_is_champion(
+    runs: _Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[dict[str, str]] = []
+    monkeypatch.setattr(registry_module, "create_link_artifact", lambda **given: made.append(given))
+    uri = SimpleNamespace(uri="http://mlflow")
+    monkeypatch.setattr(registry_module, "base_context", lambda: SimpleNamespace(tracking=uri))
+    registry_module._link("trimtab-policy-toy", "2", "candidate version 2, champion version 1")
+    (link,) = made
+    assert link["link"].startswith("http://mlflow/#/models/trimtab-policy-toy/versions/2")
+    assert link["description"] == "Candidate version 2, champion version 1"
+
+
 def test_a_champion_by_rule_only_is_said_to_be_one(runs: _Runs) -> None:
     client, name = runs.tracking.connect(), model_name("ruled")
     report = runs.published("report", "report-ruled")

@@ -186,15 +186,15 @@ def test_a_browser_reaches_report_and_audit_page_and_comes_back(
     pages = {page: tmp_path / f"{page}.html" for page in ("report", "audit")}
     pages["quarantine"] = tmp_path / "quarantine.jsonl"
     tracked: Any = _Tracked("http://mlflow/#/runs/1/artifacts")
-    links = report_module._link(tracked, "smoke-seed0", pages, card)
+    links = report_module._link(tracked, "smoke-seed0", pages)
     assert links == {
         "report": "http://mlflow/#/runs/1/artifacts/report.html",
         "audit": "http://mlflow/#/runs/1/artifacts/audit.html",
     }
     assert [each["key"] for each in made] == ["trimtab-report-page", "trimtab-audit-page"]
     assert [each["link"] for each in made] == list(links.values())
-    assert made[0]["description"] == "Better: by far."
-    assert report_module._link(_Tracked(), "smoke-seed0", pages, card) == {}  # type: ignore[arg-type]
+    assert made[0]["description"] == "The report, opens in MLflow"
+    assert report_module._link(_Tracked(), "smoke-seed0", pages) == {}  # type: ignore[arg-type]
     assert len(made) == 2
     back = {report_module.FLOW_RUN_URL: "http://prefect/runs/flow-run/7"}
     monkeypatch.setattr(report_module, "flow_run_tags", lambda: back)
