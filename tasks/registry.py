@@ -21,6 +21,7 @@ from prefect.artifacts import create_link_artifact
 
 from trimtab.infra.processes.locks import file_lock
 from trimtab.infra.store.manifest import Manifest
+from trimtab.infra.tracking.mlflow_calls import VIEW
 from trimtab.infra.tracking.model_folder import (
     POLICY,
     SCORER,
@@ -464,7 +465,7 @@ def _link(name: str, number: str, description: str) -> None:
     if address.startswith("http"):
         create_link_artifact(
             key="trimtab-policy",
-            link=f"{address}/#/models/{name}/versions/{number}",
+            link=f"{address}/#/models/{name}/versions/{number}{VIEW}",
             link_text=f"{name}, version {number}",
             description=description[:1].upper() + description[1:],
         )

@@ -232,7 +232,9 @@ def test_a_flow_run_s_page_leads_to_the_version_and_says_who_is_champion(
     monkeypatch.setattr(registry_module, "base_context", lambda: SimpleNamespace(tracking=uri))
     registry_module._link("trimtab-policy-toy", "2", "candidate version 2, champion version 1")
     (link,) = made
-    assert link["link"].startswith("http://mlflow/#/models/trimtab-policy-toy/versions/2")
+    assert link["link"] == (
+        "http://mlflow/#/models/trimtab-policy-toy/versions/2?workflowType=machine_learning"
+    )
     assert link["description"] == "Candidate version 2, champion version 1"
 
 
