@@ -50,6 +50,7 @@ from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.config.reporting import ReportConfig
 from trimtab.models.specs import REPORT
 from trimtab.tasks.access import access_of_run, require_access, require_files
+from trimtab.tasks.board import board
 from trimtab.tasks.context import FLOW_RUN_URL, flow_run_tags, start_tracked_run
 from trimtab.tasks.execution import StageResult
 from trimtab.tasks.registry import SCORERS, RegisteredRun, register_models
@@ -100,6 +101,7 @@ def require_startable(config: RunConfig, flow: str | None = None, num_seeds: int
     plan = uncounted_plan(config, flow, settings, num_seeds) if flow else None
     if plan is not None:
         refuse_too_large(plan, settings)
+        board.expect(plan.costs())  # of which a stage's line is the nth
 
 
 def run_name() -> str:
