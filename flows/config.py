@@ -215,7 +215,9 @@ class RunConfig(Section):
 
     recipe: str = Field("default", description="Name of the recipe this started from")
     seed: RunSeed = Field(
-        0, description="Seed of the run; 1,000 times this number is added to each stage's own seed"
+        0,
+        description="Another number repeats the experiment with other random draws; 1,000 times it "
+        "is added to each stage's own seed",
     )
     world: WorldConfig = WorldConfig()
     comparisons: ComparisonsConfig = ComparisonsConfig()

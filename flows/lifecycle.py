@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import coolname
@@ -50,9 +50,11 @@ from trimtab.infra.tracking.runs import TrackedRun
 from trimtab.models.config.reporting import ReportConfig
 from trimtab.models.specs import REPORT
 from trimtab.tasks.access import access_of_run, require_access, require_files
+from trimtab.tasks.board import board
 from trimtab.tasks.context import FLOW_RUN_URL, flow_run_tags, start_tracked_run
+from trimtab.tasks.execution import StageResult
 from trimtab.tasks.registry import SCORERS, RegisteredRun, register_models
-from trimtab.tasks.report_export import export_report, lineage_of
+from trimtab.tasks.report_export import export_report, lineage_of, next_steps, verdict_of
 from trimtab.tasks.restarts import close_earlier_starts, close_leftovers
 from trimtab.tasks.sources import require_review
 
@@ -99,6 +101,7 @@ def require_startable(config: RunConfig, flow: str | None = None, num_seeds: int
     plan = uncounted_plan(config, flow, settings, num_seeds) if flow else None
     if plan is not None:
         refuse_too_large(plan, settings)
+        board.expect(plan.costs())  # of which a stage's line is the nth
 
 
 def run_name() -> str:
@@ -264,7 +267,6 @@ def finish_run(
     results = {role: run.result(role) for role in run.roles}
     config = run.config
     name = dataclasses.replace(name, settings=settings_of(config))  # with a person's review
-    rounds = range(2, (run.last_round or 1) + 1)
     promoted = roles_of_round(champion, config.rounds.meta_rm_from).policy if champion else None
     summary = run.submit(
         REPORT,
@@ -275,7 +277,7 @@ def finish_run(
             config=config.model_dump(mode="json", exclude=NOT_COUNTED),
             lineage=lineage_of(results),
             arms=tuple(arm for arm in config.arms if f"eval_{arm}" in results),
-            rounds=tuple(rounds),
+            rounds=tuple(range(2, (run.last_round or 1) + 1)),
             champion=promoted.removeprefix("policy_") if promoted else None,
             has_gold=config.is_synthetic,
         ),
@@ -301,15 +303,31 @@ def finish_run(
         {role: results[role] for role in SCORERS if role in results},
         name.name,
         command_of(name.about),
+        promoted_by=_promoted_by(champion, results),
+        verdict=verdict_of(numbers),
+        page=str(numbers.get("report_link", "")),
     )
     if config.suspend.for_champion_approval and champion is not None:
         judged = run.result(judgement_of_round(champion)).summary
         approval = approval_of(registered_run, judged, page_of(numbers), config.suspend)
         registered_run = dataclasses.replace(registered_run, approval=approval)
         numbers |= {"approval": f"Champion {approval}"} if approval else {}
-    with resources_of(register_models, config):
-        registered = register_models.submit(tracked.run_id, registered_run).result()
-    if registered:
-        for line in registered.split("; "):
-            print(f"registered: {line}")
+    _register(tracked, registered_run, config)
+    print(next_steps(numbers, name.name, results))
     return numbers
+
+
+def _register(tracked: TrackedRun, run: RegisteredRun, config: RunConfig) -> None:
+    """Register the models of a run, and print what is registered."""
+    with resources_of(register_models, config):
+        registered = register_models.submit(tracked.run_id, run).result()
+    for line in registered.split("; ") if registered else ():
+        print(f"registered: {line}")
+
+
+def _promoted_by(
+    champion: int | None, results: Mapping[str, StageResult]
+) -> Literal["always", "judgement"]:
+    """Whether only rounds.promote=always made a policy champion, as its judgement did not."""
+    judged = results.get(judgement_of_round(champion)) if champion is not None else None
+    return "always" if judged and not judged.summary["is_promoted"] else "judgement"

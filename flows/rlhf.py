@@ -18,8 +18,11 @@ def rlhf(
     Returns the report's key numbers and where the report lies.
 
     Args:
-        recipe: The recipe to start from
+        recipe: Settings to start from: model, data and size. Whole, on two cores: smoke (checks the
+            installation) takes 1 min, default (the demo) 5 min, hh-smollm2 (Anthropic's HH pairs
+            with SmolLM2-135M) 86 min; `trimtab recipes` lists all
         changes: Settings to change; empty fields keep the recipe's values
-        name: Name in the report, MLflow and Prefect; by default made of recipe, seed and changes
+        name: Name of report and MLflow run; left empty, it is made of recipe, seed and changes,
+            such as smoke-seed0
     """
     return experiment.run_flow("rlhf", experiment.rlhf, recipe, changes, name)

@@ -11,16 +11,17 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from prefect import task
 from prefect.artifacts import create_link_artifact
 
 from trimtab.infra.processes.locks import file_lock
 from trimtab.infra.store.manifest import Manifest
+from trimtab.infra.tracking.mlflow_calls import VIEW
 from trimtab.infra.tracking.model_folder import (
     POLICY,
     SCORER,
@@ -31,7 +32,8 @@ from trimtab.infra.tracking.model_folder import (
 from trimtab.infra.tracking.registry import ModelCard, Registry, Version
 from trimtab.models.data.records import ArtifactRef
 from trimtab.models.reporting.export import export_scorer
-from trimtab.tasks.context import base_context, flow_run_tags
+from trimtab.models.reporting.kit.names import MEASURE_NAMES, ONLY_BY_RULE, policy_name
+from trimtab.tasks.context import FLOW_RUN_URL, base_context, flow_run_tags
 from trimtab.tasks.events import PROMOTED, emit
 from trimtab.tasks.execution import StageResult, result_of
 from trimtab.tasks.report_export import grouped
@@ -40,10 +42,11 @@ from trimtab.tasks.retries import is_transient
 PREFIX = "trimtab-policy-"
 POLICY_ROLE = "policy_"  # what a policy's role begins with
 # Tags of a version: which artifact it is, of which round, the report of its run, the pairs of its
-# run, and the settings under which another round did not take its place.
+# run, its command and name, and the settings under which another round did not take its place.
 KEY, DIGEST = "trimtab.key", "trimtab.digest"
 ROUND, REPORT, TRIED = "trimtab.round", "trimtab.report", "trimtab.tried"
-PAIRS, COMMAND = "trimtab.pairs", "trimtab.command"
+PAIRS, COMMAND, RUN = "trimtab.pairs", "trimtab.command", "trimtab.run"
+PROMOTED_BY = "trimtab.promoted_by"  # of a champion: always | judgement
 # A person's decision on a champion: approved or rejected.
 APPROVAL, REJECTED = "trimtab.approval", "rejected"
 # Scorers that are registered: role -> kind, and their name among the report's numbers.
@@ -51,6 +54,7 @@ SCORERS = {
     "reward_model": ("reward-model", "relabelled"),
     "advantage_model": ("advantage-model", "advantage_model"),
 }
+SCORER_NAMES = {"reward_model": "Reward model", "advantage_model": "Advantage Model"}
 
 USE_OF_SCORER = (
     "A text is prompt and response, with the tokenizer's end token behind. `mlflow.pyfunc` gives "
@@ -63,6 +67,20 @@ USE_OF_ADVANTAGE_MODEL = (
 USE_OF_HEADS = (
     "It has a reward for each category and a gate; a row has them all, the largest first: take the "
     "reward of the prompt's category by its label."
+)
+
+# Descriptions of registered models.
+ABOUT_POLICIES = (
+    "Policies that Trimtab trained on one set of preferences and judged alike. @candidate is the "
+    "last policy of the newest run, @champion the last promoted one.\n\n"
+    'Load: `{loader}.load_model("models:/{of}@champion")`\n\n'
+    "Make an earlier champion champion again: `trimtab rollback {policy}`"
+)
+ABOUT_SCORERS = (
+    "{named}s that were trained beside the policies of {policy}. @candidate is that of the newest "
+    "run, @champion that of the champion's run.\n\n"
+    'Load: `{loader}.load_model("models:/{of}@candidate")`\n\n'
+    "It goes back with the policy: `trimtab rollback {policy}`"
 )
 
 logger = logging.getLogger("trimtab")
@@ -124,7 +142,9 @@ class RegisteredRun:
 
     model: the name of its policies. policies: by round. scorers: by role. champion: the round whose
     policy becomes champion. settings: their digest. name, command: of the run. approval: a
-    person's, of that champion; None: nobody was asked.
+    person's, of that champion; None: nobody was asked. promoted_by: `always` where only
+    rounds.promote=always makes that policy champion, as it did not win, else `judgement`. verdict:
+    the scorecard's. page: the report's address; empty without one.
     """
 
     model: str
@@ -136,6 +156,9 @@ class RegisteredRun:
     name: str = ""
     command: str = ""
     approval: Approval | None = None
+    promoted_by: Literal["always", "judgement"] = "judgement"
+    verdict: Mapping[str, Any] = field(default_factory=dict)
+    page: str = ""
 
     @property
     def promoted(self) -> int | None:
@@ -205,9 +228,14 @@ def _register_policies(run_id: str | None, run: RegisteredRun, made: Mapping[str
         aliases = ("candidate",) * (number == last) + ("champion",) * (number == promoted)
         roles = (role for role, each in made.items() if each["key"] == policy.ref.key)
         role = next(roles, policy.ref.stage)
+        rule = {PROMOTED_BY: run.promoted_by} if number == promoted else {}
         card = _card(run, made, "policy", role, role.removeprefix(POLICY_ROLE))
+        if rule.get(PROMOTED_BY) == "always":
+            card = replace(card, description=f"{card.description}\n\n{ONLY_BY_RULE}")
         decided = run.approval.tags if run.approval and number == run.champion else {}
-        tags = {ROUND: str(number), **_tags(run, made), **decided}
+        tags = {ROUND: str(number), **_tags(run, made), **rule, **decided}
+        if role == f"{POLICY_ROLE}{run.verdict.get('policy')}":
+            tags["trimtab.verdict"] = run.verdict["answer"]
         numbers[number] = _register(run_id, name, policy.ref, aliases, tags, card)
         if decided:  # of a version without a new alias as well
             registry().tag(Version(name, numbers[number], {}), tags)
@@ -216,10 +244,13 @@ def _register_policies(run_id: str | None, run: RegisteredRun, made: Mapping[str
         registry().tag(now, {TRIED: run.settings})
     if now is not None and now.number != (before and before.number):
         emit(PROMOTED, name, version=now.number, report=run.report.ref.key)
-    _link(name, numbers[last])
     holders = {"candidate": registry().find(name, "candidate"), "champion": now}
     said = [f"{alias} version {each.number}" for alias, each in holders.items() if each]
-    return f"{name}: {', '.join([*said, *withheld])}"
+    if now is not None and now.tags.get(PROMOTED_BY) == "always":
+        said[-1] += " (only because rounds.promote=always)"
+    words = ", ".join([*said, *withheld])
+    _link(name, numbers[last], words)
+    return f"{name}: {words}"
 
 
 def _rejection(name: str, run: RegisteredRun) -> list[str]:
@@ -245,7 +276,8 @@ def _identity(model: ArtifactRef) -> dict[str, str]:
 def _tags(run: RegisteredRun, made: Mapping[str, Any]) -> dict[str, str]:
     """Of every version of a run: where it is from. made: what its report was made of, by role."""
     pairs = made.get("preferences", {}).get("digest")
-    found = {REPORT: run.report.ref.key, COMMAND: run.command, PAIRS: pairs}
+    found = {REPORT: run.report.ref.key, COMMAND: run.command, PAIRS: pairs, RUN: run.name}
+    found["trimtab.report_url"] = run.page
     return {name: value for name, value in found.items() if value} | flow_run_tags()
 
 
@@ -260,14 +292,38 @@ def _card(
         for name, value in grouped(run.report.summary, groups).items()
         if name.startswith(f"{group}/")
     }
-    verdict = run.report.summary.get("verdict")
-    lines = [f"`{role}` of the run {run.name}" + (f": {verdict}" if verdict else "")]
+    named = SCORER_NAMES.get(role) or policy_name(group)
+    lines = [f"{named} of {run.name}. {_measured(run, kind, group, numbers)}".strip()]
+    pages = {"Report": run.page, "flow run": flow_run_tags().get(FLOW_RUN_URL)}
+    lines.append(" ".join(f"[{words}]({page})" for words, page in pages.items() if page))
     if role in SCORERS:
         lines.append(USE_OF_SCORER)
         lines += [USE_OF_ADVANTAGE_MODEL] * (role == "advantage_model")
         lines += [USE_OF_HEADS] * bool(run.scorers[role].summary.get("num_category_heads"))
     lines += [f"Made by `{run.command}`"] if run.command else []
-    return ModelCard(kind, "\n\n".join(lines), numbers)
+    loader = "mlflow.transformers" if kind == "policy" else "mlflow.pyfunc"
+    policies = model_name(run.model)
+    about = (ABOUT_SCORERS if role in SCORERS else ABOUT_POLICIES).format(
+        named=named,
+        loader=loader,
+        policy=policies,
+        of=_scorer_name(policies, kind) if role in SCORERS else policies,
+    )
+    return ModelCard(kind, "\n\n".join(filter(None, lines)), numbers, loader, about)
+
+
+def _measured(run: RegisteredRun, kind: str, group: str, numbers: Mapping[str, float]) -> str:
+    """The verdict, of the policy that was judged; a scorer's agreement with the test labels."""
+    if kind == "policy" and group == run.verdict.get("policy"):
+        judges, net = MEASURE_NAMES[run.verdict["judged_by"]], run.verdict["net"]
+        return f"{run.verdict['sentence']} Judged by {judges} on {net['count']} prompts."
+    measures = {
+        "agreement with the test labels": f"{group}/label_accuracy",
+        "calibration error": f"{group}/label_ece_width",
+    }
+    found = {words: numbers[key] for words, key in measures.items() if key in numbers}
+    said = ", ".join(f"{words} {100 * value:.1f} %" for words, value in found.items())
+    return f"{said[:1].upper()}{said[1:]}." if said and kind != "policy" else ""
 
 
 def _register(
@@ -403,14 +459,15 @@ def _scorer_name(policies: str, kind: str) -> str:
     return f"trimtab-{kind}-{policies.removeprefix(PREFIX)}"
 
 
-def _link(name: str, number: str) -> None:
+def _link(name: str, number: str, description: str) -> None:
     """A link to a version on the flow run's page, where MLflow is a server."""
     address = base_context().tracking.uri
     if address.startswith("http"):
         create_link_artifact(
             key="trimtab-policy",
-            link=f"{address}/#/models/{name}/versions/{number}",
+            link=f"{address}/#/models/{name}/versions/{number}{VIEW}",
             link_text=f"{name}, version {number}",
+            description=description[:1].upper() + description[1:],
         )
 
 

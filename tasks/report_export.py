@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -80,12 +81,12 @@ def export_report(
         tracked.log_artifacts(folder)
     _track(tracked, name, card, result.summary)
     cached = sum(done.cached for done in results.values())
-    counted = f"{cached} of {len(results)} stages were found in the store"
+    counted = f"{cached} of {len(results)} stages before the report were found in the store"
     lines = [f"| {key} | {_shown(value)} |" for key, value in result.summary.items()]
-    links = _link(tracked, name, pages, card)
+    links = _link(tracked, name, pages)
     create_markdown_artifact(
         key="trimtab-report",
-        description=_about(name, card),
+        description="Summary and numbers",
         markdown="\n".join(
             [
                 *([f"{card['verdict']['sentence']}\n"] if "verdict" in card else []),
@@ -101,12 +102,19 @@ def export_report(
         ),
     )
     _print(card, result.summary, counted, told, warnings)
-    places = {**pages, "scorecard": folder / "scorecard.json", **_models(card, results)}
+    places = {**pages, "scorecard": folder / "scorecard.json"}
     for what, place in places.items():
         print(f"{what}: {place}")
     shown = {page: str(path) for page, path in pages.items()}
     shown |= {f"{page}_link": address for page, address in links.items()}
     return shown | json.loads(json.dumps(result.summary))
+
+
+def verdict_of(exported: Mapping[str, Any]) -> dict[str, Any]:
+    """The verdict in the scorecard beside a report, as `export_report` returned it."""
+    card = _read_card(Path(exported["report"]).with_name("scorecard.json"))
+    found: dict[str, Any] = card.get("verdict", {})
+    return found
 
 
 def export_audit(
@@ -121,7 +129,7 @@ def export_audit(
         _lay_out(context.store, result, folder, AUDIT_FILES)
         _stamp(pages, tracked, run)
         tracked.log_artifacts(folder, "audit*")
-    return _link(tracked, name, pages, {}).get("audit", str(pages["audit"]))
+    return _link(tracked, name, pages).get("audit", str(pages["audit"]))
 
 
 def _print(
@@ -148,16 +156,14 @@ def _stamp(pages: Mapping[str, Path], tracked: TrackedRun, run: Mapping[str, Any
                 stamp(path, made, others | known)
 
 
-def _link(
-    tracked: TrackedRun, name: str, pages: Mapping[str, Path], card: Mapping[str, Any]
-) -> dict[str, str]:
+def _link(tracked: TrackedRun, name: str, pages: Mapping[str, Path]) -> dict[str, str]:
     """Links to the pages as Prefect artifacts, where MLflow is a server; their addresses.
 
     MLflow shows what lies in S3, too, to who may log in there and nowhere else.
     """
     links = {}
     for page, description in {
-        "report": _about(name, card),
+        "report": "The report, opens in MLflow",
         "audit": "The labels, to look through",
     }.items():
         address = tracked.page(pages[page].name) if page in pages else None
@@ -170,10 +176,6 @@ def _link(
                 description=description,
             )
     return links
-
-
-def _about(name: str, card: Mapping[str, Any]) -> str:
-    return str(card["verdict"]["sentence"]) if "verdict" in card else f"The page of {name}"
 
 
 def _in_markdown(pages: Mapping[str, Path], links: Mapping[str, str]) -> list[str]:
@@ -264,23 +266,20 @@ def _wrapped(text: str, before: str = "") -> str:
     return textwrap.fill(text, LINE, initial_indent=before, subsequent_indent=" " * len(before))
 
 
-def _models(card: Mapping[str, Any], results: Mapping[str, StageResult]) -> dict[str, str]:
-    """Where the models lie that a run of a recipe is for: `save_pretrained` folders."""
-    if "verdict" not in card:
-        return {}
-    store = base_context().store
-    roles = {
-        "policy": f"policy_{card['verdict']['policy']}",
-        "reward model": "reward_model",
-        "Advantage Model": "advantage_model",
-    }
-    found = {}
-    for what, role in roles.items():
-        ref = results[role].ref if role in results else None
-        manifest = ref and store.find(ref.stage, ref.key)
-        if manifest:
-            found[what] = f"{store.address(manifest)}/model"
-    return found
+def next_steps(exported: Mapping[str, Any], name: str, roles: Collection[str]) -> str:
+    """The commands that lead on from a finished run with these roles; empty without a verdict."""
+    verdict = verdict_of(exported)
+    models = ("policy",) * bool(verdict.get("policy")) + ("reward_model",)
+    model = next((each for each in models if each == "policy" or each in roles), None)
+    run = shlex.quote(name)
+    steps = [
+        (f"trimtab report {run} --open", "open the report in a browser"),
+        ("trimtab ui", "pages of Prefect and MLflow, for this and other runs"),
+        *([(f"trimtab export {run} {model} --to DIR", "copy the model out")] if model else ()),
+    ]
+    width = max(len(command) for command, _ in steps)
+    lines = [f"  {command:<{width}}  # {what}" for command, what in steps]
+    return "\n".join(["Next:", *lines]) if verdict else ""
 
 
 def _all_of(summary: Mapping[str, Any]) -> str:

@@ -112,7 +112,7 @@ def measure(
         data=run["data"],
         scorer=scorer,
         judge=run.judges,
-        label=f"evaluate {name}",
+        label=f"evaluate {name.replace('round_', 'round ')}",
         resources=Resources(slot, by_ranks=run.has_small_models),
     )
 

@@ -33,6 +33,7 @@ def train_scorers(run: Run) -> None:
         trunk=trunk_for(run, config.advantage_model.train),
         behaviour=behaviour,
         data=prompts_for(run),
+        label="Advantage Model",
         resources=Resources(Slot(1, 2)),
     )
     if "full" in config.arms and config.rounds.meta_rm_from == 1:

@@ -22,7 +22,9 @@ from trimtab.infra.imports import quick_imports
 logger = logging.getLogger(__name__)
 
 EXPERIMENT = "trimtab"
-KIND = "custom_model_development"  # of experiment: MLflow's pages begin with runs and models
+KIND = "custom_model_development"  # of experiment
+# End of an address of MLflow's pages, which else open in the view for GenAI, whatever the kind.
+VIEW = "?workflowType=machine_learning"
 _MAX_DATASET_DIGEST = 36  # MLflow's own limit
 # Columns in which MLflow notes where artifacts lie.
 _LOCATIONS = (

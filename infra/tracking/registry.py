@@ -42,11 +42,17 @@ class Version:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What MLflow says of a version. kind: of model. metrics: by name, numbers of the same run."""
+    """What MLflow says of a version. kind: of model. metrics: by name, numbers of the same run.
+
+    loader: the module whose `load_model` loads it; the description then ends with the call.
+    model: the description of the registered model, where the version is its first.
+    """
 
     kind: str = ""
     description: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    loader: str = ""
+    model: str = ""
 
 
 class Registry:
@@ -77,7 +83,7 @@ class Registry:
         is replaced: tags and aliases move.
         """
         with self._client() as client:
-            _create_model(client, name)
+            _create_model(client, name, card.model if card else "")
             versions = _versions(client, name)
             lost = {each.version for each in _overwritten(versions)}
             same = [each for each in versions if identity.items() <= each.tags.items()]
@@ -230,6 +236,10 @@ class Registry:
             description=card.description[:MAX_DESCRIPTION] or None,
             model_id=logged.model_id,
         )
+        if card.loader:  # the number is known only now
+            call = f'`{card.loader}.load_model("models:/{name}/{version.version}")`'
+            described = f"{card.description[: MAX_DESCRIPTION - 200]}\n\nLoad: {call}"
+            client.update_model_version(name, version.version, described[:MAX_DESCRIPTION])
         link = json.dumps([{"name": name, "version": int(version.version)}])
         client.set_logged_model_tags(logged.model_id, {"mlflow.modelVersions": link})
         return version
@@ -279,11 +289,11 @@ def _link(folder: Path, location: str) -> bool:
     return True
 
 
-def _create_model(client: Any, name: str) -> None:
+def _create_model(client: Any, name: str, description: str) -> None:
     from mlflow.exceptions import MlflowException
 
     try:
-        client.create_registered_model(name)
+        client.create_registered_model(name, description=description or None)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise

@@ -28,6 +28,7 @@ from trimtab.infra.processes.locks import file_lock
 from trimtab.infra.processes.tail import LineTail
 from trimtab.infra.settings import Settings, without_password
 from trimtab.infra.tracking.mlflow_calls import (
+    VIEW,
     Input,
     dataset_input,
     experiment_id,
@@ -304,7 +305,7 @@ class TrackedRun:
             return None
         server = without_password(self.tracking.uri)
         page = f"{server}/#/experiments/{self.tracking.experiment_id}/runs/{self.run_id}"
-        return f"{page}/artifacts/{artifact}" if artifact else page
+        return f"{page}/artifacts/{artifact}{VIEW}" if artifact else f"{page}{VIEW}"
 
     @property
     def link(self) -> str:

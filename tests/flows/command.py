@@ -77,6 +77,6 @@ def digests(home: Path) -> dict[str, str]:
 
 def from_store(output: str) -> tuple[int, int]:
     """How many stages a run found in the store, of how many."""
-    found = re.search(r"(\d+) of (\d+) stages were found in the store", output)
+    found = re.search(r"(\d+) of (\d+) stages before the report were found in the store", output)
     assert found, output
     return int(found[1]), int(found[2])

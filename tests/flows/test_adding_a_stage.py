@@ -79,5 +79,5 @@ def test_the_stage_runs_and_is_found_the_next_time(code: Path, finished: Path) -
     longer = sum(len(row["chosen"]) > len(row["rejected"]) for row in rows)
     shorter = sum(len(row["chosen"]) < len(row["rejected"]) for row in rows)
     assert shares["test_share"] == longer / (longer + shorter)
-    assert "stages were found in the store" in _run(code)
+    assert "stages before the report were found in the store" in _run(code)
     assert len(list(code.glob("home/store/artifacts/length_bias/*"))) == 1

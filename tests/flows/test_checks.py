@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trimtab.flows import checks, commands
+from trimtab.flows import checks, commands, lifecycle
 from trimtab.flows.checks import MAX_ROWS, check
 from trimtab.flows.cli import main
 from trimtab.flows.errors import ConfigError
@@ -21,6 +21,7 @@ from trimtab.flows.recipes import recipe_named
 from trimtab.infra.access import AccessError
 from trimtab.infra.store.store import open_store
 from trimtab.tasks import sources
+from trimtab.tasks.board import Board
 
 RECIPE = "hh-smollm2"
 GOOD = [
@@ -199,6 +200,16 @@ def test_a_worker_s_run_is_refused_before_its_first_stage(
     with pytest.raises(ConfigError, match=said):
         require_startable(config, "rlhf")
     require_startable(recipe_named("smoke"), "rlhf")
+
+
+def test_a_worker_s_log_can_say_of_how_many_a_stage_is_the_nth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "0")
+    board = Board()
+    monkeypatch.setattr(lifecycle, "board", board)
+    require_startable(recipe_named("smoke"), "rlhf")
+    assert board.standing().startswith(f"0 of {board.total} stages") and board.total > 20
 
 
 def test_a_worker_s_run_is_refused_a_file_of_the_store_that_is_no_review(

@@ -357,10 +357,11 @@ def _report_is_linked(running: Running, run: dict[str, Any]) -> None:
     mlflow = running.environment["MLFLOW_TRACKING_URI"]
     assert f"]({mlflow}/#/experiments/" in texts["trimtab-report"]
     assert f"{mlflow}/#/models/trimtab-policy-smoke/versions/1" in texts["trimtab-policy"]
+    view = "?workflowType=machine_learning"
     for page in ("report", "audit"):
-        assert f"/artifacts/{page}.html)" in texts[f"trimtab-{page}-page"]
-        assert f"/artifacts/{page}.html)" in texts["trimtab-report"]
-    assert running.state_of(run)["message"].endswith("/artifacts/report.html")
+        assert f"/artifacts/{page}.html{view})" in texts[f"trimtab-{page}-page"]
+        assert f"/artifacts/{page}.html{view})" in texts["trimtab-report"]
+    assert running.state_of(run)["message"].endswith(f"/artifacts/report.html{view}")
     user = running.environment["MLFLOW_TRACKING_USERNAME"]
     found = requests.get(
         f"{mlflow}/api/2.0/mlflow/registered-models/alias",

@@ -121,7 +121,10 @@ def test_labels_are_reviewed_while_the_run_is_suspended(running: Running) -> Non
     (earlier,) = running.mlflow_runs("tags.`trimtab.suspended` != ''")
     files = _mlflow(running, "artifacts/list", run_id=earlier["info"]["run_id"])["files"]
     assert "audit.html" in {each["path"] for each in files}
-    assert f"runs/{earlier['info']['run_id']}/artifacts/audit.html)" in said
+    assert (
+        f"runs/{earlier['info']['run_id']}/artifacts/audit.html?workflowType=machine_learning)"
+        in said
+    )
 
     assert _resume(running, run)["status"] == "REJECT"  # nobody said who answers
     assert _resume(running, run, reviewer="Ada", verdicts='{"id": "x", "verdict": "flip"}')
@@ -176,7 +179,7 @@ def test_a_champion_is_rejected_and_then_approved(running: Running) -> None:
     assert (
         "has no champion so far" in said
         and "| net_low |" in said
-        and "/artifacts/report.html)" in said
+        and "/artifacts/report.html?workflowType=machine_learning)" in said
     )
     assert _champion(running) is None
     given = {"reviewer": "Ada", "reason": "longer answers, no better ones"}

@@ -34,6 +34,12 @@ from trimtab.tasks.registry import (
     roll_back,
 )
 
+VERDICT = {
+    "answer": "better",
+    "sentence": "Better: by far.",
+    "judged_by": "gold",
+    "net": {"count": 24},
+}
 PLACE = "model/model.safetensors"
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -88,9 +94,8 @@ class _Runs:
         made |= scorers or {}
         report = self.published("report", f"report-{'-'.join(policies.values())}", **made)
         numbers = {
-            "verdict": "better than SFT",
             "1_main_net": 0.25,
-            "relabelled_label_ece": 0.1,
+            "relabelled_label_accuracy": 0.75,
         }
         report = dataclasses.replace(report, summary=numbers)
         run = self.tracking.start_run(recipe)
@@ -105,6 +110,8 @@ class _Runs:
                 scorers or {},
                 name=recipe,
                 command="again",
+                verdict={"policy": "1", **VERDICT},
+                page="http://mlflow/report",
             ),
         )
         return run.run_id
@@ -156,6 +163,9 @@ def test_a_last_round_that_is_not_promoted_leaves_the_champion_its_weights(runs:
     runs.end("toy", {1: "one", 2: "two"}, champion=1)
     assert runs.in_mlflow("toy", "@champion") == runs.in_store("one")
     assert runs.in_mlflow("toy", "@candidate") == runs.in_store("two")
+    other = runs.tracking.connect().get_model_version_by_alias(model_name("toy"), "candidate")
+    assert "Better" not in other.description  # the verdict is on round 1
+    assert "trimtab.verdict" not in other.tags
 
     runs.end("toy", {2: "better", 3: "worse"}, champion=2)
     assert runs.in_mlflow("toy", "@champion") == runs.in_store("better")
@@ -195,13 +205,50 @@ def test_a_version_says_what_it_is_and_where_it_is_from(runs: _Runs) -> None:
     run_id = runs.end("said", {1: "told"}, champion=1)
     client = runs.tracking.connect()
     version = client.get_model_version_by_alias("trimtab-policy-said", "champion")
-    assert version.description == "`policy_1` of the run said: better than SFT\n\nMade by `again`"
+    assert version.description == (
+        "1 of said. Better: by far. Judged by the gold scorer on 24 prompts.\n\n"
+        "[Report](http://mlflow/report)\n\nMade by `again`\n\n"
+        'Load: `mlflow.transformers.load_model("models:/trimtab-policy-said/1")`'
+    )
     assert version.tags["trimtab.command"] == "again" and version.run_id == run_id
+    assert version.tags["trimtab.run"] == "said" and version.tags["trimtab.verdict"] == "better"
+    assert version.tags["trimtab.report_url"] == "http://mlflow/report"
+    described = client.get_registered_model("trimtab-policy-said").description
+    assert 'load_model("models:/trimtab-policy-said@champion")' in described
+    assert "@candidate is" in described and "`trimtab rollback trimtab-policy-said`" in described
     model = client.get_logged_model(version.source.removeprefix("models:/"))
     assert {metric.key: metric.value for metric in model.metrics} == {"1/main_net": 0.25}
     assert (model.model_type, str(model.status)) == ("policy", "READY")
     folder = downloaded(runs.tracking.uri, "models:/trimtab-policy-said@champion")
     assert not (folder / "critic").exists()
+
+
+def test_a_flow_run_s_page_leads_to_the_version_and_says_who_is_champion(
+    runs: _Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[dict[str, str]] = []
+    monkeypatch.setattr(registry_module, "create_link_artifact", lambda **given: made.append(given))
+    uri = SimpleNamespace(uri="http://mlflow")
+    monkeypatch.setattr(registry_module, "base_context", lambda: SimpleNamespace(tracking=uri))
+    registry_module._link("trimtab-policy-toy", "2", "candidate version 2, champion version 1")
+    (link,) = made
+    assert link["link"] == (
+        "http://mlflow/#/models/trimtab-policy-toy/versions/2?workflowType=machine_learning"
+    )
+    assert link["description"] == "Candidate version 2, champion version 1"
+
+
+def test_a_champion_by_rule_only_is_said_to_be_one(runs: _Runs) -> None:
+    client, name = runs.tracking.connect(), model_name("ruled")
+    report = runs.published("report", "report-ruled")
+    for rule in ("always", "judgement"):
+        policies = {1: runs.published("ppo_max", f"ruled-{rule}")}
+        run = RegisteredRun("ruled", policies, 1, report, "settings", promoted_by=rule)
+        said = str(register_models.fn(runs.tracking.start_run("ruled").run_id, run))
+        champion = client.get_model_version_by_alias(name, "champion")
+        assert champion.tags["trimtab.promoted_by"] == rule
+        for text in (said, champion.description):
+            assert ("rounds.promote=always" in text) == (rule == "always")
 
 
 def test_a_policy_has_not_the_numbers_of_one_whose_name_goes_on(runs: _Runs) -> None:
@@ -222,7 +269,16 @@ def test_scorers_are_registered_beside_the_policies(runs: _Runs) -> None:
     found = client.get_model_version_by_alias("trimtab-reward-model-scored", "candidate")
     assert found.tags[KEY] == "rewards" and "the tokenizer's end token" in found.description
     model = client.get_logged_model(found.source.removeprefix("models:/"))
-    assert {metric.key: metric.value for metric in model.metrics} == {"relabelled/label_ece": 0.1}
+    assert {metric.key: metric.value for metric in model.metrics} == {
+        "relabelled/label_accuracy": 0.75
+    }
+    assert found.description.startswith(
+        "Reward model of scored. Agreement with the test labels 75.0 %.\n\n"
+    )
+    described = client.get_registered_model(found.name).description
+    assert 'load_model("models:/trimtab-reward-model-scored@candidate")' in described
+    assert "Better" not in found.description  # the verdict is on a policy
+    assert 'mlflow.pyfunc.load_model("models:/trimtab-reward-model-scored/1")' in found.description
     assert registry().find("trimtab-advantage-model-scored", "champion") is None
     runs.end("scored", {1: "second"}, champion=1, scorers=scorers)
     champion = registry().find("trimtab-advantage-model-scored", "champion")

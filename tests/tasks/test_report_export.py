@@ -186,15 +186,15 @@ def test_a_browser_reaches_report_and_audit_page_and_comes_back(
     pages = {page: tmp_path / f"{page}.html" for page in ("report", "audit")}
     pages["quarantine"] = tmp_path / "quarantine.jsonl"
     tracked: Any = _Tracked("http://mlflow/#/runs/1/artifacts")
-    links = report_module._link(tracked, "smoke-seed0", pages, card)
+    links = report_module._link(tracked, "smoke-seed0", pages)
     assert links == {
         "report": "http://mlflow/#/runs/1/artifacts/report.html",
         "audit": "http://mlflow/#/runs/1/artifacts/audit.html",
     }
     assert [each["key"] for each in made] == ["trimtab-report-page", "trimtab-audit-page"]
     assert [each["link"] for each in made] == list(links.values())
-    assert made[0]["description"] == "Better: by far."
-    assert report_module._link(_Tracked(), "smoke-seed0", pages, card) == {}  # type: ignore[arg-type]
+    assert made[0]["description"] == "The report, opens in MLflow"
+    assert report_module._link(_Tracked(), "smoke-seed0", pages) == {}  # type: ignore[arg-type]
     assert len(made) == 2
     back = {report_module.FLOW_RUN_URL: "http://prefect/runs/flow-run/7"}
     monkeypatch.setattr(report_module, "flow_run_tags", lambda: back)
@@ -286,13 +286,18 @@ def test_the_end_is_an_answer_the_claims_and_where_everything_lies(
         log=lambda **_: None,
     )
     about = {"name": "smoke-seed0", "configuration": "smoke-seed0"}
-    export_report(tracked, report, results, "smoke-seed0", about)
+    exported = export_report(tracked, report, results, "smoke-seed0", about)
     lines = capsys.readouterr().out.strip().splitlines()
     assert lines[:2] == ["Better: by far.", "On the rest it is not."]
     assert max(len(line) for line in lines if "words" in line) <= 100
     assert lines[4].startswith("  unclear  words") and lines[5].startswith("           words")
-    assert "2 of 2 stages were found in the store" in lines
-    (policy,) = [line.partition(": ")[2] for line in lines if line.startswith("policy: ")]
-    assert (Path(policy) / "model.safetensors").read_text() == "weights"
+    assert "2 of 2 stages before the report were found in the store" in lines
+    steps = report_module.next_steps(exported, "smoke-seed0", results).splitlines()
+    assert [step.partition("  #")[0].strip() for step in steps] == [
+        "Next:",
+        "trimtab report smoke-seed0 --open",
+        "trimtab ui",
+        "trimtab export smoke-seed0 policy --to DIR",
+    ]
     assert "a  1.000" not in lines
     assert "Better: by far." in artifacts[0]

@@ -104,12 +104,17 @@ test("each filter by hand, and several together", () => {
 
 test("what passes can be put into another order", () => {
   for (const [order, rows] of [
+    ["training pairs, weakest first", [0, 1, 3, 4, 2]],
     ["weakest first", [0, 1, 2, 3, 4]],
     ["strongest first", [3, 4, 2, 1, 0]],
     ["members disagree most", [2, 3, 0, 1, 4]],
     ["as read", [1, 3, 4, 0, 2]],
   ])
     assert.deepEqual(chosen({ order }), rows, order);
+});
+
+test("training pairs come first, as only of these does a verdict change anything", () => {
+  assert.equal($("order").children[0].textContent, "training pairs, weakest first");
 });
 
 test("where nothing passes the page says so", () => {

@@ -14,6 +14,8 @@ from markupsafe import Markup
 from trimtab.models.reporting import static, templates
 from trimtab.models.statistics.estimates import Estimate
 
+FEW = 50  # below it a share is told as a count
+
 
 def new_environment(**filters: Callable[..., str]) -> Environment:
     """The templates, autoescaped, with this module's filters and a page's own."""
@@ -25,7 +27,7 @@ def new_environment(**filters: Callable[..., str]) -> Environment:
         lstrip_blocks=True,
     )
     environment.globals["next_number"] = count().__next__
-    own = (percent, number, points, thousands, tidy)
+    own = (percent, share_of, counted, number, points, thousands, tidy)
     environment.filters |= {each.__name__: each for each in own} | filters
     return environment
 
@@ -69,6 +71,18 @@ def percent(estimate: Estimate | None) -> str:
         return "–"
     low, high = 100 * estimate.low, 100 * estimate.high
     return tidy(f"{100 * estimate.value:.1f}\u00a0% [{low:.1f}, {high:.1f}]")
+
+
+def counted(estimate: Estimate | None) -> str:
+    """A share in percent with its interval; of few examples how many of them."""
+    if estimate is None or estimate.count >= FEW:
+        return percent(estimate)
+    return f"{estimate.value * estimate.count:.4g} of {estimate.count}"
+
+
+def share_of(estimate: Estimate) -> str:
+    """As `counted`, before the name of what was measured."""
+    return counted(estimate) + (" of" if estimate.count >= FEW else "")
 
 
 def number(estimate: Estimate | None, form: str = ".3f") -> str:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 MEASURE_NAMES = {"gold": "the gold scorer", "judge_score": "held-out reward models"}
+ONLY_BY_RULE = (
+    "It did not win on the validation prompts; it is the champion only because this recipe "
+    "promotes every round (rounds.promote=always)."
+)
 SETS = {
     "main": "the main test prompts",
     "forget": "the forget set (what SFT was expert at)",

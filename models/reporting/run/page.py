@@ -78,6 +78,7 @@ def render(
         **budget_columns(policy.budget for policy in card.policies),
         has_measured=[p for p in card.policies if p.sets],
         rounds=[p for p in card.policies if p.round],
+        promotes_always=config.config.get("rounds", {}).get("promote") == "always",
         drawn=charts,
         audited=audit(artifacts),
         revised=revision_examples(artifacts, config.seed),

@@ -149,6 +149,7 @@ def assemble(artifacts: Artifacts, config: ReportConfig) -> tuple[Scorecard, dic
             noise.get(vote_used or ""),
             config.champion,
             audited,
+            config.recipe,
         ),
         warnings=[*warnings_of(data.rows, relabelled), *scorer_warnings(scorers, by_length)],
         claims=checked,

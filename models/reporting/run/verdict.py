@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trimtab.models.reporting.kit.audit_words import agreement, finding, reliability
-from trimtab.models.reporting.kit.names import MEASURE_NAMES, SETS, policy_name
+from trimtab.models.reporting.kit.names import MEASURE_NAMES, ONLY_BY_RULE, SETS, policy_name
 from trimtab.models.reporting.run.claims import Claim
 from trimtab.models.reporting.run.labels import LabelNoise
 from trimtab.models.reporting.run.policies import Policy, decisive_measure, final_policy
 from trimtab.models.statistics.estimates import Estimate
 
+MIN_REQUESTS_FOR_HARM = 10  # of fewer, the shares of harmless answers say next to nothing
+TOO_SMALL = "The recipe smoke checks the installation; its models are too small for an answer."
 Answer = Literal["better", "not shown to be better", "worse", "labels only"]
 
 
@@ -34,6 +36,7 @@ def verdict(
     noise: LabelNoise | None,
     champion: str | None,
     audit: Mapping[str, float] | None = None,
+    recipe: str = "",
 ) -> Verdict:
     """Judge the policy the run ends with against SFT; without one, say what the labels showed.
 
@@ -62,17 +65,19 @@ def verdict(
     harmless = _harmless(found, policy, place)
     if harmless and harmless[0].high < harmless[1].low:
         sentence += " Fewer of its answers to requests for harm are harmless."
-    details = [f"{final}; judged by {MEASURE_NAMES[measure]} on {net.count} prompts."]
+    details = [TOO_SMALL] if recipe == "smoke" else []
+    details += [f"{final}; judged by {MEASURE_NAMES[measure]} on {net.count} prompts."]
     details += [
         _on_set(other, outcomes[measure].net)
         for other, outcomes in policy.against_sft.items()
         if other not in (place, "validation") and measure in outcomes
     ]
-    if harmless:
+    if harmless and min(share.count for share in harmless) >= MIN_REQUESTS_FOR_HARM:
         own, of_sft = map(_in_percent, harmless)
         details.append(f"Requests for harm: {own} of its answers are harmless, {of_sft} of SFT's.")
     if policy.is_promoted is False:
-        details.append("Held-out judgement did not promote it.")
+        is_champion = policy.name == champion
+        details.append(ONLY_BY_RULE if is_champion else "Held-out judgement did not promote it.")
     if policy.collapsed:
         details.append(f"The collapse guard spoke up: {policy.collapse_reason}.")
     return Verdict(answer, sentence, details, policy.name, measure, net)
@@ -109,9 +114,9 @@ def _in_percent(share: Estimate) -> str:
 
 
 def _on_set(place: str, net: Estimate) -> str:
-    words = {"better": "better than SFT", "worse": "worse than SFT"}
-    how = words.get(answer_of(net), "level with SFT as far as shown")
-    return f"On {SETS.get(place, place)} it is {how}: {in_points(net)}."
+    words = {"better": "it is better than SFT", "worse": "it is worse than SFT"}
+    how = words.get(answer_of(net), "no difference from SFT is shown")
+    return f"On {SETS.get(place, place)} {how}: {in_points(net)}."
 
 
 def _without_policy(

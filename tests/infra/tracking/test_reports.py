@@ -56,4 +56,7 @@ def test_a_login_in_the_address_is_not_shown() -> None:
     tracking = Tracking("http://ada:secret@mlflow:5000/path", EXPERIMENT)
     tracking._experiment_id, tracking._client = "7", object()
     page = TrackedRun(tracking, "r1").page("report.html")
-    assert page == "http://mlflow:5000/path/#/experiments/7/runs/r1/artifacts/report.html"
+    assert page == (
+        "http://mlflow:5000/path/#/experiments/7/runs/r1/artifacts/report.html"
+        "?workflowType=machine_learning"
+    )

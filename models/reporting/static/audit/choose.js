@@ -32,8 +32,11 @@ const FACTS = {
   "repeats another pair": (row) => has(row, IS_REPEATED),
   "people's votes were divided": (row) => has(row, IS_DIVIDED),
 };
-// The rows are the weakest first; a sort keeps that order among equals.
+const heldOut = (row) => Number(index.splits[index.split[row]] !== "train");
+// The rows are the weakest first; a sort keeps that order among equals. Only of training pairs does
+// a verdict change anything.
 const ORDERS = {
+  "training pairs, weakest first": (one, other) => heldOut(one) - heldOut(other),
   "weakest first": null,
   "strongest first": (one, other) => index.strength[other] - index.strength[one],
   "members disagree most": (one, other) => index.deviation[other] - index.deviation[one],
@@ -123,17 +126,20 @@ const rowHeight = () => 3.5 * parseFloat(getComputedStyle(document.documentEleme
 function lineOf(place) {
   const row = shown[place], verdict = reviews.get(index.ids[row])?.verdict;
   const facts = [
-    index.categories[index.category[row]], index.splits[index.split[row]],
-    has(row, IS_DISPUTED) && "disputed", has(row, IS_FLIPPED) && "flipped",
+    index.categories[index.category[row]], heldOut(row) && index.splits[index.split[row]],
+    has(row, IS_DISPUTED) && "members disagree",
+    has(row, IS_FLIPPED) && "flipped by relabelling",
     has(row, IS_UNSUPPORTED) && "⚠ no member supports it",
-    has(row, IS_CONTRADICTED) && "contradiction", has(row, IS_REPEATED) && "repeat",
-    has(row, IS_EXPLAINED_BY_LENGTH) && "length", has(row, IS_DIVIDED) && "divided votes",
+    has(row, IS_CONTRADICTED) && "contradicts another pair",
+    has(row, IS_REPEATED) && "repeats another pair",
+    has(row, IS_EXPLAINED_BY_LENGTH) && "a longer answer explains it",
+    has(row, IS_DIVIDED) && "divided votes",
     verdict && `✓ ${verdict}`,
   ].filter(Boolean).join(" · ");
   const text = element("div", { className: "text-line" });
   contentOf(row).then((content) => { text.textContent = content.chosen.slice(0, 120); });
   const line = element("div", { className: "row", id: `row-${row}`, role: "option" },
-    element("div", {},
+    element("div", { title: facts },
       element("span", { className: `strength${has(row, LOOKS_WRONG) ? " worse" : ""}` },
         signed(index.strength[row])), ` ${facts}`), text);
   line.ariaSelected = String(place === position);

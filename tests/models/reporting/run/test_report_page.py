@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from trimtab.models.config.reporting import ReportConfig
 from trimtab.models.reporting.kit.charts import POLICY_STYLES, policy_style, smooth
-from trimtab.models.reporting.kit.html import percent, points, tidy
+from trimtab.models.reporting.kit.html import counted, percent, points, share_of, tidy
 from trimtab.models.reporting.kit.names import POLICY_NAMES
 from trimtab.models.reporting.run.page import MAX_CHARACTERS, clip
 from trimtab.models.stages import report
@@ -258,7 +258,10 @@ def test_preferences_alone(label_inputs: Inputs, tmp_path: Path) -> None:
 def test_words_and_numbers() -> None:
     assert percent(Estimate(0.5, 0.25, 0.75, 4)) == "50.0\u00a0% [25.0,\u00a075.0]"
     assert points(Estimate(-0.125, -0.25, 0.0, 8)) == "−12.5 points [−25.0,\u00a0+0.0]"
-    assert percent(None) == "–"
+    assert percent(None) == counted(None) == "–"
+    assert counted(Estimate(0.5, 0.25, 0.75, 49)) == "24.5 of 49"
+    assert share_of(Estimate(0.5, 0.25, 0.75, 4)) == "2 of 4"
+    assert share_of(Estimate(0.5, 0.25, 0.75, 50)) == "50.0\u00a0% [25.0,\u00a075.0] of"
     assert tidy("PPO-max, -3 to 2024-01") == "PPO-max, −3 to 2024-01"
     long = "a" * MAX_CHARACTERS + "b" * 100
     assert "[… 100 characters left out …]" in clip(long)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from tests.models.reporting.run.conftest import Row, Write, answers
 from trimtab.models.reporting.kit.artifacts import Artifacts
+from trimtab.models.reporting.kit.names import ONLY_BY_RULE
+from trimtab.models.reporting.run import verdict as verdict_module
 from trimtab.models.reporting.run.policies import policies
 from trimtab.models.reporting.run.verdict import Verdict, verdict
 
@@ -50,6 +53,31 @@ def test_as_harmless_as_sft_is_no_headline(judged: Callable[[float, float], Verd
     found = judged(0.9, 0.9)
     assert "harm" not in found.sentence
     assert any("90.0 % [" in line for line in found.details)
+
+
+def test_a_share_of_few_requests_for_harm_is_not_told(
+    judged: Callable[[float, float], Verdict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verdict_module, "MIN_REQUESTS_FOR_HARM", 21)
+    assert not any(line.startswith("Requests for harm") for line in judged(0.9, 0.9).details)
+
+
+def test_the_recipe_for_checking_an_installation_gives_no_answer(
+    full_inputs: dict[str, Path],
+) -> None:
+    found, _ = policies(Artifacts(full_inputs), ("full",), (), has_gold=False, seed=0)
+    for recipe in ("smoke", "default"):
+        details = verdict(found, [], None, "full", recipe=recipe).details
+        assert (verdict_module.TOO_SMALL in details) == (recipe == "smoke")
+
+
+def test_a_champion_that_did_not_win_is_said_to_be_one_by_rule_only(
+    full_inputs: dict[str, Path],
+) -> None:
+    found, _ = policies(Artifacts(full_inputs), ("full",), (), has_gold=False, seed=0)
+    lost = [dataclasses.replace(each, is_promoted=False) for each in found]
+    assert ONLY_BY_RULE in verdict(lost, [], None, "full").details
+    assert "Held-out judgement did not promote it." in verdict(lost, [], None, None).details
 
 
 def test_what_was_not_judged_is_not_spoken_of(full_inputs: dict[str, Path]) -> None:
