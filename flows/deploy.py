@@ -39,7 +39,9 @@ TAG = "trimtab"
 ENGINE = "python -P -m prefect.engine"
 # The command of earlier versions: Python finds the files of its working folder first.
 UNSAFE_ENGINE = "python -m prefect.engine"
-# Three heartbeats of the 30 s that workers are asked for (PREFECT_FLOWS_HEARTBEAT_FREQUENCY).
+# Of runs in pools of processes; other workers are asked for it.
+HEARTBEATS = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
+# Three heartbeats.
 SILENCE = timedelta(seconds=90)
 # A crash may not be the end of it: the worker reports it once more, or that it was a cancellation.
 SETTLED = timedelta(seconds=20)
@@ -71,9 +73,10 @@ def recovery(pool_type: str) -> list[AutomationCore]:
     """What finds a run whose worker is dead, and what runs it again from its last checkpoint."""
     ended, waits = _ENDED, _WAITS
     crashed, running = _events("Crashed"), _events("Running")
-    silent = _of_our_runs(
-        after={"prefect.flow-run.heartbeat"}, expect=ended | crashed | _PAUSED, within=SILENCE
-    )
+    # Where runs are sure to have heartbeats, one that began and had none is dead, too: it was
+    # killed at once, or its first ones came while the database was away.
+    signs = {"prefect.flow-run.heartbeat"} | (running if pool_type == "process" else set())
+    silent = _of_our_runs(after=signs, expect=ended | crashed | _PAUSED, within=SILENCE)
     pending = _events("Pending")
     never_started = _of_our_runs(
         after=pending, expect=running | waits | ended | crashed, within=STARTED
@@ -212,7 +215,7 @@ def closed_template(template: Mapping[str, Any]) -> dict[str, Any]:
     With Prefect's own template each run could bring its command and environment. Here the command
     is the pool's; one that it has already stays, and so do its environment and working folder. It
     is given so that no other process looks for a run's code first: Trimtab is installed where a
-    worker is, and loading it once more takes seconds.
+    worker is, and loading it once more takes seconds. Its environment has HEARTBEATS, too.
     """
     fixed: dict[str, Any] = {}
     known = template["variables"].get("properties", {})
@@ -221,6 +224,7 @@ def closed_template(template: Mapping[str, Any]) -> dict[str, Any]:
         found = known.get(name, {}).get("default") if is_variable else value
         if found not in (None, {}, UNSAFE_ENGINE):
             fixed[name] = found
+    fixed["env"] = {**HEARTBEATS, **fixed.get("env", {})}
     return {
         "job_configuration": {"command": ENGINE, **fixed},
         "variables": {"type": "object", "properties": {}, "additionalProperties": False},

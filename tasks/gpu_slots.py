@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from httpx import HTTPStatusError, TransportError
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 
@@ -34,11 +35,19 @@ def _is_news(record: logging.LogRecord) -> bool:
 logging.getLogger("prefect._internal.concurrency").addFilter(_is_news)
 
 
+def _is_outage(error: BaseException | None) -> bool:
+    """Whether the server, or its database, is away for a while."""
+    if isinstance(error, HTTPStatusError):
+        return error.response.status_code >= 500
+    return isinstance(error, TransportError)
+
+
 @contextmanager
 def gpu_slots(count: int) -> Iterator[None]:
     """Hold slots, none or more, waiting for them as long as it takes.
 
-    It waits in short turns, so that a flow that is stopped meanwhile gets a word in. A renewal that
+    It waits in short turns, so that a flow that is stopped meanwhile gets a word in, and through an
+    outage of the server or its database. A renewal that
     fails in an outage does not stop training: the host's own slots still hold. Raises SlotsError
     for more slots than there are.
     """
@@ -58,6 +67,9 @@ def gpu_slots(count: int) -> Iterator[None]:
             except TimeoutError:
                 wait_unless_stopped()
             except ConcurrencySlotAcquisitionError as error:
+                if _is_outage(error.__cause__):
+                    wait_unless_stopped()
+                    continue
                 if TOO_MANY not in str(error.__cause__):
                     raise
                 raise SlotsError(

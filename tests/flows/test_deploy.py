@@ -21,6 +21,7 @@ from tests.flows.malformed import malformed
 from trimtab.flows.config import ConfigError
 from trimtab.flows.deploy import (
     ENGINE,
+    HEARTBEATS,
     JOB_TEMPLATE,
     NOTICE,
     STUCK,
@@ -101,7 +102,11 @@ def test_what_is_deployed() -> None:
 def test_a_pool_of_processes_lets_a_run_choose_nothing() -> None:
     template = ProcessWorker.get_default_base_job_template()
     closed = closed_template(template)
-    assert closed["job_configuration"] == {"command": ENGINE, "stream_output": True}
+    assert closed["job_configuration"] == {
+        "command": ENGINE,
+        "stream_output": True,
+        "env": HEARTBEATS,
+    }
     assert closed_template(closed) == closed
     errors = validate({"env": {"A": "B"}}, closed["variables"], preprocess=False)
     assert errors and validate({}, closed["variables"], preprocess=False) == []
@@ -114,7 +119,7 @@ def test_what_the_operator_has_given_a_pool_stays() -> None:
     properties["env"]["default"] = {"HF_HOME": "/srv/hub"}
     closed = closed_template(template)
     assert closed["job_configuration"]["command"] == "/opt/python -m prefect.engine"
-    assert closed["job_configuration"]["env"] == {"HF_HOME": "/srv/hub"}
+    assert closed["job_configuration"]["env"] == {**HEARTBEATS, "HF_HOME": "/srv/hub"}
     assert closed_template(closed) == closed
     assert closed["variables"]["properties"] == {}
 
@@ -142,6 +147,13 @@ def test_a_notice_of_what_stays_away_names_no_event_of_before() -> None:
     for text in (action.payload, _saying(block, STUCK).body):  # type: ignore[union-attr]
         assert json.loads(render_user_template_sync(text, {"event": event}))["event"] == STUCK
     assert notices(None) == []
+
+
+def test_a_run_that_began_and_had_no_heartbeat_is_dead_where_runs_are_sure_to_have_them() -> None:
+    name, began = "trimtab: a run without heartbeats has crashed", "prefect.flow-run.Running"
+    for pool, is_sure in (("process", True), ("kubernetes", False)):
+        (trigger,) = [each.trigger for each in recovery(pool) if each.name == name]
+        assert (began in trigger.after) == is_sure  # type: ignore[union-attr]
 
 
 def test_a_suspended_run_is_told_of_and_is_neither_dead_nor_stuck() -> None:

@@ -23,7 +23,7 @@ from tests.flows.dask_cluster import dask_cluster
 from tests.flows.listener import Listener, listening
 from tests.flows.malformed import malformed
 from tests.flows.running_stack import Running, processes_of
-from trimtab.flows.deploy import ENGINE, STILL, STUCK
+from trimtab.flows.deploy import ENGINE, HEARTBEATS, STILL, STUCK
 from trimtab.infra.stack import secrets
 from trimtab.infra.stack.bucket import BUCKET
 from trimtab.infra.stack.programs import program
@@ -132,7 +132,11 @@ def test_who_starts_a_run_does_not_choose_how(running: Running) -> None:
         answer = running.prefect("POST", path, body)
         assert answer.status_code == 422, answer.text
     pool = running.prefect("GET", "work_pools/trimtab").json()["base_job_template"]
-    assert pool["job_configuration"] == {"command": ENGINE, "stream_output": True}
+    assert pool["job_configuration"] == {
+        "command": ENGINE,
+        "stream_output": True,
+        "env": HEARTBEATS,
+    }
 
 
 def test_a_run_takes_no_files_no_keys_and_asks_nobody_else(running: Running) -> None:
@@ -236,7 +240,12 @@ def test_a_run_in_which_nothing_moves_is_told_of(running: Running, listener: Lis
         return told_of(run)
 
     name = "trimtab: tell of runs in which nothing moves"
-    with running.automation_within(name, 30.0) as before:
+    # Runs that are said to run here have no process, and so no heartbeats.
+    dead = "trimtab: a run without heartbeats has crashed"
+    with (
+        running.automation_within(dead, 3600.0),
+        running.automation_within(name, 30.0) as before,
+    ):
         assert before == STILL.seconds
         deadline = time.monotonic() + 300
         while not is_told_of(stuck := runs()):
