@@ -9,7 +9,6 @@ are not read. All that is wrong with a file is reported at once.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -34,7 +33,8 @@ class VotesError(PreferenceDataError):
 class VotedPairs:
     """The pairs that a file may vote on, by id and by line.
 
-    num_set_aside: further pairs that were read and are in no split, about which a file may speak.
+    num_set_aside: further rows that were read and gave no pair of a split, about which a file may
+    speak.
     """
 
     def __init__(self, rows: Iterable[Mapping[str, Any]], num_set_aside: int = 0) -> None:
@@ -58,9 +58,9 @@ def read_votes(source: Source, pairs: VotedPairs | None = None) -> dict[str, tup
     """The scores of the better and of the worse answer of each pair voted on, by the pair's id.
 
     Of one `vote` the second is 0. pairs: None: not known yet, and any is taken. Raises VotesError:
-    for a pair that there is not, if none was set aside; for a second vote on a pair, numbers that
-    are not finite, lines of another form, a source without a vote. A row whose scores are empty
-    abstains. Warns of votes on pairs that there are not.
+    for a pair that there is not, unless these are of no more rows than were set aside; for a second
+    vote on a pair, numbers that are not finite, lines of another form, a source without a vote. A
+    row whose scores are empty abstains.
     """
     reader = _Reader(pairs)
     try:
@@ -76,30 +76,28 @@ def read_votes(source: Source, pairs: VotedPairs | None = None) -> dict[str, tup
         bad_rows.append(BadRow(source.label, 0, "", (problem,)))
     if bad_rows:
         raise VotesError(sorted(bad_rows, key=lambda row: (row.file, row.line)), ADVICE)
-    if reader.unknown and pairs is not None:
-        first = reader.unknown[0]
-        warnings.warn(
-            f"{source.label}: {len(reader.unknown)} votes are on no pair of this run (the first in "
-            f"line {first.line}) and are left out; {pairs.num_set_aside} rows were set aside",
-            stacklevel=2,
-        )
     return reader.votes
 
 
 class _Reader:
-    """What was read of a source so far. unknown: rows that name a pair that there is not."""
+    """What was read of a source so far.
+
+    unknown: rows that name a pair that there is not. strangers: the rows of pairs that they name;
+    all pairs of a ranking have its id, and what stands behind # of their own.
+    """
 
     def __init__(self, pairs: VotedPairs | None) -> None:
         self.pairs = pairs
         self.votes: dict[str, tuple[float, float]] = {}
         self.bad_rows: list[BadRow] = []
         self.unknown: list[BadRow] = []
+        self.strangers: set[str] = set()
         self.places: dict[str, str] = {}
 
     @property
     def has_strangers(self) -> bool:
-        """Whether pairs are named that there are not, though none were set aside."""
-        return bool(self.unknown) and self.pairs is not None and not self.pairs.num_set_aside
+        """Whether unknown pairs are named of more rows than were set aside."""
+        return self.pairs is not None and len(self.strangers) > self.pairs.num_set_aside
 
     def take(self, raw: RawRow) -> None:
         """Take in one row."""
@@ -125,6 +123,7 @@ class _Reader:
             self.places[identity] = f"{raw.file}:{raw.line}"
         if problems and all(problem.reason == "unknown_id" for problem in problems):
             self.unknown.append(_bad(raw, problems))
+            self.strangers.add(str(row[_key_of(row)]).partition("#")[0])
         elif problems:
             self._refuse(raw, problems)
         elif scores is not None:

@@ -104,15 +104,21 @@ def test_numbers_of_lines_are_of_one_file_of_pairs(tmp_path: Path) -> None:
 
 
 def test_votes_on_what_was_set_aside_are_left_out(tmp_path: Path) -> None:
-    """One row that was set aside may have given several pairs."""
+    """A file may speak of all rows; pairs of more unknown rows than were set aside are mistakes."""
     rows = [{"id": "a", "vote": 1}, {"id": "tie", "vote": 1}, {"line": 4, "vote": 1}]
-    with pytest.warns(UserWarning, match="2 votes are on no pair of this run .the first in line 2"):
-        votes = read_votes(_file(tmp_path, *rows), VotedPairs(PAIRS, num_set_aside=1))
+    votes = read_votes(_file(tmp_path, *rows), VotedPairs(PAIRS, num_set_aside=2))
     assert votes == {"a": (1.0, 0.0)}
     with pytest.raises(VotesError, match="votes: 2 refused"):
-        read_votes(_file(tmp_path, *rows), VotedPairs(PAIRS))
+        read_votes(_file(tmp_path, *rows), VotedPairs(PAIRS, num_set_aside=1))
     with pytest.raises(VotesError, match="2 votes, none of them on a pair of this run"):
         read_votes(_file(tmp_path, *rows[1:]), VotedPairs(PAIRS, num_set_aside=2))
+
+
+def test_a_ranking_that_was_set_aside_is_one_row(tmp_path: Path) -> None:
+    """Of four answers there are six pairs."""
+    pairs = ({"id": f"q#{i}-{j}", "vote": 1} for i in range(4) for j in range(i))
+    given = _file(tmp_path, {"id": "a", "vote": 1}, *pairs)
+    assert read_votes(given, VotedPairs(PAIRS, num_set_aside=1)) == {"a": (1.0, 0.0)}
 
 
 @pytest.mark.parametrize("text", ["id,vote\na,\nb,1\n", "id,vote\na,nan\nb,1\n"])

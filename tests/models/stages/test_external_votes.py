@@ -58,8 +58,7 @@ def test_pairs_without_a_vote_are_abstained_from(tmp_path: Path, preferences: Pa
     assert summary == {"num_pairs": 8, "num_votes": 2, "share_for_the_label": 0.5}
 
 
-def test_without_rows_set_aside_a_stranger_is_refused(tmp_path: Path, preferences: Path) -> None:
-    (preferences / "rows.json").unlink()
+def test_more_strangers_than_rows_set_aside_are_refused(tmp_path: Path, preferences: Path) -> None:
     with pytest.raises(VotesError, match=r"mine.jsonl:2: unknown_id in field 'id': found 'x'"):
         _votes(tmp_path, preferences, p0=1.0, x=1.0, y=1.0)
 
