@@ -48,7 +48,7 @@ test("a row says what is known of its pair, and how its text begins", async () =
   await until(() => text.textContent);
   assert.equal(
     facts.textContent,
-    "+9.00 a · members disagree · flipped by relabelling · ⚠ no member supports it · ✓ flip",
+    "+9.00 a · members disagree · label flipped · ⚠ no member supports it · ✓ flip",
   );
   assert.equal(facts.children[0].className, "strength worse");
   assert.equal(text.textContent, "text 9 ".repeat(30).slice(0, 120));

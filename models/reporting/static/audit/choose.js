@@ -128,11 +128,11 @@ function lineOf(place) {
   const facts = [
     index.categories[index.category[row]], heldOut(row) && index.splits[index.split[row]],
     has(row, IS_DISPUTED) && "members disagree",
-    has(row, IS_FLIPPED) && "flipped by relabelling",
+    has(row, IS_FLIPPED) && "label flipped",
     has(row, IS_UNSUPPORTED) && "⚠ no member supports it",
     has(row, IS_CONTRADICTED) && "contradicts another pair",
     has(row, IS_REPEATED) && "repeats another pair",
-    has(row, IS_EXPLAINED_BY_LENGTH) && "a longer answer explains it",
+    has(row, IS_EXPLAINED_BY_LENGTH) && "longer answer explains it",
     has(row, IS_DIVIDED) && "divided votes",
     verdict && `✓ ${verdict}`,
   ].filter(Boolean).join(" · ");
