@@ -34,8 +34,8 @@ MEMBERS = CrossFittedConfig(base=LANGUAGE_MODEL)
 # reward model however small.
 SECONDS_OF_AN_AUDIT, SECONDS_AN_ANSWER, SECONDS_A_PAIR = 30.0, 0.012, 0.01
 SECONDS_OF_A_MEMBER = 20.0
-MOST_PAIRS = 10_000
 CHARACTERS_A_TOKEN = 4
+# Of which OPERATIONS_A_SECOND is; and what a GPU counts as: a guess, far below what it does.
 CORES, A_GPU_IN_CORES = 2, 100
 _BUDGET = re.compile(r"(?:(\d{1,4})h)?(?:(\d{1,4})m)?")
 
@@ -130,7 +130,9 @@ def seconds_of_states(amount: Amount, cores: int) -> float:
     """What the linear voter on hidden states takes: a pass of the lower layers, and its fits."""
     layers = counts.layer_of_vectors(STATES.layer, SHAPE.num_layers)
     operations = 2 * layers * SHAPE.layer_parameters * amount.tokens
-    return _seconds(operations, cores) + SECONDS_A_PAIR * min(amount.pairs, MOST_PAIRS)
+    return _seconds(operations, cores) + SECONDS_A_PAIR * min(
+        amount.pairs, counts.EMBEDDING_MODEL_PAIRS
+    )
 
 
 def seconds_of_reward_models(amount: Amount, cores: int, passes: int) -> float:

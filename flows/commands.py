@@ -211,17 +211,14 @@ def with_budget(changes: dict[str, Any], budget: str | None, settings: Settings)
 
     ConfigError for no time, and for one beside voters that are named.
     """
-    own = [
-        name
-        for name, is_given in {
-            "embedding_models": "embedding_models" in changes,
-            "ensemble.cross_fitted": "cross_fitted" in changes.get("ensemble", {}),
-        }.items()
-        if is_given
-    ]
-    if own:
+    own = None
+    if "embedding_models" in changes:
+        own = "embedding_models"
+    elif "cross_fitted" in changes.get("ensemble", {}):
+        own = "ensemble.cross_fitted"
+    if own is not None:
         if budget is not None:
-            raise ConfigError(f"found --budget {budget} and {own[0]}; allowed: one of them")
+            raise ConfigError(f"found --budget {budget} and {own}; allowed: one of them")
         return changes
     seconds = seconds_of(DEFAULT if budget is None else budget)
     config = apply_changes(recipe_named("audit"), changes)

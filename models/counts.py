@@ -17,6 +17,8 @@ from trimtab.models.config.training import TrainConfig
 
 T = TypeVar("T")
 
+# Pairs that an embedding model learns from; those beyond are voted on alone.
+EMBEDDING_MODEL_PAIRS = 10_000
 # A judge is shown the two responses of a pair in both orders.
 NUM_ORDERS = 2
 

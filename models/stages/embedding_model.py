@@ -28,12 +28,13 @@ from scipy.optimize import minimize
 from scipy.special import expit, log_expit, logit
 from threadpoolctl import threadpool_limits
 
+from trimtab.models import counts
 from trimtab.models.config.reward import EmbeddingModelConfig
 from trimtab.models.data.prompts import first_turn
 from trimtab.models.data.self_test import answer_pairs_of, planted
 from trimtab.models.functional.strength import calibrated_strength
 from trimtab.models.stages.reward_model import folds_of
-from trimtab.models.training.data import SPLITS, read_rows, write_rows
+from trimtab.models.training.data import SPLITS, read_rows, score_row, write_rows
 from trimtab.models.training.progress import write_json
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -41,8 +42,8 @@ Row = dict[str, Any]
 # Inverse weights of half the squared norm, weights being of features of unit spread, from which the
 # likeliest is taken.
 INVERSE_PENALTIES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0)
-# Training pairs that are learned from, and rows of similarities held at once.
-MOST_PAIRS, ROWS_AT_ONCE = 10_000, 1024
+# Rows of similarities held at once.
+ROWS_AT_ONCE = 1024
 # Far more than it takes under the penalties above.
 MAX_STEPS = 2000
 # Below it two fits together tell nothing of the labels.
@@ -81,7 +82,7 @@ def run(config: EmbeddingModelConfig, inputs: dict[str, Path], workdir: Path) ->
     answers = read_answers(inputs["preferences"], inputs["embeddings"])
     turned = planted(answers["train"].rows, config.planted_share)
     answers["train"] = with_flips(answers["train"], turned)
-    num_trained = min(len(turned), MOST_PAIRS)
+    num_trained = min(len(turned), counts.EMBEDDING_MODEL_PAIRS)
     # NumPy's own threads, as many as the machine has cores, would wait for each other.
     with threadpool_limits(torch.get_num_threads()):
         scores, summary = preference_scores(answers, config)
@@ -91,18 +92,14 @@ def run(config: EmbeddingModelConfig, inputs: dict[str, Path], workdir: Path) ->
     write_rows(
         workdir / "output" / "scores.jsonl",
         (
-            {
-                "id": row["id"],
-                "split": split,
-                "chosen_score": chosen,
-                "rejected_score": rejected,
-                "was_trained_on": False,
-                **({"is_planted": row["id"] in is_planted} if config.planted_share else {}),
-            }
-            for split in SPLITS
-            for row, (chosen, rejected) in zip(
-                answers[split].rows, scores[split].tolist(), strict=True
+            score_row(
+                row["id"],
+                split,
+                tuple(own),
+                is_planted=row["id"] in is_planted if config.planted_share else None,
             )
+            for split in SPLITS
+            for row, own in zip(answers[split].rows, scores[split].tolist(), strict=True)
         ),
     )
     accuracy = {
@@ -353,10 +350,12 @@ def ratings_of(players: Array, label: Array, count: int, inverse_penalty: float)
 
 
 def drawn(count: int, seed: int) -> Array:
-    """The places of the pairs that are learned from: all, or MOST_PAIRS of them."""
-    if count <= MOST_PAIRS:
+    """The places of the pairs that are learned from: all, or EMBEDDING_MODEL_PAIRS of them."""
+    if count <= counts.EMBEDDING_MODEL_PAIRS:
         return np.arange(count)
-    return np.sort(np.random.default_rng(seed).choice(count, MOST_PAIRS, replace=False))
+    return np.sort(
+        np.random.default_rng(seed).choice(count, counts.EMBEDDING_MODEL_PAIRS, replace=False)
+    )
 
 
 def features_of(answers: Answers, config: EmbeddingModelConfig) -> Array:

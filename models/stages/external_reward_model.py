@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from trimtab.models.config.reward import ExternalRewardModelConfig
-from trimtab.models.training.data import SPLITS, read_rows, write_rows
+from trimtab.models.training.data import SPLITS, read_rows, score_row, write_rows
 from trimtab.models.training.external_scorer import ExternalScorer
 from trimtab.models.training.progress import Progress, write_json
 
@@ -38,16 +38,7 @@ def run(config: ExternalRewardModelConfig, inputs: dict[str, Path], workdir: Pat
     both = [each if None not in each else (None, None) for each in both]
     write_rows(
         workdir / "output" / "scores.jsonl",
-        (
-            {
-                "id": row["id"],
-                "split": split,
-                "chosen_score": chosen,
-                "rejected_score": rejected,
-                "was_trained_on": False,
-            }
-            for (split, row), (chosen, rejected) in zip(pairs, both, strict=True)
-        ),
+        (score_row(row["id"], split, own) for (split, row), own in zip(pairs, both, strict=True)),
     )
     gaps = [better - worse for better, worse in both if better is not None and worse is not None]
     write_json(

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from trimtab.models.config.base import last_part
 from trimtab.models.config.reward import ExternalVotesConfig
 from trimtab.models.data import Source
 from trimtab.models.data.external_votes import VotedPairs, read_votes
 from trimtab.models.data.row_account import RowAccount
-from trimtab.models.training.data import SPLITS, read_rows, write_rows
+from trimtab.models.training.data import SPLITS, read_rows, score_row, write_rows
 from trimtab.models.training.progress import write_json
 
 
@@ -32,7 +31,10 @@ def run(config: ExternalVotesConfig, inputs: dict[str, Path], workdir: Path) -> 
         Source(str(inputs["votes"] / name), name=name),
         VotedPairs(pairs, _num_set_aside(inputs["preferences"] / "rows.json")),
     )
-    write_rows(workdir / "output" / "scores.jsonl", (_scored(pair, votes) for pair in pairs))
+    rows = (
+        score_row(pair["id"], pair["split"], votes.get(pair["id"], (None, None))) for pair in pairs
+    )
+    write_rows(workdir / "output" / "scores.jsonl", rows)
     agreeing = sum(chosen > rejected for chosen, rejected in votes.values())
     write_json(
         workdir / "output" / "summary.json",
@@ -42,17 +44,6 @@ def run(config: ExternalVotesConfig, inputs: dict[str, Path], workdir: Path) -> 
             "share_for_the_label": agreeing / len(votes),
         },
     )
-
-
-def _scored(pair: dict[str, Any], votes: dict[str, tuple[float, float]]) -> dict[str, Any]:
-    chosen, rejected = votes.get(pair["id"], (None, None))
-    return {
-        "id": pair["id"],
-        "split": pair["split"],
-        "chosen_score": chosen,
-        "rejected_score": rejected,
-        "was_trained_on": False,
-    }
 
 
 def _num_set_aside(path: Path) -> int:

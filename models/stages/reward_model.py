@@ -39,6 +39,7 @@ from trimtab.models.training.data import (
     context_length,
     read_pairs,
     read_rows,
+    score_row,
     splits_of,
     write_rows,
 )
@@ -176,7 +177,7 @@ def score_splits(
     Inputs: `preferences`, optionally `trunk`. `unseen` holds the training pairs that the model was
     not trained on, `turned` says of each whether it was turned round on purpose.
     """
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     accuracy = {}
     limit, states = context_length(model.config), cached_trunk(inputs, model)
     for split in [each for each in splits if each in splits_of(inputs["preferences"])]:
@@ -189,15 +190,14 @@ def score_splits(
         if of_gate is not None:
             accuracy[f"{split}_gate_accuracy"] = of_gate
         rows += [
-            {
-                "id": identifier,
-                "split": split,
-                "chosen_score": float(chosen),
-                "rejected_score": float(rejected),
-                "was_trained_on": split == "train" and index not in (unseen or set()),
-                **({} if turned is None else {"is_planted": is_turned[index]}),
-            }
-            for index, (identifier, (chosen, rejected)) in enumerate(
+            score_row(
+                identifier,
+                split,
+                tuple(own),
+                was_trained_on=split == "train" and index not in (unseen or set()),
+                is_planted=None if turned is None else is_turned[index],
+            )
+            for index, (identifier, own) in enumerate(
                 zip(pairs.identifiers, scores.tolist(), strict=True)
             )
         ]

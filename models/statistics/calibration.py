@@ -111,7 +111,7 @@ def auroc(scores: Tensor, is_positive: Tensor) -> Tensor:
             f"auroc: both classes are needed, found {num_positive} positive and "
             f"{num_negative} negative"
         )
-    rank = _mean_ranks(places_of(scores))
+    rank = _mean_ranks(dense_ranks(scores))
     rank_sum = rank[is_positive].sum()
     smallest = num_positive * (num_positive + 1) / 2
     area: Tensor = (rank_sum - smallest) / (num_positive * num_negative)
@@ -132,11 +132,11 @@ def spearman(first: Tensor, second: Tensor) -> Tensor:
     for name, values in (("first", first), ("second", second)):
         if bool(values.isnan().any()):
             raise ValueError(f"spearman: {name} holds NaN, which cannot be ranked")
-    return spearman_of_places(places_of(first), places_of(second))
+    return spearman_of_dense_ranks(dense_ranks(first), dense_ranks(second))
 
 
-def spearman_of_places(first: Tensor, second: Tensor) -> Tensor:
-    """`spearman` of two (N,) `places_of` values, or of the same examples drawn from both.
+def spearman_of_dense_ranks(first: Tensor, second: Tensor) -> Tensor:
+    """`spearman` of two (N,) `dense_ranks`, or of the same examples drawn from both.
 
     Sorting is done once for all draws.
     """
@@ -146,10 +146,10 @@ def spearman_of_places(first: Tensor, second: Tensor) -> Tensor:
     return correlation
 
 
-def places_of(values: Tensor) -> Tensor:
-    """(N,) long: of each value how many different smaller ones there are."""
-    place: Tensor = torch.unique(values.detach(), return_inverse=True)[1]
-    return place
+def dense_ranks(values: Tensor) -> Tensor:
+    """(N,) long, from 0: of each value how many different smaller ones there are."""
+    ranks: Tensor = torch.unique(values.detach(), return_inverse=True)[1]
+    return ranks
 
 
 def spearman_ceiling(values: Tensor) -> Tensor:
@@ -171,10 +171,10 @@ def spearman_ceiling(values: Tensor) -> Tensor:
     return ceiling
 
 
-def _mean_ranks(places: Tensor) -> Tensor:
-    """(N,) float64 ranks from 1 up; t equal places, the last at rank e, have e - (t - 1) / 2."""
-    tied = torch.bincount(places)
-    ranks: Tensor = (tied.cumsum(0).double() - (tied.double() - 1) / 2)[places]
+def _mean_ranks(dense: Tensor) -> Tensor:
+    """(N,) float64 ranks from 1 up: t equal ones, the last at rank e, have e - (t - 1) / 2."""
+    tied = torch.bincount(dense)
+    ranks: Tensor = (tied.cumsum(0).double() - (tied.double() - 1) / 2)[dense]
     return ranks
 
 

@@ -24,9 +24,9 @@ from torch import Tensor
 from trimtab.models.data import prompts as prompt_rules
 from trimtab.models.statistics.calibration import (
     auroc,
-    places_of,
+    dense_ranks,
     spearman,
-    spearman_of_places,
+    spearman_of_dense_ranks,
 )
 from trimtab.models.statistics.intervals import effective_count, net_interval, wilson_interval
 from trimtab.models.statistics.win_rates import bootstrap_interval
@@ -142,9 +142,9 @@ def spearman_estimate(first: Tensor, second: Tensor, seed: int) -> Estimate | No
     if math.isnan(value):
         return None
     generator = torch.Generator().manual_seed(seed)
-    one, two, examples = places_of(first), places_of(second), torch.arange(len(first))
+    one, two, examples = dense_ranks(first), dense_ranks(second), torch.arange(len(first))
     draws = (redraw(examples, generator) for _ in range(NUM_RESAMPLES))
-    resampled = torch.stack([spearman_of_places(one[draw], two[draw]) for draw in draws])
+    resampled = torch.stack([spearman_of_dense_ranks(one[draw], two[draw]) for draw in draws])
     low, high = resampled.nanquantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
     return Estimate(value, float(low), float(high), len(first))
 

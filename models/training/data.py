@@ -33,6 +33,29 @@ def splits_of(preferences: Path) -> list[str]:
     return [split for split in SPLITS if (preferences / f"{split}.jsonl").stat().st_size > 0]
 
 
+def score_row(
+    identifier: str,
+    split: str,
+    scores: tuple[float | None, float | None],
+    *,
+    was_trained_on: bool = False,
+    is_planted: bool | None = None,
+) -> dict[str, Any]:
+    """A row of scores.jsonl, which all that vote on pairs write.
+
+    scores: of the answer labelled better and of the other; None: no vote. is_planted: whether the
+    label was turned round on purpose; None: labels are as they came.
+    """
+    row = {
+        "id": identifier,
+        "split": split,
+        "chosen_score": scores[0],
+        "rejected_score": scores[1],
+        "was_trained_on": was_trained_on,
+    }
+    return row if is_planted is None else {**row, "is_planted": is_planted}
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSON-lines file."""
     with path.open(encoding="utf-8") as stream:

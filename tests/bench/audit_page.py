@@ -13,22 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.bench.material import prose_of
 from tests.tools.audit_page import PAIR, SHOWN, give, write
 from tests.tools.browser import Browser, browser
 from trimtab.models.reporting.audit.pairs import AuditedPair
 
-NUM_WORDS = 20_000
-# Notes the longest time between two frames, in milliseconds.
-FRAMES = """(() => {
-  let last = performance.now();
-  window.longest = 0;
-  const look = (now) => {
-    window.longest = Math.max(window.longest, now - last);
-    last = now;
-    requestAnimationFrame(look);
-  };
-  requestAnimationFrame(look);
-})()"""
+FRAMES = Path(__file__).parents[1] / "web" / "frames.js"
 
 
 def main() -> None:
@@ -49,12 +39,7 @@ def main() -> None:
 def many_pairs(number: int) -> list[AuditedPair]:
     """Pairs as long as HH's: prompts of 90 words, answers of 45, a few words often; ten members."""
     rng = random.Random(0)
-    words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 9))) for _ in range(NUM_WORDS)]
-
-    def prose(length: int) -> str:
-        count = max(1, int(rng.expovariate(1 / length)))
-        return " ".join(words[int(NUM_WORDS ** rng.random()) - 1] for _ in range(count))
-
+    prose = prose_of(rng)
     pairs = []
     for index in range(number):
         strength = rng.gauss(0.8, 1.0)
@@ -62,9 +47,9 @@ def many_pairs(number: int) -> list[AuditedPair]:
             replace(
                 PAIR,
                 id=f"p-{rng.getrandbits(64):016x}",
-                prompt=prose(90),
-                chosen=prose(45),
-                rejected=prose(45),
+                prompt=" ".join(prose(90)),
+                chosen=" ".join(prose(45)),
+                rejected=" ".join(prose(45)),
                 category=f"part {index % 4}",
                 strength_mean=strength,
                 differences=tuple(rng.gauss(strength, 0.5) for _ in range(10)),
@@ -99,7 +84,7 @@ def browser_times(page: Browser, path: Path, number: int) -> dict[str, float]:
     found["seconds to the first pair"] = time.monotonic() - started
     page.wait("document.readyState === 'complete'")
     found["seconds to the end of the page"] = time.monotonic() - started
-    page.run(FRAMES)
+    page.run(FRAMES.read_text("utf-8"))
     started = time.monotonic()
     give(page, "kind", "contradicts it: looks wrong")
     found["seconds to filter"] = time.monotonic() - started

@@ -28,11 +28,11 @@ from typing import Any
 import psutil
 
 from tests.bench.audit_page import browser_times
+from tests.bench.material import prose_of
 from tests.tools.browser import browser
 from trimtab.models.config.data import PreferencesConfig
 from trimtab.models.stages import preferences
 
-NUM_WORDS = 20_000
 KIND, UNKIND = (
     ("please", "gladly", "thanks", "together"),
     ("never", "stupid", "go away", "whatever"),
@@ -74,11 +74,7 @@ def main() -> None:
 def write(path: Path, number: int, num_answers: int) -> None:
     """Rows of pairs, a few words often."""
     rng = random.Random(0)
-    words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 9))) for _ in range(NUM_WORDS)]
-
-    def prose(length: int) -> list[str]:
-        count = max(1, int(rng.expovariate(1 / length)))
-        return [words[int(NUM_WORDS ** rng.random()) - 1] for _ in range(count)]
+    prose = prose_of(rng)
 
     def answers(marks: tuple[str, ...]) -> list[str]:
         found = [prose(45) for _ in range(num_answers // 2)]

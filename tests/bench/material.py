@@ -1,8 +1,11 @@
-"""What the benchmarks train on: a small Llama from random weights and real preference pairs."""
+"""What the benchmarks train on: a small Llama from random weights and real preference pairs; and
+made texts where only their size counts."""
 
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,6 +20,18 @@ from trimtab.models.nets.packing import Candidates
 
 VOCABULARY, MAX_TOKENS = 8192, 1024
 HIDDEN, LAYERS = 256, 7
+NUM_WORDS = 20_000
+
+
+def prose_of(rng: random.Random) -> Callable[[int], list[str]]:
+    """What gives about so many words of a language made by `rng`: a few of them often."""
+    words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 9))) for _ in range(NUM_WORDS)]
+
+    def prose(length: int) -> list[str]:
+        count = max(1, int(rng.expovariate(1 / length)))
+        return [words[int(NUM_WORDS ** rng.random()) - 1] for _ in range(count)]
+
+    return prose
 
 
 def make_material(source: str, folder: Path, limit: int | None = None) -> int:

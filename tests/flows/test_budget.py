@@ -25,6 +25,7 @@ from trimtab.flows.errors import ConfigError
 from trimtab.flows.overrides import apply_changes
 from trimtab.flows.recipes import recipe_named
 from trimtab.infra.settings import Settings
+from trimtab.models import counts
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def test_time_grows_with_tokens_and_shrinks_with_cores() -> None:
     assert seconds_of_states(amount, 2) / seconds_of_states(amount, 8) == pytest.approx(4)
     more = dataclasses.replace(amount, pairs=10**6)
     fits = seconds_of_states(more, 2) - seconds_of_states(amount, 2)
-    assert fits == pytest.approx(module.SECONDS_A_PAIR * module.MOST_PAIRS)
+    assert fits == pytest.approx(module.SECONDS_A_PAIR * counts.EMBEDDING_MODEL_PAIRS)
 
 
 def test_a_self_test_trains_reward_models_twice() -> None:

@@ -10,10 +10,10 @@ import torch
 from trimtab.models.functional.checks import ShapeError
 from trimtab.models.statistics.calibration import (
     auroc,
-    places_of,
+    dense_ranks,
     spearman,
     spearman_ceiling,
-    spearman_of_places,
+    spearman_of_dense_ranks,
 )
 
 F64 = torch.float64
@@ -106,11 +106,11 @@ def test_spearman_refuses_bad_arguments() -> None:
         spearman_ceiling(torch.zeros(1))
 
 
-def test_draws_of_places_have_the_correlation_of_drawn_values() -> None:
+def test_draws_of_dense_ranks_have_the_correlation_of_drawn_values() -> None:
     generator = torch.Generator().manual_seed(3)
     first = torch.randint(6, (200,), generator=generator).double()
     second = first + torch.randn(200, generator=generator, dtype=torch.float64)
     draw = torch.randint(200, (200,), generator=generator)
-    found = spearman_of_places(places_of(first)[draw], places_of(second)[draw])
+    found = spearman_of_dense_ranks(dense_ranks(first)[draw], dense_ranks(second)[draw])
     assert torch.equal(found, spearman(first[draw], second[draw]))
-    assert places_of(torch.tensor([2.0, -1.0, 2.0, 0.5])).tolist() == [2, 0, 2, 1]
+    assert dense_ranks(torch.tensor([2.0, -1.0, 2.0, 0.5])).tolist() == [2, 0, 2, 1]
