@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trimtab.flows.errors import CommandError
 from trimtab.infra.settings import Settings
-from trimtab.infra.tracking.mlflow_calls import follow_move
+from trimtab.infra.tracking.mlflow_calls import VIEW, follow_move
 
 _STOP_SECONDS = 10.0
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
@@ -49,7 +49,8 @@ def serve_pages(settings: Settings, host: str, port: int, mlflow_port: int) -> i
         ],
     }
     print(
-        f"Prefect: http://{host}:{port}   MLflow: http://{host}:{mlflow_port}   Ctrl-C stops both",
+        f"Prefect: http://{host}:{port}   "
+        f"MLflow: http://{host}:{mlflow_port}/#/experiments{VIEW}   Ctrl-C stops both",
         flush=True,
     )
     return _serve(commands)

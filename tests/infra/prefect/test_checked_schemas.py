@@ -18,16 +18,22 @@ def _validate(parameters: dict[str, Any], schema: dict[str, Any]) -> None:
     validation.validate(parameters, schema, raise_on_error=True)
 
 
-def test_a_schema_is_checked_once_and_parameters_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: list[Any] = []
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is checked in full, once schemas are remembered."""
+    found: list[Any] = []
     own = validation._VALIDATOR.check_schema
 
     def check(schema: Any, *given: Any, **named: Any) -> None:
-        checked.append(schema)
+        found.append(schema)
         own(schema, *given, **named)
 
     monkeypatch.setattr(validation._VALIDATOR, "check_schema", check)
     check_schemas_once()
+    return found
+
+
+def test_a_schema_is_checked_once_and_parameters_always(checked: list[Any]) -> None:
     for _ in range(3):
         _validate({"steps": 3}, STEPS)
         with pytest.raises(validation.ValidationError, match="'steps'"):
@@ -37,9 +43,22 @@ def test_a_schema_is_checked_once_and_parameters_always(monkeypatch: pytest.Monk
     assert len(checked) == 2
 
 
+def test_definitions_that_schemas_share_are_checked_once(
+    checked: list[Any],
+) -> None:
+    section = {"type": "object", "properties": {"steps": {"$ref": "#/definitions/Steps"}}}
+    for title in ("one", "another"):
+        schema = {**section, "title": title, "definitions": {"Steps": {"type": "integer"}}}
+        with pytest.raises(validation.ValidationError, match="'steps'"):
+            _validate({"steps": "three"}, schema)
+    assert len(checked) == 3
+
+
 def test_a_wrong_schema_stays_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation._VALIDATOR, "check_schema", validation._VALIDATOR.check_schema)
     check_schemas_once()
-    for _ in range(2):
-        with pytest.raises(SchemaError):
-            _validate({}, {"type": "object", "properties": {"steps": {"type": "numbr"}}})
+    wrong = {"type": "object", "properties": {"steps": {"type": "numbr"}}}
+    for schema in (wrong, {"type": "object", "definitions": {"Steps": wrong}}):
+        for _ in range(2):
+            with pytest.raises(SchemaError):
+                _validate({}, schema)
