@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from dataclasses import dataclass, replace
@@ -113,6 +114,7 @@ def amounts_of_world(
     )
 
 
+@functools.cache
 def _longest_rows() -> tuple[int, int]:
     """Most tokens of a prompt, and of a prompt with its demonstration; a word is a token."""
     rng = random.Random(0)

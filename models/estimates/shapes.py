@@ -6,6 +6,7 @@ Tests hold them against the models that transformers builds.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -129,7 +130,7 @@ def shape_of(config: ModelConfig, field: str = "sft.model.base") -> ModelShape:
     and for an architecture that is not in MODEL_TYPES.
     """
     if config.base is None:
-        return _shape_from(llama_fields(config, len(SPECIAL_TOKENS) + len(vocabulary())))
+        return _shape_from(llama_fields(config, _world_vocabulary()))
     path = Path(config.base).expanduser() / "config.json"
     if path.is_file():
         return _read_shape(path)
@@ -140,6 +141,12 @@ def shape_of(config: ModelConfig, field: str = "sft.model.base") -> ModelShape:
             "downloaded for a dry run: download the model and give its folder"
         )
     return KNOWN_SHAPES[config.base]
+
+
+@functools.cache
+def _world_vocabulary() -> int:
+    """Number of tokens of the synthetic world's tokenizer; a plan asks for it at every stage."""
+    return len(SPECIAL_TOKENS) + len(vocabulary())
 
 
 def _read_shape(path: Path) -> ModelShape:
