@@ -15,7 +15,6 @@ from filelock import FileLock
 
 from tests.flows.command import TABLES, give_tables, trimtab
 from tests.flows.running_stack import (
-    DATABASES,
     Deployed,
     Running,
     deployed_stack,
@@ -24,6 +23,7 @@ from tests.flows.running_stack import (
 from trimtab.infra.prefect.server import local_prefect_server
 
 FINISHED = ("run", "smoke", "ppo.num_steps=12")
+FOUND = {"ppo": {"num_steps": 12}}  # changes with which a run on a stack finds these stages
 NAME = "smoke-seed0-ppo.num_steps=12"
 
 
@@ -88,17 +88,20 @@ def prefect(tmp_path_factory: pytest.TempPathFactory, tables: None) -> Iterator[
 
 
 @pytest.fixture(scope="session")
-def deployed(tmp_path_factory: pytest.TempPathFactory) -> Deployed:
-    """Made by the first process of pytest that asks for it; the others wait."""
+def deployed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Deployed:
+    """Made by the first process of pytest that asks for it; the others wait.
+
+    Its store has the stages of a run of FINISHED: what a test does not wait for is found.
+    """
     folder = _shared(tmp_path_factory) / "deployed"
     about = folder / "secrets.json"
     with FileLock(folder.with_suffix(".lock")):
         if not about.exists():
             folder.mkdir(mode=0o755)
-            made = deployed_stack(folder)
+            made = deployed_stack(folder, lambda: request.getfixturevalue("finished"))
             about.touch(mode=0o600)
             about.write_text(json.dumps(dict(made.secrets)))
-    return Deployed(folder / DATABASES, json.loads(about.read_text()))
+    return Deployed(folder, json.loads(about.read_text()))
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,10 +23,10 @@ from trimtab.infra.stack import secrets
 from trimtab.infra.stack.seaweedfs import NUM_INNER_PORTS
 from trimtab.infra.stack.services import Ports, Stack
 from trimtab.infra.stack.supervisor import Supervisor
-from trimtab.infra.store.manifest import Manifest
+from trimtab.infra.store.manifest import MANIFEST_NAME, Manifest
 from trimtab.infra.store.store import Store, open_store
 
-DATABASES = "postgres"  # where a stack has its databases, below its folder
+KEPT = ("postgres", "seaweedfs")  # where a stack has what it stores, below its folder
 ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
@@ -234,14 +234,14 @@ def _span(run: dict[str, Any]) -> Span:
 
 @dataclass(frozen=True)
 class Deployed:
-    """A stack to which the flows were deployed, and which is down: its databases and secrets."""
+    """A stack to which the flows were deployed, and which is down: its folder and secrets."""
 
-    databases: Path
+    folder: Path
     secrets: Mapping[str, str]
 
 
-def deployed_stack(folder: Path) -> Deployed:
-    """Make one below a folder, without a worker."""
+def deployed_stack(folder: Path, finished: Callable[[], Path]) -> Deployed:
+    """Make one below a folder, without a worker; its store has what a `finished` home's has."""
     with new_stack() as (stack, environment), pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
@@ -249,14 +249,25 @@ def deployed_stack(folder: Path) -> Deployed:
         with Supervisor(servers, stack.folder / "logs"):
             command = [sys.executable, "-m", "trimtab.flows.cli", "deploy", "--gpus", "2"]
             subprocess.run(command, check=True)
-        _copy(stack.folder / DATABASES, folder / DATABASES)
+            _copy_artifacts(finished() / "store", environment["TRIMTAB_STORE"])
+        _copy(stack.folder, folder)
         own = {name: environment[name] for name in secrets.SECRETS}
-    return Deployed(folder / DATABASES, own)
+    return Deployed(folder, own)
 
 
-def _copy(databases: Path, to: Path) -> None:
-    """Copy PostgreSQL's files, with their owner."""
-    subprocess.run(["cp", "--archive", str(databases), str(to)], check=True)
+def _copy(stack: Path, to: Path) -> None:
+    """Copy what PostgreSQL and SeaweedFS store, with the files' owners."""
+    for name in KEPT:
+        subprocess.run(["cp", "--archive", str(stack / name), str(to / name)], check=True)
+
+
+def _copy_artifacts(folder: Path, store: str) -> None:
+    """From a store in a folder to another; where a copy ends early, a manifest is not there yet."""
+    ours, theirs = open_store(str(folder)).objects, open_store(store).objects
+    for name in sorted(ours.list("artifacts"), key=lambda name: name.endswith(MANIFEST_NAME)):
+        content = ours.get_bytes(name)
+        assert content is not None
+        theirs.put_bytes(name, content)
 
 
 @contextmanager
@@ -272,12 +283,12 @@ def running_stack(deployed: Deployed | None = None) -> Iterator[Running]:
 def new_stack(deployed: Deployed | None = None) -> Iterator[tuple[Stack, dict[str, str]]]:
     """A stack that is down, and the environment of its clients; its folder goes in the end.
 
-    Its databases and secrets are those of the stack that was `deployed` to, if one is given.
+    What it stores, and its secrets, are those of the stack that was `deployed` to, if one is given.
     """
     folder = Path(tempfile.mkdtemp(prefix="stack-"))
     folder.chmod(0o755)  # PostgreSQL runs as another user where the tests run as root
     if deployed is not None:
-        _copy(deployed.databases, folder / DATABASES)
+        _copy(deployed.folder, folder)
     first = free_ports(4 + NUM_INNER_PORTS)
     stack = Stack(folder, Ports(first, first + 1, first + 2, first + 3, first + 4))
     with pytest.MonkeyPatch.context() as patch:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.flows.conftest import FOUND
 from tests.flows.running_stack import Deployed, Running, new_stack, of_stack, stack_up
 
 pytestmark = pytest.mark.slow
@@ -31,7 +32,7 @@ def test_a_lost_stack_is_there_again_and_its_run_goes_on(
     backups = tmp_path / "backups"
     with new_stack(deployed) as (stack, environment):
         with stack_up(stack, environment) as running:
-            done = running.start("rlhf", {"recipe": "smoke"}).json()
+            done = running.start("rlhf", {"recipe": "smoke", "changes": FOUND}).json()
             assert running.end_of(done)["type"] == "COMPLETED"
             champion = _champion(running, tmp_path / "before")
             metrics = running.mlflow_runs("attributes.status = 'FINISHED'")

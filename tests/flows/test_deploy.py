@@ -172,6 +172,7 @@ def test_the_form_has_all_recipes() -> None:
     assert set(RecipeName.__args__) == set(RECIPES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_malformed_parameters_are_refused_before_a_run_exists(name: str) -> None:
     """By the check that Prefect's API makes; what it lets pass is what a run takes."""

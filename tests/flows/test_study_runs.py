@@ -34,7 +34,11 @@ from trimtab.tasks.context import WEIGHTS
 from trimtab.tasks.execution import StageContext, StageResult, run_stage
 
 pytestmark = pytest.mark.slow
-SHORT = ("ppo.num_steps=2",)
+# Nothing here depends on what the policies learn: few steps, and answers that are cut early.
+SHORT = (
+    "ppo.num_steps=2",
+    *(f"{section}.max_new_tokens=6" for section in ("ppo", "evaluate", "rounds.meta_rm")),
+)
 HOW = ("--scale", "smoke", "--seeds", "0")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import requests
 
+from tests.flows.conftest import FOUND
 from tests.flows.running_stack import Running
 from trimtab.flows.deploy import SILENCE
 from trimtab.infra.store.manifest import Manifest
@@ -16,7 +17,7 @@ from trimtab.infra.store.manifest import Manifest
 pytestmark = pytest.mark.slow
 
 LABELS = {"suspend": {"for_label_review": True}}
-CHAMPION = {"suspend": {"for_champion_approval": True}}
+CHAMPION = {"suspend": {"for_champion_approval": True}, **FOUND}
 MODEL = "trimtab-policy-smoke"
 
 
@@ -206,7 +207,7 @@ def test_a_champion_is_rejected_and_then_approved(running: Running) -> None:
     for each in (run, again, third):
         assert running.left_running(each) == []
 
-    nightly = {"recipe": "smoke", "changes": {"suspend": {"for_champion_approval": True}}}
+    nightly = {"recipe": "smoke", "changes": {**CHAMPION, "ppo": {"num_steps": 2}}}
     first = running.start("rounds", nightly).json()
     assert "Champion of trimtab-policy-smoke is version" in _wait_until_suspended(running, first)
     second = running.start("rounds", nightly).json()

@@ -58,6 +58,7 @@ def _assert_safe(path: Path) -> None:
                 assert after == "'-P'", f"{path}:{node.lineno}"
 
 
+@pytest.mark.slow
 def test_prefect_s_commands_and_the_flow_runs_of_workers_have_one(elsewhere: Path) -> None:
     _prefect("--version")
     command = [sys.executable, *ENGINE.split()[1:-1], "trimtab.flows.config"]
@@ -71,6 +72,7 @@ def test_what_a_server_of_the_stack_starts_has_one(tmp_path: Path) -> None:
     assert (tmp_path / "logs" / "x.log").read_text() == "safe 1\n"
 
 
+@pytest.mark.slow
 def test_a_flow_s_module_starts_nothing_by_itself(tmp_path: Path) -> None:
     """It would run without what the command prepares: Prefect's files below the user's home."""
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_HOME"}

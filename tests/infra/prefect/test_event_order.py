@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from uuid import UUID, uuid4
 
+import pytest
 from prefect.server.database import provide_database_interface
 from prefect.server.events.ordering import EventArrivedEarly
 from prefect.server.events.schemas.events import ReceivedEvent, Resource
@@ -35,6 +36,7 @@ async def _states(ages: list[timedelta]) -> list[UUID]:
         return [state.id for state in states]
 
 
+@pytest.mark.slow
 def test_a_state_whose_event_went_with_the_server_is_not_waited_for(tmp_path: Path) -> None:
     async def held_back() -> list[bool]:
         before, after = await _states([timedelta(seconds=1), timedelta(seconds=-1)])

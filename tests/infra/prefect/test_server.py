@@ -72,6 +72,7 @@ def test_a_server_of_the_users_own_is_used(monkeypatch: pytest.MonkeyPatch) -> N
         assert os.environ["PREFECT_API_URL"] == "http://127.0.0.1:1/api"
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_start_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,7 @@ def _updated(eta: float, pairs: Tensor, label: Tensor, answers: Tensor) -> tuple
     return theta, raised.detach()
 
 
+@pytest.mark.slow
 def test_the_published_update_narrows_what_the_ascent_spreads() -> None:
     """At its fixed point grad L(theta') = 0: theta' is the plain optimum, theta lies before it.
 

@@ -52,6 +52,7 @@ def _disturb(model: torch.nn.Module) -> None:
             parameter.add_(torch.randn_like(parameter) * 0.1)
 
 
+@pytest.mark.slow
 def test_a_merged_weight_is_that_of_the_formula() -> None:
     model = _scorer()
     start = copy.deepcopy(model.state_dict())

@@ -43,6 +43,7 @@ def test_pairs_of_one_prompt_take_the_loss_of_each_by_hand(smoke_config: Any) ->
     assert float(loss) == pytest.approx((3 * pair(1, 0) + second) / 4, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_terms_are_added_and_leave_no_heads(
     tmp_path: Path, smoke_config: Any, policy: Path, comparisons: Path
 ) -> None:

@@ -242,6 +242,7 @@ def _accuracy(folder: Path, scores: Path) -> dict[str, float]:
     return {name: sum(found) / len(found) for name, found in right.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["reward_model", "advantage_model"])
 def test_categories_that_contradict_one_another_are_all_learned(
     tmp_path: Path, smoke_config: Any, world: Path, policy: Path, contradictory: Path, name: str

@@ -70,6 +70,7 @@ def test_the_gradient_is_twice_the_error_times_the_prompt_s_state(
     assert not gradient[0].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [None, 1])
 def test_e_learns_what_the_policy_s_answers_are_worth(
     tmp_path: Path,

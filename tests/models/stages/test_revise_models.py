@@ -27,6 +27,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     signals._flag.raised = False
 
 
+@pytest.mark.slow
 def test_a_served_model_revises_through_http_as_in_this_process(
     tmp_path: Path, world: Path, policy: Path
 ) -> None:

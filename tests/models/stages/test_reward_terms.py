@@ -48,6 +48,7 @@ def _config(smoke_config: Any, train: dict[str, Any], **changes: Any) -> RewardM
     return RewardModelConfig(train=trainer, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("train", "changes"),
     [
@@ -109,6 +110,7 @@ def test_dropout_is_of_training_and_not_of_scoring(
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.slow
 def test_imitation_keeps_the_trunk_a_language_model(
     tmp_path: Path, smoke_config: Any, policy: Path, comparisons: Path
 ) -> None:
@@ -136,6 +138,7 @@ def _overlap(output: Path, comparisons: Path) -> float:
     return float(torch.stack(cosines).mean())
 
 
+@pytest.mark.slow
 def test_simcse_parts_chosen_and_rejected_features(
     tmp_path: Path, smoke_config: Any, policy: Path, comparisons: Path
 ) -> None:

@@ -100,6 +100,7 @@ def test_ratings_by_hand(tmp_path: Path) -> None:
         }
 
 
+@pytest.mark.slow
 def test_the_policy_learns_what_the_judge_likes(
     tmp_path: Path, smoke_config: Any, inputs: dict[str, Path]
 ) -> None:
@@ -122,6 +123,7 @@ def test_the_policy_learns_what_the_judge_likes(
     assert late > early + 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("killed_at", "elsewhere"), [(1, False), (4, False), (4, True)])
 def test_killed_and_run_again_it_asks_nothing_twice_and_ends_the_same(
     tmp_path: Path,

@@ -171,6 +171,7 @@ def instructed(tmp_path_factory: pytest.TempPathFactory, policy: Path, graded: P
     return run_stage("hir", config, folder, policy=policy, responses_0=graded, responses_1=graded)
 
 
+@pytest.mark.slow
 def test_hir_answers_as_it_is_told_to(instructed: Path, graded: Path) -> None:
     """The fair answers have mean rank 59.5 of 120: they are of the lower half, with the bad."""
     summary = _summary(instructed)

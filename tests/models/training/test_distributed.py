@@ -165,6 +165,7 @@ def test_shares_are_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shares == {0: [5, 1], 1: [3, 9], 2: [8]}
 
 
+@pytest.mark.slow
 def test_three_ranks_add_up_more_than_a_window_holds() -> None:
     code = (
         "import torch\n"
@@ -202,6 +203,7 @@ def test_ranks_of_a_group_add_up_in_messages_of_a_size(monkeypatch: pytest.Monke
     assert tensors[0].tolist() == (2 * torch.arange(12.0)).view(3, 4).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ending", "code"), [("pass", 0), ("raise SystemExit(75)", 75), ("raise ValueError('x')", 1)]
 )

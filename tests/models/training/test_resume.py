@@ -59,6 +59,7 @@ TRICKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("killed_at", "elsewhere", "changes"),
     [

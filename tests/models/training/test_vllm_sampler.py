@@ -74,6 +74,7 @@ def _sampled(sampler: VllmSampler, model: Any, seed: int = 0) -> tuple[list[list
     return responses, float(reported["vllm_gap"])
 
 
+@pytest.mark.slow
 def test_the_first_ratio_is_one(tmp_path: Path, config: PPOConfig, inputs: Any) -> None:
     with vllm_sampler.vllm_sampler(config, tmp_path) as vllm:
         run = PPORun(config, inputs, tmp_path, vllm)
@@ -120,6 +121,7 @@ def test_two_ranks_have_the_responses_of_one(
     assert [row["score"] for row in one] == pytest.approx([row["score"] for row in two], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_policy_that_it_did_not_get_is_noticed(
     tmp_path: Path, config: PPOConfig, one_head: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +143,7 @@ def test_a_policy_that_it_did_not_get_is_noticed(
             _sampled(sampler, model)
 
 
+@pytest.mark.slow
 def test_it_gets_adapters_with_the_weights(
     tmp_path: Path, config: PPOConfig, one_head: Path, smoke_config: Any
 ) -> None:
@@ -161,6 +164,7 @@ def test_it_gets_adapters_with_the_weights(
         torch.testing.assert_close(merged[name], value)
 
 
+@pytest.mark.slow
 def test_bad_ends_are_said(
     tmp_path: Path, config: PPOConfig, one_head: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -325,6 +325,7 @@ class _Many:
         return (json.dumps({"meta": {"text": f"{n}" * 400}}) for n in range(self.count))
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_fields(tmp_path: Path) -> None:
     peaks = []
     for count in (4_000, 12_000):

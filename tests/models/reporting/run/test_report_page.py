@@ -207,6 +207,7 @@ def test_label_audit_alone(label_inputs: Inputs, tmp_path: Path) -> None:
         assert absent not in html
 
 
+@pytest.mark.slow
 def test_without_truth_nothing_is_invented(full_inputs: Inputs, tmp_path: Path) -> None:
     (full_inputs["preferences"] / "truth.jsonl").unlink()
     for role in ("eval_sft", "eval_full", "eval_round_2"):
@@ -232,6 +233,7 @@ def test_without_truth_nothing_is_invented(full_inputs: Inputs, tmp_path: Path) 
     assert "nobody knows which of them are wrong" in html
 
 
+@pytest.mark.slow
 def test_where_all_test_pairs_are_near_ties_there_is_no_chart_of_right_labels(
     full_inputs: Inputs, tmp_path: Path
 ) -> None:
