@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import requests
@@ -242,14 +243,15 @@ class Deployed:
 
 def deployed_stack(folder: Path, finished: Callable[[], Path]) -> Deployed:
     """Make one below a folder, without a worker; its store has what a `finished` home's has."""
-    with new_stack() as (stack, environment), pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
+    outside = dict(os.environ)
+    with new_stack() as (stack, environment), patch.dict(os.environ, environment, clear=True):
         *servers, _ = stack.services()
         with Supervisor(servers, stack.folder / "logs"):
             command = [sys.executable, "-m", "trimtab.flows.cli", "deploy", "--gpus", "2"]
             subprocess.run(command, check=True)
-            _copy_artifacts(finished() / "store", environment["TRIMTAB_STORE"])
+            with patch.dict(os.environ, outside, clear=True):
+                home = finished()
+            _copy_artifacts(home / "store", environment["TRIMTAB_STORE"])
         _copy(stack.folder, folder)
         own = {name: environment[name] for name in secrets.SECRETS}
     return Deployed(folder, own)
