@@ -41,6 +41,13 @@ COMMAND_FLOWS = ("rlhf", "policy", "reward", "label-audit", "compare")  # of `tr
 MAX_CHANGES = 60  # characters of a name that say what is changed
 MAX_STEM = 24  # of a file's name
 NUM_HEX = 8  # of a sha256
+# Options of `trimtab audit` that stand for settings; --columns stands for those that begin so.
+COLUMNS = "preferences.columns."
+AUDIT_OPTIONS = {
+    "ensemble.scores": "--votes",
+    "ensemble.reward_models": "--reward-model",
+    "relabel.review": "--apply",
+}
 # Settings that name files, whose contents count and not where they lie.
 FILES = ("sources", "demonstrations", "scores", "review", "constitution")
 DATA = ("preferences.sources", "preferences.demonstrations")
@@ -50,12 +57,14 @@ JUDGED_ON = ("world", "comparisons", "preferences", "sft", "constitution", "ai_l
 
 @dataclass(frozen=True)
 class RunName:
-    """A run's name; `configuration` is the one it has by default. settings: by path, of all."""
+    """A run's name; `configuration` is the one it has by default. settings: by path, of all, with
+    the contents of files; files: by path as they were given, of the settings that name files."""
 
     name: str
     configuration: str
     flow: str
     settings: Mapping[str, Any]
+    files: Mapping[str, Any]
 
     @property
     def about(self) -> dict[str, Any]:
@@ -65,13 +74,14 @@ class RunName:
             "configuration": self.configuration,
             "flow": self.flow,
             "settings": dict(self.settings),
+            "files": dict(self.files),
         }
 
 
 def name_run(config: RunConfig, flow: str, given: str | None = None) -> RunName:
     """The name of a run of one configuration: the one `given`, or that of the configuration."""
     part = "" if flow == "rlhf" else f"-{flow}"
-    return _named(f"{_of_seed(config)}{part}", given, flow, settings_of(config))
+    return _named(f"{_of_seed(config)}{part}", given, flow, settings_of(config), files_of(config))
 
 
 def name_run_over_seeds(
@@ -86,18 +96,23 @@ def name_run_over_seeds(
     changes |= {k: v for k, v in _changes(config).items() if k not in ("arms", "seed")}
     parts = [flow, config.recipe, data_name(config), _said(changes)]
     settings = {k: v for k, v in settings_of(config).items() if k not in ("arms", "seed")}
-    return _named("-".join(filter(None, parts)), given, flow, {**settings, **chosen})
+    name = "-".join(filter(None, parts))
+    return _named(name, given, flow, {**settings, **chosen}, files_of(config))
 
 
 def _named(
-    configuration: str, given: str | None, flow: str, settings: Mapping[str, Any]
+    configuration: str,
+    given: str | None,
+    flow: str,
+    settings: Mapping[str, Any],
+    files: Mapping[str, Any],
 ) -> RunName:
     if given is not None and not (re.fullmatch(NAME_PATTERN, given) and len(given) <= MAX_NAME):
         raise ConfigError(
             f"name: found {given!r}, allowed are up to {MAX_NAME} letters, digits and . _ = + -, "
             "the first a letter or a digit"
         )
-    return RunName(given or configuration, configuration, flow, settings)
+    return RunName(given or configuration, configuration, flow, settings, files)
 
 
 def check_free(name: RunName, settings: Settings) -> None:
@@ -144,25 +159,53 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
     return dict(_leaves(counted))
 
 
-def command_of(about: Mapping[str, Any]) -> str:
-    """The command that makes a run again; a file is its name and the beginning of its sha256.
+def files_of(config: RunConfig) -> dict[str, Any]:
+    """The settings by dotted path that name files of this machine, as they were given."""
+    settings = settings_of(config)
+    given = dict(_leaves(config.model_dump(mode="json")))
+    return {path: given[path] for path, value in settings.items() if given[path] != value}
 
-    `about` is as `RunName.about`. Empty for a run of another command than `trimtab run`.
+
+def command_of(about: Mapping[str, Any]) -> str:
+    """The command that makes a run again, with its files where they were.
+
+    `about` is as `RunName.about`; of an earlier Trimtab it may lack `files`, whose names then stand
+    with the beginning of their sha256. Empty for a run of another command than `trimtab run` and
+    `trimtab audit`.
     """
     settings = dict(about.get("settings", {}))
     flow = about.get("flow", "rlhf")
     if flow not in COMMAND_FLOWS:
         return ""
     recipe = settings.pop("recipe", "default")
-    options = [] if flow == "rlhf" else ["--flow", flow]
+    usual = settings_of(recipe_named(recipe)) if recipe in RECIPES else {}
+    options = []
     if flow == "compare":
         for name in ("arms", "seeds"):
             options += [f"--{name}", ",".join(map(str, settings.pop(name, ())))]
-    usual = settings_of(recipe_named(recipe)) if recipe in RECIPES else {}
-    changes = format_overrides(
-        {path: own for path, own in settings.items() if path not in usual or usual[path] != own}
-    )
-    return shlex.join(["trimtab", "run", recipe, *options, *changes])
+    changes = {path: own for path, own in settings.items() if usual.get(path, ...) != own}
+    changes |= {path: own for path, own in about.get("files", {}).items() if path in changes}
+    if about.get("name") != about.get("configuration"):
+        options += ["--name", str(about["name"])]
+    if recipe == "audit":
+        return shlex.join(["trimtab", "audit", *_words_of_audit(changes), *options])
+    kind = [] if flow == "rlhf" else ["--flow", flow]
+    return shlex.join(["trimtab", "run", recipe, *kind, *options, *format_overrides(changes)])
+
+
+def _words_of_audit(changes: Mapping[str, Any]) -> list[str]:
+    """Files, options and settings of `trimtab audit`, of changes by path."""
+    left = dict(changes)
+    words = [str(each) for each in left.pop("preferences.sources", ())]
+    columns = {path: own for path, own in changes.items() if path.startswith(COLUMNS)}
+    if columns and not any("," in own for own in columns.values()):
+        named = [f"{path.removeprefix(COLUMNS)}={left.pop(path)}" for path in columns]
+        words += ["--columns", ",".join(named)]
+    for path, option in AUDIT_OPTIONS.items():
+        value = left.pop(path, ())
+        for each in [value] if isinstance(value, str) else value:
+            words += [option, str(each)]
+    return words + format_overrides(left)
 
 
 def data_name(config: RunConfig) -> str:

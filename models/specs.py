@@ -179,6 +179,7 @@ STRENGTH = StageSpec(
     reward.StrengthConfig,
     required=("member",),
     several=("member",),
+    optional=("preferences",),
     reads_weights=False,
     doc="Mean and spread of every pair's preference strength.",
 )

@@ -212,6 +212,7 @@ def _vote_of_embedding_models(run: Run) -> Future:
     """The vote of the embedding models, and of the user's voters; `self_test`, their vote on a copy
     of the pairs with labels turned round on purpose, from which the user's have not learned."""
     ensemble, calibrated = run.config.ensemble, StrengthConfig(mode="calibrated")
+    pairs = run["preferences"]
     for index, member in enumerate(_cross_fitted(run)):
         run[f"cross_fitted_{index}"] = member
     if ensemble.self_test_share:
@@ -223,10 +224,14 @@ def _vote_of_embedding_models(run: Run) -> Future:
         planted += _cross_fitted(run, ensemble.self_test_share, "self-test, ")
         external = [run[name] for name in _voters(run.config) if name.startswith(EXTERNAL)]
         run["self_test"] = run.submit(
-            STRENGTH, calibrated, member=planted + external, label="strength of the self-test"
+            STRENGTH,
+            calibrated,
+            member=planted + external,
+            preferences=pairs,
+            label="strength of the self-test",
         )
     members = [run[name] for name in _voters(run.config)]
-    return run.submit(STRENGTH, calibrated, member=members, label="strength")
+    return run.submit(STRENGTH, calibrated, member=members, preferences=pairs, label="strength")
 
 
 def ask_judge(run: Run) -> None:

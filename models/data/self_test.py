@@ -11,25 +11,31 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 Row = dict[str, Any]
 FEWEST_PLANTED = 10
+# A label of one half is a tie.
+SUREST_TIE = 0.5 + 1e-6
 
 
 def planted(rows: Sequence[Row], share: float) -> Array:
     """(N,) bool: the pairs whose labels are turned round on purpose, this share of them.
 
     At least FEWEST_PLANTED, unless that is more than a fifth. Drawn by the two answers, so that all
-    members of a vote turn the same ones, and copies of a pair are turned together.
+    members of a vote turn the same ones, and copies of a pair are turned together. Where labels are
+    not certain, of the surer half of them, and none that is a tie: one that may as well be wrong
+    is not made wrong by turning it round.
     """
     if not share:
         return np.zeros(len(rows), bool)
     twins = answer_pairs_of(rows)
+    label = np.array([row.get("label", 1.0) for row in rows])
+    is_sure = label >= max(np.median(label), SUREST_TIE)
     texts = dict(zip(twins.tolist(), rows, strict=True))
+    count = len(texts)
     draws = sorted(
-        texts,
+        texts.keys() - set(twins[~is_sure].tolist()),
         key=lambda twin: hashlib.sha256(
             "\0".join(sorted((texts[twin]["chosen"], texts[twin]["rejected"]))).encode()
         ).digest(),
     )
-    count = len(draws)
     taken = max(round(share * count), min(FEWEST_PLANTED, count // 5))
     found: Array = np.isin(twins, draws[:taken])
     return found

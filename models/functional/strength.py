@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
-from scipy.special import expit, log_expit
+from scipy.special import expit, log_expit, xlogy
 from torch import Tensor
 
 from trimtab.models.functional.checks import require_floating, require_mask, require_shape
@@ -86,7 +86,10 @@ def strength_groups(mean: Tensor, std: Tensor, num_groups: int = 20) -> tuple[Te
 
 
 def calibrated_strength(
-    differences: Tensor, learned: Tensor, counted: Tensor | None = None
+    differences: Tensor,
+    learned: Tensor,
+    counted: Tensor | None = None,
+    label: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The vote of M members whose scores are on different scales, in logits.
 
@@ -100,12 +103,15 @@ def calibrated_strength(
 
     differences: (M, N), score of the answer labelled better less that of the other. learned: (N,)
     bool, the pairs that the weights are found on, at least one. counted: (M, N) bool, True = member
-    m votes on pair i, None = all do. Returns strength (N,), 0 where nobody votes, the spread (N,)
+    m votes on pair i, None = all do. label: (N,), the probability in [0, 1] that the answer
+    labelled better is; of p the loss is p times that of the label and 1 - p times that of the
+    other; None = 1. Returns strength (N,), 0 where nobody votes, the spread (N,)
     of what each member that votes says by itself, likewise calibrated, and weights (M,), 0 of a
     member that votes on none of the learned pairs; float64.
     Raises ShapeError for other shapes, ValueError for counted differences that are not finite.
     """
     require_shape("calibrated_strength", 2, differences=differences, counted=counted)
+    require_shape("calibrated_strength", 1, learned=learned, label=label)
     if counted is None:
         counted = torch.ones_like(differences, dtype=torch.bool)
     require_mask("calibrated_strength", counted, "counted")
@@ -114,24 +120,29 @@ def calibrated_strength(
     voted, is_known = counted.numpy(), learned.numpy()
     votes = np.where(voted, differences.double().numpy(), 0.0)
     known = votes[:, is_known]
+    share = np.ones(len(is_known)) if label is None else label.double().numpy()
     count = voted[:, is_known].sum(1, keepdims=True)
     scale = np.sqrt((known**2).sum(1, keepdims=True) / np.maximum(count, 1))
     votes, known = (each / np.where(scale > 0, scale, 1) for each in (votes, known))
-    weights = np.where(scale[:, 0] > 0, _weights_despite_errors(known), 0.0)
+    labels = share[is_known]
+    weights = np.where(scale[:, 0] > 0, _weights_despite_errors(known, labels), 0.0)
     own = [
-        _likeliest_weights(vote[None, where]) if where.any() else np.zeros(1)
+        _likeliest_weights(vote[None, where], labels[where]) if where.any() else np.zeros(1)
         for vote, where in zip(known, voted[:, is_known], strict=True)
     ]
     alone = torch.from_numpy(np.stack(own) * votes)
     mean = masked_mean(alone, counted, dim=0)
     spread = masked_mean((alone - mean).square(), counted, dim=0).sqrt()
     found = weights / np.where(scale > 0, scale, 1)[:, 0]
-    total = _scaled_by_voters(weights @ votes, voted, is_known)
+    total = _scaled_by_voters(weights @ votes, voted, is_known, share)
     return torch.from_numpy(total), spread, torch.from_numpy(found)
 
 
 def _scaled_by_voters(
-    total: NDArray[np.float64], voted: NDArray[np.bool_], is_known: NDArray[np.bool_]
+    total: NDArray[np.float64],
+    voted: NDArray[np.bool_],
+    is_known: NDArray[np.bool_],
+    label: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """Strengths (N,) whose scale is the likeliest for each set of members that vote (M, N)."""
     sets, whose = np.unique(voted, axis=1, return_inverse=True)
@@ -143,20 +154,24 @@ def _scaled_by_voters(
         known = total[own & is_known]
         size = np.sqrt((known**2).mean()) if len(known) >= FEWEST_ALIKE else 0.0
         if size > 0:
-            scaled[own] *= _likeliest_weights(known[None] / size)[0] / size
+            scaled[own] *= _likeliest_weights(known[None] / size, label[own & is_known])[0] / size
     return scaled
 
 
-def _likeliest_weights(votes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Weights w (M,) >= 0 of the largest mean of log sigmoid(w @ votes), votes (M, N) of unit size.
+def _likeliest_weights(
+    votes: NDArray[np.float64], label: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Weights w (M,) >= 0 of the largest likelihood of labels (N,), their log-odds being w @ votes;
+    votes (M, N) of unit size.
 
     A penalty that hardly matters, and a bound, keep them finite where the votes know all labels.
     """
 
     def loss(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         gap = weights @ votes
-        value = -log_expit(gap).mean() + 1e-4 * weights @ weights
-        return float(value), -(votes * expit(-gap)).mean(1) + 2e-4 * weights
+        value = -(label * log_expit(gap) + (1 - label) * log_expit(-gap)).mean()
+        slope = votes * (expit(gap) - label)
+        return float(value + 1e-4 * weights @ weights), slope.mean(1) + 2e-4 * weights
 
     start = np.full(len(votes), 1 / len(votes))
     bounds = [(0.0, 100.0)] * len(votes)
@@ -164,24 +179,31 @@ def _likeliest_weights(votes: NDArray[np.float64]) -> NDArray[np.float64]:
     return found
 
 
-def _weights_despite_errors(votes: NDArray[np.float64]) -> NDArray[np.float64]:
+def _weights_despite_errors(
+    votes: NDArray[np.float64], label: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Weights w (M,) >= 0 in whose relation labels are likeliest if a share e of them is wrong.
 
-    A label is then as given at e + (1 - 2 e) sigmoid(v @ votes). Of w = c v the scale c is that of
-    the largest mean of log sigmoid(w @ votes): of all labels, wrong ones too. votes: (M, N) of unit
-    size. e is found with v.
+    A label is then as given at g = e + (1 - 2 e) sigmoid(v @ votes), and the other way round at
+    1 - g. Of w = c v the scale c is that of the largest likelihood under log-odds w @ votes: of all
+    labels, wrong ones too. votes: (M, N) of unit size. label: (N,). e is found with v.
     """
 
     def loss(values: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         weights, share = values[:-1], values[-1]
         right = expit(weights @ votes)
         given = share + (1 - 2 * share) * right
-        slope = (1 - 2 * share) * right * (1 - right) / given
-        gradient = [*(-(votes * slope).mean(1) + 2e-4 * weights), -((1 - 2 * right) / given).mean()]
-        return float(-np.log(given).mean() + 1e-4 * weights @ weights), np.array(gradient)
+        other = share + (1 - 2 * share) * expit(-(weights @ votes))
+        value = -(xlogy(label, given) + xlogy(1 - label, other)).mean()
+        against = np.divide(1 - label, other, out=np.zeros_like(other), where=label < 1)
+        surplus = label / given - against
+        slope = (1 - 2 * share) * right * (1 - right) * surplus
+        by_share = -((1 - 2 * right) * surplus).mean()
+        gradient = [*(-(votes * slope).mean(1) + 2e-4 * weights), by_share]
+        return float(value + 1e-4 * weights @ weights), np.array(gradient)
 
     if len(votes) == 1:
-        return _likeliest_weights(votes)
+        return _likeliest_weights(votes, label)
     start = [*np.full(len(votes), 1 / len(votes)), MOST_WRONG / 10]
     bounds = [*[(0.0, 100.0)] * len(votes), (0.0, MOST_WRONG)]
     relation: NDArray[np.float64] = minimize(loss, start, jac=True, bounds=bounds).x[:-1]
@@ -189,7 +211,7 @@ def _weights_despite_errors(votes: NDArray[np.float64]) -> NDArray[np.float64]:
     size = np.sqrt((together**2).mean())
     if size == 0:
         return relation
-    return relation / size * _likeliest_weights(together[None] / size)
+    return relation / size * _likeliest_weights(together[None] / size, label)
 
 
 def fold_of(num_pairs: int, num_folds: int, seed: int) -> Tensor:

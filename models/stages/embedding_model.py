@@ -220,7 +220,7 @@ def linear_scores(
     weights = model.fit(np.ones(len(folds), bool), inverse_penalty, model.zeros)
     if config.second_fit:
         again, weights_again = _second_fit(model, folds, inverse_penalty, {**starts, None: weights})
-        first, second = _stacked(scores, again)
+        first, second = _stacked(scores, again, model.label)
         scores, weights = first * scores + second * again, first * weights + second * weights_again
         summary |= {"weight_first_fit": first, "weight_second_fit": second}
     found = {split: scores_of(own, places[split], weights) for split, own in features.items()}
@@ -273,12 +273,14 @@ def _second_fit(
     return scores, weights
 
 
-def _stacked(first: Array, second: Array) -> tuple[float, float]:
-    """The weights of two scores (N, 2) under which the labels are likeliest; the first alone where
-    neither tells anything of them."""
+def _stacked(first: Array, second: Array, label: Array) -> tuple[float, float]:
+    """The weights of two scores (N, 2) under which the labels (N,) are likeliest; the first alone
+    where neither tells anything of them."""
     gaps = np.stack([each[:, 0] - each[:, 1] for each in (first, second)])
     _, _, found = calibrated_strength(
-        torch.from_numpy(gaps), torch.ones(gaps.shape[1], dtype=torch.bool)
+        torch.from_numpy(gaps),
+        torch.ones(gaps.shape[1], dtype=torch.bool),
+        label=torch.from_numpy(label),
     )
     one, other = found.tolist()
     return (one, other) if one + other > NO_WEIGHT else (1.0, 0.0)

@@ -16,7 +16,8 @@ from trimtab.models.training.progress import write_json
 
 
 def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
-    """Inputs: `member_0` ... `member_{M-1}` (scores.jsonl). Output: strength.jsonl of all splits.
+    """Inputs: `member_0` ... `member_{M-1}` (scores.jsonl); calibrated, `preferences` for labels
+    that are not certain. Output: strength.jsonl of all splits.
 
     In sample every member votes on every pair; cross-fitted, only those never trained on it.
     num_for and num_against: members that prefer the answer labelled better, and worse; calibrated,
@@ -27,14 +28,9 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
     on that copy, strength.jsonl says which labels, and the other members, who learned from no
     label, score the copy as it is: the difference of a pair turned round changes its sign.
     """
-    members = [
-        read_rows(inputs[name] / "scores.jsonl")
-        for name in sorted(inputs, key=lambda name: int(name.removeprefix("member_")))
-    ]
+    members = _members(inputs)
     first = members[0]
     identifiers = [row["id"] for row in first]
-    if any([row["id"] for row in member] != identifiers for member in members):
-        raise ValueError("ensemble members scored different pairs; they must share one dataset")
     planted, differences = _differences(members)
     counted = torch.tensor([[row["chosen_score"] is not None for row in rows] for rows in members])
     trained = torch.tensor([[row["was_trained_on"] for row in member] for member in members])
@@ -45,7 +41,8 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
     says, speaks = differences, counted
     if config.mode == "calibrated":
         says, speaks = _with_parts_as_one(differences, counted, trained.any(1))
-        mean, std, found = calibrated_strength(says, in_training, speaks)
+        label = _labels(inputs, identifiers)
+        mean, std, found = calibrated_strength(says, in_training, speaks, label)
         weights = {f"weight_{index}": weight for index, weight in enumerate(found.tolist())}
         speaks = speaks & (found > 0)[:, None]
     else:
@@ -74,6 +71,27 @@ def run(config: StrengthConfig, inputs: dict[str, Path], workdir: Path) -> None:
             **weights,
         },
     )
+
+
+def _members(inputs: dict[str, Path]) -> list[list[dict[str, Any]]]:
+    """The members' scores in order; ValueError where they are of different pairs."""
+    numbers = sorted(
+        int(name.removeprefix("member_")) for name in inputs if name.startswith("member_")
+    )
+    members = [read_rows(inputs[f"member_{number}"] / "scores.jsonl") for number in numbers]
+    identifiers = [row["id"] for row in members[0]]
+    if any([row["id"] for row in member] != identifiers for member in members):
+        raise ValueError("ensemble members scored different pairs; they must share one dataset")
+    return members
+
+
+def _labels(inputs: dict[str, Path], identifiers: list[str]) -> Tensor | None:
+    """The probabilities (N,) that labels are right, where the preferences say."""
+    if "preferences" not in inputs:
+        return None
+    rows = read_rows(inputs["preferences"] / "train.jsonl")
+    label = {row["id"]: row["label"] for row in rows if "label" in row}
+    return torch.tensor([label.get(each, 1.0) for each in identifiers], dtype=torch.float64)
 
 
 def _with_parts_as_one(

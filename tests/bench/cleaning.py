@@ -1,11 +1,13 @@
 """Which methods find wrong preference labels, and what is best done with them.
 
     python -m tests.bench.cleaning --ukp ukp-arguments.jsonl.gz --helpful hh-helpful.jsonl.gz \\
-        --harmless hh-harmless.jsonl.gz --cells docs/explanation/cleaning.jsonl
+        --harmless hh-harmless.jsonl.gz --world .bench/world \\
+        --cells docs/explanation/cleaning.jsonl
     python -m tests.bench.cleaning --cells docs/explanation/cleaning.jsonl --page docs/explanation
 
 The first measures every cell that is not in the file yet: data, kind of noise, share of wrong
-labels, seed. It needs `trimtab[study]`, and uses one core. The second writes the tables below their
+labels, seed. It needs `trimtab[study]`, and uses one core; the synthetic world's pairs are made in
+its folder, in a quarter of an hour, unless they are there. The second writes the tables below their
 headings in cleaning.md, and the figure.
 """
 
@@ -15,6 +17,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +27,7 @@ import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 from threadpoolctl import threadpool_limits
 
-from tests.bench.cleaning_data import Case, planted_case, read_pool, voted_case
+from tests.bench.cleaning_data import Case, planted_case, read_pool, read_world, voted_case
 from tests.bench.cleaning_methods import Found, find, train_on
 from tests.bench.cleaning_page import write_page
 from trimtab.models.data import Source
@@ -75,6 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.cleaning")
     for name in ("ukp", "helpful", "harmless"):
         parser.add_argument(f"--{name}", type=Path, help="a file of preference pairs")
+    parser.add_argument("--world", type=Path, help="a folder for the synthetic world's pairs")
     parser.add_argument("--cells", type=Path, required=True, help="the file of what was measured")
     parser.add_argument("--seeds", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--vectors", type=Path, default=Path(".bench/cleaning"))
@@ -84,15 +88,7 @@ def main() -> None:
         write_page(read_cells(options.cells), options.page)
         return
     torch.set_num_threads(1)
-    makers = {}
-    if options.ukp:
-        pool = read_pool([Source(str(options.ukp))], options.vectors, "ukp")
-        makers["ukp"] = partial(voted_case, pool)
-    if options.helpful and options.harmless:
-        sources = [
-            Source(str(getattr(options, name)), category=name) for name in ("helpful", "harmless")
-        ]
-        makers["hh"] = partial(planted_case, read_pool(sources, options.vectors, "hh"))
+    makers = makers_of(options)
     done = {
         tuple(row[key] for key in ("data", "kind", "share", "seed"))
         for row in read_cells(options.cells)
@@ -107,6 +103,22 @@ def main() -> None:
             with options.cells.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(f"{cell}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+
+
+def makers_of(options: argparse.Namespace) -> dict[str, Callable[[int, str, float], Case]]:
+    """What makes the cases of each data set that is given, of seed, kind of noise and share."""
+    makers: dict[str, Callable[[int, str, float], Case]] = {}
+    if options.ukp:
+        pool = read_pool([Source(str(options.ukp))], options.vectors, "ukp")
+        makers["ukp"] = partial(voted_case, pool)
+    if options.helpful and options.harmless:
+        sources = [
+            Source(str(getattr(options, name)), category=name) for name in ("helpful", "harmless")
+        ]
+        makers["hh"] = partial(planted_case, read_pool(sources, options.vectors, "hh"))
+    if options.world:
+        makers["world"] = partial(planted_case, read_world(options.world, options.vectors))
+    return makers
 
 
 def read_cells(path: Path) -> list[dict[str, Any]]:

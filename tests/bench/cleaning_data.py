@@ -1,12 +1,14 @@
-"""Pairs whose wrong labels are known: planted in four ways, or one person's against the majority.
+"""Pairs whose wrong labels are known: planted in four ways, or one person's against the majority;
+people's, or of the synthetic world.
 
 Material of `tests.bench.cleaning`.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,15 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import KFold
 
+from trimtab.flows.recipes.synthetic import default
 from trimtab.models.data import Source
 from trimtab.models.data.loading import load_preferences
 from trimtab.models.data.prompts import first_turn
 from trimtab.models.data.records import PreferencePair
+from trimtab.models.stages import comparisons, sft, world
 from trimtab.models.stages.embedding_model import Answers, with_flips
+from trimtab.models.synthetic.annotators import LabelledPair, flip_hard_pairs
+from trimtab.models.training.data import SPLITS, read_rows
 from trimtab.models.training.embedding import embed
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -36,20 +42,24 @@ KINDS = ("uniform", "closeness", "category", "length")
 @dataclass(frozen=True)
 class Case:
     """Pairs to clean. train: as labelled. wrong: (N,) bool. test: of other prompts, or topics,
-    labelled right. has_categories: whether those of `test` are among those of `train`."""
+    labelled right. has_categories: whether those of `test` are among those of `train`, and differ
+    in what is better. has_gold: whether the synthetic world's gold scorer knows the answers."""
 
     train: Answers
     wrong: Array
     test: Answers
     has_categories: bool
+    has_gold: bool = False
 
 
 @dataclass(frozen=True)
 class Pool:
-    """All pairs of a source and the sentence embeddings of their answers, by text."""
+    """All pairs of a source and the sentence embeddings of their answers, by text. truth: of the
+    synthetic world, by id."""
 
     pairs: Sequence[PreferencePair]
     vectors: dict[str, Array]
+    truth: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def answers(self, pairs: Sequence[PreferencePair]) -> Answers:
         """These pairs as embedding models read them."""
@@ -66,13 +76,39 @@ class Pool:
 def read_pool(sources: Sequence[Source], folder: Path, name: str) -> Pool:
     """The pairs that can be read, but ties; embeddings are kept in `folder`."""
     pairs, _, _ = load_preferences(sources, on_bad_rows="quarantine", on_ties="drop")
+    return Pool(pairs, _vectors(pairs, folder / f"{name}.npy"))
+
+
+def _vectors(pairs: Sequence[PreferencePair], kept: Path) -> dict[str, Array]:
     texts = list(dict.fromkeys(text for pair in pairs for text in (pair.chosen, pair.rejected)))
-    kept = folder / f"{name}.npy"
     if not kept.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        kept.parent.mkdir(parents=True, exist_ok=True)
         np.save(kept, embed(texts, ENCODER).astype(np.float16))
-    vectors = np.load(kept).astype(np.float32)
-    return Pool(pairs, dict(zip(texts, vectors, strict=True)))
+    return dict(zip(texts, np.load(kept).astype(np.float32), strict=True))
+
+
+def read_world(folder: Path, kept: Path) -> Pool:
+    """The synthetic world's pairs that are clear, labelled by the gold scorer; made in `folder`
+    unless they are there: what SFT of the recipe `default` answers, compared, with no label turned
+    round on purpose."""
+    made, config = folder / "comparisons" / "output", default()
+    if not (made / "summary.json").exists():
+        work = {name: folder / name for name in ("world", "sft", "comparisons")}
+        for each in work.values():
+            each.mkdir(parents=True, exist_ok=True)
+        data, policy = work["world"] / "output", work["sft"] / "output"
+        world.run(config.world, {}, work["world"])
+        sft.run(config.sft, {"data": data}, work["sft"])
+        as_judged = config.comparisons.model_copy(update={"flip_share": 0.0})
+        comparisons.run(as_judged, {"data": data, "policy": policy}, work["comparisons"])
+    truth = {row["id"]: row for row in read_rows(made / "truth.jsonl") if row["kind"] == "clear"}
+    pairs = []
+    for row in (row for split in SPLITS for row in read_rows(made / f"{split}.jsonl")):
+        if own := truth.get(row["id"]):
+            texts = [row["chosen"], row["rejected"]]
+            better, worse = reversed(texts) if own["is_wrong"] else texts
+            pairs.append(PreferencePair(row["id"], row["prompt"], better, worse, row["category"]))
+    return Pool(pairs, _vectors(pairs, kept / "world.npy"), truth)
 
 
 def clear_votes(pair: PreferencePair) -> int:
@@ -107,14 +143,32 @@ def voted_case(pool: Pool, seed: int, kind: str, rate: float) -> Case:
 
 def planted_case(pool: Pool, seed: int, kind: str, rate: float) -> Case:
     """Pairs that are taken to be labelled right, with planted errors; test pairs are of other
-    prompts."""
+    prompts. In the synthetic world closer pairs are its harder ones (`drawn_hard`)."""
     generator = np.random.default_rng(seed)
     whole = pool.answers(pool.pairs)
     prompts = generator.permutation(int(whole.prompt.max()) + 1)
     is_test = np.isin(whole.prompt, prompts[: round(HELD_OUT * len(prompts))])
     train = whole[np.flatnonzero(~is_test)]
-    wrong = drawn_wrong(kind, rate, train, generator)
-    return Case(with_flips(train, wrong), wrong, whole[np.flatnonzero(is_test)], True)
+    if pool.truth and kind == "closeness":
+        wrong = drawn_hard([pool.truth[row["id"]] for row in train.rows], train.rows, rate, seed)
+    else:
+        wrong = drawn_wrong(kind, rate, train, generator)
+    test, has_gold = whole[np.flatnonzero(is_test)], bool(pool.truth)
+    return Case(with_flips(train, wrong), wrong, test, not has_gold, has_gold)
+
+
+def drawn_hard(
+    truth: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], rate: float, seed: int
+) -> Array:
+    """(N,) bool: of the synthetic world's pairs, `rate` of them on average, as its stage of
+    comparisons turns them round under `noise=by_difficulty`."""
+    rng = random.Random(f"hard/{seed}")
+    pairs = []
+    for own, row in zip(truth, rows, strict=True):
+        better, worse = sorted((own["gold_chosen"], own["gold_rejected"]), reverse=True)
+        texts = (row["prompt"], row["chosen"], row["rejected"])
+        pairs.append(LabelledPair(*texts, "clear", 1, better, worse, flip_draw=rng.random()))
+    return np.array([pair.kind == "flipped" for pair in flip_hard_pairs(pairs, rate)])
 
 
 def drawn_wrong(kind: str, rate: float, right: Answers, generator: np.random.Generator) -> Array:

@@ -8,19 +8,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 from scipy.optimize import minimize
-from scipy.special import expit, log_expit
+from scipy.special import expit, log_expit, logit
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_predict
 
 from tests.bench.cleaning_data import Array, Case
 from trimtab.flows.recipes.human import audit
+from trimtab.models.config.judge import JudgeConfig
 from trimtab.models.config.reward import EmbeddingModelConfig, RelabelConfig
 from trimtab.models.functional.relabel import Relabel
 from trimtab.models.functional.strength import calibrated_strength
+from trimtab.models.judge.build import build_judge
+from trimtab.models.judge.judge import Comparison
 from trimtab.models.stages.embedding_model import (
     Answers,
     features_of,
@@ -44,6 +49,8 @@ VOTERS = {
     "embedding_nearest": "nearest neighbours",
     "ratings": "ratings of answers that recur",
 }
+# How often the judges of the synthetic world are right.
+JUDGES = (0.7, 0.9)
 NO_TREATMENT = RelabelConfig(flip_below=None)
 
 
@@ -72,12 +79,24 @@ def find(case: Case, seed: int) -> dict[str, Found]:
     plain = _timed(_gap(train, once))
     before = {**voters, LINEAR: plain}
     del before[VOTERS["ratings"]]
-    return (
-        found
-        | {f"{LINEAR}, fitted once": plain}
-        | voters
-        | {BEFORE: _combined(before), AUDIT: _combined(voters)}
-    )
+    found |= {f"{LINEAR}, fitted once": plain} | voters
+    found |= {BEFORE: _combined(before), AUDIT: _combined(voters)}
+    for accuracy in JUDGES if case.has_gold else ():
+        name, judged = f"a judge that is right in {accuracy:.0%}", judge(train, accuracy, seed)
+        found |= {name: judged, f"the audit and {name}": _combined({**voters, name: judged})}
+    return found
+
+
+def judge(train: Answers, accuracy: float, seed: int) -> Found:
+    """The synthetic world's gold scorer, whose verdict on a pair is right with this probability,
+    whatever the pair and its label."""
+    asked = [Comparison(row["prompt"], row["chosen"], row["rejected"]) for row in train.rows]
+    start = time.process_time()
+    with TemporaryDirectory() as folder:
+        config = JudgeConfig(gold_accuracy=accuracy)
+        verdicts = build_judge(config, Path(folder), seed).compare(asked)
+    prefers = np.array([(each.shown_first + each.shown_second) / 2 for each in verdicts])
+    return Found(logit(prefers), prefers < 0.5, time.process_time() - start)
 
 
 def _combined(voters: dict[str, Found]) -> Found:

@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 from trimtab.models.reporting.kit.charts import style
 
 Row = dict[str, Any]
-DATA = {"ukp": "UKP", "hh": "HH"}
+DATA = {"ukp": "UKP", "hh": "HH", "world": "the world"}
 AS_GIVEN, AUDIT = "as given", "Trimtab's audit"
 # Columns of tables: kind of noise and share of wrong labels.
 AT_25 = {
@@ -33,8 +33,9 @@ TRAINED = {
     "closer pairs 25%": ("closeness", 0.25),
     "one vote each": ("natural", 0.0),
 }
-# Not in the figure.
+# Not in the figure, as are the judges, whose lines are level.
 LEFT_OUT = ("at random", "the same, in-sample", "linear, embedding and style, fitted once")
+JUDGE = "a judge that is right"
 SHARES = (0.05, 0.1, 0.2, 0.25, 0.3, 0.4)
 
 
@@ -103,12 +104,14 @@ def mean_ranks(
 
 
 def ranks(rows: Sequence[Row]) -> str:
-    """Methods by mean rank of AUROC over all cells with wrong labels, and what they cost."""
+    """Methods that all data have by mean rank of AUROC over all cells with wrong labels, and what
+    they cost."""
     wrong = [row for row in rows if row["num_wrong"]]
+    common = set.intersection(*(set(row["finding"]) for row in wrong))
     columns = [
         mean_ranks(
             [row for row in wrong if data in ("", row["data"])],
-            lambda row: {name: each["auroc"] for name, each in row["finding"].items()},
+            lambda row: {name: row["finding"][name]["auroc"] for name in common},
         )
         for data in ("", *DATA)
     ]
@@ -181,14 +184,17 @@ def training(rows: Sequence[Row], data: str) -> str:
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """AUROC by the share of wrong labels, a panel for each data."""
-    figure, panels = plt.subplots(1, len(DATA), figsize=(9, 4.2), sharey=True, layout="constrained")
+    figure, panels = plt.subplots(
+        1, len(DATA), figsize=(4.5 * len(DATA), 4.4), sharey=True, layout="constrained"
+    )
     for panel, (data, told) in zip(panels, DATA.items(), strict=True):
         names = sorted(
             at(rows, data, "uniform", 0.25)[0]["finding"], key=lambda name: name != AUDIT
         )
         shares = [share for share in SHARES if at(rows, data, "uniform", share)]
         x = [100 * share for share in shares]
-        for index, name in enumerate(name for name in names if name not in LEFT_OUT):
+        drawn = [name for name in names if name not in LEFT_OUT and JUDGE not in name]
+        for index, name in enumerate(drawn):
             own = [of(at(rows, data, "uniform", share), name, "auroc") for share in shares]
             colour, line, marker = style(index)
             panel.plot(

@@ -105,7 +105,7 @@ def test_an_advantage_model_has_one_label_and_a_card(home: Path, tmp_path: Path)
     assert "| Agreement with the labels of the test pairs | 0.610 | [0.550, 0.670] | 300 |" in text
     assert "| Agreement with labels, x | 0.610 |" in text
     assert "of 200 training labels 20 were flipped" in text and "50.0 % smoothed" in text
-    assert "trimtab run smoke seed=3 ppo.kl_coef=0.3\n" in text
+    assert "trimtab run smoke --name mine seed=3 ppo.kl_coef=0.3\n" in text
     assert sorted(path.name for path in to.parent.iterdir()) == ["am"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -270,3 +271,49 @@ def test_the_command_of_a_run_makes_it_again() -> None:
     compared = comparison_name(first, ["dpo"], [3, 4])
     assert command_of(compared.about) == "trimtab run smoke --flow compare --arms dpo --seeds 3,4"
     assert command_of(name_run(config, "rounds").about) == ""
+    named = command_of(name_run(config, "rlhf", "mine").about)
+    assert named == "trimtab run smoke --name mine ppo.kl_coef=0.25"
+
+
+def test_the_command_of_an_audit_is_that_which_was_given(tmp_path: Path) -> None:
+    """Files where they were, and the options: pasted, it is the same run."""
+    texts = {"my pairs.jsonl": "a", "votes.csv": "b", "panel.csv": "c", "review.jsonl": "d"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    pairs, votes, panel, review = (str(tmp_path / name) for name in texts)
+    changes = commands.changes_of_audit(
+        [pairs, "someone/pairs"],
+        ["relabel.drop_below=0"],
+        columns="chosen=better,rejected=worse",
+        review=review,
+        scores=[votes, panel],
+        reward_models=["someone/model"],
+    )
+    config = apply_changes(recipe_named("audit"), changes)
+    command = command_of(name_run(config, "label-audit", "mine").about)
+    assert command == (
+        f"trimtab audit '{pairs}' someone/pairs --columns chosen=better,rejected=worse "
+        f"--votes {votes} --votes {panel} --reward-model someone/model --apply {review} "
+        "relabel.drop_below=0.0 --name mine"
+    )
+
+
+def test_a_column_with_a_comma_in_an_audits_command_stays_a_setting(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("a")
+    given = ["preferences.columns={chosen: 'a, b'}"]
+    config = apply_changes(recipe_named("audit"), commands.changes_of_audit([str(path)], given))
+    command = command_of(name_run(config, "label-audit").about)
+    assert command == f"trimtab audit {path} 'preferences.columns.chosen=a, b'"
+    sources, overrides = commands.files_and_overrides(shlex.split(command)[2:])
+    again = apply_changes(recipe_named("audit"), commands.changes_of_audit(sources, overrides))
+    assert again == config
+
+
+def test_the_command_of_an_earlier_report_has_the_names_of_its_files(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("a")
+    config = apply_changes(recipe_named("audit"), commands.changes_of_audit([str(path)], []))
+    about = name_run(config, "label-audit").about
+    del about["files"]
+    assert re.fullmatch(r"trimtab audit 'pairs.jsonl [0-9a-f]{16}'", command_of(about))

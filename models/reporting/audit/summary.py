@@ -9,9 +9,10 @@ from trimtab.models.data.review import VERDICTS
 from trimtab.models.reporting.audit.annotators import Annotators, annotators_of
 from trimtab.models.reporting.audit.pairs import AuditedPair
 from trimtab.models.reporting.audit.payload import category_of
+from trimtab.models.reporting.audit.self_test import SelfTest, self_test_of, share_of_pairs
 from trimtab.models.reporting.kit.artifacts import SPLITS, Row
 from trimtab.models.reporting.kit.names import STRENGTH_NAMES
-from trimtab.models.statistics.estimates import Estimate, cluster_ids, share_estimate
+from trimtab.models.statistics.estimates import Estimate
 
 STYLE = STRENGTH_NAMES["style"]
 
@@ -36,43 +37,6 @@ class Group:
     num_reviewed: int
     precision: Estimate | None
     recall: Estimate | None
-
-
-@dataclass(frozen=True)
-class Recall:
-    """Of the labels turned round on purpose in some pairs, the share that the vote contradicts."""
-
-    name: str
-    num_planted: int
-    recall: Estimate
-
-
-@dataclass(frozen=True)
-class SelfTest:
-    """The vote on a copy of the pairs of which some labels were turned round on purpose.
-
-    whole: of all of them; by_category: of each category's, largest first. others_flagged: share of
-    the labels left alone that the vote contradicts in this copy. precision_at_k: of the k weakest
-    pairs, k labels being turned round, the share of these; others among them may be wrong, too.
-    """
-
-    whole: Recall
-    by_category: list[Recall]
-    others_flagged: Estimate
-    precision_at_k: Estimate
-
-    @property
-    def max_share_wrong(self) -> float | None:
-        """The largest share of wrong labels that the test allows; None where it allows any.
-
-        Let wrong labels be contradicted as often (r) as those turned round, right ones at rate a,
-        and a share w be wrong. Then others_flagged = (1 - w) a + w r, and recall = (1 - w) r + w a,
-        as a wrong label turned round is right: both add up to r + a. Where recall is the larger, w
-        is largest at a = 0, others_flagged / (others_flagged + recall), here at the ends of both
-        intervals that make it largest. Otherwise the vote does not tell wrong labels from right.
-        """
-        others, recall = self.others_flagged.high, self.whole.recall.low
-        return others / (others + recall) if recall > others else None
 
 
 @dataclass(frozen=True)
@@ -127,17 +91,8 @@ class Summary:
             found["is_uninformative"] = self.is_uninformative
         if STYLE in self.voters:
             found["num_by_style"] = self.num_by_style
-        if test := self.self_test:
-            found |= {
-                "self_test_num_planted": test.whole.num_planted,
-                "self_test_recall": test.whole.recall.value,
-                "self_test_recall_low": test.whole.recall.low,
-                "self_test_recall_high": test.whole.recall.high,
-                "self_test_precision_at_k": test.precision_at_k.value,
-                "self_test_others_flagged": test.others_flagged.value,
-            }
-            if (most := test.max_share_wrong) is not None:
-                found["self_test_max_share_wrong"] = most
+        if self.self_test:
+            found |= self.self_test.numbers()
         return found | (self.annotators.numbers() if self.annotators else {})
 
 
@@ -161,7 +116,7 @@ def summarise(
         is_in_sample=not voters and all(None not in pair.differences for pair in pairs),
         voters=tuple(STRENGTH_NAMES.get(each, each) for each in voters),
         num_by_style=_num_by_style(pairs, voters),
-        self_test=_self_test(pairs, self_test),
+        self_test=self_test_of(pairs, self_test),
         is_uninformative=bool(voters) and all(pair.strength_mean == 0 for pair in pairs),
         verdicts={each: sum(pair.review == each for pair in pairs) for each in VERDICTS},
         num_dropped=sum(pair.weight == 0 for pair in pairs),
@@ -182,40 +137,13 @@ def _num_by_style(pairs: Sequence[AuditedPair], voters: Sequence[str]) -> int:
     )
 
 
-def _self_test(pairs: Sequence[AuditedPair], rows: Sequence[Row]) -> SelfTest | None:
-    """What the vote finds of the planted flips; None where nothing was planted."""
-    known = {row["id"]: row for row in rows if row.get("is_planted") is not None}
-    voted = [(pair, known[pair.id]) for pair in pairs if pair.split == "train" and known]
-    planted = [(pair, row) for pair, row in voted if row["is_planted"]]
-    others = _share_contradicted([each for each in voted if not each[1]["is_planted"]])
-    if not planted or others is None:
-        return None
-    weakest = sorted(voted, key=lambda each: float(each[1]["strength_mean"]))[: len(planted)]
-    precision = _share([row["is_planted"] for _, row in weakest], [pair for pair, _ in weakest])
-    by_category: dict[str, list[tuple[AuditedPair, Row]]] = {}
-    for each in planted:
-        by_category.setdefault(category_of(each[0]), []).append(each)
-    whole, *categories = (
-        Recall(name, len(part), recall)
-        for name, part in [("all pairs", planted), *sorted(by_category.items())]
-        if (recall := _share_contradicted(part)) is not None
-    )
-    assert precision is not None
-    categories.sort(key=lambda each: -each.recall.value)
-    return SelfTest(whole, categories, others, precision)
-
-
-def _share_contradicted(voted: Sequence[tuple[AuditedPair, Row]]) -> Estimate | None:
-    return _share([row["strength_mean"] < 0 for _, row in voted], [pair for pair, _ in voted])
-
-
 def _group(name: str, pairs: Sequence[AuditedPair]) -> Group:
     looks_wrong = [pair for pair in pairs if pair.looks_wrong]
     precision = recall = None
     if all(pair.truth is not None for pair in pairs):
         wrong = [pair for pair in pairs if _is_wrong(pair)]
-        precision = _share([_is_wrong(pair) for pair in looks_wrong], looks_wrong)
-        recall = _share([pair.looks_wrong for pair in wrong], wrong)
+        precision = share_of_pairs([_is_wrong(pair) for pair in looks_wrong], looks_wrong)
+        recall = share_of_pairs([pair.looks_wrong for pair in wrong], wrong)
     return Group(
         name=name,
         num_pairs=len(pairs),
@@ -227,10 +155,6 @@ def _group(name: str, pairs: Sequence[AuditedPair]) -> Group:
         precision=precision,
         recall=recall,
     )
-
-
-def _share(hits: Sequence[bool], pairs: Sequence[AuditedPair]) -> Estimate | None:
-    return share_estimate(hits, cluster_ids(pair.prompt for pair in pairs))
 
 
 def _is_wrong(pair: AuditedPair) -> bool:

@@ -29,13 +29,18 @@ def reliability(audit: Mapping[str, float]) -> list[str]:
         )
     if "self_test_recall" not in audit:
         return [*details, "There was no self-test, or there were too few pairs for one."]
-    recall, low, high = (100 * audit[f"self_test_recall{end}"] for end in ("", "_low", "_high"))
     details.append(
         f"Self-test: of {int(audit['self_test_num_planted']):,} labels turned round on purpose in "
-        f"a copy it contradicts {recall:.1f} % [{low:.1f}, {high:.1f}], and "
+        f"a copy it contradicts {_share(audit, 'self_test')}, and "
         f"{100 * audit['self_test_others_flagged']:.1f} % of the others; of as many weakest pairs "
         f"{100 * audit['self_test_precision_at_k']:.1f} % are of these."
     )
+    if "self_test_for_longer_recall" in audit:
+        details.append(
+            "By length: of those that are then for the longer answer it contradicts "
+            f"{_share(audit, 'self_test_for_longer')}, of those for the shorter one "
+            f"{_share(audit, 'self_test_for_shorter')}."
+        )
     if "self_test_max_share_wrong" in audit:
         details.append(
             "If wrong labels are as easy to find as those, at most "
@@ -47,6 +52,12 @@ def reliability(audit: Mapping[str, float]) -> list[str]:
             "take the rest for right."
         )
     return details
+
+
+def _share(audit: Mapping[str, float], group: str) -> str:
+    """Of a group of labels turned round those that are contradicted, with the interval."""
+    recall, low, high = (100 * audit[f"{group}_recall{end}"] for end in ("", "_low", "_high"))
+    return f"{recall:.1f} % [{low:.1f}, {high:.1f}]"
 
 
 def agreement(audit: Mapping[str, float]) -> list[str]:

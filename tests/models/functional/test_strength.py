@@ -248,6 +248,38 @@ def test_members_count_by_what_they_tell_of_right_labels(wrong: float) -> None:
     assert loss.argmin() == 1
 
 
+def test_a_label_of_seven_tenths_counts_as_seven_labels_for_and_three_against() -> None:
+    """Ten copies of each pair, of which so many as a label says stand the other way round. A
+    member abstains on a fifth of the pairs, which have a scale of their own."""
+    generator = torch.Generator().manual_seed(1)
+    votes = torch.randn(3, 2000, generator=generator, dtype=F64) + 0.5
+    counted = torch.ones(3, 2000, dtype=torch.bool)
+    counted[2, ::5] = False
+    tenths = torch.randint(0, 11, (2000,), generator=generator)
+    everywhere = torch.ones(2000, dtype=torch.bool)
+    soft = calibrated_strength(votes, everywhere, counted, tenths.double() / 10)
+    sign = torch.where(torch.arange(10)[None] < tenths[:, None], 1.0, -1.0).double().flatten()
+    strength, *others = calibrated_strength(
+        votes.repeat_interleave(10, 1) * sign,
+        everywhere.repeat_interleave(10),
+        counted.repeat_interleave(10, 1),
+    )
+    copies = ((strength * sign)[::10], others[0][::10], others[1])
+    for own, expected in zip(soft, copies, strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-3, atol=1e-4)
+    certain = calibrated_strength(votes, everywhere, counted)
+    assert not torch.allclose(soft[2], certain[2], rtol=0.1)
+
+
+def test_soft_labels_by_hand() -> None:
+    """A member that is for all labels, each of .7: log(7 / 3). Of ties it can tell nothing."""
+    vote, everywhere = torch.full((1, 50), 3.0, dtype=F64), torch.ones(50, dtype=torch.bool)
+    for label, expected in ((0.7, math.log(7 / 3)), (0.5, 0.0)):
+        soft = torch.full((50,), label, dtype=F64)
+        strength, _, _ = calibrated_strength(vote, everywhere, label=soft)
+        assert strength.tolist() == pytest.approx([expected] * 50, abs=2e-3)
+
+
 def test_where_a_member_abstains_the_other_s_vote_has_its_own_scale() -> None:
     """A noisy copy of a member that abstains on half of the pairs."""
     generator = torch.Generator().manual_seed(5)

@@ -198,10 +198,14 @@ def test_a_second_fit_finds_more_of_many_wrong_labels_and_no_pair_sees_itself() 
 def test_fits_are_added_up_as_far_as_they_tell_the_labels() -> None:
     """The first is right as often as not: alone it stays as it is."""
     gap = np.array([[0.0, 1.0], [1.0, 0.0]] * 4)
-    assert _stacked(gap, -gap) == (1.0, 0.0)
+    label = np.ones(8)
+    assert _stacked(gap, -gap, label) == (1.0, 0.0)
     right = np.array([[1.0, 0.0]] * 8)
-    first, second = _stacked(gap, right)
+    first, second = _stacked(gap, right, label)
     assert second > 1 > first
+    # Of labels of .7 the log-odds are log(7 / 3), whatever is said of ties.
+    soft = np.full(8, 0.7)
+    assert _stacked(gap, right, soft) == pytest.approx((0.0, np.log(7 / 3)), abs=2e-3)
 
 
 def test_ratings_are_the_maximum_of_the_penalised_likelihood() -> None:
@@ -361,6 +365,22 @@ def _preferences(folder: Path) -> Path:
         ]
         write_rows(folder / "preferences" / f"{split}.jsonl", rows)
     return folder / "preferences"
+
+
+def test_only_labels_that_are_surer_than_half_of_them_are_turned_round() -> None:
+    rows = [
+        {"prompt": f"{n}", "chosen": f"c{n}", "rejected": f"r{n}", "label": 0.5 + n / 400}
+        for n in range(200)
+    ]
+    turned = planted(rows, 0.1)
+    assert turned.sum() == 20 and not turned[:100].any()
+    # Where half of the labels are certain these are turned, and of ties none ever is.
+    certain = [{**row, "label": 1.0} if n % 2 else row for n, row in enumerate(rows)]
+    assert planted(certain, 0.1).sum() == 20 and not planted(certain, 0.1)[::2].any()
+    assert not planted([{**row, "label": 0.5} for row in rows], 0.1).any()
+    # A copy of a pair whose label is less sure keeps both from being turned.
+    copies = [*rows[100:], *({**row, "label": 0.6} for row in rows[100:])]
+    assert not planted(copies, 0.1).any()
 
 
 def test_the_stages_write_scores_as_a_reward_model_does(tmp_path: Path) -> None:

@@ -101,6 +101,19 @@ def test_in_the_self_test_an_outside_vote_turns_with_the_label(
     assert row["strength_mean"] > 0 and "is_planted" not in row
 
 
+def test_soft_labels_weigh_a_voter_by_their_certainty(tmp_path: Path, preferences: Path) -> None:
+    """A vote for all labels, each of which is right with probability .7."""
+    external = _votes(tmp_path, preferences, **{f"p{n}": 1.0 for n in range(NUM_PAIRS)})
+    rows = read_rows(preferences / "train.jsonl")
+    write_rows(preferences / "train.jsonl", ({**row, "label": 0.7} for row in reversed(rows)))
+    inputs = {"member_0": external, "preferences": preferences}
+    config = StrengthConfig(mode="calibrated")
+    found = read_rows(run_stage("strength", config, tmp_path / "s", **inputs) / "strength.jsonl")
+    assert [row["id"] for row in found] == [f"p{n}" for n in range(NUM_PAIRS)]
+    expected = [math.log(7 / 3)] * NUM_PAIRS
+    assert [row["strength_mean"] for row in found] == pytest.approx(expected, abs=2e-3)
+
+
 def test_members_of_parts_vote_on_their_own_part_alone(tmp_path: Path) -> None:
     """However sure they are of what they were trained on; together they have one weight."""
     wrong = (1, 2, 4, 6)

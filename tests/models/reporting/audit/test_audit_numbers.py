@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from trimtab.models.reporting.audit.page import write_page
 from trimtab.models.reporting.audit.pairs import AuditedPair, audited_pairs
 from trimtab.models.reporting.audit.summary import Group, summarise
 from trimtab.models.reporting.kit.artifacts import Artifacts, ReportInputError
+from trimtab.models.reporting.kit.audit_words import reliability
 
 Inputs = dict[str, Path]
 
@@ -179,6 +182,90 @@ def test_self_test_by_hand(pairs: list[AuditedPair]) -> None:
     assert (
         summarise(pairs, voters, [{**row, "is_planted": False} for row in rows]).self_test is None
     )
+
+
+def _by_length(
+    pair: AuditedPair, count: int, more: int, contradicted: int, others: tuple[int, int] = (0, 0)
+) -> list[tuple[AuditedPair, dict[str, Any]]]:
+    """Pairs whose label is for the answer that has so many words more (fewer, below 0), and their
+    rows: `count` labels that were turned round, of which some are contradicted, and of others."""
+    answers = ["one", " ".join(["one"] * (1 + abs(more)))]
+    found = []
+    for is_planted, number, flagged in ((True, count, contradicted), (False, *others)):
+        # As they came: what is turned round was for the other answer.
+        better, worse = answers if (more < 0) != is_planted else answers[::-1]
+        for index in range(number):
+            name = f"{more} {is_planted} {index}"
+            own = replace(pair, id=name, prompt=name, chosen=better, rejected=worse)
+            strength = -1.0 if index < flagged else 1.0
+            found.append((own, {"id": name, "strength_mean": strength, "is_planted": is_planted}))
+    return found
+
+
+def test_self_test_by_length_by_hand(pairs: list[AuditedPair], tmp_path: Path) -> None:
+    """A vote for longer answers: it finds all labels for the shorter one, none of the others."""
+    first = pairs[0]
+    voted = [
+        *_by_length(first, 20, +1, 0, others=(40, 0)),
+        *_by_length(first, 30, +5, 3, others=(10, 0)),
+        *_by_length(first, 25, -6, 25, others=(20, 20)),
+        *_by_length(first, 4, 0, 0),  # too few for a row
+    ]
+    summary = summarise([pair for pair, _ in voted], ("style",), [row for _, row in voted])
+    test = summary.self_test
+    assert test is not None and test.others_flagged.value == pytest.approx(20 / 70)
+    found = {each.name: each for each in test.by_label}
+    assert list(found) == ["the longer answer", "the shorter answer"]
+    longer, shorter = found.values()
+    assert (longer.num_planted, longer.recall.value) == (50, pytest.approx(3 / 50))
+    assert (shorter.num_planted, shorter.recall.value) == (25, 1.0)
+    assert shorter.recall.low == pytest.approx(0.867, abs=5e-4)  # Wilson, 25 of 25
+    assert longer.others is not None and shorter.others is not None
+    assert (longer.others.value, shorter.others.value) == (0.0, 1.0)
+    # Words by which the 79 labels turned round differ: 0 (4), 1 (20), 5 (30), 6 (25). The 27th is
+    # 5, and so is the 53rd: nothing would be left between them.
+    assert test.by_difference == []
+    numbers = summary.numbers()
+    assert numbers["self_test_for_longer_recall"] == pytest.approx(3 / 50)
+    assert numbers["self_test_for_shorter_num_planted"] == 25
+    assert numbers["self_test_for_shorter_others_flagged"] == 1.0
+    assert "self_test_for_equal_recall" not in numbers
+    assert any(
+        "for the longer answer it contradicts 6.0 %" in line for line in reliability(numbers)
+    )
+    write_page(tmp_path / "a.html", AuditConfig(voters=("style",)), summary, [voted[0][0]])
+    page = re.sub(r"<[^>]*>|\s", "|", (tmp_path / "a.html").read_text("utf-8"))
+    row = ("the", "shorter", "answer", "25", "100.0", "%", "[86.7,", "100.0]", "100.0", "%")
+    assert re.search(r"[|]+".join(map(re.escape, row)), page)
+
+
+def test_self_test_by_thirds_of_the_difference_by_hand(pairs: list[AuditedPair]) -> None:
+    voted = [
+        *_by_length(pairs[0], 25, +2, 5, others=(10, 1)),
+        *_by_length(pairs[0], 25, -4, 10, others=(10, 0)),
+        *_by_length(pairs[0], 25, +9, 20, others=(10, 5)),
+    ]
+    summary = summarise([pair for pair, _ in voted], ("style",), [row for _, row in voted])
+    test = summary.self_test
+    assert test is not None
+    assert [(each.name, each.recall.value) for each in test.by_difference] == [
+        ("up to 2", 0.2), ("3 to 4", 0.4), ("5 or more", 0.8)
+    ]  # fmt: skip
+    assert [each.others.value for each in test.by_difference if each.others] == [0.1, 0.0, 0.5]
+    assert summary.numbers()["self_test_difference_3_recall"] == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(("longer", "shorter"), [(19, 40), (40, 19), (40, 0)])
+def test_few_labels_are_not_told_by_length(
+    pairs: list[AuditedPair], longer: int, shorter: int
+) -> None:
+    voted = [
+        *_by_length(pairs[0], longer, 3, 1, others=(9, 0)),
+        *_by_length(pairs[0], shorter, -3, 1),
+    ]
+    summary = summarise([pair for pair, _ in voted], ("style",), [row for _, row in voted])
+    assert summary.self_test is not None and summary.self_test.by_label == []
+    assert not any("longer" in line for line in reliability(summary.numbers()))
 
 
 def test_votes_that_know_nothing_are_said_to(pairs: list[AuditedPair]) -> None:
