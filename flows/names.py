@@ -23,9 +23,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from trimtab.flows.config import NOT_COUNTED, NUM_JUDGES, ConfigError, RunConfig
+from trimtab.flows.fields import section_of
 from trimtab.flows.overrides import format_overrides
 from trimtab.flows.recipes import RECIPES, recipe_named
 from trimtab.infra.report_folders import NameTakenError, check_owner
@@ -160,9 +161,28 @@ def command_of(about: Mapping[str, Any]) -> str:
             options += [f"--{name}", ",".join(map(str, settings.pop(name, ())))]
     usual = settings_of(recipe_named(recipe)) if recipe in RECIPES else {}
     changes = format_overrides(
-        {path: own for path, own in settings.items() if path not in usual or usual[path] != own}
+        {
+            path: _without_defaults(path, own)
+            for path, own in settings.items()
+            if path not in usual or usual[path] != own
+        }
     )
     return shlex.join(["trimtab", "run", recipe, *options, *changes])
+
+
+def _without_defaults(path: str, value: Any) -> Any:
+    """Several sections, such as judges, each without its own defaults; any other value as it is."""
+    if not (isinstance(value, list) and any(isinstance(each, dict) for each in value)):
+        return value
+    *above, name = path.split(".")
+    section: Any = RunConfig
+    try:
+        for each in above:
+            section = section_of(section.model_fields[each])
+        kind = TypeAdapter(section.model_fields[name].annotation)
+        return kind.dump_python(kind.validate_python(value), mode="json", exclude_defaults=True)
+    except (ValidationError, KeyError, AttributeError):  # of another version of Trimtab
+        return value
 
 
 def data_name(config: RunConfig) -> str:

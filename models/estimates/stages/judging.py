@@ -111,6 +111,15 @@ def judge_sampling_memory(
     return sampling_memory(theirs, theirs.policy_bytes, at_once, prompt, max_new_tokens, at_least=1)
 
 
+def asked_tokens(judge: JudgeConfig, pairs: int, tokens: int) -> int:
+    """Most tokens of all requests and answers, where `pairs` of `tokens` in all are compared."""
+    thoughts = judge.max_thought_tokens if judge.chain_of_thought else 0
+    passes = 2 if judge.chain_of_thought else 1  # the second has the thoughts before it
+    shown = passes * (tokens + pairs * _instruction_tokens(judge))
+    written = pairs * (2 * thoughts + counts.verdict_tokens(judge, 1))
+    return counts.NUM_ORDERS * judge.num_samples * (shown + written)
+
+
 def text_tokens(characters: int) -> int:
     """Most tokens of a text of so many characters."""
     return ceil(characters / CHARACTERS_PER_TOKEN)
