@@ -281,7 +281,7 @@ Judges = Annotated[
     ),
 ]
 JudgePairs = Annotated[
-    int | None, Option(min=1, metavar="N", help="Let judges compare only the first N pairs.")
+    int | None, Option(min=1, metavar="N", help="Let judges compare only N of the pairs.")
 ]
 Budget = Annotated[
     str | None,

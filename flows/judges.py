@@ -120,7 +120,9 @@ def require_answers(config: RunConfig, settings: Settings) -> list[str]:
 def _unlisted(endpoint: EndpointConfig, listed: list[str] | None) -> str | None:
     if not listed or endpoint.model in listed:
         return None
-    others = ", ".join(listed[:MOST_LISTED]) + (", ..." if len(listed) > MOST_LISTED else "")
+    others = ", ".join(map(short, listed[:MOST_LISTED])) + (
+        ", ..." if len(listed) > MOST_LISTED else ""
+    )
     return f"{endpoint.base_url} does not list the model {endpoint.model!r}; it lists {others}"
 
 

@@ -127,10 +127,13 @@ def test_an_endpoint_is_asked_for_its_models_before_anything_runs(
         assert require_answers(config, settings) == []  # it does not say
         server.models = Reply({"data": [{"id": f"model-{n}"} for n in range(7)]})
         assert require_answers(config, settings) == [
-            f"{server.url} does not list the model 'm'; it lists model-0, model-1, model-2, "
-            "model-3, model-4, ..."
+            f"{server.url} does not list the model 'm'; it lists 'model-0', 'model-1', 'model-2', "
+            "'model-3', 'model-4', ..."
         ]
         assert require_answers(_config(pairs, f"model-6@{server.url}"), settings) == []
+        server.models = Reply({"data": [{"id": "\x1b[2J" + "x" * 9999}]})
+        (note,) = require_answers(config, settings)
+        assert note.isprintable() and len(note) < 400
         for body in ({"data": 3}, [], {"data": [{"name": "m"}]}, "<html>"):
             server.models = Reply(body)
             assert require_answers(config, settings) == []

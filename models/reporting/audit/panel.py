@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from torch import Tensor, tensor
+from torch import Tensor, float64, tensor
 
 from trimtab.models.functional.verdicts import (
     debiased_preference,
@@ -111,7 +111,7 @@ def _judge(
     name: str, rows: Sequence[Row], votes: Tensor, clusters: Tensor, cluster_of: dict[str, int]
 ) -> Judge:
     columns = {
-        column: tensor([float(row[column]) for row in rows]).double()
+        column: tensor([float(row[column]) for row in rows], dtype=float64)
         for column in ("shown_first", "shown_second", "num_unparsed")
     }
     known = is_understood(**columns)
