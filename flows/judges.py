@@ -161,6 +161,6 @@ def requests_in_words(config: RunConfig) -> Iterator[str]:
         whole = asked_tokens(each.judge, pairs, shown)
         limit = f"; {endpoint.limits_in_words}" if endpoint and endpoint.is_limited else ""
         yield (
-            f"{whose}: {requests:,} requests, {pairs:,} pairs in both orders, about "
+            f"{whose}: {requests:,} requests, {pairs:,} pairs in both orders, at most about "
             f"{tokens(whole)} tokens{limit}"
         )
