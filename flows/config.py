@@ -14,7 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from trimtab.flows.errors import ConfigError
 from trimtab.flows.explain import explain, short
-from trimtab.models.config.base import LARGEST_SEED, RunSeed, last_part, require_different
+from trimtab.models.config.base import (
+    LARGEST_SEED,
+    RunSeed,
+    deciding,
+    last_part,
+    require_different,
+)
 from trimtab.models.config.data import ComparisonsConfig, PreferencesConfig, WorldConfig
 from trimtab.models.config.judge import (
     AILabelsConfig,
@@ -151,6 +157,21 @@ class EnsembleConfig(Section):
                     f"{name} must be empty where votes is {', '.join(self.votes)}, found "
                     f"{', '.join(given)}: they vote beside embedding models"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _judges_at_one_endpoint_have_one_limit(self) -> Self:
+        """They spend together (`trimtab.tasks.spending`)."""
+        limits: dict[str, str] = {}
+        for each in self.judges:
+            if (endpoint := each.judge.endpoint) is not None:
+                known = limits.setdefault(str(deciding(endpoint)), endpoint.limits_in_words)
+                if known != endpoint.limits_in_words:
+                    raise ValueError(
+                        f"judges at one endpoint must have the same limits, found "
+                        f"{known or 'none'} and {endpoint.limits_in_words or 'none'} for "
+                        f"{endpoint.model}: they spend together"
+                    )
         return self
 
     @model_validator(mode="after")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
-import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -189,16 +190,12 @@ def test_judges_vote_beside_the_others(tmp_path: Path, monkeypatch: pytest.Monke
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     lines[1]["chosen"] = hostile
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    is_dead = threading.Event()
 
     def dying(number: int, body: Body) -> Reply | Body:
-        if number == 40:
-            is_dead.set()
-        return (
-            Reply({"error": {"message": "out of memory"}}, 400)
-            if is_dead.is_set()
-            else _tastes(number, body)
-        )
+        if number < 40:
+            return _tastes(number, body)
+        time.sleep(1)  # so that the answers before have arrived
+        return Reply({"error": {"message": "out of memory"}}, 400)
 
     with serving(dying) as right, serving(lambda *_: completion("A")) as first:
         right.models = first.models = Reply({"data": [{"id": "right"}, {"id": "lab/First"}]})
@@ -215,8 +212,12 @@ def test_judges_vote_beside_the_others(tmp_path: Path, monkeypatch: pytest.Monke
         again = right.bodies[count:]
         assert len(again) == 200 - 40 and not any(body in answered for body in again)
         assert len(first.bodies) == 200
+    _check_votes(home, output)
+    _check_votes_are_kept(tmp_path, command)
 
-    # It contradicts the wrong labels of the pairs that it was asked about.
+
+def _check_votes(home: Path, output: str) -> None:
+    """The first judge contradicts the wrong labels of the pairs that it was asked about."""
     (folder,) = (home / "reports").glob("audit-*")
     rows = pq.read_table(folder / "audited.parquet").to_pylist()
     votes = {row["id"]: row["differences"][4] for row in rows if row["differences"][4] is not None}
@@ -234,7 +235,10 @@ def test_judges_vote_beside_the_others(tmp_path: Path, monkeypatch: pytest.Monke
     assert "judge right, judge first." in " ".join(page.split())
     assert '<th scope="row">right, first</th>' in page
 
-    review = tmp_path / "review.jsonl"
+
+def _check_votes_are_kept(tmp_path: Path, command: Sequence[str]) -> None:
+    """A review, and the cleaned pairs."""
+    home, review = tmp_path / "home", tmp_path / "review.jsonl"
     review.write_text('{"id": "pair7", "verdict": "flip", "note": null}\n')
     said = trimtab(home, *command, "--apply", str(review), "--name", "treated")
     assert "A person looked at 1 of 120 labels" in said

@@ -239,10 +239,15 @@ def test_judges_vote_beside_embedding_models_under_names_of_their_own(pairs: Pat
     values = _config(pairs, f"m@{LOCAL}").model_dump(mode="json")
     (judge,) = values["ensemble"]["judges"]
     gold = {**judge, "judge": {"gold_accuracy": 0.9}}
+    limited = {"endpoint": {"model": "m", "base_url": LOCAL, "max_total_tokens": 9}}
     for judges, said in (
         ([judge, judge], "judges must differ, found m more than once"),
         ([gold], "ensemble.judges.judge.gold_accuracy must be none with preferences.sources"),
         ([{**judge, "name": "<b>"}], "ensemble.judges.0.name"),
+        (
+            [judge, {**judge, "name": "n", "judge": limited}],
+            "must have the same limits, found none and max_total_tokens = 9 for m",
+        ),
     ):
         with pytest.raises(ConfigError, match=said):
             load_config({**values, "ensemble": {**values["ensemble"], "judges": judges}})
