@@ -79,6 +79,7 @@ def voters_for(
     names = [STRENGTH_NAMES[each.name] for each in config.embedding_models]
     ensemble = config.ensemble
     yours = [last_part(each) for each in (*ensemble.scores, *ensemble.reward_models)]
+    yours += [each.name for each in ensemble.judges]
     beside = f", beside yours ({', '.join(yours)})" if yours else ""
     models = [each.model_dump(mode="json") for each in (*config.embedding_models, STATES)]
     further: list[tuple[str, float, dict[str, Any]]] = [

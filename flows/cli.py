@@ -271,6 +271,18 @@ RewardModels = Annotated[
         "label, in safetensors. May be given several times.",
     ),
 ]
+Judges = Annotated[
+    list[str] | None,
+    Option(
+        metavar="MODEL@URL",
+        help="A language model that compares the answers, one more voter each: an "
+        "OpenAI-compatible address, with the key in $OPENAI_API_KEY; or a packaged model, folder "
+        "or hub id. May be given several times.",
+    ),
+]
+JudgePairs = Annotated[
+    int | None, Option(min=1, metavar="N", help="Let judges compare only N of the pairs.")
+]
 Budget = Annotated[
     str | None,
     Option(
@@ -361,6 +373,8 @@ def audit(  # noqa: PLR0913 - an argument is an option of the command
     columns: Columns = None,
     votes: Votes = None,
     reward_model: RewardModels = None,
+    judge: Judges = None,
+    judge_pairs: JudgePairs = None,
     budget: Budget = None,
     name: Annotated[
         str | None, Option(help="Name of the run; by default made of the files and the changes.")
@@ -387,11 +401,18 @@ def audit(  # noqa: PLR0913 - an argument is an option of the command
 ) -> int:
     """Find the labels that look wrong in files of preference pairs, without a language model."""
     from trimtab.flows import commands
+    from trimtab.flows.judges import judges_of
 
     settings = _start()
     sources, overrides = commands.files_and_overrides(files)
     changes = commands.changes_of_audit(
-        sources, overrides, columns, review, scores=votes, reward_models=reward_model
+        sources,
+        overrides,
+        columns,
+        review,
+        scores=votes,
+        reward_models=reward_model,
+        judges=judges_of(judge or (), judge_pairs),
     )
     changes = commands.with_budget(changes, budget, settings)
     request = commands.parse_request("audit", changes, "label-audit", None, None, name, settings)

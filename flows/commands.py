@@ -32,6 +32,7 @@ from trimtab.flows.config import RunConfig, load_config, require_flow
 from trimtab.flows.errors import CommandError, ConfigError
 from trimtab.flows.exhibits import find_exhibits
 from trimtab.flows.exit_handling import exit_on_signals
+from trimtab.flows.judges import requests_in_words, require_answers
 from trimtab.flows.names import check_free, name_run
 from trimtab.flows.overrides import (
     RoundChanges,
@@ -60,6 +61,8 @@ from trimtab.tasks.board import board
 
 # A setting to change: sections and a field, e.g. relabel.flip_below=0.
 SETTING = re.compile(r"[a-z_]+(\.[a-z_0-9]+)*=")
+# Options of an audit that name voters, by the setting.
+VOTERS = {"scores": "--votes", "reward_models": "--reward-model", "judges": "--judge"}
 CONTINUE_HINT = "; run the same command again to continue"
 
 
@@ -173,12 +176,12 @@ def changes_of_audit(
     overrides: Sequence[str],
     columns: str | None = None,
     review: str | None = None,
-    **voters: Sequence[str] | None,
+    **voters: Sequence[Any] | None,
 ) -> dict[str, Any]:
     """What an audit of these files changes in its recipe; ConfigError where there is none.
 
     columns: what the files call them, as `chosen=A,rejected=B`. review: a file of verdicts. voters:
-    `scores`, `reward_models`.
+    `scores`, `reward_models`, `judges`.
     """
     changes = parse_overrides(overrides)
     if review is not None:
@@ -187,8 +190,7 @@ def changes_of_audit(
         changes = merged_changes(changes, {"relabel": {"review": review}})
     given = {name: list(several) for name, several in voters.items() if several}
     for name in given.keys() & changes.get("ensemble", {}).keys():
-        option = "--votes" if name == "scores" else "--reward-model"
-        raise ConfigError(f"found {option} and ensemble.{name}; allowed: one of them")
+        raise ConfigError(f"found {VOTERS[name]} and ensemble.{name}; allowed: one of them")
     if given:
         changes = merged_changes({"ensemble": given}, changes)
     own: dict[str, Any] = {}
@@ -299,7 +301,8 @@ def run_recipe(request: RunRequest, settings: Settings) -> None:
     refuse_suspension(request.config)
     found = check(request.config)
     refuse([*found.mistakes, *(found.missing if settings.dask is None else ())])
-    for line in found.notes:
+    notes = [*found.notes, *require_answers(request.config, settings)]
+    for line in (*notes, *requests_in_words(request.config)):
         print(f"trimtab: {line}", file=sys.stderr)
     print(f"trimtab: starting {request.name}", file=sys.stderr, flush=True)
     with prefect_server() as wait_until_ready:

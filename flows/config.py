@@ -14,9 +14,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from trimtab.flows.errors import ConfigError
 from trimtab.flows.explain import explain, short
-from trimtab.models.config.base import LARGEST_SEED, RunSeed, last_part, require_different
+from trimtab.models.config.base import (
+    LARGEST_SEED,
+    RunSeed,
+    deciding,
+    last_part,
+    require_different,
+)
 from trimtab.models.config.data import ComparisonsConfig, PreferencesConfig, WorldConfig
-from trimtab.models.config.judge import AILabelsConfig, JudgeAnswersConfig, JudgePreferencesConfig
+from trimtab.models.config.judge import (
+    AILabelsConfig,
+    JudgeAnswersConfig,
+    JudgePreferencesConfig,
+    VotingJudgeConfig,
+)
 from trimtab.models.config.policy import (
     BestOfNConfig,
     ConstitutionConfig,
@@ -114,6 +125,12 @@ class EnsembleConfig(Section):
         "AutoModelForSequenceClassification with one label, in safetensors "
         "(votes=embedding_models)",
     )
+    judges: tuple[VotingJudgeConfig, ...] = Field(
+        (),
+        max_length=20,
+        description="Language models that compare the answers of the pairs, each one more voter "
+        "(votes=embedding_models)",
+    )
     cross_fitted: CrossFittedConfig | None = Field(
         None,
         description="Reward models that vote beside embedding models (votes=embedding_models); "
@@ -123,20 +140,38 @@ class EnsembleConfig(Section):
 
     @model_validator(mode="after")
     def _external_voters_can_be_named(self) -> Self:
-        """The page names each by the last part of its path."""
+        """The page names each by the last part of its path, or by its name."""
         if self.cross_fitted is not None and not self.embedding_models_vote:
             raise ValueError(
                 f"cross_fitted must be none where votes is {', '.join(self.votes)}, found one: "
                 "votes=cross_fitted is a vote of reward models alone"
             )
-        for name in ("scores", "reward_models"):
-            given = getattr(self, name)
-            require_different(name, [last_part(each) for each in given])
+        for name, given in (
+            ("scores", [last_part(each) for each in self.scores]),
+            ("reward_models", [last_part(each) for each in self.reward_models]),
+            ("judges", [each.name for each in self.judges]),
+        ):
+            require_different(name, given)
             if given and not self.embedding_models_vote:
                 raise ValueError(
                     f"{name} must be empty where votes is {', '.join(self.votes)}, found "
                     f"{', '.join(given)}: they vote beside embedding models"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _judges_at_one_endpoint_have_one_limit(self) -> Self:
+        """They spend together (`trimtab.tasks.spending`)."""
+        limits: dict[str, str] = {}
+        for each in self.judges:
+            if (endpoint := each.judge.endpoint) is not None:
+                known = limits.setdefault(str(deciding(endpoint)), endpoint.limits_in_words)
+                if known != endpoint.limits_in_words:
+                    raise ValueError(
+                        f"judges at one endpoint must have the same limits, found "
+                        f"{known or 'none'} and {endpoint.limits_in_words or 'none'} for "
+                        f"{endpoint.model}: they spend together"
+                    )
         return self
 
     @model_validator(mode="after")
@@ -417,12 +452,13 @@ class RunConfig(Section):
         names = [each.name for each in self.judges]
         if len(set(names)) < len(names):
             raise ValueError(f"judges must have different names, found {', '.join(names)}")
-        gold = [each.name for each in self.judges if each.judge.gold_accuracy is not None]
-        if gold and not self.is_synthetic:
-            raise ValueError(
-                f"judges.judge.gold_accuracy must be none with preferences.sources, found it for "
-                f"{', '.join(gold)}: gold knows the synthetic world only"
-            )
+        for path, judges in (("judges", self.judges), ("ensemble.judges", self.ensemble.judges)):
+            gold = [each.name for each in judges if each.judge.gold_accuracy is not None]
+            if gold and not self.is_synthetic:
+                raise ValueError(
+                    f"{path}.judge.gold_accuracy must be none with preferences.sources, found it "
+                    f"for {', '.join(gold)}: gold knows the synthetic world only"
+                )
         return self
 
     @model_validator(mode="after")

@@ -23,9 +23,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from trimtab.flows.config import NOT_COUNTED, NUM_JUDGES, ConfigError, RunConfig
+from trimtab.flows.fields import section_of
 from trimtab.flows.overrides import format_overrides
 from trimtab.flows.recipes import RECIPES, recipe_named
 from trimtab.infra.report_folders import NameTakenError, check_owner
@@ -183,7 +184,11 @@ def command_of(about: Mapping[str, Any]) -> str:
     if flow == "compare":
         for name in ("arms", "seeds"):
             options += [f"--{name}", ",".join(map(str, settings.pop(name, ())))]
-    changes = {path: own for path, own in settings.items() if usual.get(path, ...) != own}
+    changes = {
+        path: _without_defaults(path, own)
+        for path, own in settings.items()
+        if usual.get(path, ...) != own
+    }
     changes |= {path: own for path, own in about.get("files", {}).items() if path in changes}
     if about.get("name") != about.get("configuration"):
         options += ["--name", str(about["name"])]
@@ -206,6 +211,21 @@ def _words_of_audit(changes: Mapping[str, Any]) -> list[str]:
         for each in [value] if isinstance(value, str) else value:
             words += [option, str(each)]
     return words + format_overrides(left)
+
+
+def _without_defaults(path: str, value: Any) -> Any:
+    """Several sections, such as judges, each without its own defaults; any other value as it is."""
+    if not (isinstance(value, list) and any(isinstance(each, dict) for each in value)):
+        return value
+    *above, name = path.split(".")
+    section: Any = RunConfig
+    try:
+        for each in above:
+            section = section_of(section.model_fields[each])
+        kind = TypeAdapter(section.model_fields[name].annotation)
+        return kind.dump_python(kind.validate_python(value), mode="json", exclude_defaults=True)
+    except (ValidationError, KeyError, AttributeError):  # of another version of Trimtab
+        return value
 
 
 def data_name(config: RunConfig) -> str:

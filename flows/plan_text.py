@@ -259,20 +259,17 @@ def _names(rows: Iterable[PlanRow]) -> str:
 
 def spending_in_words(stages: Iterable[PlannedStage], num_seeds: int) -> list[str]:
     """What the stages that ask an endpoint may spend in all seeds together, a line each."""
-    asking: dict[tuple[str, Hashable], list[PlannedStage]] = {}
+    asking: dict[Hashable, list[PlannedStage]] = {}
     for stage in filter(_asks, stages):
         one_for_all_seeds = stage.config if stage.stage == "judge_answers" else None
-        asking.setdefault((stage.stage, one_for_all_seeds), []).append(stage)
+        endpoint = next(endpoints_of(stage.config))
+        asking.setdefault((stage.stage, one_for_all_seeds, endpoint), []).append(stage)
     lines = []
-    for (name, one_for_all_seeds), found in asking.items():
-        endpoint = next(endpoints_of(found[0].config))
-        number = len(found) * (num_seeds if one_for_all_seeds is None else 1)
-        limits = [
-            f"{limit} = {getattr(endpoint, limit):.6g}"
-            for limit in ("max_cost", "max_total_tokens")
-            if getattr(endpoint, limit) is not None
-        ]
-        spends = f"all may spend {' and '.join(limits)}" if limits else "no limit is given"
+    for found in asking.values():
+        name, endpoint = found[0].stage, next(endpoints_of(found[0].config))
+        number = len(found) * (1 if name == "judge_answers" else num_seeds)
+        limits = endpoint.limits_in_words
+        spends = f"all may spend {limits}" if limits else "no limit is given"
         lines.append(f"{number} x {name} asks the endpoint's {endpoint.model}: {spends}")
     return lines
 

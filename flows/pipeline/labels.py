@@ -71,6 +71,7 @@ def relabel_and_audit(run: Run, how: str = "") -> None:
             seed=config.seed,
             voters=tuple(voters.values()),
             num_external=sum(name.startswith(EXTERNAL) for name in voters),
+            judges=tuple(each.name for each in config.ensemble.judges),
         ),
         preferences=run["preferences"],
         member=[run[name] for name in voters or _members(config)],
@@ -136,6 +137,8 @@ def _voters(config: RunConfig) -> dict[str, str]:
         found[f"external_votes_{index}"] = f"votes of {last_part(source)}"
     for index, model in enumerate(ensemble.reward_models):
         found[f"external_reward_model_{index}"] = f"reward model {last_part(model)}"
+    for index, judge in enumerate(ensemble.judges):
+        found[f"external_judge_{index}"] = f"judge {judge.name}"
     return found
 
 
@@ -184,7 +187,8 @@ def _cross_fitted(run: Run, planted_share: float = 0.0, purpose: str = "") -> li
 
 
 def _add_external_voters(run: Run) -> None:
-    """`external_votes_<index>` and `external_reward_model_<index>`: voters that the user has."""
+    """`external_votes_<index>`, `external_reward_model_<index>` and `external_judge_<index>`:
+    voters that the user has."""
     names, ensemble = _voters(run.config), run.config.ensemble
     for index, source in enumerate(ensemble.scores):
         role = f"external_votes_{index}"
@@ -199,6 +203,14 @@ def _add_external_voters(run: Run) -> None:
             ExternalRewardModelConfig(model=model, precision=ensemble.member.train.precision),
             preferences=run["preferences"],
             resources=ALL_CORES,
+            label=names[role],
+        )
+    for index, judge in enumerate(ensemble.judges):
+        role = f"external_judge_{index}"
+        run[role] = run.submit_to_judge(
+            JUDGE_PREFERENCES,
+            run.seeded(judge.comparing()),
+            preferences=run["preferences"],
             label=names[role],
         )
 

@@ -106,6 +106,12 @@ class EndpointConfig(StageConfig):
         """Whether cost or tokens are limited."""
         return self.max_cost is not None or self.max_total_tokens is not None
 
+    @property
+    def limits_in_words(self) -> str:
+        """`max_cost = 5 and max_total_tokens = 1000`; empty without a limit."""
+        limits = {name: getattr(self, name) for name in ("max_cost", "max_total_tokens")}
+        return " and ".join(f"{k} = {v:.6g}" for k, v in limits.items() if v is not None)
+
     @field_validator("base_url")
     @classmethod
     def _is_plain_address(cls, value: str) -> str:
@@ -260,21 +266,27 @@ def rating(judge: JudgeConfig | None) -> JudgeConfig | None:
     return judge
 
 
-class JudgePreferencesConfig(StageConfig):
-    """A judge compares the two answers of preference pairs [RLAIF section 2.1]."""
+class JudgedPairsConfig(StageConfig):
+    """A judge, and which preference pairs it compares."""
 
     judge: JudgeConfig
-    splits: tuple[Literal["train", "validation", "test"], ...] = Field(
-        ("train",), min_length=1, description="Splits whose pairs are judged"
-    )
     categories: tuple[str, ...] | None = Field(
         None, min_length=1, description="Categories whose pairs are judged; none: all"
     )
     max_pairs: Rows | None = Field(
-        None, description="Largest number of pairs of each split; none: all"
+        None,
+        description="Largest number of pairs of each split; the first are taken; none: all",
     )
     pairs_at_once: Rows = Field(256, description="Pairs between two reports and checkpoints")
     seed: Seed = Field(0, description="Seed of sampled answers and of the gold judge's errors")
+
+
+class JudgePreferencesConfig(JudgedPairsConfig):
+    """A judge compares the two answers of preference pairs [RLAIF section 2.1]."""
+
+    splits: tuple[Literal["train", "validation", "test"], ...] = Field(
+        ("train",), min_length=1, description="Splits whose pairs are judged"
+    )
 
 
 class HarmlessConfig(StageConfig):
@@ -310,16 +322,27 @@ class AILabelsConfig(StageConfig):
 
 
 NAME = r"^[a-z0-9]([a-z0-9_.-]*[a-z0-9])?$"
+MAX_NAME = 40
+OF_NAME = "Name of the judge in results: small letters, digits, `_`, `.` and `-`"
+
+
+class VotingJudgeConfig(JudgedPairsConfig):
+    """A judge that votes on labels: the log-odds of its preference are its vote."""
+
+    name: str = Field(max_length=MAX_NAME, pattern=NAME, description=OF_NAME)
+
+    def comparing(self) -> JudgePreferencesConfig:
+        """What it is asked: to compare the pairs of all splits."""
+        return JudgePreferencesConfig(
+            **{name: getattr(self, name) for name in JudgedPairsConfig.model_fields},
+            splits=("train", "validation", "test"),
+        )
 
 
 class JudgeAnswersConfig(StageConfig):
     """A judge compares the answers of every two policies to the same prompts."""
 
-    name: str = Field(
-        max_length=40,
-        pattern=NAME,
-        description="Name of the judge in results: small letters, digits, `_`, `.` and `-`",
-    )
+    name: str = Field(max_length=MAX_NAME, pattern=NAME, description=OF_NAME)
     judge: JudgeConfig
     sets: tuple[str, ...] | None = Field(
         None,

@@ -114,7 +114,10 @@ class AuditConfig(StageConfig):
         (), description="What the members are, in order; none: they are reward models"
     )
     num_external: int = Field(
-        0, ge=0, le=200, description="How many of the voters, the last ones, are the user's own"
+        0, ge=0, le=300, description="How many of the voters, the last ones, are the user's own"
+    )
+    judges: tuple[str, ...] = Field(
+        (), description="Names of the judges, which are the last of the voters"
     )
 
 

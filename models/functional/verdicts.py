@@ -8,7 +8,8 @@ Measurement 20, 1960.
 
 Deviations
 1. [RLAIF] leaves open what a preference of exactly 1/2 says. In the alignment it is half right, as
-   in a draw of lots; in a verdict it is a tie; as a label it is 1/2 also where labels are not soft.
+   in a draw of lots; in a verdict it is a tie; as a label it is 1/2 also where labels are not soft;
+   as a vote on a label it is none.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trimtab.models.functional.checks import ShapeError, require_floating, require_shape
+from trimtab.models.functional.checks import (
+    ShapeError,
+    require_floating,
+    require_mask,
+    require_shape,
+)
+
+# Of a judge that is certain, or whose text alone is read: a vote of finite size (free).
+SUREST = 0.999
 
 
 def option_probabilities(logprobs: Tensor) -> Tensor:
@@ -147,6 +156,35 @@ def preferred_labels(preference: Tensor, *, soft: bool) -> tuple[Tensor, Tensor]
     if not soft:
         label = torch.where(preference == 0.5, label, torch.ones_like(label))
     return preference < 0.5, label
+
+
+def is_understood(shown_first: Tensor, shown_second: Tensor, num_unparsed: Tensor) -> Tensor:
+    """Whether each pair has an answer in both orders, without which position bias stays in it.
+
+    An order of which no answer can be parsed counts as exactly 1/2.
+
+    shown_first, shown_second: (N,), probabilities in [0, 1], as in `debiased_preference`.
+    num_unparsed: (N,), answers that could not be parsed, of both orders together.
+    Returns (N,) bool.
+    Raises ShapeError for other shapes, ValueError for values outside [0, 1].
+    """
+    _require_probabilities("is_understood", shown_first=shown_first, shown_second=shown_second)
+    require_shape("is_understood", 1, num_unparsed=num_unparsed)
+    return (num_unparsed == 0) | ((shown_first != 0.5) & (shown_second != 0.5))
+
+
+def log_odds_votes(preference: Tensor, understood: Tensor) -> Tensor:
+    """A judge's votes on labels: log(p / (1 - p)), p within 1 - SUREST and SUREST.
+
+    preference: (N,), the judge's probability in [0, 1] that the response labelled better is so.
+    understood: (N,) bool, True = as in `is_understood`.
+    Returns (N,), logits; NaN, no vote, where the pair was not understood or p is 1/2 (deviation 1).
+    Raises ShapeError for other shapes, ValueError for values outside [0, 1].
+    """
+    _require_probabilities("log_odds_votes", preference=preference)
+    require_mask("log_odds_votes", understood, "understood")
+    votes = preference.clamp(1 - SUREST, SUREST).logit()
+    return votes.where(understood & (preference != 0.5), torch.nan)
 
 
 def cohen_kappa(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:

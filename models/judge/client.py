@@ -96,7 +96,6 @@ class Endpoint:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._client = httpx.Client(
             headers={**headers, "Content-Type": "application/json"},
-            timeout=config.timeout_seconds,
             limits=httpx.Limits(max_connections=config.max_concurrency),
         )
 
@@ -171,7 +170,9 @@ class Endpoint:
 
     def _ask(self, content: bytes) -> ChatAnswer:
         try:
-            status, headers, text = self._post(content)
+            status, headers, text = self._request(
+                "POST", self._url, self._config.timeout_seconds, content
+            )
         except (httpx.InvalidURL, UnicodeError) as error:  # a name that no machine can have
             raise self._failure(f"no address ({_name(error)})", is_final=True) from None
         except AddressError as error:
@@ -207,14 +208,50 @@ class Endpoint:
             may_be_billed=status in UNKNOWN_STATUS,
         )
 
-    def _post(self, content: bytes) -> tuple[int, httpx.Headers, str]:
+    def models(self, seconds: float) -> list[str] | None:
+        """The names of the models that the endpoint lists; None where it lists none in this time.
+
+        seconds: the longest wait for a connection, and for the list. Raises EndpointError where
+        nobody answers at the address, there are no chat completions, or the key is refused.
+        """
+        address = self._config.base_url
+        status, text = self._look("GET", f"{address}/models", seconds)
+        if status in (401, 403):
+            raise EndpointError(self._refusal(status, None, text).message)
+        # An empty request is refused in other words, and costs nothing.
+        if status == 404 and self._look("POST", self._url, seconds, b"{}")[0] == 404:
+            is_above = self._look("GET", f"{address}/v1/models", seconds)[0] == 200
+            hint = f"; {address}/v1 has some" if is_above else ""
+            raise EndpointError(f"{address}: found no chat completions there{hint}")
+        try:
+            return [str(each["id"]) for each in json.loads(text)["data"]]
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def _look(
+        self, method: str, url: str, seconds: float, content: bytes | None = None
+    ) -> tuple[int | None, str]:
+        try:
+            status, _, text = self._request(method, url, seconds, content)
+            return status, text
+        except httpx.ReadTimeout:
+            return None, ""
+        except (httpx.InvalidURL, httpx.RequestError, OSError, ValueError) as error:
+            what = f"{url}: no answer ({_name(error)})"
+            raise EndpointError(self._without_key(what)) from None
+
+    def _request(
+        self, method: str, url: str, seconds: float, content: bytes | None = None
+    ) -> tuple[int, httpx.Headers, str]:
         """Status, headers and body. All of the body must come before one deadline.
 
         Raises httpx.RequestError, AddressError, and OSError for a name that has no address.
         """
-        deadline = time.monotonic() + self._config.timeout_seconds
+        deadline = time.monotonic() + seconds
         parts, size = [], 0
-        with self._client.stream("POST", content=content, **self._address()) as response:
+        with self._client.stream(
+            method, content=content, timeout=seconds, **self._address(url)
+        ) as response:
             for part in response.iter_bytes():
                 parts.append(part)
                 size += len(part)
@@ -225,11 +262,11 @@ class Endpoint:
             text = b"".join(parts).decode(errors="replace")
             return response.status_code, response.headers, self._without_key(text)
 
-    def _address(self) -> dict[str, Any]:
-        """The address as httpx takes it; the certificate must be that of the name."""
+    def _address(self, address: str) -> dict[str, Any]:
+        """An address as httpx takes it; the certificate must be that of the name."""
         if not is_confined():
-            return {"url": self._url}
-        url = httpx.URL(self._url)
+            return {"url": address}
+        url = httpx.URL(address)
         port = url.port or {"http": 80, "https": 443}[url.scheme]
         return {
             "url": url.copy_with(host=checked_address(url.host, port)),

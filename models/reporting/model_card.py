@@ -32,10 +32,11 @@ UNTREATED = ("sft", "member_", "cross_fitted_member_")
 # Roles of voters beside embedding models; of those that the user has, by kind, the setting that
 # names them and what they are called.
 CROSS_FITTED = re.compile(r"cross_fitted_(\d+)")
-EXTERNAL = re.compile(r"external_(votes|reward_model)_(\d+)")
+EXTERNAL = re.compile(r"external_(votes|reward_model|judge)_(\d+)")
 EXTERNAL_NAMES = {
     "votes": ("ensemble.scores", "votes of"),
     "reward_model": ("ensemble.reward_models", "reward model"),
+    "judge": ("ensemble.judges", "judge"),
 }
 LOAD_POLICY = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -192,7 +193,9 @@ def _voters(exported: Exported) -> str:
             own.append(f"reward model {int(found[1]) + 1}")
         elif found := EXTERNAL.fullmatch(role):
             path, words = EXTERNAL_NAMES[found[1]]
-            external.append(f"{words} {last_part(exported.settings[path][int(found[2])])}")
+            given = exported.settings[path][int(found[2])]
+            name = given["name"] if isinstance(given, Mapping) else last_part(given)
+            external.append(f"{words} {name}")
     were = "model that was" if len(own) == 1 else "models that were"
     said = f"{len(own)} {were} not trained on the pair voted on each ({', '.join(own)})"
     if external:

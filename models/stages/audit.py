@@ -8,6 +8,7 @@ from trimtab.models.config.reporting import AuditConfig
 from trimtab.models.reporting.audit.export import FurtherFields, export
 from trimtab.models.reporting.audit.page import write_page
 from trimtab.models.reporting.audit.pairs import audited_pairs
+from trimtab.models.reporting.audit.panel import panel_of
 from trimtab.models.reporting.audit.payload import weakest_first
 from trimtab.models.reporting.audit.summary import summarise
 from trimtab.models.reporting.kit.artifacts import Artifacts
@@ -16,7 +17,8 @@ from trimtab.models.training.progress import write_json
 
 def run(config: AuditConfig, inputs: dict[str, Path], workdir: Path) -> None:
     """Inputs: `preferences`, `member_0` ... `member_{M-1}`, `strength`, `relabelled`;
-    of a vote on a copy with labels turned round on purpose `self_test`.
+    of a vote on a copy with labels turned round on purpose `self_test`. The last members are the
+    judges, if any, whose judgements.jsonl is read, too.
 
     Output: audit.html (self-contained), audited.jsonl.gz and audited.parquet (every pair with its
     vote, its treatment and the further fields of its row).
@@ -24,7 +26,10 @@ def run(config: AuditConfig, inputs: dict[str, Path], workdir: Path) -> None:
     artifacts = Artifacts(inputs)
     pairs = audited_pairs(artifacts)
     tested = artifacts.rows("self_test", "strength.jsonl")
-    summary = summarise(pairs, config.voters, tested)
+    judges = artifacts.members[-len(config.judges) :] if config.judges else []
+    judged = [artifacts.rows(role, "judgements.jsonl") for role in judges]
+    panel = panel_of(pairs, config.judges, judged)
+    summary = summarise(pairs, config.voters, tested, panel)
     output = workdir / "output"
     output.mkdir(parents=True, exist_ok=True)
     export(pairs, output, FurtherFields(inputs["preferences"] / "fields"))

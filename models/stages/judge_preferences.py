@@ -1,11 +1,14 @@
 """Stage `judge_preferences`: a judge model compares the answers of preference pairs.
 
 Its probabilities are soft labels; how often it agrees with the labels given is its alignment
-([RLAIF] Lee et al., arXiv 2309.00267, sections 2.1 and 2.3).
+([RLAIF] Lee et al., arXiv 2309.00267, sections 2.1 and 2.3). Their log-odds are its votes on the
+labels, for the stage `strength`.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +17,16 @@ import torch
 from trimtab.models import counts
 from trimtab.models.config.judge import JudgePreferencesConfig
 from trimtab.models.data.prompts import cluster_ids
-from trimtab.models.functional.verdicts import alignment
+from trimtab.models.functional.verdicts import alignment, is_understood, log_odds_votes
 from trimtab.models.judge.judge import Comparison
 from trimtab.models.judge.resumable import column, judge_pairs, pair_measures, usage_totals
 from trimtab.models.statistics.intervals import effective_count, wilson_interval
-from trimtab.models.training.data import rows_of, write_rows
+from trimtab.models.training.data import SPLITS, read_rows, rows_of, score_row, write_rows
 from trimtab.models.training.progress import write_json
 
 Row = dict[str, Any]
+# Columns that a vote is made of.
+_SAID = ("preference", "shown_first", "shown_second", "num_unparsed")
 
 
 def run(config: JudgePreferencesConfig, inputs: dict[str, Path], workdir: Path) -> None:
@@ -31,8 +36,11 @@ def run(config: JudgePreferencesConfig, inputs: dict[str, Path], workdir: Path) 
     answer is better, mean of shown_first and shown_second, by where it was shown, within the
     judge's `clamp`; verdict 1, 0 or -1; num_unparsed, of both orders' answers; prompt_tokens,
     completion_tokens, cost in the currency of the endpoint's prices.
+    scores.jsonl, as a reward model's, of all pairs there are: the log-odds of `preference`, and 0;
+    null where the pair was not judged, one of its orders not understood, or `preference` is 1/2.
+    Raises ValueError where the splits hold no pair of the categories.
     """
-    pairs = [row for split in config.splits for row in _pairs(config, inputs, split)]
+    pairs = _pairs(config, inputs["preferences"])
     asked = [Comparison(pair["prompt"], pair["chosen"], pair["rejected"]) for pair in pairs]
     found = judge_pairs(
         config.judge,
@@ -48,14 +56,37 @@ def run(config: JudgePreferencesConfig, inputs: dict[str, Path], workdir: Path) 
         for pair, row in zip(pairs, found, strict=True)
     ]
     write_rows(workdir / "output" / "judgements.jsonl", rows)
+    write_rows(workdir / "output" / "scores.jsonl", _scores(inputs["preferences"], rows))
     write_json(workdir / "output" / "summary.json", _summary(config, pairs, rows))
 
 
-def _pairs(config: JudgePreferencesConfig, inputs: dict[str, Path], split: str) -> list[Row]:
-    """The first pairs of a split, of the wanted categories; ValueError where there are none."""
-    rows = rows_of(inputs["preferences"] / f"{split}.jsonl", config.categories, what="pairs")
-    count = counts.num_taken(len(rows), config.max_pairs)
-    return [{**row, "split": split} for row in rows[:count]]
+def _pairs(config: JudgePreferencesConfig, preferences: Path) -> list[Row]:
+    """The first pairs of each split, of the wanted categories; ValueError where there are none."""
+    found: list[Row] = []
+    for split in config.splits:
+        rows = read_rows(preferences / f"{split}.jsonl")
+        if config.categories is not None:
+            rows = [row for row in rows if row.get("category") in config.categories]
+        count = counts.num_taken(len(rows), config.max_pairs)
+        found += [{**row, "split": split} for row in rows[:count]]
+    if not found:
+        rows_of(preferences / f"{config.splits[0]}.jsonl", config.categories, what="pairs")
+    return found
+
+
+def _scores(preferences: Path, judged: list[Row]) -> Iterator[Row]:
+    """Every pair's vote, by what the judge said of it."""
+    said = {name: column([row[name] for row in judged]) for name in _SAID}
+    votes = log_odds_votes(said.pop("preference"), is_understood(**said)).tolist()
+    by_pair = {
+        (row["split"], row["id"]): vote
+        for row, vote in zip(judged, votes, strict=True)
+        if not math.isnan(vote)
+    }
+    for split in SPLITS:
+        for pair in read_rows(preferences / f"{split}.jsonl"):
+            vote = by_pair.get((split, pair["id"]))
+            yield score_row(pair["id"], split, (vote, None if vote is None else 0.0))
 
 
 def _measures(rows: list[Row]) -> dict[str, float]:
@@ -71,7 +102,7 @@ def _measures(rows: list[Row]) -> dict[str, float]:
 def _summary(config: JudgePreferencesConfig, pairs: list[Row], rows: list[Row]) -> dict[str, float]:
     """Measures of all pairs; alignment of each split as well, with its 95 % interval."""
     summary: dict[str, float] = {"num_pairs": len(rows), **_measures(rows), **usage_totals(rows)}
-    for split in config.splits:
+    for split in dict.fromkeys(row["split"] for row in rows):
         agrees = alignment(column([row["preference"] for row in rows if row["split"] == split]))
         prompts = [pair["prompt"] for pair in pairs if pair["split"] == split]
         share = float(agrees.mean())

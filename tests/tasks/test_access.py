@@ -47,7 +47,7 @@ WORDS = {
     *("EndpointConfig.model", "HarmlessConfig.categories", "RewardModelConfig.categories"),
     *("ScorersConfig.safety_categories", "JudgeAnswersConfig.sets"),
     *("JudgeAnswersConfig.categories", "RewardModelConfig.without_categories"),
-    *("JudgePreferencesConfig.categories", "ReviseConfig.categories"),
+    *("JudgedPairsConfig.categories", "VotingJudgeConfig.name", "ReviseConfig.categories"),
 }
 ENDPOINT = {"EndpointConfig.base_url", "EndpointConfig.key_variable", "EndpointConfig.key_block"}
 JUDGE = "https://judge.example/v1"
@@ -144,6 +144,9 @@ ATTACKS: dict[str, BaseModel] = {
     "relabel.review": _config(relabel={"review": "/etc/passwd"}),
     "ensemble.scores": _audit(scores=["/etc/votes.csv"]),
     "ensemble.reward_models": _audit(reward_models=["/srv/model"]),
+    "ensemble.judges.judge.endpoint": _audit(
+        judges=[{"name": "a", "judge": {"endpoint": {"model": "m", "base_url": "http://10.0.0.1"}}}]
+    ),
     "ensemble.cross_fitted.base": _audit(cross_fitted={"base": "/srv/model"}),
     "judge_preferences.judge.constitution": _config(
         judge_preferences=_judged("/etc/passwd").model_dump(mode="json")

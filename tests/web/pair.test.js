@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { content, putIndex } from "./document.js";
-import { unpackIndex } from "../../models/reporting/static/audit/data.js";
+import { index, unpackIndex } from "../../models/reporting/static/audit/data.js";
 import {
   decision,
   known,
@@ -85,6 +85,19 @@ test("votes stand on one scale, which ends at its reach", () => {
     "Votes of 3 members: +1.00, −4.00, −1.00; mean −0.50, deviation 0.25; 2 against the label";
   assert.equal(picture.attributes["aria-label"], said);
   assert.equal(words.textContent, `${said}; 1 were trained on it and have no vote.`);
+});
+
+test("voters of different kinds are named, and those without a vote", () => {
+  index.voters = ["style", "judge fair", "judge mute"];
+  const words = (differences) => strip(0, content({ differences }))[1].textContent;
+  assert.equal(
+    words([1, -4, null]),
+    "Votes of 2 members: style +1.00, judge fair −4.00; together −0.50, deviation 0.25; " +
+      "1 against the label; no vote by judge mute.",
+  );
+  assert.ok(words([1, null, null]).endsWith("no vote by judge fair, judge mute."));
+  assert.ok(words([1, 1, 1]).endsWith("0 against the label."));
+  delete index.voters;
 });
 
 test("tags warn of what looks wrong", () => {

@@ -62,7 +62,7 @@ def judge_work(
     theirs = replace(inputs, shape=shape_of(ModelConfig(base=judge.local_model), field))
     orders = counts.NUM_ORDERS if kind == "compare" else 1
     requests = shown.count * orders * judge.num_samples
-    asked = shown.length + _instruction_tokens(judge)
+    asked = shown.length + _instruction_tokens(judge, kind)
     work = Work(examples=shown.count)
     thoughts = 0
     if judge.chain_of_thought:
@@ -111,16 +111,26 @@ def judge_sampling_memory(
     return sampling_memory(theirs, theirs.policy_bytes, at_once, prompt, max_new_tokens, at_least=1)
 
 
+def asked_tokens(judge: JudgeConfig, pairs: int, tokens: int) -> int:
+    """Most tokens of all requests and answers, where `pairs` of `tokens` in all are compared."""
+    thoughts = judge.max_thought_tokens if judge.chain_of_thought else 0
+    passes = 2 if judge.chain_of_thought else 1  # the second has the thoughts before it
+    shown = passes * (tokens + pairs * _instruction_tokens(judge, "compare"))
+    written = pairs * (2 * thoughts + counts.verdict_tokens(judge, 1))
+    return counts.NUM_ORDERS * judge.num_samples * (shown + written)
+
+
 def text_tokens(characters: int) -> int:
     """Most tokens of a text of so many characters."""
     return ceil(characters / CHARACTERS_PER_TOKEN)
 
 
-def _instruction_tokens(judge: JudgeConfig) -> int:
+def _instruction_tokens(judge: JudgeConfig, kind: Kind) -> int:
     """Tokens of rubric, principle, questions and worked examples at most."""
     rubric = load_rubric(judge.rubric)
-    texts = [rubric.criteria, *load_questions().values()]
+    questions = load_questions()
+    texts = [rubric.criteria, *(text for name, text in questions.items() if name.startswith(kind))]
     for example in rubric.examples[: judge.num_examples]:
         texts += [example.dialogue, example.first, example.second, example.thoughts]
-    principle = 0 if judge.constitution is None else MAX_CHARACTERS
+    principle = 0 if judge.constitution is None else len(questions["principle"]) + MAX_CHARACTERS
     return text_tokens(sum(map(len, texts)) + principle)

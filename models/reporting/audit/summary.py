@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from trimtab.models.data.review import VERDICTS
 from trimtab.models.reporting.audit.annotators import Annotators, annotators_of
 from trimtab.models.reporting.audit.pairs import AuditedPair
+from trimtab.models.reporting.audit.panel import Panel
 from trimtab.models.reporting.audit.payload import category_of
 from trimtab.models.reporting.audit.self_test import SelfTest, self_test_of, share_of_pairs
 from trimtab.models.reporting.kit.artifacts import SPLITS, Row
@@ -50,7 +51,7 @@ class Summary:
     whether no member is better than chance, so that every strength is 0. verdicts: of a person, how
     many of each. num_dropped: pairs of weight 0; num_weighted: of a weight between 0 and 1;
     num_smoothed: with a label softer than it came.
-    annotators: None where nobody knows who labelled which pair.
+    annotators: None where nobody knows who labelled which pair. panel: None where no judge votes.
     """
 
     whole: Group
@@ -68,6 +69,7 @@ class Summary:
     num_weighted: int = 0
     num_smoothed: int = 0
     annotators: Annotators | None = None
+    panel: Panel | None = None
 
     def numbers(self) -> dict[str, float]:
         """Flat, as summary.json holds them."""
@@ -91,17 +93,19 @@ class Summary:
             found["is_uninformative"] = self.is_uninformative
         if STYLE in self.voters:
             found["num_by_style"] = self.num_by_style
-        if self.self_test:
-            found |= self.self_test.numbers()
-        return found | (self.annotators.numbers() if self.annotators else {})
+        for those in (self.self_test, self.annotators, self.panel):
+            found |= those.numbers() if those else {}
+        return found
 
 
 def summarise(
     pairs: Sequence[AuditedPair],
     voters: Sequence[str] = (),
     self_test: Sequence[Row] = (),
+    panel: Panel | None = None,
 ) -> Summary:
-    """Count `pairs`. self_test: strength.jsonl of the vote on a copy with planted flips."""
+    """Count `pairs`. self_test: strength.jsonl of the vote on a copy with planted flips. panel: the
+    judges among the voters."""
     by_category: dict[str, list[AuditedPair]] = {}
     for pair in pairs:
         by_category.setdefault(category_of(pair), []).append(pair)
@@ -123,6 +127,7 @@ def summarise(
         num_weighted=sum(0 < pair.weight < 1 for pair in pairs),
         num_smoothed=sum(pair.is_smoothed for pair in pairs),
         annotators=annotators_of(pairs),
+        panel=panel,
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
+OF_A_JUDGE = re.compile(r"judge_(.+)_num_judged")
 # A person's verdicts, each with what became of the label.
 VERDICT_WORDS = {"keep": "kept", "flip": "flipped", "drop": "dropped", "unsure": "unsure"}
 
@@ -61,21 +63,41 @@ def _share(audit: Mapping[str, float], group: str) -> str:
 
 
 def agreement(audit: Mapping[str, float]) -> list[str]:
-    """How far the people agree who labelled the pairs; nothing where they are not known."""
+    """How far those who say which answer is better agree, people and judges; nothing where there
+    are none."""
+    return [*_of_people(audit), *_of_judges(audit)]
+
+
+def _of_people(audit: Mapping[str, float]) -> Iterator[str]:
     if "num_annotators" not in audit:
-        return []
+        return
     people, several = (
         int(audit[name]) for name in ("num_annotators", "num_pairs_of_several_annotators")
     )
     said = f"{people:,} annotators labelled {int(audit['num_annotated_pairs']):,} different pairs"
     if not several:
-        return [f"{said}, each pair one of them: how far they agree is not known."]
+        yield f"{said}, each pair one of them: how far they agree is not known."
+        return
     alpha = audit.get("krippendorff_alpha")
     agree = "" if alpha is None else f" Krippendorff's alpha is {alpha:.2f}."
-    return [
+    yield (
         f"{said}, {several:,} of them by several.{agree} The lowest accuracy of an annotator by "
         f"Dawid-Skene is {100 * audit['lowest_annotator_accuracy']:.1f} %."
-    ]
+    )
+
+
+def _of_judges(audit: Mapping[str, float]) -> Iterator[str]:
+    names = [found[1] for key in audit if (found := OF_A_JUDGE.fullmatch(key))]
+    for name in names:
+        votes, asked = (int(audit[f"judge_{name}_num_{what}"]) for what in ("votes", "judged"))
+        said = f"Judge {name} votes on {votes:,} of {asked:,} pairs"
+        if (share := audit.get(f"judge_{name}_for_label")) is not None:
+            said += f", for the label on {100 * share:.1f} % of them"
+        if (share := audit.get(f"judge_{name}_same_in_both_orders")) is not None:
+            said += f"; its answer is the same in both orders on {100 * share:.1f} %"
+        yield f"{said}."
+    if (alpha := audit.get("judges_krippendorff_alpha")) is not None:
+        yield f"Krippendorff's alpha of the {len(names)} judges' votes is {alpha:.2f}."
 
 
 def changes_made(audit: Mapping[str, float]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from trimtab.models.config.training import TrainConfig
 from trimtab.models.estimates.amounts import Amounts
 from trimtab.models.estimates.shapes import KNOWN_SHAPES
+from trimtab.models.judge.rubrics import load_questions, load_rubric
 
 SHAPE = KNOWN_SHAPES["smollm2-135m-instruct"]
 HIDDEN = SHAPE.hidden_size
@@ -24,3 +25,9 @@ AMOUNTS = Amounts(
     assumptions=(),
 )
 TRAIN = TrainConfig(batch_size=16, num_epochs=2, micro_batch_tokens=100)
+
+
+def told_characters(rubric: str, kind: str) -> int:
+    """Characters of what a judge is told: the criteria, and all questions of the kind."""
+    questions = [text for name, text in load_questions().items() if name.partition(" ")[0] == kind]
+    return len(load_rubric(rubric).criteria + "".join(questions))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.models.estimates.conftest import AMOUNTS, SHAPE
+from tests.models.estimates.conftest import AMOUNTS, SHAPE, told_characters
 from trimtab.models.config.judge import JudgeAnswersConfig, JudgeConfig
 from trimtab.models.estimates.stages import work_of
 from trimtab.models.estimates.work import StageInputs, Work
-from trimtab.models.judge.rubrics import load_questions, load_rubric
 
 
 def _judged(judge: dict[str, Any], **more: Any) -> Work:
@@ -18,7 +17,7 @@ def _judged(judge: dict[str, Any], **more: Any) -> Work:
 
 def test_a_judge_here_sees_six_pairs_of_four_policies_in_both_orders() -> None:
     base = {"local_model": "smollm2-135m-instruct"}
-    told = len(load_rubric("helpfulness").criteria + "".join(load_questions().values()))
+    told = told_characters("helpfulness", "compare")
     asked = 42 + -(-told // 3)  # a pair, and a token for three characters of the prompts
     work = _judged(base)
     assert work.examples == 12 * 6

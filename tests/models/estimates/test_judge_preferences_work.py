@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.models.estimates.conftest import AMOUNTS, SHAPE
+from tests.models.estimates.conftest import AMOUNTS, SHAPE, told_characters
 from trimtab.models.config.judge import JudgeConfig, JudgePreferencesConfig
 from trimtab.models.estimates.memory import FLOAT_BYTES
 from trimtab.models.estimates.shapes import PlanError
 from trimtab.models.estimates.stages import work_of
+from trimtab.models.estimates.stages.judging import asked_tokens
 from trimtab.models.estimates.work import StageInputs, Work
-from trimtab.models.judge.rubrics import load_questions, load_rubric
 
 
 def _judged(judge: dict[str, Any], **more: Any) -> Work:
@@ -22,7 +22,7 @@ def _judged(judge: dict[str, Any], **more: Any) -> Work:
 
 def test_a_judge_here_sees_each_pair_in_both_orders() -> None:
     base = {"local_model": "smollm2-135m-instruct"}
-    told = len(load_rubric("helpfulness").criteria + "".join(load_questions().values()))
+    told = told_characters("helpfulness", "compare")
     asked = 42 + -(-told // 3)  # a pair, and a token for three characters of the prompts
     plain = _judged(base)
     assert (plain.examples, plain.sampled_tokens) == (37, 0)
@@ -37,6 +37,16 @@ def test_a_judge_here_sees_each_pair_in_both_orders() -> None:
     assert thinking.sampled_tokens == 2 * 3 * 10 * 20
     assert thinking.forward_tokens == 2 * 3 * 10 * (asked + asked + 20 + 1)
     assert thinking.peak[0] == "thinking" and thinking.peak[1].cache > 0
+
+
+def test_tokens_of_requests_and_answers_to_an_endpoint() -> None:
+    """Ten pairs of 300 tokens together, what it is told, and a verdict of a token; with thoughts
+    these, what it is told and the pairs once more with them."""
+    told = 10 * -(-told_characters("helpfulness", "compare") // 3)
+    judge = JudgeConfig.model_validate({"endpoint": {"model": "m"}})
+    assert asked_tokens(judge, 10, 300) == 2 * (300 + told + 10)
+    thinking = judge.model_copy(update={"chain_of_thought": True, "max_thought_tokens": 20})
+    assert asked_tokens(thinking, 10, 300) == 2 * (300 + told + 200 + 300 + told + 200 + 10)
 
 
 def test_a_judge_elsewhere_costs_nothing_here() -> None:

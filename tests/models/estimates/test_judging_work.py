@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.models.estimates.conftest import AMOUNTS, SHAPE
+from tests.models.estimates.conftest import AMOUNTS, SHAPE, told_characters
 from trimtab.models.config.judge import HarmlessConfig, JudgeConfig
 from trimtab.models.config.policy import PPOConfig, ScorersConfig
 from trimtab.models.config.reporting import EvaluateConfig
 from trimtab.models.estimates.memory import FLOAT_BYTES, key_value_cache
 from trimtab.models.estimates.stages import work_of
 from trimtab.models.estimates.work import StageInputs, Work
-from trimtab.models.judge.rubrics import load_questions, load_rubric
 
 LOCAL = {"local_model": "smollm2-135m-instruct"}
 
@@ -30,7 +29,7 @@ def _ppo(judge: dict[str, Any]) -> Work:
 
 def test_a_judge_in_the_place_of_a_scorer() -> None:
     elsewhere, here = _ppo({"gold_accuracy": 0.9}), _ppo(LOCAL)
-    told = len(load_rubric("helpfulness").criteria + "".join(load_questions().values()))
+    told = told_characters("helpfulness", "score")
     # A prompt of 10 tokens with an answer of 20 and its end, and what the judge is told: passed to
     # sample a rating of at most two tokens, and with it for their probabilities.
     asked = 31 + -(-told // 3)
@@ -42,8 +41,8 @@ def test_a_judge_in_the_place_of_a_scorer() -> None:
     assert here.phases.keys() - elsewhere.phases.keys() == {"judging"}
     judging = here.phases["judging"]
     assert judging.frozen == here.phases["sampling"].frozen
-    # At most 64 at once.
-    assert judging.cache == key_value_cache(SHAPE, 64 * (asked + 2)) // 2
+    # At most 64 at once, which is one batch: 64 (asked + 2) is below 32,768.
+    assert judging.cache == key_value_cache(SHAPE, 64 * (asked + 2))
 
 
 def test_thoughts_before_a_rating_are_sampled() -> None:
@@ -60,7 +59,7 @@ def test_a_judge_of_harm_sees_every_answer() -> None:
         work_of("evaluate", EvaluateConfig(max_new_tokens=20, harmless=each), inputs)
         for each in (None, harmless)
     )
-    told = len(load_rubric("harmlessness").criteria + "".join(load_questions().values()))
+    told = told_characters("harmlessness", "score")
     shown = 31 + -(-told // 3)
     assert asked.forward_tokens - plain.forward_tokens == 12 * (shown + shown + 2)
     assert asked.sampled_tokens - plain.sampled_tokens == 12 * 2

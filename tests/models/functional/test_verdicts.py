@@ -11,7 +11,9 @@ from trimtab.models.functional.verdicts import (
     cohen_kappa,
     debiased_preference,
     expected_score,
+    is_understood,
     kappa_of_counts,
+    log_odds_votes,
     option_probabilities,
     order_verdicts,
 )
@@ -140,6 +142,39 @@ def test_verdicts_equal_loop_and_exchange() -> None:
     # A verdict never contradicts the mean.
     preference, _ = debiased_preference(first, second)
     assert bool((found * (preference - 0.5) >= 0).all())
+
+
+# is_understood, log_odds_votes
+
+
+def test_an_order_without_an_answer_is_not_understood() -> None:
+    # Not parsed in the second order, in both, in some of several samples; parsed and even.
+    first = torch.tensor([0.9, 0.5, 0.9, 0.5], dtype=F64)
+    second = torch.tensor([0.5, 0.5, 0.7, 0.5], dtype=F64)
+    unparsed = torch.tensor([1, 2, 3, 0])
+    assert is_understood(first, second, unparsed).tolist() == [False, False, True, True]
+    with pytest.raises(ValueError, match=r"shown_first must be probabilities"):
+        is_understood(first + 1, second, unparsed)
+
+
+def test_votes_by_hand() -> None:
+    # log(.8 / .2) and its negation; a judge that is certain votes log(.999 / .001).
+    preference = torch.tensor([0.8, 0.2, 1.0, 0.0, 0.5, 0.9], dtype=F64)
+    understood = torch.tensor([True, True, True, True, True, False])
+    found = log_odds_votes(preference, understood).tolist()
+    assert found[:4] == pytest.approx([math.log(4), -math.log(4), math.log(999), -math.log(999)])
+    assert all(math.isnan(each) for each in found[4:])
+    with pytest.raises(ShapeError, match=r"understood must be torch\.bool"):
+        log_odds_votes(preference, preference)
+
+
+def test_votes_rise_with_the_preference_and_turn_with_the_pair() -> None:
+    preference = _probabilities(50)
+    everywhere = torch.ones(50, dtype=torch.bool)
+    found = log_odds_votes(preference, everywhere)
+    torch.testing.assert_close(log_odds_votes(1 - preference, everywhere), -found)
+    order = preference.argsort()
+    assert bool((found[order].diff() >= 0).all())
 
 
 # expected_score

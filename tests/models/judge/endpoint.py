@@ -52,7 +52,10 @@ Script = Callable[[int, Body], Reply | Body]
 
 
 class ScriptedServer(ThreadingHTTPServer):
-    """`script` gets the number of a request (from 0) and its body; what it returns is sent."""
+    """`script` gets the number of a request (from 0) and its body; what it returns is sent.
+
+    models: what it says of the models that it has; None: it does not say.
+    """
 
     daemon_threads = True
     request_queue_size = 64
@@ -60,6 +63,7 @@ class ScriptedServer(ThreadingHTTPServer):
     def __init__(self, script: Script) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.script = script
+        self.models: Reply | None = None
         self.bodies: list[Body] = []
         self.headers: list[dict[str, str]] = []
         self.most_at_once = 0
@@ -92,7 +96,15 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # head and body of an answer are two packets
 
+    def do_GET(self) -> None:
+        found = self.server.models if self.path == "/v1/models" else None
+        self._send(found or Reply(status=404))
+
     def do_POST(self) -> None:
+        if self.path != "/v1/chat/completions":
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self._send(Reply(status=404))
+            return
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         number = self.server.enter(body, dict(self.headers))
         try:

@@ -91,7 +91,8 @@ def test_a_stage_killed_again_and_again_stays_within_its_limit(tmp_path: Path) -
         {"id": f"{n}", "prompt": f"Human: question {n}", "chosen": "x", "rejected": "y"}
         for n in range(60)
     ]
-    write_rows(tmp_path / "pairs" / "train.jsonl", pairs)
+    for split, own in (("train", pairs), ("validation", []), ("test", [])):
+        write_rows(tmp_path / "pairs" / f"{split}.jsonl", own)
 
     def dear(_: int, body: Body) -> Body:
         return completion("A", prompt_tokens=500)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,14 @@ import pytest
 from tests.models.asking import killing, prefer_longer, priced, requests_of, stopping
 from tests.models.conftest import run_stage
 from tests.models.jobs import job
-from tests.models.judge.endpoint import ScriptedServer, completion, serving
+from tests.models.judge.endpoint import Body, Reply, Script, ScriptedServer, completion, serving
 from trimtab.infra.processes.launch import TrainerKilledError, launch
 from trimtab.models.config.judge import JudgeConfig, JudgePreferencesConfig
+from trimtab.models.config.reward import StrengthConfig
 from trimtab.models.judge.budget import BudgetError
+from trimtab.models.judge.client import EndpointError
 from trimtab.models.training import signals
-from trimtab.models.training.data import read_rows, write_rows
+from trimtab.models.training.data import SPLITS, read_rows, write_rows
 
 NUM_PAIRS = 12
 
@@ -41,7 +45,8 @@ def pairs(tmp_path: Path) -> Path:
         }
         for n in range(NUM_PAIRS)
     ]
-    write_rows(tmp_path / "pairs" / "train.jsonl", rows)
+    for split, own in (("train", rows), ("validation", []), ("test", [])):
+        write_rows(tmp_path / "pairs" / f"{split}.jsonl", own)
     return tmp_path / "pairs"
 
 
@@ -74,6 +79,15 @@ def test_rows_and_summary_by_hand(tmp_path: Path, pairs: Path) -> None:
         "cost": pytest.approx(40e-6),
     }
     assert (rows[0]["preference"], rows[0]["verdict"]) == (pytest.approx(0.2), -1)
+    scores = read_rows(output / "scores.jsonl")
+    assert scores[1] == {
+        "id": "pair-1",
+        "split": "train",
+        "chosen_score": pytest.approx(math.log(4)),
+        "rejected_score": 0.0,
+        "was_trained_on": False,
+    }
+    assert scores[0]["chosen_score"] == pytest.approx(-math.log(4))
     summary = json.loads((output / "summary.json").read_text())
     assert summary["train_alignment"] == summary["alignment"] == pytest.approx(2 / 3)
     assert summary["train_alignment_low"] < 2 / 3 < summary["train_alignment_high"]
@@ -88,6 +102,56 @@ def test_rows_and_summary_by_hand(tmp_path: Path, pairs: Path) -> None:
     assert done == sorted(done) and done[-1] == [NUM_PAIRS, NUM_PAIRS]
     last = [line["metrics"] for line in lines if "metrics" in line][-1]
     assert (last["num_asked"], last["num_known"], last["tokens"]) == (24, 0, 22 * NUM_PAIRS)
+
+
+def _scores(script: Script, folder: Path, pairs: Path, **changes: Any) -> list[float | None]:
+    """The votes on pairs of all splits, a single attempt each."""
+    with serving(script) as server:
+        config = _config(server).model_copy(update={"splits": SPLITS, **changes})
+        output = run_stage("judge_preferences", config, folder, preferences=pairs)
+    return [row["chosen_score"] for row in read_rows(output / "scores.jsonl")]
+
+
+def test_it_has_no_vote_on_what_it_does_not_tell(tmp_path: Path, pairs: Path) -> None:
+    """The first answer every time, as text: the orders outweigh each other. No answer in one order
+    or in both. Pairs beyond the limit."""
+    always_first = _scores(lambda *_: completion("A"), tmp_path / "a", pairs)
+    never = _scores(lambda *_: completion("I cannot say"), tmp_path / "b", pairs)
+    assert always_first == never == [None] * NUM_PAIRS
+
+    def if_longer_is_first(_: int, body: Body) -> Body:
+        lines = body["messages"][0]["content"].split("\n")
+        first, second = (lines[lines.index(f"[response {place}]") + 1] for place in "AB")
+        return completion("A" if len(first) > len(second) else "well")
+
+    assert _scores(if_longer_is_first, tmp_path / "c", pairs) == [None] * NUM_PAIRS
+    few = _scores(prefer_longer, tmp_path / "d", pairs, max_pairs=2)
+    assert few[:2] == pytest.approx([-math.log(4), math.log(4)])
+    assert few[2:] == [None] * (NUM_PAIRS - 2)
+
+
+def test_an_endpoint_that_dies_and_comes_back_is_asked_for_the_rest(
+    tmp_path: Path, pairs: Path
+) -> None:
+    """After ten answers it gives none: the stage ends, and run again no pair is asked twice."""
+    is_dead = threading.Event()
+
+    def dying(number: int, body: Body) -> Reply | Body:
+        if number == 10:
+            is_dead.set()
+        return Reply(status=500) if is_dead.is_set() else prefer_longer(number, body)
+
+    with serving(dying) as server:
+        config = _config(server, max_retries=0, max_concurrency=1)
+        with pytest.raises(EndpointError, match="status 500"):
+            run_stage("judge_preferences", config, tmp_path / "w", preferences=pairs)
+        answered = server.bodies[:10]
+        assert len(server.bodies) == 11
+        server.script = prefer_longer
+        run_stage("judge_preferences", config, tmp_path / "w", preferences=pairs)
+        again = server.bodies[11:]
+    assert len(again) == 2 * NUM_PAIRS - 10
+    assert not any(body in answered for body in again)
 
 
 def test_labels_stay_within_the_bounds_and_a_constitution_is_read(
@@ -200,6 +264,26 @@ def test_the_gold_judge_at_its_best_finds_the_worlds_wrong_labels(
     summary = json.loads((output / "summary.json").read_text())
     assert summary["alignment"] == pytest.approx(sum(right) / len(right))
     assert summary["position_bias"] == summary["cost"] == 0
+
+
+def test_the_votes_of_the_gold_judge_contradict_the_worlds_wrong_labels(
+    tmp_path: Path, comparisons: Path
+) -> None:
+    config = JudgePreferencesConfig(judge=JudgeConfig(gold_accuracy=1.0), splits=SPLITS)
+    judged = run_stage("judge_preferences", config, tmp_path / "j", preferences=comparisons)
+    truth = {row["id"]: row for row in read_rows(comparisons / "truth.jsonl")}
+    scores = read_rows(judged / "scores.jsonl")
+    gaps = [truth[row["id"]]["gold_chosen"] - truth[row["id"]]["gold_rejected"] for row in scores]
+    assert {row["split"] for row in scores} == set(SPLITS) and min(gaps) < 0 < max(gaps)
+    assert [row["chosen_score"] for row in scores] == [
+        None if gap == 0 else pytest.approx(math.copysign(math.log(999), gap)) for gap in gaps
+    ]
+    config = StrengthConfig(mode="calibrated")
+    voted = run_stage("strength", config, tmp_path / "s", member_0=judged)
+    strength = [row["strength_mean"] for row in read_rows(voted / "strength.jsonl")]
+    assert [math.copysign(bool(each), each) for each in strength] == [
+        math.copysign(bool(gap), gap) for gap in gaps
+    ]
 
 
 def test_only_wanted_categories_are_judged(tmp_path: Path, comparisons: Path) -> None:

@@ -84,8 +84,10 @@ export function strip(row, content) {
       `for it ${signed(index.reach)}`),
   );
   const abstained = content.differences.length - votes.length;
-  return [picture, element("p", { className: "note" }, words +
-    (abstained ? `; ${abstained} were trained on it and have no vote` : "") + ".")];
+  const silent = index.voters?.filter((_, at) => content.differences[at] === null) ?? [];
+  let without = abstained ? `; ${abstained} were trained on it and have no vote` : "";
+  if (silent.length) without = `; no vote by ${silent.join(", ")}`;
+  return [picture, element("p", { className: "note" }, `${words}${without}.`)];
 }
 
 export function decision(row, content) {
