@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 # Nothing here depends on what the policies learn: few steps, and answers that are cut early.
 SHORT = (
     "ppo.num_steps=2",
-    *(f"{section}.max_new_tokens=6" for section in ("ppo", "evaluate", "rounds.meta_rm")),
+    *(f"{section}.max_new_tokens=6" for section in ("ppo", "rounds.meta_rm", "evaluate")),
 )
 HOW = ("--scale", "smoke", "--seeds", "0")
 
