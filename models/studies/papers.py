@@ -60,6 +60,8 @@ def write_pages(reports: Path, into: Path) -> Path:
 def papers_page(cards: Mapping[str, Card], links: bool = False) -> str:
     """The table of all exhibits in Markdown; links: each leads to its page in papers/."""
     parts = [HEADER.strip(), _markdown(SUMMARY_HEADS, _summary(cards))]
+    if any(_is_of_earlier_world(card) for card in cards.values()):
+        parts.insert(1, EARLIER_WORLD)
     for paper, title in TITLES.items():
         rows = [
             row
@@ -221,6 +223,5 @@ is of parts times seeds. *Ours* is the first figure of the exhibit's own page, m
 deviation over seeds; that page has all of them, the parts of the claim, the plots and the time it
 took. The last row of its table says how exactly the seeds tell a difference: half the width of the
 95 % t-interval of paired differences, the median over pairs of rows. `…` stands for changed
-fields, which that page has in full. † marks what was measured in an earlier version of the
-synthetic world, which had two expert families; it is yet to be measured again.
+fields, which that page has in full.
 """
