@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -344,11 +344,8 @@ def _register(
     run = (
         tracking.attach(run_id) if run_id else tracking.start_run("register", tags=flow_run_tags())
     )
-    work.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="register-", dir=work))
     try:
-        # Two that register one model would make two versions of it.
-        with file_lock(work / ".locks" / f"register-{name}.lock"):
+        with _folder_to_register(name, work) as folder:
             version = registry().register(
                 run,
                 name,
@@ -361,10 +358,23 @@ def _register(
                 card=card,
             )
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
         if run_id is None:
             run.end()
     return version.number
+
+
+@contextmanager
+def _folder_to_register(name: str, work: Path) -> Iterator[Path]:
+    """An empty folder for what becomes a version of a model, for one at a time: two that register
+    one model would make two versions of it. What a killed one left in it goes."""
+    folder = work / f"register-{name}"
+    with file_lock(work / ".locks" / f"register-{name}.lock"):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _bring(manifest: Manifest, folder: Path, kind: str) -> Path:

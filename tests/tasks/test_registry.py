@@ -367,6 +367,15 @@ def test_a_model_that_cannot_be_brought_leaves_nothing_behind(
     assert not list(runs.context.settings.work.glob("register-*"))
 
 
+def test_what_a_killed_registration_left_goes_with_the_next(runs: _Runs) -> None:
+    left = runs.context.settings.work / "register-trimtab-policy-killed" / "mlflow"
+    left.mkdir(parents=True)
+    (left / "half").write_text("of a model")
+    runs.end("killed", {1: "killed"}, champion=1)
+    assert runs.in_mlflow("killed", "@champion") == runs.in_store("killed")
+    assert not list(runs.context.settings.work.glob("register-*"))
+
+
 def _stopped(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
