@@ -399,7 +399,7 @@ def audit(  # noqa: PLR0913 - an argument is an option of the command
         bool, Option("--json", help="Print the numbers as one JSON object, and nothing else.")
     ] = False,
 ) -> int:
-    """Find the labels that look wrong in files of preference pairs, without a language model."""
+    """Find the labels that look wrong in files of preference pairs; no model has to be named."""
     from trimtab.flows import commands
     from trimtab.flows.judges import judges_of
 
