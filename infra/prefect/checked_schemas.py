@@ -1,8 +1,13 @@
-"""Prefect's server checks each schema of parameters once, and not at every start of a run.
+"""Prefect's server checks the parameters of every run that is started by the API.
 
-Before it checks the parameters that a run is started with by the API, it checks their schema, which
-came with the deployment, against JSON Schema's own. For the 200 KB of these flows that takes a
-second, in which the server answers nobody else. Most of it are definitions, which the flows share.
+A body with `enforce_parameter_schema: false` would skip the check. A parameter that the flow does
+not have then ends Prefect's engine before the flow begins: the run counts as crashed, and the
+automation that resumes crashed runs would start it without end.
+
+It checks each schema once, and not at every start of a run: each time it would check the schema,
+which came with the deployment, against JSON Schema's own. For the 200 KB of these flows that takes
+a second, in which the server answers nobody else. Most of it are definitions, which the flows
+share.
 """
 
 from __future__ import annotations
@@ -11,7 +16,14 @@ import hashlib
 import json
 from typing import Any
 
+from prefect.server.schemas.actions import DeploymentFlowRunCreate
 from prefect.utilities.schema_tools import validation
+
+
+def always_check_parameters() -> None:
+    """Have this process follow the deployment's setting, which a run's body cannot override."""
+    body: Any = DeploymentFlowRunCreate
+    body.enforce_parameter_schema = property(lambda _: None)  # "as the deployment says"
 
 
 def check_schemas_once() -> None:

@@ -6,8 +6,8 @@ what they received. After a restart of the server it would hold back the crash o
 server that is killed also loses the events of the last moments; the states that they tell of are
 in the database, and have the same id.
 
-Each Prefect server of ours loads this module, which therefore also has it check schemas once
-(`trimtab.infra.prefect.checked_schemas`).
+Each Prefect server of ours loads this module, which therefore also has it check the parameters of
+every run, and their schemas once (`trimtab.infra.prefect.checked_schemas`).
 
 PREFECT_SERVER_EVENTS_CAUSAL_ORDERING=trimtab.infra.prefect.event_order
 """
@@ -22,9 +22,10 @@ from prefect.server.events.ordering import EventArrivedEarly, memory
 from prefect.server.events.schemas.events import ReceivedEvent
 from prefect.types import _datetime
 
-from trimtab.infra.prefect.checked_schemas import check_schemas_once
+from trimtab.infra.prefect.checked_schemas import always_check_parameters, check_schemas_once
 
 _started = _datetime.now("UTC")
+always_check_parameters()
 check_schemas_once()
 
 

@@ -5,7 +5,6 @@ A run by one API call, runs held back by GPU slots, and one spread out over a Da
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -287,27 +286,24 @@ def test_malformed_parameters_are_refused_by_the_api(running: Running) -> None:
     assert running.prefect("GET", "health").json() is True
 
 
-def test_an_infinite_number_is_not_taken_for_the_default(running: Running) -> None:
-    """JSON's 1e400, which Prefect would store as null; also where its own check is skipped."""
-    path = f"deployments/{running.deployment('rlhf')['id']}/create_flow_run"
-    body = '{"parameters": {"recipe": "smoke", "changes": {"ppo": {"kl_coef": 1e400}}}, %s}'
-    address = f"{running.environment['PREFECT_API_URL']}/{path}"
+@pytest.mark.parametrize("is_checked", ["true", "false"])
+def test_no_body_gets_past_the_schema(running: Running, is_checked: str) -> None:
+    """Nor by `enforce_parameter_schema`; JSON's 1e400 would be stored as null, a default."""
+    identifier = running.deployment("rlhf")["id"]
+    path = f"{running.environment['PREFECT_API_URL']}/deployments/{identifier}/create_flow_run"
     user, _, password = running.environment["PREFECT_API_AUTH_STRING"].partition(":")
-
-    def start(is_checked: bool) -> requests.Response:
-        text = body % f'"enforce_parameter_schema": {json.dumps(is_checked)}'
-        headers = {"Content-Type": "application/json"}
-        return requests.post(address, data=text, headers=headers, auth=(user, password), timeout=60)
-
-    answer = start(True)
-    assert answer.status_code == 409
-    assert "changes.ppo.kl_coef" in answer.text
-    answer = start(False)
-    assert answer.status_code == 201
-    state = running.end_of(answer.json())
-    assert state["name"] == "Failed"
-    assert "ppo.kl_coef: Input should be a valid number" in state["message"]
-    assert "found null" in state["message"]
+    headers = {"Content-Type": "application/json"}
+    for parameters, found in (
+        ('{"recipe": "smoke", "changes": {"ppo": {"kl_coef": 1e400}}}', "changes.ppo.kl_coef"),
+        ('{"recipe": "smoke", "no_such_parameter": 1}', "no_such_parameter"),
+    ):
+        text = f'{{"parameters": {parameters}, "enforce_parameter_schema": {is_checked}}}'
+        for address, data in ((path, text), (f"{path}/bulk", f"[{text}]")):
+            answer = requests.post(
+                address, data=data, headers=headers, auth=(user, password), timeout=60
+            )
+            assert answer.status_code == 409 or '"FAILED"' in answer.text, answer.text
+            assert found in answer.text
     assert running.prefect("POST", "task_runs/count", {}).json() == 0
 
 

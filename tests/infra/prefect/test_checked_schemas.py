@@ -1,4 +1,4 @@
-"""Parameters are checked at every start of a run, their schema once."""
+"""Parameters are checked at every start of a run, whatever its body says, and their schema once."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from jsonschema import SchemaError
+from prefect.server.schemas.actions import DeploymentFlowRunCreate
 from prefect.utilities.schema_tools import validation
 
-from trimtab.infra.prefect.checked_schemas import check_schemas_once
+from trimtab.infra.prefect.checked_schemas import always_check_parameters, check_schemas_once
 
 STEPS = {"type": "object", "properties": {"steps": {"type": "integer"}}}
 
@@ -62,3 +63,14 @@ def test_a_wrong_schema_stays_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(2):
             with pytest.raises(SchemaError):
                 _validate({}, schema)
+
+
+def test_a_body_cannot_switch_the_check_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        DeploymentFlowRunCreate, "enforce_parameter_schema", None, raising=False
+    )  # so that it is taken away again
+    always_check_parameters()
+    for given in ({}, {"enforce_parameter_schema": False}, {"enforce_parameter_schema": True}):
+        body = DeploymentFlowRunCreate.model_validate({**given, "parameters": {"recipe": "smoke"}})
+        assert body.enforce_parameter_schema is None  # the deployment decides
+        assert body.parameters == {"recipe": "smoke"}
