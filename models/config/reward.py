@@ -336,6 +336,22 @@ class PairLossConfig(StageConfig):
         return self
 
 
+class PeerSelectionConfig(StageConfig):
+    """A second reward model, trained beside the first: each leaves out of a batch what the other
+    orders least well [CRM]."""
+
+    drop_share: float = Field(
+        0.25,
+        gt=0,
+        lt=1,
+        description="Share of each batch left out in the end [Co-teaching: the share of wrong "
+        "labels]",
+    )
+    ramp_share: float = Field(
+        0.3, ge=0, le=1, description="Share of the steps in which drop_share is reached (free)"
+    )
+
+
 class RewardModelConfig(PairLossConfig):
     """One Bradley-Terry reward model: an ensemble member or the final one."""
 
@@ -357,6 +373,11 @@ class RewardModelConfig(PairLossConfig):
     score_every: Steps | None = Field(
         None, description="Steps between scorings of the validation pairs; none: at the end"
     )
+    peer_selection: PeerSelectionConfig | None = Field(
+        None,
+        description="Two reward models, trained side by side, leave out of each batch what the "
+        "other orders least well [CRM]; the second is not kept; none: all pairs are trained on",
+    )
 
     @model_validator(mode="after")
     def _categories_are_not_left_out(self) -> RewardModelConfig:
@@ -373,6 +394,23 @@ class RewardModelConfig(PairLossConfig):
             raise ValueError(
                 f"fold must be below num_folds, found {self.fold} of {self.num_folds}: folds are "
                 "counted from 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _peers_are_alike(self) -> Self:
+        if self.peer_selection is None:
+            return self
+        found = {
+            "ranking": self.ranking if self.ranking != "pairs" else None,
+            "category_heads": self.category_heads or None,
+            "train.zero": self.train.zero,
+        }
+        given = [name for name, value in found.items() if value is not None]
+        if given:
+            raise ValueError(
+                f"peer_selection chooses single pairs, by two whole models of one head; found "
+                f"{', '.join(given)} beside it: leave out either"
             )
         return self
 

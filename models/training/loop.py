@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from trimtab.models.training.learner import (
 )
 from trimtab.models.training.nll_term import DrawnTerm, with_term
 from trimtab.models.training.optimiser import scheduled_rate
+from trimtab.models.training.peer_selection import PeerSelection
 from trimtab.models.training.progress import Progress, tail_means
 
 # A further term of the loss, and the rows that a step draws for it.
@@ -45,12 +47,14 @@ class StepExtras:
 
     ascend(step): a context that moves the parameters while the gradient is computed, and then
     restores them bit for bit; it yields metrics.
-    after_step(number): called after the update, for measurements. term: added to the loss.
+    after_step(number): called after the update, for measurements. term: added to the loss. peer:
+    chooses what of a batch is trained on.
     """
 
     ascend: Callable[[int], AbstractContextManager[Metrics]] | None = None
     after_step: Callable[[int], None] | None = None
     term: DrawnTerm | None = None
+    peer: PeerSelection | None = None
 
 
 NO_EXTRAS = StepExtras()
@@ -69,7 +73,7 @@ def fit(
     """Train `model` in place and return the means of the last tenth of the steps' metrics.
 
     Also returns `num_updates`, the number of steps, and `num_trained_tokens`, the tokens of all
-    rows that they pass. `loss_function(batch, indices)` gets a packed batch and the indices (b,)
+    rows of their batches. `loss_function(batch, indices)` gets a packed batch and the indices (b,)
     of its rows, and returns (loss, metrics), means weighted by `data.weights`. Only the first rank
     returns.
     """
@@ -83,26 +87,41 @@ def fit(
     if extras.term is not None:
         loss_function = with_term(model, loss_function, type(extras.term))
     learner = new_learner(model, loss_function, config, weight_decay=decay, state=state)
+    if extras.peer is not None:
+        extras.peer.begin(state)
     start = 0 if state is None else state["step"]
     progress = Progress(workdir)
     model.train()
     for step in range(start, num_steps):
         rate = scheduled_rate(config, step, num_steps)
         _seed_dropout(seed, step)
+        batch, chosen = _chosen(extras.peer, batches[step], step / num_steps, rate)
         with nullcontext({}) if extras.ascend is None else extras.ascend(step) as extra:
-            metrics = _gradient(learner, data, batches[step], config, drawn_rows[step])
-            metrics |= extra
+            metrics = _gradient(learner, data, batch, config, drawn_rows[step])
+            metrics |= {**extra, **chosen}
         metrics["grad_norm"] = learner.step(rate)
         progress.log(step + 1, {**metrics, "learning_rate": rate})
         if (step + 1) % 10 == 0 or step + 1 == num_steps:
             progress.advance(step + 1, num_steps)
         if extras.after_step is not None:
             extras.after_step(step + 1)
-        checkpoint_or_stop(workdir, step + 1, config.checkpoint_every, learner.state_dict)
+        checkpoint_or_stop(
+            workdir, step + 1, config.checkpoint_every, partial(_state, learner, extras.peer)
+        )
     learner.finish()
     distributed.leave()
     merge_adapters(model)
     return {**tail_means(progress.path), **_amounts(rows, batches, drawn_rows)}
+
+
+def _state(learner: Learner[Any], peer: PeerSelection | None) -> dict[str, Any]:
+    return {**learner.state_dict(), **({} if peer is None else peer.state_dict())}
+
+
+def _chosen(
+    peer: PeerSelection | None, batch: list[int], progress: float, rate: float
+) -> tuple[list[int], Metrics]:
+    return (batch, {}) if peer is None else peer.select(batch, progress, rate)
 
 
 def _draws(term: DrawnTerm | None, num_steps: int, seed: int) -> list[Drawn | None]:

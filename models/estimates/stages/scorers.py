@@ -81,7 +81,26 @@ def reward_model(config: RewardModelConfig, inputs: StageInputs) -> Work:
     if config.score_every is not None:
         again = work.optimiser_steps // config.score_every * held_out
         work = replace(work, forward_tokens=work.forward_tokens + again * inputs.pair_tokens)
-    return work
+    return work if config.peer_selection is None else _with_peer(config, work)
+
+
+def _with_peer(config: RewardModelConfig, work: Work) -> Work:
+    """Two models train, and score each batch before; at most all of it is trained on by both."""
+    views = 1 if config.contrastive is None else 2
+    loading, training, scoring = (work.phases[name] for name in ("loading", "training", "scoring"))
+    peer = training.total - training.activations
+    passes = max(training.activations, scoring.activations)
+    return replace(
+        work,
+        forward_tokens=work.forward_tokens + 2 * work.trained_tokens // views,
+        trained_tokens=2 * work.trained_tokens,
+        phases={
+            **work.phases,
+            "loading": replace(loading, frozen=loading.frozen + loading.total),
+            "training": replace(training, frozen=training.frozen + peer, activations=passes),
+            "scoring": replace(scoring, frozen=scoring.frozen + peer),
+        },
+    )
 
 
 def _on_pairs(

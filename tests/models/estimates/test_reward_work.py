@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.models.estimates.conftest import AMOUNTS, HIDDEN, SHAPE, TRAIN
-from trimtab.models.config.reward import ContrastiveConfig, RewardModelConfig
+from trimtab.models.config.reward import (
+    ContrastiveConfig,
+    PeerSelectionConfig,
+    RewardModelConfig,
+)
 from trimtab.models.config.training import LoraConfig
 from trimtab.models.estimates.memory import FLOAT_BYTES
 from trimtab.models.estimates.stages import work_of
@@ -69,3 +73,14 @@ def test_imitation_has_logits_and_where_it_is_not_tied_a_head() -> None:
     assert with_head.parameters == without.parameters
     frozen = [work.phases["training"].frozen for work in (with_head, without)]
     assert frozen[0] - frozen[1] == FLOAT_BYTES * head
+
+
+def test_a_peer_trains_beside_and_both_score_every_batch() -> None:
+    one = _work(RewardModelConfig(train=TRAIN))
+    two = _work(RewardModelConfig(train=TRAIN, peer_selection=PeerSelectionConfig()))
+    assert two.trained_tokens == 2 * one.trained_tokens
+    assert two.forward_tokens == one.forward_tokens + 2 * one.trained_tokens
+    assert two.optimiser_steps == one.optimiser_steps
+    for name in ("loading", "training"):
+        held, alone = two.phases[name], one.phases[name]
+        assert held.total - held.activations == 2 * (alone.total - alone.activations)

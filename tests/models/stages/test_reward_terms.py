@@ -15,7 +15,11 @@ from torch import Tensor
 from tests.models.conftest import run_stage
 from tests.models.jobs import Killed, die_after
 from trimtab.models.config.policy import PPOConfig
-from trimtab.models.config.reward import ContrastiveConfig, RewardModelConfig
+from trimtab.models.config.reward import (
+    ContrastiveConfig,
+    PeerSelectionConfig,
+    RewardModelConfig,
+)
 from trimtab.models.config.training import LoraConfig, TrainConfig
 from trimtab.models.nets.loading import load_scorer, load_tokenizer
 from trimtab.models.nets.packing import pack
@@ -59,6 +63,7 @@ def _config(smoke_config: Any, train: dict[str, Any], **changes: Any) -> RewardM
             {"contrastive": SWAV, "ranking": "k_wise", "imitation_coef": 0.5},
         ),
         ({"dropout": 0.1, "lora": LoraConfig(rank=4)}, {"contrastive": SWAV}),
+        ({"dropout": 0.1}, {"imitation_coef": 1.0, "peer_selection": PeerSelectionConfig()}),
     ],
 )
 def test_what_was_killed_goes_on_to_the_same_weights(
