@@ -1,4 +1,4 @@
-"""Prefect's server checks the parameters of every run that is started by the API.
+"""Prefect's server checks the parameters of every run that is made from a deployment.
 
 A body with `enforce_parameter_schema: false` would skip the check. A parameter that the flow does
 not have then ends Prefect's engine before the flow begins: the run counts as crashed, and the
@@ -20,7 +20,7 @@ from prefect.server.schemas.actions import DeploymentFlowRunCreate
 from prefect.utilities.schema_tools import validation
 
 
-def always_check_parameters() -> None:
+def check_parameters_always() -> None:
     """Have this process follow the deployment's setting, which a run's body cannot override."""
     body: Any = DeploymentFlowRunCreate
     body.enforce_parameter_schema = property(lambda _: None)  # "as the deployment says"

@@ -22,10 +22,10 @@ from prefect.server.events.ordering import EventArrivedEarly, memory
 from prefect.server.events.schemas.events import ReceivedEvent
 from prefect.types import _datetime
 
-from trimtab.infra.prefect.checked_schemas import always_check_parameters, check_schemas_once
+from trimtab.infra.prefect.checked_schemas import check_parameters_always, check_schemas_once
 
 _started = _datetime.now("UTC")
-always_check_parameters()
+check_parameters_always()
 check_schemas_once()
 
 

@@ -5,6 +5,7 @@ A constant from a paper carries its source; one that no paper gives is marked `f
 
 from __future__ import annotations
 
+import math
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -352,6 +353,11 @@ class PeerSelectionConfig(StageConfig):
     )
 
 
+def num_dropped(batch_size: int, share: float) -> int:
+    """Pairs of a batch that peer selection leaves out: a share of them, at most all but one."""
+    return min(math.floor(share * batch_size + 1e-6), batch_size - 1)  # 1 - .8 is below .2
+
+
 class RewardModelConfig(PairLossConfig):
     """One Bradley-Terry reward model: an ensemble member or the final one."""
 
@@ -411,6 +417,22 @@ class RewardModelConfig(PairLossConfig):
             raise ValueError(
                 f"peer_selection chooses single pairs, by two whole models of one head; found "
                 f"{', '.join(given)} beside it: leave out either"
+            )
+        batch, ranks, share = (
+            self.train.batch_size,
+            self.train.num_ranks,
+            self.peer_selection.drop_share,
+        )
+        dropped = num_dropped(batch, share)
+        if dropped == 0:
+            raise ValueError(
+                f"peer_selection.drop_share times train.batch_size must be at least 1, found "
+                f"{share} of {batch}: nothing would be left out"
+            )
+        if isinstance(ranks, int) and ranks > batch - dropped:
+            raise ValueError(
+                f"train.num_ranks must be at most {batch - dropped}, found {ranks}: every rank "
+                "needs one of the pairs that peer_selection leaves in a batch"
             )
         return self
 

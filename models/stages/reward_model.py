@@ -99,6 +99,7 @@ def run(config: RewardModelConfig, inputs: dict[str, Path], workdir: Path) -> No
             workdir=workdir,
             extras=StepExtras(after_step=curve, peer=peer),
         )
+    del peer  # a model with its optimiser
     fit_gate(model, seen)
     if config.saves_model:
         save_model(model, tokenizer, workdir / "output" / "model")

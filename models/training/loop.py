@@ -73,9 +73,9 @@ def fit(
     """Train `model` in place and return the means of the last tenth of the steps' metrics.
 
     Also returns `num_updates`, the number of steps, and `num_trained_tokens`, the tokens of all
-    rows of their batches. `loss_function(batch, indices)` gets a packed batch and the indices (b,)
-    of its rows, and returns (loss, metrics), means weighted by `data.weights`. Only the first rank
-    returns.
+    rows of their batches, those that a peer leaves out too. `loss_function(batch, indices)` gets a
+    packed batch and the indices (b,) of its rows, and returns (loss, metrics), means weighted by
+    `data.weights`. Only the first rank returns.
     """
     rows, parts = data.rows, data.parts or [range(len(data.rows))]
     num_steps = counts.optimiser_steps(config, map(len, parts))

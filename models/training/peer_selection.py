@@ -1,12 +1,13 @@
 """Peer selection: two reward models are trained side by side, each on what the other orders well.
 
 The peer review of Collaborative Reward Modeling [CRM] (arXiv 2505.10597), by the rule of
-Co-teaching (arXiv 1804.06872): of every batch each model leaves out the pairs that have the largest
-ranking loss under the other. How many rises from none, as first models order nothing well. CRM's
-curriculum, pairs from easy to hard, is not part of it.
+Co-teaching (arXiv 1804.06872): of every batch each model leaves out the pairs whose labelled order
+is the least likely by the other's score gap. How many rises from none, as at first models order
+nothing well. CRM's curriculum, pairs from easy to hard, is not part of it.
 
-The models differ by their heads' first weights and by what dropout leaves out. The peer lives as
-long as the training: only its choice remains.
+Both start from one trunk and see the same batches. They differ by the first weights of heads (and
+of adapters and prototypes), and by what dropout leaves out: without dropout they may choose nearly
+alike (metric `peer_overlap`). The peer is not kept.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trimtab.models.config.reward import PeerSelectionConfig
+from trimtab.models.config.reward import PeerSelectionConfig, num_dropped
 from trimtab.models.config.training import TrainConfig
-from trimtab.models.functional.reward import ranking_losses
 from trimtab.models.nets.freezing import layers_of
 from trimtab.models.nets.training import prepare_training
 from trimtab.models.training.data import Pairs
@@ -56,10 +57,17 @@ def kept_share(config: PeerSelectionConfig, progress: float) -> float:
     return 1 - config.drop_share * (1.0 if is_ramp_over else progress / config.ramp_share)
 
 
-def most_alike(losses: Tensor, share: float) -> list[int]:
+def wrong_order(gaps: Tensor, labels: Tensor) -> Tensor:
+    """-log sigmoid of score gaps (b,) in the labels' direction, nats: what orders a pair badly.
+
+    A smoothed label says the same order as a whole one; labels (b,) are probabilities.
+    """
+    return F.softplus(torch.where(labels >= 0.5, -gaps, gaps))
+
+
+def best_ordered(losses: Tensor, share: float) -> list[int]:
     """Places in a batch, in its order, of the pairs of least loss (b,); at least one."""
-    dropped = math.floor((1 - share) * len(losses) + 1e-6)  # 1 - .8 is below .2
-    count = max(1, len(losses) - dropped)
+    count = len(losses) - num_dropped(len(losses), 1 - share)
     return losses.argsort(stable=True)[:count].sort().values.tolist()
 
 
@@ -99,13 +107,14 @@ class PeerSelection:
     ) -> tuple[list[int], Metrics]:
         """The rows of a batch to train on, with metrics, after the peer's own step on its choice.
 
-        Metrics: `kept_share` of the batch; `peer_overlap`, what share of it both models keep.
+        Metrics: `kept_share` of the batch; `peer_overlap`, what share of the kept both models keep;
+        `batch_accuracy`, how much of the whole batch the model orders as labelled (of which the
+        loss's own metrics see the kept pairs alone).
         """
         assert self.learner is not None
         share = kept_share(self.config, progress)
-        own, peer = (
-            most_alike(self._losses(number, batch), share) for number in (1, 0)
-        )  # each by the other's losses
+        of_model, of_peer = (self._wrong_order(number, batch) for number in (0, 1))
+        own, peer = best_ordered(of_peer, share), best_ordered(of_model, share)
         chosen = [batch[place] for place in peer]
         accumulate(
             self.learner, self.data, chosen, lambda rows: rows, self.train.micro_batch_tokens
@@ -114,6 +123,7 @@ class PeerSelection:
         metrics = {
             "kept_share": torch.tensor(len(own) / len(batch)),
             "peer_overlap": torch.tensor(len({*own} & {*peer}) / len(own)),
+            "batch_accuracy": (of_model < math.log(2)).float().mean(),
         }
         return [batch[place] for place in own], metrics
 
@@ -122,9 +132,8 @@ class PeerSelection:
         assert self.learner is not None
         return {"peer": self.learner.state_dict()}
 
-    def _losses(self, number: int, batch: list[int]) -> Tensor:
-        """Ranking losses (b,) of a batch under one of the models, without dropout."""
+    def _wrong_order(self, number: int, batch: list[int]) -> Tensor:
+        """`wrong_order` (b,) of a batch by one of the models, without dropout."""
         found = self.pairs[number]
         scores = score_rows(self.models[number], [found.rows[index] for index in batch])
-        labels, margins = found.pairs.label[batch], found.pairs.margin[batch]
-        return ranking_losses(scores[:, 0], scores[:, 1], label_chosen=labels, margin=margins)
+        return wrong_order(scores[:, 0] - scores[:, 1], found.pairs.label[batch])

@@ -9,7 +9,7 @@ from jsonschema import SchemaError
 from prefect.server.schemas.actions import DeploymentFlowRunCreate
 from prefect.utilities.schema_tools import validation
 
-from trimtab.infra.prefect.checked_schemas import always_check_parameters, check_schemas_once
+from trimtab.infra.prefect.checked_schemas import check_parameters_always, check_schemas_once
 
 STEPS = {"type": "object", "properties": {"steps": {"type": "integer"}}}
 
@@ -69,7 +69,7 @@ def test_a_body_cannot_switch_the_check_off(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(
         DeploymentFlowRunCreate, "enforce_parameter_schema", None, raising=False
     )  # so that it is taken away again
-    always_check_parameters()
+    check_parameters_always()
     for given in ({}, {"enforce_parameter_schema": False}, {"enforce_parameter_schema": True}):
         body = DeploymentFlowRunCreate.model_validate({**given, "parameters": {"recipe": "smoke"}})
         assert body.enforce_parameter_schema is None  # the deployment decides

@@ -23,8 +23,9 @@ from trimtab.models.training.data import Pairs, read_rows
 from trimtab.models.training.pair_batches import pair_batches_of
 from trimtab.models.training.peer_selection import (
     PeerSelection,
+    best_ordered,
     kept_share,
-    most_alike,
+    wrong_order,
 )
 from trimtab.models.training.progress import read_metrics
 
@@ -38,10 +39,17 @@ def test_the_share_that_is_kept_falls_linearly_and_then_stays() -> None:
 
 def test_the_pairs_of_least_loss_are_kept_in_the_batch_s_order() -> None:
     losses = torch.tensor([0.7, 0.1, 3.0, 0.7, 0.2])
-    assert most_alike(losses, 1.0) == [0, 1, 2, 3, 4]
-    assert most_alike(losses, 0.8) == [0, 1, 3, 4]
-    assert most_alike(losses, 0.5) == [0, 1, 4], "of equal losses the first; two of five left out"
-    assert most_alike(losses, 0.01) == [1]
+    assert best_ordered(losses, 1.0) == [0, 1, 2, 3, 4]
+    assert best_ordered(losses, 0.8) == [0, 1, 3, 4]
+    assert best_ordered(losses, 0.5) == [0, 1, 4], "of equal losses the first; two of five left out"
+    assert best_ordered(losses, 0.01) == [1]
+
+
+def test_a_soft_label_and_a_margin_change_no_order() -> None:
+    """By the loss on a label of .8, the gap of 5 would cost more (1.01) than that of -.5 (.87)."""
+    losses = wrong_order(torch.tensor([5.0, -0.5, 5.0, -5.0]), torch.tensor([0.8, 0.8, 1.0, 0.2]))
+    assert losses.tolist() == pytest.approx([0.006715, 0.974077, 0.006715, 0.006715], abs=1e-5)
+    assert best_ordered(losses, 0.75) == [0, 2, 3]
 
 
 def _pairs(count: int, label: list[float]) -> Pairs:
@@ -88,6 +96,7 @@ def test_each_model_trains_on_what_the_other_orders_well(monkeypatch: pytest.Mon
     assert trained == [[0, 2, 3], 0.1], "pair 1 has it under the first"
     assert float(metrics["kept_share"]) == 0.75
     assert float(metrics["peer_overlap"]) == pytest.approx(2 / 3)
+    assert float(metrics["batch_accuracy"]) == 0.75, "of the whole batch, pair 1 is ordered badly"
 
 
 @pytest.mark.parametrize(
@@ -101,6 +110,18 @@ def test_each_model_trains_on_what_the_other_orders_well(monkeypatch: pytest.Mon
 def test_what_it_cannot_go_with_is_refused(other: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="peer_selection chooses single pairs"):
         RewardModelConfig(peer_selection=PeerSelectionConfig(), **other)
+
+
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        (TrainConfig(batch_size=3), "at least 1, found 0.25 of 3"),
+        (TrainConfig(batch_size=8, num_ranks=8), "num_ranks must be at most 6, found 8"),
+    ],
+)
+def test_a_batch_must_be_large_enough(train: TrainConfig, said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        RewardModelConfig(peer_selection=PeerSelectionConfig(), train=train)
 
 
 def test_a_training_leaves_out_labels_that_were_turned_round(
