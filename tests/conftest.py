@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Iterator
-from unittest.mock import patch
 
 import pytest
 
 # A script that starts the tests with `&` leaves SIGINT ignored, for them and their children, so
 # that no test of an interruption could pass.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.fixture(autouse=True)
-def _own_environment() -> Iterator[None]:
-    """A command that a test calls here sets variables, such as PREFECT_HOME, for its process."""
-    with patch.dict(os.environ):
-        yield
-
 
 # The files that take minutes, the longest first: what begins last should not be what ends last.
 LONGEST = (

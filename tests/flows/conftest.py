@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from filelock import FileLock
@@ -32,6 +33,13 @@ import asyncio
 from prefect.server.database import provide_database_interface
 asyncio.run(provide_database_interface().create_db())
 """
+
+
+@pytest.fixture(autouse=True)
+def _own_environment() -> Iterator[None]:
+    """A command that a test calls here sets variables, such as PREFECT_HOME, for its process."""
+    with patch.dict(os.environ):
+        yield
 
 
 def _shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
