@@ -355,7 +355,7 @@ class PeerSelectionConfig(StageConfig):
 
 def num_dropped(batch_size: int, share: float) -> int:
     """Pairs of a batch that peer selection leaves out: a share of them, at most all but one."""
-    return min(math.floor(share * batch_size + 1e-6), batch_size - 1)  # 1 - .8 is below .2
+    return min(math.floor(share * batch_size + 1e-6), batch_size - 1)  # .29 of 100 is 28.99...
 
 
 class RewardModelConfig(PairLossConfig):

@@ -50,11 +50,11 @@ def pairs_of_peer(pairs: Pairs, peer: PreTrainedModel) -> Pairs:
     return replace(pairs, rows=rows)
 
 
-def kept_share(config: PeerSelectionConfig, progress: float) -> float:
-    """Share of a batch that is trained on once a share `progress` of the steps is done: falls
-    linearly from 1 to 1 - drop_share."""
+def dropped_share(config: PeerSelectionConfig, progress: float) -> float:
+    """Share of a batch that is left out once a share `progress` of the steps is done: rises
+    linearly from 0 to drop_share."""
     is_ramp_over = progress >= config.ramp_share
-    return 1 - config.drop_share * (1.0 if is_ramp_over else progress / config.ramp_share)
+    return config.drop_share * (1.0 if is_ramp_over else progress / config.ramp_share)
 
 
 def wrong_order(gaps: Tensor, labels: Tensor) -> Tensor:
@@ -65,10 +65,9 @@ def wrong_order(gaps: Tensor, labels: Tensor) -> Tensor:
     return F.softplus(torch.where(labels >= 0.5, -gaps, gaps))
 
 
-def best_ordered(losses: Tensor, share: float) -> list[int]:
-    """Places in a batch, in its order, of the pairs of least loss (b,); at least one."""
-    count = len(losses) - num_dropped(len(losses), 1 - share)
-    return losses.argsort(stable=True)[:count].sort().values.tolist()
+def best_ordered(disorder: Tensor, num_kept: int) -> list[int]:
+    """Places in a batch, in its order, of the pairs of least `wrong_order` (b,)."""
+    return disorder.argsort(stable=True)[:num_kept].sort().values.tolist()
 
 
 class PeerSelection:
@@ -112,17 +111,17 @@ class PeerSelection:
         loss's own metrics see the kept pairs alone).
         """
         assert self.learner is not None
-        share = kept_share(self.config, progress)
+        kept = len(batch) - num_dropped(len(batch), dropped_share(self.config, progress))
         of_model, of_peer = (self._wrong_order(number, batch) for number in (0, 1))
-        own, peer = best_ordered(of_peer, share), best_ordered(of_model, share)
+        own, peer = best_ordered(of_peer, kept), best_ordered(of_model, kept)
         chosen = [batch[place] for place in peer]
         accumulate(
             self.learner, self.data, chosen, lambda rows: rows, self.train.micro_batch_tokens
         )
         self.learner.step(learning_rate)
         metrics = {
-            "kept_share": torch.tensor(len(own) / len(batch)),
-            "peer_overlap": torch.tensor(len({*own} & {*peer}) / len(own)),
+            "kept_share": torch.tensor(kept / len(batch)),
+            "peer_overlap": torch.tensor(len({*own} & {*peer}) / kept),
             "batch_accuracy": (of_model < math.log(2)).float().mean(),
         }
         return [batch[place] for place in own], metrics

@@ -15,6 +15,7 @@ from trimtab.models.config.reward import (
     PeerSelectionConfig,
     RewardModelConfig,
     TrunkCacheConfig,
+    num_dropped,
 )
 from trimtab.models.config.training import TrainConfig, ZeroConfig
 from trimtab.models.nets.packing import Candidates
@@ -24,32 +25,40 @@ from trimtab.models.training.pair_batches import pair_batches_of
 from trimtab.models.training.peer_selection import (
     PeerSelection,
     best_ordered,
-    kept_share,
+    dropped_share,
     wrong_order,
 )
 from trimtab.models.training.progress import read_metrics
 
 
-def test_the_share_that_is_kept_falls_linearly_and_then_stays() -> None:
+def test_the_share_that_is_left_out_rises_linearly_and_then_stays() -> None:
     config = PeerSelectionConfig(drop_share=0.4, ramp_share=0.5)
-    shares = [kept_share(config, progress) for progress in (0, 0.25, 0.5, 0.9)]
-    assert shares == pytest.approx([1, 0.8, 0.6, 0.6])
-    assert kept_share(PeerSelectionConfig(drop_share=0.4, ramp_share=0), 0) == pytest.approx(0.6)
+    shares = [dropped_share(config, progress) for progress in (0, 0.25, 0.5, 0.9)]
+    assert shares == pytest.approx([0, 0.2, 0.4, 0.4])
+    assert dropped_share(PeerSelectionConfig(drop_share=0.4, ramp_share=0), 0) == 0.4
 
 
-def test_the_pairs_of_least_loss_are_kept_in_the_batch_s_order() -> None:
-    losses = torch.tensor([0.7, 0.1, 3.0, 0.7, 0.2])
-    assert best_ordered(losses, 1.0) == [0, 1, 2, 3, 4]
-    assert best_ordered(losses, 0.8) == [0, 1, 3, 4]
-    assert best_ordered(losses, 0.5) == [0, 1, 4], "of equal losses the first; two of five left out"
-    assert best_ordered(losses, 0.01) == [1]
+@pytest.mark.parametrize(
+    ("batch", "share", "dropped"),
+    [(5, 0.0, 0), (5, 0.2, 1), (5, 1 - 0.8, 1), (5, 0.5, 2), (100, 0.29, 29), (5, 0.99, 4)],
+)
+def test_whole_pairs_are_left_out_but_never_all(batch: int, share: float, dropped: int) -> None:
+    assert num_dropped(batch, share) == dropped
+
+
+def test_the_best_ordered_pairs_are_kept_in_the_batch_s_order() -> None:
+    disorder = torch.tensor([0.7, 0.1, 3.0, 0.7, 0.2])
+    assert best_ordered(disorder, 5) == [0, 1, 2, 3, 4]
+    assert best_ordered(disorder, 4) == [0, 1, 3, 4]
+    assert best_ordered(disorder, 3) == [0, 1, 4], "of equal ones the first"
+    assert best_ordered(disorder, 1) == [1]
 
 
 def test_a_soft_label_and_a_margin_change_no_order() -> None:
     """By the loss on a label of .8, the gap of 5 would cost more (1.01) than that of -.5 (.87)."""
     losses = wrong_order(torch.tensor([5.0, -0.5, 5.0, -5.0]), torch.tensor([0.8, 0.8, 1.0, 0.2]))
     assert losses.tolist() == pytest.approx([0.006715, 0.974077, 0.006715, 0.006715], abs=1e-5)
-    assert best_ordered(losses, 0.75) == [0, 2, 3]
+    assert best_ordered(losses, 3) == [0, 2, 3]
 
 
 def _pairs(count: int, label: list[float]) -> Pairs:
