@@ -9,7 +9,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from trimtab.infra.stack.programs import as_user, output_of, program
+from trimtab.infra.stack.programs import as_user, output_of, program, require_reachable
 from trimtab.infra.stack.supervisor import Service
 
 HOST = "127.0.0.1"
@@ -54,6 +54,7 @@ def database_url(port: int, database: str, driver: str = "") -> str:
 
 def _initialise(folder: Path) -> None:
     """Make a cluster beside `folder` and rename it, so that a kill leaves none half-made."""
+    require_reachable(SYSTEM_USER, [Path(program("initdb")), folder.parent])
     if folder.exists():
         return
     draft = folder.with_name(f"{folder.name}.draft")

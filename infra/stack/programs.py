@@ -42,6 +42,24 @@ def as_user(user: str | None) -> list[str]:
     return [*command, "--"]
 
 
+def require_reachable(user: str, paths: Sequence[Path]) -> None:
+    """StackError where this process is root and `user` cannot get to one of the paths.
+
+    A folder of root's that lets nobody else in is common: /root, or what `mktemp -d` makes.
+    """
+    if os.geteuid() != 0:
+        return
+    for path in paths:
+        for folder in (*reversed(path.absolute().parents), path):
+            found = subprocess.run([*as_user(user), "test", "-x", str(folder)], check=False)
+            if folder.exists() and found.returncode != 0:
+                raise StackError(
+                    f"{path}: found {folder}, which {user} cannot enter; allowed: a path that all "
+                    f"may enter (chmod o+x {folder}), as root's stack runs PostgreSQL as {user}. Or "
+                    "start the stack as another user than root"
+                )
+
+
 def output_of(command: Sequence[str], stdin: str = "") -> str:
     """Run a command to its end; StackError with what it said if it fails."""
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)

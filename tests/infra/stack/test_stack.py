@@ -19,7 +19,7 @@ import pytest
 from trimtab.infra.processes.locks import try_folder_lock
 from trimtab.infra.stack import flow_runs, secrets
 from trimtab.infra.stack.__main__ import _up, temporary_folder
-from trimtab.infra.stack.programs import StackError
+from trimtab.infra.stack.programs import StackError, require_reachable
 from trimtab.infra.stack.services import Stack
 from trimtab.infra.stack.supervisor import Service, Supervisor, rotate
 
@@ -195,6 +195,18 @@ def test_a_server_that_cannot_start_says_why_and_stops_the_others(tmp_path: Path
     ):
         pass
     assert not _is_alive(_pid(tmp_path / "a"))
+
+
+def test_root_is_told_of_a_folder_that_postgresql_cannot_enter(tmp_path: Path) -> None:
+    """Only root's stack runs it as another user."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    require_reachable("nobody", [Path("/"), Path("/usr/bin/env"), Path("/not/there")])
+    if os.geteuid() == 0:
+        with pytest.raises(StackError, match=r"which nobody cannot enter; allowed: .*chmod o\+x /"):
+            require_reachable("nobody", [closed])
+    else:
+        require_reachable("nobody", [closed])
 
 
 def test_where_a_log_cannot_be_kept_the_old_ones_stay(
