@@ -55,8 +55,8 @@ def require_reachable(user: str, paths: Sequence[Path]) -> None:
             if folder.exists() and found.returncode != 0:
                 raise StackError(
                     f"{path}: found {folder}, which {user} cannot enter; allowed: a path that all "
-                    f"may enter (chmod o+x {folder}), as root's stack runs PostgreSQL as {user}. Or "
-                    "start the stack as another user than root"
+                    f"may enter (chmod o+x {folder}), as root's stack runs PostgreSQL as {user}. "
+                    "Or start the stack as another user than root"
                 )
 
 
