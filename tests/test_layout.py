@@ -18,14 +18,14 @@ from trimtab.tasks.retries import is_transient
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("flows", "tasks", "models", "infra")
 SOURCES = sorted(path for top in (*PACKAGES, "tests") for path in (ROOT / top).rglob("*.py"))
-MAX_FUNCTION_LINES = 60
+MAX_LINES = 60  # of a function
 MODULES = [module.name for module in pkgutil.walk_packages(trimtab.__path__, "trimtab.")]
 STAGES = [module.name for module in pkgutil.iter_modules([str(ROOT / "models" / "stages")])]
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_every_module_imports(name: str) -> None:
-    importlib.import_module(name)
+def test_every_module_imports() -> None:
+    for name in MODULES:
+        importlib.import_module(name)
 
 
 def test_every_stage_has_a_specification_a_task_and_a_trainer() -> None:
@@ -87,25 +87,52 @@ def _texts(node: ast.expr) -> set[str]:
     return {node.value} if isinstance(node, ast.Constant) and isinstance(node.value, str) else set()
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_say_what_they_are_and_functions_stay_small(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    assert ast.get_docstring(tree), f"{path} has no module docstring"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = (node.end_lineno or 0) - node.lineno + 1
-            where = f"{path}:{node.lineno} {node.name}"
-            assert length <= MAX_FUNCTION_LINES, f"{where} has {length} lines"
+@pytest.fixture(scope="module")
+def nodes() -> dict[str, list[ast.AST]]:
+    """The syntax tree of every file by its path, the module first."""
+    return {
+        str(path.relative_to(ROOT)): list(ast.walk(ast.parse(path.read_text()))) for path in SOURCES
+    }
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_modules_have_one_name(path: Path) -> None:
+def test_files_say_what_they_are(nodes: dict[str, list[ast.AST]]) -> None:
+    modules = {path: each[0] for path, each in nodes.items()}
+    assert len(modules) > 500
+    undescribed = [
+        path
+        for path, module in modules.items()
+        if isinstance(module, ast.Module) and not ast.get_docstring(module)
+    ]
+    assert not undescribed
+
+
+def test_functions_stay_small(nodes: dict[str, list[ast.AST]]) -> None:
+    functions = [
+        (f"{path}:{node.lineno} {node.name}", (node.end_lineno or 0) - node.lineno + 1)
+        for path, each in nodes.items()
+        for node in each
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    long = [f"{where} has {length} lines" for where, length in functions if length > MAX_LINES]
+    assert functions and not long
+
+
+def test_modules_have_one_name(nodes: dict[str, list[ast.AST]]) -> None:
     """`models` is `trimtab.models` alone: by two names a module would be loaded twice."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
-        assert not [name for name in names if name.partition(".")[0] in PACKAGES], path
+    imports = [
+        (path, name)
+        for path, each in nodes.items()
+        for node in each
+        for name in _imported(node)
+        if name.partition(".")[0] in PACKAGES
+    ]
+    assert not imports
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) else []
 
 
 def test_no_flow_shadows_a_library() -> None:

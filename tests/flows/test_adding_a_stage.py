@@ -61,6 +61,7 @@ def _run(code: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_plan_has_the_stage(code: Path) -> None:
     assert re.search(r"length_bias", _run(code, "--dry-run"))
 

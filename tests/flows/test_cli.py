@@ -150,6 +150,7 @@ def test_a_mistake_is_a_line_and_the_status_is_2(
     assert said.out == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "status"),
     [

@@ -14,6 +14,7 @@ from trimtab.flows import cli
 from trimtab.models.studies import papers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["papers"], ["--help"], ["run", "smoke", "--print-config"]])
 def test_nothing_is_said_when_nobody_reads(tmp_path: Path, command: list[str]) -> None:
     reading, writing = os.pipe()

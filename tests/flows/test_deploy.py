@@ -48,6 +48,7 @@ def _schema(name: str) -> dict[str, Any]:
     return as_served(parameter_schema(flow).model_dump_for_openapi())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_every_deployment_names_its_flow_and_describes_every_parameter(name: str) -> None:
     schema = _schema(name)
@@ -190,6 +191,7 @@ def _dotted(json_path: str) -> str:
     return json_path.replace("['", ".").replace("']", "").removeprefix("$.")
 
 
+@pytest.mark.slow
 def test_well_formed_parameters_are_accepted_and_run() -> None:
     parameters = {"recipe": "smoke", "changes": {"ppo": {"num_steps": 6, "score_clip": None}}}
     validate(parameters, _schema("rlhf"), raise_on_error=True)

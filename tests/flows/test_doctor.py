@@ -82,6 +82,7 @@ def test_what_is_not_installed_comes_with_its_command(monkeypatch: pytest.Monkey
         assert line.mark == "note" and f".[{name}]" in line.found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "mark"),
     [(200, "ok"), (401, "note"), (404, "missing"), (503, "missing"), (None, "missing")],

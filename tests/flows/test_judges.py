@@ -154,6 +154,7 @@ def test_an_endpoint_is_asked_for_its_models_before_anything_runs(
         assert server.bodies == [{}]  # nothing was asked that costs
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_says_nothing_is_not_waited_for(pairs: Path, tmp_path: Path) -> None:
     with serving(lambda *_: completion("A")) as server:
         server.models = Reply(stall=True)

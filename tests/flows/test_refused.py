@@ -49,6 +49,7 @@ def _start(parameters: dict[str, Any]) -> None:
     apply_changes(recipe_named(taken["recipe"]), taken["changes"])
 
 
+@pytest.mark.slow
 def test_what_no_run_can_have_is_refused_before_any_stage() -> None:
     schema, cases = _schema(rlhf), list(impossible_changes())
     assert len(cases) > 110
@@ -86,6 +87,7 @@ def test_a_form_that_nobody_touched_changes_nothing() -> None:
     assert apply_changes(recipe_named("smoke"), taken["changes"]) == recipe_named("smoke")
 
 
+@pytest.mark.slow
 def test_a_setting_may_be_given_by_its_path_as_the_form_does() -> None:
     changes = {
         "ppo.kl_coef": 0.2,

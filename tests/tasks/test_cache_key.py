@@ -61,6 +61,7 @@ def test_changed_code_runs_again(context: StageContext, trainers: Path) -> None:
     assert second.ref.digest == first.ref.digest
 
 
+@pytest.mark.slow
 def test_code_that_changes_under_a_stage_is_not_published_as_either(
     context: StageContext, trainers: Path, plan: Any
 ) -> None:

@@ -111,6 +111,7 @@ def _keys(root: Path, stages: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_a_description_changes_no_key_and_a_default_those_that_have_it(copied: Path) -> None:
     stages = {
         "sft": "training.SFTConfig()",
@@ -142,6 +143,7 @@ def test_a_description_changes_no_key_and_a_default_those_that_have_it(copied: P
     assert _keys(copied, stages) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "stages"),
     [

@@ -75,6 +75,7 @@ def test_two_runners_of_one_key_compute_it_once(
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
+@pytest.mark.slow
 def test_no_more_trainers_at_once_than_allowed(context: StageContext, plan: Any) -> None:
     plan(sleep=0.05)
     spans: list[tuple[float, float]] = []
@@ -156,6 +157,7 @@ def test_folders_that_a_stage_does_not_read_stay_in_the_store(
     assert without.summary["count"] == 5
 
 
+@pytest.mark.slow
 def test_progress_and_mlflow_see_the_stage(context: StageContext, plan: Any) -> None:
     reports: list[Progress] = []
     tracking = Tracking.from_settings(context.settings, "toy")

@@ -62,6 +62,7 @@ count(make_context(Path(sys.argv[1]), Path(sys.argv[2])), total=4)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_orchestrator_continues_when_started_again(
     context: StageContext, trainers: Path, tmp_path: Path, plan: Any, number: int
@@ -80,6 +81,7 @@ def test_killed_orchestrator_continues_when_started_again(
     assert result.summary["count"] == 4
 
 
+@pytest.mark.slow
 def test_corrupt_checkpoint_is_passed_over(
     context: StageContext, plan: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -99,6 +101,7 @@ def test_corrupt_checkpoint_is_passed_over(
     assert any("skipping the checkpoint" in record.message for record in caplog.records)
 
 
+@pytest.mark.slow
 def test_store_that_refuses_checkpoints_does_not_stop_training(
     context: StageContext, plan: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:

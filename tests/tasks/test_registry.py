@@ -159,6 +159,7 @@ def _context(runs: _Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "emit", lambda *_, **__: None)
 
 
+@pytest.mark.slow
 def test_a_last_round_that_is_not_promoted_leaves_the_champion_its_weights(runs: _Runs) -> None:
     runs.end("toy", {1: "one", 2: "two"}, champion=1)
     assert runs.in_mlflow("toy", "@champion") == runs.in_store("one")
@@ -175,6 +176,7 @@ def test_a_last_round_that_is_not_promoted_leaves_the_champion_its_weights(runs:
     assert runs.in_mlflow("toy", "@candidate") == runs.in_store("worse")
 
 
+@pytest.mark.slow
 def test_a_champion_that_a_person_rejects_is_a_version_and_the_alias_stays(runs: _Runs) -> None:
     runs.end("asked", {1: "stands"}, champion=1)
     client, name = runs.tracking.connect(), model_name("asked")
@@ -259,6 +261,7 @@ def test_a_policy_has_not_the_numbers_of_one_whose_name_goes_on(runs: _Runs) -> 
     assert card.metrics == {"1/main_net": 0.25}
 
 
+@pytest.mark.slow
 def test_scorers_are_registered_beside_the_policies(runs: _Runs) -> None:
     scorers = {
         "reward_model": runs.published("reward_model", "rewards"),
@@ -285,6 +288,7 @@ def test_scorers_are_registered_beside_the_policies(runs: _Runs) -> None:
     assert champion is not None and champion.number == "1"
 
 
+@pytest.mark.slow
 def test_scorers_go_back_with_the_policy_of_their_run(runs: _Runs) -> None:
     for number in (1, 2):
         scorers = {
@@ -301,6 +305,7 @@ def test_scorers_go_back_with_the_policy_of_their_run(runs: _Runs) -> None:
             assert champion is not None and champion.number == number
 
 
+@pytest.mark.slow
 def test_going_back_is_done_again_after_a_failure_halfway(
     runs: _Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,6 +390,7 @@ def _experiment(runs: _Runs) -> str:
     return runs.tracking.experiment_id
 
 
+@pytest.mark.slow
 def test_versions_of_an_earlier_trimtab_get_their_weights_back(runs: _Runs) -> None:
     runs.end_as_before("old", "a", "b")
     assert runs.in_mlflow("old", "@champion") == runs.in_store("b")

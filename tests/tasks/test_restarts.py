@@ -35,6 +35,7 @@ def test_earlier_starts_are_closed_and_there_is_an_end_to_them(
     assert len(closed) == closes
 
 
+@pytest.mark.slow
 def test_what_is_left_is_closed_at_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Runs of earlier starts, and one that MLflow made though its answer was lost."""
     settings = Settings.from_env({"TRIMTAB_HOME": str(tmp_path)})

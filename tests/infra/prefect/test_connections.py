@@ -49,6 +49,7 @@ def _get(address: str, kind: type[Any]) -> int:
     return asyncio.run(get())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [PrefectHttpxSyncClient, PrefectHttpxAsyncClient])
 def test_a_new_client_waits_for_a_server_that_another_has_reached(kind: type[Any]) -> None:
     with HTTPServer(("127.0.0.1", 0), _Answer) as server:

@@ -13,6 +13,7 @@ from tests.forked import FORKED
 from trimtab.infra.processes.locks import file_lock, hold_slots, pause
 
 
+@pytest.mark.slow
 def test_the_patient_wait_until_nobody_else_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -39,6 +40,7 @@ def test_the_patient_wait_until_nobody_else_does(
     assert order[0] == "wide" and sorted(order[1:]) == ["patient", "patient too"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_patient", [False, True])
 def test_who_gives_up_waiting_leaves_everything_to_others(tmp_path: Path, is_patient: bool) -> None:
     slots = [tmp_path / f"slot-{index}" for index in range(3)]
@@ -87,6 +89,7 @@ def test_holders_of_one_and_of_many_never_exceed_the_slots(tmp_path: Path) -> No
     assert most == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_patient", [False, True])
 def test_who_waits_for_a_key_does_not_keep_its_holder_from_a_slot(
     tmp_path: Path, is_patient: bool

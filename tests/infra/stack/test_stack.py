@@ -122,6 +122,7 @@ def watching(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         os.kill(_pid(tmp_path / "worker.run"), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_all_start_at_once_but_those_that_need_another(tmp_path: Path) -> None:
     first, needy, other = (toy(tmp_path, name) for name in ("first", "needy", "other"))
     marks = {name: tmp_path / name for name in ("first", "needy", "other")}
@@ -133,6 +134,7 @@ def test_all_start_at_once_but_those_that_need_another(tmp_path: Path) -> None:
     assert started["needy"] > max(started["first"], started["other"])
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_is_started_again(
     watching: subprocess.Popen[str], tmp_path: Path
 ) -> None:
@@ -156,6 +158,7 @@ def test_no_server_outlives_a_killed_supervisor(
     _until(lambda: not any(map(_is_alive, pids)))
 
 
+@pytest.mark.slow
 def test_a_flow_run_outlives_its_worker_but_not_the_stack(
     watching: subprocess.Popen[str], tmp_path: Path
 ) -> None:
@@ -254,6 +257,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_logs_stay_below_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """40 kB are written; what is kept are the newest lines, each whole."""
     said, limit, num_old = tmp_path / "said", 4000, 3

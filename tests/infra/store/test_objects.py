@@ -11,6 +11,7 @@ import pytest
 from trimtab.infra.store.store import Store
 
 
+@pytest.mark.slow
 def test_swap_has_exactly_one_winner(store: Store) -> None:
     wins: list[int] = []
     barrier = threading.Barrier(8)

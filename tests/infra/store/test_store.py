@@ -128,6 +128,7 @@ def test_delete_removes_everything(store: Store, folder: Path) -> None:
     assert store.objects.list("artifacts") == {}
 
 
+@pytest.mark.slow
 def test_large_object_in_parts(store: Store, tmp_path: Path) -> None:
     source = tmp_path / "large"
     source.mkdir()

@@ -171,6 +171,7 @@ def test_file_that_changes_while_it_is_published_is_noticed(
     assert store.find("toy", KEY) is None
 
 
+@pytest.mark.slow
 def test_bucket_that_is_absent_and_wrong_keys_are_user_errors(
     s3_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +207,7 @@ class _FlakyS3(http.server.BaseHTTPRequestHandler):
         """Keep quiet."""
 
 
+@pytest.mark.slow
 def test_server_errors_are_retried_and_then_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _FlakyS3)
     threading.Thread(target=server.serve_forever, daemon=True).start()

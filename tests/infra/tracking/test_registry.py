@@ -76,6 +76,7 @@ def models(tracking: Tracking, tmp_path: Path, request: pytest.FixtureRequest) -
     return _Models(tracking, request.node.name, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_model_loads_by_alias(models: _Models) -> None:
     assert models.register("one", "champion", round="1") == "1"
     assert models.register("two", "candidate") == "2"

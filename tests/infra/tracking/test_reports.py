@@ -12,6 +12,7 @@ from trimtab.infra.tracking.reports import REPORT_TAG, fetch_report, tracked_rep
 from trimtab.infra.tracking.runs import TrackedRun, Tracking
 
 
+@pytest.mark.slow
 def test_the_newest_finished_run_of_each_name_is_found_and_brought(tmp_path: Path) -> None:
     settings = Settings.from_env({"TRIMTAB_HOME": str(tmp_path / "home")})
     assert tracked_reports(settings.mlflow_uri) == []

@@ -43,6 +43,7 @@ def _line(step: int, **metrics: float) -> str:
     return json.dumps({"step": step, "time": 100.0 + step, "metrics": metrics}) + "\n"
 
 
+@pytest.mark.slow
 def test_runs_nest_and_end_with_the_right_status(settings: Settings, tracking: Tracking) -> None:
     parent = tracking.start_run("flow")
     with parent.child("good", {"trimtab.stage": "sft"}) as good:
@@ -245,6 +246,7 @@ def _written_by(client: Any, run_id: str, folder: Path) -> str:
     return Path(client.download_artifacts(run_id, "note.txt", str(folder))).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moves", [True, False], ids=["moved", "copied"])
 def test_a_home_that_was_moved_or_copied_has_its_artifacts_where_it_is(
     tmp_path: Path, moves: bool, caplog: pytest.LogCaptureFixture

@@ -89,6 +89,7 @@ def test_a_list_is_read_in_chunks_of_any_size(
     assert [row.value for row in read_file(path, "")] == [*ROWS[:30], 12345, "x"]
 
 
+@pytest.mark.slow
 def test_a_long_list_is_never_held_whole(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     row = {"prompt": "Q", "chosen": "A" * 1000, "rejected": "B"}

@@ -51,6 +51,7 @@ def test_hh_is_read_whole(name: str, num_rows: int, share_longer: float) -> None
         assert "\n\nHuman:" not in pair.chosen + pair.rejected
 
 
+@pytest.mark.slow
 def test_ukp_ties_are_the_only_bad_rows() -> None:
     source = Source(file_of("ukp-arguments.jsonl.gz"))
     rows = rows_of("ukp-arguments.jsonl.gz")

@@ -56,6 +56,7 @@ def test_frozen_layers_have_the_counted_parameters() -> None:
     assert shape.frozen_parameters(None) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_layers", [None, 1])
 def test_adapters_have_the_counted_parameters(num_layers: int | None) -> None:
     config = smoke().sft.model

@@ -124,6 +124,7 @@ def test_faults_that_pass_are_tried_again(fault: Reply) -> None:
     assert asked.num_retries == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault", [Reply(stall=True), Reply(completion("A"), drip=0.02)], ids=["stalls", "drips"]
 )

@@ -136,6 +136,7 @@ class _Till:
         return Reply(answer, cut=30) if draw > 0.85 else answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_again_and_again_it_never_spends_more(tmp_path: Path, seed: int) -> None:
     """kill -9 at random requests, answers lost on the way, last lines cut off: what the endpoint

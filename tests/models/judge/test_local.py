@@ -121,6 +121,7 @@ def test_an_answer_does_not_depend_on_what_else_is_asked(local: LocalModel) -> N
         assert ours == pytest.approx(theirs, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_samples_differ_by_seed_and_follow_the_model(local: LocalModel) -> None:
     """First tokens of 3,000 seeds against their probabilities: four standard errors at most."""
     count = 3000

@@ -16,6 +16,7 @@ from trimtab.models.judge.rubrics import load_questions
 ASKS = load_questions()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thinks", [False, True])
 def test_a_principle_decides_a_pair_in_both_orders(thinks: bool) -> None:
     """Drawn by seed and pair; it stands right before the first question."""

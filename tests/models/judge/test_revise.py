@@ -77,6 +77,7 @@ def test_without_critiques_the_revision_is_asked_for_at_once() -> None:
     assert reviser.answers_per_step == 1
 
 
+@pytest.mark.slow
 def test_principles_go_with_prompt_and_step_whatever_else_is_revised() -> None:
     prompts = [f"prompt {number}" for number in range(40)]
     with serving(_script) as server:

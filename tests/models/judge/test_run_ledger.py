@@ -110,6 +110,7 @@ def test_nobody_waits_for_a_process_that_was_killed(tmp_path: Path) -> None:
     RunLedger(tmp_path).reserve("c", Usage(30, 0), CHEAP)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_cut_off_anywhere_counts_no_less_than_was_spent(tmp_path: Path) -> None:
     RunLedger.create(tmp_path / "run")
     ledger = RunLedger(tmp_path / "run")
@@ -226,6 +227,7 @@ class _Till:
         return Reply(answer, cut=30) if draw > 0.9 else answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_stages_at_once_killed_at_random_never_spend_more_than_the_run_may(
     tmp_path: Path, seed: int

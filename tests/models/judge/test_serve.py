@@ -43,6 +43,7 @@ def _endpoint(url: str, **more: Any) -> Endpoint:
     return Endpoint(EndpointConfig(**config), Budget())
 
 
+@pytest.mark.slow
 def test_through_http_as_without(local: LocalModel, url: str) -> None:
     requests = {
         f"{number} {kind}": request("x" * number, **{"max_tokens": 1, **kind})

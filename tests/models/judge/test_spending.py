@@ -84,6 +84,7 @@ def test_a_judge_that_is_opened_before_its_checkpoint_knows_of_it(tmp_path: Path
         assert server.bodies == []
 
 
+@pytest.mark.slow
 def test_a_stage_killed_again_and_again_stays_within_its_limit(tmp_path: Path) -> None:
     """kill -9 in the middle of its requests; what the endpoint then bills, nobody hears of."""
     limit, billed = 30_000, 0

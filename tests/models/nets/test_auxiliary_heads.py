@@ -61,6 +61,7 @@ def test_the_language_head_is_the_policys(
     assert scorer.state_dict().keys() == names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "head_learns"),
     [({}, True), ({"trainable_layers": 1}, True), ({"lora": LoraConfig(rank=2)}, False)],

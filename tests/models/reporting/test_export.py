@@ -26,6 +26,7 @@ PROMPTS = ["<user> sort : b a <assistant>", "<user> greet : bob <assistant>"]
 RESPONSES = ["a b", "hello bob and a good day"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["reward_model", "advantage_model"])
 @pytest.mark.parametrize("pads_with_the_end", [False, True])
 def test_plain_transformers_reads_the_same_scores(

@@ -168,6 +168,7 @@ def test_soft_labels_come_through_to_who_learns_from_them(
     assert json.loads((treated / "summary.json").read_text())["share_smoothed"] == 0.0
 
 
+@pytest.mark.slow
 def test_gold_at_its_best_puts_every_label_right_and_a_reward_model_learns_them(
     tmp_path: Path, smoke_config: Any, comparisons: Path, policy: Path
 ) -> None:

@@ -106,6 +106,7 @@ def test_it_learns_to_answer_harmful_prompts_and_keeps_what_it_can(
     assert summary["num_updates"] == 6 * -(-2 * count // 8)
 
 
+@pytest.mark.slow
 def test_resumed_equals_uninterrupted(
     tmp_path: Path,
     world: Path,

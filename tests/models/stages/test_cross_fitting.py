@@ -36,6 +36,7 @@ def rankings(tmp_path_factory: pytest.TempPathFactory, comparisons: Path) -> Pat
     return folder
 
 
+@pytest.mark.slow
 def test_pairs_of_one_prompt_share_a_fold_and_every_pair_is_counted(
     tmp_path: Path, smoke_config: Any, policy: Path, rankings: Path
 ) -> None:

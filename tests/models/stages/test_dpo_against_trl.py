@@ -47,6 +47,7 @@ def model(policy: Path) -> PreTrainedModel:
 SMOOTHED = {"loss_type": ["sigmoid", "robust"], "loss_weights": [1.6, -0.6]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("smoothing", "how"), [(0.0, {}), (0.2, SMOOTHED)])
 def test_loss_and_gradients_are_trls(
     tmp_path: Path,

@@ -148,6 +148,7 @@ def test_what_is_not_understood_is_a_tie_and_counted(
     assert json.loads((output / "summary.json").read_text())["num_unparsed"] == 2 * 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed_at", [1, 11])
 def test_killed_and_run_again_it_asks_nothing_twice(
     tmp_path: Path, evaluations: dict[str, Path], killed_at: int

@@ -129,6 +129,7 @@ def test_cpl_learns_the_preference_and_its_bias_keeps_what_was_compared_likely(
     assert means[0.25] > means[1.0] + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "train"),
     [("dpo", {}), ("dpo", {"lora": LoraConfig(rank=4)}), ("cpl", {"trainable_layers": 1})],

@@ -133,6 +133,7 @@ def test_a_batch_must_be_large_enough(train: TrainConfig, said: str) -> None:
         RewardModelConfig(peer_selection=PeerSelectionConfig(), train=train)
 
 
+@pytest.mark.slow
 def test_a_training_leaves_out_labels_that_were_turned_round(
     tmp_path: Path,
     smoke_config: Any,

@@ -133,6 +133,7 @@ def _entropy(run: PPORun, experience: Experience) -> float:
     return float(entropies[mask].mean())
 
 
+@pytest.mark.slow
 def test_the_entropy_bonus_raises_entropy_and_its_clip_leads_to_one(
     tmp_path: Path, ppo: PPOConfig, inputs: dict[str, Path]
 ) -> None:
@@ -194,6 +195,7 @@ def test_ptx_makes_demonstrations_likelier(
     assert float(metrics[0]["ptx_loss"]) == pytest.approx(-before, rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["scorer", "policy"])
 def test_a_critic_of_either_start_learns_values_before_the_policy_moves(
     tmp_path: Path, ppo: PPOConfig, inputs: dict[str, Path], start: str

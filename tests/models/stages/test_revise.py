@@ -105,6 +105,7 @@ def test_rows_and_summary_by_hand(tmp_path: Path, world: Path, policy: Path) -> 
     assert done == sorted(done) and done[-1] == [NUM_PROMPTS, NUM_PROMPTS]
 
 
+@pytest.mark.slow
 def test_faults_of_an_endpoint_change_nothing(tmp_path: Path, world: Path, policy: Path) -> None:
     """Busy, broken, cut off in its middle, no answer in time: each is asked again."""
     inputs = {"data": world, "policy": policy}
@@ -155,6 +156,7 @@ def test_answers_of_no_use_are_counted_and_not_learned(
         run_stage("revise", _config(server), tmp_path / "n", **inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed_at", [1, 9, 20])
 def test_killed_and_run_again_it_asks_nothing_twice(
     tmp_path: Path, world: Path, policy: Path, killed_at: int

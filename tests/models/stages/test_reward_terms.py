@@ -157,6 +157,7 @@ def test_simcse_parts_chosen_and_rejected_features(
     assert overlap[False] < overlap[True] - 0.05
 
 
+@pytest.mark.slow
 def test_rankings_are_trained_on_as_examples(
     tmp_path: Path, smoke_config: Any, policy: Path, rankings: Path
 ) -> None:

@@ -164,6 +164,7 @@ def test_killed_and_run_again_it_asks_nothing_twice_and_ends_the_same(
     assert all(bool((ours[name] == theirs[name]).all()) for name in ours)
 
 
+@pytest.mark.slow
 def test_a_budget_holds_over_tries_of_the_stage(
     tmp_path: Path, smoke_config: Any, inputs: dict[str, Path]
 ) -> None:
@@ -176,6 +177,7 @@ def test_a_budget_holds_over_tries_of_the_stage(
         assert (tmp_path / "checkpoints" / "2").exists()
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_refuses_ends_the_stage_in_its_own_words(
     tmp_path: Path, smoke_config: Any, inputs: dict[str, Path]
 ) -> None:

@@ -131,6 +131,7 @@ def test_rejection_sampling_teaches_the_best_answer_and_no_other(
     assert summary["score_kept"] == pytest.approx(1.0 + 0.19 / 2)  # mean of 1.00 .. 1.19
 
 
+@pytest.mark.slow
 def test_rest_passes_fewer_and_better_answers_from_step_to_step(
     tmp_path: Path, policy: Path, graded: Path
 ) -> None:
@@ -149,6 +150,7 @@ def test_rest_passes_fewer_and_better_answers_from_step_to_step(
     assert good > fair > bad  # passed thrice, twice and once
 
 
+@pytest.mark.slow
 def test_rest_goes_on_in_the_step_where_it_was_killed(
     tmp_path: Path, policy: Path, graded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +224,7 @@ def test_instructions_that_the_tokenizer_confuses_are_refused(policy: Path) -> N
         instruction_ids(tokenizer, ("terrible", "wonderful"))
 
 
+@pytest.mark.slow
 def test_the_best_of_n_answers_by_the_scorer(
     tmp_path: Path, smoke_config: Any, world: Path, policy: Path, several_scorers: dict[str, Path]
 ) -> None:

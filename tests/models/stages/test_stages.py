@@ -105,6 +105,7 @@ def test_relabelling_keeps_the_raw_pair(
         assert after["is_flipped"] == (means[before["id"]] < 0)
 
 
+@pytest.mark.slow
 def test_rehearsal_and_meta_rm_end_to_end(
     tmp_path: Path,
     smoke_config: Any,

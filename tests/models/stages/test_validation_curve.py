@@ -64,6 +64,7 @@ def test_looking_changes_nothing(
     assert all(torch.equal(plain[name], looked[name]) for name in plain)
 
 
+@pytest.mark.slow
 def test_one_that_goes_on_elsewhere_has_every_row_once(
     tmp_path: Path,
     smoke_config: Any,

@@ -78,6 +78,7 @@ def test_two_who_agree_by_hand() -> None:
     assert p == pytest.approx(0.8641, abs=1e-4)  # the root of the two, by bisection: 0.8641
 
 
+@pytest.mark.slow
 def test_labels_that_nobody_else_decided_do_not_confirm_themselves() -> None:
     """Two share 50 items and differ over 20: of both a = (2 + 30 p + 10) / 53, and p / (1 - p) =
     (a / (1 - a))^2 where they agree. By bisection a is 0.7146, with any number of other labels."""

@@ -103,6 +103,7 @@ def test_by_hand_from_two_lengths() -> None:
     assert float(found["length_effect"]) == pytest.approx(math.log(6) / 2 / math.tanh(1), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_rate_equals_slow_descent() -> None:
     outcome, difference = _games()
     rate, found = length_controlled_win_rate(outcome, difference, ridge=2.0)

@@ -42,6 +42,7 @@ def _members(number: int) -> dict[str, dict[str, Any]]:
     return {f"member_{index}": {} for index in range(number)}
 
 
+@pytest.mark.slow
 def test_an_ensemble_that_orders_pairs_as_people_do_correlates(run: Run) -> None:
     preferences = {"train.jsonl": _pairs("train"), "test.jsonl": _pairs("test")}
     roles = {
@@ -65,6 +66,7 @@ def test_pairs_without_votes_are_refused(run: Run) -> None:
         votes(run(roles))
 
 
+@pytest.mark.slow
 def test_turned_labels_at_the_weak_end_are_found(run: Run) -> None:
     """The first of four labels is turned: the longer answers, but the shorter one, are labelled."""
     truths = [truth(f"train{n}", n == 0, "flipped" if n == 0 else "clear") for n in range(4)]

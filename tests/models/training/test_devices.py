@@ -73,6 +73,7 @@ def _assert_same_rows(ours: Path, theirs: Path, name: str, but: Sequence[str] = 
             assert row[key] == same, key
 
 
+@pytest.mark.slow
 def test_sft(both: Compare, smoke_config: Any, few: Path) -> None:
     config = smoke_config.sft
     train = config.train.model_copy(update={"num_epochs": 1})
@@ -80,6 +81,7 @@ def test_sft(both: Compare, smoke_config: Any, few: Path) -> None:
     _assert_same_model(ours / "model", theirs / "model")
 
 
+@pytest.mark.slow
 def test_sft_of_adapters(both: Compare, smoke_config: Any, few: Path) -> None:
     config = smoke_config.sft
     lora = LoraConfig(rank=2)
@@ -88,11 +90,13 @@ def test_sft_of_adapters(both: Compare, smoke_config: Any, few: Path) -> None:
     _assert_same_model(ours / "model", theirs / "model")
 
 
+@pytest.mark.slow
 def test_comparisons(both: Compare, smoke_config: Any, few: Path, policy: Path) -> None:
     ours, theirs = both("comparisons", smoke_config.comparisons, data=few, policy=policy)
     _assert_same_rows(ours, theirs, "train.jsonl")
 
 
+@pytest.mark.slow
 def test_a_cross_fitted_member_above_stored_states(
     both: Compare, tmp_path: Path, smoke_config: Any, policy: Path, pairs: Path
 ) -> None:
@@ -120,6 +124,7 @@ def test_a_cross_fitted_member_above_stored_states(
     _assert_same_rows(ours, theirs, "scores.jsonl")
 
 
+@pytest.mark.slow
 def test_a_reward_model_with_all_terms(
     both: Compare, smoke_config: Any, policy: Path, pairs: Path
 ) -> None:
@@ -132,6 +137,7 @@ def test_a_reward_model_with_all_terms(
     _assert_same_rows(ours, theirs, "scores.jsonl")
 
 
+@pytest.mark.slow
 def test_advantage_model(both: Compare, smoke_config: Any, policy: Path, pairs: Path) -> None:
     config = smoke_config.advantage_model.model_copy(update={"use_importance_weights": True})
     inputs = {"policy": policy, "preferences": pairs, "behaviour": policy}
@@ -140,6 +146,7 @@ def test_advantage_model(both: Compare, smoke_config: Any, policy: Path, pairs: 
     _assert_same_rows(ours, theirs, "scores.jsonl")
 
 
+@pytest.mark.slow
 def test_meta_rm(
     both: Compare,
     smoke_config: Any,
@@ -153,6 +160,7 @@ def test_meta_rm(
     _assert_same_rows(ours, theirs, "scores.jsonl")
 
 
+@pytest.mark.slow
 def test_rehearsal_then_ppo(
     both: Compare,
     tmp_path: Path,
@@ -187,6 +195,7 @@ def test_rehearsal_then_ppo(
     )
 
 
+@pytest.mark.slow
 def test_features(both: Compare, smoke_config: Any, pairs: Path, advantage_model: Path) -> None:
     inputs = {"scorer": advantage_model, "preferences": pairs}
     ours, theirs = both("features", FeaturesConfig(), **inputs)
@@ -194,11 +203,13 @@ def test_features(both: Compare, smoke_config: Any, pairs: Path, advantage_model
     _assert_same_rows(ours, theirs, "features.jsonl", but=("x", "y"))
 
 
+@pytest.mark.slow
 def test_dpo(both: Compare, smoke_config: Any, policy: Path, pairs: Path) -> None:
     ours, theirs = both("dpo", smoke_config.dpo, policy=policy, reference=policy, preferences=pairs)
     _assert_same_model(ours / "model", theirs / "model")
 
 
+@pytest.mark.slow
 def test_answers_then_rest_and_hir(
     both: Compare,
     tmp_path: Path,
@@ -223,6 +234,7 @@ def test_answers_then_rest_and_hir(
         (tmp_path / "cpu").rename(tmp_path / f"cpu_{stage}")
 
 
+@pytest.mark.slow
 def test_evaluation_of_the_best_of_two(
     both: Compare, smoke_config: Any, few: Path, policy: Path, advantage_model: Path
 ) -> None:
@@ -238,6 +250,7 @@ def test_evaluation_of_the_best_of_two(
     _assert_same_rows(ours, theirs, "responses.jsonl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [{}, {"top_p": 0.9}])
 def test_only_what_is_deterministic_runs_where_that_is_asked_for(
     tmp_path: Path, smoke_config: Any, few: Path, policy: Path, sampling: dict[str, float]
@@ -251,6 +264,7 @@ def test_only_what_is_deterministic_runs_where_that_is_asked_for(
     _assert_same_rows(tmp_path / "gpu/output", theirs, "train.jsonl")
 
 
+@pytest.mark.slow
 def test_a_switch_that_is_neither_on_nor_off_is_refused(
     tmp_path: Path, smoke_config: Any, few: Path
 ) -> None:
@@ -259,6 +273,7 @@ def test_a_switch_that_is_neither_on_nor_off_is_refused(
         launch(path, env={entry.DETERMINISTIC: "yes"})
 
 
+@pytest.mark.slow
 def test_a_gpu_that_torch_does_not_see_is_one_clear_error(
     tmp_path: Path, smoke_config: Any, few: Path
 ) -> None:
@@ -266,6 +281,7 @@ def test_a_gpu_that_torch_does_not_see_is_one_clear_error(
         launch(job(tmp_path / "gpu", smoke_config.sft, few, num_ranks=1, gpus=["3"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gpus", "given", "expected"),
     [

@@ -74,6 +74,7 @@ def test_a_reward_model_goes_on_where_it_was_killed(
     _assert_same(killed / "model", whole / "model")
 
 
+@pytest.mark.slow
 def test_ppo_goes_on_where_it_was_killed(
     tmp_path: Path,
     smoke_config: Any,

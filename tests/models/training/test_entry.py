@@ -91,6 +91,7 @@ def _job(workdir: Path, num_ranks: int = 1, **config: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_fork_has_torch_loaded_and_computes(tmp_path: Path) -> None:
     launch(_job(tmp_path, size=600), entry="toy_torch_entry")
     assert json.loads((tmp_path / "seen.json").read_text()) == {
@@ -102,11 +103,13 @@ def test_fork_has_torch_loaded_and_computes(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_unknown_config_key_is_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match=r"(?s)ValidationError: 1 .*sise"):
         launch(_job(tmp_path, size=2, sise=3), entry="toy_torch_entry")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "saves"), [(1, True), (3, False)])
 def test_sigterm_saves_what_there_is_and_leaves_with_75(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, saves: bool
@@ -134,6 +137,7 @@ def _wait_for_ranks(workdir: Path) -> list[int]:
     return [int(path.read_text()) for path in paths]
 
 
+@pytest.mark.slow
 def test_ranks_die_with_the_trainer(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     ranks: list[int] = []
@@ -147,6 +151,7 @@ def test_ranks_die_with_the_trainer(tmp_path: Path) -> None:
     assert_gone(" ".join(map(str, ranks)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "message"),
     [
@@ -168,6 +173,7 @@ def test_bad_job_files_are_refused(tmp_path: Path, job: str, message: str) -> No
         signal.signal(signal.SIGTERM, previous)
 
 
+@pytest.mark.slow
 def test_flag_is_raised_by_sigterm_and_lowered_by_install() -> None:
     previous = signal.getsignal(signal.SIGTERM)
     try:

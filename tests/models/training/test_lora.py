@@ -48,6 +48,7 @@ def test_a_reward_model_goes_on_where_it_was_killed(
     assert all("_proj" in name for name in learned)
 
 
+@pytest.mark.slow
 def test_ppo_goes_on_where_it_was_killed(
     tmp_path: Path,
     smoke_config: Any,

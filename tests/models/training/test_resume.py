@@ -34,6 +34,7 @@ def _elsewhere(workdir: Path) -> Path:
     return other
 
 
+@pytest.mark.slow
 def test_sft(
     tmp_path: Path, smoke_config: Any, world: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,7 @@ def test_scorers_train_and_score_alike_on_stored_states(
     _same(fast, plain)
 
 
+@pytest.mark.slow
 def test_rankings_train_alike_on_the_states_of_their_pairs(
     tmp_path: Path, smoke_config: Any, world: Path, policy: Path
 ) -> None:
@@ -295,6 +296,7 @@ def test_a_fully_trained_scorer_shares_nothing(
     assert run._collect(list(range(4))).rows[0].lower is None
 
 
+@pytest.mark.slow
 def test_evaluation_measures_alike_with_and_without_shared_layers(
     tmp_path: Path,
     smoke_config: Any,

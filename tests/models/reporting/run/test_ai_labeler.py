@@ -60,6 +60,7 @@ def test_a_judge_that_only_looks_labels_nothing(judged: dict[str, Path]) -> None
     assert ai_labeler(Artifacts(judged)) is None
 
 
+@pytest.mark.slow
 def test_the_page_calls_a_judges_error_by_its_name(judged: dict[str, Path], tmp_path: Path) -> None:
     report.run(ReportConfig(), judged, tmp_path / "w")
     html = (tmp_path / "w/output/report.html").read_text()

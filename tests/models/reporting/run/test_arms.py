@@ -90,6 +90,7 @@ def test_budgets_by_hand(inputs: Inputs) -> None:
     assert budget_of(artifacts, (), "policy_hir", "eval_hir") is None
 
 
+@pytest.mark.slow
 def test_an_arm_without_ppo_has_all_but_ppo_s_course(inputs: Inputs) -> None:
     card, curves = assemble(Artifacts(inputs), CONFIG)
     by_name = {policy.name: policy for policy in card.policies}
@@ -104,6 +105,7 @@ def test_an_arm_without_ppo_has_all_but_ppo_s_course(inputs: Inputs) -> None:
     assert by_name["best_of_n"].budget == Budget(samples_per_answer=2)
 
 
+@pytest.mark.slow
 def test_the_frontier_names_the_highest_and_needs_two(inputs: Inputs) -> None:
     artifacts = Artifacts(inputs)
     card, _ = assemble(artifacts, CONFIG)

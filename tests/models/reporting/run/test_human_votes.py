@@ -238,6 +238,7 @@ def test_strength_of_other_pairs_is_refused(voted_inputs: Inputs) -> None:
         human_votes(artifacts, strength_roles(artifacts), 0)
 
 
+@pytest.mark.slow
 def test_page_and_scorecard_with_votes(voted_inputs: Inputs, tmp_path: Path) -> None:
     report.run(ReportConfig(), voted_inputs, tmp_path)
     output = tmp_path / "output"
@@ -260,6 +261,7 @@ def test_page_and_scorecard_with_votes(voted_inputs: Inputs, tmp_path: Path) -> 
     )
 
 
+@pytest.mark.slow
 def test_page_without_votes_does_not_mention_them(label_inputs: Inputs, tmp_path: Path) -> None:
     report.run(ReportConfig(), label_inputs, tmp_path)
     output = tmp_path / "output"

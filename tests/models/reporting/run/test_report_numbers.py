@@ -190,6 +190,7 @@ def test_length_baseline_by_hand(label_inputs: Inputs) -> None:
     assert value(found.clean_accuracy) == pytest.approx(1 / 3)
 
 
+@pytest.mark.slow
 def test_policies_by_hand(full_inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
     judged = {"right words": 0.7, "stupid": 0.0}
     monkeypatch.setattr(
@@ -320,6 +321,7 @@ SHARES = (
 )
 
 
+@pytest.mark.slow
 def test_no_share_of_a_scorecard_is_certain(full_inputs: Inputs) -> None:
     """Some of these are of one to six pairs, and 0 or 1."""
     config = ReportConfig(arms=("full",), rounds=(1, 2), has_gold=True)

@@ -68,6 +68,7 @@ def build(config: ReportConfig, inputs: Inputs, workdir: Path) -> tuple[str, dic
     return html, json.loads((output / "scorecard.json").read_text())
 
 
+@pytest.mark.slow
 def test_whole_page(full_inputs: Inputs, tmp_path: Path) -> None:
     """Safe and self-contained; its sections are listed; a policy has one look in all plots."""
     html, card = build(FULL, full_inputs, tmp_path)
@@ -125,6 +126,7 @@ def _shows_a_policy_alike(drawings: dict[str, str]) -> None:
     assert set(POLICY_NAMES) <= set(POLICY_STYLES)
 
 
+@pytest.mark.slow
 def test_warnings_stand_on_the_first_screen(label_inputs: Inputs, tmp_path: Path) -> None:
     path = label_inputs["relabelled"] / "train.jsonl"
     path.write_text(path.read_text().replace('"is_flipped": false', '"is_flipped": true'))
@@ -134,6 +136,7 @@ def test_warnings_stand_on_the_first_screen(label_inputs: Inputs, tmp_path: Path
     assert f'<p class="warning"><b>⚠</b> {warning}</p>' in first_screen
 
 
+@pytest.mark.slow
 def test_what_was_read_adds_up_on_the_first_screen(label_inputs: Inputs, tmp_path: Path) -> None:
     """And the refused rows lie beside the page."""
     counts = {"read": 141, "used": 10, "quarantined": 14, "ties_dropped": 6, "over_limit": 110}
@@ -183,6 +186,7 @@ def test_what_was_read_adds_up_on_the_first_screen(label_inputs: Inputs, tmp_pat
     assert (tmp_path / "output" / "quarantine.jsonl").read_text() == refused.read_text()
 
 
+@pytest.mark.slow
 def test_same_inputs_give_the_same_bytes(label_inputs: Inputs, tmp_path: Path) -> None:
     inputs = {role: label_inputs[role] for role in ("preferences", "member_0")}
     first, _ = build(ReportConfig(), inputs, tmp_path / "first")
@@ -191,6 +195,7 @@ def test_same_inputs_give_the_same_bytes(label_inputs: Inputs, tmp_path: Path) -
     assert first == second
 
 
+@pytest.mark.slow
 def test_label_audit_alone(label_inputs: Inputs, tmp_path: Path) -> None:
     """Its own page is linked; without refused rows there is no quarantine."""
     (label_inputs["preferences"] / "quarantine.jsonl").write_text("")

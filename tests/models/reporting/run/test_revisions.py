@@ -84,6 +84,7 @@ def test_examples_are_answers_that_changed_with_the_step_that_did_it(
     assert revision_examples(Artifacts(inputs), 0) == found
 
 
+@pytest.mark.slow
 def test_the_page_and_the_summary_have_them(inputs: dict[str, Path], tmp_path: Path) -> None:
     config = ReportConfig(has_gold=True)
     html, card = build(config, inputs, tmp_path)
