@@ -20,7 +20,7 @@ demo: $(INSTALLED) ## run the main job on the embedded default, print scorecard 
 	$(BIN)/trimtab run default
 
 test: $(INSTALLED) ## everything `check` does, and the slow tests
-	$(MAKE) check PYTEST_MARK="" PROCESSES=5
+	$(MAKE) check PYTEST_MARK="" PROCESSES=4
 
 check: $(INSTALLED) ## format, lint, types, import contracts, and beside them the fast tests
 	$(MAKE) --jobs 2 static tests
