@@ -12,10 +12,10 @@ import pytest
 # that no test of an interruption could pass.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# For the processes of pytest and all that they start.
+# For the processes of xdist, and for all that tests start.
 QUICK_START = str(Path(__file__).parent / "quick_start")
-if QUICK_START not in os.environ.get("PYTHONPATH", ""):
-    inherited = filter(None, [os.environ.get("PYTHONPATH")])
+inherited = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+if QUICK_START not in inherited:
     os.environ["PYTHONPATH"] = os.pathsep.join([QUICK_START, *inherited])
 
 # The files that take minutes, the longest first: what begins last should not be what ends last.

@@ -18,7 +18,7 @@ from trimtab.tasks.retries import is_transient
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("flows", "tasks", "models", "infra")
 SOURCES = sorted(path for top in (*PACKAGES, "tests") for path in (ROOT / top).rglob("*.py"))
-MAX_LINES = 60  # of a function
+MAX_FUNCTION_LINES = 60
 MODULES = [module.name for module in pkgutil.walk_packages(trimtab.__path__, "trimtab.")]
 STAGES = [module.name for module in pkgutil.iter_modules([str(ROOT / "models" / "stages")])]
 
@@ -89,20 +89,15 @@ def _texts(node: ast.expr) -> set[str]:
 
 @pytest.fixture(scope="module")
 def nodes() -> dict[str, list[ast.AST]]:
-    """The syntax tree of every file by its path, the module first."""
+    """Everything in the syntax tree of every file, by its path; the module comes first."""
     return {
         str(path.relative_to(ROOT)): list(ast.walk(ast.parse(path.read_text()))) for path in SOURCES
     }
 
 
 def test_files_say_what_they_are(nodes: dict[str, list[ast.AST]]) -> None:
-    modules = {path: each[0] for path, each in nodes.items()}
-    assert len(modules) > 500
-    undescribed = [
-        path
-        for path, module in modules.items()
-        if isinstance(module, ast.Module) and not ast.get_docstring(module)
-    ]
+    undescribed = [path for path, (module, *_) in nodes.items() if not ast.get_docstring(module)]
+    assert nodes
     assert not undescribed
 
 
@@ -113,8 +108,11 @@ def test_functions_stay_small(nodes: dict[str, list[ast.AST]]) -> None:
         for node in each
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
-    long = [f"{where} has {length} lines" for where, length in functions if length > MAX_LINES]
-    assert functions and not long
+    long = [
+        f"{where} has {length} lines" for where, length in functions if length > MAX_FUNCTION_LINES
+    ]
+    assert functions
+    assert not long
 
 
 def test_modules_have_one_name(nodes: dict[str, list[ast.AST]]) -> None:

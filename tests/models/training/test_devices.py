@@ -281,7 +281,6 @@ def test_a_gpu_that_torch_does_not_see_is_one_clear_error(
         launch(job(tmp_path / "gpu", smoke_config.sft, few, num_ranks=1, gpus=["3"]))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gpus", "given", "expected"),
     [

@@ -151,7 +151,6 @@ def test_ranks_die_with_the_trainer(tmp_path: Path) -> None:
     assert_gone(" ".join(map(str, ranks)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "message"),
     [
@@ -173,7 +172,6 @@ def test_bad_job_files_are_refused(tmp_path: Path, job: str, message: str) -> No
         signal.signal(signal.SIGTERM, previous)
 
 
-@pytest.mark.slow
 def test_flag_is_raised_by_sigterm_and_lowered_by_install() -> None:
     previous = signal.getsignal(signal.SIGTERM)
     try:
