@@ -5,18 +5,19 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from trimtab.models.config.training import TrainerConfig
 from trimtab.models.nets.attention import packed_attention
+from trimtab.models.nets.dropout import count_passes, current_pass, drop_outputs, same_pass
 from trimtab.models.nets.freezing import (
     freeze_lower_layers,
     layers_of,
@@ -39,57 +40,45 @@ def prepare_training(
     if config.lora is not None:
         add_adapters(model, config.lora, num_frozen, seed)
     if dropout > 0:
-        for layer in layers_of(model)[num_frozen:]:
-            _drop(layer, dropout)
+        count_passes(model.base_model)
+        for number, layer in enumerate(layers_of(model)[num_frozen:], start=num_frozen):
+            drop_outputs(layer, number, dropout)
     if config.gradient_checkpointing:
         for layer in layers_of(model):
             if trained_parameters(layer):
                 _recompute(layer)
 
 
-def _drop(layer: nn.Module, share: float) -> None:
-    """Drop a share of what attention and feed-forward add to a layer's input, in training mode.
-
-    Those two are the layer's own children that have weight matrices. Raises ValueError where there
-    are none.
-    """
-
-    def hook(part: nn.Module, _: Any, output: Any) -> Any:
-        if not part.training:
-            return output
-        if isinstance(output, tuple):  # attention, with its weights behind
-            return _dropped(output[0], share), *output[1:]
-        return _dropped(output, share)
-
-    parts = [part for part in layer.children() if any(p.ndim > 1 for p in part.parameters())]
-    if not parts:
-        raise ValueError(
-            f"{type(layer).__name__} has no parts with weight matrices: dropout cannot be used"
-        )
-    for part in parts:
-        part.register_forward_hook(hook)
-
-
-def _dropped(output: Tensor, share: float) -> Tensor:
-    """`F.dropout`, with a mask that the CPU draws: from one seed a GPU would draw another."""
-    ones = torch.ones(output.shape, dtype=output.dtype, device="cpu")
-    return output * F.dropout(ones, share).to(output.device)
-
-
 def _recompute(layer: nn.Module) -> None:
     """Let a layer keep its input only, and run again in the backward pass.
 
-    transformers' own switch does so in training mode only, in which PPO's models are not.
+    transformers' own switch does so in training mode only, in which PPO's models are not. What is
+    drawn is drawn again: from the states of torch's generators on a CPU, by the number of the
+    pass elsewhere, where copies of states would cost the host time in each layer.
     """
     plain = layer.forward
-
-    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), packed_attention(layer)  # of the first pass, and of the second
 
     def forward(*positional: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled():
             return plain(*positional, **named)
-        again = partial(plain, **named)
-        return checkpoint(again, *positional, use_reentrant=False, context_fn=contexts)
+        hidden = positional[0] if positional else named["hidden_states"]
+        number = current_pass()
+
+        def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+            return nullcontext(), _again(layer, number)  # of the first run, and of the second
+
+        return checkpoint(
+            partial(plain, **named),
+            *positional,
+            use_reentrant=False,
+            context_fn=contexts,
+            preserve_rng_state=hidden.device.type == "cpu",
+        )
 
     layer.forward = forward
+
+
+@contextmanager
+def _again(layer: nn.Module, number: int) -> Iterator[None]:
+    with packed_attention(layer), same_pass(number):
+        yield

@@ -65,7 +65,8 @@ def _begun(workdir: Path, step: int) -> Path:
 
 
 def _complete(step: int, state: dict[str, Any]) -> dict[str, Any]:
-    return {**state, "step": step, **_random_states()}
+    """With the CPU's generator; a device draws dropout masks alone, which each step seeds anew."""
+    return {**state, "step": step, "torch_rng": torch.get_rng_state()}
 
 
 def _write(partial: Path, state: dict[str, Any]) -> None:
@@ -92,7 +93,7 @@ def _copied(value: Any) -> Any:
 
 
 def newest_checkpoint(workdir: Path) -> dict[str, Any] | None:
-    """The newest checkpoint's state, or `None`; restores torch's global random states.
+    """The newest checkpoint's state, or `None`; restores the state of torch's global generator.
 
     The run's records become those of the checkpoint, none without one. From now on a request to
     stop waits for `checkpoint_or_stop`.
@@ -109,8 +110,6 @@ def newest_checkpoint(workdir: Path) -> dict[str, Any] | None:
         return None
     state = _load(workdir, max(steps))
     torch.set_rng_state(state["torch_rng"])
-    if "device_rng" in state and _has_device():
-        torch.get_device_module().set_rng_state(state["device_rng"])
     return state
 
 
@@ -151,14 +150,6 @@ def _restore_ledgers(workdir: Path, folder: Path) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         partial.replace(own)
-
-
-def _random_states() -> dict[str, Tensor]:
-    """Torch's global ones: the CPU's, and that of the device if there is one (for dropout)."""
-    states = {"torch_rng": torch.get_rng_state()}
-    if _has_device():
-        states["device_rng"] = torch.get_device_module().get_rng_state()
-    return states
 
 
 def _has_device() -> bool:

@@ -5,7 +5,6 @@ SFT, reward models and Advantage Models differ only in the loss they hand to `fi
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from transformers import PreTrainedModel
 
 from trimtab.models import counts
 from trimtab.models.config.training import TrainConfig
+from trimtab.models.nets.dropout import seed_dropout
 from trimtab.models.nets.lora import merge_adapters
 from trimtab.models.nets.packing import Candidates
 from trimtab.models.nets.training import prepare_training
@@ -94,7 +94,7 @@ def fit(
     model.train()
     for step in range(start, num_steps):
         rate = scheduled_rate(config, step, num_steps)
-        _seed_dropout(seed, step)
+        seed_dropout(seed, step, distributed.rank())
         batch, chosen = _chosen(extras.peer, batches[step], step / num_steps, rate)
         with nullcontext({}) if extras.ascend is None else extras.ascend(step) as extra:
             metrics = _gradient(learner, data, batch, config, drawn_rows[step])
@@ -151,11 +151,6 @@ def _batches(
         for batch in epoch_batches(lengths, config.batch_size, seed, epoch):
             found.append([part[place] for place in batch])
     return found
-
-
-def _seed_dropout(seed: int, step: int) -> None:
-    """Dropout of a step depends on seed, step and rank only, so that resuming repeats it."""
-    torch.manual_seed(random.Random(f"dropout/{seed}/{step}/{distributed.rank()}").getrandbits(63))
 
 
 def _gradient(

@@ -10,10 +10,12 @@ As an entry of the warm server it runs a job like `trimtab.models.training.entry
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+T = TypeVar("T")
 NAME = "pretend"
 # Of these, the first two read from any device; the others take indices from the CPU.
 _MIXING = ("_to_copy", "copy_", "index", "index_put", "index_put_", "_index_put_impl_")
@@ -139,6 +142,7 @@ def install() -> None:
     module = getattr(torch, NAME)
     module.get_rng_state = torch.get_rng_state
     module.set_rng_state = torch.set_rng_state
+    module.get_amp_supported_dtype = lambda: [torch.bfloat16]
     real = torch.Generator
 
     def generator(device: Any = "cpu") -> torch.Generator:
@@ -164,6 +168,18 @@ def install() -> None:
     library.impl("_copy_from", copied, "PrivateUse1")
     install.library = library  # it lasts as long as this object
     _Mode().__enter__()
+
+
+def on_device(function: Callable[..., T], *arguments: Any) -> T:
+    """What a function finds in a process that has the device, and makes new tensors there."""
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(1, fork, initializer=_use) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def _use() -> None:
+    install()
+    torch.set_default_device(torch.device(NAME, 0))
 
 
 def main(job_path: str) -> None:

@@ -128,13 +128,31 @@ def test_a_cross_fitted_member_above_stored_states(
 def test_a_reward_model_with_all_terms(
     both: Compare, smoke_config: Any, policy: Path, pairs: Path
 ) -> None:
-    """A fifth is dropped, and the same on both: the CPU draws the masks."""
-    train = smoke_config.reward_model.train.model_copy(update={"dropout": 0.2})
-    terms = {"ranking": "k_wise", "imitation_coef": 0.5, "contrastive": SWAV}
-    config = smoke_config.reward_model.model_copy(update={"train": train, **terms})
+    """Of a dropout that drops nothing, as each device draws masks of its own."""
+    config = _with_all_terms(smoke_config.reward_model, dropout=1e-12)
     ours, theirs = both("reward_model", config, policy=policy, preferences=pairs)
     _assert_same_model(ours / "model", theirs / "model")
     _assert_same_rows(ours, theirs, "scores.jsonl")
+
+
+@pytest.mark.slow
+def test_a_gpu_draws_the_same_masks_each_time(
+    tmp_path: Path, smoke_config: Any, policy: Path, pairs: Path
+) -> None:
+    config = _with_all_terms(smoke_config.reward_model, dropout=0.2)
+    inputs = {"policy": policy, "preferences": pairs}
+    found = []
+    for name in ("first", "second"):
+        path = job(tmp_path / name, config, pairs, 1, "reward_model", inputs, gpus=["0"])
+        launch(path, entry="tests.models.pretend_gpu")
+        found.append((tmp_path / name / "output/model/model.safetensors").read_bytes())
+    assert found[0] == found[1]
+
+
+def _with_all_terms(config: Any, dropout: float) -> Any:
+    train = config.train.model_copy(update={"dropout": dropout})
+    terms = {"ranking": "k_wise", "imitation_coef": 0.5, "contrastive": SWAV}
+    return config.model_copy(update={"train": train, **terms})
 
 
 @pytest.mark.slow
