@@ -40,7 +40,7 @@ def main(job_path: str) -> None:
     signals.install()
     job = _read_job(Path(job_path))
     _become_ranks(job)
-    _make_deterministic(job["num_threads"])
+    _make_deterministic(job["num_threads"], bool(job["gpus"]))
     spec = SPECS[job["stage"]]
     stage = importlib.import_module(f"trimtab.models.stages.{spec.name}")
     config = spec.config.model_validate(job["config"])
@@ -98,16 +98,20 @@ def _choose_precision(config: Any) -> None:
     set_product_precision(getattr(trainer_of(config) or config, "precision", "float32"))
 
 
-def _make_deterministic(num_threads: int) -> None:
-    # Read when cuBLAS makes its first handle; without it deterministic algorithms are refused.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+def _make_deterministic(num_threads: int, has_gpu: bool) -> None:
+    """On a CPU an operation without a deterministic form is an error; on a GPU where that is asked.
+
+    Elsewhere a GPU takes its fastest forms: only to be warned of others it would still sort indices
+    to add up at them in order.
+    """
+    is_strict = _is_asked_for(DETERMINISTIC) or not has_gpu
+    if has_gpu and is_strict:
+        # Read when cuBLAS makes its first handle; without it deterministic products are refused.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     import torch
 
     torch.set_num_threads(num_threads)
-    # An operation without a deterministic form is an error. On a GPU only where that is asked for:
-    # those of attention's backward pass and of running sums take longer.
-    is_strict = _is_asked_for(DETERMINISTIC) or torch.get_default_device().type == "cpu"
-    torch.use_deterministic_algorithms(True, warn_only=not is_strict)
+    torch.use_deterministic_algorithms(is_strict)
     # It would write NaN to all memory before its first use (3 % of a step); nothing reads it so.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 

@@ -123,7 +123,7 @@ def _check_generator(op: Any, generator: torch.Generator | None, is_ours: bool) 
 
 def _refuse_cumsum(op: Any, ours: Sequence[Tensor]) -> None:
     """As CUDA does, of floats, where only what is deterministic is allowed."""
-    is_strict = not torch.is_deterministic_algorithms_warn_only_enabled()
+    is_strict = torch.are_deterministic_algorithms_enabled()
     if is_strict and "cumsum" in op._schema.name and ours and ours[0].is_floating_point():
         raise RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation")
 
@@ -188,5 +188,6 @@ def main(job_path: str) -> None:
 
     entry.main(job_path)
     is_strict = os.environ.get(entry.DETERMINISTIC) == "1"
-    assert torch.is_deterministic_algorithms_warn_only_enabled() is not is_strict
+    assert torch.are_deterministic_algorithms_enabled() is is_strict
+    assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) is is_strict
     assert torch.get_default_device().type == NAME
