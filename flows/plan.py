@@ -141,7 +141,7 @@ def make_plan(config: RunConfig, flow: str, machine: Machine, num_seeds: int = 1
     stages = {id(stage): stage for stage in run.roles.values()}
     rows = []
     for key, stage in stages.items():
-        inputs = _stage_inputs(stage, _shape_of(stage, shape), amounts)
+        inputs = _stage_inputs(stage, _shape_of(stage, shape), amounts, machine)
         work = work_of(stage.stage, stage.config, inputs)
         rows.append(PlanRow(tuple(roles[key]), stage, inputs, work))
     rows.sort(key=lambda row: row.stage.step)
@@ -155,7 +155,9 @@ def _amounts(config: RunConfig) -> Amounts:
     return amounts_of_preferences(config.preferences, limit)
 
 
-def _stage_inputs(stage: PlannedStage, shape: ModelShape, amounts: Amounts) -> StageInputs:
+def _stage_inputs(
+    stage: PlannedStage, shape: ModelShape, amounts: Amounts, machine: Machine
+) -> StageInputs:
     given = (stage.inputs.get(name) for name in ("scorer", "safety_scorer"))
     heads = [_num_heads(scorer) for value in given for scorer in stages_in(value)]
     labels = stage.inputs.get("pairs")
@@ -175,6 +177,7 @@ def _stage_inputs(stage: PlannedStage, shape: ModelShape, amounts: Amounts) -> S
         is_relabelled=labels is not None,
         sampled=tuple(each.config for each in stages_in(stage.inputs.get("responses"))),
         num_policies=len(stages_in(stage.inputs.get("evaluations"))),
+        has_gpus=machine.has_gpus,
         revised=next((each.config for each in stages_in(stage.inputs.get("revisions"))), None),
     )
 

@@ -216,7 +216,7 @@ def _assumptions(plan: Plan) -> list[str]:
         "trained tokens count once for each model they train; optimiser steps are those of PPO's "
         "critic, which takes more than the policy",
         "bytes a parameter: 4 a weight, 4 a gradient, 8 for Adam's two moments (2 with "
-        "optimiser=adamw_8bit), under precision=bfloat16 too, which narrows activations. Frozen: "
+        "optimiser=adamw_8bit), under bfloat16 products too, which narrow activations. Frozen: "
         "models that only run. Weights under MetaRM hold a saved copy, gradients under ZeRO its "
         "buckets",
         "activations are kept whole where gradient_checkpointing is off; attention is fused (its "
@@ -237,6 +237,10 @@ def _assumptions(plan: Plan) -> list[str]:
     limited = {row.stage.stage for row in plan.rows if getattr(row.stage.config, "categories", ())}
     lines += [line for stage, line in CATEGORY_ASSUMPTIONS.items() if stage in limited]
     if plan.machine.has_gpus:
+        lines.append(
+            "precision=auto is counted as bfloat16, as it is from Ampere on; an older GPU computes "
+            "in float32 and takes more, for which a plan with precision=float32 says how much"
+        )
         lines.append(
             "ZeRO over n GPUs: stage 1 keeps 1/n of Adam's state on each, with a copy of that part "
             "of the weights (counted under Adam), 2 also 1/n of the gradients, 3 also of the "

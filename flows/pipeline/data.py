@@ -87,12 +87,12 @@ def cache_trunk(run: Run) -> None:
         if reader.train.trainable_layers is not None
     ]
     if trained and config.cache_trunk:
-        is_narrow = all(precision == "bfloat16" for _, precision in trained)
+        precisions = {precision for _, precision in trained}
         run["trunk"] = run.submit(
             TRUNK_CACHE,
             TrunkCacheConfig(
                 trainable_layers=max(upper for upper, _ in trained),
-                precision="bfloat16" if is_narrow else "float32",
+                precision=precisions.pop() if len(precisions) == 1 else "float32",
             ),
             policy=run["sft"],
             preferences=run["preferences"],

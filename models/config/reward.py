@@ -48,7 +48,7 @@ class TrunkCacheConfig(StageConfig):
         "cached",
     )
     precision: Precision = Field(
-        "float32",
+        "auto",
         description="Data type of the layers' products, that of the trainers that read their "
         "output; the output itself is stored in float32",
     )
@@ -83,7 +83,7 @@ class ExternalRewardModelConfig(StageConfig):
         description="Folder or hub id of an AutoModelForSequenceClassification with one label, in "
         "safetensors",
     )
-    precision: Precision = Field("float32", description="Data type of the layers' products")
+    precision: Precision = Field("auto", description="Data type of the layers' products")
 
 
 class RelabelConfig(StageConfig):
@@ -209,7 +209,7 @@ class EmbeddingsConfig(EncoderConfig):
     """Vectors of all answers."""
 
     precision: Precision = Field(
-        "float32",
+        "auto",
         description="Data type of the products of a language model's layers, where their output "
         "is not cached",
     )

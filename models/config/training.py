@@ -23,7 +23,7 @@ from trimtab.models.config.base import (
     Steps,
 )
 
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["auto", "float32", "bfloat16"]
 Optimiser = Literal["adamw", "adamw_8bit"]
 
 
@@ -120,9 +120,12 @@ class TrainerConfig(StageConfig):
         "time",
     )
     precision: Precision = Field(
-        "float32",
-        description="Data type of the layers' products; weights and optimiser state stay float32. "
-        "bfloat16 is for GPUs, and for CPUs with AMX or AVX512-BF16",
+        "auto",
+        description="Data type of the layers' products; weights that are trained and optimiser "
+        "state stay float32. auto: bfloat16 on CUDA GPUs from Ampere on (compute capability 8.0), "
+        "float32 on others and on CPUs. bfloat16 pays on those GPUs, and on CPUs with AMX or "
+        "AVX512-BF16; on a GPU products that stay in float32 are TF32 then. float32: all products, "
+        "without TF32",
     )
     optimiser: Optimiser = Field(
         "adamw",
@@ -205,6 +208,12 @@ def trainer_of(config: BaseModel) -> TrainerConfig | None:
     """A stage's trainer settings: the configuration itself or its field `train`; else None."""
     found = config if isinstance(config, TrainerConfig) else getattr(config, "train", None)
     return found if isinstance(found, TrainerConfig) else None
+
+
+def precision_of(config: BaseModel) -> Precision:
+    """A stage's `precision`: its trainer's or its own; `auto` where it has no such setting."""
+    found: Precision = getattr(trainer_of(config) or config, "precision", "auto")
+    return found
 
 
 class SFTConfig(StageConfig):

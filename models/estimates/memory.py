@@ -19,7 +19,8 @@ from trimtab.models.config.training import Optimiser, Precision
 from trimtab.models.estimates.shapes import ModelShape
 
 FLOAT_BYTES = 4
-PRODUCT_BYTES: dict[Precision, int] = {"float32": FLOAT_BYTES, "bfloat16": 2}
+# `auto` is that of a CPU: `work_of` says what it is on a machine with GPUs.
+PRODUCT_BYTES: dict[Precision, int] = {"auto": FLOAT_BYTES, "float32": FLOAT_BYTES, "bfloat16": 2}
 # AdamW keeps two moments a parameter (a fused step has no master copy or temporaries).
 ADAM_BYTES = 2 * FLOAT_BYTES
 # Vocabulary-wide rows a response has where a token is drawn: logits, these over temperature,
@@ -150,7 +151,8 @@ def kept_activations(
     first, and that response's own.
     Recomputed (gradient checkpointing), all layers keep their input, h, and one at a time the rest.
     """
-    hidden, product, is_narrow = shape.hidden_size, PRODUCT_BYTES[precision], precision != "float32"
+    hidden, product = shape.hidden_size, PRODUCT_BYTES[precision]
+    is_narrow = product < FLOAT_BYTES
     keys = product * 2 * shape.num_kv_heads * shape.head_dim
     layer = FLOAT_BYTES * (2 * hidden + 2 + shape.num_heads)
     layer += product * hidden * (2 + 2 * has_dropout)

@@ -37,6 +37,7 @@ class StageInputs:
     sampled: how each artifact of answers was sampled.
     revised: how revisions were made.
     num_policies: policies of a seed whose answers a judge compares.
+    has_gpus: whether stages run on GPUs, which are taken to be of Ampere or newer.
     """
 
     shape: ModelShape
@@ -50,6 +51,7 @@ class StageInputs:
     sampled: tuple[SampleResponsesConfig, ...] = ()
     revised: ReviseConfig | None = None
     num_policies: int = 0
+    has_gpus: bool = False
 
     def prompt_and_row(self, max_new_tokens: int) -> tuple[int, int]:
         """Most tokens of a prompt, and of the row it makes with one answer and its end token."""

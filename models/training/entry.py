@@ -92,10 +92,10 @@ def _prepare_deepspeed(has_gpus: bool) -> None:
 
 
 def _choose_precision(config: Any) -> None:
-    from trimtab.models.config.training import trainer_of
+    from trimtab.models.config.training import precision_of
     from trimtab.models.nets.precision import set_product_precision
 
-    set_product_precision(getattr(trainer_of(config) or config, "precision", "float32"))
+    set_product_precision(precision_of(config))
 
 
 def _make_deterministic(num_threads: int, has_gpu: bool) -> None:

@@ -30,6 +30,7 @@ from trimtab.models.config.policy import PPOConfig
 from trimtab.models.nets.generation import Sampling
 from trimtab.models.nets.lora import merged_weights
 from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.precision import has_narrow_products
 from trimtab.models.nets.scoring import response_logprobs
 from trimtab.models.training import distributed, vllm_worker
 from trimtab.models.training.learner import Metrics
@@ -64,7 +65,7 @@ class VllmSampler:
 
     def __init__(self, config: PPOConfig, workdir: Path) -> None:
         self.config, self.workdir = config, workdir
-        self.dtype = "float32" if config.precision == "float32" else "bfloat16"
+        self.dtype = "bfloat16" if has_narrow_products() else "float32"
         self.process: subprocess.Popen[str] | None = None
 
     def sample(

@@ -145,11 +145,14 @@ def test_frozen_layers_run_once_for_all_that_leave_them_frozen() -> None:
     # What is kept lies below all that anyone trains.
     plan = _plan("hh-smollm2", "reward_model.train.trainable_layers=9")
     kept = next(row.stage for row in plan.rows if row.stage.stage == "trunk_cache")
-    assert (kept.config.trainable_layers, kept.config.precision) == (9, "float32")
+    assert (kept.config.trainable_layers, kept.config.precision) == (9, "auto")
     readers = ("ensemble.member", "reward_model", "advantage_model", "rounds.meta_rm")
     plan = _plan("hh-smollm2", *(f"{reader}.train.precision=bfloat16" for reader in readers))
     kept = next(row.stage for row in plan.rows if row.stage.stage == "trunk_cache")
     assert kept.config.precision == "bfloat16"
+    plan = _plan("hh-smollm2", "reward_model.train.precision=bfloat16")  # the others: auto
+    kept = next(row.stage for row in plan.rows if row.stage.stage == "trunk_cache")
+    assert kept.config.precision == "float32"
     for others in (_plan("hh-smollm2", "cache_trunk=false"), _plan("default")):
         assert not any(row.stage.stage == "trunk_cache" for row in others.rows)
 

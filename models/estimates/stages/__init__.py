@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from trimtab.models.config.training import precision_of, trainer_of
 from trimtab.models.estimates.shapes import PlanError
 from trimtab.models.estimates.stages.judging import judge_answers, judge_preferences
 from trimtab.models.estimates.stages.policies import (
@@ -73,6 +74,17 @@ _PLAIN_STAGES = {
 }
 
 
+def _with_precision(config: Any, has_gpus: bool) -> Any:
+    """The configuration with what `auto` is on such a machine."""
+    if precision_of(config) != "auto":
+        return config
+    changes = {"precision": "bfloat16" if has_gpus else "float32"}
+    trainer = trainer_of(config)
+    if trainer is None or trainer is config:
+        return config.model_copy(update=changes if hasattr(config, "precision") else {})
+    return config.model_copy(update={"train": trainer.model_copy(update=changes)})
+
+
 def work_of(stage: str, config: Any, inputs: StageInputs) -> Work:
     """The work of a stage under its configuration; none of one without a model that is not here.
 
@@ -81,7 +93,7 @@ def work_of(stage: str, config: Any, inputs: StageInputs) -> Work:
     if stage in _PLAIN_STAGES:
         return Work(examples=getattr(inputs.amounts, _PLAIN_STAGES[stage]))
     if stage in _MODEL_STAGES:
-        return _MODEL_STAGES[stage](config, inputs)
+        return _MODEL_STAGES[stage](_with_precision(config, inputs.has_gpus), inputs)
     if SPECS[stage].device == "gpu":
         raise PlanError(f"stage {stage} takes a GPU: say what it costs in models/estimates/stages")
     return Work(examples=0)

@@ -39,7 +39,7 @@ def ppo_max(config: PPOConfig, inputs: StageInputs) -> Work:
         judging = judge_work(config.scoring.judge, inputs, "score", answers, field)
     # Reference, critic and scorers; of narrow products, and of what vLLM samples, the policy too.
     passes = 2 + len(inputs.scorer_bytes)
-    passes += config.precision != "float32" or config.vllm is not None
+    passes += PRODUCT_BYTES[config.precision] < FLOAT_BYTES or config.vllm is not None
     return Work(
         examples=answers.count,
         num_ranks=config.ranks,

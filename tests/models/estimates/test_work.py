@@ -216,6 +216,27 @@ def test_vllm_holds_a_policy_and_its_cache_beside_all_else() -> None:
     assert work.forward_tokens - plain.forward_tokens == 7 * 32 * 31
 
 
+def test_auto_is_counted_as_bfloat16_on_gpus_and_as_float32_elsewhere() -> None:
+    """Of trainers, whose settings hold the precision or have them in a field."""
+    for stage, automatic, make in (
+        ("ppo_max", _ppo(), lambda precision: _ppo(precision=precision)),
+        (
+            "reward_model",
+            RewardModelConfig(train=TRAIN),
+            lambda precision: RewardModelConfig(
+                train=TRAIN.model_copy(update={"precision": precision})
+            ),
+        ),
+    ):
+        for has_gpus, precision in ((True, "bfloat16"), (False, "float32")):
+            found, expected = (
+                _work(stage, config, has_gpus=has_gpus) for config in (automatic, make(precision))
+            )
+            assert found == expected
+        wide, narrow = (_work(stage, automatic, has_gpus=has_gpus) for has_gpus in (False, True))
+        assert narrow.peak[1].activations != wide.peak[1].activations
+
+
 def test_ranks_of_ppo_share_out_rows_and_with_zero_hold_parts() -> None:
     whole = _work("ppo_max", _ppo(num_ranks=4), scorer_heads=(2,))
     apart = _work("ppo_max", _ppo(num_ranks=4, zero=ZeroConfig(stage=3)), scorer_heads=(2,))

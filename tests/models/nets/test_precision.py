@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-from trimtab.models.config.training import TrainConfig
+from trimtab.models.config.policy import PPOConfig, RehearsalConfig
+from trimtab.models.config.reporting import EvaluateConfig
+from trimtab.models.config.reward import RewardModelConfig, TrunkCacheConfig
+from trimtab.models.config.training import Precision, TrainConfig, precision_of
 from trimtab.models.nets.packing import Candidates, PackedBatch, TrunkActivations, pack
 from trimtab.models.nets.precision import has_narrow_products, set_product_precision
 from trimtab.models.nets.scoring import response_logprobs, response_scores
@@ -116,6 +119,45 @@ def test_a_step_of_the_weights_is_seen_by_the_next_pass(
         for value in model.parameters():
             value.mul_(1.5)
     assert (hidden_states(model, batch) - before).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "precision", "is_narrow", "matrices"),
+    [
+        ("cuda", (8, 0), "auto", True, "high"),
+        ("cuda", (7, 5), "auto", False, "highest"),
+        ("cuda", (9, 0), "float32", False, "highest"),
+        ("cuda", (7, 5), "bfloat16", True, "high"),
+        ("mps", (), "auto", False, None),
+        ("cpu", (), "auto", False, None),
+    ],
+)
+def test_auto_is_bfloat16_with_tf32_from_ampere_on(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    capability: tuple[int, ...],
+    precision: Precision,
+    is_narrow: bool,
+    matrices: str | None,
+) -> None:
+    found: list[str] = []
+    monkeypatch.setattr("trimtab.models.nets.precision._device", lambda: device)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
+    monkeypatch.setattr("torch.set_float32_matmul_precision", found.append)
+    set_product_precision(precision)
+    assert has_narrow_products() is is_narrow
+    assert found == ([] if matrices is None else [matrices])
+    set_product_precision("float32")
+
+
+def test_a_stage_has_its_trainer_s_precision_or_its_own() -> None:
+    narrow = TrainConfig(precision="bfloat16")
+    assert precision_of(RewardModelConfig(train=narrow)) == "bfloat16"
+    assert precision_of(PPOConfig(precision="float32")) == "float32"
+    assert precision_of(TrunkCacheConfig(trainable_layers=1, precision="float32")) == "float32"
+    # Of stages that only sample or score, and of all that set nothing.
+    for config in (EvaluateConfig(), RehearsalConfig(), RewardModelConfig(), PPOConfig()):
+        assert precision_of(config) == "auto"
 
 
 def test_a_cpu_without_such_instructions_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
