@@ -563,15 +563,6 @@ class MetaRMConfig(StageConfig):
             )
         return self
 
-    @model_validator(mode="after")
-    def _ascent_moves_whole_parameters(self) -> MetaRMConfig:
-        if self.train.zero is not None and self.train.zero.stage == 3:
-            raise ValueError(
-                "train.zero.stage of MetaRM must be 1 or 2, found 3: the ascent step needs all "
-                "parameters on every rank, and stage 3 gives each rank a part"
-            )
-        return self
-
 
 class FeaturesConfig(StageConfig):
     """A scorer's features of the test answers, drawn in the plane by t-SNE."""

@@ -6,7 +6,7 @@ no activation below it is kept. Tied output embeddings stay frozen with the inpu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -56,14 +56,18 @@ def trained_state(model: nn.Module) -> dict[str, Tensor]:
 
 def load_trained_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Restore what `trained_state` gave. Raises ValueError where the trained parts differ."""
-    expected = trained_state(model).keys()
-    if expected != state.keys():
-        odd = sorted(expected ^ state.keys())
+    check_trained_names(trained_state(model), state)
+    model.load_state_dict(state, strict=False)
+
+
+def check_trained_names(expected: Iterable[str], names: Iterable[str]) -> None:
+    """Raises ValueError where a checkpoint's trained parameters are others than are trained now."""
+    odd = sorted(set(expected) ^ set(names))
+    if odd:
         raise ValueError(
             f"the checkpoint holds other parameters than are trained now: {len(odd)} differ, "
             f"the first {odd[0]!r}; was trainable_layers changed?"
         )
-    model.load_state_dict(state, strict=False)
 
 
 def embeddings_of(model: PreTrainedModel) -> list[nn.Module]:

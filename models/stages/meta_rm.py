@@ -12,10 +12,8 @@ theta = theta' - eta grad J tells answers apart less than that. `keep_ascent` sa
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +25,24 @@ from trimtab.models import counts
 from trimtab.models.config.reward import MetaRMConfig
 from trimtab.models.functional.advantage import advantage_loss
 from trimtab.models.functional.meta_rm import difference_objective
-from trimtab.models.nets.freezing import num_frozen_layers, trained_parameters
+from trimtab.models.nets.freezing import num_frozen_layers
 from trimtab.models.nets.loading import load_scorer, load_tokenizer, save_model
-from trimtab.models.nets.packing import Candidates, pack
+from trimtab.models.nets.packing import Candidates, PackedBatch
 from trimtab.models.nets.scoring import combined_heads, is_advantage_model, response_scores
 from trimtab.models.stages.advantage_model import learned_expected_reward, refit_expected_reward
 from trimtab.models.stages.reward_model import score_splits
 from trimtab.models.training import distributed
-from trimtab.models.training.batching import endless_batches, local_micro_batches
+from trimtab.models.training.ascent import Ascent, WholeAscent
+from trimtab.models.training.batching import endless_batches
 from trimtab.models.training.category_gate import fit_gate
 from trimtab.models.training.data import Pairs, context_length, read_pairs, read_prompts, write_rows
-from trimtab.models.training.learner import LossFunction, Metrics, TrainingRows
+from trimtab.models.training.learner import (
+    Learner,
+    LossFunction,
+    Metrics,
+    TrainingRows,
+    accumulate,
+)
 from trimtab.models.training.loop import StepExtras, fit
 from trimtab.models.training.pair_batches import ComparedPairs, pair_batches_of, reward_loss
 from trimtab.models.training.progress import write_json
@@ -80,7 +85,7 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     )
     model.eval()
     if config.keep_ascent:
-        ascent.move(meta_rows)
+        ascent.move(WholeAscent(model, ascent.objective), meta_rows)
     fit_gate(model, pairs)
     if learned_expected_reward(model):
         categories = [row.get("category") for row in prompts]
@@ -121,87 +126,35 @@ class MetaAscent:
         self._drawn: list[list[int]] = []
 
     @contextmanager
-    def __call__(self, step: int) -> Iterator[Metrics]:
+    def __call__(self, step: int, learner: Learner[Any]) -> Iterator[Metrics]:
         """A context with parameters theta + eta * grad J(theta); `step` alone decides the batch."""
         while len(self._drawn) <= step:  # a resumed run does not begin at step 0
             self._drawn.append(next(self._batches))
-        ascent, metrics = self.move([self.meta_rows[index] for index in self._drawn[step]])
-        yield metrics
+        ascent = learner.ascent(self.objective)
+        yield self.move(ascent, [self.meta_rows[index] for index in self._drawn[step]])
         ascent.undo()
 
-    def move(self, drawn: Sequence[Candidates]) -> tuple[_Gradients, Metrics]:
-        """Move the parameters up the gradient of J over the rows; returns what can undo it.
+    def move(self, ascent: Ascent, drawn: Sequence[Candidates]) -> Metrics:
+        """Move the parameters up the gradient of J over the rows.
 
         The metric `ascent_length` is in the unit of the configuration's.
         """
-        total = len(drawn) * distributed.replication(drawn)
-        ascent = _Gradients(trained_parameters(self.model))
-        sums: Metrics = defaultdict(lambda: torch.zeros(()))
-        for part in local_micro_batches(drawn, self.max_tokens):
-            scores = response_scores(self.model, pack([drawn[index] for index in part]))
-            objective, metrics = difference_objective(scores.view(len(part), -1))
-            share = len(part) / total
-            ascent.add(objective * share)
-            for name, value in metrics.items():
-                sums[name] += value * share
-        distributed.all_reduce_sum(
-            [value for value in (*ascent.sums, *sums.values()) if value is not None]
-        )
-        moved = [value for value in ascent.sums if value is not None]
-        norm = torch.stack([value.norm() for value in moved]).norm()
-        step_length = self.config.train.learning_rate * sum(map(torch.numel, moved)) ** 0.5
+        rows, places = TrainingRows(drawn, torch.ones(len(drawn))), list(range(len(drawn)))
+        metrics = accumulate(ascent, rows, places, lambda indices: indices, self.max_tokens)
+        del metrics["loss"]  # the objective
+        distributed.all_reduce_sum(list(metrics.values()))
+        norm, count = ascent.direction()
+        step_length = self.config.train.learning_rate * count**0.5
         rate = self.config.meta_learning_rate
         if self.config.ascent_length is not None:
             rate = self.config.ascent_length * step_length / max(float(norm), EPSILON)
-        ascent.exchange(rate)
-        return ascent, {**sums, "ascent_length": rate * norm / step_length}
+        ascent.move(rate)
+        return {**metrics, "ascent_length": rate * norm / step_length}
 
-
-class _Gradients:
-    """Summed gradients of `parameters`, added one by one: never two full sets in memory.
-
-    After `exchange` they hold what the parameters were before.
-    """
-
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self.parameters = parameters
-        self.sums: list[Tensor | None] = [None] * len(parameters)
-
-    def add(self, objective: Tensor) -> None:
-        """Add the gradients of a scalar."""
-        hooks = [
-            parameter.register_hook(partial(self._add_one, place))
-            for place, parameter in enumerate(self.parameters)
-        ]
-        # Not `backward`: ZeRO's hooks would take these gradients for the descent's.
-        torch.autograd.grad(objective, self.parameters, allow_unused=True)
-        for hook in hooks:
-            hook.remove()
-
-    def _add_one(self, place: int, gradient: Tensor) -> Tensor:
-        """The first is taken as it is. Returns a zero of that shape, as autograd keeps it."""
-        total = self.sums[place]
-        if total is None:
-            self.sums[place] = gradient
-        else:
-            total += gradient
-        return gradient.new_zeros(()).expand_as(gradient)
-
-    @torch.no_grad()
-    def exchange(self, rate: float) -> None:
-        """Move the parameters up by `rate` times the sums, in whose place they are kept."""
-        for parameter, total in zip(self.parameters, self.sums, strict=True):
-            if total is not None:
-                before = parameter.clone()
-                parameter.add_(total, alpha=rate)
-                total.copy_(before)
-
-    @torch.no_grad()
-    def undo(self) -> None:
-        """Move the parameters back, bit for bit, after `exchange`."""
-        for parameter, before in zip(self.parameters, self.sums, strict=True):
-            if before is not None:
-                parameter.copy_(before)
+    def objective(self, batch: PackedBatch, indices: Tensor) -> tuple[Tensor, Metrics]:
+        """J of a packed batch, whose prompts have equally many answers."""
+        scores = response_scores(self.model, batch)
+        return difference_objective(scores.view(len(indices), -1))
 
 
 def _pair_loss(model: PreTrainedModel, pairs: Pairs, margin: float) -> LossFunction:

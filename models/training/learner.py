@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,15 +14,19 @@ from transformers import PreTrainedModel
 
 from trimtab.models.config.training import TrainerConfig, ZeroConfig
 from trimtab.models.nets.freezing import load_trained_state, trained_parameters, trained_state
-from trimtab.models.nets.packing import Candidates, PackedBatch, pack
+from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.training import distributed
+from trimtab.models.training.ascent import (
+    Accumulator,
+    Ascent,
+    LossFunction,
+    Metrics,
+    T,
+    WholeAscent,
+)
 from trimtab.models.training.batching import micro_batches
+from trimtab.models.training.checkpoint import whole
 from trimtab.models.training.optimiser import adamw, clip_gradients, set_rate
-
-Metrics = dict[str, Tensor]
-# Further arguments of a loss besides the packed batch: indices of its rows, or their advantages.
-T = TypeVar("T", contravariant=True)
-LossFunction = Callable[[PackedBatch, Any], tuple[Tensor, Metrics]]
 
 
 class ModelHandle(Protocol):
@@ -34,25 +38,20 @@ class ModelHandle(Protocol):
         """A context with all parameters on every rank, for passes without gradient."""
 
 
-class Learner(ModelHandle, Protocol[T]):
-    """A model under training. All ranks call everything, in the same order.
-
-    needs_equal_parts: whether ranks must run the same number of forward passes in a step.
-    """
-
-    needs_equal_parts: bool
-
-    def loss(self, batch: PackedBatch, arguments: T) -> tuple[Tensor, Metrics]:
-        """Mean loss and metrics of a packed batch; `arguments`: the loss's further arguments."""
-
-    def backward(self, loss: Tensor, is_last: bool) -> None:
-        """Add a micro batch's gradient; the losses of all micro batches sum to the step's."""
+class Learner(ModelHandle, Accumulator[T], Protocol[T]):
+    """A model under training. All ranks call everything, in the same order."""
 
     def step(self, learning_rate: float) -> Tensor:
         """Clip gradients, update, set them to zero; returns their global norm before clipping."""
 
+    def ascent(self, objective: LossFunction) -> Ascent:
+        """What moves the parameters up the objective's gradient, between two steps, and back."""
+
     def state_dict(self) -> dict[str, Any]:
-        """Trained parameters and optimiser state, unsharded; the same form for every learner."""
+        """Trained parameters and optimiser state, by the same names for every learner.
+
+        Tensors, or this rank's `checkpoint.Part` of them.
+        """
 
     def finish(self) -> None:
         """Leave the whole trained model on the first rank."""
@@ -100,6 +99,9 @@ class ReplicatedLearner(ReplicatedModel):
         self.optimiser.zero_grad(set_to_none=True)
         return norm
 
+    def ascent(self, objective: LossFunction) -> Ascent:
+        return WholeAscent(self.model, objective)
+
     def state_dict(self) -> dict[str, Any]:
         return {"model": trained_state(self.model), "optimiser": self.optimiser.state_dict()}
 
@@ -117,7 +119,7 @@ def new_learner(
 ) -> Learner[Any]:
     """The learner that `config.zero` asks for, from the state of a checkpoint if there is one."""
     if config.zero is None:
-        return ReplicatedLearner(model, loss_function, config, weight_decay, state)
+        return ReplicatedLearner(model, loss_function, config, weight_decay, whole(state))
     from trimtab.models.training.zero import ZeroLearner  # loads DeepSpeed: five seconds
 
     return ZeroLearner(model, loss_function, config, config.zero, weight_decay, state)
@@ -147,7 +149,7 @@ class TrainingRows:
 
 
 def accumulate(
-    learner: Learner[T],
+    learner: Accumulator[T],
     data: TrainingRows,
     batch: Sequence[int],
     arguments: Callable[[Tensor], T],
@@ -178,7 +180,7 @@ def accumulate(
 
 
 def _parts(
-    learner: Learner[Any], rows: Sequence[Candidates], batch: list[int], max_tokens: int
+    learner: Accumulator[Any], rows: Sequence[Candidates], batch: list[int], max_tokens: int
 ) -> list[tuple[list[int], bool]]:
     """This rank's micro batches of a batch, and whether each counts.
 

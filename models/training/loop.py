@@ -45,13 +45,13 @@ Drawn = tuple[DrawnTerm, Sequence[Candidates]]
 class StepExtras:
     """Additions to a step of `fit`.
 
-    ascend(step): a context that moves the parameters while the gradient is computed, and then
-    restores them bit for bit; it yields metrics.
+    ascend(step, learner): a context that moves the parameters while the gradient is computed, and
+    then restores them bit for bit; it yields metrics.
     after_step(number): called after the update, for measurements. term: added to the loss. peer:
     chooses what of a batch is trained on.
     """
 
-    ascend: Callable[[int], AbstractContextManager[Metrics]] | None = None
+    ascend: Callable[[int, Learner[Any]], AbstractContextManager[Metrics]] | None = None
     after_step: Callable[[int], None] | None = None
     term: DrawnTerm | None = None
     peer: PeerSelection | None = None
@@ -96,7 +96,7 @@ def fit(
         rate = scheduled_rate(config, step, num_steps)
         seed_dropout(seed, step, distributed.rank())
         batch, chosen = _chosen(extras.peer, batches[step], step / num_steps, rate)
-        with nullcontext({}) if extras.ascend is None else extras.ascend(step) as extra:
+        with nullcontext({}) if extras.ascend is None else extras.ascend(step, learner) as extra:
             metrics = _gradient(learner, data, batch, config, drawn_rows[step])
             metrics |= {**extra, **chosen}
         metrics["grad_norm"] = learner.step(rate)

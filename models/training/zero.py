@@ -4,50 +4,58 @@
 2020, arXiv 1910.02054.
 
 Implementation details that matter:
-1. A checkpoint holds whole tensors under their names, as without ZeRO: it can be gone on from with
-   any number of ranks, any stage of ZeRO, or none. The first rank's host needs room for them:
-   twelve bytes a trained parameter.
-2. The losses of all parts and ranks sum up to the step's; DeepSpeed takes the mean over ranks.
-3. Stages 2 and 3 communicate in every part, so that ranks must have equally many.
-4. Sampling passes a layer once a token: under stage 3 all parameters are gathered for it, once.
+1. Where layers multiply in bfloat16, stages 2 and 3 hold trained parameters in bfloat16 and each
+   rank its part of them in float32 beside (the masters, in DeepSpeed's optimiser), from which they
+   are rounded after every step. Gradients of a micro batch are bfloat16, summed over ranks and
+   micro batches in float32. Frozen parameters, and all under stage 1, stay in float32.
+2. A checkpoint has each rank's part of masters and moments in a file of its own; a run goes on from
+   it with any number of ranks, any stage of ZeRO, or none.
+3. The losses of all parts and ranks sum up to the step's; DeepSpeed takes the mean over ranks.
+4. Stages 2 and 3 communicate in every part, so that ranks must have equally many.
+5. Sampling passes a layer once a token: under stage 3 all parameters are gathered for it, once.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import deepspeed
 import torch
+import torch.nn.functional as F
 from deepspeed.ops import __compatible_ops__ as compatible_operations
-from deepspeed.utils import (
-    safe_get_full_fp32_param,
-    safe_get_full_optimizer_state,
-    safe_set_full_optimizer_state,
-    set_log_level_from_string,
-)
+from deepspeed.runtime.zero.stage_1_and_2 import INITIAL_MICRO_STEP_ID
+from deepspeed.utils import safe_get_full_fp32_param, set_log_level_from_string
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trimtab.models import chunk_sizes
 from trimtab.models.config.training import TrainerConfig, ZeroConfig
-from trimtab.models.nets.freezing import load_trained_state
+from trimtab.models.nets.freezing import check_trained_names
 from trimtab.models.nets.packing import PackedBatch
+from trimtab.models.nets.precision import has_narrow_products
 from trimtab.models.training import distributed
-from trimtab.models.training.learner import LossFunction, Metrics
+from trimtab.models.training.ascent import Ascent, LossFunction, Metrics, WholeAscent
+from trimtab.models.training.checkpoint import Part, PartedTensor
 from trimtab.models.training.optimiser import adamw
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class ShardedModel:
-    """A model that is not trained, sharded over the ranks (stage 3)."""
+    """A model that is not trained, sharded over the ranks (stage 3); in bfloat16 as above."""
 
     def __init__(self, model: PreTrainedModel, zero: ZeroConfig) -> None:
         _start_deepspeed()
+        if has_narrow_products():
+            keep_sums_wide(model)
+            for parameter in model.parameters():
+                parameter.data = parameter.data.bfloat16()
         deepspeed.zero.Init(module=model, config_dict_or_path=deepspeed_config(zero, 0.0))
         self.model = model
 
@@ -71,22 +79,47 @@ class ZeroLearner:
         weight_decay: float,
         state: dict[str, Any] | None,
     ) -> None:
-        if state is not None:
-            load_trained_state(model, state["model"])
         self.model, self.stage = model, zero.stage
         self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.shapes = {name: parameter.shape for name, parameter in self.trained.items()}
+        if state is not None:
+            check_trained_names(self.trained, state["model"])
+        self.is_narrow = has_narrow_products() and self.stage > 1
         optimiser = adamw(model, weight_decay)
         self.groups = optimiser.state_dict()["param_groups"]
-        self.own_attributes = {module: set(vars(module)) for module in model.modules()}
+        sizes = [parameter.numel() for parameter in self.trained.values()]
+        self.places = dict(zip(self.trained, places_of_rank(sizes, self.stage), strict=True))
         _start_deepspeed()
+        settings = deepspeed_config(zero, config.max_grad_norm, is_narrow=self.is_narrow)
+        self.frozen: dict[str, Tensor] = {}
+        self.classes: dict[nn.Module, type[nn.Module]] = {}
+        masters = self._narrowed() if self.is_narrow else {}
+        if self.is_narrow and self.stage == 3:  # DeepSpeed would read float32 as its own
+            deepspeed.zero.Init(module=model, config_dict_or_path=settings)
+        self.own_attributes = {module: set(vars(module)) for module in model.modules()}
         self.engine, *_ = deepspeed.initialize(
-            model=_Loss(model, loss_function),
-            optimizer=optimiser,
-            config=deepspeed_config(zero, config.max_grad_norm),
+            model=_Loss(model, loss_function), optimizer=optimiser, config=settings
         )
+        if state is not None:
+            masters = {name: _read(state["model"][name], at) for name, at in self.places.items()}
+        self._set_masters(masters)
         if state is not None and state["optimiser"]["state"]:
             self._load_optimiser(state["optimiser"])
+
+    def _narrowed(self) -> dict[str, Tensor]:
+        """Make parameters bfloat16, one by one; returns this rank's parts in float32.
+
+        The first rank's host keeps what is frozen, for the end.
+        """
+        masters = {}
+        self.classes = keep_sums_wide(self.model)
+        for name, parameter in self.model.named_parameters():
+            if name in self.trained:
+                masters[name] = _read(parameter.detach(), self.places[name]).clone()
+            elif parameter.dtype == torch.float32 and distributed.is_rank_zero():
+                self.frozen[name] = _copy(parameter)
+            parameter.data = parameter.data.bfloat16()
+        return masters
 
     def loss(self, batch: PackedBatch, arguments: Any) -> tuple[Tensor, Metrics]:
         found: tuple[Tensor, Metrics] = self.engine(batch, arguments)
@@ -102,6 +135,11 @@ class ZeroLearner:
         self.engine.step()
         return torch.as_tensor(self.engine.get_global_grad_norm())
 
+    def ascent(self, objective: LossFunction) -> Ascent:
+        return (
+            WholeAscent(self.model, objective) if self.stage == 1 else PartedAscent(self, objective)
+        )
+
     @contextmanager
     def gathered(self) -> Iterator[PreTrainedModel]:
         """The model itself; its own forward pass would gather and part layers one by one."""
@@ -112,23 +150,89 @@ class ZeroLearner:
             yield self.model
 
     def state_dict(self) -> dict[str, Any]:
-        model = {
-            name: self._whole(name, safe_get_full_fp32_param(parameter))
-            for name, parameter in self.trained.items()
-        }
         state = self._optimiser_state() if self.engine.optimizer.optimizer.state else {}
+        model = {name: self._part(name) for name in self.trained}
         return {"model": model, "optimiser": {"state": state, "param_groups": self.groups}}
 
-    def _optimiser_state(self) -> dict[int, dict[str, Tensor]]:
-        steps = self._num_steps()
+    def _optimiser_state(self) -> dict[int, dict[str, Any]]:
+        first = next(iter(self.engine.optimizer.optimizer.state.values()))
+        steps = torch.as_tensor(first["step"], device="cpu")
         return {
-            index: {"step": steps.clone()}
-            | {
-                key: self._whole(name, safe_get_full_optimizer_state(parameter, key))
-                for key in _MOMENTS
-            }
-            for index, (name, parameter) in enumerate(self.trained.items())
+            index: {"step": steps.clone()} | {key: self._part(name, key) for key in _MOMENTS}
+            for index, name in enumerate(self.trained)
         }
+
+    def _part(self, name: str, moment: str | None = None) -> Part:
+        return Part(self.held(name, moment), self.places[name].start, tuple(self.shapes[name]))
+
+    def held(self, name: str, moment: str | None = None) -> Tensor:
+        """(n,) float32: what this rank has of a parameter, or of a moment of it; a view."""
+        parameter, count = self.trained[name], len(self.places[name])
+        if count == 0:
+            return torch.empty(0)
+        if self.stage == 3:
+            part, _ = parameter._z3_optimizer._get_fp32_opt_state_partition(
+                parameter, release_swap_buffers=True, optim_state_key=moment
+            )
+            return part.detach()[:count]
+        return parameter._hp_mapping.get_hp_fragment(moment).detach()
+
+    def masters(self) -> list[Tensor]:
+        """This rank's parts of all parameters in float32, as DeepSpeed lays them one by one."""
+        found: list[Tensor] = getattr(self.engine.optimizer, self._MASTERS[self.stage == 3])
+        return found
+
+    @property
+    def shares_masters(self) -> bool:
+        """Whether masters are the parameters themselves: of float32 ones under stage 3."""
+        return (
+            self.stage == 3 and not self.is_narrow and not self.engine.optimizer.offload_optimizer
+        )
+
+    _MASTERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
+
+    @torch.no_grad()
+    def refresh(self, values: Sequence[Tensor]) -> None:
+        """Let parameters be those of which every rank has its part in `values`, like `masters`.
+
+        As after an optimiser's step.
+        """
+        zero, name = self.engine.optimizer, self._MASTERS[self.stage == 3]
+        plain = getattr(zero, name)
+        setattr(zero, name, list(values))
+        try:
+            if self.stage < 3:
+                zero.update_lp_params()
+                return
+            zero._partition_all_parameters()
+            for group in range(len(values)):
+                zero._reassign_or_swap_out_partitioned_parameters(group)
+            if zero.persistent_parameters:
+                zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
+        finally:
+            setattr(zero, name, plain)
+
+    def take_gradients(self) -> list[Tensor]:
+        """This rank's part of the gradient that was added up, like `masters`; it is then zero."""
+        zero, masters = self.engine.optimizer, self.masters()
+        if zero.offload_optimizer if self.stage == 3 else zero.cpu_offload:
+            taken = [master.grad.clone() for master in masters]
+        else:
+            taken = [_flat(zero.averaged_gradients[i], master) for i, master in enumerate(masters)]
+            zero.averaged_gradients = dict.fromkeys(range(len(masters)))
+        if self.stage == 3:
+            zero._pre_step()
+        else:
+            zero.micro_step_id = INITIAL_MICRO_STEP_ID
+        zero.zero_grad()
+        return taken
+
+    @torch.no_grad()
+    def _set_masters(self, values: dict[str, Tensor]) -> None:
+        for name, value in values.items():
+            self.held(name).copy_(value)
+        if values:
+            self.refresh(self.masters())
 
     def finish(self) -> None:
         values = self._gathered_parameters()
@@ -145,7 +249,7 @@ class ZeroLearner:
     def _gathered_parameters(self) -> dict[str, Tensor]:
         """All parameters in the first rank's host, nothing on others."""
         trained = {
-            name: self._whole(name, safe_get_full_fp32_param(parameter))
+            name: _copy(safe_get_full_fp32_param(parameter).view(self.shapes[name]))
             for name, parameter in self.trained.items()
         }
         frozen = {}
@@ -153,7 +257,7 @@ class ZeroLearner:
             if name not in trained:
                 with deepspeed.zero.GatheredParameters([parameter]):
                     frozen[name] = _copy(parameter)
-        return {**trained, **frozen}
+        return {**trained, **frozen, **self.frozen}
 
     def _release_deepspeed_references(self) -> None:
         """DeepSpeed's globals keep modules and stage 3's coordinator, and so all their tensors."""
@@ -164,35 +268,76 @@ class ZeroLearner:
             module._parameters = getattr(module, "_original_parameters", module._parameters)
             for name in vars(module).keys() - own:
                 delattr(module, name)
+        for module, kind in self.classes.items():
+            module.__class__ = kind
 
     def _load_optimiser(self, saved: dict[str, Any]) -> None:
         self._make_optimiser_states(saved["state"][0]["step"])
-        for index, (name, parameter) in enumerate(self.trained.items()):
+        for index, name in enumerate(self.trained):
             for key in _MOMENTS:
-                value = saved["state"][index][key].view(self.shapes[name])
-                safe_set_full_optimizer_state(parameter, value, key)
+                self.held(name, key).copy_(_read(saved["state"][index][key], self.places[name]))
 
     def _make_optimiser_states(self, step: Tensor) -> None:
         """What the first step would make: of this rank's parts there is nothing before it."""
         zero = self.engine.optimizer
-        of_stage_3 = self.stage == 3
-        for part in (
-            zero.fp32_partitioned_groups_flat
-            if of_stage_3
-            else zero.single_partition_of_fp32_groups
-        ):
+        for part in self.masters():
             moments = {key: torch.zeros_like(part) for key in _MOMENTS}
             zero.optimizer.state[part] = {"step": step.to(part.device, copy=True), **moments}
-        if not of_stage_3:
+        if self.stage < 3:
             zero._lazy_init_hp_params_optimizer_state()
 
-    def _num_steps(self) -> Tensor:
-        """How often the optimiser has stepped (scalar)."""
-        first = next(iter(self.engine.optimizer.optimizer.state.values()))
-        return torch.as_tensor(first["step"], device="cpu")
 
-    def _whole(self, name: str, value: Tensor) -> Tensor:
-        return _copy(value.view(self.shapes[name]))
+class PartedAscent:
+    """An ascent on each rank's own part: gradients are summed into parts, as the descent's are.
+
+    The parameters become theta' = theta + rate * gradient, computed in float32 and rounded as
+    parameters are; theta stays as it is in the optimiser's masters, from which they are made anew
+    in the end. A movement below half the distance of two bfloat16 numbers, 2^-9 to 2^-8 of a
+    weight, moves most weights not at all and some by a whole distance: the mean movement is right
+    where weights lie evenly between such numbers, as masters do, though not at the very start from
+    bfloat16 weights (tests/models/training/test_zero_ascent.py).
+    """
+
+    needs_equal_parts = True
+
+    def __init__(self, learner: ZeroLearner, objective: LossFunction) -> None:
+        self.learner, self.objective = learner, objective
+        self.values: list[Tensor] = []  # gradients, then what the parameters go back to
+
+    def loss(self, batch: PackedBatch, arguments: Any) -> tuple[Tensor, Metrics]:
+        """As a learner's."""
+        module = self.learner.engine.module
+        descent, module.loss_function = module.loss_function, self.objective
+        try:
+            return self.learner.loss(batch, arguments)
+        finally:
+            module.loss_function = descent
+
+    def backward(self, loss: Tensor, is_last: bool) -> None:
+        """As a learner's."""
+        self.learner.backward(loss, is_last)
+
+    def direction(self) -> tuple[Tensor, int]:
+        """As in `Ascent`."""
+        self.values = self.learner.take_gradients()
+        squares = torch.stack([value.square().sum() for value in self.values]).sum()
+        squares = squares.to(torch.get_default_device())
+        distributed.all_reduce_sum([squares])
+        return squares.sqrt(), sum(shape.numel() for shape in self.learner.shapes.values())
+
+    @torch.no_grad()
+    def move(self, rate: float) -> None:
+        """As in `Ascent`."""
+        masters = self.learner.masters()
+        for value, master in zip(self.values, masters, strict=True):
+            torch.add(master, value, alpha=rate, out=value)
+        moved = self.values
+        self.values = [master.clone() for master in masters] if self.learner.shares_masters else []
+        self.learner.refresh(moved)
+
+    def undo(self) -> None:
+        """As in `Ascent`."""
+        self.learner.refresh(self.values or self.learner.masters())
 
 
 def _start_deepspeed() -> None:
@@ -207,7 +352,46 @@ def _copy(value: Tensor) -> Tensor:
     return value.detach().to("cpu", copy=True) if distributed.is_rank_zero() else torch.empty(0)
 
 
-def deepspeed_config(zero: ZeroConfig, max_grad_norm: float) -> dict[str, Any]:
+def places_of_rank(sizes: Sequence[int], stage: int) -> list[range]:
+    """Which numbers of each parameter, of so many, this rank holds.
+
+    Stages 1 and 2 cut all of them, one behind another and filled up to an even part for each rank;
+    stage 3 cuts each by itself.
+    """
+    rank, count = distributed.rank(), distributed.world_size()
+    if stage == 3:
+        shares = [-(-size // count) for size in sizes]
+        firsts = [rank * share for share in shares]
+    else:
+        shares = [2 * -(-sum(sizes) // (2 * count))] * len(sizes)
+        starts = itertools.accumulate(sizes, initial=0)
+        firsts = [rank * share - start for share, start in zip(shares, starts, strict=False)]
+    return [
+        range(min(max(first, 0), size), min(max(first + share, 0), size))
+        for first, share, size in zip(firsts, shares, sizes, strict=True)
+    ]
+
+
+def _read(saved: Tensor | PartedTensor, places: range) -> Tensor:
+    """(n,) the numbers of a tensor at these places."""
+    if isinstance(saved, PartedTensor):
+        return saved.read(places)
+    return saved.reshape(-1)[places.start : places.stop]
+
+
+def _flat(gradients: Sequence[Tensor], like: Tensor) -> Tensor:
+    """(n,) DeepSpeed's gradients of a rank's part in one, float32; with zeros behind them."""
+    flat = getattr(gradients, "flat_partition", None)
+    if flat is None:
+        flat = torch.zeros_like(like)
+        parts = [gradient.reshape(-1) for gradient in gradients]
+        torch.cat(parts, out=flat[: sum(map(len, parts))])
+    return flat
+
+
+def deepspeed_config(
+    zero: ZeroConfig, max_grad_norm: float, *, is_narrow: bool = False
+) -> dict[str, Any]:
     """DeepSpeed's own configuration. Batches, rates and schedule are the loop's."""
     stage: dict[str, Any] = {
         "stage": zero.stage,
@@ -225,6 +409,10 @@ def deepspeed_config(zero: ZeroConfig, max_grad_norm: float) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": 1,
         "gradient_clipping": max_grad_norm,
         "zero_optimization": stage,
+        # A gradient that is not finite ends the run (`Progress`); DeepSpeed would leave out a step.
+        "bf16": {"enabled": is_narrow, "check_grad_overflow": False},
+        "communication_data_type": "fp32",
+        "data_types": {"grad_accum_dtype": "fp32"},
         # torch's fused AdamW, as without ZeRO; DeepSpeed's own for offloading is compiled first.
         "zero_force_ds_cpu_optimizer": False,
     }
@@ -253,6 +441,41 @@ class _Loss(nn.Module):
 
     def forward(self, batch: PackedBatch, arguments: Any) -> tuple[Tensor, Metrics]:
         return self.loss_function(batch, arguments)
+
+
+def keep_sums_wide(model: PreTrainedModel) -> dict[nn.Module, type[nn.Module]]:
+    """Let a model of bfloat16 weights have a float32 residual stream and heads, as a wide one.
+
+    Returns the classes that its changed modules had.
+    """
+    classes: dict[nn.Module, type[nn.Module]] = {}
+    heads = (getattr(model, "score", None), model.get_output_embeddings())
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            classes[module] = type(module)
+            module.__class__ = _passing_by(type(module), _embed)
+        elif isinstance(module, nn.Linear) and module in heads:
+            classes[module] = type(module)
+            module.__class__ = _passing_by(type(module), _read_out)
+    return classes
+
+
+@cache
+def _passing_by(kind: Any, forward: Callable[..., Tensor]) -> type[nn.Module]:
+    """A subclass whose forward pass is replaced."""
+    changed: type[nn.Module] = type(kind.__name__, (kind,), {"forward": forward})
+    return changed
+
+
+def _embed(self: Any, tokens: Tensor) -> Tensor:
+    found: Tensor = super(type(self), self).forward(tokens)
+    # Outside of a trunk's pass, where a policy samples, all of it is narrow.
+    return found.float() if torch.is_autocast_enabled(found.device.type) else found
+
+
+def _read_out(self: Any, hidden: Tensor) -> Tensor:
+    bias = None if self.bias is None else self.bias.float()
+    return F.linear(hidden.float(), self.weight.float(), bias)
 
 
 def _replace_parameters(model: nn.Module, values: dict[str, Tensor]) -> None:

@@ -19,6 +19,7 @@ from trimtab.models.nets.scoring import response_logprobs, response_values
 from trimtab.models.nets.training import prepare_training
 from trimtab.models.stages.ppo_max.rollout import Experience, treat_advantages, whitens_minibatches
 from trimtab.models.training import distributed
+from trimtab.models.training.checkpoint import whole
 from trimtab.models.training.learner import (
     LossFunction,
     Metrics,
@@ -150,7 +151,7 @@ class ActorCritic:
 def load_weights(state: dict[str, Any], policy: PreTrainedModel, critic: PreTrainedModel) -> None:
     """Give both models the weights of a `state_dict`, once learning is finished."""
     for model, name in ((policy, "policy"), (critic, "critic")):
-        load_trained_state(model, state[name]["model"])
+        load_trained_state(model, whole(state[name]["model"]))
 
 
 def _policy_loss(policy: PreTrainedModel, config: PPOConfig) -> LossFunction:

@@ -16,12 +16,13 @@ from transformers import PreTrainedModel
 
 from tests.models.conftest import run_stage
 from trimtab.models.config.reward import MetaRMConfig
-from trimtab.models.config.training import LoraConfig
+from trimtab.models.config.training import LoraConfig, TrainConfig
 from trimtab.models.functional.meta_rm import difference_objective
 from trimtab.models.nets.loading import load_scorer, load_tokenizer, save_model
 from trimtab.models.nets.packing import Candidates, pack
 from trimtab.models.nets.scoring import response_scores
 from trimtab.models.stages.meta_rm import MetaAscent
+from trimtab.models.training.learner import Learner, new_learner
 
 
 def test_micro_batches_add_up_to_one(smoke_config: Any, advantage_model: Path) -> None:
@@ -44,7 +45,7 @@ def test_micro_batches_add_up_to_one(smoke_config: Any, advantage_model: Path) -
         )
         model = load_scorer(advantage_model / "model")
         before = _copied(model)
-        with MetaAscent(config, model, rows)(0) as found:
+        with MetaAscent(config, model, rows)(0, _learner(model, train)) as found:
             metrics.append(found)
             moved.append(_copied(model))
         for name, parameter in model.named_parameters():
@@ -75,7 +76,7 @@ def test_a_length_is_kept_whatever_the_gradient(smoke_config: Any, advantage_mod
         with torch.no_grad():
             model.score.weight *= scale
         before = _copied(model)
-        with MetaAscent(config, model, rows)(0) as metrics:
+        with MetaAscent(config, model, rows)(0, _learner(model, train)) as metrics:
             moved = [value - before[name] for name, value in _copied(model).items()]
         length = float(torch.stack([value.norm() for value in moved]).norm())
         numbers = sum(value.numel() for value in moved)
@@ -134,6 +135,10 @@ def test_adapters_have_no_theta_prime(smoke_config: Any) -> None:
     train = smoke_config.rounds.meta_rm.train.model_copy(update={"lora": LoraConfig()})
     with pytest.raises(ValidationError, match=r"keep_ascent must be false with train\.lora"):
         MetaRMConfig(train=train, keep_ascent=True)
+
+
+def _learner(model: PreTrainedModel, config: TrainConfig) -> Learner[Any]:
+    return new_learner(model, lambda *_: (torch.zeros(()), {}), config, state=None)
 
 
 def _copied(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -1,0 +1,93 @@
+"""Under ZeRO with precision bfloat16 parameters are bfloat16, and what is learned float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.models.conftest import run_stage
+from tests.models.jobs import job, stopped_at
+from trimtab.infra.processes.launch import launch
+from trimtab.models.config.training import ModelConfig, ZeroConfig
+from trimtab.models.nets.loading import load_policy, load_tokenizer, save_model
+from trimtab.models.training.progress import read_metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.narrow]
+
+NARROW = {"precision": "bfloat16", "gradient_checkpointing": True, "checkpoint_every": 2}
+WEIGHTS = "output/model/model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory, smoke_config: Any, policy: Path) -> Any:
+    """Fine-tuning of a model whose weights are bfloat16 numbers, kept in float32."""
+    model = load_policy(policy / "model")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    folder = tmp_path_factory.mktemp("rounded")
+    save_model(model, load_tokenizer(policy / "model"), folder)
+    train = smoke_config.sft.train.model_copy(update={"num_epochs": 1})
+    base = ModelConfig(base=str(folder), max_length=smoke_config.sft.model.max_length)
+    return smoke_config.sft.model_copy(update={"model": base, "train": train})
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_the_first_step_is_that_of_wide_weights(
+    tmp_path: Path, config: Any, world: Path, stage: int
+) -> None:
+    """Every row is a micro batch of its own, so that both take the same products of equal weights.
+
+    The loss then differs by the order of float32 sums over a step's 64 rows, 63 / 2^24 of the sum
+    of their sizes. The gradient of a weight is rounded to bfloat16 for each row, by at most 2^-9 of
+    it, once or, where a weight is used twice, twice; its norm changes by no more. Later steps are
+    of weights that are rounded anew, each by at most 2^-9, and losses that far from 1 % apart.
+    """
+    alone = {**NARROW, "micro_batch_tokens": 1}
+    zero = {"zero": ZeroConfig(stage=stage)}
+    launch(job(tmp_path / "whole", config, world, 1, **alone))
+    launch(job(tmp_path / "parts", config, world, 2, **alone, **zero))
+    folders = (tmp_path / "whole", tmp_path / "parts")
+    whole, parts = (read_metrics(folder / "metrics.jsonl") for folder in folders)
+    assert len(whole) == len(parts) > 2
+    assert parts[0]["loss"] == pytest.approx(whole[0]["loss"], rel=1e-4)
+    assert parts[0]["grad_norm"] == pytest.approx(whole[0]["grad_norm"], rel=2**-8)
+    for row, other in zip(parts, whole, strict=True):
+        assert row["loss"] == pytest.approx(other["loss"], rel=1e-2)
+    for name, value in load_file(tmp_path / "parts" / WEIGHTS).items():
+        assert value.dtype == torch.float32
+        # What was learned is not rounded: a movement is far smaller than a weight.
+        assert not torch.equal(value, value.bfloat16().float()), name
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_masters_go_on_bit_for_bit_and_what_is_frozen_stays(
+    tmp_path: Path,
+    smoke_config: Any,
+    policy: Path,
+    comparisons: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stage: int,
+) -> None:
+    config = smoke_config.reward_model
+    inputs = {"policy": policy, "preferences": comparisons}
+    train = {**NARROW, "trainable_layers": 1, "micro_batch_tokens": 150}
+
+    def run(folder: Path) -> None:
+        zero = {"zero": ZeroConfig(stage=stage)}
+        launch(job(folder, config, folder, 2, "reward_model", inputs, **train, **zero))
+
+    with stopped_at(3, monkeypatch):
+        run(tmp_path / "stopped")
+    run(tmp_path / "stopped")
+    run(tmp_path / "whole")
+    stopped, whole = (load_file(tmp_path / name / WEIGHTS) for name in ("stopped", "whole"))
+    start = load_file(policy / "model/model.safetensors")
+    for name, value in whole.items():
+        assert torch.equal(stopped[name], value), name
+        if "embed_tokens" in name or "layers.0." in name:
+            assert torch.equal(value, start[name]), name
