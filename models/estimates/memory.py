@@ -52,7 +52,9 @@ class Memory:
         held = self.weights + self.gradients + self.optimiser + self.frozen
         return held + self.activations + self.cache
 
-    def partitioned(self, zero_stage: int, num_devices: int, offload: bool = False) -> Memory:
+    def partitioned(
+        self, zero_stage: int, num_devices: int, offload: bool = False, *, is_narrow: bool = False
+    ) -> Memory:
         """What a device holds under ZeRO [Rajbhandari et al. 2020, figure 1].
 
         Stage 1 splits the optimiser's state over the devices, 2 the gradients too, 3 the weights
@@ -63,19 +65,22 @@ class Memory:
         are whole at a time. Every device works on a micro batch of its own. With `offload` the
         optimiser's state, and under stage 3 the parts of weights, are in the host's memory; parts
         of gradients, which DeepSpeed moves there too, are counted on the device all the same.
+        is_narrow (stages 2 and 3): weights are bfloat16; the optimiser's copy, and the part of the
+        gradients, once, are float32. The bucket is there narrow and, while it is added up, wide.
         """
         share = [num_devices if zero_stage >= stage else 1 for stage in range(4)]
         with_copy = self.optimiser * (ADAM_BYTES + FLOAT_BYTES) // ADAM_BYTES
-        twice = 2 if zero_stage == 2 else 1
-        live = FLOAT_BYTES * (chunk_sizes.ZERO_LIVE + chunk_sizes.ZERO_PREFETCH)
-        gathered = min(self.weights, live) if zero_stage == 3 else 0
+        twice = 2 if zero_stage == 2 and not is_narrow else 1
+        width, number = (2, FLOAT_BYTES // 2) if is_narrow else (1, FLOAT_BYTES)
+        live = number * (chunk_sizes.ZERO_LIVE + chunk_sizes.ZERO_PREFETCH)
+        gathered = min(self.weights // width, live) if zero_stage == 3 else 0
+        bucket = (number + FLOAT_BYTES * is_narrow) * chunk_sizes.ZERO_BUCKET
         found = replace(
             self,
             optimiser=ceil(with_copy / share[1]),
-            gradients=ceil(twice * self.gradients / share[2])
-            + FLOAT_BYTES * chunk_sizes.ZERO_BUCKET,
-            weights=ceil(self.weights / share[3]),
-            frozen=ceil(self.frozen / share[3]),
+            gradients=ceil(twice * self.gradients / share[2]) + bucket,
+            weights=ceil(self.weights / width / share[3]),
+            frozen=ceil(self.frozen / width / share[3]),
             activations=max(self.activations, ceil(self.gradients / num_devices)),
         )
         if offload:
@@ -89,21 +94,39 @@ class Memory:
         moved = self.optimiser + self.weights + self.frozen
         return replace(self, optimiser=0, weights=0, frozen=0, host=self.host + moved)
 
-    def loading(self, zero_stage: int, num_devices: int, offload: bool = False) -> Memory:
+    def loading(
+        self, zero_stage: int, num_devices: int, offload: bool = False, *, is_narrow: bool = False
+    ) -> Memory:
         """What a device holds while the models that are whole here are loaded.
 
         Stages 1 and 2 of ZeRO copy what is trained into one buffer. Under stage 3 each parameter
         is taken apart by itself, and then the parts are copied: once into a buffer, and once for
-        the optimiser, which has its gradients, and a first buffer for them, at once.
+        the optimiser, which has its gradients, and a first buffer for them, at once. is_narrow:
+        weights are narrowed one by one before that, this rank's part staying as it was until the
+        optimiser has it.
         """
-        if zero_stage < 3:
+        apart = ceil(self.weights / num_devices) if zero_stage else 0
+        if zero_stage < 3 and not is_narrow:
             copies = 2 if zero_stage else 1
             return Memory(weights=copies * self.weights, frozen=self.frozen)
-        part = self.partitioned(3, num_devices)
-        apart = ceil(self.weights / num_devices)
-        parts = Memory(frozen=ceil((self.weights + self.frozen) / num_devices))
+        if zero_stage < 3:
+            whole = Memory(weights=self.weights, frozen=self.frozen)
+            copying = Memory(weights=self.weights, optimiser=apart, frozen=self.frozen // 2)
+            starting = Memory(
+                weights=self.weights // 2,
+                gradients=apart,
+                optimiser=2 * apart,
+                frozen=self.frozen // 2,
+            )
+            return max(whole, copying, starting, key=lambda memory: memory.total)
+        part = self.partitioned(3, num_devices, is_narrow=is_narrow)
+        width = 2 if is_narrow else 1
+        parts = Memory(frozen=ceil((self.weights + self.frozen) / width / num_devices))
         copying = Memory(
-            weights=apart, gradients=part.gradients + apart, optimiser=apart, frozen=part.frozen
+            weights=apart // width,
+            gradients=part.gradients + apart,
+            optimiser=(1 + is_narrow) * apart,
+            frozen=part.frozen,
         )
         if offload:
             parts, copying = parts.offloaded(3), copying.offloaded(3)
@@ -131,6 +154,7 @@ def kept_activations(
     is_recomputed: bool = False,
     has_dropout: bool = False,
     precision: Precision = "float32",
+    has_narrow_weights: bool = False,
 ) -> int:
     """Bytes that autograd keeps of the trunk for `tokens`.
 
@@ -143,7 +167,7 @@ def kept_activations(
     float32);
     feed-forward: gate, up, their product, 3 f;
     dropout: by what the outputs of both are multiplied, 2 h.
-    Narrow products also keep a narrow copy of their weights.
+    Narrow products also keep a narrow copy of their weights, if these are not narrow themselves.
     Then once a token the last norm's input and scale, the rotary cosines and sines, and its id (two
     floats wide).
     Norms and feed-forward parts that `trimtab.models.nets.fused` does not know keep 2 h and f more.
@@ -158,7 +182,8 @@ def kept_activations(
     layer += product * hidden * (2 + 2 * has_dropout)
     layer += product * (3 * shape.num_heads * shape.head_dim + 3 * shape.intermediate_size) + keys
     whole = tokens * layer + repeated_keys * keys
-    whole += product * (shape.layer_parameters - 2 * hidden) * is_narrow
+    has_copies = is_narrow and not has_narrow_weights
+    whole += product * (shape.layer_parameters - 2 * hidden) * has_copies
     once = FLOAT_BYTES * (hidden + 1 + 2 * shape.head_dim + 2)
     if is_recomputed:
         layers = FLOAT_BYTES * shape.num_layers * tokens * hidden + whole
@@ -184,9 +209,12 @@ def backward_set(
     is_recomputed: bool = False,
     has_dropout: bool = False,
     precision: Precision = "float32",
+    has_narrow_weights: bool = False,
 ) -> int:
     """Bytes of a pass with gradient: what autograd keeps, and one layer's gradients on the way."""
-    kept = kept_activations(shape, tokens, repeated_keys, is_recomputed, has_dropout, precision)
+    kept = kept_activations(
+        shape, tokens, repeated_keys, is_recomputed, has_dropout, precision, has_narrow_weights
+    )
     return kept + forward_set(shape, tokens)
 
 

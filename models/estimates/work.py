@@ -161,10 +161,16 @@ def supervised_memory(
     zero, ranks = train.zero, train.ranks
     if zero is None:
         return {"loading": whole.loading(0, 1), "training": whole}
+    is_narrow = has_narrow_weights(train)
     return {
-        "loading": whole.loading(zero.stage, ranks, zero.offload),
-        "training": whole.partitioned(zero.stage, ranks, zero.offload),
+        "loading": whole.loading(zero.stage, ranks, zero.offload, is_narrow=is_narrow),
+        "training": whole.partitioned(zero.stage, ranks, zero.offload, is_narrow=is_narrow),
     }
+
+
+def has_narrow_weights(config: TrainerConfig) -> bool:
+    """Whether what a trainer learns is bfloat16 on its devices, as under stages 2 and 3 of ZeRO."""
+    return config.zero is not None and config.zero.stage > 1 and config.precision != "float32"
 
 
 def sampling_memory(
@@ -206,6 +212,8 @@ def training_memory(
     tokens = counts.most_micro_batch_tokens(rows.count, rows.length, config.micro_batch_tokens)
     logits = passes * vocabulary_set(shape, min(tokens, rows.count * rows.logit_tokens))
     repeated_keys = passes * ceil(tokens * rows.repeated_keys / rows.length)
+    if logits and has_narrow_weights(config):  # the head in float32, as it multiplies
+        logits += FLOAT_BYTES * shape.vocab_size * shape.hidden_size
     kept = gradient_set(shape, config, passes * tokens, repeated_keys)
     learning = trained_parameters(shape, config, num_parameters)
     own = learning if config.lora is None else _heads(shape, num_parameters)
@@ -223,6 +231,7 @@ def gradient_set(shape: ModelShape, config: TrainerConfig, tokens: int, repeated
         is_recomputed=config.gradient_checkpointing,
         has_dropout=isinstance(config, TrainConfig) and config.dropout > 0,
         precision=config.precision,
+        has_narrow_weights=has_narrow_weights(config),
     )
     if config.lora is None:
         return kept

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from trimtab.models import counts
 from trimtab.models.config.reward import MetaRMConfig
@@ -61,15 +61,16 @@ def run(config: MetaRMConfig, inputs: dict[str, Path], workdir: Path) -> None:
     of its answers' scores before and after).
     """
     tokenizer = load_tokenizer(inputs["scorer"] / "model")
+    limit = context_length(AutoConfig.from_pretrained(inputs["scorer"] / "model"))
+    prompts, others = _prompts(config, inputs["data"])
+    asked = [*prompts, *others]
+    # Before the scorer is loaded: the policy goes with its answers.
+    sampled = sample_answers(config, inputs["policy"], asked, config.seed, workdir, limit)
     model = load_scorer(inputs["scorer"] / "model")
-    limit = context_length(model.config)
     source = inputs.get("pairs", inputs["preferences"])
     states = cached_trunk(inputs, model)
     pairs = read_pairs(source / "train.jsonl", tokenizer, limit, states)
     depth = num_frozen_layers(model, config.train.trainable_layers)
-    prompts, others = _prompts(config, inputs["data"])
-    asked = [*prompts, *others]
-    sampled = sample_answers(config, inputs["policy"], asked, config.seed, workdir, limit)
     rows = with_trunk(model, sampled, depth)
     meta_rows = rows[: len(prompts)]
     before = spreads(model, rows)

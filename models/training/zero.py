@@ -320,8 +320,8 @@ class PartedAscent:
     def direction(self) -> tuple[Tensor, int]:
         """As in `Ascent`."""
         self.values = self.learner.take_gradients()
-        squares = torch.stack([value.square().sum() for value in self.values]).sum()
-        squares = squares.to(torch.get_default_device())
+        norms = torch.stack([torch.linalg.vector_norm(value) for value in self.values])
+        squares = norms.square().sum().to(torch.get_default_device())
         distributed.all_reduce_sum([squares])
         return squares.sqrt(), sum(shape.numel() for shape in self.learner.shapes.values())
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
 
-from trimtab.models import chunk_sizes, counts
+from trimtab.models import counts
 from trimtab.models.config.policy import PPOConfig
 from trimtab.models.estimates.memory import FLOAT_BYTES, PRODUCT_BYTES, Memory
 from trimtab.models.estimates.shapes import ModelShape
@@ -15,6 +15,7 @@ from trimtab.models.estimates.work import (
     Rows,
     StageInputs,
     Work,
+    has_narrow_weights,
     sampling_memory,
     scoring_memory,
     trained_parameters,
@@ -156,17 +157,19 @@ def _loading_and_saving(
         weights, frozen = policy.weights + critic.weights, policy.frozen + critic.frozen + others
         whole = Memory(weights=weights, frozen=frozen)
         return {"loading": whole, "saving": whole}
-    held = Memory(frozen=others).partitioned(zero.stage, ranks, zero.offload)
-    prepared = policy.partitioned(zero.stage, ranks, zero.offload)
+    is_narrow = has_narrow_weights(config)
+    held = _frozen_parts(config, others)
+    prepared = policy.partitioned(zero.stage, ranks, zero.offload, is_narrow=is_narrow)
     apart = Memory(optimiser=ceil(policy.weights / ranks))  # its copy of weights; no moments yet
+    whole = policy.weights // (1 + is_narrow)
     if zero.stage == 3:
-        apart = replace(apart, weights=apart.optimiser)
+        apart = replace(apart, weights=ceil(whole / ranks))
     if zero.offload:
         apart = apart.offloaded(zero.stage)
-    loading = critic.loading(zero.stage, ranks, zero.offload)
+    loading = critic.loading(zero.stage, ranks, zero.offload, is_narrow=is_narrow)
     return {
         "loading": Memory(
-            weights=loading.weights + (apart.weights if zero.stage == 3 else policy.weights),
+            weights=loading.weights + (apart.weights if zero.stage == 3 else whole),
             gradients=loading.gradients + (prepared.gradients if zero.stage == 3 else 0),
             optimiser=loading.optimiser + apart.optimiser,
             frozen=loading.frozen + prepared.frozen + held.frozen,
@@ -178,6 +181,17 @@ def _loading_and_saving(
             host=held.host,
         ),
     }
+
+
+def _frozen_parts(config: PPOConfig, weights: int) -> Memory:
+    """What a rank holds of models that only run; under stage 3 in parts, and narrow as the rest."""
+    assert config.zero is not None
+    is_narrow = has_narrow_weights(config) and config.zero.stage == 3
+    held = Memory(frozen=weights)
+    found = held.partitioned(
+        config.zero.stage, config.ranks, config.zero.offload, is_narrow=is_narrow
+    )
+    return replace(found, gradients=0)
 
 
 def _held_by_vllm(config: PPOConfig, shape: ModelShape) -> int:
@@ -192,25 +206,32 @@ def _partitioned(
     config: PPOConfig, inputs: StageInputs, held: dict[str, Memory]
 ) -> dict[str, Memory]:
     """With ZeRO: a rank's parts, and the whole of one model where it samples or scores."""
-    zero, ranks = config.zero, config.ranks
+    zero, ranks, is_narrow = config.zero, config.ranks, has_narrow_weights(config)
     if zero is None:
         return held
-    parts = {
-        name: phase.partitioned(zero.stage, ranks, zero.offload) for name, phase in held.items()
-    }
+    others = inputs.policy_bytes + sum(inputs.scorer_bytes)
+    parts = {}
+    for name, phase in held.items():
+        own = replace(phase, frozen=max(0, phase.frozen - others))
+        part = own.partitioned(zero.stage, ranks, zero.offload, is_narrow=is_narrow)
+        beside = _frozen_parts(config, phase.frozen - own.frozen)
+        parts[name] = replace(
+            part, frozen=part.frozen + beside.frozen, host=part.host + beside.host
+        )
     if zero.stage < 3:
         return parts
     gradients = Memory(gradients=held["policy update"].weights)  # of policy and critic
-    room = gradients.partitioned(3, ranks).gradients + FLOAT_BYTES * chunk_sizes.ZERO_BUCKET
-    gathered = {
-        "sampling": inputs.policy_bytes,
-        "scoring": max(
-            inputs.policy_bytes,
-            *inputs.scorer_bytes,
-            FLOAT_BYTES * _critic_parameters(config, inputs),
-        ),
-    }
+    both = gradients.partitioned(3, ranks, is_narrow=is_narrow).gradients
+    bucket = Memory().partitioned(3, ranks, is_narrow=is_narrow).gradients
+    scored = (inputs.policy_bytes, *inputs.scorer_bytes)
+    largest = max(*scored, FLOAT_BYTES * _critic_parameters(config, inputs))
+    gathered = {"sampling": inputs.policy_bytes, "scoring": largest}
+    width = 2 if is_narrow else 1
     return {
-        name: replace(phase, gradients=room, frozen=phase.frozen + gathered.get(name, 0))
+        name: replace(
+            phase,
+            gradients=both + bucket,
+            frozen=phase.frozen + gathered.get(name, 0) // width,
+        )
         for name, phase in parts.items()
     }

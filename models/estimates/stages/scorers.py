@@ -24,6 +24,7 @@ from trimtab.models.estimates.work import (
     StageInputs,
     Work,
     gradient_set,
+    has_narrow_weights,
     sampling_memory,
     scoring_memory,
     supervised_memory,
@@ -226,7 +227,8 @@ def _answered(config: ExpectedRewardConfig | MetaRMConfig, prompt: int, count: i
 def meta_rm(config: MetaRMConfig, inputs: StageInputs) -> Work:
     """MetaRM: samples of the current policy, then an ascent before each descent.
 
-    The ascent has whole gradients, in whose place the weights are kept during the descent.
+    The ascent has whole gradients, in whose place the weights are kept during the descent; under
+    stages 2 and 3 of ZeRO each rank's part of them.
     """
     amounts, train = inputs.amounts, config.train
     available = amounts.prompts_of(config.prompts)
@@ -243,7 +245,6 @@ def meta_rm(config: MetaRMConfig, inputs: StageInputs) -> Work:
         rows=_pairs(inputs, amounts.train_pairs),
         num_scored=amounts.held_out_pairs,
     )
-    policy_and_scorer = inputs.policy_bytes + sum(inputs.scorer_bytes)
     return replace(
         base,
         sampled_tokens=answers * config.max_new_tokens,
@@ -252,7 +253,7 @@ def meta_rm(config: MetaRMConfig, inputs: StageInputs) -> Work:
         phases={
             **base.phases,
             "sampling": sampling_memory(
-                inputs, policy_and_scorer, answers, prompt, config.max_new_tokens
+                inputs, inputs.policy_bytes, answers, prompt, config.max_new_tokens
             ),
             **_ascent(inputs, train, base, meta),
         },
@@ -266,6 +267,13 @@ def _ascent(inputs: StageInputs, train: TrainConfig, base: Work, meta: Rows) -> 
     tokens = counts.most_micro_batch_tokens(count, meta.length, train.micro_batch_tokens)
     repeated_keys = -(-tokens * meta.repeated_keys // meta.length)
     kept = gradient_set(inputs.shape, train, tokens, repeated_keys)
+    if train.zero is not None and train.zero.stage > 1:
+        # The gradient is taken, and under stage 3 copied, part by part. Masters stay as they are,
+        # but for float32 parameters under stage 3, which are their own masters.
+        part = learning // train.ranks
+        held = part * (train.zero.stage == 3 and not has_narrow_weights(train))
+        ascent = replace(descent, activations=max(kept, part + held))
+        return {"ascent": ascent, "training": replace(descent, weights=descent.weights + held)}
     # One parameter's, or a bucket's, once there are no activations.
     bucket = chunk_sizes.BUCKET * (train.ranks > 1)
     beside = FLOAT_BYTES * max(inputs.shape.largest_parameter, bucket)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.models.conftest import run_stage
 from tests.models.jobs import job, stopped_at
 from trimtab.infra.processes.launch import launch
 from trimtab.models.config.training import ModelConfig, ZeroConfig
