@@ -217,8 +217,8 @@ def _assumptions(plan: Plan) -> list[str]:
         "critic, which takes more than the policy",
         "bytes a parameter: 4 a weight, 4 a gradient, 8 for Adam's two moments (2 with "
         "optimiser=adamw_8bit), under bfloat16 products too, which narrow activations. Frozen: "
-        "models that only run. Weights under MetaRM hold a saved copy, gradients under ZeRO its "
-        "buckets",
+        "models that only run. Weights under MetaRM hold a saved copy where each rank has them "
+        "whole; gradients under ZeRO hold its buckets",
         "activations are kept whole where gradient_checkpointing is off; attention is fused (its "
         f"scores are not kept); without gradient up to {chunk_sizes.PASS_TOKENS:,} tokens "
         f"pass at once and generation caches up to {chunk_sizes.CACHE_TOKENS:,}, which no setting "
@@ -244,9 +244,11 @@ def _assumptions(plan: Plan) -> list[str]:
         lines.append(
             "ZeRO over n GPUs: stage 1 keeps 1/n of Adam's state on each, with a copy of that part "
             "of the weights (counted under Adam), 2 also 1/n of the gradients, 3 also of the "
-            "weights, frozen ones included; each GPU has a micro batch of its own. A model is "
-            "loaded whole on each rank before it is partitioned, and a model of PPO is gathered "
-            "whole to sample or to score"
+            "weights, frozen ones included; each GPU has a micro batch of its own. Under stages 2 "
+            "and 3 with precision=bfloat16 weights take 2 bytes, but not their part under Adam. A "
+            "model is loaded whole on each rank, a weight of 4 bytes, before it is partitioned, "
+            "and a model of PPO is gathered whole to sample or to score. In the end the first GPU "
+            "has what was trained whole"
         )
     return lines
 

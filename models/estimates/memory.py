@@ -66,7 +66,8 @@ class Memory:
         optimiser's state, and under stage 3 the parts of weights, are in the host's memory; parts
         of gradients, which DeepSpeed moves there too, are counted on the device all the same.
         is_narrow (stages 2 and 3): weights are bfloat16; the optimiser's copy, and the part of the
-        gradients, once, are float32. The bucket is there narrow and, while it is added up, wide.
+        gradients, once, are float32. While a bucket is added up it is there narrow and wide, under
+        stage 3 cut into parts besides.
         """
         share = [num_devices if zero_stage >= stage else 1 for stage in range(4)]
         with_copy = self.optimiser * (ADAM_BYTES + FLOAT_BYTES) // ADAM_BYTES
@@ -74,7 +75,8 @@ class Memory:
         width, number = (2, FLOAT_BYTES // 2) if is_narrow else (1, FLOAT_BYTES)
         live = number * (chunk_sizes.ZERO_LIVE + chunk_sizes.ZERO_PREFETCH)
         gathered = min(self.weights // width, live) if zero_stage == 3 else 0
-        bucket = (number + FLOAT_BYTES * is_narrow) * chunk_sizes.ZERO_BUCKET
+        wide = FLOAT_BYTES * is_narrow * (2 if zero_stage == 3 else 1)
+        bucket = (number + wide) * chunk_sizes.ZERO_BUCKET
         found = replace(
             self,
             optimiser=ceil(with_copy / share[1]),
@@ -124,7 +126,7 @@ class Memory:
         parts = Memory(frozen=ceil((self.weights + self.frozen) / width / num_devices))
         copying = Memory(
             weights=apart // width,
-            gradients=part.gradients + apart,
+            gradients=part.gradients + (0 if is_narrow else apart),
             optimiser=(1 + is_narrow) * apart,
             frozen=part.frozen,
         )

@@ -219,7 +219,7 @@ class ZeroLearner:
             taken = [master.grad.clone() for master in masters]
         else:
             taken = [_flat(zero.averaged_gradients[i], master) for i, master in enumerate(masters)]
-            zero.averaged_gradients = dict.fromkeys(range(len(masters)))
+            zero.averaged_gradients.update(dict.fromkeys(range(len(masters))))
         if self.stage == 3:
             zero._pre_step()
         else:

@@ -32,19 +32,18 @@ ALONE = [
 ]
 
 
-def test_the_largest_recipe_fits_on_its_machine_with_little_room() -> None:
+def test_the_largest_recipe_fits_on_its_machine_with_room() -> None:
+    """Every stage at most 70 of 80 GiB, and those that train whole models at most half of it."""
     plan = _plan("hh-7b", machine=MACHINES["hh-7b"])
     text = " ".join(plan_text(plan).split())
     assert plan.too_large() is None
     assert "DOES NOT FIT" not in text
-    row = next(row for row in plan.rows if row.name == "policy_full")
-    # The CUDA context and NCCL's buffers, 1.5 GiB each, beside what is counted; a tenth to be left.
-    needed = row.work.peak[1].total / GIB + 3
-    assert 72 < needed < 80
-    assert (
-        f"CLOSE: policy_full, policy_round_2…4. {needed:.1f} GiB in the phase `sampling` leave "
-        f"{80 - needed:.1f} GiB of a GPU's 80.0 GiB. It may not fit" in text
-    )
+    assert "CLOSE" not in text
+    for row in plan.rows:
+        # The CUDA context and NCCL's buffers, 1.5 GiB each, beside what is counted.
+        assert row.work.peak[1].total / GIB + 3 <= 70, row.name
+        if "training" in row.work.phases:
+            assert row.work.phases["training"].total / GIB < 40, row.name
 
 
 def _plan(name: str, *overrides: str, flow: str = "rlhf", machine: Machine = LARGE) -> Plan:
@@ -233,8 +232,7 @@ def test_gpus_are_given_one_trainer_each_and_what_is_too_large_is_named() -> Non
     text = " ".join(plan_text(small).split())
     assert "No ZeRO stage is enough: under stage 3 over 8 GPUs" in text
     assert "It also needs gradient_checkpointing=true or smaller micro batches" in text
-    # Of MetaRM there is no stage 3; and where nothing is trained, there are no parts.
-    assert "No ZeRO stage is enough: under stage 2 over 8 GPUs" in text
+    # Where nothing is trained, there are no parts.
     assert "Nothing is trained in it: it needs GPUs with more memory, or a smaller model" in text
     # Moments of 8 bits are not parted: what is said to fit has those of 32.
     eight = _plan("hh-7b", *ALONE, "ppo.optimiser=adamw_8bit", machine=plan.machine)

@@ -90,7 +90,7 @@ SMALL = ("sft.model.base=smollm2-135m-instruct", *ALONE)
         ("hh-7b", (), "", 64, r"hh-7b does not fit on this host: sft needs \d+.\d GiB; found this"),
         ("hh-7b", (), "0,1", 80, "sft takes 8 GPUs, one a rank .*; found 2 GPUs of 80.0 GiB"),
         ("hh-7b", (), "0,1", None, "sft takes 8 GPUs, one a rank .*; found 2 GPUs"),
-        ("hh-7b", (), "0,1,2,3,4,5,6,7", 40, r"sft needs \d+.\d GiB a GPU; found 8 GPUs"),
+        ("hh-7b", (), "0,1,2,3,4,5,6,7", 24, r"sft needs \d+.\d GiB a GPU; found 8 GPUs"),
         ("default", ("ppo.num_ranks=2",), "0", 80, "policy_.* takes 2 GPUs"),
         # The recipe's name is not what decides: with a small model it fits.
         ("hh-7b", SMALL, "", 64, None),

@@ -84,6 +84,22 @@ def test_zero_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert replace(memory, activations=30).partitioned(3, 8).activations == 400 / 8
 
 
+def test_narrow_weights_under_zero_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 100 parameters of 2 bytes; the optimiser's part, 12 bytes, and the gradient's, 4, stay wide.
+    # A bucket of 10 is there narrow and wide, under stage 3 wide once more; 25 weights are whole.
+    for name, numbers in (("ZERO_BUCKET", 10), ("ZERO_LIVE", 20), ("ZERO_PREFETCH", 5)):
+        monkeypatch.setattr(chunk_sizes, name, numbers)
+    memory = Memory(400, 400, 800, frozen=96, activations=60, cache=7)
+    second, third = (memory.partitioned(stage, 8, is_narrow=True) for stage in (2, 3))
+    assert second.total == 200 + 400 / 8 + 10 * (2 + 4) + 1200 / 8 + 48 + 67
+    assert third.total == 200 / 8 + 50 + 400 / 8 + 10 * (2 + 4 + 4) + 1200 / 8 + 96 / 2 / 8 + 67
+    # Loading: narrow weights, their copy in one buffer, the wide part; or all of it as it comes.
+    assert memory.loading(2, 8, is_narrow=True).total == max(400 + 96, 400 + 400 / 8 + 48)
+    # With two devices: narrow weights, and wide parts of weights, of masters and for a gradient.
+    assert memory.loading(2, 2, is_narrow=True).total == 200 + 3 * 200 + 48
+    assert memory.loading(3, 2, is_narrow=True).total == 100 + 3 * 200 + 10 * 10 + 24
+
+
 def test_offload_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is partitioned moves to the host's memory: Adam's state, under stage 3 weights too."""
     for name, numbers in (("ZERO_BUCKET", 10), ("ZERO_LIVE", 20), ("ZERO_PREFETCH", 5)):

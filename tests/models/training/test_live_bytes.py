@@ -26,7 +26,7 @@ LIMITS = {"BUCKET": 20_000, "ZERO_BUCKET": 20_000, "ZERO_LIVE": 30_000, "ZERO_PR
 LIMITS |= {"ZERO_WHOLE": 200, "PASS_TOKENS": 200, "CACHE_TOKENS": 400}
 NUM_ROWS = 48
 TRAIN = {"batch_size": 24, "num_epochs": 1, "micro_batch_tokens": 100, "checkpoint_every": 1000}
-PPO = {"num_steps": 1, "critic_pretrain_steps": 1, "rehearsal_coef": 0.0, "checkpoint_every": 1000}
+PPO = {"num_steps": 2, "critic_pretrain_steps": 1, "rehearsal_coef": 0.0, "checkpoint_every": 1000}
 PPO["micro_batch_tokens"] = 100
 META = {"meta_batch": 4, "num_prompts": 12}
 
@@ -92,10 +92,14 @@ def _amounts(inputs: dict[str, Path]) -> Amounts:
     )
 
 
+WIDE = [("sft", None), ("reward_model", None), ("meta_rm", 2), ("meta_rm", 3), ("ppo_max", 3)]
+NARROW = [("reward_model", 2), ("reward_model", 3), ("meta_rm", 2), ("meta_rm", 3), ("ppo_max", 3)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("stage", "zero"),
-    [("sft", None), ("reward_model", None), ("meta_rm", 2), ("ppo_max", 3)],
+    ("stage", "zero", "precision"),
+    [(*case, "float32") for case in WIDE] + [(*case, "bfloat16") for case in NARROW],
 )
 def test_what_lives_in_each_phase_is_what_was_planned(
     tmp_path: Path,
@@ -104,10 +108,11 @@ def test_what_lives_in_each_phase_is_what_was_planned(
     monkeypatch: pytest.MonkeyPatch,
     stage: str,
     zero: int | None,
+    precision: str,
 ) -> None:
     for name, value in LIMITS.items():
         monkeypatch.setattr(chunk_sizes, name, value)
-    config = _config(smoke_config, stage, material.model, zero)
+    config = _config(smoke_config, stage, material.model, zero, precision)
     work = work_of(stage, config, material.stage_inputs)
     content = job(tmp_path, config, tmp_path, 2, stage, material.inputs)
     content.write_text(json.dumps({**json.loads(content.read_text()), "limits": LIMITS}))
@@ -123,9 +128,12 @@ def test_what_lives_in_each_phase_is_what_was_planned(
         assert planned.total <= 1.25 * found, (name, planned)
 
 
-def _config(smoke_config: Any, stage: str, model: ModelConfig, zero: int | None) -> Any:
+def _config(
+    smoke_config: Any, stage: str, model: ModelConfig, zero: int | None, precision: str
+) -> Any:
     """The stage's configuration for two ranks of few, short micro batches."""
     ranks = {"num_ranks": 2, "zero": None if zero is None else ZeroConfig(stage=zero)}
+    ranks["precision"] = precision
     if stage == "ppo_max":
         return smoke_config.ppo.model_copy(update={**PPO, **ranks})
     config = {
