@@ -25,6 +25,9 @@ PRELOAD = "trimtab.models.training.preload"
 EXIT_STOPPED = 75  # EX_TEMPFAIL: the trainer was asked to stop, and left a checkpoint
 LOG_NAME = "trainer.log"
 METRICS_NAME = "metrics.jsonl"
+# What a trainer has to write its checkpoint once it is asked to stop. Whatever stops flow runs
+# (pods, units, containers, the stack) waits longer: tests/infra/test_manifests.py has them all.
+DRAIN_SECONDS = 300.0
 
 _POLL_SECONDS = 0.1
 _LOG_LINES = 60
@@ -50,7 +53,7 @@ def launch(
     num_threads: int = 1,
     on_lines: Callable[[list[str]], None] | None = None,
     env: Mapping[str, str] | None = None,
-    drain_seconds: float = 300.0,
+    drain_seconds: float = DRAIN_SECONDS,
 ) -> float:
     """Run `entry.main(job_path)` in a child process and wait for it; returns seconds taken.
 

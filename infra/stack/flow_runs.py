@@ -9,8 +9,11 @@ from contextlib import suppress
 
 import psutil
 
+from trimtab.infra.processes.launch import DRAIN_SECONDS
+
 _PR_SET_CHILD_SUBREAPER = 36
-_DRAIN_SECONDS = 60.0
+# Of a flow run: that of its trainers, then what its own end takes.
+WAIT_SECONDS = DRAIN_SECONDS + 30
 # Prefect prepares a flow run's workspace as the first of these, which becomes the second.
 _MODULES = {"prefect.runner._workspace_supervisor", "prefect.engine"}
 
@@ -39,7 +42,7 @@ def stop() -> None:
     for each in found:
         with suppress(psutil.NoSuchProcess):
             each.terminate()
-    _, left = psutil.wait_procs(found, timeout=_DRAIN_SECONDS)
+    _, left = psutil.wait_procs(found, timeout=WAIT_SECONDS)
     for each in left:
         with suppress(psutil.NoSuchProcess):
             each.kill()

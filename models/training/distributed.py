@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import NoReturn, TypeVar
 
 import torch
@@ -33,6 +34,9 @@ from trimtab.models.training import signals
 T = TypeVar("T")
 
 HOST = "127.0.0.1"
+# How long ranks of a group wait for one: the first asks a judge or writes a large checkpoint alone.
+# A rank that has died is noticed by its parent at once, so that this ends a deadlock only.
+TIMEOUT = timedelta(hours=12)
 
 _WINDOW = 1 << 20  # floats that are added up at a time
 _REAP_SECONDS = 5.0
@@ -121,6 +125,9 @@ def join_group() -> None:
     listener.close()
     if sys.platform.startswith("linux"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # The defaults rather than an argument: DeepSpeed makes groups of its own and gives them none.
+    c10d = torch.distributed.distributed_c10d
+    c10d.default_pg_timeout = c10d.default_pg_nccl_timeout = TIMEOUT
     backend = torch.distributed.get_default_backend_for_device(torch.get_default_device())
     torch.distributed.init_process_group(backend, store=store, rank=number, world_size=count)
     _ranks = _Ranks(count, number, is_group=True)

@@ -16,7 +16,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from prefect.utilities.templating import apply_values, find_placeholders
 
-from trimtab.infra.stack import secrets
+from trimtab.infra.processes.launch import DRAIN_SECONDS
+from trimtab.infra.stack import flow_runs, secrets
 from trimtab.infra.stack.postgres import DATABASES
 from trimtab.infra.stack.services import POOL
 
@@ -65,6 +66,26 @@ def test_a_flow_runs_job_is_one_that_kubernetes_takes(gpus: int) -> None:
 def test_who_starts_a_run_chooses_its_size_and_nothing_else(values: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         _job(**values)
+
+
+def test_whatever_stops_flow_runs_waits_until_their_trainers_have_saved() -> None:
+    """A checkpoint that is cut off is one that a run does not go on from."""
+    [pod] = re.findall(r'"terminationGracePeriodSeconds": (\d+)', json.dumps(TEMPLATE))
+    container = COMPOSE["services"]["worker"]["stop_grace_period"].removesuffix("s")
+    stack, worker = (
+        re.findall(r"^TimeoutStopSec=(\d+)$", path.read_text(), re.MULTILINE)[0]
+        for path in (INFRA / "systemd" / f"trimtab-{name}.service" for name in ("stack", "worker"))
+    )
+    assert flow_runs.WAIT_SECONDS > DRAIN_SECONDS
+    assert min(map(float, (pod, container, worker))) >= DRAIN_SECONDS + 60
+    assert float(stack) >= flow_runs.WAIT_SECONDS + 120  # then it stops its servers
+
+
+def test_a_pod_may_run_where_only_gpus_are_asked_for() -> None:
+    """The taint that node pools with GPUs have on all large clouds."""
+    assert _job()["spec"]["template"]["spec"]["tolerations"] == [
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    ]
 
 
 def test_every_variable_is_used_and_described() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import filecmp
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -183,6 +185,45 @@ def test_three_ranks_add_up_more_than_a_window_holds() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_those_that_would_wait_for_it_for_hours() -> None:
+    """NCCL waits for it until its time is over; here the others do as it does."""
+    code = (
+        "import os, signal, time\n"
+        "from trimtab.models.training import distributed as ranks\n"
+        "ranks.start_group(3)\n"
+        "ranks.join_group()\n"
+        "ranks.any_rank(False)\n"
+        "if ranks.rank() == 1:\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "time.sleep(ranks.TIMEOUT.total_seconds())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=120)
+    assert done.returncode == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_every_group_waits_as_long_as_the_first_rank_may_work_alone() -> None:
+    """DeepSpeed's own groups too, by which it gathers what the first rank is late for."""
+    code = (
+        "import torch\n"
+        "from trimtab.models.training import distributed as ranks\n"
+        "ranks.start_group(2)\n"
+        "ranks.join_group()\n"
+        "from trimtab.models.training.zero import _start_deepspeed\n"
+        "_start_deepspeed()\n"
+        "from deepspeed.utils.groups import _clone_world_group\n"
+        "groups = (torch.distributed.group.WORLD, _clone_world_group())\n"
+        "assert groups[0] is not groups[1]\n"
+        "for group in groups:\n"
+        "    options = group._get_backend(torch.device('cpu')).options\n"
+        "    assert options._timeout == ranks.TIMEOUT, options._timeout\n"
+        "assert ranks.TIMEOUT.total_seconds() >= 6 * 3600\n"
+    )
+    env = {**os.environ, "DS_ACCELERATOR": "cpu"}
+    subprocess.run([sys.executable, "-c", code], timeout=300, check=True, env=env)
 
 
 def test_ranks_of_a_group_add_up_in_messages_of_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
