@@ -151,7 +151,8 @@ def hh_7b() -> RunConfig:
 
     A published constant says from where; the rest is free. Batches are those of the papers in
     pairs and responses; `micro_batch_tokens` holds two pairs of the greatest length, of whose
-    layers only the input is kept. Every trainer takes all eight GPUs, in parts.
+    layers only the input is kept. Trainers take all eight GPUs, in parts; reward models and
+    Advantage Model four, the fewest that hold one, so that two train at once.
     """
     # [RM, AM]: 5e-6, 1 epoch, warm-up 10 %, cosine to 10 %; batch 128 [PPO: at most 128 pairs].
     scorer = TrainConfig(
@@ -163,7 +164,8 @@ def hh_7b() -> RunConfig:
         num_ranks=8,
         zero=ZeroConfig(stage=2),
     )
-    reward = scorer.model_copy(update={"dropout": 0.05})  # [RM: 0.05]
+    half = {"num_ranks": 4}
+    reward = scorer.model_copy(update={"dropout": 0.05} | half)  # [RM: 0.05]
     # [PPO]: 9.5e-6, 2 epochs; its batch of 1,024 was for a million instructions.
     sft = scorer.model_copy(update={"learning_rate": 9.5e-6, "num_epochs": 2})
     ppo = _ppo_of_the_papers(scorer)
@@ -179,7 +181,9 @@ def hh_7b() -> RunConfig:
         relabel=RelabelConfig(flip_fraction=0.1, flip_below=0.0),
         reward_model=RewardModelConfig(train=reward),
         # [AM: HH batch 180]
-        advantage_model=AdvantageModelConfig(train=scorer.model_copy(update={"batch_size": 180})),
+        advantage_model=AdvantageModelConfig(
+            train=scorer.model_copy(update={"batch_size": 180} | half)
+        ),
         rehearsal=RehearsalConfig(max_new_tokens=128),
         ppo=ppo,
         **budget_matched_sections(

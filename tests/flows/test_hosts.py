@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,14 +13,18 @@ from typing import Any
 
 import pytest
 
+from tests.flows import on_gpus_by_name
 from trimtab.flows import experiment
 from trimtab.flows.recipes import recipe_named
 from trimtab.flows.run import PlannedRun, PlannedStage
 from trimtab.infra.processes.gpus import hold_gpus
 from trimtab.infra.settings import Settings
+from trimtab.infra.store.store import open_store
+from trimtab.infra.tracking.runs import Tracking
 from trimtab.models.specs import StageSpec
 from trimtab.tasks import stage_task
-from trimtab.tasks.resources import Resources, share_of
+from trimtab.tasks.execution import StageContext, StageModules, run_stage
+from trimtab.tasks.resources import Resources, Slot, share_of
 from trimtab.tasks.stages import TASKS
 
 SMALL = ("smoke", "default", "papers", "rlaif", "constitutional")
@@ -86,3 +91,34 @@ def test_on_a_cpu_small_models_that_train_alone_have_a_rank_a_core(
             if stage in ("sft", "meta_rm")
         )
         assert found == {("sft", cores, 1): 1, ("meta_rm", cores, 1): 1}, cores
+
+
+@pytest.mark.slow
+def test_members_of_hh_7b_train_at_once_on_gpus_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As few GPUs a member as it fits on (its plan has a test), and all of a host at work."""
+    members = recipe_named("hh-7b").ensemble
+    at_once = on_gpus_by_name.NUM_GPUS // members.member.train.ranks
+    assert at_once > 1 and members.size >= at_once
+    (tmp_path / "meeting").mkdir()
+    monkeypatch.setenv(on_gpus_by_name.MEETING, str(tmp_path / "meeting"))
+    number = on_gpus_by_name.NUM_GPUS
+    host = {
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(number))),
+        "TRIMTAB_MAX_PARALLEL": str(number),
+        "TRIMTAB_HOME": str(tmp_path / "home"),
+    }
+    settings = Settings.from_env(host)
+    modules = StageModules(entry=on_gpus_by_name.__name__, preload=None)
+    store = open_store(settings.store_url)
+    context = StageContext(settings, store, Tracking("", ""), modules=modules)
+
+    def train(index: int) -> bool:
+        config = members.member.model_copy(update={"seed": index})
+        resources = Resources(Slot(index, members.size))
+        share = share_of(settings, config, resources, takes_gpu=True)
+        return run_stage(context, "reward_model", config, {}, share=share).cached
+
+    with ThreadPoolExecutor(at_once) as threads:
+        assert not any(threads.map(train, range(at_once)))
